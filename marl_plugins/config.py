@@ -1,0 +1,250 @@
+"""Recipes: one YAML file each, checked all at once, every problem named by file, line and key.
+
+A recipe says who the agents are and how they are trained; prompts, workflow, task loader and grader are files beside it.
+`extends: other.yaml` starts from another recipe and changes keys of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+import yaml
+
+from marl_plugins.core.failures import ConfigurationError, nearest
+
+
+class Model(pydantic.BaseModel):
+    """Strict, frozen, unknown keys are errors."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+
+class RoleConfig(Model):
+    """A logical agent."""
+
+    prompt: str
+    """File of the user message; `{field}` is filled by the workflow's call, `{{` and `}}` are braces."""
+    system: str | None = None
+    """File of the system message, with fields likewise."""
+    tools: list[str] = []
+    """Names of the tools whose calls are looked for in the role's answers."""
+    max_turns: int = pydantic.Field(1, ge=1)
+    """At most so many generations per call of the role; more than one makes a tool's answer start the next turn."""
+    endless_tools: Literal["fail", "go_on"] = "fail"
+    """A tool call in the last of several turns: an agent failure, or the workflow goes on with that action."""
+    max_new_tokens: int | None = pydantic.Field(None, ge=1)
+    """Default: `rollout.max_new_tokens` of its policy."""
+    stop: list[str] = []
+    """Strings that end a generation."""
+
+
+class PolicyConfig(Model):
+    """A model with weights of its own."""
+
+    model: str | None = None
+    """Folder, hub name, or `tiny` (built on the spot, see marl_plugins/runtime/tiny_model.py). Default: the recipe's."""
+    trainable: bool = True
+    """False: it only generates; its actions are recorded and never trained on."""
+    flags: dict[str, Any] = {}
+    """Upstream flags for this policy only, such as `actor.adam.lr: 1.0e-6`."""
+
+
+class PythonToolConfig(Model):
+    """Limits of one run of the `python` tool."""
+
+    seconds: float = pydantic.Field(5.0, gt=0)
+    memory_mb: int = pydantic.Field(512, ge=64)
+    output_chars: int = pydantic.Field(2000, ge=100)
+    """Longer output keeps its head and its tail."""
+    concurrency: int | None = pydantic.Field(None, ge=1)
+    """So many at once; default: the machine's cores."""
+
+
+class ToolsConfig(Model):
+    """Settings of the built-in tools."""
+
+    python: PythonToolConfig = PythonToolConfig()
+
+
+class LimitsConfig(Model):
+    """Bounds of a run."""
+
+    task_seconds: float = pydantic.Field(600.0, gt=0)
+    """Deadline of one trajectory; past it, it is lost to infrastructure."""
+    engine_restarts: int = pydantic.Field(3, ge=0)
+    """So many dead engines are replaced in a run before its trajectories are lost."""
+
+
+class Recipe(Model):
+    """A multi-agent system and how it is trained."""
+
+    name: str = pydantic.Field(pattern=r"^[a-z][a-z0-9_]*$")
+    description: str = ""
+    roles: dict[str, RoleConfig] = pydantic.Field(min_length=1)
+    workflow: str
+    """File with `async def run(task, roles, tools)`."""
+    mapping: Literal["separate", "shared"] | dict[str, str] = "separate"
+    """Which policy plays which role: one each, one for all, or `role: policy`."""
+    model: str | None = None
+    """Model of every policy that names none. Default: `actor.model_name_or_path`."""
+    policies: dict[str, PolicyConfig] = {}
+    """Only where a policy differs from the default."""
+    grader: str | None = None
+    """File with `score_outcome(trajectory)` and, if actions are scored one by one, `score_action(action, seen)`."""
+    tasks: str | None = None
+    """File with `load(split)`, giving the tasks of `train` and `eval`. Default: the files in `data.prompt_dataset`."""
+    tools: ToolsConfig = ToolsConfig()
+    plugins: list[str] = []
+    limits: LimitsConfig = LimitsConfig()
+    flags: dict[str, Any] = {}
+    """Upstream's and the plugins' flags for all policies. The command line wins over them."""
+
+    def policy_of(self, role: str) -> str:
+        """Name of the policy that plays a role."""
+        if isinstance(self.mapping, str):
+            return role if self.mapping == "separate" else "shared"
+        return self.mapping[role]
+
+
+class Origins:
+    """Where each key of a recipe stands, for messages."""
+
+    def __init__(self) -> None:
+        self.lines: dict[tuple[str, ...], tuple[Path, int]] = {}
+
+    def where(self, *key: str | int) -> str:
+        """`file:line` of a key, or of the closest key around it."""
+        path = tuple(str(k) for k in key)
+        while path and path not in self.lines:
+            path = path[:-1]
+        file, line = self.lines[path]
+        return f"{file}:{line}"
+
+
+def find_recipe(name: str) -> Path:
+    """The YAML file meant by `--recipe`: a file, a folder with a `recipe.yaml`, or the name of a recipe that is shipped.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    from marl_plugins.shipped import recipes_root
+
+    path = Path(name)
+    shipped = recipes_root()
+    candidates = [path, shipped / name, shipped / path.name if path.parent.name == "recipes" else shipped / name]
+    for candidate in candidates:
+        if candidate.is_dir():
+            candidate = candidate / "recipe.yaml"
+        if candidate.is_file():
+            return candidate
+    known = [p.parent.name for p in shipped.glob("*/recipe.yaml")]
+    raise ConfigurationError(
+        f"--recipe {name}: no such file, no folder with a recipe.yaml, and no recipe of that name is shipped"
+        f"{nearest(path.name, known)}"
+    )
+
+
+def load_recipe(path: Path) -> tuple[Recipe, Origins]:
+    """Read and check a recipe.
+
+    Raises:
+        ConfigurationError: All problems of the file at once.
+    """
+    origins = Origins()
+    data = _read(path, origins, [])
+    try:
+        return Recipe.model_validate(data), origins
+    except pydantic.ValidationError as error:
+        raise ConfigurationError([_explain(e, origins) for e in error.errors()]) from None
+
+
+def _read(path: Path, origins: Origins, chain: list[Path]) -> dict[str, Any]:
+    if path in chain:
+        raise ConfigurationError(f"{path}: extends itself: {' -> '.join(str(p) for p in [*chain, path])}")
+    try:
+        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ConfigurationError(f"{path}:{line}: not YAML: {error.problem}") from None
+    origins.lines[()] = (path, 1)
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigurationError(
+            f"{path}: a recipe is a mapping of keys, got {'nothing' if node is None else type(node).__name__}"
+        )
+    own: dict[str, Any] = _build(node, path, (), origins, yaml.SafeLoader(""))
+    base_name = own.pop("extends", None)
+    if base_name is None:
+        return own
+    mine = dict(origins.lines)
+    base = _read(path.parent / str(base_name), origins, [*chain, path])
+    origins.lines.update(mine)
+    merged: dict[str, Any] = _merge(base, own)
+    return merged
+
+
+def _build(node: yaml.Node, path: Path, key: tuple[str, ...], origins: Origins, loader: yaml.SafeLoader) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        built: dict[str, Any] = {}
+        for name_node, value_node in node.value:
+            name = str(loader.construct_object(name_node, deep=True))
+            here = (*key, name)
+            if name in built:
+                raise ConfigurationError(f"{path}:{name_node.start_mark.line + 1}: key {name!r} is given twice")
+            origins.lines[here] = (path, name_node.start_mark.line + 1)
+            built[name] = _build(value_node, path, here, origins, loader)
+        return built
+    if isinstance(node, yaml.SequenceNode):
+        for number, item in enumerate(node.value):
+            origins.lines[(*key, str(number))] = (path, item.start_mark.line + 1)
+        return [_build(item, path, (*key, str(n)), origins, loader) for n, item in enumerate(node.value)]
+    value = loader.construct_object(node)
+    if (
+        isinstance(value, str) and isinstance(node, yaml.ScalarNode) and node.style is None
+    ):  # YAML 1.1 reads 1e-6 as a string
+        try:
+            return float(value) if any(c in value for c in "eE") and value[0] in "+-.0123456789" else value
+        except ValueError:
+            return value
+    return value
+
+
+def _merge(base: Any, own: Any) -> Any:
+    if isinstance(base, Mapping) and isinstance(own, Mapping):
+        return {**base, **{k: _merge(base[k], v) if k in base else v for k, v in own.items()}}
+    return own
+
+
+def _explain(error: Any, origins: Origins) -> str:
+    location = [str(p) for p in error["loc"] if p not in ("literal['separate','shared']", "dict[str,str]")]
+    where = origins.where(*location)
+    key = ".".join(location)
+    if error["type"] == "extra_forbidden":
+        model = _model_at(location[:-1])
+        known = list(model.model_fields) if model else []
+        return f"{where}: unknown key {key!r}{nearest(location[-1], known)}"
+    if error["type"] == "missing":
+        return f"{where}: key {key!r} is missing"
+    return f"{where}: {key}: {error['msg'][0].lower()}{error['msg'][1:]}, got {error['input']!r}"
+
+
+def _model_at(location: list[str]) -> type[Model] | None:
+    """The model that describes the mapping at a location of the recipe."""
+    match location:
+        case []:
+            return Recipe
+        case ["roles", _]:
+            return RoleConfig
+        case ["policies", _]:
+            return PolicyConfig
+        case ["tools"]:
+            return ToolsConfig
+        case ["tools", "python"]:
+            return PythonToolConfig
+        case ["limits"]:
+            return LimitsConfig
+    return None

@@ -1,0 +1,92 @@
+"""From messages to token ids, once: a conversation only ever grows by ids that were sampled or shown.
+
+    context of turn 1      = chat template of the opening messages, generation prompt open
+    context of turn t + 1  = context of turn t + sampled ids of turn t + what the template puts between
+
+What the template puts between an assistant's message and the next generation is read off the model's own template, by
+rendering a fixed stand-in conversation with and without the next message. The sampled ids are never decoded and encoded
+again, which is where training and sampling drift apart elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from marl_plugins.core.failures import ConfigurationError
+
+
+class Tokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that is used."""
+
+    chat_template: Any
+    eos_token_id: int | None
+
+    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any: ...
+    def encode(self, text: str, **kwargs: Any) -> list[int]: ...
+    def decode(self, token_ids: Any, **kwargs: Any) -> str: ...
+
+
+_MARK = "\u2042marl\u2042"  # no template treats it specially, no template contains it
+
+
+class ChatFormat:
+    """A model's chat template as ids.
+
+    Args:
+        tokenizer: The policy's own tokenizer.
+        policy: Its name, for messages.
+
+    Raises:
+        ConfigurationError: The tokenizer has no chat template, or the template does not keep a conversation's beginning
+            when a message is appended, so that turns could not be told apart token by token.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, policy: str):
+        if not getattr(tokenizer, "chat_template", None):
+            raise ConfigurationError(
+                f"policy {policy!r}: its tokenizer has no chat template, so messages cannot be turned into tokens; "
+                "use an instruction-tuned model, or add `chat_template` to its tokenizer_config.json"
+            )
+        self.tokenizer = tokenizer
+        self.policy = policy
+        self._between: dict[tuple[str, str], tuple[int, ...]] = {}
+
+    def opening(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
+        """Ids of the opening messages with the generation prompt open: the context of a first turn."""
+        text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))  # the template wrote BOS where it wants one
+
+    def continuation(self, sampled: Sequence[int], message: dict[str, str]) -> tuple[int, ...]:
+        """Ids shown between `sampled` (an assistant's turn) and the next generation, `message` being the next one.
+
+        The template's end-of-turn token is left out where the sampled ids already end with it; where they were cut off by
+        the token limit it is shown, and not trained on.
+        """
+        between = self._render_between(message["role"], message["content"])
+        if sampled and between and sampled[-1] == between[0]:
+            between = between[1:]
+        return between
+
+    def _render_between(self, role: str, content: str) -> tuple[int, ...]:
+        key = (role, content)
+        if key not in self._between:
+            base = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
+            text = self.tokenizer.apply_chat_template(
+                [*base, {"role": role, "content": content}], tokenize=False, add_generation_prompt=True
+            )
+            if text.count(_MARK) != 1:
+                raise ConfigurationError(
+                    f"policy {self.policy!r}: its chat template does not keep an assistant message unchanged when a "
+                    f"{role!r} message follows, so a multi-turn role cannot be trained token by token; set `max_turns: 1` "
+                    "for its roles or use another template"
+                )
+            after = text.split(_MARK, 1)[1]
+            if len(self._between) > 1024:
+                self._between.clear()
+            self._between[key] = tuple(self.tokenizer.encode(after, add_special_tokens=False))
+        return self._between[key]
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The sampled ids as text for tools and other roles, special tokens left out."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=True)

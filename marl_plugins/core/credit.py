@@ -1,0 +1,52 @@
+"""From scores to one reward per action, and from rewards to what an action is credited with.
+
+    score (an action's own, else the outcome's)  ->  reward  ->  return over a scope
+
+Scores lie in [0, 1]; rewards and returns are real numbers and no stage rescales what another produced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from marl_plugins.core.trajectory import Trajectory
+
+Scope = Literal["action", "policy", "trajectory"]
+"""Which rewards an action's return sums: its own; those of its descendants by the same policy; those of all descendants.
+Descendants are taken along the dependency graph (the action included), never by time (MAPPA eq. 3 with the graph)."""
+
+
+def rewards_from_scores(trajectories: Iterable[Trajectory]) -> None:
+    """The built-in credit: an action's reward is its score; where nobody scored any action, all share the outcome's.
+
+    A single missing score among given ones stays missing (the action is left out): it is not filled with the outcome.
+    """
+    for trajectory in trajectories:
+        if trajectory.infrastructure_failure:
+            continue
+        scored = any(action.score is not None for action in trajectory.actions)
+        for action in trajectory.actions:
+            action.reward = action.score if scored else trajectory.outcome
+
+
+def sum_over_scope(trajectories: Iterable[Trajectory], scope: Scope) -> None:
+    """Write `returns` of every action that has a reward.
+
+    With scope `policy` or `trajectory`, actions without a reward add nothing to their ancestors. The KL penalty is not part
+    of these sums: it stays with the tokens and the policy that caused it.
+    """
+    for trajectory in trajectories:
+        rewards = {a.path: a.reward for a in trajectory.actions}
+        policies = {a.path: a.policy for a in trajectory.actions}
+        for action in trajectory.actions:
+            if action.reward is None:
+                action.returns = None
+            elif scope == "action":
+                action.returns = action.reward
+            else:
+                action.returns = sum(
+                    rewards[path] or 0.0
+                    for path in trajectory.descendants(action.path)
+                    if scope == "trajectory" or policies[path] == action.policy
+                )

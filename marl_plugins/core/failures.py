@@ -1,0 +1,61 @@
+"""Everything that can go wrong, in three kinds that are never mixed up.
+
+* `ConfigurationError`: known before anything starts, or the user's to mend. Several are collected and shown together.
+* `AgentFailure`: the agents' own doing (no answer, endless tool calls, overlong context). Scored, trained on, wrong in an
+  evaluation.
+* `InfrastructureFailure`: a dead engine, an unreachable service. Retried, then left out with its reason in the ledger.
+
+Anything else that is raised in a run is a bug, of this package or of a recipe, and ends the run with its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ConfigurationError(Exception):
+    """One or more things that the user has to mend; exit code 2, no traceback.
+
+    Args:
+        problems: One message each: what was got, what was expected, where, and the cure.
+    """
+
+    def __init__(self, problems: str | Iterable[str]):
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class RunEnded(Exception):
+    """A run that had to end in a known way (a lost process, a non-finite loss); exit code 1, with how to go on."""
+
+
+class AgentFailure(Exception):
+    """The agents failed at the task. `kind` is one of `KINDS`; the trajectory is scored as a failure and trained on."""
+
+    KINDS = ("context", "endless_tool_calls", "no_answer")
+
+    def __init__(self, kind: str, detail: str):
+        if kind not in self.KINDS:
+            raise ValueError(f"agent failure of kind {kind!r}; known kinds: {', '.join(self.KINDS)}")
+        self.kind = kind
+        super().__init__(detail)
+
+
+class InfrastructureFailure(Exception):
+    """Something below the agents failed; the trajectory is left out. `kind` is a short word for the ledger."""
+
+    def __init__(self, kind: str, detail: str):
+        self.kind = kind
+        super().__init__(detail)
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the valid name closest to `name`, or the list of valid names where none is close."""
+    names = sorted(valid)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    if not names:
+        return ""
+    return "; valid: " + ", ".join(names) if len(names) <= 12 else ""

@@ -1,0 +1,75 @@
+"""What became of every action of a step: generated = trained + left out, by role and reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from marl_plugins.core.rows import Row
+from marl_plugins.core.trajectory import Trajectory
+
+
+@dataclass
+class Ledger:
+    """One step's account.
+
+    `lost` counts trajectories by infrastructure failure, `failed` by agent failure; the rest counts actions by role.
+    """
+
+    step: int
+    trajectories: int = 0
+    lost: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+    generated: Counter[str] = field(default_factory=Counter)
+    trained: Counter[str] = field(default_factory=Counter)
+    left_out: dict[str, Counter[str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, step: int, trajectories: Iterable[Trajectory], rows: Iterable[Row]) -> Ledger:
+        """The account of a step, from what was generated and what was trained on.
+
+        Raises:
+            AssertionError: An action was neither trained on nor left out for a reason, or both; a bug in a plugin.
+        """
+        ledger = cls(step)
+        chosen = {id(row.action) for row in rows}
+        for t in trajectories:
+            ledger.trajectories += 1
+            if t.infrastructure_failure:
+                ledger.lost[t.infrastructure_failure] += 1
+            if t.agent_failure:
+                ledger.failed[t.agent_failure] += 1
+            for a in t.actions:
+                ledger.generated[a.role] += 1
+                if (id(a) in chosen) == (a.left_out is not None):
+                    raise AssertionError(
+                        f"action {t.task.id}/{t.sample}/{a.path} is "
+                        + ("trained on and left out" if a.left_out else "neither trained on nor left out")
+                        + f" (reason {a.left_out!r}); a plugin that drops rows has to set `action.left_out`"
+                    )
+                if a.left_out is None:
+                    ledger.trained[a.role] += 1
+                else:
+                    ledger.left_out.setdefault(a.role, Counter())[a.left_out] += 1
+        for role, count in ledger.generated.items():
+            assert count == ledger.trained[role] + sum(ledger.left_out.get(role, Counter()).values())
+        return ledger
+
+    def record(self) -> dict[str, Any]:
+        """One line of `ledger.jsonl`."""
+        return {
+            "step": self.step,
+            "trajectories": self.trajectories,
+            "lost": dict(self.lost),
+            "failed": dict(self.failed),
+            "roles": {
+                role: {
+                    "generated": self.generated[role],
+                    "trained": self.trained[role],
+                    "left_out": dict(self.left_out.get(role, {})),
+                }
+                for role in sorted(self.generated)
+            },
+        }

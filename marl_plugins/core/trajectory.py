@@ -1,0 +1,210 @@
+"""What one run of a workflow on one task leaves behind.
+
+    Task -> Action, Action, ... -> Trajectory
+
+An `Action` is one generation of one role in one turn: the exact ids that were shown and sampled, its tool calls and what
+they answered, and the actions whose output it saw (`parents`). Scores, rewards and advantages are written onto it by the
+later stages; each field says who writes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+SCHEMA_VERSION = 1
+"""Version of the records in `trajectories.jsonl`."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One data item.
+
+    Args:
+        id: Stable name of the item; results are keyed by it.
+        prompt: What the agents are asked.
+        label: The ground truth; only graders see it.
+        metadata: Anything else the recipe needs (JSON values).
+    """
+
+    id: str
+    prompt: str
+    label: Any = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """What a tool answered. `ok` is False when the agent's own call failed (its code raised, ran too long, ...)."""
+
+    tool: str
+    call: str
+    output: str
+    ok: bool
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What an engine returned for one request.
+
+    Args:
+        ids: Sampled token ids, the end-of-sequence token included when it was sampled.
+        logprobs: One per id, of the distribution that was sampled from (temperature and top-p applied).
+        finish: `stop`, or `length` when the token limit cut it off.
+        policy, version: Whose weights the engine held, and of which update.
+    """
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: str
+    policy: str
+    version: int
+
+
+@dataclass
+class Action:
+    """One generation of one role in one turn.
+
+    `context_ids + generation.ids` is the very sequence the policy saw and continued. A later turn of the same conversation
+    begins with that sequence and stores only what was shown since, so nothing is ever tokenised, or kept, twice.
+    """
+
+    path: str
+    """Names the action within its trajectory by what it is (role, what it saw, how many alike came before), never by when
+    it ran: `solver`, `coder.1f3a`, `coder.1f3a+1`. Seeds and results are keyed by (task, sample, path)."""
+    role: str
+    policy: str
+    turn: int
+    shown_ids: tuple[int, ...]
+    """Ids shown since the end of the turn before (of the whole context in a first turn)."""
+    generation: Generation
+    text: str
+    before: Action | None = None
+    """The turn before in the same conversation."""
+    parents: tuple[str, ...] = ()
+    """Paths of the actions whose output this one saw, directly; the turn before in the same conversation is among them."""
+    tool_results: tuple[ToolResult, ...] = ()
+    score: float | None = None
+    """In [0, 1]; written by `marl_score_action`. None: nobody gave one."""
+    reward: float | None = None
+    """A real number; written by `marl_credit`. None: the action is not trained on."""
+    returns: float | None = None
+    """The reward summed over the return scope; written by the estimator's scope."""
+    advantage: float | None = None
+    """Mean advantage over the action's tokens; written by the trainer, for the records."""
+    left_out: str | None = None
+    """Why the action is not trained on, for the ledger."""
+
+    @property
+    def context_ids(self) -> tuple[int, ...]:
+        """All ids that were shown to the policy for this action."""
+        if self.before is None:
+            return self.shown_ids
+        turns: list[Action] = []
+        turn: Action | None = self.before
+        while turn is not None:
+            turns.append(turn)
+            turn = turn.before
+        ids: list[int] = []
+        for turn in reversed(turns):
+            ids += turn.shown_ids
+            ids += turn.generation.ids
+        ids += self.shown_ids
+        return tuple(ids)
+
+    @property
+    def tool_output(self) -> str:
+        """What the action's tools answered, as one text; empty without a tool call."""
+        return "\n".join(result.output for result in self.tool_results)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def action_path(role: str, seen: tuple[str, ...], taken: set[str]) -> str:
+    """The path of a role's action that saw the actions at paths `seen`; `taken` are the paths used so far."""
+    if seen:
+        digest = hashlib.blake2b("\x1f".join(sorted(seen)).encode(), digest_size=4).hexdigest()
+        path = f"{role}.{digest}"
+    else:
+        path = role
+    if path not in taken:
+        return path
+    twin = 1
+    while f"{path}+{twin}" in taken:
+        twin += 1
+    return f"{path}+{twin}"
+
+
+@dataclass
+class Trajectory:
+    """All actions of one run of a workflow on one task, with their dependency graph and the outcome."""
+
+    task: Task
+    sample: int
+    step: int
+    actions: list[Action] = field(default_factory=list)
+    answer: str | None = None
+    """What the workflow returned, as text."""
+    agent_failure: str | None = None
+    infrastructure_failure: str | None = None
+    detail: str = ""
+    outcome: float | None = None
+    """In [0, 1]; written by `marl_score_outcome`. An agent failure scores 0; an infrastructure failure is never scored."""
+    seconds: float = 0.0
+
+    def sort(self) -> None:
+        """Put the actions into an order that depends on the graph alone: by depth, then by path."""
+        depth: dict[str, int] = {}
+        for action in self.actions:  # an action is appended after everything that it saw
+            depth[action.path] = 1 + max((depth[p] for p in action.parents if p in depth), default=-1)
+        self.actions.sort(key=lambda a: (depth[a.path], a.path))
+
+    def descendants(self, path: str) -> set[str]:
+        """Paths of all actions that depend on the action at `path`, itself included, along the dependency graph."""
+        reached = {path}
+        for action in self.actions:  # parents come first
+            if reached.intersection(action.parents):
+                reached.add(action.path)
+        return reached
+
+    def record(self) -> dict[str, Any]:
+        """The trajectory as JSON values, one line of `trajectories.jsonl`."""
+        return {
+            "schema": SCHEMA_VERSION,
+            "step": self.step,
+            "task": self.task.id,
+            "sample": self.sample,
+            "prompt": self.task.prompt,
+            "label": self.task.label,
+            "answer": self.answer,
+            "outcome": self.outcome,
+            "agent_failure": self.agent_failure,
+            "infrastructure_failure": self.infrastructure_failure,
+            "detail": self.detail,
+            "actions": [
+                {
+                    "action": a.path,
+                    "role": a.role,
+                    "policy": a.policy,
+                    "version": a.generation.version,
+                    "turn": a.turn,
+                    "parents": list(a.parents),
+                    "continues": a.before.path if a.before else None,
+                    "shown_ids": list(a.shown_ids),
+                    "ids": list(a.generation.ids),
+                    "logprobs": list(a.generation.logprobs),
+                    "finish": a.generation.finish,
+                    "text": a.text,
+                    "tools": [{"tool": t.tool, "call": t.call, "output": t.output, "ok": t.ok} for t in a.tool_results],
+                    "score": a.score,
+                    "reward": a.reward,
+                    "return": a.returns,
+                    "advantage": a.advantage,
+                    "left_out": a.left_out,
+                }
+                for a in self.actions
+            ],
+        }

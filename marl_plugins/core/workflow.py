@@ -1,0 +1,339 @@
+"""Workflows: how roles and tools call each other on one task, as plain async Python.
+
+    async def run(task, roles, tools):
+        plan = await roles.solver(problem=task.prompt)
+        a, b = await asyncio.gather(roles.critic(plan=plan), roles.coder(problem=task.prompt, plan=plan))
+        return await roles.verifier(plan=plan, criticism=a, code=b)
+
+Calling a role renders its prompt from the fields, generates, and, where the role has tools, runs the calls that it finds
+in the answer and goes on until there is none or `max_turns` is reached. What is returned is the role's last `Action`;
+`str(action)` is its text. Passing an action as a field (or naming it in `after=`) records the dependency. Parallel,
+branching and looping workflows are just Python.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from marl_plugins.core.conversation import ChatFormat
+from marl_plugins.core.failures import AgentFailure, InfrastructureFailure
+from marl_plugins.core.seeds import derive_seed
+from marl_plugins.core.trajectory import Action, Generation, Task, ToolResult, Trajectory, action_path
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a policy is sampled: temperature, nucleus mass, and the limits in tokens."""
+
+    temperature: float
+    top_p: float
+    max_new_tokens: int | None
+    max_len: int
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request to an engine, as `marl_generate` gets it.
+
+    Args:
+        policy: Whose engine has to answer.
+        context_ids: The exact prompt.
+        max_tokens: At most so many new tokens.
+        seed: Derived from (run seed, step, task, sample, action path).
+        role, task, sample, path, step: What the request is for.
+    """
+
+    policy: str
+    context_ids: tuple[int, ...]
+    sampling: Sampling
+    max_tokens: int
+    seed: int
+    role: str
+    task: str
+    sample: int
+    path: str
+    step: int
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool that roles may use.
+
+    Args:
+        name: What recipes call it.
+        run: Answers one call. Raises `InfrastructureFailure` when the tool itself is down; a call that fails through the
+            agent's fault is an answer with `ok=False`.
+        find: The calls in an action's text, in order; none ends the role's turn.
+        message_role: Under which chat role the answer is shown.
+    """
+
+    name: str
+    run: Callable[[str], Awaitable[ToolResult]]
+    find: Callable[[str], list[str]]
+    message_role: str = "user"
+
+
+@dataclass(frozen=True)
+class RoleSpec:
+    """A role, ready to be called: its policy, its prompt, its limits."""
+
+    name: str
+    policy: str
+    render: Callable[[Mapping[str, str]], list[dict[str, str]]]
+    """Fields to opening messages. Raises `KeyError` for a field that the prompt has no place for or lacks."""
+    chat: ChatFormat
+    sampling: Sampling
+    tools: tuple[Tool, ...] = ()
+    max_turns: int = 1
+    endless_tools_fail: bool = True
+    """Whether a tool call in the last of several turns is an agent failure; else the workflow goes on with that action."""
+
+
+Generate = Callable[[Call], Awaitable[Generation]]
+ScoreAction = Callable[[Action, "Seen"], Awaitable[float | None]]
+Workflow = Callable[..., Awaitable[Any]]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What had happened when an action was scored: a frozen view that cannot be changed by what happens later.
+
+    There is no label here: the score of an action must not leak the ground truth. The outcome is scored apart.
+    """
+
+    task_id: str
+    prompt: str
+    role: str
+    messages: tuple[tuple[str, str], ...]
+    """The opening messages shown to the action's conversation, as (chat role, text)."""
+    before: tuple[Action, ...]
+    """Copies of the actions finished before."""
+
+
+class Roles:
+    """The roles of one trajectory, as attributes."""
+
+    def __init__(self, run: _Run, specs: Mapping[str, RoleSpec]):
+        self._run = run
+        self._specs = specs
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Action]]:
+        try:
+            spec = self._specs[name]
+        except KeyError:
+            raise AttributeError(f"the recipe has no role {name!r}; its roles: {', '.join(sorted(self._specs))}") from None
+
+        async def call(*, after: Sequence[Action] = (), **fields: Any) -> Action:
+            return await self._run.role(spec, fields, after)
+
+        return call
+
+
+class Tools:
+    """The tools of one trajectory, as attributes: `result = await tools.python(code)`."""
+
+    def __init__(self, tools: Mapping[str, Tool]):
+        self._tools = tools
+
+    def __getattr__(self, name: str) -> Callable[[str], Awaitable[ToolResult]]:
+        try:
+            return self._tools[name].run
+        except KeyError:
+            raise AttributeError(f"the recipe has no tool {name!r}; its tools: {', '.join(sorted(self._tools))}") from None
+
+
+class _Run:
+    """One trajectory while it runs."""
+
+    def __init__(self, trajectory: Trajectory, run_seed: int, generate: Generate, score_action: ScoreAction | None):
+        self.trajectory = trajectory
+        self.run_seed = run_seed
+        self.generate = generate
+        self.score_action = score_action
+        self.scoring: list[asyncio.Task[None]] = []
+        self.branches: set[asyncio.Task[Any]] = set()
+        self.taken: set[str] = set()
+
+    async def role(self, spec: RoleSpec, fields: Mapping[str, Any], after: Sequence[Action]) -> Action:
+        branch = asyncio.current_task()
+        assert branch is not None
+        self.branches.add(branch)
+        given = [*after, *(f for f in fields.values() if isinstance(f, Action))]
+        parents = tuple(dict.fromkeys(a.path for a in given))
+        try:
+            messages = spec.render({k: str(v) for k, v in fields.items()})
+        except KeyError as error:
+            raise TypeError(f"role {spec.name!r} was called with the wrong fields: {error.args[0]}") from None
+        shown_ids = context = spec.chat.opening(messages)
+        shown = tuple((m["role"], m["content"]) for m in messages)
+        before: Action | None = None
+        for turn in range(spec.max_turns):
+            action = await self._act(spec, turn, context, shown_ids, parents, before)
+            calls = [(tool, call) for tool in spec.tools for call in tool.find(action.text)]
+            if calls:
+                action.tool_results = tuple([await tool.run(call) for tool, call in calls])
+            self._score(action, shown)
+            if not calls:
+                return action
+            message = {"role": calls[0][0].message_role, "content": action.tool_output}
+            shown_ids = spec.chat.continuation(action.generation.ids, message)
+            context = context + action.generation.ids + shown_ids
+            before, parents = action, (action.path,)
+        assert before is not None
+        if spec.max_turns > 1 and spec.endless_tools_fail:
+            raise AgentFailure(
+                "endless_tool_calls", f"role {spec.name!r} still called a tool in its last turn of {spec.max_turns}"
+            )
+        return before
+
+    async def _act(
+        self,
+        spec: RoleSpec,
+        turn: int,
+        context: tuple[int, ...],
+        shown_ids: tuple[int, ...],
+        parents: tuple[str, ...],
+        before: Action | None,
+    ) -> Action:
+        room = spec.sampling.max_len - len(context)
+        if room < 1:
+            raise AgentFailure(
+                "context",
+                f"role {spec.name!r}, turn {turn + 1}: a context of {len(context)} tokens leaves no room in "
+                f"{spec.sampling.max_len} (--data.max_len)",
+            )
+        path = action_path(spec.name, parents, self.taken)
+        self.taken.add(path)
+        limit = spec.sampling.max_new_tokens
+        t = self.trajectory
+        generation = await self.generate(
+            Call(
+                policy=spec.policy,
+                context_ids=context,
+                sampling=spec.sampling,
+                max_tokens=room if limit is None else min(limit, room),
+                seed=derive_seed(self.run_seed, t.step, t.task.id, t.sample, path),
+                role=spec.name,
+                task=t.task.id,
+                sample=t.sample,
+                path=path,
+                step=t.step,
+            )
+        )
+        action = Action(
+            path=path,
+            role=spec.name,
+            policy=spec.policy,
+            turn=turn,
+            shown_ids=shown_ids,
+            generation=generation,
+            text=spec.chat.text(generation.ids),
+            before=before,
+            parents=parents,
+        )
+        self.trajectory.actions.append(action)
+        return action
+
+    def _score(self, action: Action, shown: tuple[tuple[str, str], ...]) -> None:
+        """Start scoring an action while the rollout goes on."""
+        if self.score_action is None:
+            return
+        task = self.trajectory.task
+        before = tuple(a for a in self.trajectory.actions if a is not action)
+        seen = Seen(task.id, task.prompt, action.role, shown, before)
+        score_action = self.score_action
+
+        async def score() -> None:
+            with contextlib.suppress(InfrastructureFailure):  # a verdict that cannot be had is missing, never invented
+                action.score = checked_score(await score_action(action, seen), f"action of role {action.role!r}")
+
+        self.scoring.append(asyncio.create_task(score()))
+
+    async def settle(self, main: asyncio.Task[Any] | None) -> None:
+        """After an agent failure in one branch: let the other branches run to their own end.
+
+        Cancelling them would make it a matter of timing which of their actions exist.
+        """
+        others = [b for b in self.branches if b is not main]
+        for result in await asyncio.gather(*others, *self.scoring, return_exceptions=True):
+            if isinstance(result, BaseException) and not isinstance(result, AgentFailure):
+                raise result
+
+    async def cancel(self, main: asyncio.Task[Any] | None) -> None:
+        pending = [t for t in (*self.branches, *self.scoring) if t is not main and not t.done()]
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+
+
+def checked_score(score: float | None, of: str) -> float | None:
+    """A score, which has to lie in [0, 1] or be None (missing).
+
+    Raises:
+        ValueError: It does not; the scorer has a bug.
+    """
+    if score is None:
+        return None
+    value = float(score)
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f"the score of an {of} is {score!r}; scores lie in [0, 1] (divide a 0-10 verdict by 10)")
+    return value
+
+
+async def run_workflow(
+    workflow: Workflow,
+    task: Task,
+    sample: int,
+    *,
+    step: int,
+    run_seed: int,
+    roles: Mapping[str, RoleSpec],
+    tools: Mapping[str, Tool],
+    generate: Generate,
+    score_action: ScoreAction | None = None,
+    seconds: float | None = None,
+) -> Trajectory:
+    """Run a workflow on one task and return its trajectory, finished, failed or lost, never an exception of the agents'.
+
+    Args:
+        workflow: `async def run(task, roles, tools)`; what it returns becomes the trajectory's answer.
+        sample: Index among the samples of the task.
+        step, run_seed: Part of every request's seed.
+        seconds: The whole trajectory's deadline; past it the trajectory is lost to infrastructure (`deadline`), because the
+            agents themselves are bounded by turns and tokens.
+
+    Raises:
+        Exception: Whatever the recipe's own code raises by mistake; it ends the run.
+    """
+    trajectory = Trajectory(task=task, sample=sample, step=step)
+    run = _Run(trajectory, run_seed, generate, score_action)
+    started = time.monotonic()
+    main = asyncio.current_task()
+    try:
+        async with asyncio.timeout(seconds) as deadline:
+            try:
+                answer = await workflow(task, Roles(run, roles), Tools(tools))
+                trajectory.answer = None if answer is None else str(answer)
+            except AgentFailure as failure:
+                trajectory.agent_failure, trajectory.detail = failure.kind, str(failure)
+                await run.settle(main)
+            if run.scoring:
+                await asyncio.gather(*run.scoring)
+    except InfrastructureFailure as failure:
+        trajectory.infrastructure_failure, trajectory.detail = failure.kind, str(failure)
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        trajectory.infrastructure_failure = "deadline"
+        trajectory.detail = f"not finished after {seconds} s (limits.task_seconds)"
+    finally:
+        await run.cancel(main)
+    trajectory.seconds = time.monotonic() - started
+    trajectory.sort()
+    return trajectory

@@ -1,0 +1,79 @@
+"""Drop rows until every policy's number of rows fills whole batches, instead of filling up with weightless rows.
+
+MAPPA's `filter_agents_data` keeps the head of each agent's rows so that all ranks take the same number of batches. Here the
+runtime guarantees that anyway (core/grid.py), so this plugin is a choice, not a need: it trades rows for equal batch sizes.
+
+    random     which rows go is drawn anew every step (seeded): no task, role or turn is favoured. Default.
+    truncate   the last rows in the order of tasks go, as in MAPPA's code; biased against late tasks and late turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from marl_plugins import hookimpl
+from marl_plugins.core.rows import Row
+from marl_plugins.core.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from marl_plugins.plan import Run
+
+
+@hookimpl
+def marl_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("filter_agents_data (marl_plugins.filter_agents_data)")
+    group.add_argument(
+        "--filter_agents_data.mode", choices=["random", "truncate"], default="random", help="which rows are dropped"
+    )
+    group.add_argument(
+        "--filter_agents_data.multiple",
+        type=int,
+        default=None,
+        help="keep a multiple of so many rows per policy; default: micro-batch x ranks x optimiser steps, which needs no fill",
+    )
+
+
+@hookimpl
+def marl_configure(run: Run) -> list[str]:
+    multiple = run.args.filter_agents_data.multiple
+    return (
+        [] if multiple is None or multiple >= 1 else [f"--filter_agents_data.multiple is {multiple}; it must be at least 1"]
+    )
+
+
+@hookimpl
+def marl_select(rows: Sequence[Row], run: Run) -> list[Row]:
+    options = run.args.filter_agents_data
+    keep: set[int] = set()
+    for policy in dict.fromkeys(row.action.policy for row in rows):
+        mine = [row for row in rows if row.action.policy == policy]
+        chosen = keep_whole_batches(mine, options.multiple or _batch(run, policy), options.mode, run.args.train.seed)
+        keep.update(id(row) for row in chosen)
+    for row in rows:
+        if id(row) not in keep:
+            row.action.left_out = "filter_agents_data"
+    return [row for row in rows if id(row) in keep]
+
+
+def _batch(run: Run, policy: str) -> int:
+    from marl_plugins.plan import training_gpus
+
+    args = run.policy_args[policy]
+    return int(args.train.micro_batch_size * training_gpus(args) * run.optimiser_steps)
+
+
+def keep_whole_batches(rows: Sequence[Row], multiple: int, mode: str, run_seed: int) -> list[Row]:
+    """The largest multiple of `multiple` rows, in their order; all of them where there are fewer than one multiple.
+
+    A policy is never left without rows: with fewer rows than one batch the grid's weightless rows fill it.
+    """
+    count = len(rows) - len(rows) % multiple
+    if count in (0, len(rows)):
+        return list(rows)
+    if mode == "truncate":
+        return sorted(rows, key=lambda row: row.order)[:count]
+    chosen = random.Random(derive_seed(run_seed, "filter", rows[0].trajectory.step, rows[0].action.policy))
+    return [rows[i] for i in sorted(chosen.sample(range(len(rows)), count))]

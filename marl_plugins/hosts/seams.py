@@ -1,0 +1,201 @@
+"""Every place of upstream that this project relies on: dotted name, expected signature, why. Checked without importing it.
+
+Signatures are those of OpenRLHF 0.11.2. `openrlhf doctor` compares the table with the installed release and names each
+seam that is gone or has changed.
+"""
+
+from __future__ import annotations
+
+import ast
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Seam(NamedTuple):
+    """A function, method, class or module attribute of upstream.
+
+    `signature` is the parameter names of a function (annotations and defaults do not matter), None for anything else.
+    """
+
+    module: str
+    name: str
+    signature: str | None
+    why: str
+
+
+SEAMS = (
+    Seam(
+        "trainer.ray.vllm_engine",
+        "create_vllm_engines",
+        "num_engines, tensor_parallel_size, pretrain, seed, full_determinism, enable_prefix_caching, enforce_eager, max_model_len, "
+        "shared_pg, gpu_memory_utilization, vllm_enable_sleep, logprobs_mode, agent_func_path, remote_rm_url, "
+        "max_images_per_prompt",
+        "engines are started through it, one at a time",
+    ),
+    Seam("trainer.ray.vllm_engine", "RolloutRayActor", None, "looked up in its module by create_vllm_engines; subclassed"),
+    Seam(
+        "trainer.ray.vllm_engine",
+        "RolloutRayActor.__init__",
+        "self, bundle_indices, agent_func_path, remote_rm_url, mm_pad_token_ids",
+        "the subclass adds engine arguments on CPU",
+    ),
+    Seam(
+        "trainer.ray.vllm_engine",
+        "RolloutRayActor.generate",
+        "self, prompt_token_ids, sampling_params, multi_modal_data",
+        "every sample goes through it",
+    ),
+    Seam(
+        "trainer.ray.vllm_engine", "placement_group", None, "looked up in its module; kept, to free a dead engine's devices"
+    ),
+    Seam("trainer.ray.ppo_actor", "PolicyModelActor", None, "subclassed"),
+    Seam(
+        "trainer.ray.ppo_actor",
+        "PolicyModelActor.init_model_from_pretrained",
+        "self, strategy, pretrain, max_steps, vllm_engines",
+        "vllm_engines=None leaves the NCCL group out on CPU",
+    ),
+    Seam(
+        "trainer.ray.ppo_actor",
+        "PolicyModelActor.fit",
+        "self, kl_ctl",
+        "the update; wrapped to assert that nothing is carried over",
+    ),
+    Seam("trainer.ray.ppo_actor", "PolicyModelActor.append", "self, experience", "hands a rank its rows"),
+    Seam(
+        "trainer.ray.ppo_actor",
+        "PolicyModelActor.save_checkpoint",
+        "self, tag, client_states, metric_value, metric_key",
+        "DeepSpeed's checkpoint of one policy",
+    ),
+    Seam("trainer.ray.ppo_actor", "PolicyModelActor.save_model", "self", "Hugging Face weights of one policy"),
+    Seam("trainer.ray.ppo_actor", "PolicyModelActor.broadcast_to_vllm", "self", "weight sync on GPUs"),
+    Seam("trainer.ray.ppo_actor", "ActorPPOTrainer", None, "looked up in its module by PolicyModelActor; subclassed"),
+    Seam(
+        "trainer.ray.ppo_actor",
+        "ActorPPOTrainer.training_step",
+        "self, experience, kl_ctl, step, loss_batch_info",
+        "its metrics leave weightless rows out",
+    ),
+    Seam("trainer.ray.launcher", "ReferenceModelActor", None, "subclassed"),
+    Seam(
+        "trainer.ray.launcher",
+        "ReferenceModelActor.forward",
+        "self, sequences, action_mask, attention_mask, return_output, packed_seq_lens, mm_train_inputs_list",
+        "the reference in the policy's process answers as it does",
+    ),
+    Seam(
+        "trainer.ray.launcher",
+        "RayActorGroup.__init__",
+        "self, num_nodes, num_gpus_per_node, ray_actor_type, pg, num_gpus_per_actor, duplicate_actors, "
+        "resources, num_resources_per_node",
+        "one group of training processes per policy",
+    ),
+    Seam("trainer.ray.launcher", "RayActorGroup.async_run_method", "self, method_name", "calls on all ranks"),
+    Seam("trainer.ray.launcher", "RayActorGroup.async_run_method_batch", "self, method_name", "calls with a part per rank"),
+    Seam(
+        "trainer.ppo_trainer",
+        "BasePPOTrainer.__init__",
+        "self, strategy, actor_model_group, critic_model_group, reward_model_group, reference_model_group, vllm_engines, tokenizer",
+        "subclassed, one per policy",
+    ),
+    Seam(
+        "trainer.ppo_trainer",
+        "BasePPOTrainer.ppo_train",
+        "self, global_steps",
+        "runs the fit on all ranks, with sleep where asked",
+    ),
+    Seam("trainer.ppo_trainer", "BasePPOTrainer.broadcast_to_vllm", "self", "weight sync on GPUs"),
+    Seam(
+        "trainer.ppo_utils.experience_maker",
+        "RemoteExperienceMaker.__init__",
+        "self, actor_model_group, critic_model_group, reward_model_group, initial_model_group, kl_controller, strategy, tokenizer",
+        "subclassed, one per policy",
+    ),
+    Seam(
+        "trainer.ppo_utils.experience_maker",
+        "RemoteExperienceMaker.make_experience",
+        "self, samples_list",
+        "log-probs and KL; its dispatch list is padded to the ranks",
+    ),
+    Seam(
+        "trainer.ppo_utils.experience_maker",
+        "RemoteExperienceMaker.split_rollout_samples",
+        "self, rollout_samples",
+        "rows to micro-batches",
+    ),
+    Seam("trainer.ppo_utils.experience", "Experience", None, "rows in upstream's form"),
+    Seam(
+        "trainer.ppo_utils.experience", "make_experience_batch", "items, packing_samples", "rows of one rank as one batch"
+    ),
+    Seam("trainer.ppo_utils.experience", "split_experience_batch", "experience", "micro-batches back to rows"),
+    Seam("trainer.ppo_utils.experience", "remove_padding_in_sequences", "items", "rows at their own length"),
+    Seam(
+        "trainer.ppo_utils.length_penalty",
+        "apply_length_penalties",
+        "experiences, args",
+        "--reward.overlong_* and the like",
+    ),
+    Seam(
+        "models.utils",
+        "compute_reward",
+        "r, kl_coef, kl, action_mask, reward_clip_range",
+        "KL penalty and reward per token",
+    ),
+    Seam("models.ring_attn_utils", "unpad_input", None, "imports flash_attn at module level, for which CPU has a stand-in"),
+    Seam("utils.deepspeed", "DeepspeedStrategy", None, "accumulated_gradient is set before each fit"),
+    Seam("utils.utils", "get_strategy", "args", "one strategy per policy, from a copy of the flags"),
+    Seam("utils.logging_utils", "TensorboardLogger.log_train", "self, global_step, logs_dict", "tracker"),
+    Seam("utils.logging_utils", "WandbLogger.log_train", "self, global_step, logs_dict", "tracker"),
+    Seam("utils.config", "hierarchize", "args", "nested flags"),
+)
+
+
+def check_seams(root: Path) -> list[str]:
+    """What of the table does not hold in an upstream package folder; empty when all of it does."""
+    problems = []
+    for seam in SEAMS:
+        path = _file(root, seam.module)
+        if path is None:
+            problems.append(f"openrlhf.{seam.module} is gone ({seam.name}: {seam.why})")
+            continue
+        found = _names(path)
+        if seam.name not in found:
+            problems.append(f"openrlhf.{seam.module}.{seam.name} is gone ({seam.why})")
+        elif seam.signature is not None and found[seam.name] != seam.signature:
+            problems.append(
+                f"openrlhf.{seam.module}.{seam.name} takes ({found[seam.name]}), expected ({seam.signature}) ({seam.why})"
+            )
+    return problems
+
+
+def _file(root: Path, module: str) -> Path | None:
+    base = root.joinpath(*module.split("."))
+    for path in (base.with_suffix(".py"), base / "__init__.py"):
+        if path.is_file():
+            return path
+    return None
+
+
+@lru_cache
+def _names(path: Path) -> dict[str, str | None]:
+    """Names that a module defines or imports, methods as `Class.method`; functions with their parameter names."""
+    names: dict[str, str | None] = {}
+
+    def visit(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                names[prefix + node.name] = _parameters(node.args)
+            elif isinstance(node, ast.ClassDef):
+                names[prefix + node.name] = None
+                visit(node.body, f"{prefix}{node.name}.")
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                names.update({prefix + (alias.asname or alias.name): None for alias in node.names})
+
+    visit(ast.parse(path.read_text(encoding="utf-8")).body, "")
+    return names
+
+
+def _parameters(arguments: ast.arguments) -> str:
+    return ", ".join(a.arg for a in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs])

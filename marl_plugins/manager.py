@@ -1,0 +1,227 @@
+"""Finding, checking and calling plugins.
+
+Found is not active: only what was named takes part, and what a named plugin's `requires` lists, in that order. A plugin is
+named by dotted module name, by entry-point name (group `marl_plugins`), or by the path of a `.py` file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pluggy
+
+from marl_plugins import __version__, hookspecs
+from marl_plugins.core.failures import ConfigurationError, nearest
+
+GROUP = "marl_plugins"
+BUILTINS = ("marl_plugins.recipe", "marl_plugins.routing", "marl_plugins.reinforce_pp", "marl_plugins.host")
+"""Always active and asked last: what a run does where no named plugin answers."""
+SHIPPED = ("marl_plugins.routing", "marl_plugins.reinforce_pp", "marl_plugins.filter_agents_data")
+"""The capabilities in this package that a user names."""
+FIRST = tuple(
+    name for name, spec in vars(hookspecs).items() if getattr(spec, "marl_spec", {}) and spec.marl_spec["firstresult"]
+)
+
+
+class Plugins:
+    """The active plugins of a run.
+
+    Args:
+        names: As the user gave them, in order; repeated names count once.
+
+    Raises:
+        ConfigurationError: Plugins that cannot be found or imported, misspelt or misused hooks, two plugins that claim the
+            same first-result hook; all of them at once.
+    """
+
+    def __init__(self, names: Sequence[str]):
+        self.manager = pluggy.PluginManager("marl")
+        self.manager.add_hookspecs(hookspecs)
+        problems: list[str] = []
+        named = self._with_requirements(names, problems)
+        for name in BUILTINS:
+            self.manager.register(importlib.import_module(name), name)
+        self.names = [name for name in named if name not in BUILTINS]
+        for name in reversed(self.names):  # pluggy asks the last registered first
+            self._register(name, named[name], problems)
+        problems += self._clashes()
+        if problems:
+            raise ConfigurationError(problems)
+
+    def _with_requirements(self, names: Sequence[str], problems: list[str]) -> dict[str, ModuleType]:
+        """Modules by name: each named plugin, preceded by what it requires."""
+        found: dict[str, ModuleType] = {}
+
+        def add(name: str, wanted_by: str | None) -> None:
+            try:
+                module = load(name)
+            except ConfigurationError as error:
+                because = f" (required by {wanted_by})" if wanted_by else ""
+                problems.extend(p + because for p in error.problems)
+                return
+            canonical = module.__name__ if not name.endswith(".py") else name
+            if canonical in found:
+                return
+            for requirement in getattr(module, "requires", ()):
+                add(requirement, name)
+            found[canonical] = module
+
+        for name in names:
+            add(name, None)
+        return found
+
+    def _register(self, name: str, module: ModuleType, problems: list[str]) -> None:
+        written_for = getattr(module, "MARL_HOOKS", hookspecs.VERSION)
+        if written_for != hookspecs.VERSION:
+            problems.append(
+                f"plugin {name}: written for version {written_for} of the hooks, this is openrlhf-marl {__version__} with "
+                f"version {hookspecs.VERSION}; install a matching release of one of them"
+            )
+            return
+        try:
+            self.manager.register(module, name)
+        except pluggy.PluginValidationError as error:
+            problems.append(f"plugin {name}: {' '.join(str(error).split())}")
+            self.manager.unregister(module)
+            return
+        known = [n for n in vars(hookspecs) if n.startswith("marl_")]
+        for attribute, value in vars(module).items():
+            marked = hasattr(value, "marl_impl")
+            if marked and attribute not in known:
+                problems.append(f"plugin {name}: there is no hook {attribute!r}{nearest(attribute, known)}")
+            elif attribute.startswith("marl_") and inspect.isfunction(value) and not marked:
+                problems.append(
+                    f"plugin {name}: {attribute} is not marked with @marl_plugins.hookimpl and would never be called"
+                )
+        if not any(hasattr(value, "marl_impl") for value in vars(module).values()):
+            problems.append(f"plugin {name}: implements no hook (functions marked with @marl_plugins.hookimpl)")
+
+    def _clashes(self) -> list[str]:
+        problems = []
+        for hook in FIRST:
+            claims = [
+                impl.plugin_name
+                for impl in getattr(self.manager.hook, hook).get_hookimpls()
+                if impl.plugin_name not in BUILTINS and not impl.wrapper and not impl.hookwrapper
+            ]
+            if len(claims) > 1:
+                problems.append(
+                    f"plugins {' and '.join(sorted(claims))} both answer {hook}, which takes one answer; name only one of them"
+                )
+        return problems
+
+    @property
+    def hook(self) -> Any:
+        """pluggy's callers, for hooks of kind *each*, *first* and *around*."""
+        return self.manager.hook
+
+    async def chain(self, hook: str, value: Any, **arguments: Any) -> Any:
+        """Pass `value` (the hook's first argument) through the implementations, built-ins first, then in the order given."""
+        first = next(iter(inspect.signature(getattr(hookspecs, hook)).parameters))
+        for impl in sorted(
+            getattr(self.manager.hook, hook).get_hookimpls(),
+            key=lambda i: self.names.index(i.plugin_name) if i.plugin_name in self.names else -1,
+        ):
+            given = {first: value, **arguments}
+            result = impl.function(**{name: given[name] for name in impl.argnames})
+            if inspect.isawaitable(result):
+                result = await result
+            if result is None:
+                raise ConfigurationError(
+                    f"plugin {impl.plugin_name}: {hook} returned nothing; it has to return the {first}"
+                )
+            value = result
+        return value
+
+    def claims(self, hook: str) -> bool:
+        """Whether a named plugin (not a built-in) implements the hook."""
+        return any(i.plugin_name in self.names for i in getattr(self.manager.hook, hook).get_hookimpls())
+
+    def state(self) -> dict[str, Any]:
+        """What every plugin wants kept, by plugin name."""
+        states = {}
+        for impl in self.manager.hook.marl_state.get_hookimpls():
+            states[impl.plugin_name] = impl.function()
+        return states
+
+    def restore(self, states: dict[str, Any]) -> None:
+        """Give each plugin its state back."""
+        for impl in self.manager.hook.marl_restore.get_hookimpls():
+            if impl.plugin_name in states:
+                impl.function(states[impl.plugin_name])
+
+    def versions(self) -> dict[str, str]:
+        """Name to version of the active plugins, for the run's manifest: a file's is its content's digest."""
+        return {name: version_of(name) for name in self.names}
+
+
+def load(name: str) -> ModuleType:
+    """Import a plugin by dotted name, entry-point name or `.py` path.
+
+    Raises:
+        ConfigurationError: It cannot be found; or its own import failed, with the reason.
+    """
+    if name.endswith(".py"):
+        return load_file(Path(name), "marl_plugin_" + Path(name).stem)
+    for entry in metadata.entry_points(group=GROUP):
+        if entry.name == name:
+            name = entry.value
+            break
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if name == missing or name.startswith(missing + "."):
+            known = [*SHIPPED, *(e.name for e in metadata.entry_points(group=GROUP))]
+            raise ConfigurationError(
+                f"plugin {name!r} is not a module, an entry point of group {GROUP!r} or a .py file{nearest(name, known)}"
+            ) from None
+        raise ConfigurationError(f"plugin {name}: it imports {missing!r}, which is not installed") from None
+    except (ImportError, SyntaxError) as error:
+        raise ConfigurationError(f"plugin {name}: cannot be imported: {error}") from error
+
+
+def load_file(path: Path, module_name: str) -> ModuleType:
+    """Import a `.py` file under a stable module name; the same file is imported once.
+
+    Raises:
+        ConfigurationError: The file is missing or cannot be imported.
+    """
+    if not path.is_file():
+        raise ConfigurationError(f"{path}: no such file")
+    path = path.resolve()
+    known = sys.modules.get(module_name)
+    if known is not None and getattr(known, "__file__", None) == str(path):
+        return known
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (ImportError, SyntaxError) as error:
+        del sys.modules[module_name]
+        where = f"{path}:{error.lineno}" if isinstance(error, SyntaxError) else str(path)
+        raise ConfigurationError(f"{where}: cannot be imported: {error.msg}") from error
+    return module
+
+
+def version_of(name: str) -> str:
+    """A plugin's version: of its distribution, of this package, or the digest of its file."""
+    if name.endswith(".py"):
+        import hashlib
+
+        return "file:" + hashlib.blake2b(Path(name).read_bytes(), digest_size=8).hexdigest()
+    top = name.partition(".")[0]
+    if top == "marl_plugins":
+        return __version__
+    owners = metadata.packages_distributions().get(top)
+    return metadata.version(owners[0]) if owners else "unknown"

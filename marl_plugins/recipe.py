@@ -1,0 +1,123 @@
+"""What the recipe says, as the plugin that is asked last: tasks, workflow, policies, tools and grader. Built in."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marl_plugins import hookimpl
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.tasks import read_tasks
+from marl_plugins.core.trajectory import Action, Task, Trajectory
+from marl_plugins.plan import policies_of
+
+if TYPE_CHECKING:
+    from marl_plugins.core.workflow import Seen, Tool, Workflow
+    from marl_plugins.plan import Policy, Run
+
+_run: Run | None = None
+
+
+@hookimpl
+def marl_configure(run: Run) -> None:
+    global _run
+    _run = run
+
+
+@hookimpl
+def marl_policies(run: Run) -> list[Policy]:
+    return policies_of(run)
+
+
+@hookimpl
+def marl_workflow(run: Run) -> Workflow:
+    workflow: Workflow = run.workflow_module.run
+    return workflow
+
+
+@hookimpl
+def marl_tools(run: Run) -> list[Tool]:
+    from marl_plugins.tools.python import python_tool
+
+    return [python_tool(run.recipe.tools.python)]
+
+
+@hookimpl
+def marl_tasks(run: Run, split: str) -> Sequence[Task]:
+    if run.tasks_module is not None:
+        tasks = list(run.tasks_module.load(split))
+        wrong = [t for t in tasks if not isinstance(t, Task)]
+        if wrong:
+            raise ConfigurationError(
+                f"{run.folder / str(run.recipe.tasks)}: load({split!r}) gave {type(wrong[0]).__name__}, expected "
+                "marl_plugins.core.trajectory.Task"
+            )
+        limit = run.args.data.max_samples if split == "train" else None
+        return tasks[:limit]
+    name = run.args.data.prompt_dataset if split == "train" else run.args.eval.dataset
+    if not name:
+        return []
+    limit = run.args.data.max_samples if split == "train" else None
+    path = Path(name)
+    if path.suffix in (".json", ".jsonl"):
+        return read_tasks(path, run.args.data.input_key, run.args.data.label_key, limit)
+    return _hub_tasks(name, run, limit)
+
+
+def _hub_tasks(name: str, run: Run, limit: int | None) -> list[Task]:
+    """Tasks of a Hugging Face dataset: hub name or folder, its `train` split."""
+    import datasets
+
+    try:
+        data = datasets.load_dataset(name, split="train")
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise ConfigurationError(
+            f"--data.prompt_dataset {name}: not a .json or .jsonl file, and as a data set: {error}"
+        ) from error
+    key, label = run.args.data.input_key, run.args.data.label_key
+    missing = [k for k in (key, label) if k and k not in data.column_names]
+    if missing:
+        raise ConfigurationError(
+            f"data set {name} has no column {missing[0]!r}; its columns: {', '.join(data.column_names)}"
+        )
+    rows = data.select(range(min(limit, len(data)))) if limit is not None else data
+    return [Task(str(n), row[str(key)], row[str(label)] if label else None) for n, row in enumerate(rows)]
+
+
+@hookimpl
+def marl_score_action(action: Action, seen: Seen) -> Awaitable[float | None] | None:
+    assert _run is not None
+    function = getattr(_run.grader_module, "score_action", None)
+    return _awaited(function, action, seen) if function else None
+
+
+@hookimpl
+def marl_score_outcome(trajectory: Trajectory) -> Awaitable[float | None] | None:
+    assert _run is not None
+    function = getattr(_run.grader_module, "score_outcome", None)
+    if function is not None:
+        return _awaited(function, trajectory)
+    if _run.args.reward.remote_url:
+        return _awaited(_remote_score, trajectory)
+    return None
+
+
+async def _awaited(function: Callable[..., Any], *arguments: Any) -> float | None:
+    """A recipe's function, plain or async."""
+    result = function(*arguments)
+    if hasattr(result, "__await__"):
+        result = await result
+    return None if result is None else float(result)
+
+
+def _remote_score(trajectory: Trajectory) -> float:
+    """Upstream's reward function (`reward_func(queries, prompts, labels)` of `--reward.remote_url file.py`) on one outcome."""
+    from marl_plugins.manager import load_file
+
+    assert _run is not None
+    module = load_file(Path(_run.args.reward.remote_url), "marl_reward_function")
+    query = trajectory.task.prompt + (trajectory.answer or "")
+    result = module.reward_func([query], [trajectory.task.prompt], [trajectory.task.label])
+    scores = result.get("scores", result["rewards"]) if isinstance(result, dict) else result
+    return float(scores[0])

@@ -1,0 +1,1 @@
+"""The run itself: Ray processes around upstream's classes, the training loop, checkpoints and records."""

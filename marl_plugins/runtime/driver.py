@@ -1,0 +1,407 @@
+"""Start a run: Ray, engines, training processes, all at once; then the loop; then leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import string
+import threading
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from marl_plugins.core.conversation import ChatFormat
+from marl_plugins.core.estimators import check_estimator
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.workflow import RoleSpec, Sampling, Tool
+from marl_plugins.hosts import cpu
+from marl_plugins.plan import Policy, Run, describe, needed_devices, training_gpus
+from marl_plugins.runtime.checkpoints import Checkpoints
+from marl_plugins.runtime.display import Display
+from marl_plugins.runtime.records import Records
+from marl_plugins.runtime.tiny_model import resolve
+
+
+def train(run: Run, *, debug: bool, as_json: bool) -> int:
+    """Train as planned; exit code 0.
+
+    Raises:
+        ConfigurationError: What could only be known now (a model that does not load, too few devices).
+        RunEnded: A run that had to end in a known way.
+        KeyboardInterrupt: The user stopped it; everything started has been shut down.
+    """
+    display = Display(as_json)
+    for warning in run.warnings:
+        display.say(f"warning: {warning}")
+    prepare_environment(run, debug)
+    checkpoints = Checkpoints(_absolute(run.args.ckpt.path), run.args.ckpt.max_num)
+    manifest = checkpoints.open(run.args.ckpt.load_enable, run.fingerprint())
+    done = manifest["step"] if manifest else 0
+    records = Records(_absolute(run.args.ckpt.output_dir), run.args, describe(run), done)
+    started = time.monotonic()
+    with _terminated_like_interrupted(), ray_cluster(run, debug):
+        from marl_plugins.runtime.trainer import Trainer
+
+        with display.phase("starting engines and training processes"):
+            session = Session(run)
+        display.say(f"{len(session.hosts)} policies ready after {time.monotonic() - started:.0f} s")
+        if manifest:
+            for name, host in session.trained.items():
+                host.version = manifest["policies"][name]
+            run.plugins.restore(manifest["state"])
+            display.say(f"resuming after step {done}")
+        trainer = Trainer(
+            run,
+            session.hosts,
+            session.rollout,
+            session.estimator,
+            session.train_tasks,
+            session.eval_tasks,
+            records,
+            checkpoints,
+            display,
+        )
+
+        async def work() -> int:
+            last = await trainer.fit(done)
+            await trainer.save_models()
+            return last
+
+        last = asyncio.run(work())
+        records.close()
+    display.say(f"finished step {last} after {time.monotonic() - started:.0f} s; weights and records in {records.folder}")
+    return 0
+
+
+def _absolute(folder: str) -> Path:
+    return Path(folder).absolute()
+
+
+def prepare_environment(run: Run, debug: bool) -> None:
+    """This process's environment, before anything heavy is imported; the workers get it through Ray."""
+    os.environ[cpu.DEVICE] = run.device
+    if run.device == "cpu":
+        os.environ.update(cpu.environment())
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # Ray refuses more logical devices than it lists
+    for name, value in quiet(debug).items():
+        os.environ.setdefault(name, value)
+    if not debug:
+        warnings.filterwarnings("ignore")  # upstream's stack; this package's own are errors in its tests
+        logging.disable(logging.INFO)
+    for args in run.policy_args.values():  # Ray's workers have another working folder
+        args.ckpt.path, args.ckpt.output_dir = str(_absolute(args.ckpt.path)), str(_absolute(args.ckpt.output_dir))
+
+
+def quiet(debug: bool) -> dict[str, str]:
+    """Environment of all processes: no usage statistics, no bars of workers between ours."""
+    env = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "NCCL_DEBUG": "WARN",
+        "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1",  # upstream's own setting, train_ppo_ray.py:28
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's coming default; says so at every start otherwise
+        "PYTHONWARNINGS": "ignore",
+    }
+    if not debug:
+        env |= {
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "TQDM_DISABLE": "1",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "RAY_DEDUP_LOGS": "0",
+        }
+    return env
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Any:
+    """SIGTERM (Slurm, Kubernetes) takes the same way out as Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def ray_cluster(run: Run, debug: bool) -> Any:
+    """Ray for the length of a run: the cluster in RAY_ADDRESS (or of the Ray job we run in), else one of our own.
+
+    Raises:
+        ConfigurationError: The cluster has fewer devices than the plan needs.
+    """
+    import ray
+
+    devices = needed_devices(run)
+    needed = sum(devices.values())
+    env = {**quiet(debug), cpu.DEVICE: run.device, **(cpu.environment() if run.device == "cpu" else {})}
+    options: dict[str, Any] = {}
+    if not os.environ.get("RAY_ADDRESS"):
+        options = {"address": "local", "include_dashboard": False}
+        if run.device == "cpu":  # logical devices: every process holds one, whatever the machine has
+            logical = run.logical_gpus or needed
+            options |= {"num_gpus": logical, "num_cpus": needed + 4, "object_store_memory": 2**30}
+    ray.init(runtime_env={"env_vars": env}, log_to_driver=debug, logging_level="ERROR", **options)
+    try:
+        found = int(ray.cluster_resources().get("GPU", 0))
+        if found < needed:
+            parts = ", ".join(f"{name} {count}" for name, count in devices.items())
+            raise ConfigurationError(
+                f"the plan needs {needed} GPUs ({parts}) and Ray has {found}; use --train.colocate_all, fewer engines "
+                "(--vllm.num_engines), fewer ranks (--actor.num_gpus_per_node), a shared mapping (--mapping shared), or more GPUs"
+            )
+        yield
+    finally:
+        ray.shutdown()
+
+
+class Session:
+    """The processes of a run, up and ready, and what the loop is built from."""
+
+    def __init__(self, run: Run):
+        # The imports below take seconds; Ray starts the processes meanwhile wherever the order allows it.
+        self.run = run
+        for policy in run.policies:
+            run.policy_args[policy.name].actor.model_name_or_path = resolve(policy.model)
+        self.train_tasks = list(run.plugins.hook.marl_tasks(run=run, split="train") or [])
+        self.eval_tasks = list(run.plugins.hook.marl_tasks(run=run, split="eval") or [])
+        self._check_tasks()
+        self.tools = self._tools()
+        estimator = run.plugins.hook.marl_estimator(run=run)
+        problems = check_estimator(estimator, run.args.rollout.n_samples_per_prompt, len(run.recipe.roles))
+        if problems:
+            raise ConfigurationError(problems)
+        self.estimator = estimator
+        self.tokenizers = self._tokenizers()
+        self.roles = self._roles()
+        self.hosts = self._start()
+        self.trained = {name: host for name, host in self.hosts.items() if host.trainer is not None}
+        from marl_plugins.runtime.rollout import Rollout
+
+        self.rollout = Rollout(
+            run.plugins,
+            run.plugins.hook.marl_workflow(run=run),
+            self.roles,
+            self.tools,
+            {name: host.engines for name, host in self.hosts.items()},
+            run.args.train.seed,
+            run.recipe.limits.task_seconds,
+        )
+
+    def _check_tasks(self) -> None:
+        from marl_plugins.runtime.trainer import optimiser_steps
+
+        args = self.run.args
+        if not self.train_tasks:
+            raise ConfigurationError("there are no tasks to train on")
+        if not optimiser_steps(self.run, len(self.train_tasks)):
+            raise ConfigurationError(
+                f"{len(self.train_tasks)} tasks x {args.rollout.n_samples_per_prompt} samples are fewer trajectories than one "
+                f"optimiser step takes (--train.batch_size {args.train.batch_size})"
+            )
+        both = {t.id for t in self.train_tasks} & {t.id for t in self.eval_tasks} if self.run.tasks_module else set()
+        if both:
+            raise ConfigurationError(f"{len(both)} tasks are in both train and eval, the first: {sorted(both)[0]!r}")
+
+    def _tools(self) -> dict[str, Tool]:
+        tools: dict[str, Tool] = {}
+        for given in self.run.plugins.hook.marl_tools(run=self.run):
+            for tool in given or ():
+                if tool.name in tools:
+                    raise ConfigurationError(f"two plugins bring a tool called {tool.name!r}; rename one")
+                tools[tool.name] = tool
+        return tools
+
+    def _tokenizers(self) -> dict[str, Any]:
+        from transformers import AutoTokenizer
+
+        tokenizers, problems = {}, []
+        for policy in self.run.policies:
+            args = self.run.policy_args[policy.name]
+            name = args.actor.model_name_or_path
+            try:
+                tokenizer = AutoTokenizer.from_pretrained(
+                    name, trust_remote_code=True, use_fast=not args.data.disable_fast_tokenizer
+                )
+            except (OSError, ValueError) as error:
+                problems.append(
+                    f"policy {policy.name!r}: the tokenizer of {name!r} cannot be loaded: {str(error).splitlines()[0]}"
+                )
+                continue
+            tokenizer.padding_side = "left"
+            if tokenizer.pad_token is None:
+                tokenizer.pad_token = tokenizer.eos_token
+            tokenizers[policy.name] = tokenizer
+        if problems:
+            raise ConfigurationError(problems)
+        return tokenizers
+
+    def _roles(self) -> dict[str, RoleSpec]:
+        roles, problems, formats = {}, [], {}
+        for policy, tokenizer in self.tokenizers.items():
+            try:
+                formats[policy] = ChatFormat(tokenizer, policy)
+            except ConfigurationError as error:
+                problems += error.problems
+        if problems:
+            raise ConfigurationError(problems)
+        for name, role in self.run.recipe.roles.items():
+            policy = self.run.recipe.policy_of(name)
+            args = self.run.policy_args[policy]
+            roles[name] = RoleSpec(
+                name=name,
+                policy=policy,
+                render=prompt_renderer(
+                    (self.run.folder / role.prompt).read_text(encoding="utf-8"),
+                    (self.run.folder / role.system).read_text(encoding="utf-8") if role.system else None,
+                ),
+                chat=formats[policy],
+                sampling=Sampling(
+                    temperature=args.rollout.temperature,
+                    top_p=args.rollout.top_p,
+                    max_new_tokens=role.max_new_tokens or args.rollout.max_new_tokens,
+                    max_len=args.data.max_len,
+                    stop=tuple(role.stop),
+                ),
+                tools=tuple(self.tools[t] for t in role.tools),
+                max_turns=role.max_turns,
+                endless_tools_fail=role.endless_tools == "fail",
+            )
+        return roles
+
+    def _start(self) -> dict[str, Any]:
+        """Start every process of every policy at once and wait for all of them."""
+        import ray
+        from openrlhf.utils import get_strategy
+
+        from marl_plugins.runtime.engines import Budget, EnginePool, start_engine
+
+        budget = Budget(self.run.recipe.limits.engine_restarts)
+        max_steps = self._max_steps()
+        launched = {}
+        with ThreadPoolExecutor(max_workers=4 * len(self.run.policies)) as threads:
+            engines = {}
+            for policy in self.run.policies:
+                args = self.run.policy_args[policy.name]
+                shared = _placement_group(args) if policy.trainable and args.train.colocate_all else None
+                engines[policy.name] = [
+                    threads.submit(start_engine, args, index, shared) for index in range(args.vllm.num_engines)
+                ]
+                if policy.trainable:
+                    launched[policy.name] = self._launch(policy, get_strategy(args), shared, max_steps[policy.name])
+            pools = {}
+            for policy in self.run.policies:
+                args = self.run.policy_args[policy.name]
+                pools[policy.name] = EnginePool(
+                    policy.name,
+                    [e.result() for e in engines[policy.name]],
+                    lambda args=args: start_engine(args, 0, None),  # type: ignore[misc]
+                    budget,
+                )
+        hosts = {}
+        waiting = []
+        for policy in self.run.policies:
+            args = self.run.policy_args[policy.name]
+            trainer = None
+            if policy.trainable:
+                trainer, refs = self._trainer(
+                    policy, launched[policy.name], pools[policy.name].handles, max_steps[policy.name]
+                )
+                waiting += refs
+            waiting += [handle.identify.remote(policy.name, 0) for handle in pools[policy.name].handles]
+            hosts[policy.name] = _host(policy, args, trainer, pools[policy.name], self.run)
+        ray.get(waiting)
+        return hosts
+
+    def _max_steps(self) -> dict[str, int]:
+        """Optimiser steps of the whole run by policy, for the learning-rate schedules."""
+        from marl_plugins.runtime.trainer import optimiser_steps
+
+        per_episode = optimiser_steps(self.run, len(self.train_tasks))
+        all_steps = per_episode * self.run.args.train.num_episodes
+        if self.run.max_steps is not None:
+            all_steps = all_steps[: self.run.max_steps]
+        return {name: sum(all_steps) * args.train.max_epochs for name, args in self.run.policy_args.items()}
+
+    def _launch(self, policy: Policy, strategy: Any, shared: Any, max_steps: int) -> tuple[Any, Any, Any]:
+        """Start a policy's training processes (and its reference's, on GPUs); nothing is loaded yet."""
+        from openrlhf.trainer.ray.launcher import RayActorGroup
+
+        from marl_plugins.runtime.policy_actor import RemotePolicyActor, RemoteReferenceActor
+
+        args = self.run.policy_args[policy.name]
+        group_of = shared or (
+            _placement_group(args) if args.train.colocate_actor_ref and self.run.device != "cpu" else None
+        )
+        share = 0.2 if group_of else 1
+        group = RayActorGroup(args.actor.num_nodes, args.actor.num_gpus_per_node, RemotePolicyActor, group_of, share)
+        reference = None
+        if args.algo.kl.init_coef > 0 and self.run.device != "cpu":
+            reference = RayActorGroup(args.ref.num_nodes, args.ref.num_gpus_per_node, RemoteReferenceActor, group_of, share)
+        return strategy, group, reference
+
+    def _trainer(
+        self, policy: Policy, launched: tuple[Any, Any, Any], engines: Sequence[Any], max_steps: int
+    ) -> tuple[Any, list[Any]]:
+        """Upstream's trainer of a policy, and what to wait for until its models are loaded."""
+        from marl_plugins.runtime.policies import PolicyTrainer, ReferenceInPolicy
+
+        strategy, group, reference = launched
+        args = self.run.policy_args[policy.name]
+        on_cpu = self.run.device == "cpu"
+        with_reference = on_cpu and args.algo.kl.init_coef > 0
+        refs = group.async_init_model_from_pretrained(
+            strategy,
+            args.actor.model_name_or_path,
+            max_steps,
+            list(engines),
+            with_reference,
+        )
+        if reference is not None:
+            refs += reference.async_init_model_from_pretrained(strategy, args.actor.model_name_or_path)
+        elif with_reference:
+            reference = ReferenceInPolicy(group)
+        return PolicyTrainer(strategy, group, reference, list(engines), self.tokenizers[policy.name]), refs
+
+
+def _host(policy: Policy, args: Any, trainer: Any, pool: Any, run: Run) -> Any:
+    from marl_plugins.runtime.policies import PolicyHost
+
+    return PolicyHost(policy, args, trainer, pool, run.device)
+
+
+def _placement_group(args: Any) -> Any:
+    """One bundle per training process, as upstream makes it for colocated models (train_ppo_ray.py:48-51)."""
+    import ray
+    from ray.util.placement_group import placement_group
+
+    group = placement_group([{"GPU": 1, "CPU": 1}] * training_gpus(args), strategy="PACK")
+    ray.get(group.ready())
+    return group
+
+
+def prompt_renderer(prompt: str, system: str | None) -> Any:
+    """`render(fields)` for a role: its opening messages; a missing or surplus field is a KeyError that names them."""
+    formatter = string.Formatter()
+    wanted = {name for text in (prompt, system or "") for _, name, _, _ in formatter.parse(text) if name is not None}
+
+    def render(fields: Mapping[str, str]) -> list[dict[str, str]]:
+        if fields.keys() != wanted:
+            raise KeyError(f"the prompt has places for {sorted(wanted)}, the workflow gave {sorted(fields)}")
+        messages = [{"role": "system", "content": system.format(**fields)}] if system is not None else []
+        return [*messages, {"role": "user", "content": prompt.format(**fields)}]
+
+    return render

@@ -1,0 +1,92 @@
+"""Upstream's rollout actor with three methods more. Imported first in every engine process; never imports DeepSpeed."""
+
+from __future__ import annotations
+
+from marl_plugins.hosts import cpu
+
+cpu.install()  # before anything of upstream
+
+from typing import Any  # noqa: E402
+
+import ray  # noqa: E402
+from openrlhf.trainer.ray.vllm_engine import RolloutRayActor as _Upstream  # noqa: E402
+
+cpu.fork_engine_processes()
+
+KV_BYTES = (64 * 2**20, 4 * 2**30)
+"""Bounds of the key-value cache on CPU; room for 64 sequences of full length in between. vLLM's own unit is a whole GiB,
+whose pages take two seconds to touch."""
+
+
+PREFILL_TOKENS = 8192
+"""Prompt tokens of one engine step on CPU."""
+
+
+def load_weights(worker: Any, blob: bytes) -> int:
+    """Runs inside a vLLM worker: take over the whole state at once; the number of tensors.
+
+    `reload_weights` rather than `load_weights`: the CPU backend has prepacked its matrices. It leaves one of them stale: an
+    output head that is tied to the embedding shares its weight but keeps a packed copy of its own
+    (vocab_parallel_embedding.py:62-66), so heads and embeddings are packed again.
+    """
+    import safetensors.torch
+
+    state = safetensors.torch.load(bytes(blob))
+    worker.reload_weights(weights_iterator=iter(state.items()))
+    for module in worker.model_runner.get_model().modules():
+        if hasattr(module, "cpu_linear") and module.weight.numel():  # linear layers keep nothing but the packed copy
+            module.quant_method.process_weights_after_loading(module)
+    return len(state)
+
+
+class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[misc]
+    """An engine that knows whose weights it holds, so that a sample can never be trained by the wrong policy."""
+
+    async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # Ray awaits it
+        self.policy, self.version = "", -1
+        if cpu.device() == "cpu":
+            kwargs["kv_cache_memory_bytes"] = _kv_bytes(kwargs["model"], kwargs["max_model_len"])
+            # A prompt cut into chunks kills the CPU engine when its request has a seed: vLLM rewinds the request's generator,
+            # which CPU generators cannot do (gpu_model_runner.py:3785).
+            kwargs["enable_chunked_prefill"] = False
+            kwargs["max_num_batched_tokens"] = max(PREFILL_TOKENS, kwargs["max_model_len"])
+        await super().__init__(*args, **kwargs)
+
+    async def identify(self, policy: str, version: int) -> str:
+        """Say whose weights the engine holds from now on; its vLLM version."""
+        import vllm
+
+        self.policy, self.version = policy, version
+        return str(vllm.__version__)
+
+    async def load_state(self, blob: bytes, policy: str, version: int) -> int:
+        """Take over a policy's whole state (safetensors bytes); the number of tensors."""
+        self.version = -1  # whatever is sampled while the weights change belongs to no version
+        counts = await self.llm.collective_rpc(load_weights, args=(blob,))
+        await self.llm.reset_prefix_cache()
+        self.policy, self.version = policy, version
+        count: int = counts[0]
+        return count
+
+    async def sample(self, ids: list[int], params: Any) -> tuple[list[int], list[float], str, str, int]:
+        """Generate; sampled ids, their log-probs, why it stopped, and whose weights of which version were used."""
+        policy, version = self.policy, self.version
+        answer = (await self.generate(ids, params)).outputs[0]
+        if self.version != version:
+            version = -1
+        sampled = list(answer.token_ids)
+        logprobs = [entry[token].logprob for entry, token in zip(answer.logprobs, sampled, strict=True)]
+        return sampled, logprobs, answer.finish_reason, policy, version
+
+
+def _kv_bytes(model: str, max_model_len: int) -> int:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model, trust_remote_code=True).get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    wanted = 2 * 2 * config.num_hidden_layers * heads * head * max_model_len * 64
+    return max(KV_BYTES[0], min(KV_BYTES[1], wanted))
+
+
+RemoteRolloutActor = ray.remote(RolloutActor)

@@ -1,0 +1,197 @@
+"""The vLLM engines of one policy, seen from the controller: requests, their load, and what happens when one dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from marl_plugins.core.failures import InfrastructureFailure, RunEnded
+from marl_plugins.core.trajectory import Generation
+from marl_plugins.core.workflow import Call
+
+Choose = Callable[[list["Engine"]], "Engine"]
+Restore = Callable[[Any, int], Awaitable[None]]
+
+
+class Engine:
+    """One engine process: its actor handle, its placement group, and the number of requests in flight."""
+
+    def __init__(self, handle: Any, groups: list[Any]):
+        self.handle = handle
+        self.groups = groups
+        self.load = 0
+
+    def kill(self) -> None:
+        """End the process and give its devices back."""
+        ray.kill(self.handle)
+        for group in self.groups:
+            ray.util.remove_placement_group(group)
+
+
+class Budget:
+    """How many dead engines a run still replaces."""
+
+    def __init__(self, restarts: int):
+        self.left = restarts
+
+
+class EnginePool:
+    """The engines of one policy.
+
+    Args:
+        policy: Its name.
+        start: Starts one engine (blocking, in a thread); only called to replace a dead one.
+        restore: Gives a new engine the policy's current weights.
+        budget: Shared by all pools of the run.
+    """
+
+    def __init__(self, policy: str, engines: list[Engine], start: Callable[[], Engine], budget: Budget):
+        self.policy = policy
+        self.engines = engines
+        self.start = start
+        self.budget = budget
+        self.restarted = 0
+        self.restore: Restore | None = None
+        self._mending = asyncio.Lock()
+
+    @property
+    def handles(self) -> list[Any]:
+        return [engine.handle for engine in self.engines]
+
+    async def generate(self, call: Call, choose: Choose) -> Generation:
+        """Answer a request by the engine that `choose` picks; by another one, or its replacement, if that one dies.
+
+        Raises:
+            InfrastructureFailure: No engine is left and none may be started.
+        """
+        params = sampling_params(call)
+        while True:
+            if not self.engines:
+                raise InfrastructureFailure("engine", f"policy {self.policy!r} has no engine left (limits.engine_restarts)")
+            engine = choose(self.engines)
+            engine.load += 1
+            try:
+                ids, logprobs, finish, policy, version = await engine.handle.sample.remote(list(call.context_ids), params)
+            except (RayActorError, RayTaskError) as error:
+                if not is_dead(error):
+                    raise
+                await self.mend(engine, error)
+            else:
+                return Generation(tuple(ids), tuple(logprobs), finish, policy, version)
+            finally:
+                engine.load -= 1
+
+    async def on_all(self, request: Callable[[Any], Any]) -> None:
+        """Make a request of every engine (`request(handle)` gives an object reference); dead ones are replaced.
+
+        A replacement has the policy's current weights already, whatever was asked for.
+        """
+
+        async def one(engine: Engine) -> None:
+            try:
+                await request(engine.handle)
+            except (RayActorError, RayTaskError) as error:
+                if not is_dead(error):
+                    raise
+                await self.mend(engine, error)
+
+        await asyncio.gather(*[one(engine) for engine in list(self.engines)])
+        if not self.engines:
+            raise RunEnded(f"policy {self.policy!r} has no engine left; resume with --ckpt.load_enable")
+
+    async def mend(self, engine: Engine, error: Exception) -> None:
+        """Replace a dead engine, once, however many requests found it dead."""
+        async with self._mending:
+            if engine not in self.engines:
+                return
+            self.engines.remove(engine)
+            with contextlib.suppress(RayActorError):
+                engine.kill()
+            if self.budget.left < 1:
+                return
+            self.budget.left -= 1
+            replacement = await asyncio.to_thread(self.start)
+            assert self.restore is not None
+            await self.restore(replacement.handle, 0)
+            self.restarted += 1
+            self.engines.append(replacement)
+
+
+def is_dead(error: Exception) -> bool:
+    """Whether an error means that the engine is gone: its actor, or vLLM's own process behind it."""
+    if isinstance(error, RayActorError):
+        return True
+    cause = getattr(error, "cause", None)
+    return type(cause).__name__ == "EngineDeadError"
+
+
+def sampling_params(call: Call) -> Any:
+    """vLLM's parameters of one request, never shared between requests (upstream's executors mutate them)."""
+    from vllm import SamplingParams
+
+    s = call.sampling
+    return SamplingParams(
+        temperature=s.temperature,
+        top_p=s.top_p,
+        max_tokens=call.max_tokens,
+        min_tokens=1,
+        seed=call.seed,
+        stop=list(s.stop) or None,
+        detokenize=bool(s.stop),
+        skip_special_tokens=False,
+        logprobs=0,
+    )
+
+
+@contextlib.contextmanager
+def substituted(module: Any, **names: Any) -> Iterator[None]:
+    """Module attributes replaced for the length of a call; each use is a row of the seam table."""
+    before = {name: getattr(module, name) for name in names}
+    for name, value in names.items():
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(module, name, value)
+
+
+def start_engine(args: Any, index: int, shared_group: Any) -> Engine:
+    """Start one engine through upstream's own function, with our actor class in the place of upstream's.
+
+    Args:
+        args: The policy's flags.
+        index: Offset of its seed, as upstream numbers engines.
+        shared_group: Placement group shared with the training processes, or None.
+    """
+    import openrlhf.trainer.ray.vllm_engine as upstream
+
+    from marl_plugins.runtime.engine_actor import RemoteRolloutActor
+
+    groups: list[Any] = []
+
+    def placement_group(*arguments: Any, **options: Any) -> Any:
+        groups.append(ray.util.placement_group(*arguments, **options))
+        return groups[-1]
+
+    with substituted(upstream, RolloutRayActor=RemoteRolloutActor, placement_group=placement_group):
+        handles = upstream.create_vllm_engines(
+            1,
+            args.vllm.tensor_parallel_size,
+            args.actor.model_name_or_path,
+            args.train.seed + index,
+            args.train.full_determinism_enable,
+            args.vllm.enable_prefix_caching,
+            args.vllm.enforce_eager,
+            args.data.max_len,
+            shared_group,
+            args.vllm.gpu_memory_utilization,
+            args.vllm.enable_sleep,
+            "processed_logprobs",
+        )
+    return Engine(handles[0], groups)

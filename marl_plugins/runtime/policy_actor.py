@@ -1,0 +1,148 @@
+"""Upstream's policy and reference actors with what several policies need. Imported first in every training process."""
+
+from __future__ import annotations
+
+from marl_plugins.hosts import cpu
+
+cpu.install()  # before anything of upstream
+
+with cpu.flash_attn_stand_in():
+    import openrlhf.models  # noqa: F401
+
+from typing import Any  # noqa: E402
+
+import openrlhf.trainer.ray.ppo_actor as upstream_actor  # noqa: E402
+import ray  # noqa: E402
+import torch  # noqa: E402
+from openrlhf.trainer.ray.launcher import ReferenceModelActor as _UpstreamReference  # noqa: E402
+
+ON_CPU = cpu.device() == "cpu"
+
+EMPTY = 1e-30
+"""Weight of a micro-batch without a single real row in upstream's weighted means, whose denominators must not be 0."""
+
+
+class Trainer(upstream_actor.ActorPPOTrainer):  # type: ignore[misc]
+    """Upstream's trainer, which takes weightless rows without letting them into a metric.
+
+    Two of upstream's divisions meet an empty mask when a micro-batch holds nothing but weightless rows: `masked_mean` in the
+    policy loss's metrics (models/utils.py:199-202, NaN) and the weighted means in `ppo_train` (ppo_actor.py:204-216, 0/0).
+    The loss itself is fine there: a sum over no token, divided by the window's count.
+    """
+
+    def training_step(self, experience: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        real = experience.action_mask.bool().any(-1)
+        status: dict[str, Any] = super().training_step(experience, *args, **kwargs)
+        if real.all():
+            return status
+        tokens, rows = status["num_action_tokens"], float(real.sum())
+        for name, weight in status["weights"].items():
+            value = status["metrics"][name]
+            if weight == "token" and not tokens:
+                status["metrics"][name] = 0.0
+            elif weight == "sample" and isinstance(value, torch.Tensor):
+                status["metrics"][name] = value[real.to(value.device)] if rows else 0.0
+        status["num_action_tokens"], status["num_samples"] = tokens or EMPTY, rows or EMPTY
+        return status
+
+
+upstream_actor.ActorPPOTrainer = Trainer  # looked up there by `init_model_from_pretrained` (ppo_actor.py:582)
+
+
+class PolicyActor(upstream_actor.PolicyModelActor.__ray_metadata__.modified_class):  # type: ignore[misc]
+    """One training process of a policy."""
+
+    reference: Any = None
+
+    def init_model_from_pretrained(
+        self, strategy: Any, pretrain: str, max_steps: int, vllm_engines: Any = None, with_reference: bool = False
+    ) -> None:
+        # Without engines no NCCL group is set up; on CPU the weights go as one object instead.
+        super().init_model_from_pretrained(strategy, pretrain, max_steps, None if ON_CPU else vllm_engines)
+        self.vllm_engines = vllm_engines
+        if with_reference:
+            self.reference = _reference(strategy, pretrain)
+
+    def prepare_fit(self, accumulation: int, seed: int) -> None:
+        """Before each `fit`: how many micro-batches make an optimiser step this time, and the seed of the shuffling.
+
+        `micro_steps = 0` makes the accumulation windows begin with the first row, whatever the fit before left over.
+        """
+        engine = self.actor.model
+        engine.set_train_batch_size(self.strategy.micro_train_batch_size * accumulation * self._world_size)
+        engine.micro_steps = 0
+        self.strategy.accumulated_gradient = accumulation
+        torch.manual_seed(seed)
+
+    def fit(self, kl_ctl: float = 0) -> dict[str, Any]:
+        """Upstream's fit; asserted to have ended at the end of an accumulation window, so that no gradient is carried over."""
+        engine = self.actor.model
+        before, rows = engine.global_steps, len(self.trainer.replay_buffer)
+        status: dict[str, Any] = super().fit(kl_ctl)
+        carried = engine.micro_steps % engine.gradient_accumulation_steps()
+        if carried:
+            raise RuntimeError(
+                f"{carried} of {engine.gradient_accumulation_steps()} micro-batches carried over the fit's end"
+            )
+        status["optimiser_steps"] = engine.global_steps - before
+        status["rows_per_rank"] = rows
+        return status
+
+    def broadcast_to_vllm(self) -> None:
+        """Weight sync as upstream's own loop asks for it; on CPU the whole state in one transfer."""
+        if not ON_CPU:
+            super().broadcast_to_vllm()
+            return
+        state = self.state()
+        if state is not None:
+            blob = ray.put(state)
+            ray.get([engine.load_state.remote(blob, "", 0) for engine in self.vllm_engines])
+        torch.distributed.barrier()
+
+    def reference_forward(self, **kwargs: Any) -> torch.Tensor:
+        """The reference model's log-probs, as upstream's `ReferenceModelActor.forward`."""
+        forward: torch.Tensor = _UpstreamReference.__ray_metadata__.modified_class.forward(self.reference, **kwargs)
+        return forward
+
+    def state(self) -> bytes | None:
+        """The whole state as safetensors bytes on rank 0, None on the others.
+
+        Raises:
+            FloatingPointError: A weight is not finite; the names of the tensors are given.
+        """
+        if torch.distributed.get_rank() != 0:
+            return None
+        import safetensors.torch
+
+        state = {name: p.detach().contiguous().cpu() for name, p in self.actor.model.module.named_parameters()}
+        broken = [name for name, value in state.items() if not torch.isfinite(value).all()]
+        if broken:
+            raise FloatingPointError(f"weights that are not finite: {', '.join(broken[:5])}")
+        blob: bytes = safetensors.torch.save(state)
+        return blob
+
+
+class _Reference:
+    """A frozen model in the policy's process, with the two attributes that upstream's `forward` reads."""
+
+    def __init__(self, model: Any, strategy: Any):
+        self.model, self.strategy = model, strategy
+
+
+def _reference(strategy: Any, pretrain: str) -> _Reference:
+    actor = upstream_actor.Actor(
+        pretrain,
+        attn_implementation=strategy.args.ds.attn_implementation,
+        experts_implementation=strategy.args.ds.experts_implementation,
+        param_dtype=strategy.args.ds.param_dtype,
+        temperature=strategy.args.rollout.temperature,
+    )
+    return _Reference(actor.eval(), strategy)
+
+
+class ReferenceActor(_UpstreamReference.__ray_metadata__.modified_class):  # type: ignore[misc]
+    """Upstream's reference process; a subclass so that the host support is installed before upstream is imported."""
+
+
+RemotePolicyActor = ray.remote(num_gpus=1)(PolicyActor)
+RemoteReferenceActor = ray.remote(num_gpus=1)(ReferenceActor)

@@ -1,0 +1,102 @@
+"""What a run leaves for people and machines: metrics, trajectories, the ledger, and the trackers.
+
+    metrics.jsonl        one object per finished step
+    trajectories.jsonl   one object per trajectory, with a schema version (core/trajectory.py)
+    ledger.jsonl         one object per step: generated = trained + left out, by role and reason
+    plan.json            the resolved plan
+
+A resumed run cuts them back to the step that it continues from, so that no step stands there twice.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.ledger import Ledger
+from marl_plugins.core.trajectory import Trajectory
+
+FILES = ("metrics.jsonl", "trajectories.jsonl", "ledger.jsonl")
+
+
+class Records:
+    """The files of one run, and its trackers.
+
+    Args:
+        folder: Made if it is not there.
+        args: The run's flags, for the trackers.
+        resume_step: Records of later steps are cut off; 0 for a fresh run.
+
+    Raises:
+        ConfigurationError: The folder cannot be written, or holds records of another run.
+    """
+
+    def __init__(self, folder: Path, args: Any, plan: Mapping[str, Any], resume_step: int):
+        self.folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in FILES:
+                cut_back(folder / name, resume_step)
+            (folder / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigurationError(f"--ckpt.output_dir {folder}: cannot be written: {error.strerror}") from None
+        self.tensorboard, self.wandb = _trackers(args)
+
+    def step(self, step: int, metrics: Mapping[str, float], trajectories: Iterable[Trajectory], ledger: Ledger) -> None:
+        """Write a finished step."""
+        self._append("trajectories.jsonl", [t.record() for t in trajectories])
+        self._append("ledger.jsonl", [ledger.record()])
+        self._append("metrics.jsonl", [{"step": step, **{k: _plain(v) for k, v in metrics.items()}}])
+        train = {k: v for k, v in metrics.items() if not k.startswith("eval/")}
+        evaluation = {k.removeprefix("eval/"): v for k, v in metrics.items() if k.startswith("eval/")}
+        for logger in (self.tensorboard, self.wandb):
+            if logger is not None:
+                logger.log_train(step, train)
+                if evaluation:
+                    logger.log_eval(step, evaluation)
+
+    def _append(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
+        lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        with (self.folder / name).open("a", encoding="utf-8") as file:
+            file.write(lines)
+
+    def close(self) -> None:
+        for logger in (self.tensorboard, self.wandb):
+            if logger is not None:
+                logger.close()
+
+
+def _plain(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _trackers(args: Any) -> tuple[Any, Any]:
+    """Upstream's own TensorBoard and W&B loggers, where the flags ask for them."""
+    if not (args.logger.tensorboard_dir or args.logger.wandb.key):
+        return None, None
+    from openrlhf.utils.logging_utils import TensorboardLogger, WandbLogger
+
+    tensorboard = TensorboardLogger(args) if args.logger.tensorboard_dir else None
+    return tensorboard, WandbLogger(args) if args.logger.wandb.key else None
+
+
+def cut_back(path: Path, last_step: int) -> None:
+    """Keep only the records of steps up to `last_step`, and no half-written line; by renaming a new file into place."""
+    if not path.exists():
+        return
+    fresh = path.with_suffix(".new")
+    with path.open(encoding="utf-8") as old, fresh.open("w", encoding="utf-8") as new:
+        for line in old:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                break
+            if record["step"] > last_step:
+                break
+            new.write(line)
+    os.replace(fresh, path)

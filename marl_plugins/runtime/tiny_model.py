@@ -1,0 +1,101 @@
+"""A random tiny model, built on the spot: Qwen2 architecture, one token per byte, a chat template.
+
+`tiny` or `tiny:seed=1,hidden=128,layers=2,heads=2,positions=512` stands where a folder or hub name would; what comes out is
+a model folder like any other and takes exactly the same way. 0.36 M parameters with the defaults.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from marl_plugins.core.failures import ConfigurationError, nearest
+
+DEFAULTS = {"seed": 0, "hidden": 128, "layers": 2, "heads": 2, "positions": 512}
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<' + message['role'] + '>\n' + message['content'] }}"
+    "{{ eos_token + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<assistant>\n' }}{% endif %}"
+)
+
+
+def parse(model: str) -> dict[str, int]:
+    """Settings of a `tiny` model.
+
+    Raises:
+        ConfigurationError: Unknown or wrong settings.
+    """
+    settings = dict(DEFAULTS)
+    _, _, given = model.partition(":")
+    for pair in filter(None, given.split(",")):
+        name, _, value = pair.partition("=")
+        if name not in settings or not value.isdigit():
+            raise ConfigurationError(f"model {model!r}: {pair!r} is not a setting of a tiny model{nearest(name, settings)}")
+        settings[name] = int(value)
+    if settings["hidden"] % settings["heads"]:
+        raise ConfigurationError(
+            f"model {model!r}: hidden={settings['hidden']} is not a multiple of heads={settings['heads']}"
+        )
+    return settings
+
+
+def resolve(model: str) -> str:
+    """The folder of a `tiny` model, built if it is not there yet; any other model's name unchanged."""
+    if model.partition(":")[0] != "tiny":
+        return model
+    settings = parse(model)
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "openrlhf-marl" / "tiny"
+    folder = cache / "-".join(["bytes"] + [f"{name}{value}" for name, value in settings.items()])
+    if not folder.is_dir():
+        cache.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(dir=cache, prefix=".new-"))
+        try:
+            build(fresh, **settings)
+            fresh.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # another process was faster
+                raise
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+    return str(folder)
+
+
+def build(folder: Path, *, seed: int, hidden: int, layers: int, heads: int, positions: int) -> None:
+    """Write a model folder: float32 weights, configuration, tokenizer."""
+    import torch
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
+    # Qwen2's own tokenizer class with a vocabulary of single bytes and no merges: transformers picks the class by the
+    # model's type, whatever else the folder says.
+    special = ["<pad>", "<eos>", "<unk>"]
+    vocabulary = {token: number for number, token in enumerate([*special, *sorted(ByteLevel.alphabet())])}
+    tokenizer = Qwen2Tokenizer(
+        vocab=vocabulary,
+        merges=[],
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        model_max_length=positions,
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(folder)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=positions,
+        tie_word_embeddings=True,
+        eos_token_id=1,
+        pad_token_id=0,
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        Qwen2ForCausalLM(config).save_pretrained(folder)

@@ -1,0 +1,290 @@
+"""The multi-agent training loop: one direction of data, one function per arrow.
+
+    tasks -> rollout -> credit -> rows -> select -> advantages (all policies together) -> update -> weight sync
+
+Each policy's forward passes, update and broadcast are upstream's; what spans the policies is here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ray.exceptions import RayTaskError
+
+from marl_plugins.core.credit import rewards_from_scores, sum_over_scope
+from marl_plugins.core.estimators import Estimator
+from marl_plugins.core.failures import RunEnded
+from marl_plugins.core.ledger import Ledger
+from marl_plugins.core.rows import Row, rows_of
+from marl_plugins.core.tasks import batches
+from marl_plugins.core.trajectory import Task, Trajectory
+from marl_plugins.plan import Run
+from marl_plugins.runtime.checkpoints import Checkpoints, tag
+from marl_plugins.runtime.display import Display
+from marl_plugins.runtime.policies import PolicyHost, raised_by
+from marl_plugins.runtime.records import Records
+from marl_plugins.runtime.rollout import Rollout
+
+EMPTY_STEPS = 3
+"""So many steps in a row without a single row to train on end the run."""
+
+
+def optimiser_steps(run: Run, tasks: int) -> list[int]:
+    """Optimiser steps (K per epoch) of each batch of an episode with so many tasks.
+
+    The last batch may be smaller; where it holds fewer trajectories than one optimiser step it is left out.
+    """
+    size, samples = run.args.rollout.batch_size, run.args.rollout.n_samples_per_prompt
+    sizes = [min(size, tasks - start) for start in range(0, tasks, size)]
+    return [k for k in (n * samples // run.args.train.batch_size for n in sizes) if k]
+
+
+class Trainer:
+    """One run's loop.
+
+    Args:
+        run: The plan.
+        hosts: The policies, frozen ones included.
+        rollout: Runs workflows.
+        train_tasks, eval_tasks: Read at start.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        hosts: Mapping[str, PolicyHost],
+        rollout: Rollout,
+        estimator: Estimator,
+        train_tasks: Sequence[Task],
+        eval_tasks: Sequence[Task],
+        records: Records,
+        checkpoints: Checkpoints,
+        display: Display,
+    ):
+        self.run = run
+        self.hosts = hosts
+        self.trained = {name: host for name, host in hosts.items() if host.trainer is not None}
+        self.rollout = rollout
+        self.estimator = estimator
+        self.train_tasks = train_tasks
+        self.eval_tasks = eval_tasks
+        self.records = records
+        self.checkpoints = checkpoints
+        self.display = display
+        self.plugins = run.plugins
+        self.empty_steps = 0
+
+    def schedule(self) -> Iterator[tuple[int, int, list[Task]]]:
+        """All training steps of the run as (step from 1, optimiser steps, tasks); a function of the seed alone."""
+        step = 0
+        steps = optimiser_steps(self.run, len(self.train_tasks))
+        for episode in range(self.run.args.train.num_episodes):
+            order = batches(self.train_tasks, self.run.args.train.seed, episode, self.run.args.rollout.batch_size)
+            for k, tasks in zip(steps, order, strict=False):
+                step += 1
+                yield step, k, tasks
+
+    async def fit(self, done: int) -> int:
+        """Train from the step after `done` to the end; the last step's number."""
+        args = self.run.args
+        if done:  # the engines have loaded the original models
+            await _all(self.plugins.hook.marl_sync(host=h, version=h.version) for h in self.trained.values())
+        for step, k, tasks in self.schedule():
+            if step <= done:
+                continue
+            if self.run.max_steps is not None and step > self.run.max_steps:
+                break
+            metrics, trajectories, ledger = await self.train_step(step, k, tasks)
+            if self.eval_tasks and args.eval.steps > 0 and step % args.eval.steps == 0:
+                metrics |= await self.evaluate(step)
+            self.plugins.hook.marl_log(step=step, metrics=metrics)
+            self.records.step(step, metrics, trajectories, ledger)
+            if step % max(1, args.logger.logging_steps) == 0:
+                self.display.step(metrics)
+            done = step
+            if args.ckpt.save_steps > 0 and step % args.ckpt.save_steps == 0:
+                await self.save(step)
+        return done
+
+    async def train_step(
+        self, step: int, k: int, tasks: Sequence[Task]
+    ) -> tuple[dict[str, float], list[Trajectory], Ledger]:
+        """One step: rollout, credit, advantages, update and weight sync."""
+        seconds: dict[str, float] = {}
+        for host in self.hosts.values():
+            host.step = step
+        with self._timed("rollout", seconds), self._progress("rollout", len(tasks) * self.samples) as tick:
+            trajectories = await self.rollout.train(tasks, self.samples, step, tick)
+        if step == 1:
+            self.display.first_prompts(self._first_prompts(trajectories))
+        with self._timed("advantages", seconds), self._progress("advantages"):
+            rows = await self.credited_rows(trajectories)
+            ledger = Ledger.of(step, trajectories, rows)
+            by_policy = await self.advantages(rows)
+        metrics = summary(trajectories, ledger)
+        metrics["drift/max"] = max((self.drift[p] for p in by_policy), default=0.0)
+        with self._timed("update", seconds), self._progress("update"):
+            updates = await self._update(by_policy, k)
+        with self._timed("sync", seconds), self._progress("weight sync"):
+            await self._sync([self.trained[p] for p in updates])
+        for policy, status in updates.items():
+            metrics |= {f"policy/{policy}/{name}": value for name, value in status.items()}
+            metrics[f"policy/{policy}/drift"] = self.drift[policy]
+        metrics["grad_norm/max"] = max((s["actor_grad_norm"] for s in updates.values()), default=0.0)
+        metrics["kl/mean"] = _mean([s["kl"] for s in updates.values() if "kl" in s])
+        metrics["engines/restarted"] = float(sum(h.engines.restarted for h in self.hosts.values()))
+        metrics |= {f"seconds/{name}": value for name, value in seconds.items()}
+        self._count_empty(step, ledger, updates)
+        return {"step": float(step), **metrics}, trajectories, ledger
+
+    @property
+    def samples(self) -> int:
+        return int(self.run.args.rollout.n_samples_per_prompt)
+
+    async def credited_rows(self, trajectories: list[Trajectory]) -> list[Row]:
+        """Scores to rewards to returns to the rows that are trained on."""
+        rewards_from_scores(trajectories)
+        trajectories = await self.plugins.chain("marl_credit", trajectories)
+        sum_over_scope(trajectories, self.estimator.return_scope)
+        rows = rows_of(trajectories, frozenset(self.trained))
+        for row in rows:
+            self._check_version(row)
+        return list(await self.plugins.chain("marl_select", rows, run=self.run))
+
+    def _check_version(self, row: Row) -> None:
+        """Training on rows sampled by other weights than those that are trained aborts."""
+        g, host = row.action.generation, self.trained[row.action.policy]
+        if (g.policy, g.version) != (host.policy.name, host.version):
+            raise RunEnded(
+                f"row {row.name} was sampled from policy {g.policy!r} version {g.version}, but would train policy "
+                f"{host.policy.name!r} at version {host.version}; the run's engines and policies are out of step"
+            )
+
+    async def advantages(self, rows: Sequence[Row]) -> dict[str, list[Row]]:
+        """Advantages of all rows of all policies together; the rows by policy."""
+        by_policy: dict[str, list[Row]] = defaultdict(list)
+        for row in rows:
+            by_policy[row.action.policy].append(row)
+        hosts = [self.trained[name] for name in by_policy]
+        await _all(host.make_experience(by_policy[host.policy.name]) for host in hosts)
+        self.drift = {host.policy.name: host.drift() for host in hosts}
+        returns = [batch for host in hosts for batch in host.returns(self.estimator)]
+        statistics = self.estimator.statistics(returns)
+        for host in hosts:
+            host.finish_advantages(self.estimator, statistics)
+        return dict(by_policy)
+
+    async def _update(self, by_policy: Mapping[str, list[Row]], k: int) -> dict[str, dict[str, float]]:
+        hook = self.plugins.hook
+        names = list(by_policy)
+        results = await _all(hook.marl_update(host=self.trained[n], rows=by_policy[n], steps=k) for n in names)
+        return dict(zip(names, results, strict=True))
+
+    async def _sync(self, hosts: Iterable[PolicyHost]) -> None:
+        hook = self.plugins.hook
+        await _all(hook.marl_sync(host=host, version=host.version + 1) for host in hosts)
+
+    def _count_empty(self, step: int, ledger: Ledger, updates: Mapping[str, Any]) -> None:
+        self.empty_steps = 0 if updates else self.empty_steps + 1
+        if self.empty_steps >= EMPTY_STEPS:
+            raise RunEnded(
+                f"no row to train on in {EMPTY_STEPS} steps in a row, up to step {step}; last ledger: {ledger.record()}; "
+                "mend the cause and resume with --ckpt.load_enable"
+            )
+
+    async def evaluate(self, step: int) -> dict[str, float]:
+        """Success on the evaluation tasks; trajectories lost to infrastructure count as wrong and are reported beside."""
+        args = self.run.args.eval
+        total = len(self.eval_tasks) * args.n_samples_per_prompt
+        started = time.monotonic()
+        with self._progress("evaluation", total) as tick:
+            found = await self.rollout.evaluate(self.eval_tasks, args.n_samples_per_prompt, step, args.temperature, tick)
+        return {
+            "eval/outcome": _mean([t.outcome or 0.0 for t in found]),
+            "eval/lost": float(sum(t.infrastructure_failure is not None for t in found)),
+            "eval/seconds": time.monotonic() - started,
+        }
+
+    async def save(self, step: int) -> None:
+        """Save every policy and the plugins' state as one step."""
+        with self._progress("checkpoint"):
+            state = {"step": step}
+            await _all(
+                host.remote(*host.group.async_run_method("save_checkpoint", tag(step), state))
+                for host in self.trained.values()
+            )
+            versions = {name: host.version for name, host in self.trained.items()}
+            self.checkpoints.commit(step, versions, self.run.fingerprint(), self.plugins.state())
+
+    async def save_models(self) -> None:
+        """Each policy's weights in Hugging Face format, in its own folder."""
+        with self._progress("saving models"):
+            await _all(host.remote(*host.group.async_save_model()) for host in self.trained.values())
+
+    def _first_prompts(self, trajectories: Sequence[Trajectory]) -> dict[str, str]:
+        prompts: dict[str, str] = {}
+        for t in trajectories:
+            for a in t.actions:
+                if a.role not in prompts:
+                    chat = self.rollout.roles[a.role].chat
+                    prompts[a.role] = chat.tokenizer.decode(list(a.context_ids), skip_special_tokens=False)
+        return {role: prompts[role] for role in self.rollout.roles if role in prompts}
+
+    @contextmanager
+    def _timed(self, phase: str, seconds: dict[str, float]) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        seconds[phase] = time.monotonic() - started
+
+    def _progress(self, name: str, total: int | None = None) -> Any:
+        return self.display.phase(name, total)
+
+
+async def _all(work: Iterable[Any]) -> list[Any]:
+    """Await all at once; the first known failure of a remote process ends the run with its own message."""
+    try:
+        return list(await asyncio.gather(*work))
+    except RayTaskError as error:
+        cause = raised_by(error)
+        if isinstance(cause, FloatingPointError):
+            raise RunEnded(f"{cause}; nothing was synced or saved, resume with --ckpt.load_enable") from error
+        raise
+
+
+def summary(trajectories: Sequence[Trajectory], ledger: Ledger) -> dict[str, float]:
+    """Metrics of a rollout: outcome, and by role reward, response length, tool calls and how they went."""
+    scored = [t.outcome for t in trajectories if t.outcome is not None]
+    actions = [a for t in trajectories if not t.infrastructure_failure for a in t.actions]
+    metrics = {
+        "outcome/mean": _mean(scored),
+        "reward/mean": _mean([a.reward for a in actions if a.reward is not None]),
+        "rows/generated": float(ledger.generated.total()),
+        "rows/trained": float(ledger.trained.total()),
+        "rows/left_out": float(sum(c.total() for c in ledger.left_out.values())),
+        "trajectories/lost": float(ledger.lost.total()),
+        "trajectories/failed": float(ledger.failed.total()),
+        "tokens/sampled": float(sum(len(a.generation.ids) for a in actions)),
+    }
+    roles: dict[str, list[Any]] = defaultdict(list)
+    for action in actions:
+        roles[action.role].append(action)
+    for role, mine in sorted(roles.items()):
+        calls = [r for a in mine for r in a.tool_results]
+        metrics[f"role/{role}/actions"] = float(len(mine))
+        metrics[f"role/{role}/reward"] = _mean([a.reward for a in mine if a.reward is not None])
+        metrics[f"role/{role}/advantage"] = _mean([a.advantage for a in mine if a.advantage is not None])
+        metrics[f"role/{role}/response_length"] = _mean([float(len(a.generation.ids)) for a in mine])
+        metrics[f"role/{role}/truncated"] = _mean([float(a.generation.finish == "length") for a in mine])
+        metrics[f"role/{role}/tool_call_rate"] = _mean([float(bool(a.tool_results)) for a in mine])
+        if calls:
+            metrics[f"role/{role}/tool_success"] = _mean([float(r.ok) for r in calls])
+    return metrics
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,18 @@
+"""Where the recipes, entry points and requirement files are, in a checkout or in an installed wheel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent
+
+
+def data(name: str) -> Path:
+    """Folder `name` of the project: in the wheel it lies inside the package, in a checkout beside it."""
+    inside = PACKAGE / "data" / name
+    return inside if inside.is_dir() else PACKAGE.parent / name
+
+
+def recipes_root() -> Path:
+    """Folder of the shipped recipes."""
+    return data("recipes")

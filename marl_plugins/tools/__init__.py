@@ -1,0 +1,1 @@
+"""Tools that roles may use."""
