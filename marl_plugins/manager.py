@@ -90,7 +90,6 @@ class Plugins:
             self.manager.register(module, name)
         except pluggy.PluginValidationError as error:
             problems.append(f"plugin {name}: {' '.join(str(error).split())}")
-            self.manager.unregister(module)
             return
         known = [n for n in vars(hookspecs) if n.startswith("marl_")]
         for attribute, value in vars(module).items():

@@ -285,6 +285,7 @@ def build_run(words: Sequence[str]) -> tuple[Run, argparse.Namespace]:
     builder.problems += _check_policies(run, recipe, origins)
 
     by_policy: dict[str, list[Given]] = {p.name: [] for p in run.policies}
+    refused: dict[str, list[str]] = {}
     for flag in policy_cli:
         _, _, rest = flag.name.partition(".")
         name, _, upstream_name = rest.partition(".")
@@ -301,14 +302,14 @@ def build_run(words: Sequence[str]) -> tuple[Run, argparse.Namespace]:
         policy_args = parse([*base, *good, *fine])
         policy_args.actor.model_name_or_path = policy.model
         problems, warnings = upstream_cli.validate(policy_args, root)
-        label = f"policy {policy.name!r}: " if len(run.policies) > 1 else ""
-        builder.problems += [label + p for p in problems]
+        refused[policy.name] = problems
         run.warnings += [w for w in warnings if w not in run.warnings]
         policy_args.ckpt.path = str(Path(args.ckpt.path) / policy.name)
         policy_args.ckpt.output_dir = str(Path(args.ckpt.output_dir) / policy.name)
         policy_args.ckpt.max_num = 10**9  # complete steps are rotated together, after the manifest is in place
         policy_args.logger.wandb.key = policy_args.logger.tensorboard_dir = None  # the controller logs, once
         run.policy_args[policy.name] = policy_args
+    builder.problems += _name_policies(refused)
     builder.problems += _check_numbers(run)
     builder.problems += _check_files(run, origins)
     for problems in plugins.hook.marl_configure(run=run):
@@ -482,22 +483,23 @@ def _check_numbers(run: Run) -> list[str]:
             f"--rollout.n_samples_per_prompt {args.rollout.n_samples_per_prompt}), which --train.batch_size "
             f"{args.train.batch_size} (trajectories per optimiser step) does not divide"
         )
+    by_policy: dict[str, list[str]] = {}
     for name, a in run.policy_args.items():
-        label = f"policy {name!r}: "
+        mine = by_policy.setdefault(name, [])
         if a.train.micro_batch_size < 1 or a.rollout.micro_batch_size < 1:
-            problems.append(label + "--train.micro_batch_size and --rollout.micro_batch_size must be at least 1")
+            mine.append("--train.micro_batch_size and --rollout.micro_batch_size must be at least 1")
         if not a.vllm.num_engines or a.vllm.num_engines < 1:
-            problems.append(label + f"--vllm.num_engines is {a.vllm.num_engines}; every policy needs at least one engine")
+            mine.append(f"--vllm.num_engines is {a.vllm.num_engines}; every policy needs at least one engine")
         if a.rollout.max_new_tokens is not None and a.rollout.max_new_tokens >= a.data.max_len:
-            problems.append(
-                label
-                + f"--rollout.max_new_tokens {a.rollout.max_new_tokens} leaves no room for a prompt in --data.max_len "
+            mine.append(
+                f"--rollout.max_new_tokens {a.rollout.max_new_tokens} leaves no room for a prompt in --data.max_len "
                 f"{a.data.max_len}"
             )
         if run.device == "cpu" and a.ds.zero_stage == 3:
-            problems.append(label + "--ds.zero_stage 3 is refused on CPU: it gave NaN with two ranks in one of four runs")
+            mine.append("--ds.zero_stage 3 is refused on CPU: it gave NaN with two ranks in one of four runs")
         if run.device == "cpu" and a.ds.attn_implementation.startswith("flash"):
-            problems.append(label + f"--ds.attn_implementation {a.ds.attn_implementation} needs a GPU; use eager or sdpa")
+            mine.append(f"--ds.attn_implementation {a.ds.attn_implementation} needs a GPU; use eager or sdpa")
+    problems += _name_policies(by_policy)
     if run.max_steps is not None and run.max_steps < 1:
         problems.append(f"--max_steps is {run.max_steps}; it must be at least 1")
     if run.logical_gpus is not None and run.device != "cpu":
@@ -514,6 +516,18 @@ def _check_numbers(run: Run) -> list[str]:
             f"--reward.remote_url {remote}: only a .py file with reward_func(queries, prompts, labels) that exists"
         )
     return problems
+
+
+def _name_policies(by_policy: Mapping[str, list[str]]) -> list[str]:
+    """Problems with the policies that have them; without a name where all have the same."""
+    owners: dict[str, list[str]] = {}
+    for name, problems in by_policy.items():
+        for problem in problems:
+            owners.setdefault(problem, []).append(name)
+    return [
+        problem if len(names) == len(by_policy) else f"policy {', '.join(map(repr, names))}: {problem}"
+        for problem, names in owners.items()
+    ]
 
 
 def _check_files(run: Run, origins: Origins) -> list[str]:

@@ -119,5 +119,5 @@ def _remote_score(trajectory: Trajectory) -> float:
     module = load_file(Path(_run.args.reward.remote_url), "marl_reward_function")
     query = trajectory.task.prompt + (trajectory.answer or "")
     result = module.reward_func([query], [trajectory.task.prompt], [trajectory.task.label])
-    scores = result.get("scores", result["rewards"]) if isinstance(result, dict) else result
+    scores: Any = result.get("scores", result["rewards"]) if isinstance(result, dict) else result
     return float(scores[0])

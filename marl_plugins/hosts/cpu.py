@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib.machinery
 import os
+import signal
 import sys
 import types
 from collections.abc import Iterator
@@ -119,12 +120,18 @@ def fork_engine_processes() -> None:
     """Start vLLM's engine process by fork: a spawned one imports everything again, about five seconds of CPU each.
 
     vLLM forces `spawn` on CPU and inside Ray actors (vllm/platforms/cpu.py:347, utils/system_utils.py:126-165), for reasons
-    that do not hold here: no accelerator context exists, and the child uses nothing of Ray.
+    that do not hold here: no accelerator context exists, and the child uses nothing of Ray. The child dies with its parent;
+    an engine that was killed would otherwise leave it behind.
     """
     if os.environ.get(DEVICE) != "cpu":
         return
+    import ctypes
     import multiprocessing
 
     import vllm.v1.engine.utils
+
+    libc = ctypes.CDLL(None)
+    parent_death_signal = 1  # PR_SET_PDEATHSIG of linux/prctl.h
+    os.register_at_fork(after_in_child=lambda: libc.prctl(parent_death_signal, signal.SIGKILL))
 
     vllm.v1.engine.utils.get_mp_context = lambda: multiprocessing.get_context("fork")

@@ -11,7 +11,6 @@ import threading
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -172,7 +171,6 @@ class Session:
     """The processes of a run, up and ready, and what the loop is built from."""
 
     def __init__(self, run: Run):
-        # The imports below take seconds; Ray starts the processes meanwhile wherever the order allows it.
         self.run = run
         for policy in run.policies:
             run.policy_args[policy.name].actor.model_name_or_path = resolve(policy.model)
@@ -285,32 +283,23 @@ class Session:
     def _start(self) -> dict[str, Any]:
         """Start every process of every policy at once and wait for all of them."""
         import ray
-        from openrlhf.utils import get_strategy
 
         from marl_plugins.runtime.engines import Budget, EnginePool, start_engine
 
         budget = Budget(self.run.recipe.limits.engine_restarts)
         max_steps = self._max_steps()
-        launched = {}
-        with ThreadPoolExecutor(max_workers=4 * len(self.run.policies)) as threads:
-            engines = {}
-            for policy in self.run.policies:
-                args = self.run.policy_args[policy.name]
-                shared = _placement_group(args) if policy.trainable and args.train.colocate_all else None
-                engines[policy.name] = [
-                    threads.submit(start_engine, args, index, shared) for index in range(args.vllm.num_engines)
-                ]
-                if policy.trainable:
-                    launched[policy.name] = self._launch(policy, get_strategy(args), shared, max_steps[policy.name])
-            pools = {}
-            for policy in self.run.policies:
-                args = self.run.policy_args[policy.name]
-                pools[policy.name] = EnginePool(
-                    policy.name,
-                    [e.result() for e in engines[policy.name]],
-                    lambda args=args: start_engine(args, 0, None),  # type: ignore[misc]
-                    budget,
-                )
+        launched, pools = {}, {}
+        for policy in self.run.policies:
+            args = self.run.policy_args[policy.name]
+            shared = _placement_group(args) if policy.trainable and args.train.colocate_all else None
+            if policy.trainable:
+                launched[policy.name] = self._launch(policy, shared)
+            pools[policy.name] = EnginePool(
+                policy.name,
+                [start_engine(args, index, shared) for index in range(args.vllm.num_engines)],
+                lambda args=args: start_engine(args, 0, None),  # type: ignore[misc]
+                budget,
+            )
         hosts = {}
         waiting = []
         for policy in self.run.policies:
@@ -336,9 +325,10 @@ class Session:
             all_steps = all_steps[: self.run.max_steps]
         return {name: sum(all_steps) * args.train.max_epochs for name, args in self.run.policy_args.items()}
 
-    def _launch(self, policy: Policy, strategy: Any, shared: Any, max_steps: int) -> tuple[Any, Any, Any]:
+    def _launch(self, policy: Policy, shared: Any) -> tuple[Any, Any, Any]:
         """Start a policy's training processes (and its reference's, on GPUs); nothing is loaded yet."""
         from openrlhf.trainer.ray.launcher import RayActorGroup
+        from openrlhf.utils import get_strategy
 
         from marl_plugins.runtime.policy_actor import RemotePolicyActor, RemoteReferenceActor
 
@@ -351,6 +341,9 @@ class Session:
         reference = None
         if args.algo.kl.init_coef > 0 and self.run.device != "cpu":
             reference = RayActorGroup(args.ref.num_nodes, args.ref.num_gpus_per_node, RemoteReferenceActor, group_of, share)
+        strategy = get_strategy(args)
+        # DeepSpeed wants rows; --train.batch_size counts trajectories. One micro-batch per rank, until each fit says how many.
+        strategy.train_batch_size = args.train.micro_batch_size * training_gpus(args)
         return strategy, group, reference
 
     def _trainer(

@@ -6,6 +6,7 @@ from marl_plugins.hosts import cpu
 
 cpu.install()  # before anything of upstream
 
+import os  # noqa: E402
 from typing import Any  # noqa: E402
 
 import ray  # noqa: E402
@@ -52,12 +53,10 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
             kwargs["max_num_batched_tokens"] = max(PREFILL_TOKENS, kwargs["max_model_len"])
         await super().__init__(*args, **kwargs)
 
-    async def identify(self, policy: str, version: int) -> str:
-        """Say whose weights the engine holds from now on; its vLLM version."""
-        import vllm
-
+    async def identify(self, policy: str, version: int) -> int:
+        """Say whose weights the engine holds from now on; its process id."""
         self.policy, self.version = policy, version
-        return str(vllm.__version__)
+        return os.getpid()
 
     async def load_state(self, blob: bytes, policy: str, version: int) -> int:
         """Take over a policy's whole state (safetensors bytes); the number of tensors."""
@@ -85,7 +84,7 @@ def _kv_bytes(model: str, max_model_len: int) -> int:
     config = AutoConfig.from_pretrained(model, trust_remote_code=True).get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    wanted = 2 * 2 * config.num_hidden_layers * heads * head * max_model_len * 64
+    wanted = int(2 * 2 * config.num_hidden_layers * heads * head * max_model_len * 64)
     return max(KV_BYTES[0], min(KV_BYTES[1], wanted))
 
 

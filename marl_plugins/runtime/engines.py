@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,8 @@ from ray.exceptions import RayActorError, RayTaskError
 from marl_plugins.core.failures import InfrastructureFailure, RunEnded
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.core.workflow import Call
+
+_STARTING = threading.Lock()
 
 Choose = Callable[[list["Engine"]], "Engine"]
 Restore = Callable[[Any, int], Awaitable[None]]
@@ -179,7 +182,8 @@ def start_engine(args: Any, index: int, shared_group: Any) -> Engine:
         groups.append(ray.util.placement_group(*arguments, **options))
         return groups[-1]
 
-    with substituted(upstream, RolloutRayActor=RemoteRolloutActor, placement_group=placement_group):
+    # One at a time: two dead engines may be replaced at once, and the substitution holds for the whole process.
+    with _STARTING, substituted(upstream, RolloutRayActor=RemoteRolloutActor, placement_group=placement_group):
         handles = upstream.create_vllm_engines(
             1,
             args.vllm.tensor_parallel_size,

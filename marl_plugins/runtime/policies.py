@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+# Installs the host support, before upstream is imported below.
+import marl_plugins.runtime.policy_actor  # isort: skip  # noqa: F401
 from openrlhf.models.utils import compute_reward
 from openrlhf.trainer.ppo_trainer import BasePPOTrainer
 from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch, split_experience_batch

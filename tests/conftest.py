@@ -1,0 +1,28 @@
+"""Shared by all tests: a CPU process, and the rule that CI may not skip."""
+
+import os
+
+os.environ["MARL_PLUGINS_DEVICE"] = "cpu"
+os.environ.setdefault("TQDM_DISABLE", "1")
+
+import pytest
+from hypothesis import settings
+from simulated import CharacterChat
+
+settings.register_profile("marl", deadline=None, print_blob=True)
+settings.load_profile("marl")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """In CI a skipped test is a failed one, unless it is marked gpu."""
+    report = yield
+    if report.skipped and os.environ.get("CI") and "gpu" not in item.keywords and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped in CI, which only tests marked gpu may be: {report.longrepr}"
+    return report
+
+
+@pytest.fixture
+def chat():
+    return CharacterChat()

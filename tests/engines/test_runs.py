@@ -1,0 +1,144 @@
+"""Whole runs through the real engines: exact records, ragged rows on two ranks, kills and resumption."""
+
+import json
+from collections import Counter, defaultdict
+
+import pytest
+
+from marl_plugins.runtime.tiny_model import resolve
+
+
+def comparable(metrics):
+    """Metrics without what measures time or counts restarts."""
+    return [{k: v for k, v in m.items() if "seconds" not in k and k != "engines/restarted"} for m in metrics]
+
+
+def actions(run):
+    return [(t, a) for t in run.trajectories for a in t["actions"]]
+
+
+def test_three_steps_with_every_policy_and_the_table(undisturbed):
+    assert [m["step"] for m in undisturbed.metrics] == [1, 2, 3]
+    text = undisturbed.log.read_text()
+    assert "first prompt of first" in text
+    assert text.count("first prompt of second") == 1
+    assert "|grad|" in text
+    for m in undisturbed.metrics:
+        assert m["policy/first/optimiser_steps"] == m["policy/second/optimiser_steps"] == 2  # K = 6 trajectories / 3
+
+
+def test_rows_are_ragged_and_all_of_them_are_trained(undisturbed):
+    counts = [entry["roles"]["second"]["generated"] for entry in undisturbed.ledger]
+    assert any(count % 8 for count in counts)  # not a multiple of ranks x micro-batch
+    for entry in undisturbed.ledger:
+        for role in ("first", "second"):
+            assert entry["roles"][role]["trained"] == entry["roles"][role]["generated"] > 0
+        if "judge" in entry["roles"]:
+            judge = entry["roles"]["judge"]
+            assert judge["left_out"] == {"frozen": judge["generated"]}
+
+
+def test_the_schedule_of_records_is_complete(undisturbed):
+    per_step = Counter(t["step"] for t in undisturbed.trajectories)
+    assert per_step == {1: 6, 2: 6, 3: 6}
+    assert {t["schema"] for t in undisturbed.trajectories} == {1}
+    keys = {(t["step"], t["task"], t["sample"], a["action"]) for t, a in actions(undisturbed)}
+    assert len(keys) == len(actions(undisturbed))
+
+
+def test_tool_turns_continue_the_sampled_ids(undisturbed):
+    """Every later turn names the turn it continues; its own ids are only what the tool's answer added."""
+    later = [(t, a) for t, a in actions(undisturbed) if a["continues"]]
+    assert later
+    for t, a in later:
+        before = next(b for b in t["actions"] if b["action"] == a["continues"])
+        assert a["turn"] == before["turn"] + 1
+        assert before["tools"]
+        assert len(a["shown_ids"]) < 80
+
+
+def test_what_was_trained_is_what_was_sampled(undisturbed):
+    """The trainer's own log-probs of the recorded ids agree with those of the engine that sampled them.
+
+    One token of difference in a context, or weights that were not synchronised, would show as a difference of order 1.
+    """
+    for m in undisturbed.metrics:
+        assert m["drift/max"] < 0.01, m
+
+
+def test_versions_follow_the_updates(undisturbed):
+    versions = defaultdict(set)
+    for t, a in actions(undisturbed):
+        versions[t["step"], a["policy"]].add(a["version"])
+    for step in (1, 2, 3):
+        assert versions[step, "first"] == versions[step, "second"] == {step - 1}
+    assert {v for (_, policy), vs in versions.items() for v in vs if policy == "judge"} == {0}
+
+
+def test_advantages_are_normalised_over_both_policies(undisturbed):
+    """Token-weighted mean 0 and variance 1 over all trained tokens of the step, both policies together."""
+    for step in (1, 2, 3):
+        values = []
+        for t, a in actions(undisturbed):
+            if t["step"] == step and a["advantage"] is not None:
+                values += [a["advantage"]] * len(a["ids"])
+        mean = sum(values) / len(values)
+        variance = sum((v - mean) ** 2 for v in values) / len(values)
+        assert abs(mean) < 1e-4
+        assert variance == pytest.approx(1.0, abs=0.05)  # per action, the KL penalty varies within it
+
+
+def test_the_evaluation_is_counted(undisturbed):
+    with_eval = [m for m in undisturbed.metrics if "eval/outcome" in m]
+    assert [m["step"] for m in with_eval] == [2]
+    assert with_eval[0]["eval/lost"] == 0
+
+
+def test_each_policy_is_saved_in_its_own_folder_and_loads(undisturbed):
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    for name, start in (("first", "tiny"), ("second", "tiny:seed=1")):
+        folder = undisturbed.output / name
+        trained, initial = (AutoModelForCausalLM.from_pretrained(p) for p in (folder, resolve(start)))
+        changed = [
+            not torch.equal(a.bfloat16(), b.bfloat16())
+            for a, b in zip(trained.parameters(), initial.parameters(), strict=True)
+        ]
+        assert any(changed)
+        assert AutoTokenizer.from_pretrained(folder).chat_template
+    assert not (undisturbed.output / "judge").exists()  # frozen
+
+
+def test_nothing_is_left_running(undisturbed):
+    assert undisturbed.processes() == []
+
+
+def test_a_killed_engine_is_replaced_and_changes_nothing(killed, undisturbed):
+    before = killed.metrics_before
+    assert [m["step"] for m in before] == [1, 2]
+    assert before[0]["engines/restarted"] == 1
+    assert all(entry["lost"] == {} for entry in killed.ledger[:2])
+    assert comparable(before) == comparable(undisturbed.metrics[:2])
+
+
+def test_a_killed_driver_takes_everything_with_it(killed):
+    assert killed.left_behind is True, killed.left_behind
+
+
+def test_the_manifest_names_the_last_complete_step(killed):
+    manifest = json.loads((killed.output.parent / "checkpoints" / "manifest.json").read_text())
+    assert manifest["policies"] == {"first": manifest["step"], "second": manifest["step"]}
+
+
+def test_the_resumed_run_repeats_the_undisturbed_one(resumed, undisturbed):
+    assert "resuming after step 2" in resumed.log.read_text()
+    assert comparable(resumed.metrics) == comparable(undisturbed.metrics)
+    assert resumed.trajectories == undisturbed.trajectories  # sampled ids, log-probs, advantages: all of it
+    assert resumed.ledger == undisturbed.ledger
+
+
+def test_and_ends_with_the_same_weights(resumed, undisturbed):
+    for name in ("first", "second"):
+        one, two = ((run.output / name / "model.safetensors").read_bytes() for run in (resumed, undisturbed))
+        assert one == two

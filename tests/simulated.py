@@ -1,0 +1,60 @@
+"""Stand-ins for tests of the core: a simulated engine, a chat format of characters, finished trajectories."""
+
+import asyncio
+import hashlib
+import random
+
+from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
+
+
+class CharacterChat:
+    """A stand-in for a tokenizer and its chat template: one token per character, `^` ends a message."""
+
+    def opening(self, messages):
+        return self.encode("".join(f"{m['role'][0]}:{m['content']}^" for m in messages) + "a:")
+
+    def continuation(self, sampled, message):
+        end = "" if sampled and sampled[-1] == ord("^") else "^"
+        return self.encode(f"{end}{message['role'][0]}:{message['content']}^a:")
+
+    def text(self, ids):
+        return "".join(chr(i) for i in ids).rstrip("^")
+
+    @staticmethod
+    def encode(text):
+        return tuple(ord(c) for c in text)
+
+
+def simulated_engine(delays=False, policy_version=0):
+    """A simulated engine: text from the seed and the context alone; arrival order shuffled when `delays` is set."""
+    noise = random.Random()
+
+    async def generate(call):
+        if delays:
+            await asyncio.sleep(noise.random() * 0.01)
+        digest = hashlib.sha256(f"{call.seed}/{call.context_ids}".encode()).hexdigest()
+        ids = (*CharacterChat.encode(digest[: min(6, call.max_tokens)]), ord("^"))
+        return Generation(ids, tuple(-0.5 for _ in ids), "stop", call.policy, policy_version)
+
+    return generate
+
+
+def make_trajectory(edges, policies=None, rewards=None, task="t", sample=0, roles=None):
+    """A finished trajectory: `edges` maps each action's path to the paths it saw, in order."""
+    trajectory = Trajectory(Task(task, "prompt", "label"), sample, step=1)
+    for number, (path, parents) in enumerate(edges.items()):
+        policy = (policies or {}).get(path, "p")
+        trajectory.actions.append(
+            Action(
+                path=path,
+                role=(roles or {}).get(path, path),
+                policy=policy,
+                turn=0,
+                shown_ids=(1, 2, 3),
+                generation=Generation((4, 5 + number), (-0.1, -0.2), "stop", policy, 0),
+                text="x",
+                parents=tuple(parents),
+                reward=(rewards or {}).get(path, 1.0),
+            )
+        )
+    return trajectory

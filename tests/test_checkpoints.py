@@ -1,0 +1,110 @@
+"""Checkpoints of several policies are one or none."""
+
+import json
+
+import pytest
+
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.runtime.checkpoints import Checkpoints, tag
+from marl_plugins.runtime.records import cut_back
+
+RUN = {"seed": 1, "roles": {"a": "p"}}
+
+
+def saved(folder, step, policies=("p", "q")):
+    """What DeepSpeed leaves behind for a step."""
+    for policy in policies:
+        path = folder / policy / "_actor" / tag(step)
+        path.mkdir(parents=True)
+        (path / "states.pt").write_text(str(step))
+        (folder / policy / "_actor" / "latest").write_text(tag(step))
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    return Checkpoints(tmp_path, keep=2)
+
+
+def latest(checkpoints, policy):
+    return (checkpoints.folder / policy / "_actor" / "latest").read_text()
+
+
+def test_a_fresh_folder_starts_fresh(checkpoints):
+    assert checkpoints.open(resume=True, fingerprint=RUN) is None
+
+
+def test_resume_points_every_policy_at_the_manifests_step(checkpoints):
+    saved(checkpoints.folder, 2)
+    checkpoints.commit(2, {"p": 2, "q": 2}, RUN, {"plugin": {"n": 1}})
+    saved(checkpoints.folder, 4, ["p"])  # killed while the policies were saving: q has no step 4
+    manifest = checkpoints.open(resume=True, fingerprint=RUN)
+    assert (manifest["step"], manifest["state"]) == (2, {"plugin": {"n": 1}})
+    assert latest(checkpoints, "p") == latest(checkpoints, "q") == tag(2)
+
+
+def test_parts_without_a_manifest_do_not_exist(checkpoints):
+    saved(checkpoints.folder, 2)
+    assert checkpoints.open(resume=True, fingerprint=RUN) is None
+    assert not list(checkpoints.folder.glob("*/_actor/latest"))  # upstream would load it otherwise
+
+
+def test_rotation_keeps_the_last_steps_and_never_the_named_one_goes(checkpoints):
+    for step in (1, 2, 3, 4):
+        saved(checkpoints.folder, step)
+        checkpoints.commit(step, {"p": step, "q": step}, RUN, {})
+    assert sorted(p.name for p in (checkpoints.folder / "p" / "_actor").glob("global*")) == [tag(3), tag(4)]
+    assert json.loads(checkpoints.manifest_path.read_text())["step"] == 4
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+def test_the_last_complete_step_is_always_kept(tmp_path, keep):
+    checkpoints = Checkpoints(tmp_path, keep)
+    for step in (1, 2):
+        saved(tmp_path, step)
+        checkpoints.commit(step, {"p": step, "q": step}, RUN, {})
+    assert checkpoints.open(resume=True, fingerprint=RUN)["step"] == 2
+
+
+def test_an_older_half_step_of_a_later_number_is_not_deleted_before_it_is_complete(checkpoints):
+    saved(checkpoints.folder, 6)  # left by a killed run, later than what is committed now
+    saved(checkpoints.folder, 2)
+    checkpoints.commit(2, {"p": 2, "q": 2}, RUN, {})
+    assert checkpoints.open(resume=True, fingerprint=RUN)["step"] == 2
+
+
+def test_a_saved_run_is_not_overwritten_by_mistake(checkpoints):
+    saved(checkpoints.folder, 2)
+    checkpoints.commit(2, {"p": 2, "q": 2}, RUN, {})
+    with pytest.raises(ConfigurationError, match="holds a run saved at step 2; go on with --ckpt.load_enable"):
+        checkpoints.open(resume=False, fingerprint=RUN)
+
+
+def test_another_run_cannot_be_resumed(checkpoints):
+    saved(checkpoints.folder, 2)
+    checkpoints.commit(2, {"p": 2, "q": 2}, RUN, {})
+    with pytest.raises(ConfigurationError, match="seed was 1 when the run was saved and is 2 now"):
+        checkpoints.open(resume=True, fingerprint={**RUN, "seed": 2})
+
+
+def test_missing_parts_are_named(checkpoints):
+    saved(checkpoints.folder, 2, ["p"])
+    checkpoints.commit(2, {"p": 2}, RUN, {})
+    manifest = json.loads(checkpoints.manifest_path.read_text())
+    manifest["policies"]["q"] = 2
+    checkpoints.manifest_path.write_text(json.dumps(manifest))
+    with pytest.raises(ConfigurationError, match="q/_actor/global_step2 is missing"):
+        checkpoints.open(resume=True, fingerprint=RUN)
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"schema": 99, "step": 1}'])
+def test_a_broken_manifest_is_an_error_not_a_fresh_start(checkpoints, text):
+    checkpoints.manifest_path.write_text(text)
+    with pytest.raises(ConfigurationError, match=r"manifest\.json"):
+        checkpoints.open(resume=True, fingerprint=RUN)
+
+
+def test_records_are_cut_back_to_the_step_that_is_continued(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"step": 4, "rew')
+    cut_back(file, 2)
+    assert file.read_text() == '{"step": 1}\n{"step": 2}\n'

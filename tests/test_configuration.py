@@ -1,0 +1,340 @@
+"""Everything wrong is said at once, before anything starts, with its place and the cure."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from marl_plugins.config import load_recipe
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.tasks import read_tasks
+from marl_plugins.hosts import upstream_cli
+from marl_plugins.hosts.flags import FLAGS
+from marl_plugins.hosts.seams import check_seams
+from marl_plugins.plan import build_run, describe
+from marl_plugins.shipped import recipes_root
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAVY = ("torch", "ray", "transformers", "numpy", "openai", "vllm", "deepspeed", "openrlhf")
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """A copy of the shipped recipe that may be spoilt; `edit(old, new)` changes its tiny.yaml's base."""
+    shutil.copytree(recipes_root() / "mathchat", tmp_path / "mathchat")
+    folder = tmp_path / "mathchat"
+
+    def edit(old, new, file="recipe.yaml"):
+        text = (folder / file).read_text()
+        assert old in text
+        (folder / file).write_text(text.replace(old, new))
+        return folder
+
+    edit.folder = folder
+    return edit
+
+
+def problems(*words):
+    with pytest.raises(ConfigurationError) as caught:
+        build_run(list(words))
+    return caught.value.problems
+
+
+def only(found, *parts):
+    """The one problem in which all parts occur."""
+    matching = [p for p in found if all(part in p for part in parts)]
+    assert len(matching) == 1, f"{parts} in {found}"
+    return matching[0]
+
+
+@pytest.mark.parametrize("path", sorted(recipes_root().glob("*/*.yaml")), ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_every_shipped_recipe_is_valid(path):
+    run, _ = build_run(["--recipe", str(path)])
+    assert json.dumps(describe(run))
+
+
+def test_many_mistakes_are_reported_together(recipe):
+    recipe("workflow: workflow.py", "workflow: workfow.py\nmodle: x")
+    recipe("max_turns: 3", "max_turns: many")
+    recipe("tasks: tasks.py", "taks: tasks.py")
+    found = problems("--recipe", str(recipe.folder))
+    only(found, "recipe.yaml:", "unknown key 'modle'", "did you mean 'model'?")
+    only(found, "roles.coder.max_turns", "got 'many'")
+    only(found, "unknown key 'taks'", "did you mean 'tasks'?")
+
+
+def test_mistakes_beyond_the_yaml_are_reported_together(recipe):
+    recipe("workflow: workflow.py", "workflow: workfow.py")
+    recipe("prompt: prompts/solver.md", "prompt: prompts/sovler.md")
+    recipe("tools: [python]", "tools: [pyhton]")
+    recipe("actor.adam.lr", "actor.adam.rl")
+    found = problems(
+        "--recipe",
+        str(recipe.folder / "tiny.yaml"),
+        "--train.batch_size",
+        "33",
+        "--policy.sovler.actor.adam.lr",
+        "1",
+        "--rollout.temperature",
+        "hot",
+    )
+    only(found, "workflow:", "workfow.py: no such file")
+    only(found, "roles.solver.prompt", "sovler.md")
+    only(found, "there is no tool 'pyhton'", "did you mean 'python'?")
+    only(found, "unknown flag --actor.adam.rl", "did you mean 'actor.adam.lr'?", "recipe.yaml:")
+    only(found, "there is no policy 'sovler'", "did you mean 'solver'?", "command line")
+    only(found, "--rollout.temperature", "invalid float value: 'hot'")
+    only(found, "32 trajectories", "--train.batch_size 33", "does not divide")
+
+
+def test_lines_are_those_of_the_file(recipe):
+    folder = recipe("model: Qwen", "modle: Qwen")
+    line = next(
+        n for n, text in enumerate((folder / "recipe.yaml").read_text().splitlines(), 1) if text.startswith("modle")
+    )
+    only(problems("--recipe", str(folder)), f"recipe.yaml:{line}: unknown key 'modle'")
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["--plugin", "marl_plugins.routnig"], ["'marl_plugins.routnig'", "did you mean 'marl_plugins.routing'?"]),
+        (["--plugin", "no/such.py"], ["no/such.py: no such file"]),
+        (["--recipe", "mathchatt"], ["--recipe mathchatt", "did you mean 'mathchat'?"]),
+        (["--plugin", "marl_plugins.filter_agents_data", "--filter_agents_data.multiple", "0"], ["multiple is 0"]),
+        (["--train.async_enable"], ["--train.async_enable cannot be used", "asynchronous"]),
+        (["--ds.lora.rank", "8"], ["--ds.lora.rank cannot be used", "adapters"]),
+        (["--ds.packing_samples"], ["--ds.packing_samples cannot be used"]),
+        (["--train.agent_func_path", "a.py"], ["no effect here", "workflow"]),
+        (["--policy.solver.train.batch_size", "4"], ["cannot differ per policy"]),
+        (["--algo.advantage.estimator", "gae"], ["estimator gae is not supported yet", "use reinforce"]),
+        (["--ds.zero_stage", "3"], ["zero_stage 3 is refused on CPU"]),
+        (["--vllm.num_engines", "0"], ["num_engines is 0"]),
+        (["--rollout.max_new_tokens", "500"], ["leaves no room for a prompt"]),
+        (
+            ["--logical_gpus", "5"],
+            ["--logical_gpus 5: the plan needs 6 (solver 2, coder 2, verifier 2)", "--mapping shared"],
+        ),
+        (["--mapping", "solver=a,coder=a"], ["role 'verifier' is mapped to no policy"]),
+        (["--mapping", "nonsense"], ["expected separate, shared, or role=policy"]),
+        (["--max_steps", "0"], ["--max_steps is 0"]),
+        (["--rollout.batch_size", "0"], ["--rollout.batch_size is 0"]),
+        (["--algo.advantage.is_correction_threshold", "1", "2", "3"], ["is_correction_threshold takes HIGH or LOW HIGH"]),
+    ],
+)
+def test_bad_flags(words, parts):
+    base = [] if words[0] == "--recipe" else ["--recipe", str(recipes_root() / "mathchat" / "tiny.yaml")]
+    only(problems(*base, *words), *parts) if "is_correction" not in words[0] else [
+        p for p in problems(*base, *words) if all(part in p for part in parts)
+    ][0]
+
+
+def test_a_model_that_does_not_exist_and_one_without_a_chat_template(recipe, tmp_path):
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "config.json").write_text("{}")
+    (tmp_path / "bare" / "tokenizer_config.json").write_text("{}")
+    folder = recipe("model: tiny", f"model: {tmp_path}/missing", file="tiny.yaml")
+    recipe('coder: {model: "tiny:seed=1"}', f'coder: {{model: "{tmp_path}/bare"}}', file="tiny.yaml")
+    found = problems("--recipe", str(folder / "tiny.yaml"))
+    only(found, "policy 'solver'", "missing' is neither a folder that exists nor a hub name")
+    only(found, "policy 'coder'", "has no chat template")
+
+
+def test_a_role_mapped_to_a_missing_policy(recipe):
+    folder = recipe("mapping: separate  ", "mapping: {solver: a, coder: a, verfier: b}  ")
+    found = problems("--recipe", str(folder / "tiny.yaml"))
+    only(found, "role 'verifier' is mapped to no policy")
+    only(found, "there is no role 'verfier'", "did you mean 'verifier'?")
+    only(found, "no role is mapped to policy 'coder'")
+
+
+@pytest.mark.parametrize(
+    ("mapping", "policies"),
+    [("separate", ["solver", "coder", "verifier"]), ("shared", ["shared"]), ("solver=a,coder=a,verifier=b", ["a", "b"])],
+)
+def test_one_line_shares_policies_in_full_in_part_or_not(recipe, mapping, policies):
+    folder = recipe(
+        'policies:\n  coder: {model: "tiny:seed=1"}\n  verifier: {model: "tiny:seed=2"}\n', "", file="tiny.yaml"
+    )
+    run, _ = build_run(["--recipe", str(folder / "tiny.yaml"), "--mapping", mapping])
+    assert [p.name for p in run.policies] == policies
+
+
+def test_precedence_command_line_recipe_defaults_upstream():
+    tiny = str(recipes_root() / "mathchat" / "tiny.yaml")
+    run, _ = build_run(["--recipe", tiny, "--actor.adam.lr", "3e-4", "--policy.coder.actor.adam.lr", "5e-5"])
+    assert run.args.algo.advantage.estimator == "reinforce"  # our default
+    assert run.args.rollout.batch_size == 32  # the recipe's
+    assert run.args.train.seed == 42  # upstream's
+    rates = {name: args.actor.adam.lr for name, args in run.policy_args.items()}
+    assert rates == {"solver": 3e-4, "coder": 5e-5, "verifier": 3e-4}
+
+
+def test_upstreams_completions_reach_every_policy():
+    run, _ = build_run(["--recipe", str(recipes_root() / "mathchat" / "tiny.yaml"), "--actor.eps_clip", "0.3"])
+    assert all(args.actor.eps_clip_low_high == (0.3, 0.3) for args in run.policy_args.values())
+
+
+def test_a_plugin_alone_makes_one_role_of_upstreams_own_flags(tmp_path):
+    (tmp_path / "data.jsonl").write_text('{"input": "1+1=", "label": "2"}\n')
+    (tmp_path / "reward.py").write_text("def reward_func(q, p, l): return {'rewards': [1.0]}\n")
+    run, _ = build_run(
+        ["--plugin", "marl_plugins.filter_agents_data", "--actor.model_name_or_path", "tiny", "--data.prompt_dataset"]
+        + [str(tmp_path / "data.jsonl"), "--reward.remote_url", str(tmp_path / "reward.py"), "--rollout.batch_size", "8"]
+        + ["--train.batch_size", "8", "--data.label_key", "label"]
+    )
+    assert [p.name for p in run.policies] == ["agent"]
+    assert list(run.plugins.hook.marl_tasks(run=run, split="train"))[0].label == "2"
+
+
+def test_the_flag_table_is_upstreams_parser():
+    parser = upstream_cli.build_parser(upstream_cli.upstream_root())
+    theirs = {o[2:] for a in parser._actions for o in a.option_strings if o.startswith("--") and o != "--help"}
+    assert set(FLAGS) == theirs
+
+
+def test_flags_that_are_not_honoured_say_why():
+    assert all(flag.note for flag in FLAGS.values() if flag.status in ("refused", "replaced"))
+
+
+def test_all_seams_hold_in_the_installed_release():
+    assert check_seams(upstream_cli.upstream_root()) == []
+
+
+def test_a_changed_seam_is_named(tmp_path):
+    root = tmp_path / "openrlhf"
+    shutil.copytree(upstream_cli.upstream_root(), root, ignore=shutil.ignore_patterns("__pycache__"))
+    file = root / "trainer/ray/ppo_actor.py"
+    file.write_text(file.read_text().replace("def fit(self, kl_ctl: float = 0)", "def fit(self, kl: float = 0)"))
+    (root / "trainer/ppo_utils/length_penalty.py").unlink()
+    found = check_seams(root)
+    only(found, "PolicyModelActor.fit takes (self, kl), expected (self, kl_ctl)")
+    only(found, "openrlhf.trainer.ppo_utils.length_penalty is gone")
+    assert len(found) == 2
+
+
+# --- task files ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_broken_line_of_a_data_file_is_named(tmp_path):
+    file = tmp_path / "data.jsonl"
+    file.write_text(
+        '{"input": "ok", "label": 1}\n{"input": 3, "label": 1}\n\nnot json\n[1]\n{"inptu": "x", "label": 1}\n{"input": "y"}\n'
+    )
+    with pytest.raises(ConfigurationError) as caught:
+        read_tasks(file, "input", "label")
+    found = caught.value.problems
+    only(found, "data.jsonl:2", "must be a non-empty string, got a number (3)")
+    only(found, "data.jsonl:4", "not JSON")
+    only(found, "data.jsonl:5", "expected an object, got a list")
+    only(found, "data.jsonl:6", "no field 'input'", "did you mean 'inptu'?")
+    only(found, "data.jsonl:7", "no field 'label'")
+
+
+def test_many_broken_lines_are_counted(tmp_path):
+    file = tmp_path / "data.jsonl"
+    file.write_text("x\n" * 100)
+    with pytest.raises(ConfigurationError) as caught:
+        read_tasks(file, "input", None)
+    assert len(caught.value.problems) == 21
+    assert "80 more problems" in caught.value.problems[-1]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("", "no tasks in it"), ('{"a": 1}', "expected a list of objects, got an object"), ("[{]", "not JSON")],
+)
+def test_bad_json_files(tmp_path, content, message):
+    file = tmp_path / ("data.jsonl" if not content else "data.json")
+    file.write_text(content)
+    with pytest.raises(ConfigurationError, match=message):
+        read_tasks(file, "input", None)
+
+
+def test_both_layouts_give_the_same_tasks(tmp_path):
+    items = [{"id": f"q{n}", "prompt": f"{n}?", "answer": str(n), "year": 2000 + n} for n in range(3)]
+    (tmp_path / "a.json").write_text(json.dumps(items))
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(i) for i in items))
+    one, two = (read_tasks(tmp_path / name, "prompt", "answer") for name in ("a.json", "a.jsonl"))
+    assert one == two
+    assert (one[1].id, one[1].prompt, one[1].label, one[1].metadata) == ("q1", "1?", "1", {"year": 2001})
+
+
+# --- the command --------------------------------------------------------------------------------------------------------
+
+
+def command(*words, code=None):
+    script = (
+        f"import sys; from marl_plugins.cli import main; c = main({list(words)!r}); " + (code or "pass") + "; sys.exit(c)"
+    )
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+
+
+TINY = "recipes/mathchat/tiny.yaml"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["--version"],
+        ["plugins"],
+        ["train", "--help"],
+        ["train", "--recipe", TINY, "--dry-run"],
+        ["doctor", "--static"],
+    ],
+    ids=" ".join,
+)
+def test_light_commands_import_nothing_heavy(words):
+    shown = "heavy = [m for m in " + repr(HEAVY) + " if m in sys.modules]; print('HEAVY', heavy)"
+    result = command(*words, code=shown)
+    assert result.stdout.strip().splitlines()[-1] == "HEAVY []", result.stderr
+    assert result.returncode == 0
+
+
+def test_a_mistake_ends_with_code_2_and_no_traceback():
+    result = command("train", "--recipe", TINY, "--actor.adam.rl", "1", "--train.batch_size", "5")
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    assert re.search(r"error: command line: unknown flag --actor.adam.rl; did you mean", result.stderr)
+    assert "2 problems; nothing was started" in result.stderr
+
+
+def test_debug_gives_the_traceback():
+    result = command("train", "--recipe", TINY, "--max_steps", "0", "--debug")
+    assert "Traceback" in result.stderr
+
+
+def test_an_unknown_command_is_corrected():
+    result = command("trian")
+    assert (result.returncode, "did you mean 'train'?" in result.stderr) == (2, True)
+
+
+def test_the_dry_run_is_machine_readable():
+    result = command("train", "--recipe", TINY, "--dry-run", "--json")
+    plan = json.loads(result.stdout)
+    assert plan["devices"] == {"solver": 2, "coder": 2, "verifier": 2}
+    assert plan["step"]["optimiser_steps"] == 1
+
+
+def test_the_json_of_plugins_names_the_hooks():
+    found = {p["name"]: p["hooks"] for p in json.loads(command("plugins", "--json").stdout)}
+    assert found["marl_plugins.filter_agents_data"] == ["marl_options", "marl_configure", "marl_select"]
+
+
+def test_a_recipe_may_not_extend_itself(tmp_path):
+    (tmp_path / "a.yaml").write_text("extends: b.yaml\n")
+    (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
+    with pytest.raises(ConfigurationError, match="extends itself"):
+        load_recipe(tmp_path / "a.yaml")
+
+
+@pytest.mark.parametrize("text", ["", "- a\n", "name: [\n", "name: a\nname: b\n"])
+def test_files_that_are_no_recipe(tmp_path, text):
+    (tmp_path / "r.yaml").write_text(text)
+    with pytest.raises(ConfigurationError, match=r"r\.yaml"):
+        load_recipe(tmp_path / "r.yaml")

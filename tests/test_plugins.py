@@ -1,0 +1,134 @@
+"""Finding, checking and calling plugins."""
+
+import asyncio
+import textwrap
+
+import pytest
+
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.manager import FIRST, Plugins
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    def write(name, body):
+        file = tmp_path / f"{name}.py"
+        file.write_text("from marl_plugins import hookimpl\n" + textwrap.dedent(body))
+        return str(file)
+
+    return write
+
+
+def problems(*names):
+    with pytest.raises(ConfigurationError) as caught:
+        Plugins(names)
+    return caught.value.problems
+
+
+def test_a_misspelt_hook_is_corrected(plugin):
+    file = plugin("typo", "@hookimpl\ndef marl_slect(rows): return rows")
+    assert any("there is no hook 'marl_slect'; did you mean 'marl_select'?" in p for p in problems(file))
+
+
+def test_an_unknown_argument_names_plugin_and_argument(plugin):
+    file = plugin("wrong", "@hookimpl\ndef marl_select(rowz): return rowz")
+    assert any("wrong.py" in p and "rowz" in p for p in problems(file))
+
+
+def test_an_unmarked_function_would_never_be_called(plugin):
+    file = plugin("unmarked", "def marl_select(rows): return rows\n@hookimpl\ndef marl_log(metrics): pass")
+    assert any("marl_select is not marked with @marl_plugins.hookimpl" in p for p in problems(file))
+
+
+def test_a_module_without_hooks_is_not_a_plugin(plugin):
+    assert any("implements no hook" in p for p in problems(plugin("empty", "x = 1")))
+
+
+def test_a_syntax_error_names_file_and_line(plugin):
+    assert any("broken.py:3" in p for p in problems(plugin("broken", "\ndef f(:\n")))
+
+
+def test_a_missing_import_is_named(plugin):
+    assert any("not_there" in p for p in problems(plugin("imports", "import not_there")))
+
+
+def test_two_answers_to_one_question_are_an_error_that_names_both(plugin):
+    one = plugin("one", "@hookimpl\ndef marl_estimator(run): return 1")
+    two = plugin("two", "@hookimpl\ndef marl_estimator(run): return 2")
+    (problem,) = problems(one, two)
+    assert "one.py" in problem
+    assert "two.py" in problem
+    assert "marl_estimator" in problem
+
+
+def test_another_version_of_the_hooks_is_refused(plugin):
+    file = plugin("old", "MARL_HOOKS = 99\n@hookimpl\ndef marl_log(metrics): pass")
+    assert any("written for version 99 of the hooks" in p for p in problems(file))
+
+
+def test_first_result_hooks_are_known():
+    assert set(FIRST) >= {"marl_generate", "marl_estimator", "marl_update", "marl_sync", "marl_workflow"}
+    assert "marl_credit" not in FIRST
+
+
+def test_a_named_plugin_answers_before_the_built_in(plugin):
+    file = plugin("mine", "@hookimpl\ndef marl_estimator(run): return 'mine'")
+    assert Plugins([file]).hook.marl_estimator(run=None) == "mine"
+
+
+def test_requirements_come_first_and_once(plugin):
+    log = "@hookimpl\ndef marl_select(rows): return [*rows, {0!r}]"
+    needed = plugin("needed", log.format("needed"))
+    wanting = plugin("wanting", f"requires = [{needed!r}]\n" + log.format("wanting"))
+    plugins = Plugins([wanting, needed])
+    assert asyncio.run(plugins.chain("marl_select", [], run=None)) == ["needed", "wanting"]
+
+
+def test_chains_follow_the_order_given_and_await_what_is_async(plugin):
+    one = plugin("c1", "@hookimpl\nasync def marl_credit(trajectories): return trajectories + [1]")
+    two = plugin("c2", "@hookimpl\ndef marl_credit(trajectories): return trajectories + [2]")
+    assert asyncio.run(Plugins([two, one]).chain("marl_credit", [])) == [2, 1]
+
+
+def test_a_link_of_a_chain_that_returns_nothing_is_named(plugin):
+    file = plugin("mute", "@hookimpl\ndef marl_credit(trajectories): pass")
+    with pytest.raises(ConfigurationError, match=r"mute\.py: marl_credit returned nothing"):
+        asyncio.run(Plugins([file]).chain("marl_credit", []))
+
+
+def test_around_a_wrapper_sees_the_awaitable(plugin):
+    inner = plugin("inner", "@hookimpl\nasync def marl_generate(call): return call * 2")
+    outer = plugin(
+        "outer",
+        """
+        @hookimpl(wrapper=True)
+        def marl_generate():
+            answer = yield
+            async def more():
+                return await answer + 1
+            return more()
+        """,
+    )
+
+    async def ask():
+        return await Plugins([outer, inner]).hook.marl_generate(call=20, engines=None)
+
+    assert asyncio.run(ask()) == 41
+
+
+def test_state_is_kept_and_given_back_by_name(plugin):
+    body = "kept = []\n@hookimpl\ndef marl_state(): return {'n': 3}\n@hookimpl\ndef marl_restore(state): kept.append(state)"
+    file = plugin("stateful", body)
+    plugins = Plugins([file])
+    states = plugins.state()
+    assert states == {file: {"n": 3}}
+    plugins.restore(states)
+    assert plugins.manager.get_plugin(file).kept == [{"n": 3}]
+
+
+def test_versions_of_files_follow_their_content(plugin):
+    file = plugin("v", "@hookimpl\ndef marl_log(metrics): pass")
+    before = Plugins([file]).versions()
+    with open(file, "a") as f:
+        f.write("# more\n")
+    assert Plugins([file]).versions() != before

@@ -1,0 +1,142 @@
+"""The python tool runs real processes: limits on time, memory, output and what a program leaves behind."""
+
+import asyncio
+import os
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marl_plugins.config import PythonToolConfig
+from marl_plugins.tools.python import HeadAndTail, find_programs, run_program, runner
+
+
+def run(program, **limits):
+    return asyncio.run(run_program(program, PythonToolConfig(**limits)))
+
+
+def test_output_and_success():
+    got = run("print(6 * 7)")
+    assert (got.output, got.ok) == ("42", True)
+
+
+def test_a_traceback_is_the_answer():
+    got = run("x = 1\nraise ValueError('no')")
+    assert not got.ok
+    assert got.output.endswith("ValueError: no")
+    assert 'program.py", line 2' in got.output
+
+
+def test_an_endless_program_is_stopped_with_its_children():
+    mark = f"marl-{os.getpid()}"
+    program = f"import subprocess, sys, time\nsubprocess.Popen(['sleep', '77.{os.getpid()}'])\nprint('{mark}', flush=True)\ntime.sleep(60)"
+    started = time.monotonic()
+    got = run(program, seconds=1.0)
+    assert time.monotonic() - started < 10
+    assert not got.ok
+    assert got.output == f"{mark}\nstopped after 1 s"
+    assert not [p for p in os.listdir("/proc") if p.isdigit() and f"77.{os.getpid()}".encode() in _command(p)]
+
+
+def _command(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def test_a_busy_loop_is_stopped():
+    got = run("while True: pass", seconds=0.5)
+    assert not got.ok
+
+
+def test_memory_is_limited():
+    got = run("x = bytearray(400 * 2**20); print('had it')", memory_mb=128)
+    assert not got.ok
+    assert "MemoryError" in got.output
+    assert run("x = bytearray(50 * 2**20); print('had it')", memory_mb=256).output == "had it"
+
+
+def test_a_flood_of_output_neither_hangs_nor_grows():
+    got = run("for i in range(300000): print(i)\nprint('end')", output_chars=1000)
+    assert got.ok
+    assert got.output.startswith("0\n1\n")
+    assert got.output.endswith("end")
+    assert "bytes left out" in got.output
+    assert len(got.output) < 1100
+
+
+def test_it_runs_in_a_clean_folder_and_environment(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    got = run("import os; print(os.listdir('.'), os.environ.get('OPENAI_API_KEY'), len(os.environ))")
+    assert got.output.startswith("[] None")
+
+
+def test_reading_standard_input_does_not_hang():
+    assert "EOFError" in run("input()").output
+
+
+def test_calls_share_the_slots():
+    async def both():
+        call = runner(PythonToolConfig(concurrency=1))
+        started = time.monotonic()
+        await asyncio.gather(*[call("import time; time.sleep(0.3)") for _ in range(3)])
+        return time.monotonic() - started
+
+    assert asyncio.run(both()) >= 0.9
+
+
+def test_other_work_goes_on_while_a_program_runs():
+    async def both():
+        ticks = 0
+
+        async def tick():
+            nonlocal ticks
+            while True:
+                await asyncio.sleep(0.01)
+                ticks += 1
+
+        ticking = asyncio.create_task(tick())
+        await run_program("import time; time.sleep(0.5)", PythonToolConfig())
+        ticking.cancel()
+        return ticks
+
+    assert asyncio.run(both()) > 15
+
+
+def test_a_program_in_a_session_of_its_own_does_not_hold_the_run():
+    program = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(4)\nelse:\n    print('parent')"
+    started = time.monotonic()
+    got = run(program, seconds=1.0)
+    assert time.monotonic() - started < 3.5
+    assert got.output.startswith("parent")
+
+
+@pytest.mark.parametrize(
+    ("text", "programs"),
+    [
+        ("```python\nprint(1)\n```", ["print(1)\n"]),
+        ("a ```py\nx\n``` b ```python\ny\n```", ["x\n", "y\n"]),
+        ("```\nprint(1)\n```", []),
+        ("```python\nunfinished", []),
+        ("```pythonic\nx\n```", []),
+    ],
+)
+def test_programs_are_fenced_blocks_marked_as_python(text, programs):
+    assert find_programs(text) == programs
+
+
+@given(st.lists(st.binary(max_size=50), max_size=20), st.integers(10, 60))
+def test_head_and_tail_keep_the_ends(chunks, limit):
+    kept = HeadAndTail(limit)
+    for chunk in chunks:
+        kept.add(chunk)
+    whole = b"".join(chunks)
+    if len(whole) <= limit:
+        assert kept.head + kept.tail == whole
+    else:
+        assert whole.startswith(kept.head)
+        assert whole.endswith(kept.tail)
+        assert len(kept.head) + len(kept.tail) == limit

@@ -1,0 +1,282 @@
+"""Workflows on a simulated engine: graphs, seeds, tools, failures. The real engines are in tests/engines."""
+
+import asyncio
+import time
+
+import pytest
+
+from simulated import simulated_engine
+from marl_plugins.core.failures import AgentFailure, InfrastructureFailure
+from marl_plugins.core.trajectory import Task, ToolResult
+from marl_plugins.core.workflow import RoleSpec, Sampling, Tool, run_workflow
+
+TASK = Task("t1", "2+2", "4")
+
+
+def spec(chat, name, **settings):
+    sampling = Sampling(1.0, 1.0, settings.pop("max_new_tokens", 16), settings.pop("max_len", 2000))
+    return RoleSpec(
+        name,
+        settings.pop("policy", name),
+        lambda f: [{"role": "user", "content": "|".join(f.values())}],
+        chat,
+        sampling,
+        **settings,
+    )
+
+
+def run(workflow, chat, generate=None, roles=("a", "b", "c"), sample=0, seconds=5.0, **more):
+    specs = {r if isinstance(r, str) else r.name: spec(chat, r) if isinstance(r, str) else r for r in roles}
+    return asyncio.run(
+        run_workflow(
+            workflow,
+            TASK,
+            sample,
+            step=3,
+            run_seed=11,
+            roles=specs,
+            tools=more.pop("tools", {}),
+            generate=generate or simulated_engine(),
+            seconds=seconds,
+            **more,
+        )
+    )
+
+
+async def diamond(task, roles, tools):
+    first = await roles.a(q=task.prompt)
+    left, right = await asyncio.gather(roles.b(q=first), roles.c(q=first))
+    return await roles.a(q="join", left=left, right=right)
+
+
+async def looping(task, roles, tools):
+    answer = await roles.a(q=task.prompt)
+    for _ in range(3):
+        answer = await roles.b(q=answer)
+        if str(answer).startswith("0"):
+            break
+    return answer
+
+
+async def branching(task, roles, tools):
+    answer = await roles.a(q=task.prompt)
+    return await (roles.b if ord(str(answer)[0]) % 2 else roles.c)(q=answer)
+
+
+def edges(trajectory):
+    names = {a.path: f"{a.role}{n}" for n, a in enumerate(trajectory.actions)}
+    return {names[a.path]: sorted(names[p] for p in a.parents) for a in trajectory.actions}
+
+
+def test_a_parallel_workflow_records_its_graph(chat):
+    got = run(diamond, chat)
+    assert edges(got) == {"a0": [], "b1": ["a0"], "c2": ["a0"], "a3": ["b1", "c2"]}
+    assert got.answer == got.actions[-1].text
+
+
+def test_a_looping_workflow_records_a_chain(chat):
+    got = run(looping, chat)
+    assert [a.role for a in got.actions] == ["a"] + ["b"] * (len(got.actions) - 1)
+    assert [len(a.parents) for a in got.actions] == [0] + [1] * (len(got.actions) - 1)
+
+
+def test_a_branching_workflow_takes_one_branch(chat):
+    got = run(branching, chat)
+    assert len(got.actions) == 2
+    assert got.actions[1].parents == (got.actions[0].path,)
+
+
+@pytest.mark.parametrize("workflow", [diamond, looping, branching])
+def test_results_do_not_depend_on_arrival_order(chat, workflow):
+    calm = run(workflow, chat).record()
+    for _ in range(5):
+        assert run(workflow, chat, simulated_engine(delays=True)).record() == calm
+
+
+def test_samples_and_actions_get_their_own_seeds(chat):
+    calls = []
+
+    async def keep(call):
+        calls.append(call)
+        return await simulated_engine()(call)
+
+    run(diamond, chat, keep, sample=0)
+    run(diamond, chat, keep, sample=1)
+    assert len({c.seed for c in calls}) == len(calls) == 8
+
+
+def test_two_equal_calls_are_told_apart(chat):
+    async def twins(task, roles, tools):
+        await asyncio.gather(roles.a(q="x"), roles.a(q="x"), roles.a(q="x"))
+
+    got = run(twins, chat)
+    assert [a.path for a in got.actions] == ["a", "a+1", "a+2"]
+    assert len({a.text for a in got.actions}) == 3
+
+
+def shouting(calls_for=99):
+    """A tool that is called in every turn, at most so many times."""
+    left = [calls_for]
+
+    def find(text):
+        left[0] -= 1
+        return [text] if left[0] >= 0 else []
+
+    async def answer(call):
+        return ToolResult("shout", call, call.upper() + "!", ok=True)
+
+    return Tool("shout", answer, find)
+
+
+async def one(task, roles, tools):
+    return await roles.a(q=task.prompt)
+
+
+def test_turns_extend_each_other_token_for_token(chat):
+    shown = []
+
+    async def keep(call):
+        shown.append(call.context_ids)
+        return await simulated_engine()(call)
+
+    got = run(one, chat, keep, roles=[spec(chat, "a", tools=(shouting(2),), max_turns=5)])
+    assert [a.turn for a in got.actions] == [0, 1, 2]
+    for action, context in zip(got.actions, shown, strict=True):
+        assert action.context_ids == context  # what is trained on is what was shown
+    for last, action in zip(got.actions, got.actions[1:], strict=False):
+        assert action.before is last
+        assert action.context_ids[: len(last.context_ids)] == last.context_ids
+        assert action.context_ids[len(last.context_ids) :][: len(last.generation.ids)] == last.generation.ids
+        assert chat.text(action.shown_ids).startswith(f"u:{last.text.upper()}!")
+    assert got.actions[-1].tool_results == ()
+
+
+def test_an_agent_that_never_stops_calling_tools_fails(chat):
+    got = run(one, chat, roles=[spec(chat, "a", tools=(shouting(),), max_turns=3)])
+    assert got.agent_failure == "endless_tool_calls"
+    assert len(got.actions) == 3
+    assert got.infrastructure_failure is None
+
+
+def test_or_the_workflow_goes_on_with_its_last_turn(chat):
+    got = run(one, chat, roles=[spec(chat, "a", tools=(shouting(),), max_turns=3, endless_tools_fail=False)])
+    assert got.agent_failure is None
+    assert got.answer == got.actions[-1].text
+
+
+def test_a_prompt_over_the_context_is_the_agents_failure(chat):
+    got = run(one, chat, roles=[spec(chat, "a", max_len=4)])
+    assert got.agent_failure == "context"
+    assert "leaves no room in 4" in got.detail
+
+
+def test_generation_is_cut_to_the_context(chat):
+    limits = []
+
+    async def keep(call):
+        limits.append(call.max_tokens)
+        return await simulated_engine()(call)
+
+    run(one, chat, keep, roles=[spec(chat, "a", max_len=15, max_new_tokens=100)])
+    assert limits == [15 - len(chat.opening([{"role": "user", "content": "2+2"}]))]
+
+
+async def dead(call):
+    raise InfrastructureFailure("engine", "no engine left")
+
+
+def test_a_dead_engine_loses_the_trajectory_and_scores_nothing(chat):
+    got = run(one, chat, dead)
+    assert (got.infrastructure_failure, got.agent_failure, got.outcome) == ("engine", None, None)
+
+
+def test_a_deadline_loses_the_trajectory(chat):
+    async def slow(call):
+        await asyncio.sleep(30)
+
+    started = time.monotonic()
+    got = run(one, chat, slow, seconds=0.05)
+    assert got.infrastructure_failure == "deadline"
+    assert time.monotonic() - started < 5
+
+
+def test_a_bug_in_the_recipe_is_not_swallowed(chat):
+    async def broken(task, roles, tools):
+        return await roles.nobody(q="x")
+
+    with pytest.raises(AttributeError, match="no role 'nobody'; its roles: a, b, c"):
+        run(broken, chat)
+
+
+def test_a_time_out_of_the_recipes_own_is_not_taken_for_the_deadline(chat):
+    async def impatient(task, roles, tools):
+        async with asyncio.timeout(0.01):
+            await asyncio.sleep(1)
+
+    with pytest.raises(TimeoutError):
+        run(impatient, chat)
+
+
+@pytest.mark.parametrize("delays", [False, True])
+def test_when_one_branch_fails_the_others_end_on_their_own(chat, delays):
+    async def fails_in_one_branch(task, roles, tools):
+        async def bad():
+            await roles.a(q="x")
+            raise AgentFailure("no_answer", "none")
+
+        async def long():
+            answer = await roles.b(q="x")
+            for _ in range(3):
+                answer = await roles.b(q=answer)
+
+        await asyncio.gather(bad(), long())
+
+    got = run(fails_in_one_branch, chat, simulated_engine(delays))
+    assert got.agent_failure == "no_answer"
+    assert [a.role for a in got.actions].count("b") == 4  # whatever the timing
+
+
+def test_scoring_overlaps_with_the_rollout_and_sees_a_frozen_past(chat):
+    seen_at_scoring = {}
+
+    async def score(action, seen):
+        await asyncio.sleep(0.01)
+        seen_at_scoring[action.path] = [a.path for a in seen.before]
+        assert not hasattr(seen, "label")
+        return 0.5
+
+    got = run(diamond, chat, score_action=score)
+    assert all(a.score == 0.5 for a in got.actions)
+    first, last = got.actions[0], got.actions[-1]
+    assert seen_at_scoring[first.path] == []
+    assert len(seen_at_scoring[last.path]) == 3
+
+
+def test_a_score_out_of_range_is_a_bug_of_the_scorer(chat):
+    async def score(action, seen):
+        return 8.0
+
+    with pytest.raises(ValueError, match=r"is 8\.0; scores lie in \[0, 1\]"):
+        run(one, chat, score_action=score)
+
+
+def test_a_verdict_that_cannot_be_had_is_missing(chat):
+    async def score(action, seen):
+        raise InfrastructureFailure("coach", "down")
+
+    got = run(one, chat, score_action=score)
+    assert got.actions[0].score is None
+    assert got.infrastructure_failure is None
+
+
+def test_wrong_fields_name_the_role(chat):
+    def strict(fields):
+        if set(fields) != {"problem"}:
+            raise KeyError(f"the prompt has places for ['problem'], the workflow gave {sorted(fields)}")
+        return [{"role": "user", "content": fields["problem"]}]
+
+    role = RoleSpec("a", "a", strict, chat, Sampling(1.0, 1.0, 8, 100))
+    with pytest.raises(
+        TypeError, match=r"role 'a' was called with the wrong fields: the prompt has places for \['problem'\]"
+    ):
+        run(one, chat, roles=[role])
