@@ -46,6 +46,8 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 
     Name them after the plugin; they are read as `run.args.<plugin>.<name>` and may stand in a recipe's `flags:`.
 
+    Example:
+
         @hookimpl
         def marl_options(parser):
             parser.add_argument("--brevity.limit", type=int, default=64, help="tokens before the penalty starts")
@@ -58,6 +60,8 @@ def marl_configure(run: Run) -> Sequence[str] | None:
 
     Returns: problems, each saying what was got, what was expected and the cure; they are shown together with all others.
 
+    Example:
+
         @hookimpl
         def marl_configure(run):
             if run.args.brevity.limit < 1:
@@ -69,9 +73,11 @@ def marl_configure(run: Run) -> Sequence[str] | None:
 def marl_tasks(run: Run, split: str) -> Sequence[Task] | None:
     """The tasks of a split, `train` or `eval`. *first*; once per split at start. Built-in: the recipe's loader or data files.
 
-    @hookimpl
-    def marl_tasks(run, split):
-        return [Task(str(n), f"{n}+{n}=", str(2 * n)) for n in range(100)]
+    Example:
+
+        @hookimpl
+        def marl_tasks(run, split):
+            return [Task(str(n), f"{n}+{n}=", str(2 * n)) for n in range(100)]
     """
 
 
@@ -79,11 +85,13 @@ def marl_tasks(run: Run, split: str) -> Sequence[Task] | None:
 def marl_workflow(run: Run) -> Workflow | None:
     """How roles and tools call each other on one task. *first*; once at start. Built-in: the recipe's `workflow.py`.
 
-    @hookimpl
-    def marl_workflow(run):
-        async def workflow(task, roles, tools):
-            return await roles.solver(problem=task.prompt)
-        return workflow
+    Example:
+
+        @hookimpl
+        def marl_workflow(run):
+            async def workflow(task, roles, tools):
+                return await roles.solver(problem=task.prompt)
+            return workflow
     """
 
 
@@ -91,9 +99,11 @@ def marl_workflow(run: Run) -> Workflow | None:
 def marl_policies(run: Run) -> Sequence[Policy] | None:
     """The trainable and frozen models. *first*; once at configuration. Built-in: the recipe's `mapping` and `policies`.
 
-    @hookimpl
-    def marl_policies(run):
-        return [dataclasses.replace(p, trainable=p.name != "judge") for p in policies_of(run.recipe)]
+    Example:
+
+        @hookimpl
+        def marl_policies(run):
+            return [dataclasses.replace(p, trainable=p.name != "judge") for p in policies_of(run.recipe)]
     """
 
 
@@ -101,11 +111,13 @@ def marl_policies(run: Run) -> Sequence[Policy] | None:
 def marl_tools(run: Run) -> Sequence[Tool] | None:
     """Tools that roles may name. *each*; once at start; two tools of one name are an error. Built-in: `python`.
 
-    @hookimpl
-    def marl_tools(run):
-        async def shout(call):
-            return ToolResult("shout", call, call.upper(), ok=True)
-        return [Tool("shout", shout, find=lambda text: re.findall(r"<shout>(.*?)</shout>", text))]
+    Example:
+
+        @hookimpl
+        def marl_tools(run):
+            async def shout(call):
+                return ToolResult("shout", call, call.upper(), ok=True)
+            return [Tool("shout", shout, find=lambda text: re.findall(r"<shout>(.*?)</shout>", text))]
     """
 
 
@@ -115,6 +127,8 @@ def marl_generate(call: Call, engines: EnginePool) -> Awaitable[Generation] | No
     Built-in: `marl_plugins.routing`, the least loaded engine.
 
     Raise `InfrastructureFailure` when no engine can answer; the trajectory is then left out.
+
+    Example:
 
         @hookimpl(wrapper=True)
         def marl_generate():
@@ -135,6 +149,8 @@ def marl_score_action(action: Action, seen: Seen) -> Awaitable[float | None] | N
     `seen` is a frozen view of what had happened by then and holds no label. Never called in an evaluation.
     Built-in: the recipe grader's `score_action`, if it has one.
 
+    Example:
+
         @hookimpl
         async def marl_score_action(action, seen):
             return 1.0 if action.generation.finish == "stop" else 0.0
@@ -148,6 +164,8 @@ def marl_score_outcome(trajectory: Trajectory) -> Awaitable[float | None] | None
     Not called for agent failures (0 by definition) nor for infrastructure failures (never scored).
     Built-in: the recipe grader's `score_outcome`, or the function of `--reward.remote_url file.py`.
 
+    Example:
+
         @hookimpl
         async def marl_score_outcome(trajectory):
             return float(trajectory.answer == trajectory.task.label)
@@ -160,6 +178,8 @@ def marl_credit(trajectories: Sequence[Trajectory]) -> Any:
 
     Each action's `reward` is its score (the outcome's, where no action was scored) when the first plugin gets it. Change
     `action.reward` in place, None to leave an action out, and return the trajectories; an `async def` is awaited.
+
+    Example:
 
         @hookimpl
         def marl_credit(trajectories):
@@ -176,6 +196,8 @@ def marl_select(rows: Sequence[Row], run: Run) -> Sequence[Row]:  # type: ignore
 
     Return the kept rows; say why by setting `row.action.left_out` on the others.
 
+    Example:
+
         @hookimpl
         def marl_select(rows):
             for row in rows:
@@ -189,9 +211,11 @@ def marl_select(rows: Sequence[Row], run: Run) -> Sequence[Row]:  # type: ignore
 def marl_estimator(run: Run) -> Estimator | None:
     """The advantage estimator. *first*; once at start. Built-in: `marl_plugins.reinforce_pp`.
 
-    @hookimpl
-    def marl_estimator(run):
-        return MyEstimator(gamma=run.args.algo.advantage.gamma)
+    Example:
+
+        @hookimpl
+        def marl_estimator(run):
+            return MyEstimator(gamma=run.args.algo.advantage.gamma)
     """
 
 
@@ -200,6 +224,8 @@ def marl_update(host: PolicyHost, rows: Sequence[Row], steps: int) -> Awaitable[
     """Train one policy on its rows, whose advantages are done. *around, async*; once per policy and step, concurrently.
 
     Returns the host's metrics. Built-in: fill the grid, upstream's append and fit.
+
+    Example:
 
         @hookimpl(wrapper=True)
         def marl_update(host, rows):
@@ -214,6 +240,8 @@ def marl_sync(host: PolicyHost, version: int) -> Awaitable[bool] | None:
 
     Built-in: one transfer of the whole state on CPU, upstream's own broadcast on GPUs.
 
+    Example:
+
         @hookimpl(wrapper=True)
         def marl_sync(host, version):
             print(f"{host.policy.name} -> version {version}")
@@ -225,9 +253,11 @@ def marl_sync(host: PolicyHost, version: int) -> Awaitable[bool] | None:
 def marl_log(step: int, metrics: dict[str, float]) -> None:
     """See (or add to) the metrics of a finished step before they are written. *each*; once per step.
 
-    @hookimpl
-    def marl_log(step, metrics):
-        metrics["brevity/limit"] = 64
+    Example:
+
+        @hookimpl
+        def marl_log(step, metrics):
+            metrics["brevity/limit"] = 64
     """
 
 
@@ -235,9 +265,11 @@ def marl_log(step: int, metrics: dict[str, float]) -> None:
 def marl_state() -> Any:
     """State to keep in checkpoints (JSON values), under the plugin's name. *each*; at every save.
 
-    @hookimpl
-    def marl_state():
-        return {"seen": seen}
+    Example:
+
+        @hookimpl
+        def marl_state():
+            return {"seen": seen}
     """
 
 
@@ -245,7 +277,9 @@ def marl_state() -> Any:
 def marl_restore(state: Any) -> None:
     """Take back what `marl_state` returned; called only for a plugin that has saved state. *each*; on resume, before step one.
 
-    @hookimpl
-    def marl_restore(state):
-        seen = state["seen"]
+    Example:
+
+        @hookimpl
+        def marl_restore(state):
+            seen = state["seen"]
     """

@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
 from simulated import make_trajectory
+
 from marl_plugins.core.advantages import Moments, masked_returns, moments, normalise
 from marl_plugins.core.rows import Row
 from marl_plugins.reinforce_pp import ReinforcePlusPlus

@@ -128,9 +128,9 @@ def test_lines_are_those_of_the_file(recipe):
 )
 def test_bad_flags(words, parts):
     base = [] if words[0] == "--recipe" else ["--recipe", str(recipes_root() / "mathchat" / "tiny.yaml")]
-    only(problems(*base, *words), *parts) if "is_correction" not in words[0] else [
+    only(problems(*base, *words), *parts) if "is_correction" not in words[0] else next(
         p for p in problems(*base, *words) if all(part in p for part in parts)
-    ][0]
+    )
 
 
 def test_a_model_that_does_not_exist_and_one_without_a_chat_template(recipe, tmp_path):
@@ -183,12 +183,25 @@ def test_a_plugin_alone_makes_one_role_of_upstreams_own_flags(tmp_path):
     (tmp_path / "data.jsonl").write_text('{"input": "1+1=", "label": "2"}\n')
     (tmp_path / "reward.py").write_text("def reward_func(q, p, l): return {'rewards': [1.0]}\n")
     run, _ = build_run(
-        ["--plugin", "marl_plugins.filter_agents_data", "--actor.model_name_or_path", "tiny", "--data.prompt_dataset"]
-        + [str(tmp_path / "data.jsonl"), "--reward.remote_url", str(tmp_path / "reward.py"), "--rollout.batch_size", "8"]
-        + ["--train.batch_size", "8", "--data.label_key", "label"]
+        [
+            "--plugin",
+            "marl_plugins.filter_agents_data",
+            "--actor.model_name_or_path",
+            "tiny",
+            "--data.prompt_dataset",
+            str(tmp_path / "data.jsonl"),
+            "--reward.remote_url",
+            str(tmp_path / "reward.py"),
+            "--rollout.batch_size",
+            "8",
+            "--train.batch_size",
+            "8",
+            "--data.label_key",
+            "label",
+        ]
     )
     assert [p.name for p in run.policies] == ["agent"]
-    assert list(run.plugins.hook.marl_tasks(run=run, split="train"))[0].label == "2"
+    assert next(iter(run.plugins.hook.marl_tasks(run=run, split="train"))).label == "2"
 
 
 def test_the_flag_table_is_upstreams_parser():

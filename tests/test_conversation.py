@@ -8,15 +8,18 @@ from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.failures import ConfigurationError
 
 pytest.importorskip("transformers")
-from transformers import AutoTokenizer  # noqa: E402
+from transformers import AutoTokenizer
 
-from marl_plugins.runtime.tiny_model import resolve  # noqa: E402
+from marl_plugins.runtime.tiny_model import resolve
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<eos>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-LLAMA = "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}<eos>{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+LLAMA = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
 THINK_STRIPPING = (  # keeps what follows </think> of earlier assistant messages only
     "{% for m in messages %}<{{ m.role }}>{{ m.content.split('</think>')[-1] if m.role == 'assistant' else m.content }}<eos>"
     "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"

@@ -1,8 +1,8 @@
 """Scores to rewards to returns along the dependency graph."""
 
 import pytest
-
 from simulated import make_trajectory
+
 from marl_plugins.core.credit import rewards_from_scores, sum_over_scope
 from marl_plugins.core.estimators import check_estimator, group_key
 from marl_plugins.core.rows import Row, rows_of
@@ -79,10 +79,10 @@ class Groups(ReinforcePlusPlus):
 @pytest.mark.parametrize(
     ("settings", "samples", "roles", "message"),
     [
-        (dict(scope="group"), 4, 1, "does not say which"),
-        (dict(scope="group", group_by="task"), 4, 3, "saw different inputs"),
-        (dict(scope="group", group_by="task+role"), 1, 3, "every advantage is 0"),
-        (dict(group_by="task"), 4, 1, "group_by='task' and scope 'batch'"),
+        ({"scope": "group"}, 4, 1, "does not say which"),
+        ({"scope": "group", "group_by": "task"}, 4, 3, "saw different inputs"),
+        ({"scope": "group", "group_by": "task+role"}, 1, 3, "every advantage is 0"),
+        ({"group_by": "task"}, 4, 1, "group_by='task' and scope 'batch'"),
     ],
 )
 def test_invalid_groupings_are_refused(settings, samples, roles, message):

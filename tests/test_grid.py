@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from marl_plugins.core.grid import plan_grid
 
-SHAPES = dict(rows=st.integers(0, 400), ranks=st.integers(1, 9), micro=st.integers(1, 9), steps=st.integers(1, 9))
+SHAPES = {"rows": st.integers(0, 400), "ranks": st.integers(1, 9), "micro": st.integers(1, 9), "steps": st.integers(1, 9)}
 
 
 @settings(max_examples=1000)
@@ -68,7 +68,7 @@ def test_a_full_batch_is_upstreams_own_accumulation():
     assert (grid.steps, grid.accumulation, grid.fill) == (4, 4, 0)
 
 
-@pytest.mark.parametrize("wrong", [dict(ranks=0), dict(micro=0), dict(steps=0), dict(rows=-1)])
+@pytest.mark.parametrize("wrong", [{"ranks": 0}, {"micro": 0}, {"steps": 0}, {"rows": -1}])
 def test_impossible_shapes_are_refused(wrong):
     with pytest.raises(ValueError, match="a grid needs"):
         plan_grid(**{"rows": 5, "ranks": 1, "micro": 1, "steps": 1, **wrong})

@@ -30,7 +30,10 @@ def test_a_traceback_is_the_answer():
 
 def test_an_endless_program_is_stopped_with_its_children():
     mark = f"marl-{os.getpid()}"
-    program = f"import subprocess, sys, time\nsubprocess.Popen(['sleep', '77.{os.getpid()}'])\nprint('{mark}', flush=True)\ntime.sleep(60)"
+    program = (
+        f"import subprocess, time\nsubprocess.Popen(['sleep', '77.{os.getpid()}'])\n"
+        f"print('{mark}', flush=True)\ntime.sleep(60)"
+    )
     started = time.monotonic()
     got = run(program, seconds=1.0)
     assert time.monotonic() - started < 10

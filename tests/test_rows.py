@@ -3,12 +3,12 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from simulated import make_trajectory
 
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.rows import conversation_row, rows_of, turns_of
 from marl_plugins.core.trajectory import Action, Generation
 from marl_plugins.filter_agents_data import keep_whole_batches
-from simulated import make_trajectory
 
 ids = st.lists(st.integers(0, 300), max_size=8)
 

@@ -4,8 +4,8 @@ import asyncio
 import time
 
 import pytest
-
 from simulated import simulated_engine
+
 from marl_plugins.core.failures import AgentFailure, InfrastructureFailure
 from marl_plugins.core.trajectory import Task, ToolResult
 from marl_plugins.core.workflow import RoleSpec, Sampling, Tool, run_workflow

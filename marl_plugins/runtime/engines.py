@@ -18,7 +18,7 @@ from marl_plugins.core.workflow import Call
 _STARTING = threading.Lock()
 
 Choose = Callable[[list["Engine"]], "Engine"]
-Restore = Callable[[Any, int], Awaitable[None]]
+Restore = Callable[[Any], Awaitable[None]]
 
 
 class Engine:
@@ -81,9 +81,9 @@ class EnginePool:
             try:
                 ids, logprobs, finish, policy, version = await engine.handle.sample.remote(list(call.context_ids), params)
             except (RayActorError, RayTaskError) as error:
-                if not is_dead(error):
+                if not is_dead(error, engine):
                     raise
-                await self.mend(engine, error)
+                await self.mend(engine)
             else:
                 return Generation(tuple(ids), tuple(logprobs), finish, policy, version)
             finally:
@@ -99,15 +99,15 @@ class EnginePool:
             try:
                 await request(engine.handle)
             except (RayActorError, RayTaskError) as error:
-                if not is_dead(error):
+                if not is_dead(error, engine):
                     raise
-                await self.mend(engine, error)
+                await self.mend(engine)
 
         await asyncio.gather(*[one(engine) for engine in list(self.engines)])
         if not self.engines:
             raise RunEnded(f"policy {self.policy!r} has no engine left; resume with --ckpt.load_enable")
 
-    async def mend(self, engine: Engine, error: Exception) -> None:
+    async def mend(self, engine: Engine) -> None:
         """Replace a dead engine, once, however many requests found it dead."""
         async with self._mending:
             if engine not in self.engines:
@@ -120,15 +120,18 @@ class EnginePool:
             self.budget.left -= 1
             replacement = await asyncio.to_thread(self.start)
             assert self.restore is not None
-            await self.restore(replacement.handle, 0)
+            await self.restore(replacement.handle)
             self.restarted += 1
             self.engines.append(replacement)
 
 
-def is_dead(error: Exception) -> bool:
-    """Whether an error means that the engine is gone: its actor, or vLLM's own process behind it."""
+def is_dead(error: Exception, engine: Engine) -> bool:
+    """Whether an error means that the engine is gone: its actor, or vLLM's own process behind it.
+
+    Not when another process has died, of which the engine awaited something (a policy's weights).
+    """
     if isinstance(error, RayActorError):
-        return True
+        return error.actor_id in (None, engine.handle._actor_id.hex())
     cause = getattr(error, "cause", None)
     return type(cause).__name__ == "EngineDeadError"
 

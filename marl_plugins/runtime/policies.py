@@ -230,18 +230,19 @@ class PolicyHost:
         self.version = version
         if self.device == "cpu":
             blob = self.group.async_run_method("state")[0]
-            await self.engines.on_all(lambda handle: handle.load_state.remote(blob, self.policy.name, version))
+            await self.remote(self.engines.on_all(lambda h: h.load_state.remote(blob, self.policy.name, version)))
         else:
             await self.remote(asyncio.to_thread(self.trainer.broadcast_to_vllm))
-            await self.engines.on_all(lambda handle: handle.identify.remote(self.policy.name, version))
+            await self.remote(self.engines.on_all(lambda h: h.identify.remote(self.policy.name, version)))
         return True
 
-    async def restore_engine(self, handle: Any, _: int) -> None:
+    async def restore_engine(self, handle: Any) -> None:
         """Give a new engine the policy's current weights; a frozen policy's engine has loaded them itself."""
         if self.trainer is None or (self.device != "cpu" and self.version == 0):
             await handle.identify.remote(self.policy.name, self.version)
         elif self.device == "cpu":
-            await handle.load_state.remote(self.group.async_run_method("state")[0], self.policy.name, self.version)
+            blob = self.group.async_run_method("state")[0]
+            await self.remote(handle.load_state.remote(blob, self.policy.name, self.version))
         else:
             raise RunEnded(
                 f"an engine of policy {self.policy.name!r} died; replacing one in a running job is not supported on GPUs "

@@ -1,0 +1,1 @@
+"""Benchmarks of docs/benchmarks.md; `python -m benchmarks.run` runs them all, each also alone."""

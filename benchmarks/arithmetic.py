@@ -1,0 +1,147 @@
+"""Pure-Python and torch parts against upstream's own function or a peer's, in one run, outputs asserted equal.
+
+    python -m benchmarks.arithmetic [--trl PYTHON]
+
+`--trl` names the interpreter of a virtual environment with TRL 1.16 (`pip install trl==1.16.0 torch`); without it the rows
+benchmark reports our side alone. Each figure is the median of the runs, with their minimum and maximum.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+os.environ["MARL_PLUGINS_DEVICE"] = "cpu"
+RUNS = 9
+
+
+def timed(function: Callable[[], Any], runs: int = RUNS) -> list[float]:
+    """Seconds of each run, after one that is not counted."""
+    function()
+    times = []
+    for _ in range(runs):
+        started = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - started)
+    return times
+
+
+def spread(times: list[float], unit: float = 1e3, name: str = "ms") -> str:
+    return f"{statistics.median(times) * unit:.3g} {name} ({min(times) * unit:.3g}-{max(times) * unit:.3g})"
+
+
+def returns() -> None:
+    """Returns at gamma 1, 32 rows of 16,384 tokens: ours and upstream's loop, alternating."""
+    import torch
+    from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
+
+    from marl_plugins.core.advantages import masked_returns
+    from marl_plugins.runtime import policy_actor  # noqa: F401  # makes upstream importable here
+
+    torch.set_num_threads(1)
+    draw = torch.Generator().manual_seed(0)
+    rewards = torch.randn(32, 16384, generator=draw)
+    mask = torch.ones(32, 16384)
+    upstream = RemoteExperienceMaker.get_cumulative_returns
+    a, b = masked_returns(rewards, mask, 1.0), upstream(None, rewards, mask, 1.0)
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-3)
+    mine, theirs = [], []
+    for _ in range(RUNS):
+        mine += timed(lambda: masked_returns(rewards, mask, 1.0), 1)
+        theirs += timed(lambda: upstream(None, rewards, mask, 1.0), 1)
+    ratio = statistics.median(theirs) / statistics.median(mine)
+    print(f"returns, gamma 1, 32x16384: {spread(mine)}; upstream's loop {spread(theirs)}; {ratio:.0f}x")
+
+
+def conversations(number: int, turns: int) -> list[list[tuple[list[int], list[int], list[float]]]]:
+    """Conversations of 400 prompt tokens, then 200 sampled and 200 observed tokens a turn, as deltas."""
+    draw = random.Random(1)
+    ids = lambda n: [draw.randrange(1000, 150000) for _ in range(n)]  # noqa: E731
+    return [
+        [(ids(400 if t == 0 else 200), ids(200), [-draw.random() for _ in range(200)]) for t in range(turns)]
+        for _ in range(number)
+    ]
+
+
+def rows(trl: str | None) -> None:
+    """Turns to rows: 64 conversations of 8 turns, 16 of 128; TRL's `_chain_to_sequences` in its own environment beside it."""
+    from marl_plugins.core.rows import conversation_row
+
+    for number, turns in ((64, 8), (16, 128)):
+        given = conversations(number, turns)
+        mine = timed(lambda given=given: [conversation_row(c) for c in given])  # type: ignore[misc]
+        line = f"turns to rows, {number}x{turns}: {spread(mine)}"
+        if trl:
+            made = [conversation_row(c) for c in given]
+            theirs = _trl(trl, given, [(r.ids, r.sampled, r.logprobs) for r in made])
+            line += f"; TRL {spread(theirs)}; {statistics.median(theirs) / statistics.median(mine):.1f}x"
+        print(line)
+
+
+def _trl(python: str, given: Any, expected: Any) -> list[float]:
+    import tempfile
+
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump({"given": given, "expected": expected, "runs": RUNS}, file)
+        file.flush()
+        done = subprocess.run([python, "-m", "benchmarks.trl_rows", file.name], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    times: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return times
+
+
+def fan_out() -> None:
+    """Rollouts that do nothing: what a trajectory of one action costs, record, scheduling and limits included."""
+    from marl_plugins.core.trajectory import Generation, Task
+    from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
+
+    class Chat:
+        def opening(self, messages: Any) -> tuple[int, ...]:
+            return (1, 2, 3)
+
+        def text(self, ids: Any) -> str:
+            return "x"
+
+    async def generate(call: Any) -> Generation:
+        return Generation((4, 5), (-0.1, -0.2), "stop", "p", 0)
+
+    async def workflow(task: Any, roles: Any, tools: Any) -> Any:
+        return await roles.a(q=task.prompt)
+
+    message = [{"role": "user", "content": "q"}]
+    roles = {"a": RoleSpec("a", "p", lambda fields: message, Chat(), Sampling(1.0, 1.0, 8, 100))}  # type: ignore[arg-type]
+    tasks = [Task(str(n), "q") for n in range(128)]
+
+    async def everything() -> int:
+        running = [
+            run_workflow(workflow, t, s, step=1, run_seed=1, roles=roles, tools={}, generate=generate, seconds=60)
+            for t in tasks
+            for s in range(8)
+        ]
+        return len(await asyncio.gather(*running))
+
+    per = [t / 1024 for t in timed(lambda: asyncio.run(everything()))]
+    print(f"no-op rollouts, 128x8: {spread(per, 1e6, 'us')} a trajectory")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trl", help="interpreter of an environment with TRL")
+    options = parser.parse_args()
+    returns()
+    rows(options.trl)
+    fan_out()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

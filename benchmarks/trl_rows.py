@@ -1,0 +1,40 @@
+"""TRL's turns-to-rows on given conversations, in TRL's own environment: `python -m benchmarks.trl_rows FILE`.
+
+Prints the seconds of each run as JSON, after asserting that its rows are the expected ones.
+"""
+
+import json
+import sys
+import time
+
+from trl.experimental.async_grpo.async_rollout_worker import TurnRecord, _chain_to_sequences
+
+
+def records(deltas):
+    """TRL's turns hold the whole prompt each; ours hold what was added."""
+    made, context = [], []
+    for shown, sampled, logprobs in deltas:
+        context = context + shown
+        made.append(TurnRecord(context, sampled, logprobs))
+        context = context + sampled
+    return made
+
+
+def main():
+    with open(sys.argv[1]) as file:
+        data = json.load(file)
+    chains = [records(deltas) for deltas in data["given"]]
+    times = []
+    for _ in range(data["runs"] + 1):
+        started = time.perf_counter()
+        made = [_chain_to_sequences(chain, "id", 64)[0] for chain in chains]
+        times.append(time.perf_counter() - started)
+    for (sequence,), (ids, sampled, logprobs) in zip(made, data["expected"], strict=True):
+        assert sequence.input_ids == ids
+        assert sequence.completion_mask == sampled
+        assert sequence.old_log_probs == logprobs
+    print(json.dumps(times[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,351 @@
+"""Real training processes without engines: equality with upstream's own step, and the grid on DeepSpeed."""
+
+import asyncio
+import copy
+import random
+from types import SimpleNamespace
+
+import pytest
+import ray
+import safetensors.torch
+import torch
+
+from marl_plugins.core.failures import RunEnded
+from marl_plugins.core.grid import plan_grid
+from marl_plugins.core.rows import Row
+from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
+from marl_plugins.hosts import cpu
+from marl_plugins.plan import Policy, build_run, training_gpus
+from marl_plugins.reinforce_pp import ReinforcePlusPlus
+from marl_plugins.runtime.driver import quiet
+from marl_plugins.runtime.engines import Budget, EnginePool
+from marl_plugins.runtime.policies import ExperienceMaker, PolicyHost, PolicyTrainer, ReferenceInPolicy, row_experience
+from marl_plugins.runtime.policy_actor import RemotePolicyActor
+from marl_plugins.runtime.tiny_model import resolve
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    env = {**quiet(False), **cpu.environment()}
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        num_gpus=16,
+        num_cpus=20,
+        object_store_memory=2**29,
+        log_to_driver=False,
+        logging_level="ERROR",
+        runtime_env={"env_vars": env},
+    )
+    yield
+    ray.shutdown()
+
+
+def arguments(relay, *flags):
+    """The flags of a policy, as a run has them."""
+    words = ["--recipe", str(relay), "--mapping", "first=p,second=p,judge=q", "--rollout.batch_size", "16"]
+    words += ["--train.batch_size", "8", "--rollout.micro_batch_size", "4", "--train.micro_batch_size", "2", *flags]
+    recipe = relay / "policies.yaml"
+    recipe.write_text("extends: recipe.yaml\nmodel: tiny\n")
+    text = (relay / "recipe.yaml").read_text()
+    start, stop = text.index("policies:"), text.index("flags:\n  rollout")
+    (relay / "recipe.yaml").write_text(text)
+    bare = relay / "bare.yaml"
+    bare.write_text(text[:start] + text[stop:])
+    run, _ = build_run(["--recipe", str(bare), *words[2:]])
+    args = run.policy_args["p"]
+    args.actor.model_name_or_path = resolve("tiny")
+    return args
+
+
+def launch(args):
+    """A policy's training processes and upstream's trainer over them, still loading."""
+    from openrlhf.trainer.ray.launcher import RayActorGroup
+    from openrlhf.utils import get_strategy
+    from transformers import AutoTokenizer
+
+    strategy = get_strategy(args)
+    group = RayActorGroup(1, args.actor.num_gpus_per_node, RemotePolicyActor, None, 1)
+    if args.ds.param_dtype == "fp32":
+
+        def in_float32(actor):
+            """Upstream trains in bfloat16 or float16 only; there a last bit of difference grows with every step."""
+            import openrlhf.utils.utils
+            import torch
+
+            openrlhf.utils.utils.convert_to_torch_dtype = lambda name: torch.float32
+
+        ray.get([handle.__ray_call__.remote(in_float32) for handle in group._actor_handlers])
+    loading = group.async_init_model_from_pretrained(strategy, args.actor.model_name_or_path, 100, None, True)
+    tokenizer = AutoTokenizer.from_pretrained(args.actor.model_name_or_path)
+    return PolicyTrainer(strategy, group, ReferenceInPolicy(group), None, tokenizer), loading
+
+
+@pytest.fixture(scope="module")
+def hosts(cluster, relay):
+    """Ours and one driven by upstream's loop, one rank each; and two ranks with ZeRO 0, 1 and 2."""
+    stage1 = ["--ds.zero_stage", "1"]  # DeepSpeed reports no gradient norm for float32 without ZeRO
+    settings = {"ours": stage1, "upstream": stage1}
+    for stage in (0, 1, 2):
+        settings[f"zero{stage}"] = [
+            "--ds.zero_stage",
+            str(stage),
+            "--actor.num_gpus_per_node",
+            "2",
+            "--train.micro_batch_size",
+            "3",
+        ]
+    launched, waiting = {}, []
+    for name, flags in settings.items():
+        args = arguments(relay, "--actor.adam.lr", "1e-3", "--algo.kl.init_coef", "0.05", *flags)
+        args = copy.deepcopy(args)
+        if not name.startswith("zero"):
+            args.ds.param_dtype = "fp32"
+        else:
+            args.train.batch_size = args.train.micro_batch_size * training_gpus(args)
+        trainer, loading = launch(args)
+        launched[name] = (args, trainer)
+        waiting += loading
+    ray.get(waiting)
+    return {
+        name: PolicyHost(Policy("p", "tiny"), args, trainer, EnginePool("p", [], lambda: None, Budget(0)), "cpu")
+        for name, (args, trainer) in launched.items()
+    }
+
+
+def recorded_rows(count, seed):
+    """Rollouts as they would have been recorded: ragged, with several turns' worth of contexts."""
+    draw = random.Random(seed)
+    rows = []
+    for n in range(count):
+        trajectory = Trajectory(Task(f"t{n}", "p"), 0, step=1)
+        ids = tuple(draw.randrange(3, 259) for _ in range(draw.randint(1, 9)))
+        generation = Generation(ids, tuple(-5.5 + draw.random() for _ in ids), draw.choice(["stop", "length"]), "p", 0)
+        context = tuple(draw.randrange(3, 259) for _ in range(draw.randint(2, 30)))
+        action = Action("a", "first", "p", 0, context, generation, "")
+        action.reward = action.returns = draw.random()
+        trajectory.actions.append(action)
+        rows.append(Row(trajectory, action, action.returns))
+    return rows
+
+
+def weights(host):
+    return safetensors.torch.load(ray.get(host.group.async_run_method("state"))[0])
+
+
+async def prepare(host, rows):
+    """Everything up to the update."""
+    estimator = ReinforcePlusPlus()
+    await host.make_experience(rows)
+    statistics = estimator.statistics(host.returns(estimator))
+    host.finish_advantages(estimator, statistics)
+
+
+async def step(host, rows, k):
+    await prepare(host, rows)
+    return await host.update(rows, k)
+
+
+def test_one_policy_is_upstreams_own_step_over_three_steps(hosts):
+    """The same rollouts through our step and through `BasePPOTrainer.train_step`: losses, norms and weights agree."""
+    from openrlhf.trainer.ppo_trainer import BasePPOTrainer
+    from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
+
+    ours, theirs = hosts["ours"], hosts["upstream"]
+    t = theirs.trainer
+    t.experience_maker = RemoteExperienceMaker(
+        t.actor_model_group, None, None, t.reference_model_group, t.kl_ctl, t.strategy, t.tokenizer
+    )
+    for number in range(1, 4):
+        rows = recorded_rows(16, seed=number)
+        ours.step = number
+        mine = asyncio.run(step(ours, rows, k=2))
+        grid = plan_grid(16, 1, 2, 2)
+        assert grid.fill == 0
+        from marl_plugins.core.seeds import derive_seed
+
+        seed = derive_seed(ours.run_seed, "fit", number, "p")  # shuffling seeded alike
+        ray.get(theirs.group.async_run_method("prepare_fit", t.strategy.train_batch_size // 2, seed))
+        status, _ = BasePPOTrainer.train_step(t, [row_experience(row) for row in rows], number)
+        for name in ("policy_loss", "actor_grad_norm", "kl", "return", "ppo_kl", "response_length", "actor_lr"):
+            assert mine[name] == pytest.approx(status[name], abs=1e-6, rel=1e-6), (number, name)
+        assert mine["actor_grad_norm"] > 0
+        one, two = weights(ours), weights(theirs)
+        for name in one:
+            torch.testing.assert_close(one[name], two[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_any_number_of_rows_takes_exactly_k_steps_on_two_ranks(hosts, stage):
+    """For random counts: K optimiser steps, every rank the same rows, nothing carried over (asserted after every fit)."""
+    host, draw = hosts[f"zero{stage}"], random.Random(stage)
+    for trial, count in enumerate([1, 2, 5, 6, 7, *(draw.randint(1, 40) for _ in range(7))]):
+        k = draw.randint(1, 4)
+        host.step = trial
+        grid = plan_grid(count, 2, 3, k)
+        metrics = asyncio.run(step(host, recorded_rows(count, seed=100 * stage + trial), k))
+        assert metrics["optimiser_steps"] == grid.steps
+        assert metrics["rows_per_rank"] == grid.rows_per_rank
+        assert metrics["fill_rows"] == grid.fill
+
+
+def test_weightless_rows_change_neither_the_gradient_nor_any_mean(hosts):
+    """The same rows with and without fill, on one rank: the same gradient norm and logged means.
+
+    Not `policy_loss`: upstream weighs each micro-batch's share of the loss by its tokens once more, so the logged number
+    depends on how rows are cut into micro-batches, with or without fill.
+    """
+    host = hosts["ours"]
+    rows, found = recorded_rows(7, seed=9), []
+    freeze(host)
+    for micro in (1, 2, 4, 7):
+        host.args.train.micro_batch_size = micro
+        resize(host, micro)
+        metrics = asyncio.run(step(host, rows, k=1))
+        assert metrics["fill_rows"] == {1: 0, 2: 1, 4: 1, 7: 0}[micro]
+        found.append(metrics)
+    host.args.train.micro_batch_size = 2
+    resize(host, 2)
+    thaw(host)
+    for name in ("reward", "return", "response_length", "total_length", "kl"):
+        values = [m[name] for m in found]
+        assert values == pytest.approx([values[0]] * 4, rel=1e-3, abs=1e-5), name
+    norms = [m["actor_grad_norm"] for m in found]
+    assert norms[0] > 0
+    assert norms == pytest.approx([norms[0]] * 4, rel=1e-4)
+
+
+def inside(host, function):
+    """Run a function in every training process of a policy."""
+    ray.get([handle.__ray_call__.remote(function) for handle in host.group._actor_handlers])
+
+
+def freeze(host):
+    """Learning rate 0 until `thaw`, whatever the schedule says."""
+
+    def work(actor):
+        engine = actor.actor.model
+        actor.kept = engine.lr_scheduler, [g["lr"] for g in engine.optimizer.param_groups]
+        engine.lr_scheduler = None
+        for g in engine.optimizer.param_groups:
+            g["lr"] = 0.0
+
+    inside(host, work)
+
+
+def thaw(host):
+    def work(actor):
+        engine = actor.actor.model
+        engine.lr_scheduler, rates = actor.kept
+        for g, rate in zip(engine.optimizer.param_groups, rates, strict=True):
+            g["lr"] = rate
+
+    inside(host, work)
+
+
+def resize(host, micro):
+    """Another micro-batch size for the policy's training."""
+
+    def work(actor):
+        actor.strategy.micro_train_batch_size = micro
+        actor.trainer.replay_buffer.sample_batch_size = micro
+        actor.actor.model.set_train_micro_batch_size(micro)
+
+    inside(host, work)
+
+
+def test_learning_rate_0_changes_no_weight(hosts):
+    host = hosts["ours"]
+    before = weights(host)
+    freeze(host)
+    metrics = asyncio.run(step(host, recorded_rows(5, seed=3), k=2))
+    thaw(host)
+    assert metrics["actor_grad_norm"] > 0
+    after = weights(host)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_perturbing_a_masked_token_changes_no_loss(hosts):
+    """Advantages and log-probs outside the mask may be anything, and so may the ids that follow the last sampled token."""
+    host, rows = hosts["ours"], recorded_rows(6, seed=4)
+    freeze(host)
+    losses = []
+    for perturb in (False, True):
+        asyncio.run(prepare(host, rows))
+        if perturb:
+            for item in host.items.values():
+                shown = item.action_mask == 0
+                for name in ("advantages", "returns", "action_log_probs", "rollout_log_probs"):
+                    getattr(item, name)[shown] += 7.0
+        metrics = asyncio.run(host.update(rows, 1))
+        losses.append((metrics["policy_loss"], metrics["actor_grad_norm"]))
+    thaw(host)
+    assert losses[0] == losses[1]
+
+
+def test_and_perturbing_a_sampled_one_does(hosts):
+    host, rows = hosts["ours"], recorded_rows(6, seed=4)
+    freeze(host)
+    losses = []
+    for perturb in (False, True):
+        asyncio.run(prepare(host, rows))
+        if perturb:
+            item = host.items[id(rows[0])]
+            item.advantages[item.action_mask == 1] += 0.5
+        losses.append(asyncio.run(host.update(rows, 1))["policy_loss"])
+    thaw(host)
+    assert losses[0] != losses[1]
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_synced(hosts):
+    host, rows = hosts["ours"], recorded_rows(3, seed=5)
+    freeze(host)
+    asyncio.run(prepare(host, rows))
+    host.items[id(rows[1])].advantages[:] = float("nan")
+    with pytest.raises(RunEnded, match=r"policy 'p', step \d+: policy_loss is not finite \(3 rows, the first t0/0/a\)"):
+        asyncio.run(host.update(rows, 1))
+
+
+def test_joint_normalisation_over_two_real_policies(hosts):
+    """Advantages of two policies' real rows, KL penalty included, against float64 over both."""
+    estimator = ReinforcePlusPlus()
+    one, two = hosts["zero0"], hosts["zero2"]
+    rows = {one: recorded_rows(5, seed=21), two: recorded_rows(9, seed=22)}
+    for host, mine in rows.items():
+        asyncio.run(host.make_experience(mine))
+    batches = [b for host in rows for b in host.returns(estimator)]
+    flat = torch.cat([returns[mask.bool()].double() for _, returns, mask in batches])
+    statistics = estimator.statistics(batches)
+    for host, mine in rows.items():
+        host.finish_advantages(estimator, statistics)
+        for row in mine:
+            item = host.items[id(row)]
+            chosen = item.action_mask.bool()
+            want = (item.returns[chosen].double() - flat.mean()) / flat.std(unbiased=False)
+            torch.testing.assert_close(item.advantages[chosen].double(), want, rtol=1e-5, atol=1e-6)
+
+
+def test_forward_passes_pad_their_dispatch_to_the_ranks(hosts):
+    """One batch for two ranks would leave the second without work, and a collective waiting for it."""
+    host = hosts["zero1"]
+    maker = host.trainer.experience_maker
+    assert isinstance(maker, ExperienceMaker)
+    for count in (1, 3):
+        rows = recorded_rows(count, seed=count)
+        samples = [row_experience(row) for row in rows]
+        made = maker.make_experience(samples)
+        assert len(made) == count
+        assert all(torch.isfinite(e.action_log_probs).all() for e in made)
+
+
+def test_rows_sampled_by_other_weights_abort(hosts):
+    from marl_plugins.runtime.trainer import Trainer
+
+    host = hosts["ours"]
+    trainer = SimpleNamespace(trained={"p": host})
+    row = recorded_rows(1, seed=6)[0]
+    host.version = 1
+    with pytest.raises(RunEnded, match=r"sampled from policy 'p' version 0, but would train policy 'p' at version 1"):
+        Trainer._check_version(trainer, row)
+    host.version = 0
+    Trainer._check_version(trainer, row)
