@@ -68,6 +68,9 @@ for _entry in _ALL.split():
 
 FLAGS.update(
     {
+        "ref.num_gpus_per_node": Flag("policy", "on CPU the reference lives in the policy's own processes"),
+        "ref.num_nodes": Flag("policy", "on CPU the reference lives in the policy's own processes"),
+        "ref.offload": Flag("policy", "on CPU there is nothing to offload from"),
         "ckpt.path": Flag("all", "each policy saves into a folder of its own below it; the manifest lies in it"),
         "ckpt.output_dir": Flag("all", "each policy's weights go to a folder of its own below it, records beside them"),
         "algo.advantage.estimator": Flag("all", "default here: reinforce (REINFORCE++), the only one supported yet"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import importlib
 import logging
 import os
 import signal
@@ -42,6 +44,8 @@ def train(run: Run, *, debug: bool, as_json: bool) -> int:
     checkpoints = Checkpoints(_absolute(run.args.ckpt.path), run.args.ckpt.max_num)
     manifest = checkpoints.open(run.args.ckpt.load_enable, run.fingerprint())
     done = manifest["step"] if manifest else 0
+    if run.args.ckpt.load_enable and not manifest:
+        display.say(f"no saved step in {checkpoints.folder}: starting from the beginning")
     records = Records(_absolute(run.args.ckpt.output_dir), run.args, describe(run), done)
     started = time.monotonic()
     with _terminated_like_interrupted(), ray_cluster(run, debug):
@@ -154,6 +158,9 @@ def ray_cluster(run: Run, debug: bool) -> Any:
             logical = run.logical_gpus or needed
             options |= {"num_gpus": logical, "num_cpus": needed + 4, "object_store_memory": 2**30}
     ray.init(runtime_env={"env_vars": env}, log_to_driver=debug, logging_level="ERROR", **options)
+    if not debug:
+        importlib.import_module("ray._private.tensor_serialization_utils")  # shows its warnings, whatever was said before
+        warnings.filterwarnings("ignore")
     try:
         found = int(ray.cluster_resources().get("GPU", 0))
         if found < needed:
@@ -284,7 +291,7 @@ class Session:
         """Start every process of every policy at once and wait for all of them."""
         import ray
 
-        from marl_plugins.runtime.engines import Budget, EnginePool, start_engine
+        from marl_plugins.runtime.engines import Budget, EnginePool, start_engine, start_engines
 
         budget = Budget(self.run.recipe.limits.engine_restarts)
         max_steps = self._max_steps()
@@ -296,8 +303,8 @@ class Session:
                 launched[policy.name] = self._launch(policy, shared)
             pools[policy.name] = EnginePool(
                 policy.name,
-                [start_engine(args, index, shared) for index in range(args.vllm.num_engines)],
-                lambda args=args: start_engine(args, 0, None),  # type: ignore[misc]
+                start_engines(args, shared),
+                functools.partial(start_engine, args) if self.run.device == "cpu" else None,
                 budget,
             )
         hosts = {}

@@ -48,12 +48,12 @@ class EnginePool:
 
     Args:
         policy: Its name.
-        start: Starts one engine (blocking, in a thread); only called to replace a dead one.
-        restore: Gives a new engine the policy's current weights.
+        start: Starts one engine more (blocking, called in a thread), to replace a dead one; None where that cannot be done,
+            and a dead engine ends the run.
         budget: Shared by all pools of the run.
     """
 
-    def __init__(self, policy: str, engines: list[Engine], start: Callable[[], Engine], budget: Budget):
+    def __init__(self, policy: str, engines: list[Engine], start: Callable[[], Engine] | None, budget: Budget):
         self.policy = policy
         self.engines = engines
         self.start = start
@@ -113,6 +113,11 @@ class EnginePool:
             if engine not in self.engines:
                 return
             self.engines.remove(engine)
+            if self.start is None:
+                raise RunEnded(
+                    f"an engine of policy {self.policy!r} died; engines are not replaced in a running job on GPUs yet: resume "
+                    "with --ckpt.load_enable"
+                )
             with contextlib.suppress(RayActorError):
                 engine.kill()
             if self.budget.left < 1:
@@ -167,14 +172,23 @@ def substituted(module: Any, **names: Any) -> Iterator[None]:
             setattr(module, name, value)
 
 
-def start_engine(args: Any, index: int, shared_group: Any) -> Engine:
-    """Start one engine through upstream's own function, with our actor class in the place of upstream's.
+def start_engines(args: Any, shared_group: Any) -> list[Engine]:
+    """All engines of a policy: in the placement group of its training processes, or each in one of its own.
 
-    Args:
-        args: The policy's flags.
-        index: Offset of its seed, as upstream numbers engines.
-        shared_group: Placement group shared with the training processes, or None.
+    Of its own, so that a dead engine's devices can be given back without ending the others.
     """
+    if shared_group is not None:
+        return _start(args, args.vllm.num_engines, shared_group)
+    return [engine for _ in range(args.vllm.num_engines) for engine in _start(args, 1, None)]
+
+
+def start_engine(args: Any) -> Engine:
+    """One engine more, in a placement group of its own."""
+    return _start(args, 1, None)[0]
+
+
+def _start(args: Any, count: int, shared_group: Any) -> list[Engine]:
+    """Start engines through upstream's own function, with our actor class in the place of upstream's."""
     import openrlhf.trainer.ray.vllm_engine as upstream
 
     from marl_plugins.runtime.engine_actor import RemoteRolloutActor
@@ -188,10 +202,10 @@ def start_engine(args: Any, index: int, shared_group: Any) -> Engine:
     # One at a time: two dead engines may be replaced at once, and the substitution holds for the whole process.
     with _STARTING, substituted(upstream, RolloutRayActor=RemoteRolloutActor, placement_group=placement_group):
         handles = upstream.create_vllm_engines(
-            1,
+            count,
             args.vllm.tensor_parallel_size,
             args.actor.model_name_or_path,
-            args.train.seed + index,
+            args.train.seed,
             args.train.full_determinism_enable,
             args.vllm.enable_prefix_caching,
             args.vllm.enforce_eager,
@@ -201,4 +215,4 @@ def start_engine(args: Any, index: int, shared_group: Any) -> Engine:
             args.vllm.enable_sleep,
             "processed_logprobs",
         )
-    return Engine(handles[0], groups)
+    return [Engine(handle, groups) for handle in handles]

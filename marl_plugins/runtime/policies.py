@@ -236,18 +236,23 @@ class PolicyHost:
             await self.remote(self.engines.on_all(lambda h: h.identify.remote(self.policy.name, version)))
         return True
 
+    async def wake(self) -> None:
+        """Before a rollout: wake the engines that share their devices with the training processes."""
+        if self.args.vllm.enable_sleep:
+            await self.engines.on_all(lambda handle: handle.wake_up.remote())
+
+    async def sleep(self) -> None:
+        """After a rollout: give the devices to the training processes, as upstream does (samples_generator.py:100-113)."""
+        if self.args.vllm.enable_sleep:
+            await self.engines.on_all(lambda handle: handle.sleep.remote())
+
     async def restore_engine(self, handle: Any) -> None:
         """Give a new engine the policy's current weights; a frozen policy's engine has loaded them itself."""
-        if self.trainer is None or (self.device != "cpu" and self.version == 0):
+        if self.trainer is None:
             await handle.identify.remote(self.policy.name, self.version)
-        elif self.device == "cpu":
+        else:
             blob = self.group.async_run_method("state")[0]
             await self.remote(handle.load_state.remote(blob, self.policy.name, self.version))
-        else:
-            raise RunEnded(
-                f"an engine of policy {self.policy.name!r} died; replacing one in a running job is not supported on GPUs "
-                "yet: resume with --ckpt.load_enable"
-            )
 
     async def remote(self, *work: Any) -> Any:
         """Await work of the policy's processes; a process that died ends the run in a state that can be resumed."""

@@ -20,6 +20,9 @@ from marl_plugins.core.workflow import (
 from marl_plugins.manager import Plugins
 from marl_plugins.runtime.engines import EnginePool
 
+EVALUATION = -1
+"""Stands for the step in an evaluation's seeds."""
+
 
 class Rollout:
     """Runs the workflow on tasks, through the plugins' hooks.
@@ -53,14 +56,17 @@ class Rollout:
         return await self._all(tasks, samples, step, self.roles, self.score_action, done)
 
     async def evaluate(
-        self, tasks: Sequence[Task], samples: int, step: int, temperature: float, done: Callable[[], None]
+        self, tasks: Sequence[Task], samples: int, temperature: float, done: Callable[[], None]
     ) -> list[Trajectory]:
-        """Trajectories to be counted only: outcomes scored by the verifier, no coach calls."""
+        """Trajectories to be counted only: outcomes scored by the verifier, no coach calls.
+
+        Their seeds are the same in every evaluation, and other than training's, so that evaluations can be compared in pairs.
+        """
         roles = {
             name: replace(role, sampling=replace(role.sampling, temperature=temperature))
             for name, role in self.roles.items()
         }
-        return await self._all(tasks, samples, -1 - step, roles, None, done)  # other seeds than training's
+        return await self._all(tasks, samples, EVALUATION, roles, None, done)
 
     async def _all(
         self,

@@ -101,7 +101,7 @@ class Trainer:
                 break
             metrics, trajectories, ledger = await self.train_step(step, k, tasks)
             if self.eval_tasks and args.eval.steps > 0 and step % args.eval.steps == 0:
-                metrics |= await self.evaluate(step)
+                metrics |= await self.evaluate()
             self.plugins.hook.marl_log(step=step, metrics=metrics)
             self.records.step(step, metrics, trajectories, ledger)
             if step % max(1, args.logger.logging_steps) == 0:
@@ -119,7 +119,9 @@ class Trainer:
         for host in self.hosts.values():
             host.step = step
         with self._timed("rollout", seconds), self._progress("rollout", len(tasks) * self.samples) as tick:
+            await _all(host.wake() for host in self.hosts.values())
             trajectories = await self.rollout.train(tasks, self.samples, step, tick)
+            await _all(host.sleep() for host in self.hosts.values())
         if step == 1:
             self.display.first_prompts(self._first_prompts(trajectories))
         with self._timed("advantages", seconds), self._progress("advantages"):
@@ -197,13 +199,15 @@ class Trainer:
                 "mend the cause and resume with --ckpt.load_enable"
             )
 
-    async def evaluate(self, step: int) -> dict[str, float]:
+    async def evaluate(self) -> dict[str, float]:
         """Success on the evaluation tasks; trajectories lost to infrastructure count as wrong and are reported beside."""
         args = self.run.args.eval
         total = len(self.eval_tasks) * args.n_samples_per_prompt
         started = time.monotonic()
         with self._progress("evaluation", total) as tick:
-            found = await self.rollout.evaluate(self.eval_tasks, args.n_samples_per_prompt, step, args.temperature, tick)
+            await _all(host.wake() for host in self.hosts.values())
+            found = await self.rollout.evaluate(self.eval_tasks, args.n_samples_per_prompt, args.temperature, tick)
+            await _all(host.sleep() for host in self.hosts.values())
         return {
             "eval/outcome": _mean([t.outcome or 0.0 for t in found]),
             "eval/lost": float(sum(t.infrastructure_failure is not None for t in found)),
@@ -278,6 +282,9 @@ def summary(trajectories: Sequence[Trajectory], ledger: Ledger) -> dict[str, flo
         metrics[f"role/{role}/actions"] = float(len(mine))
         metrics[f"role/{role}/reward"] = _mean([a.reward for a in mine if a.reward is not None])
         metrics[f"role/{role}/advantage"] = _mean([a.advantage for a in mine if a.advantage is not None])
+        for turn in sorted({a.turn for a in mine}) if any(a.turn for a in mine) else ():
+            values = [a.advantage for a in mine if a.turn == turn and a.advantage is not None]
+            metrics[f"role/{role}/advantage/turn{turn}"] = _mean(values)
         metrics[f"role/{role}/response_length"] = _mean([float(len(a.generation.ids)) for a in mine])
         metrics[f"role/{role}/truncated"] = _mean([float(a.generation.finish == "length") for a in mine])
         metrics[f"role/{role}/tool_call_rate"] = _mean([float(bool(a.tool_results)) for a in mine])
