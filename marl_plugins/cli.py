@@ -46,12 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("interrupted; finished steps are kept, go on with --ckpt.load_enable", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(str(error) or "interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output has gone, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 1 if words[:1] == ["train"] else 0
 
 
 def _dispatch(words: list[str]) -> int:
@@ -84,7 +84,8 @@ def _train(words: list[str]) -> int:
         return _train_help(words)
     if not any(w.partition("=")[0] in ("--recipe", "--plugin") for w in words):
         return _pass_through(words)
-    from marl_plugins.plan import build_run, describe
+    from marl_plugins.plan import build_run
+    from marl_plugins.run import describe
 
     run, options = build_run(words)
     if options.dry_run:
@@ -101,9 +102,9 @@ def _train(words: list[str]) -> int:
 
 def _train_help(words: list[str]) -> int:
     """Our flags first, then the active plugins', then upstream's."""
+    from marl_plugins.commandline import own_parser, split_flags
     from marl_plugins.hosts import upstream_cli
     from marl_plugins.manager import Plugins
-    from marl_plugins.plan import own_parser, split_flags
 
     names = [
         f.words[0]

@@ -45,7 +45,7 @@ class PolicyConfig(Model):
     """A model with weights of its own."""
 
     model: str | None = None
-    """Folder, hub name, or `tiny` (built on the spot, see marl_plugins/runtime/tiny_model.py). Default: the recipe's."""
+    """Folder, hub name, or `tiny` (built on the spot, see marl_plugins/tiny.py). Default: the recipe's."""
     trainable: bool = True
     """False: it only generates; its actions are recorded and never trained on."""
     flags: dict[str, Any] = {}
@@ -158,7 +158,7 @@ def load_recipe(path: Path) -> tuple[Recipe, Origins]:
     try:
         return Recipe.model_validate(data), origins
     except pydantic.ValidationError as error:
-        raise ConfigurationError([_explain(e, origins) for e in error.errors()]) from None
+        raise ConfigurationError(dict.fromkeys(_explain(e, origins) for e in error.errors())) from None
 
 
 def _read(path: Path, origins: Origins, chain: list[Path]) -> dict[str, Any]:
@@ -166,21 +166,32 @@ def _read(path: Path, origins: Origins, chain: list[Path]) -> dict[str, Any]:
         raise ConfigurationError(f"{path}: extends itself: {' -> '.join(str(p) for p in [*chain, path])}")
     try:
         node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        origins.lines[()] = (path, 1)
+        if not isinstance(node, yaml.MappingNode):
+            raise ConfigurationError(
+                f"{path}: a recipe is a mapping of keys, got {'nothing' if node is None else type(node).__name__}"
+            )
+        own: dict[str, Any] = _build(node, path, (), origins, yaml.SafeLoader(""))
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path}: is not UTF-8 text (byte {error.start})") from None
+    except RecursionError:
+        raise ConfigurationError(f"{path}: an alias refers to itself") from None
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigurationError(f"{path}:{line}: not YAML: {error.problem}") from None
-    origins.lines[()] = (path, 1)
-    if not isinstance(node, yaml.MappingNode):
-        raise ConfigurationError(
-            f"{path}: a recipe is a mapping of keys, got {'nothing' if node is None else type(node).__name__}"
-        )
-    own: dict[str, Any] = _build(node, path, (), origins, yaml.SafeLoader(""))
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigurationError(f"{path}: not YAML that can be read: {' '.join(str(error).split())}") from None
     base_name = own.pop("extends", None)
     if base_name is None:
         return own
     mine = dict(origins.lines)
+    if Path(str(base_name)).name != str(base_name):
+        raise ConfigurationError(
+            f"{origins.where('extends')}: extends: {base_name}: the file has to lie in the same folder, "
+            "with its prompts; copy the recipe"
+        )
     base = _read(path.parent / str(base_name), origins, [*chain, path])
     origins.lines.update(mine)
     merged: dict[str, Any] = _merge(base, own)
@@ -220,6 +231,10 @@ def _merge(base: Any, own: Any) -> Any:
 
 
 def _explain(error: Any, origins: Origins) -> str:
+    if error["loc"][:1] == ("mapping",) and not isinstance(error["input"], dict):
+        word = str(error["input"])
+        wanted = "separate, shared, or one `role: policy` per role"
+        return f"{origins.where('mapping')}: mapping: {word!r}: expected {wanted}{nearest(word, ['separate', 'shared'])}"
     location = [str(p) for p in error["loc"] if p not in ("literal['separate','shared']", "dict[str,str]")]
     where = origins.where(*location)
     key = ".".join(location)

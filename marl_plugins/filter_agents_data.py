@@ -19,7 +19,7 @@ from marl_plugins.core.rows import Row
 from marl_plugins.core.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from marl_plugins.plan import Run
+    from marl_plugins.run import Run
 
 
 @hookimpl
@@ -59,7 +59,7 @@ def marl_select(rows: Sequence[Row], run: Run) -> list[Row]:
 
 
 def _batch(run: Run, policy: str) -> int:
-    from marl_plugins.plan import training_gpus
+    from marl_plugins.run import training_gpus
 
     args = run.policy_args[policy]
     return int(args.train.micro_batch_size * training_gpus(args) * run.optimiser_steps)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from marl_plugins.core.rows import Row
     from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
     from marl_plugins.core.workflow import Call, Seen, Tool, Workflow
-    from marl_plugins.plan import Policy, Run
+    from marl_plugins.run import Policy, Run
     from marl_plugins.runtime.engines import EnginePool
     from marl_plugins.runtime.policies import PolicyHost
 
@@ -103,13 +103,15 @@ def marl_policies(run: Run) -> Sequence[Policy] | None:
 
         @hookimpl
         def marl_policies(run):
-            return [dataclasses.replace(p, trainable=p.name != "judge") for p in policies_of(run.recipe)]
+            return [dataclasses.replace(p, trainable=p.name != "judge") for p in policies_of(run)]
     """
 
 
 @hookspec
 def marl_tools(run: Run) -> Sequence[Tool] | None:
-    """Tools that roles may name. *each*; once at start; two tools of one name are an error. Built-in: `python`.
+    """Tools that roles may name. *each*; while the configuration is checked, and again at start. Built-in: `python`.
+
+    Two tools of one name are an error.
 
     Example:
 
@@ -281,5 +283,6 @@ def marl_restore(state: Any) -> None:
 
         @hookimpl
         def marl_restore(state):
+            global seen
             seen = state["seen"]
     """

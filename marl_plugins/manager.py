@@ -6,10 +6,12 @@ named by dotted module name, by entry-point name (group `marl_plugins`), or by t
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -26,6 +28,7 @@ BUILTINS = ("marl_plugins.recipe", "marl_plugins.routing", "marl_plugins.reinfor
 """Always active and asked last: what a run does where no named plugin answers."""
 SHIPPED = ("marl_plugins.routing", "marl_plugins.reinforce_pp", "marl_plugins.filter_agents_data")
 """The capabilities in this package that a user names."""
+CHAINS = ("marl_credit", "marl_select")
 FIRST = tuple(
     name for name, spec in vars(hookspecs).items() if getattr(spec, "marl_spec", {}) and spec.marl_spec["firstresult"]
 )
@@ -60,14 +63,19 @@ class Plugins:
         """Modules by name: each named plugin, preceded by what it requires."""
         found: dict[str, ModuleType] = {}
 
+        visiting: set[str] = set()
+
         def add(name: str, wanted_by: str | None) -> None:
+            if name in visiting:
+                return
+            visiting.add(name)
             try:
                 module = load(name)
             except ConfigurationError as error:
                 because = f" (required by {wanted_by})" if wanted_by else ""
                 problems.extend(p + because for p in error.problems)
                 return
-            canonical = module.__name__ if not name.endswith(".py") else name
+            canonical = module.__name__ if not name.endswith(".py") else str(Path(name).resolve())
             if canonical in found:
                 return
             for requirement in getattr(module, "requires", ()):
@@ -94,6 +102,10 @@ class Plugins:
         known = [n for n in vars(hookspecs) if n.startswith("marl_")]
         for attribute, value in vars(module).items():
             marked = hasattr(value, "marl_impl")
+            if marked and attribute in CHAINS and value.marl_impl["wrapper"]:
+                problems.append(
+                    f"plugin {name}: {attribute} is a chain and cannot be wrapped; change the value and return it"
+                )
             if marked and attribute not in known:
                 problems.append(f"plugin {name}: there is no hook {attribute!r}{nearest(attribute, known)}")
             elif attribute.startswith("marl_") and inspect.isfunction(value) and not marked:
@@ -140,6 +152,10 @@ class Plugins:
             value = result
         return value
 
+    def implements(self, name: str, hook: str) -> bool:
+        """Whether a plugin implements a hook."""
+        return any(i.plugin_name == name for i in getattr(self.manager.hook, hook).get_hookimpls())
+
     def claims(self, hook: str) -> bool:
         """Whether a named plugin (not a built-in) implements the hook."""
         return any(i.plugin_name in self.names for i in getattr(self.manager.hook, hook).get_hookimpls())
@@ -169,7 +185,10 @@ def load(name: str) -> ModuleType:
         ConfigurationError: It cannot be found; or its own import failed, with the reason.
     """
     if name.endswith(".py"):
-        return load_file(Path(name), "marl_plugin_" + Path(name).stem)
+        path = Path(name).resolve()
+        return load_file(path, f"marl_plugin_{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}")
+    if not all(part.isidentifier() for part in name.replace("-", "_").split(".")):
+        raise ConfigurationError(f"plugin {name!r}: expected a dotted module name, an entry-point name or a .py file")
     for entry in metadata.entry_points(group=GROUP):
         if entry.name == name:
             name = entry.value
@@ -184,8 +203,16 @@ def load(name: str) -> ModuleType:
                 f"plugin {name!r} is not a module, an entry point of group {GROUP!r} or a .py file{nearest(name, known)}"
             ) from None
         raise ConfigurationError(f"plugin {name}: it imports {missing!r}, which is not installed") from None
-    except (ImportError, SyntaxError) as error:
-        raise ConfigurationError(f"plugin {name}: cannot be imported: {error}") from error
+    except Exception as error:  # the plugin's own code, of any kind
+        raise ConfigurationError(f"plugin {name}: cannot be imported: {_place(error)}") from error
+
+
+def _place(error: Exception) -> str:
+    """What user code raised while it was imported, and where."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}: {error.msg}"
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{last.filename}:{last.lineno}: {type(error).__name__}: {error}"
 
 
 def load_file(path: Path, module_name: str) -> ModuleType:
@@ -206,18 +233,15 @@ def load_file(path: Path, module_name: str) -> ModuleType:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-    except (ImportError, SyntaxError) as error:
+    except Exception as error:  # the user's own code, of any kind
         del sys.modules[module_name]
-        where = f"{path}:{error.lineno}" if isinstance(error, SyntaxError) else str(path)
-        raise ConfigurationError(f"{where}: cannot be imported: {error.msg}") from error
+        raise ConfigurationError(f"{path}: cannot be imported: {_place(error)}") from error
     return module
 
 
 def version_of(name: str) -> str:
     """A plugin's version: of its distribution, of this package, or the digest of its file."""
     if name.endswith(".py"):
-        import hashlib
-
         return "file:" + hashlib.blake2b(Path(name).read_bytes(), digest_size=8).hexdigest()
     top = name.partition(".")[0]
     if top == "marl_plugins":

@@ -10,11 +10,11 @@ from marl_plugins import hookimpl
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.tasks import read_tasks
 from marl_plugins.core.trajectory import Action, Task, Trajectory
-from marl_plugins.plan import policies_of
+from marl_plugins.run import policies_of
 
 if TYPE_CHECKING:
     from marl_plugins.core.workflow import Seen, Tool, Workflow
-    from marl_plugins.plan import Policy, Run
+    from marl_plugins.run import Policy, Run
 
 _run: Run | None = None
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from marl_plugins.core.advantages import Moments
-    from marl_plugins.plan import Run
+    from marl_plugins.run import Run
 
 
 @dataclass(frozen=True)

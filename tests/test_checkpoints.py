@@ -6,7 +6,7 @@ import pytest
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.runtime.checkpoints import Checkpoints, tag
-from marl_plugins.runtime.records import cut_back
+from marl_plugins.runtime.records import cut_back, move_aside
 
 RUN = {"seed": 1, "roles": {"a": "p"}}
 
@@ -108,3 +108,12 @@ def test_records_are_cut_back_to_the_step_that_is_continued(tmp_path):
     file.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"step": 4, "rew')
     cut_back(file, 2)
     assert file.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_records_of_an_earlier_run_are_moved_aside_not_erased(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("1\n")
+    assert move_aside(tmp_path) == tmp_path / "earlier-1"
+    (tmp_path / "metrics.jsonl").write_text("2\n")
+    assert move_aside(tmp_path) == tmp_path / "earlier-2"
+    assert move_aside(tmp_path) is None
+    assert (tmp_path / "earlier-1" / "metrics.jsonl").read_text() == "1\n"

@@ -15,7 +15,8 @@ from marl_plugins.core.tasks import read_tasks
 from marl_plugins.hosts import upstream_cli
 from marl_plugins.hosts.flags import FLAGS
 from marl_plugins.hosts.seams import check_seams
-from marl_plugins.plan import build_run, describe
+from marl_plugins.plan import build_run
+from marl_plugins.run import describe
 from marl_plugins.shipped import recipes_root
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -52,7 +53,8 @@ def only(found, *parts):
 
 
 @pytest.mark.parametrize("path", sorted(recipes_root().glob("*/*.yaml")), ids=lambda p: f"{p.parent.name}/{p.name}")
-def test_every_shipped_recipe_is_valid(path):
+def test_every_shipped_recipe_is_valid(path, monkeypatch):
+    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda" if path.name == "recipe.yaml" else "cpu")
     run, _ = build_run(["--recipe", str(path)])
     assert json.dumps(describe(run))
 
@@ -121,6 +123,23 @@ def test_lines_are_those_of_the_file(recipe):
         ),
         (["--mapping", "solver=a,coder=a"], ["role 'verifier' is mapped to no policy"]),
         (["--mapping", "nonsense"], ["expected separate, shared, or role=policy"]),
+        (["--policy.a"], ["expected --policy.NAME.FLAG"]),
+        (["--policy.coder.actor.model_name_or_path", "/no/such"], ["policy 'coder'", "/no/such"]),
+        (["--actor.model_name_or_path", "/no/such"], ["model '/no/such' is neither"]),
+        (["--actor.model_name_or_path", "tiny:foo=1"], ["'foo=1' is not a setting of a tiny model"]),
+        (["--actor.model_name_or_path", "tiny:heads=0"], ["'heads=0' is not a setting"]),
+        (["--data.max_len", "5000"], ["--data.max_len 5000 is over the 512 positions"]),
+        (["--data.prompt_dataset", "x.jsonl"], ["--data.prompt_dataset would have no effect", "tasks: tasks.py"]),
+        (["--reward.remote_url", "x.py"], ["--reward.remote_url would have no effect", "grader: grader.py"]),
+        (["--actor.num_gpus_per_node", "0"], ["--actor.num_gpus_per_node is 0; it must be at least 1"]),
+        (["--train.max_epochs", "0"], ["--train.max_epochs is 0"]),
+        (["--rollout.max_new_tokens", "-3"], ["--rollout.max_new_tokens is -3"]),
+        (["--ds.zero_stage", "7"], ["--ds.zero_stage is 7"]),
+        (["--actor.adam.lr", "nan"], ["--actor.adam.lr is nan"]),
+        (["--train.colocate_all"], ["there is none here"]),
+        (["--train.colocate_all", "--vllm.num_engines", "2"], ["2 (--vllm.num_engines x", "must equal 1"]),
+        (["--plugin", ""], ["plugin '': expected a dotted module name"]),
+        (["--ckpt.output_dir", "/dev/null/out"], ["--ckpt.output_dir /dev/null/out: files cannot be made there"]),
         (["--max_steps", "0"], ["--max_steps is 0"]),
         (["--rollout.batch_size", "0"], ["--rollout.batch_size is 0"]),
         (["--algo.advantage.is_correction_threshold", "1", "2", "3"], ["is_correction_threshold takes HIGH or LOW HIGH"]),
@@ -164,6 +183,69 @@ def test_one_line_shares_policies_in_full_in_part_or_not(recipe, mapping, polici
     assert [p.name for p in run.policies] == policies
 
 
+def test_numbers_with_exponents_and_dashes_are_values():
+    tiny = str(recipes_root() / "mathchat" / "tiny.yaml")
+    run, _ = build_run(["--recipe", tiny, "--reward.clip_range", "-1e-1", "1", "--logger.wandb.group=-x"])
+    assert run.args.reward.clip_range == [-0.1, 1.0]
+    assert run.args.logger.wandb.group == "-x"
+
+
+def test_false_takes_a_switch_back_and_is_checked(recipe):
+    folder = recipe("  actor.adam.lr: 1e-3", "  actor.adam.lr: 1e-3\n  vllm.enforce_eager: false", file="tiny.yaml")
+    run, _ = build_run(["--recipe", str(folder / "tiny.yaml")])
+    assert run.args.vllm.enforce_eager is False
+    recipe("  actor.adam.lr: 1e-3", "  actor.adam.lr: false\n  no.such: false", file="tiny.yaml")
+    found = problems("--recipe", str(folder / "tiny.yaml"))
+    only(found, "actor.adam.lr: false is for switches")
+    only(found, "unknown flag --no.such")
+
+
+def test_the_command_line_chooses_the_model():
+    tiny = str(recipes_root() / "mathchat" / "tiny.yaml")
+    words = ["--actor.model_name_or_path", "tiny:seed=8", "--policy.coder.actor.model_name_or_path", "tiny:seed=9"]
+    run, _ = build_run(["--recipe", tiny, *words])
+    assert {p.name: p.model for p in run.policies} == {
+        "solver": "tiny:seed=8",
+        "coder": "tiny:seed=9",
+        "verifier": "tiny:seed=8",
+    }
+
+
+def test_policies_that_a_mapping_leaves_idle_are_a_warning():
+    run, _ = build_run(["--recipe", str(recipes_root() / "mathchat" / "tiny.yaml"), "--mapping", "shared"])
+    assert [p.name for p in run.policies] == ["shared"]
+    assert any("'coder' of the recipe plays no role with --mapping shared" in w for w in run.warnings)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "file", "parts"),
+    [
+        ("mapping: separate ", "mapping: sepparate ", "recipe.yaml", ["'sepparate'", "did you mean 'separate'?"]),
+        ("name: mathchat", "name: !foo x", "recipe.yaml", ["recipe.yaml:2: not YAML"]),
+        ("description: ", "description: 2024-13-45 #", "recipe.yaml", ["not YAML that can be read", "month must be"]),
+        ("extends: recipe.yaml", "extends: ../mathchat/recipe.yaml", "tiny.yaml", ["has to lie in the same folder"]),
+        ("{problem}", "{}", "prompts/solver.md", ["{} is not a field"]),
+        ("{problem}", "{a.b}", "prompts/solver.md", ["{a.b} is not a field"]),
+        ("import re", "import re\n1 / 0", "grader.py", ["grader.py:4: ZeroDivisionError"]),
+        ("  verifier: {prompt", "  ver-ifier: {prompt", "recipe.yaml", ["role 'ver-ifier' cannot be called"]),
+        ('f"{a}{sign}{b}"', '"same"', "tasks.py", ["ids are used more than once, the first 'same'"]),
+        ("str(label)))", "{1}))", "tasks.py", ["label and metadata must be JSON values"]),
+    ],
+)
+def test_mistakes_in_the_recipes_files(recipe, old, new, file, parts):
+    folder = recipe(old, new, file)
+    found = problems("--recipe", str(folder / "tiny.yaml"))
+    assert [p for p in found if all(part in p for part in parts)], found
+
+
+def test_a_data_file_is_read_by_the_dry_run(recipe):
+    folder = recipe("tasks: tasks.py\n", "")
+    only(
+        problems("--recipe", str(folder / "tiny.yaml"), "--data.prompt_dataset", "/no/data.jsonl"),
+        "cannot read /no/data.jsonl",
+    )
+
+
 def test_precedence_command_line_recipe_defaults_upstream():
     tiny = str(recipes_root() / "mathchat" / "tiny.yaml")
     run, _ = build_run(["--recipe", tiny, "--actor.adam.lr", "3e-4", "--policy.coder.actor.adam.lr", "5e-5"])
@@ -180,7 +262,7 @@ def test_upstreams_completions_reach_every_policy():
 
 
 def test_a_plugin_alone_makes_one_role_of_upstreams_own_flags(tmp_path):
-    (tmp_path / "data.jsonl").write_text('{"input": "1+1=", "label": "2"}\n')
+    (tmp_path / "data.jsonl").write_text('{"input": "1+1=", "label": "2"}\n' * 8)
     (tmp_path / "reward.py").write_text("def reward_func(q, p, l): return {'rewards': [1.0]}\n")
     run, _ = build_run(
         [
@@ -198,6 +280,8 @@ def test_a_plugin_alone_makes_one_role_of_upstreams_own_flags(tmp_path):
             "8",
             "--data.label_key",
             "label",
+            "--data.max_len",
+            "256",
         ]
     )
     assert [p.name for p in run.policies] == ["agent"]
@@ -275,6 +359,12 @@ def test_both_layouts_give_the_same_tasks(tmp_path):
     one, two = (read_tasks(tmp_path / name, "prompt", "answer") for name in ("a.json", "a.jsonl"))
     assert one == two
     assert (one[1].id, one[1].prompt, one[1].label, one[1].metadata) == ("q1", "1?", "1", {"year": 2001})
+
+
+def test_separators_inside_strings_do_not_end_a_line(tmp_path):
+    file = tmp_path / "data.jsonl"
+    file.write_text(json.dumps({"input": "a\u2028b\x85c"}, ensure_ascii=False) + "\n")
+    assert read_tasks(file, "input", None)[0].prompt == "a\u2028b\x85c"
 
 
 # --- the command --------------------------------------------------------------------------------------------------------

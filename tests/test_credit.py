@@ -45,21 +45,23 @@ def test_missing_rewards_add_nothing_and_get_no_return():
     assert got == {"a": 5, "b": None, "c": 4}
 
 
-def scored(scores, outcome):
+def scored(scores, outcome, scorer=True):
     trajectory = make_trajectory(CHAIN)
     for action, score in zip(trajectory.actions, scores, strict=True):
         action.score = score
     trajectory.outcome = outcome
+    trajectory.actions_scored = scorer
     rewards_from_scores([trajectory])
     return [a.reward for a in trajectory.actions]
 
 
 def test_without_any_action_score_the_outcome_is_shared():
-    assert scored([None, None, None], 0.5) == [0.5, 0.5, 0.5]
+    assert scored([None, None, None], 0.5, scorer=False) == [0.5, 0.5, 0.5]
 
 
 def test_a_missing_score_is_not_replaced_by_the_outcome():
     assert scored([0.2, None, 0.9], 1.0) == [0.2, None, 0.9]
+    assert scored([None, None, None], 1.0) == [None, None, None]
 
 
 def test_lost_and_frozen_and_unscored_actions_are_left_out_with_a_reason():

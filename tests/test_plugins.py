@@ -132,3 +132,26 @@ def test_versions_of_files_follow_their_content(plugin):
     with open(file, "a") as f:
         f.write("# more\n")
     assert Plugins([file]).versions() != before
+
+
+def test_plugins_may_require_each_other(plugin, tmp_path):
+    one, two = str(tmp_path / "r1.py"), str(tmp_path / "r2.py")
+    body = "requires = [{0!r}]\n@hookimpl\ndef marl_log(metrics): pass"
+    plugin("r1", body.format(two))
+    plugin("r2", body.format(one))
+    assert len(Plugins([one]).names) == 2
+
+
+def test_one_file_by_two_paths_is_one_plugin(plugin, tmp_path, monkeypatch):
+    file = plugin("same", "@hookimpl\ndef marl_log(metrics): pass")
+    monkeypatch.chdir(tmp_path)
+    assert Plugins([file, "./same.py"]).names == [file]
+
+
+def test_an_error_while_importing_names_file_and_line(plugin):
+    assert any("boom.py:3: ZeroDivisionError" in p for p in problems(plugin("boom", "\n1 / 0")))
+
+
+def test_a_chain_cannot_be_wrapped(plugin):
+    file = plugin("wrapped", "@hookimpl(wrapper=True)\ndef marl_credit(trajectories): return (yield)")
+    assert any("marl_credit is a chain and cannot be wrapped" in p for p in problems(file))

@@ -117,6 +117,23 @@ def test_a_program_in_a_session_of_its_own_does_not_hold_the_run():
     assert got.output.startswith("parent")
 
 
+def test_closing_its_output_does_not_escape_the_time_limit():
+    started = time.monotonic()
+    got = run("import os, time; os.close(1); os.close(2); time.sleep(20)", seconds=1.0)
+    assert not got.ok
+    assert time.monotonic() - started < 5
+
+
+def test_signals_without_a_name_are_numbered():
+    assert run("import os; os.kill(os.getpid(), 40)").output == "killed by signal 40"
+
+
+def test_a_program_that_ended_well_is_not_blamed_for_a_child_that_holds_the_pipe():
+    program = "import os, time\nprint('done', flush=True)\nif os.fork() == 0:\n    time.sleep(20)\nelse:\n    os._exit(0)"
+    got = run(program, seconds=1.0)
+    assert (got.output, got.ok) == ("done", True)
+
+
 @pytest.mark.parametrize(
     ("text", "programs"),
     [

@@ -1,6 +1,7 @@
 """Workflows on a simulated engine: graphs, seeds, tools, failures. The real engines are in tests/engines."""
 
 import asyncio
+import contextlib
 import time
 
 import pytest
@@ -280,3 +281,60 @@ def test_wrong_fields_name_the_role(chat):
         TypeError, match=r"role 'a' was called with the wrong fields: the prompt has places for \['problem'\]"
     ):
         run(one, chat, roles=[role])
+
+
+def test_a_branch_that_the_workflow_has_handled_is_not_raised_later(chat):
+    async def handles(task, roles, tools):
+        async def wrong():
+            await roles.a(q="x")
+            raise ValueError("handled")
+
+        async def slow():
+            await roles.b(q="y")
+            await asyncio.sleep(5)
+
+        await asyncio.gather(wrong(), return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(slow(), 0.02)
+        raise AgentFailure("no_answer", "none")
+
+    got = run(handles, chat)
+    assert got.agent_failure == "no_answer"
+
+
+@pytest.mark.parametrize(
+    ("raised", "agent", "infrastructure"),
+    [
+        (AgentFailure("no_answer", "none"), "no_answer", None),
+        (InfrastructureFailure("engine", "gone"), None, "engine"),
+    ],
+)
+def test_failures_inside_a_task_group_are_failures(chat, raised, agent, infrastructure):
+    async def grouped(task, roles, tools):
+        async def branch():
+            await roles.a(q="x")
+            raise raised
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(branch())
+            group.create_task(roles.b(q="x"))
+
+    got = run(grouped, chat)
+    assert (got.agent_failure, got.infrastructure_failure) == (agent, infrastructure)
+
+
+def test_bugs_inside_a_task_group_are_bugs(chat):
+    async def grouped(task, roles, tools):
+        async def branch():
+            raise ZeroDivisionError
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(branch())
+
+    with pytest.raises(BaseExceptionGroup):
+        run(grouped, chat)
+
+
+def test_an_action_that_nobody_scores_is_told_from_a_missing_verdict(chat):
+    got = run(one, chat, score_action=lambda action, seen: None)
+    assert not got.actions_scored

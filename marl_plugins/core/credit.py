@@ -20,14 +20,13 @@ Descendants are taken along the dependency graph (the action included), never by
 def rewards_from_scores(trajectories: Iterable[Trajectory]) -> None:
     """The built-in credit: an action's reward is its score; where nobody scored any action, all share the outcome's.
 
-    A single missing score among given ones stays missing (the action is left out): it is not filled with the outcome.
+    Where somebody does, a missing score stays missing (the action is left out): it is not filled with the outcome.
     """
     for trajectory in trajectories:
         if trajectory.infrastructure_failure:
             continue
-        scored = any(action.score is not None for action in trajectory.actions)
         for action in trajectory.actions:
-            action.reward = action.score if scored else trajectory.outcome
+            action.reward = action.score if trajectory.actions_scored else trajectory.outcome
 
 
 def sum_over_scope(trajectories: Iterable[Trajectory], scope: Scope) -> None:

@@ -69,7 +69,7 @@ def _items(path: Path, text: str, problems: list[str]) -> Iterator[tuple[str, An
         for number, item in enumerate(items, 1):
             yield f"{path}: item {number}", item
         return
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
                 yield f"{path}:{number}", json.loads(line)

@@ -151,6 +151,8 @@ class Trajectory:
     agent_failure: str | None = None
     infrastructure_failure: str | None = None
     detail: str = ""
+    actions_scored: bool = False
+    """Whether anybody scores single actions, so that a missing score is missing and not the outcome's place."""
     outcome: float | None = None
     """In [0, 1]; written by `marl_score_outcome`. An agent failure scores 0; an infrastructure failure is never scored."""
     seconds: float = 0.0

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,7 +96,8 @@ class RoleSpec:
 
 
 Generate = Callable[[Call], Awaitable[Generation]]
-ScoreAction = Callable[[Action, "Seen"], Awaitable[float | None]]
+ScoreAction = Callable[[Action, "Seen"], Awaitable[float | None] | None]
+"""An awaitable score, or None where nobody scores this action."""
 Workflow = Callable[..., Awaitable[Any]]
 
 
@@ -247,11 +248,14 @@ class _Run:
         task = self.trajectory.task
         before = tuple(a for a in self.trajectory.actions if a is not action)
         seen = Seen(task.id, task.prompt, action.role, shown, before)
-        score_action = self.score_action
+        verdict = self.score_action(action, seen)
+        if verdict is None:
+            return
+        self.trajectory.actions_scored = True
 
         async def score() -> None:
             with contextlib.suppress(InfrastructureFailure):  # a verdict that cannot be had is missing, never invented
-                action.score = checked_score(await score_action(action, seen), f"action of role {action.role!r}")
+                action.score = checked_score(await verdict, f"action of role {action.role!r}")
 
         self.scoring.append(asyncio.create_task(score()))
 
@@ -260,9 +264,11 @@ class _Run:
 
         Cancelling them would make it a matter of timing which of their actions exist.
         """
-        others = [b for b in self.branches if b is not main]
+        others = [
+            b for b in self.branches if b is not main and not b.done()
+        ]  # what ended before is the workflow's to handle
         for result in await asyncio.gather(*others, *self.scoring, return_exceptions=True):
-            if isinstance(result, BaseException) and not isinstance(result, AgentFailure):
+            if isinstance(result, BaseException) and not isinstance(result, AgentFailure | asyncio.CancelledError):
                 raise result
 
     async def cancel(self, main: asyncio.Task[Any] | None) -> None:
@@ -284,6 +290,36 @@ def checked_score(score: float | None, of: str) -> float | None:
     if not 0.0 <= value <= 1.0:
         raise ValueError(f"the score of an {of} is {score!r}; scores lie in [0, 1] (divide a 0-10 verdict by 10)")
     return value
+
+
+def agent_failure_in(error: AgentFailure | BaseExceptionGroup[BaseException]) -> AgentFailure:
+    """The agents' failure, also out of the group that an `asyncio.TaskGroup` of the workflow makes of it.
+
+    Raises:
+        InfrastructureFailure: The group holds one; it counts before the agents' failures.
+        BaseExceptionGroup: The group holds something else: a bug of the recipe.
+    """
+    if isinstance(error, AgentFailure):
+        return error
+    _, bugs = error.split((AgentFailure, InfrastructureFailure, asyncio.CancelledError))
+    if bugs is not None:
+        raise error
+    leaves = list(_leaves(error))
+    for kind in (InfrastructureFailure, AgentFailure):
+        for leaf in leaves:
+            if isinstance(leaf, kind):
+                if isinstance(leaf, AgentFailure):
+                    return leaf
+                raise leaf
+    raise error
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
 
 
 async def run_workflow(
@@ -320,7 +356,8 @@ async def run_workflow(
             try:
                 answer = await workflow(task, Roles(run, roles), Tools(tools))
                 trajectory.answer = None if answer is None else str(answer)
-            except AgentFailure as failure:
+            except (AgentFailure, BaseExceptionGroup) as error:
+                failure = agent_failure_in(error)
                 trajectory.agent_failure, trajectory.detail = failure.kind, str(failure)
                 await run.settle(main)
             if run.scoring:

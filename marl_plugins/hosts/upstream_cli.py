@@ -14,6 +14,7 @@ import importlib.metadata
 import importlib.util
 import io
 import os
+import re
 from collections.abc import Callable
 from datetime import datetime
 from functools import lru_cache
@@ -96,8 +97,10 @@ def build_parser(root: Path) -> Parser:
         "os": os,
         "datetime": datetime,
     }
+    # argparse's own pattern knows no exponents and takes -1e-5 for a flag.
     parser = _execute(_main_block(root / CLI)[0], root / CLI, dict(names))["parser"]
     assert isinstance(parser, Parser)
+    parser._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
     return parser
 
 

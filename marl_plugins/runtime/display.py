@@ -73,7 +73,7 @@ class Display:
         """The first prompt of every role, as the model saw it."""
         for role, text in prompts.items():
             self.say(f"--- first prompt of {role} " + "-" * max(0, 60 - len(role)))
-            self.say(text.rstrip("\n"))
+            self.say("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text.rstrip("\n")))
         self.say("-" * 77)
 
 

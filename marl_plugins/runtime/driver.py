@@ -17,12 +17,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from marl_plugins.checks import check_tasks
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.estimators import check_estimator
-from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.failures import ConfigurationError, RunEnded
 from marl_plugins.core.workflow import RoleSpec, Sampling, Tool
 from marl_plugins.hosts import cpu
-from marl_plugins.plan import Policy, Run, describe, needed_devices, training_gpus
+from marl_plugins.run import Policy, Run, describe, needed_devices, optimiser_steps, training_gpus
 from marl_plugins.runtime.checkpoints import Checkpoints
 from marl_plugins.runtime.display import Display
 from marl_plugins.runtime.records import Records
@@ -42,17 +43,20 @@ def train(run: Run, *, debug: bool, as_json: bool) -> int:
         display.say(f"warning: {warning}")
     prepare_environment(run, debug)
     checkpoints = Checkpoints(_absolute(run.args.ckpt.path), run.args.ckpt.max_num)
+    session = Session(run)
     manifest = checkpoints.open(run.args.ckpt.load_enable, run.fingerprint())
     done = manifest["step"] if manifest else 0
     if run.args.ckpt.load_enable and not manifest:
         display.say(f"no saved step in {checkpoints.folder}: starting from the beginning")
-    records = Records(_absolute(run.args.ckpt.output_dir), run.args, describe(run), done)
     started = time.monotonic()
-    with _terminated_like_interrupted(), ray_cluster(run, debug):
+    with _how_to_go_on(checkpoints), _terminated_like_interrupted(), ray_cluster(run, debug):
         from marl_plugins.runtime.trainer import Trainer
 
         with display.phase("starting engines and training processes"):
-            session = Session(run)
+            session.start()
+        records = Records(_absolute(run.args.ckpt.output_dir), run.args, describe(run), done)
+        if records.moved_to:
+            display.say(f"records of an earlier run moved to {records.moved_to}")
         display.say(f"{len(session.hosts)} policies ready after {time.monotonic() - started:.0f} s")
         if manifest:
             for name, host in session.trained.items():
@@ -123,6 +127,20 @@ def quiet(debug: bool) -> dict[str, str]:
 
 
 @contextmanager
+def _how_to_go_on(checkpoints: Checkpoints) -> Any:
+    """Say with every early end from where, if from anywhere, the run can be continued."""
+    try:
+        yield
+    except (RunEnded, KeyboardInterrupt) as error:
+        manifest = checkpoints.manifest()
+        saved = "no step was saved (--ckpt.save_steps N saves every N steps)"
+        if manifest:
+            saved = f"step {manifest['step']} is saved in {checkpoints.folder}; go on with --ckpt.load_enable"
+        text = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+        raise type(error)(f"{text}; {saved}") from error
+
+
+@contextmanager
 def _terminated_like_interrupted() -> Any:
     """SIGTERM (Slurm, Kubernetes) takes the same way out as Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
@@ -157,7 +175,12 @@ def ray_cluster(run: Run, debug: bool) -> Any:
         if run.device == "cpu":  # logical devices: every process holds one, whatever the machine has
             logical = run.logical_gpus or needed
             options |= {"num_gpus": logical, "num_cpus": needed + 4, "object_store_memory": 2**30}
-    ray.init(runtime_env={"env_vars": env}, log_to_driver=debug, logging_level="ERROR", **options)
+    try:
+        ray.init(runtime_env={"env_vars": env}, log_to_driver=debug, logging_level="ERROR", **options)
+    except (ConnectionError, ValueError) as error:
+        raise ConfigurationError(
+            f"Ray cannot be reached or started (RAY_ADDRESS {os.environ.get('RAY_ADDRESS')!r}): {error}"
+        ) from error
     if not debug:
         importlib.import_module("ray._private.tensor_serialization_utils")  # shows its warnings, whatever was said before
         warnings.filterwarnings("ignore")
@@ -175,15 +198,16 @@ def ray_cluster(run: Run, debug: bool) -> Any:
 
 
 class Session:
-    """The processes of a run, up and ready, and what the loop is built from."""
+    """What the loop is built from: tokenizers, roles, tools, and, once started, the processes of every policy."""
 
     def __init__(self, run: Run):
         self.run = run
         for policy in run.policies:
             run.policy_args[policy.name].actor.model_name_or_path = resolve(policy.model)
-        self.train_tasks = list(run.plugins.hook.marl_tasks(run=run, split="train") or [])
-        self.eval_tasks = list(run.plugins.hook.marl_tasks(run=run, split="eval") or [])
-        self._check_tasks()
+        self.train_tasks, self.eval_tasks = run.tasks("train"), run.tasks("eval")
+        problems = check_tasks(run)
+        if problems:
+            raise ConfigurationError(problems)
         self.tools = self._tools()
         estimator = run.plugins.hook.marl_estimator(run=run)
         problems = check_estimator(estimator, run.args.rollout.n_samples_per_prompt, len(run.recipe.roles))
@@ -192,6 +216,10 @@ class Session:
         self.estimator = estimator
         self.tokenizers = self._tokenizers()
         self.roles = self._roles()
+
+    def start(self) -> None:
+        """Start every process of every policy at once and wait for all of them."""
+        run = self.run
         self.hosts = self._start()
         self.trained = {name: host for name, host in self.hosts.items() if host.trainer is not None}
         from marl_plugins.runtime.rollout import Rollout
@@ -205,21 +233,6 @@ class Session:
             run.args.train.seed,
             run.recipe.limits.task_seconds,
         )
-
-    def _check_tasks(self) -> None:
-        from marl_plugins.runtime.trainer import optimiser_steps
-
-        args = self.run.args
-        if not self.train_tasks:
-            raise ConfigurationError("there are no tasks to train on")
-        if not optimiser_steps(self.run, len(self.train_tasks)):
-            raise ConfigurationError(
-                f"{len(self.train_tasks)} tasks x {args.rollout.n_samples_per_prompt} samples are fewer trajectories than one "
-                f"optimiser step takes (--train.batch_size {args.train.batch_size})"
-            )
-        both = {t.id for t in self.train_tasks} & {t.id for t in self.eval_tasks} if self.run.tasks_module else set()
-        if both:
-            raise ConfigurationError(f"{len(both)} tasks are in both train and eval, the first: {sorted(both)[0]!r}")
 
     def _tools(self) -> dict[str, Tool]:
         tools: dict[str, Tool] = {}
@@ -259,6 +272,7 @@ class Session:
         for policy, tokenizer in self.tokenizers.items():
             try:
                 formats[policy] = ChatFormat(tokenizer, policy)
+                self._try_template(policy, formats[policy])
             except ConfigurationError as error:
                 problems += error.problems
         if problems:
@@ -287,8 +301,24 @@ class Session:
             )
         return roles
 
+    def _try_template(self, policy: str, chat: ChatFormat) -> None:
+        """Render what the policy's roles will need, so that a template that cannot is found out before anything is started."""
+        import jinja2
+
+        for name, role in self.run.recipe.roles.items():
+            if self.run.recipe.policy_of(name) != policy:
+                continue
+            opening = [{"role": "system", "content": "?"}] if role.system else []
+            try:
+                chat.opening([*opening, {"role": "user", "content": "?"}])
+                for tool in role.tools if role.max_turns > 1 else ():
+                    chat.continuation([], {"role": self.tools[tool].message_role, "content": "?"})
+            except jinja2.TemplateError as error:
+                raise ConfigurationError(
+                    f"policy {policy!r}: its chat template refuses the messages of role {name!r}: {error}"
+                ) from None
+
     def _start(self) -> dict[str, Any]:
-        """Start every process of every policy at once and wait for all of them."""
         import ray
 
         from marl_plugins.runtime.engines import Budget, EnginePool, start_engine, start_engines
@@ -324,13 +354,9 @@ class Session:
 
     def _max_steps(self) -> dict[str, int]:
         """Optimiser steps of the whole run by policy, for the learning-rate schedules."""
-        from marl_plugins.runtime.trainer import optimiser_steps
-
         per_episode = optimiser_steps(self.run, len(self.train_tasks))
-        all_steps = per_episode * self.run.args.train.num_episodes
-        if self.run.max_steps is not None:
-            all_steps = all_steps[: self.run.max_steps]
-        return {name: sum(all_steps) * args.train.max_epochs for name, args in self.run.policy_args.items()}
+        episodes = self.run.args.train.num_episodes
+        return {name: sum(per_episode) * episodes * args.train.max_epochs for name, args in self.run.policy_args.items()}
 
     def _launch(self, policy: Policy, shared: Any) -> tuple[Any, Any, Any]:
         """Start a policy's training processes (and its reference's, on GPUs); nothing is loaded yet."""

@@ -30,8 +30,9 @@ class Engine:
         self.load = 0
 
     def kill(self) -> None:
-        """End the process and give its devices back."""
-        ray.kill(self.handle)
+        """End the process, if it still runs, and give its devices back."""
+        with contextlib.suppress(RayActorError):
+            ray.kill(self.handle)
         for group in self.groups:
             ray.util.remove_placement_group(group)
 
@@ -60,7 +61,7 @@ class EnginePool:
         self.budget = budget
         self.restarted = 0
         self.restore: Restore | None = None
-        self._mending = asyncio.Lock()
+        self._mends: dict[Engine, asyncio.Task[None]] = {}
 
     @property
     def handles(self) -> list[Any]:
@@ -74,6 +75,10 @@ class EnginePool:
         """
         params = sampling_params(call)
         while True:
+            mending = [task for task in self._mends.values() if not task.done()]
+            if not self.engines and mending:
+                await asyncio.shield(mending[0])
+                continue
             if not self.engines:
                 raise InfrastructureFailure("engine", f"policy {self.policy!r} has no engine left (limits.engine_restarts)")
             engine = choose(self.engines)
@@ -105,29 +110,35 @@ class EnginePool:
 
         await asyncio.gather(*[one(engine) for engine in list(self.engines)])
         if not self.engines:
-            raise RunEnded(f"policy {self.policy!r} has no engine left; resume with --ckpt.load_enable")
+            raise RunEnded(f"policy {self.policy!r} has no engine left (limits.engine_restarts)")
 
     async def mend(self, engine: Engine) -> None:
-        """Replace a dead engine, once, however many requests found it dead."""
-        async with self._mending:
-            if engine not in self.engines:
-                return
+        """Replace a dead engine, once, however many requests found it dead, and whichever of them is given up meanwhile."""
+        if engine not in self._mends:
             self.engines.remove(engine)
-            if self.start is None:
-                raise RunEnded(
-                    f"an engine of policy {self.policy!r} died; engines are not replaced in a running job on GPUs yet: resume "
-                    "with --ckpt.load_enable"
-                )
-            with contextlib.suppress(RayActorError):
-                engine.kill()
-            if self.budget.left < 1:
-                return
+            self._mends[engine] = asyncio.create_task(self._replace(engine))
+        await asyncio.shield(self._mends[engine])
+
+    async def _replace(self, engine: Engine) -> None:
+        if self.start is None:
+            raise RunEnded(
+                f"an engine of policy {self.policy!r} died; engines are not replaced in a running job on GPUs yet"
+            )
+        engine.kill()
+        while self.budget.left > 0:
             self.budget.left -= 1
             replacement = await asyncio.to_thread(self.start)
             assert self.restore is not None
-            await self.restore(replacement.handle)
-            self.restarted += 1
-            self.engines.append(replacement)
+            try:
+                await self.restore(replacement.handle)
+            except (RayActorError, RayTaskError) as error:
+                replacement.kill()
+                if not is_dead(error, replacement):
+                    raise
+            else:
+                self.restarted += 1
+                self.engines.append(replacement)
+                return
 
 
 def is_dead(error: Exception, engine: Engine) -> bool:

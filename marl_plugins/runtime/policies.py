@@ -25,7 +25,7 @@ from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.grid import plan_grid
 from marl_plugins.core.rows import Row
 from marl_plugins.core.seeds import derive_seed
-from marl_plugins.plan import Policy
+from marl_plugins.run import Policy
 from marl_plugins.runtime.engines import EnginePool
 
 
@@ -232,6 +232,7 @@ class PolicyHost:
             blob = self.group.async_run_method("state")[0]
             await self.remote(self.engines.on_all(lambda h: h.load_state.remote(blob, self.policy.name, version)))
         else:
+            await self.remote(*self.group.async_run_method("check_finite"))
             await self.remote(asyncio.to_thread(self.trainer.broadcast_to_vllm))
             await self.remote(self.engines.on_all(lambda h: h.identify.remote(self.policy.name, version)))
         return True
@@ -252,23 +253,29 @@ class PolicyHost:
             await handle.identify.remote(self.policy.name, self.version)
         else:
             blob = self.group.async_run_method("state")[0]
-            await self.remote(handle.load_state.remote(blob, self.policy.name, self.version))
+            try:
+                await handle.load_state.remote(blob, self.policy.name, self.version)
+            except RayActorError as error:
+                if error.actor_id == handle._actor_id.hex():
+                    raise  # the new engine has died too
+                raise self.process_died(error) from error
 
     async def remote(self, *work: Any) -> Any:
         """Await work of the policy's processes; a process that died ends the run in a state that can be resumed."""
         try:
             results = await asyncio.gather(*work)
         except RayActorError as error:
-            raise RunEnded(
-                f"a training process of policy {self.policy.name!r} died at step {self.step}: {str(error).splitlines()[0]}; "
-                "resume with --ckpt.load_enable"
-            ) from error
+            raise self.process_died(error) from error
         return results[0] if len(results) == 1 else results
+
+    def process_died(self, error: RayActorError) -> RunEnded:
+        reason = str(error).splitlines()[0]
+        return RunEnded(f"a training process of policy {self.policy.name!r} died at step {self.step}: {reason}")
 
     def not_finite(self, what: str, which: str) -> None:
         raise RunEnded(
             f"policy {self.policy.name!r}, step {self.step}: {what} is not finite ({which}); nothing of this step was synced "
-            "or saved. Lower the learning rate, or look at these rows in trajectories.jsonl; resume with --ckpt.load_enable"
+            "or saved. Lower the learning rate, or look at what these rows hold"
         )
 
 

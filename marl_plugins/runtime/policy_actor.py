@@ -104,6 +104,17 @@ class PolicyActor(upstream_actor.PolicyModelActor.__ray_metadata__.modified_clas
         forward: torch.Tensor = _UpstreamReference.__ray_metadata__.modified_class.forward(self.reference, **kwargs)
         return forward
 
+    def check_finite(self) -> None:
+        """Before weights are synced or saved.
+
+        Raises:
+            FloatingPointError: A weight is not finite; names policy's tensors.
+        """
+        parts = {n: getattr(p, "ds_tensor", p) for n, p in self.actor.model.module.named_parameters()}  # ZeRO-3 shards
+        broken = [name for name, value in parts.items() if not torch.isfinite(value).all()]
+        if broken:
+            raise FloatingPointError(f"weights that are not finite: {', '.join(broken[:5])}")
+
     def state(self) -> bytes | None:
         """The whole state as safetensors bytes on rank 0, None on the others.
 
@@ -114,10 +125,8 @@ class PolicyActor(upstream_actor.PolicyModelActor.__ray_metadata__.modified_clas
             return None
         import safetensors.torch
 
+        self.check_finite()
         state = {name: p.detach().contiguous().cpu() for name, p in self.actor.model.module.named_parameters()}
-        broken = [name for name, value in state.items() if not torch.isfinite(value).all()]
-        if broken:
-            raise FloatingPointError(f"weights that are not finite: {', '.join(broken[:5])}")
         blob: bytes = safetensors.torch.save(state)
         return blob
 

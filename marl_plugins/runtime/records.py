@@ -5,7 +5,8 @@
     ledger.jsonl         one object per step: generated = trained + left out, by role and reason
     plan.json            the resolved plan
 
-A resumed run cuts them back to the step that it continues from, so that no step stands there twice.
+A resumed run cuts them back to the step that it continues from, so that no step stands there twice. A fresh run moves what an
+earlier one left to `earlier-1/`, `earlier-2/`, ...
 """
 
 from __future__ import annotations
@@ -33,15 +34,19 @@ class Records:
         resume_step: Records of later steps are cut off; 0 for a fresh run.
 
     Raises:
-        ConfigurationError: The folder cannot be written, or holds records of another run.
+        ConfigurationError: The folder cannot be written.
     """
 
     def __init__(self, folder: Path, args: Any, plan: Mapping[str, Any], resume_step: int):
         self.folder = folder
+        self.moved_to: Path | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for name in FILES:
-                cut_back(folder / name, resume_step)
+            if resume_step:
+                for name in FILES:
+                    cut_back(folder / name, resume_step)
+            else:
+                self.moved_to = move_aside(folder)
             (folder / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
         except OSError as error:
             raise ConfigurationError(f"--ckpt.output_dir {folder}: cannot be written: {error.strerror}") from None
@@ -83,6 +88,21 @@ def _trackers(args: Any) -> tuple[Any, Any]:
 
     tensorboard = TensorboardLogger(args) if args.logger.tensorboard_dir else None
     return tensorboard, WandbLogger(args) if args.logger.wandb.key else None
+
+
+def move_aside(folder: Path) -> Path | None:
+    """Move the records of an earlier run into a folder of their own; that folder, or None where there are none."""
+    found = [folder / name for name in FILES if (folder / name).exists()]
+    if not found:
+        return None
+    number = 1
+    while (folder / f"earlier-{number}").exists():
+        number += 1
+    aside = folder / f"earlier-{number}"
+    aside.mkdir()
+    for path in found:
+        path.rename(aside / path.name)
+    return aside
 
 
 def cut_back(path: Path, last_step: int) -> None:

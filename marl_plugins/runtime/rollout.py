@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
@@ -122,6 +122,6 @@ class Rollout:
         generation: Generation = await self.hook.marl_generate(call=call, engines=self.pools[call.policy])
         return generation
 
-    async def score_action(self, action: Action, seen: Seen) -> float | None:
-        answer = self.hook.marl_score_action(action=action, seen=seen)
-        return None if answer is None else await answer
+    def score_action(self, action: Action, seen: Seen) -> Awaitable[float | None] | None:
+        verdict: Awaitable[float | None] | None = self.hook.marl_score_action(action=action, seen=seen)
+        return verdict

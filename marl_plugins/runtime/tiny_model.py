@@ -1,7 +1,7 @@
 """A random tiny model, built on the spot: Qwen2 architecture, one token per byte, a chat template.
 
-`tiny` or `tiny:seed=1,hidden=128,layers=2,heads=2,positions=512` stands where a folder or hub name would; what comes out is
-a model folder like any other and takes exactly the same way. 0.36 M parameters with the defaults.
+A `tiny` model (marl_plugins/tiny.py) stands where a folder or hub name would; what comes out is a model folder like any other
+and takes exactly the same way. 0.36 M parameters with the defaults.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from marl_plugins.core.failures import ConfigurationError, nearest
-
-DEFAULTS = {"seed": 0, "hidden": 128, "layers": 2, "heads": 2, "positions": 512}
+from marl_plugins.tiny import is_tiny, parse
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<' + message['role'] + '>\n' + message['content'] }}"
@@ -22,29 +20,9 @@ CHAT_TEMPLATE = (
 )
 
 
-def parse(model: str) -> dict[str, int]:
-    """Settings of a `tiny` model.
-
-    Raises:
-        ConfigurationError: Unknown or wrong settings.
-    """
-    settings = dict(DEFAULTS)
-    _, _, given = model.partition(":")
-    for pair in filter(None, given.split(",")):
-        name, _, value = pair.partition("=")
-        if name not in settings or not value.isdigit():
-            raise ConfigurationError(f"model {model!r}: {pair!r} is not a setting of a tiny model{nearest(name, settings)}")
-        settings[name] = int(value)
-    if settings["hidden"] % settings["heads"]:
-        raise ConfigurationError(
-            f"model {model!r}: hidden={settings['hidden']} is not a multiple of heads={settings['heads']}"
-        )
-    return settings
-
-
 def resolve(model: str) -> str:
     """The folder of a `tiny` model, built if it is not there yet; any other model's name unchanged."""
-    if model.partition(":")[0] != "tiny":
+    if not is_tiny(model):
         return model
     settings = parse(model)
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "openrlhf-marl" / "tiny"

@@ -23,7 +23,7 @@ from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.rows import Row, rows_of
 from marl_plugins.core.tasks import batches
 from marl_plugins.core.trajectory import Task, Trajectory
-from marl_plugins.plan import Run
+from marl_plugins.run import Run, optimiser_steps
 from marl_plugins.runtime.checkpoints import Checkpoints, tag
 from marl_plugins.runtime.display import Display
 from marl_plugins.runtime.policies import PolicyHost, raised_by
@@ -32,16 +32,6 @@ from marl_plugins.runtime.rollout import Rollout
 
 EMPTY_STEPS = 3
 """So many steps in a row without a single row to train on end the run."""
-
-
-def optimiser_steps(run: Run, tasks: int) -> list[int]:
-    """Optimiser steps (K per epoch) of each batch of an episode with so many tasks.
-
-    The last batch may be smaller; where it holds fewer trajectories than one optimiser step it is left out.
-    """
-    size, samples = run.args.rollout.batch_size, run.args.rollout.n_samples_per_prompt
-    sizes = [min(size, tasks - start) for start in range(0, tasks, size)]
-    return [k for k in (n * samples // run.args.train.batch_size for n in sizes) if k]
 
 
 class Trainer:
@@ -196,7 +186,7 @@ class Trainer:
         if self.empty_steps >= EMPTY_STEPS:
             raise RunEnded(
                 f"no row to train on in {EMPTY_STEPS} steps in a row, up to step {step}; last ledger: {ledger.record()}; "
-                "mend the cause and resume with --ckpt.load_enable"
+                "mend the cause"
             )
 
     async def evaluate(self) -> dict[str, float]:
@@ -256,7 +246,7 @@ async def _all(work: Iterable[Any]) -> list[Any]:
     except RayTaskError as error:
         cause = raised_by(error)
         if isinstance(cause, FloatingPointError):
-            raise RunEnded(f"{cause}; nothing was synced or saved, resume with --ckpt.load_enable") from error
+            raise RunEnded(f"{cause}; nothing of this step was synced or saved") from error
         raise
 
 

@@ -82,10 +82,11 @@ async def run_program(program: str, config: PythonToolConfig) -> ToolResult:
         try:
             async with asyncio.timeout(config.seconds):
                 await asyncio.shield(reading)
-            code = await process.wait()
+                await process.wait()
         except TimeoutError:
-            code = None
+            pass  # also when it has ended, and a child of it keeps the pipe open
         finally:
+            code = process.returncode
             with contextlib.suppress(ProcessLookupError):  # whatever the program started goes with it
                 os.killpg(process.pid, signal.SIGKILL)
         try:
@@ -99,7 +100,7 @@ async def run_program(program: str, config: PythonToolConfig) -> ToolResult:
     if code is None:
         return ToolResult("python", program, f"{text}\nstopped after {config.seconds:g} s".strip(), False, seconds)
     if code < 0:
-        name = signal.Signals(-code).name
+        name = signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"
         return ToolResult("python", program, f"{text}\nkilled by {name}".strip(), False, seconds)
     return ToolResult("python", program, text, code == 0, seconds)
 

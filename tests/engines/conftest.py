@@ -83,8 +83,8 @@ def resumed(killed):
     return killed.run("--ckpt.load_enable")
 
 
-def wait_until(condition, seconds=30.0):
-    """Wait for something to hold; whether it did."""
+def wait_until(condition, seconds=120.0):
+    """Wait for something to hold; whether it did. Ray's own agents take up to a minute to notice a dead raylet."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():

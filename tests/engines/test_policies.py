@@ -15,8 +15,9 @@ from marl_plugins.core.grid import plan_grid
 from marl_plugins.core.rows import Row
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
 from marl_plugins.hosts import cpu
-from marl_plugins.plan import Policy, build_run, training_gpus
+from marl_plugins.plan import build_run
 from marl_plugins.reinforce_pp import ReinforcePlusPlus
+from marl_plugins.run import Policy, training_gpus
 from marl_plugins.runtime.driver import quiet
 from marl_plugins.runtime.engines import Budget, EnginePool
 from marl_plugins.runtime.policies import ExperienceMaker, PolicyHost, PolicyTrainer, ReferenceInPolicy, row_experience

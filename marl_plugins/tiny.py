@@ -1,0 +1,34 @@
+"""The name of a random tiny model: `tiny` or `tiny:seed=1,hidden=128,layers=2,heads=2,positions=512`.
+
+Built by runtime/tiny_model.py; here is only what can be known without torch.
+"""
+
+from __future__ import annotations
+
+from marl_plugins.core.failures import ConfigurationError, nearest
+
+DEFAULTS = {"seed": 0, "hidden": 128, "layers": 2, "heads": 2, "positions": 512}
+
+
+def is_tiny(model: str) -> bool:
+    return model.partition(":")[0] == "tiny"
+
+
+def parse(model: str) -> dict[str, int]:
+    """Settings of a `tiny` model.
+
+    Raises:
+        ConfigurationError: Unknown or wrong settings.
+    """
+    settings = dict(DEFAULTS)
+    _, _, given = model.partition(":")
+    for pair in filter(None, given.split(",")):
+        name, _, value = pair.partition("=")
+        if name not in settings or not value.isdigit() or (name != "seed" and int(value) < 1):
+            raise ConfigurationError(f"model {model!r}: {pair!r} is not a setting of a tiny model{nearest(name, settings)}")
+        settings[name] = int(value)
+    if settings["hidden"] % settings["heads"]:
+        raise ConfigurationError(
+            f"model {model!r}: hidden={settings['hidden']} is not a multiple of heads={settings['heads']}"
+        )
+    return settings
