@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import json
 import os
 import random
@@ -42,16 +43,17 @@ def spread(times: list[float], unit: float = 1e3, name: str = "ms") -> str:
 def returns() -> None:
     """Returns at gamma 1, 32 rows of 16,384 tokens: ours and upstream's loop, alternating."""
     import torch
-    from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
     from marl_plugins.core.advantages import masked_returns
-    from marl_plugins.runtime import policy_actor  # noqa: F401  # makes upstream importable here
 
+    importlib.import_module("marl_plugins.runtime.policy_actor")  # makes upstream importable here
+    upstream = importlib.import_module(
+        "openrlhf.trainer.ppo_utils.experience_maker"
+    ).RemoteExperienceMaker.get_cumulative_returns
     torch.set_num_threads(1)
     draw = torch.Generator().manual_seed(0)
     rewards = torch.randn(32, 16384, generator=draw)
     mask = torch.ones(32, 16384)
-    upstream = RemoteExperienceMaker.get_cumulative_returns
     a, b = masked_returns(rewards, mask, 1.0), upstream(None, rewards, mask, 1.0)
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-3)
     mine, theirs = [], []
