@@ -152,7 +152,8 @@ def _pins() -> list[Finding]:
             if version == "missing" or not requirement.specifier.contains(version, prereleases=True):
                 wrong.append(f"{requirement.name} {version} (tested: {requirement.specifier})")
     if wrong:
-        return [Finding("pins", None, w, "make install brings the tested version") for w in wrong]
+        found = "; ".join(wrong[:8]) + (f"; and {len(wrong) - 8} more" if len(wrong) > 8 else "")
+        return [Finding("pins", None, found, "make install brings the tested versions")]
     return [Finding("pins", True, "all versions are the tested ones")]
 
 
