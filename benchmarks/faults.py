@@ -1,4 +1,4 @@
-"""kill -9 of the driver, a policy process or an engine, in rollout, update, weight sync and save: what comes back.
+"""kill -9 of the driver, a policy process or an engine, in rollout, update, weight sync and save, and Ctrl-C: what comes back.
 
     python -m benchmarks.faults [process:phase ...]
 
@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from engines.relay import Started, write_recipe
 
-PROCESSES = ("engine", "policy", "driver")
+PROCESSES = ("engine", "policy", "driver", "interrupt")
 PHASES = ("rollout", "update", "sync", "save")
 
 KILLER = """
@@ -28,13 +28,14 @@ KILLER = """
 
     WHO, PHASE = {who!r}, {phase!r}
     once = Path(__file__).with_name("once")
-    pids = {{}}
+    pids = {{"interrupt": os.getpid()}}
+    SIGNAL = signal.SIGINT if WHO == "interrupt" else signal.SIGKILL
 
     async def strike(delay=0.0):
         if not once.exists():
             once.touch()
             await asyncio.sleep(delay)
-            os.kill(pids[WHO], signal.SIGKILL)
+            os.kill(pids[WHO], SIGNAL)
 
     @hookimpl(wrapper=True)
     def marl_generate(call, engines):
@@ -76,7 +77,7 @@ KILLER = """
             once.touch()
             def later():
                 time.sleep(0.03)
-                os.kill(pids[WHO], signal.SIGKILL)
+                os.kill(pids[WHO], SIGNAL)
             threading.Thread(target=later).start()
 """
 
@@ -113,7 +114,7 @@ def main(cases: list[str]) -> int:
         if code:
             run.run("--ckpt.load_enable")
         equal = comparable(run) == undisturbed
-        expected = {"engine": 0, "policy": 1, "driver": -signal.SIGKILL}[who]
+        expected = {"engine": 0, "policy": 1, "driver": -signal.SIGKILL, "interrupt": 130}[who]
         wrong += not equal or left > 0 or code != expected
         replaced = int(max(m["engines/restarted"] for m in run.metrics))
         seconds = time.monotonic() - started

@@ -148,7 +148,7 @@ def _terminated_like_interrupted() -> Any:
         return
 
     def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)  # asyncio turns it into an orderly cancellation
 
     before = signal.signal(signal.SIGTERM, interrupt)
     try:

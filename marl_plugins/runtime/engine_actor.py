@@ -11,6 +11,7 @@ from typing import Any  # noqa: E402
 
 import ray  # noqa: E402
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor as _Upstream  # noqa: E402
+from vllm import SamplingParams  # noqa: E402
 
 cpu.fork_engine_processes()
 
@@ -52,6 +53,8 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
             kwargs["enable_chunked_prefill"] = False
             kwargs["max_num_batched_tokens"] = max(PREFILL_TOKENS, kwargs["max_model_len"])
         await super().__init__(*args, **kwargs)
+        if cpu.device() == "cpu":  # compiles what the first sample needs, while the training processes still load
+            await self.sample([0], SamplingParams(max_tokens=1, seed=0, logprobs=0, detokenize=False))
 
     async def identify(self, policy: str, version: int) -> int:
         """Say whose weights the engine holds from now on; its process id."""

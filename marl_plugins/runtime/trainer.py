@@ -68,6 +68,7 @@ class Trainer:
         self.display = display
         self.plugins = run.plugins
         self.empty_steps = 0
+        self.shown: set[str] = set()
 
     def schedule(self) -> Iterator[tuple[int, int, list[Task]]]:
         """All training steps of the run as (step from 1, optimiser steps, tasks); a function of the seed alone."""
@@ -112,8 +113,7 @@ class Trainer:
             await _all(host.wake() for host in self.hosts.values())
             trajectories = await self.rollout.train(tasks, self.samples, step, tick)
             await _all(host.sleep() for host in self.hosts.values())
-        if step == 1:
-            self.display.first_prompts(self._first_prompts(trajectories))
+        self._show_first_prompts(trajectories)
         with self._timed("advantages", seconds), self._progress("advantages"):
             rows = await self.credited_rows(trajectories)
             ledger = Ledger.of(step, trajectories, rows)
@@ -220,14 +220,16 @@ class Trainer:
         with self._progress("saving models"):
             await _all(host.remote(*host.group.async_save_model()) for host in self.trained.values())
 
-    def _first_prompts(self, trajectories: Sequence[Trajectory]) -> dict[str, str]:
+    def _show_first_prompts(self, trajectories: Sequence[Trajectory]) -> None:
+        """Print the context of every role's first action, as the model saw it; once per role."""
         prompts: dict[str, str] = {}
-        for t in trajectories:
-            for a in t.actions:
-                if a.role not in prompts:
-                    chat = self.rollout.roles[a.role].chat
-                    prompts[a.role] = chat.tokenizer.decode(list(a.context_ids), skip_special_tokens=False)
-        return {role: prompts[role] for role in self.rollout.roles if role in prompts}
+        for action in (a for t in trajectories for a in t.actions):
+            if action.role not in self.shown:
+                self.shown.add(action.role)
+                tokenizer = self.rollout.roles[action.role].chat.tokenizer
+                prompts[action.role] = tokenizer.decode(list(action.context_ids), skip_special_tokens=False)
+        if prompts:
+            self.display.first_prompts({role: prompts[role] for role in self.rollout.roles if role in prompts})
 
     @contextmanager
     def _timed(self, phase: str, seconds: dict[str, float]) -> Iterator[None]:
