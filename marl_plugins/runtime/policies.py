@@ -69,9 +69,6 @@ class PolicyTrainer(BasePPOTrainer):  # type: ignore[misc]
         super().__init__(strategy, group, None, None, reference, engines, tokenizer)
         self.experience_maker = ExperienceMaker(group, None, None, reference, self.kl_ctl, strategy, tokenizer)
 
-    def fit(self, global_step: int = 0) -> None:
-        raise NotImplementedError("the multi-agent loop is runtime/trainer.py")
-
 
 def row_experience(row: Row) -> Experience:
     """One row as upstream has it: (1, T) ids and mask, (1, T-1) action mask and sampled log-probs, (1,) the rest."""
