@@ -90,6 +90,7 @@ def comparable(run: Started) -> tuple[object, ...]:
 
 
 def main(cases: list[str]) -> int:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # else children of a shell's background job would ignore it
     folder = Path(tempfile.mkdtemp(prefix="marl-faults-"))
     recipe = write_recipe(folder / "relay")
     undisturbed = comparable(Started(_fresh(folder, "undisturbed"), recipe).run())

@@ -148,6 +148,8 @@ def _terminated_like_interrupted() -> Any:
         return
 
     def interrupt(number: int, frame: Any) -> None:
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a background job of a shell script
+            raise KeyboardInterrupt
         signal.raise_signal(signal.SIGINT)  # asyncio turns it into an orderly cancellation
 
     before = signal.signal(signal.SIGTERM, interrupt)
