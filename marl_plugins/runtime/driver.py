@@ -76,11 +76,17 @@ def train(run: Run, *, debug: bool, as_json: bool) -> int:
         )
 
         async def work() -> int:
+            task = asyncio.current_task()
+            assert task is not None
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
             last = await trainer.fit(done)
             await trainer.save_models()
             return last
 
-        last = asyncio.run(work())
+        try:
+            last = asyncio.run(work())
+        except asyncio.CancelledError:  # SIGTERM
+            raise KeyboardInterrupt from None
         records.close()
     display.say(f"finished step {last} after {time.monotonic() - started:.0f} s; weights and records in {records.folder}")
     return 0
@@ -142,15 +148,13 @@ def _how_to_go_on(checkpoints: Checkpoints) -> Any:
 
 @contextmanager
 def _terminated_like_interrupted() -> Any:
-    """SIGTERM (Slurm, Kubernetes) takes the same way out as Ctrl-C."""
+    """SIGTERM (Slurm, Kubernetes) takes the same way out as Ctrl-C; while the loop runs, asyncio has a handler of its own."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def interrupt(number: int, frame: Any) -> None:
-        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a background job of a shell script
-            raise KeyboardInterrupt
-        signal.raise_signal(signal.SIGINT)  # asyncio turns it into an orderly cancellation
+        raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
