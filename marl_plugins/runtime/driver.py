@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import importlib
 import logging
@@ -49,7 +50,7 @@ def train(run: Run, *, debug: bool, as_json: bool) -> int:
     if run.args.ckpt.load_enable and not manifest:
         display.say(f"no saved step in {checkpoints.folder}: starting from the beginning")
     started = time.monotonic()
-    with _how_to_go_on(checkpoints), _terminated_like_interrupted(), ray_cluster(run, debug):
+    with _how_to_go_on(checkpoints), ray_cluster(run, debug), _terminated_like_interrupted():
         from marl_plugins.runtime.trainer import Trainer
 
         with display.phase("starting engines and training processes"):
@@ -148,7 +149,10 @@ def _how_to_go_on(checkpoints: Checkpoints) -> Any:
 
 @contextmanager
 def _terminated_like_interrupted() -> Any:
-    """SIGTERM (Slurm, Kubernetes) takes the same way out as Ctrl-C; while the loop runs, asyncio has a handler of its own."""
+    """SIGTERM (Slurm, Kubernetes) takes the same way out as Ctrl-C; while the loop runs, asyncio has a handler of its own.
+
+    Entered once Ray is there: `ray.init` puts in a handler that exits, which aborts the process inside Ray's own calls.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -170,6 +174,7 @@ def ray_cluster(run: Run, debug: bool) -> Any:
     Raises:
         ConfigurationError: The cluster has fewer devices than the plan needs.
     """
+    import psutil
     import ray
 
     devices = needed_devices(run)
@@ -181,12 +186,14 @@ def ray_cluster(run: Run, debug: bool) -> Any:
         if run.device == "cpu":  # logical devices: every process holds one, whatever the machine has
             logical = run.logical_gpus or needed
             options |= {"num_gpus": logical, "num_cpus": needed + 4, "object_store_memory": 2**30}
+    before = set(psutil.Process().children())
     try:
         ray.init(runtime_env={"env_vars": env}, log_to_driver=debug, logging_level="ERROR", **options)
     except (ConnectionError, ValueError) as error:
         raise ConfigurationError(
             f"Ray cannot be reached or started (RAY_ADDRESS {os.environ.get('RAY_ADDRESS')!r}): {error}"
         ) from error
+    ours = set(psutil.Process().children()) - before  # a raylet and a GCS server, unless the cluster is someone else's
     if not debug:
         importlib.import_module("ray._private.tensor_serialization_utils")  # shows its warnings, whatever was said before
         warnings.filterwarnings("ignore")
@@ -200,7 +207,14 @@ def ray_cluster(run: Run, debug: bool) -> Any:
             )
         yield
     finally:
+        everyone = set(ours)
+        for process in ours:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                everyone.update(process.children(recursive=True))
         ray.shutdown()
+        _, left = psutil.wait_procs(everyone, timeout=10)  # workers end a moment after `ray.shutdown` has returned
+        for process in left:
+            process.kill()
 
 
 class Session:
