@@ -1,19 +1,20 @@
 # make install   everything into .venv (once; seconds when nothing has changed)
-# make demo      three roles on three policies, trained for a few steps through the real engines
+# make demo      three roles on three policies learn to solve word problems, through the real engines; ten minutes
 # make test      lint, types and all tests
 # make unit      the tests that start no engine, under a minute
 # make bench     the benchmarks of docs/benchmarks.md
+# make bench-demo   the demo over five seeds beside its controls; two hours
 
 PY := .venv/bin/python
 DEMO := runs/demo
 
-.PHONY: install demo test unit lint bench
+.PHONY: install demo test unit lint bench bench-demo
 install:
 	@bash .ci/install
 
 demo: install
 	@rm -rf $(DEMO)
-	.venv/bin/openrlhf train --recipe recipes/mathchat/tiny.yaml --max_steps 8 --ckpt.output_dir $(DEMO) --ckpt.path $(DEMO)/checkpoints --ckpt.save_steps 4
+	.venv/bin/openrlhf train --recipe recipes/mathchat/tiny.yaml --ckpt.output_dir $(DEMO) --ckpt.path $(DEMO)/checkpoints --ckpt.save_steps 20 --ckpt.max_num 1 --logger.tensorboard_dir $(DEMO)/tensorboard
 
 lint: install
 	$(PY) -m ruff check .
@@ -28,3 +29,6 @@ test: lint
 
 bench: install
 	$(PY) -m benchmarks.run
+
+bench-demo: install
+	$(PY) -m benchmarks.demo

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from marl_plugins.config import Origins, Recipe
 from marl_plugins.core.failures import ConfigurationError, nearest
-from marl_plugins.manager import Plugins
+from marl_plugins.manager import Plugins, load_file
 from marl_plugins.run import Run, engine_gpus, flag_value, needed_devices, optimiser_steps, training_gpus
 from marl_plugins.tiny import is_tiny
 from marl_plugins.tiny import parse as parse_tiny
@@ -197,6 +197,13 @@ def check_numbers(run: Run) -> list[str]:
         ]
         if mine:
             continue
+        if not a.rollout.temperature > 0:
+            mine.append(f"--rollout.temperature is {a.rollout.temperature}; it must be above 0: the trainer divides by it")
+        if not 0 < a.rollout.top_p <= 1:
+            mine.append(f"--rollout.top_p is {a.rollout.top_p}; it must lie above 0 and be at most 1")
+        buffer, longest = a.reward.overlong_buffer_len, a.rollout.max_new_tokens
+        if buffer is not None and longest is not None and buffer > longest:
+            mine.append(f"--reward.overlong_buffer_len {buffer} is over --rollout.max_new_tokens {longest}")
         if a.ds.zero_stage not in (0, 1, 2, 3):
             mine.append(f"--ds.zero_stage is {a.ds.zero_stage}; it is 0, 1, 2 or 3")
         if a.train.colocate_all and engine_gpus(a) != training_gpus(a):
@@ -225,6 +232,13 @@ def check_numbers(run: Run) -> list[str]:
             mine.append("--ds.zero_stage 3 is refused on CPU: it gave NaN with two ranks in one of four runs")
         if run.device == "cpu" and a.ds.attn_implementation.startswith("flash"):
             mine.append(f"--ds.attn_implementation {a.ds.attn_implementation} needs a GPU; use eager or sdpa")
+    if args.eval.temperature < 0:
+        problems.append(f"--eval.temperature is {args.eval.temperature}; it must be at least 0")
+    if run.device != "cpu" and sum(p.trainable for p in run.policies) > 1 and args.vllm.sync_with_ray:
+        problems.append(
+            "--vllm.sync_with_ray is for one policy: upstream calls the group of every policy 'openrlhf' (ppo_actor.py:128); "
+            "leave it out, the engines are then synchronised over torch's own groups"
+        )
     problems += name_policies(by_policy)
     if run.max_steps is not None and run.max_steps < 1:
         problems.append(f"--max_steps is {run.max_steps}; it must be at least 1")
@@ -241,6 +255,12 @@ def check_numbers(run: Run) -> list[str]:
         problems.append(
             f"--reward.remote_url {remote}: only a .py file with reward_func(queries, prompts, labels) that exists"
         )
+    elif remote:
+        try:
+            if not callable(getattr(load_file(Path(remote), "marl_reward_function"), "reward_func", None)):
+                problems.append(f"--reward.remote_url {remote}: has no function reward_func(queries, prompts, labels)")
+        except ConfigurationError as error:
+            problems += [f"--reward.remote_url: {p}" for p in error.problems]
     return problems
 
 
@@ -264,22 +284,24 @@ def name_policies(by_policy: Mapping[str, list[str]]) -> list[str]:
 
 def check_files(run: Run, origins: Origins) -> list[str]:
     recipe, problems = run.recipe, []
-    wanted = [
-        ("workflow", recipe.workflow, "run"),
-        ("grader", recipe.grader, "score_outcome"),
-        ("tasks", recipe.tasks, "load"),
+    warm = recipe.warm_start
+    wanted: list[tuple[str, str, str | None, str]] = [
+        ("workflow", "workflow", recipe.workflow, "run"),
+        ("grader", "grader", recipe.grader, "score_outcome"),
+        ("tasks", "tasks", recipe.tasks, "load"),
+        ("warm_start.demonstrations", "demonstrations", warm.demonstrations if warm else None, "demonstrate"),
     ]
-    for key, file, function in wanted:
+    for place, key, file, function in wanted:
         if file is None:
             continue
-        where = origins.where(key) if origins.lines else str(run.folder / file)
+        where = origins.where(*place.split(".")) if origins.lines else str(run.folder / file)
         try:
             module = getattr(run, f"{key}_module")
         except ConfigurationError as error:
-            problems += [f"{where}: {key}: {p}" for p in error.problems]
+            problems += [f"{where}: {place}: {p}" for p in error.problems]
             continue
         if not callable(getattr(module, function, None)):
-            problems.append(f"{where}: {key}: {run.folder / file} has no function {function}")
+            problems.append(f"{where}: {place}: {run.folder / file} has no function {function}")
     scored = (
         recipe.grader
         or run.args.reward.remote_url
@@ -289,6 +311,13 @@ def check_files(run: Run, origins: Origins) -> list[str]:
     if not scored:
         problems.append(
             "nothing scores the agents: give the recipe a grader, --reward.remote_url file.py, or a coach plugin"
+        )
+    if run.args.eval.dataset and not (
+        recipe.grader or run.args.reward.remote_url or run.plugins.claims("marl_score_outcome")
+    ):
+        problems.append(
+            "--eval.dataset: nothing scores outcomes, so an evaluation has nothing to count: give the recipe a grader or "
+            "--reward.remote_url file.py"
         )
     for flag, key, value in (
         ("data.prompt_dataset", "tasks", recipe.tasks),
@@ -330,16 +359,34 @@ def check_tasks(run: Run) -> list[str]:
                 f"{split} tasks: {len(twice)} ids are used more than once, the first {twice[0]!r}; ids name results"
             )
         for task in tasks:
+            for name in ("id", "prompt"):
+                if not isinstance(getattr(task, name), str) or not getattr(task, name):
+                    problems.append(
+                        f"{split} task {task.id!r}: its {name} must be a non-empty string, got {getattr(task, name)!r:.100}; "
+                        "chat messages become one with `tasks:`, a file with load(split)"
+                    )
+                    return problems
             try:
                 json.dumps([task.label, task.metadata])
             except TypeError as error:
                 problems.append(f"{split} task {task.id!r}: label and metadata must be JSON values: {error}")
                 break
-    if run.tasks_module is not None:
+    same = {_words(t.prompt) for t in train} & {_words(t.prompt) for t in evaluation}
+    if same:
+        problems.append(
+            f"{len(same)} of {len(evaluation)} evaluation tasks are in the training data too, the first {min(same)[:80]!r}; what "
+            "was trained on proves nothing"
+        )
+    elif run.tasks_module is not None:
         both = {t.id for t in train} & {t.id for t in evaluation}
         if both:
             problems.append(f"{len(both)} tasks are in both train and eval, the first {min(both)!r}")
     return problems
+
+
+def _words(text: str) -> str:
+    """A text without regard to case and white space."""
+    return " ".join(text.lower().split())
 
 
 def writable(folder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The command `openrlhf`: train, plugins, doctor. Imports nothing heavy until a run really starts."""
+"""The command `openrlhf`: train, eval, recipes, plugins, doctor. Imports nothing heavy until a run really starts."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ openrlhf {version}: multi-agent training as plugins for an unmodified OpenRLHF
   openrlhf train --plugin NAME [flags]           an ordinary OpenRLHF command line with a plugin
   openrlhf train [upstream's flags]              upstream's own trainer, unchanged
   openrlhf train --help                          all flags
+  openrlhf eval --recipe RECIPE [--models RUN]   success of any models on a recipe's held-out tasks
+  openrlhf recipes list | show | copy            recipes that are shipped, and your own from them
   openrlhf plugins [--json]                      plugins that are found, and what they hook into
   openrlhf doctor [--json]                       whether training can work here, and what to do where not
   openrlhf --version
@@ -68,6 +70,14 @@ def _dispatch(words: list[str]) -> int:
         return _train(rest)
     if command == "plugins":
         return _plugins(rest)
+    if command == "eval":
+        from marl_plugins.evaluate import main as evaluate
+
+        return evaluate(rest)
+    if command == "recipes":
+        from marl_plugins.recipes_command import main as recipes
+
+        return recipes(rest)
     if command == "doctor":
         from marl_plugins.doctor import main as doctor
 
@@ -75,7 +85,7 @@ def _dispatch(words: list[str]) -> int:
     from marl_plugins.core.failures import nearest
 
     raise ConfigurationError(
-        f"unknown command {command!r}{nearest(command, ['train', 'plugins', 'doctor'])} (openrlhf --help)"
+        f"unknown command {command!r}{nearest(command, ['train', 'eval', 'recipes', 'plugins', 'doctor'])} (openrlhf --help)"
     )
 
 
@@ -103,14 +113,15 @@ def _train(words: list[str]) -> int:
 def _train_help(words: list[str]) -> int:
     """Our flags first, then the active plugins', then upstream's."""
     from marl_plugins.commandline import own_parser, split_flags
+    from marl_plugins.config import find_recipe, load_recipe
     from marl_plugins.hosts import upstream_cli
     from marl_plugins.manager import Plugins
 
-    names = [
-        f.words[0]
-        for f in split_flags([w for w in words if w not in ("--help", "-h")], "command line")
-        if f.name == "plugin"
-    ]
+    flags = [f for f in split_flags([w for w in words if w not in ("--help", "-h")], "command line") if f.words]
+    names = []
+    for path in [find_recipe(f.words[0]) for f in flags if f.name == "recipe"]:
+        names += [n if not n.endswith(".py") else str(path.parent / n) for n in load_recipe(path)[0].plugins]
+    names += [f.words[0] for f in flags if f.name == "plugin"]
     upstream = upstream_cli.build_parser(upstream_cli.upstream_root())
     Plugins(names).hook.marl_options(parser=upstream)
     ours = own_parser()

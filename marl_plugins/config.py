@@ -1,7 +1,7 @@
 """Recipes: one YAML file each, checked all at once, every problem named by file, line and key.
 
 A recipe says who the agents are and how they are trained; prompts, workflow, task loader and grader are files beside it.
-`extends: other.yaml` starts from another recipe and changes keys of it.
+`extends: other.yaml` starts from another recipe and changes keys of it; `key: null` takes one of its keys back.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ class PythonToolConfig(Model):
     """Longer output keeps its head and its tail."""
     concurrency: int | None = pydantic.Field(None, ge=1)
     """So many at once; default: the machine's cores."""
+    packages: bool = True
+    """Whether programs may import installed packages; without them a program starts three times as fast."""
 
 
 class ToolsConfig(Model):
@@ -76,6 +78,18 @@ class LimitsConfig(Model):
     """Deadline of one trajectory; past it, it is lost to infrastructure."""
     engine_restarts: int = pydantic.Field(3, ge=0)
     """So many dead engines are replaced in a run before its trajectories are lost."""
+
+
+class WarmStartConfig(Model):
+    """Supervised training of `tiny` models before the run: a fixed number of steps, cached."""
+
+    demonstrations: str
+    """File with `demonstrate(task, rng)`, yielding `Demonstration`s of a training task."""
+    steps: int = pydantic.Field(ge=1)
+    batch_size: int = pydantic.Field(64, ge=1)
+    """Demonstrations per step."""
+    learning_rate: float = pydantic.Field(2e-3, gt=0)
+    seed: int = 0
 
 
 class Recipe(Model):
@@ -96,6 +110,8 @@ class Recipe(Model):
     """File with `score_outcome(trajectory)` and, if actions are scored one by one, `score_action(action, seen)`."""
     tasks: str | None = None
     """File with `load(split)`, giving the tasks of `train` and `eval`. Default: the files in `data.prompt_dataset`."""
+    warm_start: WarmStartConfig | None = None
+    """What `tiny` models learn before the run starts."""
     tools: ToolsConfig = ToolsConfig()
     plugins: list[str] = []
     limits: LimitsConfig = LimitsConfig()
@@ -226,7 +242,8 @@ def _build(node: yaml.Node, path: Path, key: tuple[str, ...], origins: Origins, 
 
 def _merge(base: Any, own: Any) -> Any:
     if isinstance(base, Mapping) and isinstance(own, Mapping):
-        return {**base, **{k: _merge(base[k], v) if k in base else v for k, v in own.items()}}
+        merged = {**base, **{k: _merge(base[k], v) if k in base else v for k, v in own.items()}}
+        return {k: v for k, v in merged.items() if k not in own or own[k] is not None or k not in base}
     return own
 
 
@@ -262,4 +279,6 @@ def _model_at(location: list[str]) -> type[Model] | None:
             return PythonToolConfig
         case ["limits"]:
             return LimitsConfig
+        case ["warm_start"]:
+            return WarmStartConfig
     return None

@@ -45,12 +45,12 @@ def marl_configure(run: Run) -> list[str]:
 
 
 @hookimpl
-def marl_select(rows: Sequence[Row], run: Run) -> list[Row]:
+def marl_select(rows: Sequence[Row], run: Run, steps: int) -> list[Row]:
     options = run.args.filter_agents_data
     keep: set[int] = set()
     for policy in dict.fromkeys(row.action.policy for row in rows):
         mine = [row for row in rows if row.action.policy == policy]
-        chosen = keep_whole_batches(mine, options.multiple or _batch(run, policy), options.mode, run.args.train.seed)
+        chosen = keep_whole_batches(mine, options.multiple or _batch(run, policy, steps), options.mode, run.args.train.seed)
         keep.update(id(row) for row in chosen)
     for row in rows:
         if id(row) not in keep:
@@ -58,11 +58,11 @@ def marl_select(rows: Sequence[Row], run: Run) -> list[Row]:
     return [row for row in rows if id(row) in keep]
 
 
-def _batch(run: Run, policy: str) -> int:
+def _batch(run: Run, policy: str, steps: int) -> int:
     from marl_plugins.run import training_gpus
 
     args = run.policy_args[policy]
-    return int(args.train.micro_batch_size * training_gpus(args) * run.optimiser_steps)
+    return int(args.train.micro_batch_size * training_gpus(args) * steps)
 
 
 def keep_whole_batches(rows: Sequence[Row], multiple: int, mode: str, run_seed: int) -> list[Row]:

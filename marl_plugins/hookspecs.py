@@ -148,7 +148,10 @@ def marl_generate(call: Call, engines: EnginePool) -> Awaitable[Generation] | No
 def marl_score_action(action: Action, seen: Seen) -> Awaitable[float | None] | None:
     """Score one action in [0, 1], or None for a missing verdict. *first, async*; once per action, while the rollout goes on.
 
-    `seen` is a frozen view of what had happened by then and holds no label. Never called in an evaluation.
+    `seen` is a frozen view of what the action depended on, and holds no label. Only for the last action of the recipe's last
+    role is it a `SeenLast`, with the label and the system's answer; that role is scored once the workflow has ended. Write
+    `action.explanation` for people. Raise `InfrastructureFailure` for a verdict that cannot be had. Never called in an
+    evaluation.
     Built-in: the recipe grader's `score_action`, if it has one.
 
     Example:
@@ -193,8 +196,10 @@ def marl_credit(trajectories: Sequence[Trajectory]) -> Any:
 
 
 @hookspec
-def marl_select(rows: Sequence[Row], run: Run) -> Sequence[Row]:  # type: ignore[empty-body]
+def marl_select(rows: Sequence[Row], run: Run, steps: int) -> Sequence[Row]:  # type: ignore[empty-body]
     """Choose the rows to train on, before statistics are taken. *chain*; once per step, over all policies together.
+
+    `steps` is K, the optimiser steps that are due; fewer than usual in an episode's last batch.
 
     Return the kept rows; say why by setting `row.action.left_out` on the others.
 

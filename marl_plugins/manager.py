@@ -26,7 +26,12 @@ from marl_plugins.core.failures import ConfigurationError, nearest
 GROUP = "marl_plugins"
 BUILTINS = ("marl_plugins.recipe", "marl_plugins.routing", "marl_plugins.reinforce_pp", "marl_plugins.host")
 """Always active and asked last: what a run does where no named plugin answers."""
-SHIPPED = ("marl_plugins.routing", "marl_plugins.reinforce_pp", "marl_plugins.filter_agents_data")
+SHIPPED = (
+    "marl_plugins.coach",
+    "marl_plugins.routing",
+    "marl_plugins.reinforce_pp",
+    "marl_plugins.filter_agents_data",
+)
 """The capabilities in this package that a user names."""
 CHAINS = ("marl_credit", "marl_select")
 FIRST = tuple(
@@ -102,7 +107,15 @@ class Plugins:
         known = [n for n in vars(hookspecs) if n.startswith("marl_")]
         for attribute, value in vars(module).items():
             marked = hasattr(value, "marl_impl")
-            if marked and attribute in CHAINS and value.marl_impl["wrapper"]:
+            wraps = marked and (value.marl_impl["wrapper"] or value.marl_impl["hookwrapper"])
+            if marked and not wraps and attribute in FIRST and value.marl_impl["trylast"]:
+                problems.append(
+                    f"plugin {name}: {attribute} is marked trylast and would be asked after the built-in, which always answers; "
+                    "take trylast out"
+                )
+            if wraps and attribute in ("marl_state", "marl_restore"):
+                problems.append(f"plugin {name}: {attribute} is each plugin's own and cannot be wrapped")
+            if wraps and attribute in CHAINS:
                 problems.append(
                     f"plugin {name}: {attribute} is a chain and cannot be wrapped; change the value and return it"
                 )

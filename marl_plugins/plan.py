@@ -96,6 +96,8 @@ def build_run(words: Sequence[str]) -> tuple[Run, argparse.Namespace]:
         recipe, dropped = _remap(recipe, options.mapping)
         origins.lines = {k: v for k, v in origins.lines.items() if k[:1] != ("mapping",)}
 
+    if recipe.tasks and any(f.name == "data.prompt_dataset" for f in command_line):  # the command line beats the recipe
+        recipe = recipe.model_copy(update={"tasks": None})
     names = [n if not n.endswith(".py") or Path(n).is_absolute() else str(folder / n) for n in recipe.plugins]
     plugins = builder.attempt(lambda: Plugins([*names, *options.plugin]))
     if plugins is None:  # the flags of unknown plugins are unknown too
@@ -128,6 +130,7 @@ def build_run(words: Sequence[str]) -> tuple[Run, argparse.Namespace]:
     run = Run(recipe, folder, plugins, args, [], {}, device, frozenset(f.name for f in given))
     run.on_command_line = frozenset(f.name for f in shared_cli)
     run.warnings += [f"policy {name!r} of the recipe plays no role with --mapping {options.mapping}" for name in dropped]
+    run.dry_run = options.dry_run
     run.max_steps, run.logical_gpus = options.max_steps, options.logical_gpus
     builder.problems += check_roles(recipe, origins, folder, tool_names_of(plugins, run))
     policies = builder.attempt(lambda: plugins.hook.marl_policies(run=run)) or []
@@ -153,8 +156,8 @@ def build_run(words: Sequence[str]) -> tuple[Run, argparse.Namespace]:
         flags = [*own_flags, *by_policy[policy.name]]
         builder.problems += check_flags(flags, parser, actions, per_policy=True)
         fine = [f for f in flags if not check_flags([f], parser, actions, per_policy=True)]
-        # a policy's own flag wins over one for all policies, wherever either stands
-        policy_args = parse([*base, *good, *fine])
+        # the command line beats the recipe; in each of them a policy's own flag beats one for all policies
+        policy_args = parse(sorted([*base, *good, *fine], key=lambda f: f.where == "command line"))
         if not any(f.name == "actor.model_name_or_path" for f in fine):
             policy_args.actor.model_name_or_path = policy.model
         problems, warnings = upstream_cli.validate(policy_args, root)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins import hookimpl
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.tasks import read_tasks
+from marl_plugins.core.tasks import as_text, choose_keys, read_tasks
 from marl_plugins.core.trajectory import Action, Task, Trajectory
 from marl_plugins.run import policies_of
 
@@ -61,28 +62,32 @@ def marl_tasks(run: Run, split: str) -> Sequence[Task]:
     limit = run.args.data.max_samples if split == "train" else None
     path = Path(name)
     if path.suffix in (".json", ".jsonl"):
-        return read_tasks(path, run.args.data.input_key, run.args.data.label_key, limit)
-    return _hub_tasks(name, run, limit)
+        return read_tasks(path, *_keys(run), limit)
+    return _hub_tasks(name, run, limit, "data.prompt_dataset" if split == "train" else "eval.dataset")
 
 
-def _hub_tasks(name: str, run: Run, limit: int | None) -> list[Task]:
+def _keys(run: Run) -> tuple[str | None, str | None]:
+    """Fields of prompt and label as far as they were given; upstream's default counts as not given."""
+    data = run.args.data
+    return (data.input_key if "data.input_key" in run.given else None), data.label_key
+
+
+def _hub_tasks(name: str, run: Run, limit: int | None, flag: str) -> list[Task]:
     """Tasks of a Hugging Face dataset: hub name or folder, its `train` split."""
     import datasets
 
     try:
         data = datasets.load_dataset(name, split="train")
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise ConfigurationError(
-            f"--data.prompt_dataset {name}: not a .json or .jsonl file, and as a data set: {error}"
-        ) from error
-    key, label = run.args.data.input_key, run.args.data.label_key
+        raise ConfigurationError(f"--{flag} {name}: not a .json or .jsonl file, and as a data set: {error}") from error
+    key, label = choose_keys(data.column_names, *_keys(run))
     missing = [k for k in (key, label) if k and k not in data.column_names]
     if missing:
         raise ConfigurationError(
             f"data set {name} has no column {missing[0]!r}; its columns: {', '.join(data.column_names)}"
         )
     rows = data.select(range(min(limit, len(data)))) if limit is not None else data
-    return [Task(str(n), row[str(key)], row[str(label)] if label else None) for n, row in enumerate(rows)]
+    return [Task(str(n), as_text(row[key]), row[label] if label else None) for n, row in enumerate(rows)]
 
 
 @hookimpl
@@ -99,7 +104,7 @@ def marl_score_outcome(trajectory: Trajectory) -> Awaitable[float | None] | None
     if function is not None:
         return _awaited(function, trajectory)
     if _run.args.reward.remote_url:
-        return _awaited(_remote_score, trajectory)
+        return asyncio.to_thread(_remote_score, trajectory)  # it may well wait for a server
     return None
 
 
@@ -119,5 +124,5 @@ def _remote_score(trajectory: Trajectory) -> float:
     module = load_file(Path(_run.args.reward.remote_url), "marl_reward_function")
     query = trajectory.task.prompt + (trajectory.answer or "")
     result = module.reward_func([query], [trajectory.task.prompt], [trajectory.task.label])
-    scores: Any = result.get("scores", result["rewards"]) if isinstance(result, dict) else result
+    scores: Any = result["scores" if "scores" in result else "rewards"] if isinstance(result, dict) else result
     return float(scores[0])

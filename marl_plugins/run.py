@@ -53,6 +53,7 @@ class Run:
         given: Flags that were given by name, on the command line or in the recipe.
         on_command_line: The ones among them that were given on the command line, for all policies.
         warnings: What upstream's validation had to say.
+        dry_run: Only the plan is wanted: nothing may be started or asked over a network.
     """
 
     recipe: Recipe
@@ -67,6 +68,7 @@ class Run:
     warnings: list[str] = field(default_factory=list)
     max_steps: int | None = None
     logical_gpus: int | None = None
+    dry_run: bool = False
     _tasks: dict[str, list[Task]] = field(default_factory=dict)
 
     def role(self, name: str) -> RoleConfig:
@@ -99,6 +101,11 @@ class Run:
     def tasks_module(self) -> ModuleType | None:
         return self._module(self.recipe.tasks, "tasks") if self.recipe.tasks else None
 
+    @cached_property
+    def demonstrations_module(self) -> ModuleType | None:
+        warm = self.recipe.warm_start
+        return self._module(warm.demonstrations, "demonstrations") if warm else None
+
     def _module(self, file: str, kind: str) -> ModuleType:
         """Recipe code is loaded by path under a stable module name; only the package's own types cross processes."""
         return load_file(self.folder / file, f"marl_recipe_{self.recipe.name}_{kind}")
@@ -113,7 +120,17 @@ class Run:
         """What a resumed run has to have in common with the one it continues."""
         return {
             "roles": {r: self.recipe.policy_of(r) for r in self.recipe.roles},
-            "policies": {p.name: {"model": p.model, "trainable": p.trainable} for p in self.policies},
+            "policies": {
+                p.name: {
+                    "model": p.model,
+                    "trainable": p.trainable,
+                    "ranks": training_gpus(self.policy_args[p.name]),
+                    "zero_stage": self.policy_args[p.name].ds.zero_stage,
+                    "epochs": self.policy_args[p.name].train.max_epochs,
+                }
+                for p in self.policies
+            },
+            "warm_start": self.recipe.warm_start.model_dump() if self.recipe.warm_start else None,
             "seed": self.args.train.seed,
             "rollout.batch_size": self.args.rollout.batch_size,
             "rollout.n_samples_per_prompt": self.args.rollout.n_samples_per_prompt,
@@ -230,9 +247,14 @@ def describe(run: Run) -> dict[str, Any]:
     }
 
 
+PENALTIES = ("reward.overlong_buffer_len", "reward.stop_properly_penalty_coef")
+"""Flags of upstream's that change rewards after credit."""
+
+
 def _reward_range(run: Run) -> str:
     """What rewards look like after credit."""
     changed = [name for name in run.plugins.names if run.plugins.implements(name, "marl_credit")]
+    changed += [f"--{name}" for name in PENALTIES if name in run.given]
     return f"scores in [0, 1], changed by {', '.join(changed)}" if changed else "[0, 1], the scores"
 
 

@@ -20,13 +20,14 @@ from marl_plugins.run import describe
 from marl_plugins.shipped import recipes_root
 
 ROOT = Path(__file__).resolve().parent.parent
+SUMS = ROOT / "tests" / "recipes" / "sums"
 HEAVY = ("torch", "ray", "transformers", "numpy", "openai", "vllm", "deepspeed", "openrlhf")
 
 
 @pytest.fixture
 def recipe(tmp_path):
     """A copy of the shipped recipe that may be spoilt; `edit(old, new)` changes its tiny.yaml's base."""
-    shutil.copytree(recipes_root() / "mathchat", tmp_path / "mathchat")
+    shutil.copytree(SUMS, tmp_path / "mathchat")
     folder = tmp_path / "mathchat"
 
     def edit(old, new, file="recipe.yaml"):
@@ -129,13 +130,18 @@ def test_lines_are_those_of_the_file(recipe):
         (["--actor.model_name_or_path", "tiny:foo=1"], ["'foo=1' is not a setting of a tiny model"]),
         (["--actor.model_name_or_path", "tiny:heads=0"], ["'heads=0' is not a setting"]),
         (["--data.max_len", "5000"], ["--data.max_len 5000 is over the 512 positions"]),
-        (["--data.prompt_dataset", "x.jsonl"], ["--data.prompt_dataset would have no effect", "tasks: tasks.py"]),
+        (["--data.prompt_dataset", "x.jsonl"], ["tasks: cannot read x.jsonl"]),
         (["--reward.remote_url", "x.py"], ["--reward.remote_url would have no effect", "grader: grader.py"]),
         (["--actor.num_gpus_per_node", "0"], ["--actor.num_gpus_per_node is 0; it must be at least 1"]),
         (["--train.max_epochs", "0"], ["--train.max_epochs is 0"]),
         (["--rollout.max_new_tokens", "-3"], ["--rollout.max_new_tokens is -3"]),
         (["--ds.zero_stage", "7"], ["--ds.zero_stage is 7"]),
         (["--actor.adam.lr", "nan"], ["--actor.adam.lr is nan"]),
+        (["--rollout.temperature", "0"], ["--rollout.temperature is 0.0; it must be above 0"]),
+        (["--rollout.top_p", "1.5"], ["--rollout.top_p is 1.5"]),
+        (["--eval.temperature", "-1"], ["--eval.temperature is -1.0"]),
+        (["--reward.overlong_buffer_len", "99"], ["overlong_buffer_len 99", "is over --rollout.max_new_tokens 12"]),
+        (["--actor.aux_loss_coef", "0.1"], ["--actor.aux_loss_coef cannot be used", "router"]),
         (["--train.colocate_all"], ["there is none here"]),
         (["--train.colocate_all", "--vllm.num_engines", "2"], ["2 (--vllm.num_engines x", "must equal 1"]),
         (["--plugin", ""], ["plugin '': expected a dotted module name"]),
@@ -146,7 +152,7 @@ def test_lines_are_those_of_the_file(recipe):
     ],
 )
 def test_bad_flags(words, parts):
-    base = [] if words[0] == "--recipe" else ["--recipe", str(recipes_root() / "mathchat" / "tiny.yaml")]
+    base = [] if words[0] == "--recipe" else ["--recipe", str(SUMS / "tiny.yaml")]
     only(problems(*base, *words), *parts) if "is_correction" not in words[0] else next(
         p for p in problems(*base, *words) if all(part in p for part in parts)
     )
@@ -184,7 +190,7 @@ def test_one_line_shares_policies_in_full_in_part_or_not(recipe, mapping, polici
 
 
 def test_numbers_with_exponents_and_dashes_are_values():
-    tiny = str(recipes_root() / "mathchat" / "tiny.yaml")
+    tiny = str(SUMS / "tiny.yaml")
     run, _ = build_run(["--recipe", tiny, "--reward.clip_range", "-1e-1", "1", "--logger.wandb.group=-x"])
     assert run.args.reward.clip_range == [-0.1, 1.0]
     assert run.args.logger.wandb.group == "-x"
@@ -201,7 +207,7 @@ def test_false_takes_a_switch_back_and_is_checked(recipe):
 
 
 def test_the_command_line_chooses_the_model():
-    tiny = str(recipes_root() / "mathchat" / "tiny.yaml")
+    tiny = str(SUMS / "tiny.yaml")
     words = ["--actor.model_name_or_path", "tiny:seed=8", "--policy.coder.actor.model_name_or_path", "tiny:seed=9"]
     run, _ = build_run(["--recipe", tiny, *words])
     assert {p.name: p.model for p in run.policies} == {
@@ -212,7 +218,7 @@ def test_the_command_line_chooses_the_model():
 
 
 def test_policies_that_a_mapping_leaves_idle_are_a_warning():
-    run, _ = build_run(["--recipe", str(recipes_root() / "mathchat" / "tiny.yaml"), "--mapping", "shared"])
+    run, _ = build_run(["--recipe", str(SUMS / "tiny.yaml"), "--mapping", "shared"])
     assert [p.name for p in run.policies] == ["shared"]
     assert any("'coder' of the recipe plays no role with --mapping shared" in w for w in run.warnings)
 
@@ -221,7 +227,7 @@ def test_policies_that_a_mapping_leaves_idle_are_a_warning():
     ("old", "new", "file", "parts"),
     [
         ("mapping: separate ", "mapping: sepparate ", "recipe.yaml", ["'sepparate'", "did you mean 'separate'?"]),
-        ("name: mathchat", "name: !foo x", "recipe.yaml", ["recipe.yaml:2: not YAML"]),
+        ("name: sums", "name: !foo x", "recipe.yaml", ["recipe.yaml:2: not YAML"]),
         ("description: ", "description: 2024-13-45 #", "recipe.yaml", ["not YAML that can be read", "month must be"]),
         ("extends: recipe.yaml", "extends: ../mathchat/recipe.yaml", "tiny.yaml", ["has to lie in the same folder"]),
         ("{problem}", "{}", "prompts/solver.md", ["{} is not a field"]),
@@ -247,7 +253,7 @@ def test_a_data_file_is_read_by_the_dry_run(recipe):
 
 
 def test_precedence_command_line_recipe_defaults_upstream():
-    tiny = str(recipes_root() / "mathchat" / "tiny.yaml")
+    tiny = str(SUMS / "tiny.yaml")
     run, _ = build_run(["--recipe", tiny, "--actor.adam.lr", "3e-4", "--policy.coder.actor.adam.lr", "5e-5"])
     assert run.args.algo.advantage.estimator == "reinforce"  # our default
     assert run.args.rollout.batch_size == 32  # the recipe's
@@ -256,9 +262,30 @@ def test_precedence_command_line_recipe_defaults_upstream():
     assert rates == {"solver": 3e-4, "coder": 5e-5, "verifier": 3e-4}
 
 
+def test_the_command_line_beats_what_the_recipe_says_of_one_policy(recipe):
+    tiny = str(recipe('"tiny:seed=1"}', '"tiny:seed=1", flags: {actor.adam.lr: 7e-3}}', "tiny.yaml") / "tiny.yaml")
+    for words, rate in (([], 7e-3), (["--actor.adam.lr", "1e-7"], 1e-7), (["--policy.coder.actor.adam.lr", "2e-7"], 2e-7)):
+        run, _ = build_run(["--recipe", tiny, *words])
+        assert run.policy_args["coder"].actor.adam.lr == rate
+
+
 def test_upstreams_completions_reach_every_policy():
-    run, _ = build_run(["--recipe", str(recipes_root() / "mathchat" / "tiny.yaml"), "--actor.eps_clip", "0.3"])
+    run, _ = build_run(["--recipe", str(SUMS / "tiny.yaml"), "--actor.eps_clip", "0.3"])
     assert all(args.actor.eps_clip_low_high == (0.3, 0.3) for args in run.policy_args.values())
+
+
+@pytest.mark.parametrize(("code", "part"), [("def reward_func(:", "reward.py:1"), ("x = 1", "has no function reward_func")])
+def test_a_reward_function_is_tried_before_anything_starts(tmp_path, code, part):
+    (tmp_path / "data.jsonl").write_text('{"input": "1+1=", "label": "2"}\n' * 8)
+    (tmp_path / "reward.py").write_text(code)
+    words = ["--plugin", "marl_plugins.routing", "--actor.model_name_or_path", "tiny"]
+    words += ["--data.prompt_dataset", str(tmp_path / "data.jsonl"), "--reward.remote_url", str(tmp_path / "reward.py")]
+    only(problems(*words), part)
+
+
+def test_prompts_that_are_not_text_are_refused(recipe):
+    folder = recipe('f"{a} {sign} {b} = ?"', '[{"role": "user", "content": "x"}]', "tasks.py")
+    only(problems("--recipe", str(folder / "tiny.yaml")), "its prompt must be a non-empty string", "tasks:")
 
 
 def test_a_plugin_alone_makes_one_role_of_upstreams_own_flags(tmp_path):
@@ -361,6 +388,42 @@ def test_both_layouts_give_the_same_tasks(tmp_path):
     assert (one[1].id, one[1].prompt, one[1].label, one[1].metadata) == ("q1", "1?", "1", {"year": 2001})
 
 
+@pytest.mark.parametrize(
+    ("items", "prompt", "label"),
+    [
+        ([{"problem": "1+1", "answer": 2}], "1+1", 2),
+        ([{"Question": "1+1", "Answer": "2", "ID": 7}], "1+1", "2"),
+        ({"version": 1, "data": [{"query": "1+1"}]}, "1+1", None),
+        ([{"prompt": [{"role": "user", "content": "1+1"}], "label": "2"}], "1+1", "2"),
+    ],
+)
+def test_the_usual_layouts_need_no_keys(tmp_path, items, prompt, label):
+    (tmp_path / "data.json").write_text(json.dumps(items))
+    task = read_tasks(tmp_path / "data.json")[0]
+    assert (task.prompt, task.label) == (prompt, label)
+
+
+def test_evaluation_data_that_was_trained_on_is_refused(recipe, tmp_path):
+    folder = recipe("tasks: tasks.py\n", "")
+    lines = [json.dumps({"problem": f"{n} + {n} = ?", "answer": str(2 * n)}) for n in range(40)]
+    (tmp_path / "train.jsonl").write_text("\n".join(lines))
+    (tmp_path / "eval.jsonl").write_text(
+        "\n".join([json.dumps({"problem": "3 +  3 = ?", "answer": "6"}), '{"problem": "new", "answer": "1"}'])
+    )
+    words = ["--recipe", str(folder / "tiny.yaml"), "--data.prompt_dataset", str(tmp_path / "train.jsonl")]
+    found = problems(*words, "--eval.dataset", str(tmp_path / "eval.jsonl"))
+    only(found, "1 of 2 evaluation tasks are in the training data too", "'3 + 3 = ?'")
+
+
+def test_null_takes_a_key_of_the_base_recipe_back(tmp_path):
+    (tmp_path / "a.yaml").write_text(
+        "name: a\nroles: {r: {prompt: p.md}}\nworkflow: w.py\nflags: {x: 1, y: 2}\ntasks: t.py\n"
+    )
+    (tmp_path / "b.yaml").write_text("extends: a.yaml\nflags: {x: null, z: 3}\ntasks: null\n")
+    recipe, _ = load_recipe(tmp_path / "b.yaml")
+    assert (recipe.flags, recipe.tasks) == ({"y": 2, "z": 3}, None)
+
+
 def test_separators_inside_strings_do_not_end_a_line(tmp_path):
     file = tmp_path / "data.jsonl"
     file.write_text(json.dumps({"input": "a\u2028b\x85c"}, ensure_ascii=False) + "\n")
@@ -377,7 +440,7 @@ def command(*words, code=None):
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
 
 
-TINY = "recipes/mathchat/tiny.yaml"
+TINY = str(SUMS / "tiny.yaml")
 
 
 @pytest.mark.parametrize(

@@ -102,3 +102,14 @@ def test_group_keys_name_what_is_compared():
     trajectory = make_trajectory({"solver": []}, task="t9")
     row = Row(trajectory, trajectory.actions[0], 0.0)
     assert [group_key(row, g) for g in ("task", "task+role", "task+role+turn")] == ["t9", "t9/solver", "t9/solver/0"]
+
+
+def test_an_action_without_a_score_never_gets_the_outcome_where_anybody_scores_actions():
+    """Also in a trajectory that ended before the scored role acted: its other roles would learn from failures alone."""
+    ended_early = make_trajectory({"solver": []})
+    whole = make_trajectory({"solver": [], "verifier": ["solver"]})
+    ended_early.outcome, whole.outcome = 0.0, 1.0
+    whole.actions_scored = True
+    whole.actions[1].score = 0.9
+    rewards_from_scores([ended_early, whole])
+    assert [a.reward for t in (ended_early, whole) for a in t.actions] == [None, None, 0.9]

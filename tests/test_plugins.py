@@ -155,3 +155,12 @@ def test_an_error_while_importing_names_file_and_line(plugin):
 def test_a_chain_cannot_be_wrapped(plugin):
     file = plugin("wrapped", "@hookimpl(wrapper=True)\ndef marl_credit(trajectories): return (yield)")
     assert any("marl_credit is a chain and cannot be wrapped" in p for p in problems(file))
+
+
+def test_what_would_never_be_asked_is_refused(plugin):
+    with pytest.raises(ConfigurationError, match="marl_estimator is marked trylast and would be asked after the built-in"):
+        Plugins([plugin("a", "@hookimpl(trylast=True)\ndef marl_estimator(run): return 1")])
+    with pytest.raises(ConfigurationError, match="marl_select is a chain and cannot be wrapped"):
+        Plugins([plugin("b", "@hookimpl(hookwrapper=True)\ndef marl_select(rows):\n    yield")])
+    with pytest.raises(ConfigurationError, match="marl_state is each plugin's own and cannot be wrapped"):
+        Plugins([plugin("c", "@hookimpl(wrapper=True)\ndef marl_state():\n    return (yield)")])

@@ -9,7 +9,7 @@ from simulated import simulated_engine
 
 from marl_plugins.core.failures import AgentFailure, InfrastructureFailure
 from marl_plugins.core.trajectory import Task, ToolResult
-from marl_plugins.core.workflow import RoleSpec, Sampling, Tool, run_workflow
+from marl_plugins.core.workflow import RoleSpec, Sampling, SeenLast, Tool, run_workflow
 
 TASK = Task("t1", "2+2", "4")
 
@@ -111,7 +111,8 @@ def test_two_equal_calls_are_told_apart(chat):
         await asyncio.gather(roles.a(q="x"), roles.a(q="x"), roles.a(q="x"))
 
     got = run(twins, chat)
-    assert [a.path for a in got.actions] == ["a", "a+1", "a+2"]
+    first = got.actions[0].path
+    assert [a.path for a in got.actions] == [first, f"{first}+1", f"{first}+2"]
     assert len({a.text for a in got.actions}) == 3
 
 
@@ -338,3 +339,136 @@ def test_bugs_inside_a_task_group_are_bugs(chat):
 def test_an_action_that_nobody_scores_is_told_from_a_missing_verdict(chat):
     got = run(one, chat, score_action=lambda action, seen: None)
     assert not got.actions_scored
+
+
+def test_parallel_calls_that_differ_are_named_by_what_they_saw_not_by_who_was_first(chat):
+    def workflow(waits):
+        async def run(task, roles, tools):
+            async def branch(i):
+                await asyncio.sleep(waits[i])
+                return await roles.b(q=f"item {i}")
+
+            await asyncio.gather(branch(0), branch(1))
+
+        return run
+
+    one, other = run(workflow([0, 0.02]), chat), run(workflow([0.02, 0]), chat)
+    assert [(a.path, a.text) for a in one.actions] == [(a.path, a.text) for a in other.actions]
+    assert len({a.path for a in one.actions}) == 2
+
+
+def test_no_branch_outlives_its_trajectory(chat):
+    late = []
+
+    async def slow(call):
+        await asyncio.sleep(0.05)
+        return ToolResult("slow", call, "", ok=True)
+
+    async def workflow(task, roles, tools):
+        async def branch():
+            await asyncio.sleep(0.05)  # nobody knows of it yet
+            try:
+                late.append(await roles.b(q="late"))
+            except asyncio.CancelledError:
+                late.append("cancelled")
+                raise
+
+        async def fail():
+            raise AgentFailure("no_answer", "x")
+
+        await asyncio.gather(branch(), fail())
+
+    async def main():
+        specs = {"b": spec(chat, "b")}
+        got = await run_workflow(
+            workflow, TASK, 0, step=1, run_seed=1, roles=specs, tools={}, generate=simulated_engine(), seconds=5
+        )
+        await asyncio.sleep(0.1)
+        return got
+
+    got = asyncio.run(main())
+    assert got.agent_failure == "no_answer"
+    assert got.actions == [] and late == ["cancelled"]
+
+
+def test_what_is_lost_to_infrastructure_is_not_also_the_agents_failure(chat):
+    async def down(call):
+        await asyncio.sleep(0.02)
+        raise InfrastructureFailure("tool", "is down")
+
+    async def workflow(task, roles, tools):
+        async def fail():
+            raise AgentFailure("no_answer", "x")
+
+        async def branch():
+            await roles.a(q="x")
+            await tools.down("y")
+
+        await asyncio.gather(branch(), fail())
+
+    got = run(workflow, chat, tools={"down": Tool("down", down, lambda text: [])})
+    assert (got.infrastructure_failure, got.agent_failure) == ("tool", None)
+
+
+def test_one_turn_with_a_tool_renders_no_continuation(chat):
+    class Refuses(type(chat)):
+        def continuation(self, sampled, message):
+            raise AssertionError("a single turn needs no continuation")
+
+    async def answer(call):
+        return ToolResult("t", call, "out", ok=True)
+
+    tool = Tool("t", answer, find=lambda text: [text])
+
+    async def workflow(task, roles, tools):
+        return (await roles.a(q="x")).tool_output
+
+    assert run(workflow, chat, roles=[spec(Refuses(), "a", tools=(tool,), max_turns=1)]).answer == "out"
+
+
+def test_only_the_last_action_of_the_last_role_is_scored_with_the_label(chat):
+    seen_by = {}
+
+    async def score(action, seen):
+        seen_by[action.path] = seen
+        return 0.5
+
+    async def workflow(task, roles, tools):
+        for _ in range(2):
+            draft = await roles.a(q=task.prompt)
+            verdict = await roles.b(q=draft)
+        return verdict
+
+    got = run(workflow, chat, score_action=score, last_role="b", roles=("a", "b"))
+    with_label = [path for path, seen in seen_by.items() if hasattr(seen, "label")]
+    last = [a for a in got.actions if a.role == "b" and str(a) == got.answer][-1]
+    assert with_label == [last.path]
+    assert isinstance(seen_by[last.path], SeenLast) and seen_by[last.path].label == TASK.label
+    assert len(seen_by) == 4 and all(a.score == 0.5 for a in got.actions)
+
+
+def test_a_scorer_sees_what_the_action_depended_on_whatever_runs_beside_it(chat):
+    """The same past however long the branches take: no scores, tools' answers included."""
+
+    def views(delays):
+        seen_by = {}
+
+        async def score(action, seen):
+            await asyncio.sleep(0.01)
+            seen_by[action.path] = [(a.path, a.score, a.text) for a in seen.before]
+            return 1.0
+
+        for _ in range(3):
+            run(diamond, chat, simulated_engine(delays), score_action=score)
+        return {path: sorted(before) for path, before in seen_by.items()}
+
+    assert views(False) == views(True)
+    assert all(score is None for before in views(False).values() for _, score, _ in before)
+
+
+def test_a_verdict_that_could_not_be_had_says_why(chat):
+    async def score(action, seen):
+        raise InfrastructureFailure("coach", "is down")
+
+    got = run(diamond, chat, score_action=score)
+    assert {(a.score, a.unscored) for a in got.actions} == {(None, "coach")}

@@ -57,6 +57,13 @@ class ChatFormat:
         text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))  # the template wrote BOS where it wants one
 
+    @property
+    def end_of_turn(self) -> tuple[int, ...]:
+        """The id that ends an assistant's turn."""
+        if self.tokenizer.eos_token_id is None:
+            raise ConfigurationError(f"policy {self.policy!r}: its tokenizer has no end-of-sequence token")
+        return (self.tokenizer.eos_token_id,)
+
     def continuation(self, sampled: Sequence[int], message: dict[str, str]) -> tuple[int, ...]:
         """Ids shown between `sampled` (an assistant's turn) and the next generation, `message` being the next one.
 

@@ -20,13 +20,17 @@ Descendants are taken along the dependency graph (the action included), never by
 def rewards_from_scores(trajectories: Iterable[Trajectory]) -> None:
     """The built-in credit: an action's reward is its score; where nobody scored any action, all share the outcome's.
 
-    Where somebody does, a missing score stays missing (the action is left out): it is not filled with the outcome.
+    Where somebody scores actions, a missing score stays missing (the action is left out): it is not filled with the outcome.
+    "Somebody" means anywhere in the step: else a role that nobody scores would learn from those trajectories alone that ended
+    before the scored role acted.
     """
+    trajectories = list(trajectories)
+    actions_scored = any(t.actions_scored for t in trajectories)
     for trajectory in trajectories:
         if trajectory.infrastructure_failure:
             continue
         for action in trajectory.actions:
-            action.reward = action.score if trajectory.actions_scored else trajectory.outcome
+            action.reward = action.score if actions_scored else trajectory.outcome
 
 
 def sum_over_scope(trajectories: Iterable[Trajectory], scope: Scope) -> None:

@@ -46,7 +46,7 @@ def rows_of(trajectories: Iterable[Trajectory], trainable: frozenset[str]) -> li
             elif not action.generation.ids:
                 action.left_out = "nothing sampled"
             elif action.returns is None:
-                action.left_out = "no score"
+                action.left_out = f"infrastructure:{action.unscored}" if action.unscored else "no score"
             else:
                 rows.append(Row(trajectory, action, action.returns))
     return rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,29 @@ SHOWN = 20
 """So many problems of one file are listed; the rest is counted."""
 
 
-def read_tasks(path: Path, input_key: str, label_key: str | None, limit: int | None = None) -> list[Task]:
-    """Tasks of a `.jsonl` file (one object per line) or a `.json` file (a list of objects).
+INPUT_KEYS = ("input", "prompt", "problem", "question", "query", "instruction")
+LABEL_KEYS = ("label", "answer", "target", "final_answer", "expected_answer", "ground_truth")
+"""Names that public data sets use, looked for in this order where none was given."""
+
+
+def choose_keys(columns: Iterable[str], input_key: str | None, label_key: str | None) -> tuple[str, str | None]:
+    """The fields of prompt and label: those that were given, else the first of the usual names that is there."""
+    there = list(columns)
+    lower = {name.lower(): name for name in reversed(there)}
+    first = input_key or next((lower[k] for k in INPUT_KEYS if k in lower), INPUT_KEYS[0])
+    return first, label_key or next((lower[k] for k in LABEL_KEYS if k in lower), None)
+
+
+def read_tasks(
+    path: Path, input_key: str | None = None, label_key: str | None = None, limit: int | None = None
+) -> list[Task]:
+    """Tasks of a `.jsonl` file (one object per line) or a `.json` file (a list of objects, or one list under any key).
+
+    A prompt is a string, or chat messages of which one is the user's.
 
     Args:
-        input_key: Field of the prompt, a non-empty string.
-        label_key: Field of the label, if there is one; required in every item then.
+        input_key: Field of the prompt; None: by the usual names (`INPUT_KEYS`).
+        label_key: Field of the label; None: by the usual names, if there is one. Required in every item then.
         limit: At most so many items.
 
     Raises:
@@ -35,10 +52,13 @@ def read_tasks(path: Path, input_key: str, label_key: str | None, limit: int | N
         raise ConfigurationError(f"tasks: {path} is not UTF-8 text (byte {error.start})") from None
     problems: list[str] = []
     tasks: list[Task] = []
+    keys: tuple[str, str | None] | None = None
     for where, item in _items(path, text, problems):
+        if keys is None and isinstance(item, dict):
+            keys = choose_keys(item, input_key, label_key)
         if limit is not None and len(tasks) >= limit:
             break
-        task = _task(where, item, input_key, label_key, len(tasks), problems)
+        task = _task(where, item, *(keys or ("", None)), len(tasks), problems)
         if task:
             tasks.append(task)
     seen: dict[str, str] = {}
@@ -63,6 +83,9 @@ def _items(path: Path, text: str, problems: list[str]) -> Iterator[tuple[str, An
                 f"{path}:{error.lineno}: not JSON: {error.msg} (one object per line belongs into a .jsonl file)"
             )
             return
+        lists = [v for v in items.values() if isinstance(v, list)] if isinstance(items, dict) else []
+        if len(lists) == 1:
+            items = lists[0]
         if not isinstance(items, list):
             problems.append(f"{path}: expected a list of objects, got {_kind(items)}")
             return
@@ -82,7 +105,7 @@ def _task(where: str, item: Any, input_key: str, label_key: str | None, number: 
         problems.append(f"{where}: expected an object, got {_kind(item)}")
         return None
     before = len(problems)
-    prompt = item.get(input_key)
+    prompt = as_text(item.get(input_key))
     if input_key not in item:
         problems.append(f"{where}: no field {input_key!r} (--data.input_key){nearest(input_key, item)}")
     elif not isinstance(prompt, str) or not prompt.strip():
@@ -96,6 +119,13 @@ def _task(where: str, item: Any, input_key: str, label_key: str | None, number: 
         return None
     rest = {k: v for k, v in item.items() if k not in (input_key, label_key, "id")}
     return Task(str(identity), str(prompt), item.get(label_key) if label_key else None, rest)
+
+
+def as_text(prompt: Any) -> Any:
+    """The user's message of a prompt given as chat messages, where there is one and nothing beside it; else unchanged."""
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], dict) and prompt[0].get("role") == "user":
+        return prompt[0].get("content")
+    return prompt
 
 
 def _kind(value: Any) -> str:

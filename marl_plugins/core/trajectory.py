@@ -10,6 +10,8 @@ later stages; each field says who writes it.
 from __future__ import annotations
 
 import hashlib
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,7 +75,7 @@ class Action:
 
     path: str
     """Names the action within its trajectory by what it is (role, what it saw, how many alike came before), never by when
-    it ran: `solver`, `coder.1f3a`, `coder.1f3a+1`. Seeds and results are keyed by (task, sample, path)."""
+    it ran: `solver.07c4d1aa`, `coder.1f3a99b0`, `coder.1f3a99b0+1`. Seeds and results are keyed by (task, sample, path)."""
     role: str
     policy: str
     turn: int
@@ -88,6 +90,10 @@ class Action:
     tool_results: tuple[ToolResult, ...] = ()
     score: float | None = None
     """In [0, 1]; written by `marl_score_action`. None: nobody gave one."""
+    unscored: str = ""
+    """Why a score could not be had, when that was infrastructure's doing."""
+    explanation: str = ""
+    """Why, for people; written by whoever scores."""
     reward: float | None = None
     """A real number; written by `marl_credit`. None: the action is not trained on."""
     returns: float | None = None
@@ -123,13 +129,15 @@ class Action:
         return self.text
 
 
-def action_path(role: str, seen: tuple[str, ...], taken: set[str]) -> str:
-    """The path of a role's action that saw the actions at paths `seen`; `taken` are the paths used so far."""
-    if seen:
-        digest = hashlib.blake2b("\x1f".join(sorted(seen)).encode(), digest_size=4).hexdigest()
-        path = f"{role}.{digest}"
-    else:
-        path = role
+def action_path(role: str, seen: tuple[str, ...], context_ids: Sequence[int], taken: set[str]) -> str:
+    """The path of a role's action that saw the actions at paths `seen` in the context `context_ids`.
+
+    `taken` are the paths used so far. Only actions that saw the very same are numbered by arrival, where nothing tells them
+    apart anyway.
+    """
+    digest = hashlib.blake2b("\x1f".join(sorted(seen)).encode(), digest_size=4)
+    digest.update(array("q", context_ids).tobytes())
+    path = f"{role}.{digest.hexdigest()}"
     if path not in taken:
         return path
     twin = 1
@@ -202,6 +210,7 @@ class Trajectory:
                     "text": a.text,
                     "tools": [{"tool": t.tool, "call": t.call, "output": t.output, "ok": t.ok} for t in a.tool_results],
                     "score": a.score,
+                    "explanation": a.explanation,
                     "reward": a.reward,
                     "return": a.returns,
                     "advantage": a.advantage,

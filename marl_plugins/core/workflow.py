@@ -14,10 +14,9 @@ branching and looping workflows are just Python.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from marl_plugins.core.conversation import ChatFormat
@@ -86,7 +85,7 @@ class RoleSpec:
     name: str
     policy: str
     render: Callable[[Mapping[str, str]], list[dict[str, str]]]
-    """Fields to opening messages. Raises `KeyError` for a field that the prompt has no place for or lacks."""
+    """Fields to opening messages. Raises `KeyError` for a field that the prompt needs and was not given."""
     chat: ChatFormat
     sampling: Sampling
     tools: tuple[Tool, ...] = ()
@@ -105,7 +104,7 @@ Workflow = Callable[..., Awaitable[Any]]
 class Seen:
     """What had happened when an action was scored: a frozen view that cannot be changed by what happens later.
 
-    There is no label here: the score of an action must not leak the ground truth. The outcome is scored apart.
+    There is no label here: the score of an action must not leak the ground truth. `SeenLast` has it.
     """
 
     task_id: str
@@ -114,7 +113,18 @@ class Seen:
     messages: tuple[tuple[str, str], ...]
     """The opening messages shown to the action's conversation, as (chat role, text)."""
     before: tuple[Action, ...]
-    """Copies of the actions finished before."""
+    """Copies of the actions that this one depends on, directly or through others, with their tools' answers, unscored."""
+
+
+@dataclass(frozen=True)
+class SeenLast(Seen):
+    """What the scorer of the last action of the last role gets: the ground truth and the system's answer besides.
+
+    That action alone answers for the outcome (MAPPA section 3.2); everyone else is scored without the label.
+    """
+
+    label: Any
+    answer: str | None
 
 
 class Roles:
@@ -139,32 +149,59 @@ class Roles:
 class Tools:
     """The tools of one trajectory, as attributes: `result = await tools.python(code)`."""
 
-    def __init__(self, tools: Mapping[str, Tool]):
+    def __init__(self, run: _Run, tools: Mapping[str, Tool]):
+        self._run = run
         self._tools = tools
 
     def __getattr__(self, name: str) -> Callable[[str], Awaitable[ToolResult]]:
         try:
-            return self._tools[name].run
+            tool = self._tools[name]
         except KeyError:
             raise AttributeError(f"the recipe has no tool {name!r}; its tools: {', '.join(sorted(self._tools))}") from None
+
+        async def call(text: str) -> ToolResult:
+            self._run.enter()
+            return await tool.run(text)
+
+        return call
 
 
 class _Run:
     """One trajectory while it runs."""
 
-    def __init__(self, trajectory: Trajectory, run_seed: int, generate: Generate, score_action: ScoreAction | None):
+    def __init__(
+        self,
+        trajectory: Trajectory,
+        run_seed: int,
+        generate: Generate,
+        score_action: ScoreAction | None,
+        last_role: str | None,
+    ):
         self.trajectory = trajectory
+        self.last_role = last_role
+        self.held: list[tuple[Action, Seen]] = []
         self.run_seed = run_seed
         self.generate = generate
         self.score_action = score_action
         self.scoring: list[asyncio.Task[None]] = []
         self.branches: set[asyncio.Task[Any]] = set()
         self.taken: set[str] = set()
+        self.answered: dict[str, Action] = {}
+        self.ended = False
 
-    async def role(self, spec: RoleSpec, fields: Mapping[str, Any], after: Sequence[Action]) -> Action:
+    def enter(self) -> None:
+        """Every call of a role or a tool begins here: note which branch of the workflow makes it.
+
+        A branch that slept through the end of its trajectory finds it closed, and is cancelled.
+        """
+        if self.ended:
+            raise asyncio.CancelledError("this trajectory has ended")
         branch = asyncio.current_task()
         assert branch is not None
         self.branches.add(branch)
+
+    async def role(self, spec: RoleSpec, fields: Mapping[str, Any], after: Sequence[Action]) -> Action:
+        self.enter()
         given = [*after, *(f for f in fields.values() if isinstance(f, Action))]
         parents = tuple(dict.fromkeys(a.path for a in given))
         try:
@@ -179,13 +216,17 @@ class _Run:
             calls = [(tool, call) for tool in spec.tools for call in tool.find(action.text)]
             if calls:
                 action.tool_results = tuple([await tool.run(call) for tool, call in calls])
+            self.answered[action.path] = action
             self._score(action, shown)
+            before = action
             if not calls:
                 return action
+            if turn + 1 == spec.max_turns:
+                break
             message = {"role": calls[0][0].message_role, "content": action.tool_output}
             shown_ids = spec.chat.continuation(action.generation.ids, message)
             context = context + action.generation.ids + shown_ids
-            before, parents = action, (action.path,)
+            parents = (action.path,)
         assert before is not None
         if spec.max_turns > 1 and spec.endless_tools_fail:
             raise AgentFailure(
@@ -209,7 +250,7 @@ class _Run:
                 f"role {spec.name!r}, turn {turn + 1}: a context of {len(context)} tokens leaves no room in "
                 f"{spec.sampling.max_len} (--data.max_len)",
             )
-        path = action_path(spec.name, parents, self.taken)
+        path = action_path(spec.name, parents, context, self.taken)
         self.taken.add(path)
         limit = spec.sampling.max_new_tokens
         t = self.trajectory
@@ -242,20 +283,53 @@ class _Run:
         return action
 
     def _score(self, action: Action, shown: tuple[tuple[str, str], ...]) -> None:
-        """Start scoring an action while the rollout goes on."""
+        """Start scoring an action while the rollout goes on; the last role's wait until it is known which is its last."""
         if self.score_action is None:
             return
         task = self.trajectory.task
-        before = tuple(a for a in self.trajectory.actions if a is not action)
-        seen = Seen(task.id, task.prompt, action.role, shown, before)
+        seen = Seen(task.id, task.prompt, action.role, shown, self._ancestors(action))
+        if action.role == self.last_role:
+            self.held.append((action, seen))
+        else:
+            self._start_scoring(action, seen)
+
+    def _ancestors(self, action: Action) -> tuple[Action, ...]:
+        """Copies of all actions that this one depends on, in the order they ended; whatever runs beside it is left out, for
+        how far that has come is a matter of timing."""
+        wanted, paths = list(action.parents), set()
+        while wanted:
+            path = wanted.pop()
+            if path not in paths and path in self.answered:
+                paths.add(path)
+                wanted += self.answered[path].parents
+        return tuple(replace(a, score=None, explanation="") for p, a in self.answered.items() if p in paths)
+
+    def score_last_role(self, answer: Any) -> None:
+        """The workflow has ended: score the last role's actions, the last of them with the label.
+
+        The last is the one that the workflow returned, or else the deepest in the graph.
+        """
+        trajectory = self.trajectory
+        trajectory.sort()
+        order = {id(action): n for n, action in enumerate(trajectory.actions)}
+        self.held.sort(key=lambda held: (held[0] is answer, order[id(held[0])]))
+        for action, seen in self.held[:-1]:
+            self._start_scoring(action, seen)
+        for action, seen in self.held[-1:]:
+            self._start_scoring(action, SeenLast(**vars(seen), label=trajectory.task.label, answer=trajectory.answer))
+
+    def _start_scoring(self, action: Action, seen: Seen) -> None:
+        assert self.score_action is not None
         verdict = self.score_action(action, seen)
         if verdict is None:
             return
         self.trajectory.actions_scored = True
 
         async def score() -> None:
-            with contextlib.suppress(InfrastructureFailure):  # a verdict that cannot be had is missing, never invented
+            try:
                 action.score = checked_score(await verdict, f"action of role {action.role!r}")
+            except InfrastructureFailure as failure:  # a verdict that cannot be had is missing, never invented
+                action.unscored = failure.kind
 
         self.scoring.append(asyncio.create_task(score()))
 
@@ -267,11 +341,12 @@ class _Run:
         others = [
             b for b in self.branches if b is not main and not b.done()
         ]  # what ended before is the workflow's to handle
-        for result in await asyncio.gather(*others, *self.scoring, return_exceptions=True):
+        for result in await asyncio.gather(*others, return_exceptions=True):
             if isinstance(result, BaseException) and not isinstance(result, AgentFailure | asyncio.CancelledError):
                 raise result
 
     async def cancel(self, main: asyncio.Task[Any] | None) -> None:
+        self.ended = True
         pending = [t for t in (*self.branches, *self.scoring) if t is not main and not t.done()]
         for task in pending:
             task.cancel()
@@ -333,6 +408,7 @@ async def run_workflow(
     tools: Mapping[str, Tool],
     generate: Generate,
     score_action: ScoreAction | None = None,
+    last_role: str | None = None,
     seconds: float | None = None,
 ) -> Trajectory:
     """Run a workflow on one task and return its trajectory, finished, failed or lost, never an exception of the agents'.
@@ -341,6 +417,7 @@ async def run_workflow(
         workflow: `async def run(task, roles, tools)`; what it returns becomes the trajectory's answer.
         sample: Index among the samples of the task.
         step, run_seed: Part of every request's seed.
+        last_role: The role whose last action is scored with the label.
         seconds: The whole trajectory's deadline; past it the trajectory is lost to infrastructure (`deadline`), because the
             agents themselves are bounded by turns and tokens.
 
@@ -348,18 +425,20 @@ async def run_workflow(
         Exception: Whatever the recipe's own code raises by mistake; it ends the run.
     """
     trajectory = Trajectory(task=task, sample=sample, step=step)
-    run = _Run(trajectory, run_seed, generate, score_action)
+    run = _Run(trajectory, run_seed, generate, score_action, last_role)
     started = time.monotonic()
     main = asyncio.current_task()
+    returned: Any = None
     try:
         async with asyncio.timeout(seconds) as deadline:
             try:
-                answer = await workflow(task, Roles(run, roles), Tools(tools))
-                trajectory.answer = None if answer is None else str(answer)
+                returned = await workflow(task, Roles(run, roles), Tools(run, tools))
+                trajectory.answer = None if returned is None else str(returned)
             except (AgentFailure, BaseExceptionGroup) as error:
                 failure = agent_failure_in(error)
                 trajectory.agent_failure, trajectory.detail = failure.kind, str(failure)
                 await run.settle(main)
+            run.score_last_role(returned)
             if run.scoring:
                 await asyncio.gather(*run.scoring)
     except InfrastructureFailure as failure:
@@ -371,6 +450,8 @@ async def run_workflow(
         trajectory.detail = f"not finished after {seconds} s (limits.task_seconds)"
     finally:
         await run.cancel(main)
+    if trajectory.infrastructure_failure:  # it counts before the agents' own: what is lost is never scored
+        trajectory.agent_failure = None
     trajectory.seconds = time.monotonic() - started
     trajectory.sort()
     return trajectory

@@ -135,3 +135,23 @@ def fork_engine_processes() -> None:
     os.register_at_fork(after_in_child=lambda: libc.prctl(parent_death_signal, signal.SIGKILL))
 
     vllm.v1.engine.utils.get_mp_context = lambda: multiprocessing.get_context("fork")
+
+
+def make_adam_resumable(optimizer: Any) -> None:
+    """Make the bias correction of DeepSpeed's CPU Adam a function of the step alone.
+
+    The operator multiplies beta^t up from step to step, and computes it as a power after a gap (cpu_adam.h:60-82 of 0.19.6), so
+    a resumed run's first step differs from the undisturbed one's in the last bit. A call with no elements and another step
+    before each real one makes every step a gap.
+    """
+    adam = getattr(optimizer, "multi_tensor_adam", None)
+    if adam is None:
+        return
+    import torch
+
+    def after_a_gap(chunk: Any, flag: Any, tensors: Any, lr: Any, b1: Any, b2: Any, eps: Any, step: int, *rest: Any) -> Any:
+        nothing = [[torch.empty(0)] for _ in tensors]
+        adam(chunk, flag, nothing, lr, b1, b2, eps, step + 2, *rest)
+        return adam(chunk, flag, tensors, lr, b1, b2, eps, step, *rest)
+
+    optimizer.multi_tensor_adam = after_a_gap

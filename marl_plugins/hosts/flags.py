@@ -49,7 +49,7 @@ actor.eps_clip=policy actor.eps_clip_low_high=policy actor.dual_clip=policy
 algo.advantage.gamma=all train.micro_batch_size=policy train.batch_size=all rollout.top_p=policy
 rollout.temperature=policy train.seed=all train.full_determinism_enable=policy
 algo.kl.init_coef=policy algo.kl.estimator=policy algo.kl.unbiased_gradient=policy
-algo.kl.use_loss=policy actor.policy_loss_type=policy actor.loss_agg_mode=policy actor.aux_loss_coef=policy
+algo.kl.use_loss=policy actor.policy_loss_type=policy actor.loss_agg_mode=policy
 actor.entropy_coef=policy reward.clip_range=policy
 actor.optim=policy actor.muon.lr=policy actor.muon.momentum=policy actor.muon.ns_steps=policy actor.muon.nesterov=policy
 actor.muon.no_nesterov=policy actor.adam.lr=policy actor.adam.betas=policy actor.adam.eps=policy
@@ -131,6 +131,9 @@ FLAGS.update(
         "data.max_images_per_prompt": Flag("refused", _VLM),
         "actor.freeze_visual_encoder": Flag("refused", _VLM),
         "local_rank": Flag("refused", "set by the launcher of single-policy jobs"),
+        "actor.aux_loss_coef": Flag(
+            "refused", "the router's loss has no mask, so the grid's weightless rows would weigh in it"
+        ),
         "use_ms": Flag("refused", "point --actor.model_name_or_path at a downloaded folder instead"),
     }
 )

@@ -12,13 +12,23 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
+from rich.text import Text
 
-COLUMNS = (
-    ("step", "step", "{:.0f}"),
-    ("outcome", "outcome/mean", "{:.3f}"),
-    ("reward", "reward/mean", "{:.3f}"),
+Column = tuple[str, str, str]
+FIRST: tuple[Column, ...] = (("step", "step", "{:.0f}"), ("outcome", "outcome/mean", "{:.3f}"))
+REWARD: Column = ("reward", "reward/mean", "{:.3f}")
+REST: tuple[Column, ...] = (
     ("rows", "rows/trained", "{:.0f}"),
     ("left out", "rows/left_out", "{:.0f}"),
     ("lost", "trajectories/lost", "{:.0f}"),
@@ -31,11 +41,17 @@ COLUMNS = (
 )
 
 
+MOST_ROLES = 6
+"""So many roles have a column of their own for their reward; with more there is one for the mean."""
+
+
 class Display:
     """The run's output."""
 
-    def __init__(self, as_json: bool):
+    def __init__(self, as_json: bool, roles: Sequence[str] = ()):
         self.as_json = as_json
+        rewards = [(role, f"role/{role}/reward", "{:.3f}") for role in roles] if len(roles) <= MOST_ROLES else [REWARD]
+        self.columns = [*FIRST, *(rewards or [REWARD]), *REST]
         self.console = Console(stderr=as_json, highlight=False)
         self._header = False
 
@@ -49,9 +65,9 @@ class Display:
         if not self.console.is_terminal:
             yield lambda: None
             return
-        columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24)]
+        columns: list[ProgressColumn] = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24)]
         if total is not None:
-            columns.append(MofNCompleteColumn())
+            columns += [MofNCompleteColumn(), Rate()]
         columns.append(TimeElapsedColumn())
         with Progress(*columns, console=self.console, transient=True) as progress:
             task = progress.add_task(name, total=total)
@@ -62,12 +78,34 @@ class Display:
         if self.as_json:
             print(json.dumps(dict(metrics)), flush=True)
             return
-        cells = [form.format(metrics[key]) if key in metrics else "-" for _, key, form in COLUMNS]
-        widths = [max(len(title), 7) for title, _, _ in COLUMNS]
+        cells = [form.format(metrics[key]) if key in metrics else "-" for _, key, form in self.columns]
+        widths = [max(len(title), 7) for title, _, _ in self.columns]
         if not self._header:
-            self.say("  ".join(title.rjust(w) for (title, _, _), w in zip(COLUMNS, widths, strict=True)))
+            self.say("  ".join(title.rjust(w) for (title, _, _), w in zip(self.columns, widths, strict=True)))
             self._header = True
         self.say("  ".join(cell.rjust(w) for cell, w in zip(cells, widths, strict=True)))
+
+    def evaluation(self, step: int | None, metrics: Mapping[str, float]) -> None:
+        """How the system does on held-out tasks."""
+        if self.as_json:
+            return  # the numbers are among the step's
+        when = "" if step is None else f" after step {step}"
+        interval = f"[{metrics['eval/low']:.3f}, {metrics['eval/high']:.3f}]"
+        lost = f", {metrics['eval/lost']:.0f} lost" if metrics["eval/lost"] else ""
+        self.say(
+            f"held-out success{when}: {metrics['eval/outcome']:.3f} {interval} on {metrics['eval/tasks']:.0f} tasks{lost} "
+            f"({metrics['eval/seconds']:.1f} s)"
+        )
+
+    def report(self, summary: Mapping[str, Any], header: Sequence[str], rows: Sequence[Sequence[str]], legend: str) -> None:
+        """What the run amounts to."""
+        if self.as_json:
+            print(json.dumps({"report": summary}), flush=True)
+            return
+        widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+        for row in [header, *rows]:
+            self.say("  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]))
+        self.say(legend)
 
     def first_prompts(self, prompts: Mapping[str, str]) -> None:
         """The first prompt of every role, as the model saw it."""
@@ -75,6 +113,13 @@ class Display:
             self.say(f"--- first prompt of {role} " + "-" * max(0, 60 - len(role)))
             self.say("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text.rstrip("\n")))
         self.say("-" * 77)
+
+
+class Rate(ProgressColumn):
+    """Items per second so far."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.completed / task.elapsed:.0f}/s" if task.elapsed else "")
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -28,7 +28,9 @@ from marl_plugins.run import Policy, Run, describe, needed_devices, optimiser_st
 from marl_plugins.runtime.checkpoints import Checkpoints
 from marl_plugins.runtime.display import Display
 from marl_plugins.runtime.records import Records
+from marl_plugins.runtime.report import legend, table, write_report
 from marl_plugins.runtime.tiny_model import resolve
+from marl_plugins.tiny import is_tiny
 
 
 def train(run: Run, *, debug: bool, as_json: bool) -> int:
@@ -39,18 +41,20 @@ def train(run: Run, *, debug: bool, as_json: bool) -> int:
         RunEnded: A run that had to end in a known way.
         KeyboardInterrupt: The user stopped it; everything started has been shut down.
     """
-    display = Display(as_json)
+    roles = list(run.recipe.roles)
+    display = Display(as_json, roles)
     for warning in run.warnings:
         display.say(f"warning: {warning}")
     prepare_environment(run, debug)
     checkpoints = Checkpoints(_absolute(run.args.ckpt.path), run.args.ckpt.max_num)
     session = Session(run)
+    session.warm_start(display)
     manifest = checkpoints.open(run.args.ckpt.load_enable, run.fingerprint())
     done = manifest["step"] if manifest else 0
     if run.args.ckpt.load_enable and not manifest:
         display.say(f"no saved step in {checkpoints.folder}: starting from the beginning")
     started = time.monotonic()
-    with _how_to_go_on(checkpoints), ray_cluster(run, debug), _terminated_like_interrupted():
+    with _how_to_go_on(checkpoints), ray_cluster(run, debug), terminated_like_interrupted():
         from marl_plugins.runtime.trainer import Trainer
 
         with display.phase("starting engines and training processes"):
@@ -80,8 +84,12 @@ def train(run: Run, *, debug: bool, as_json: bool) -> int:
             task = asyncio.current_task()
             assert task is not None
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-            last = await trainer.fit(done)
-            await trainer.save_models()
+            try:
+                last = await trainer.fit(done)
+                await trainer.save_models()
+            except asyncio.CancelledError:
+                session.kill()  # else a thread that waits for a training process would be waited for
+                raise
             return last
 
         try:
@@ -89,6 +97,10 @@ def train(run: Run, *, debug: bool, as_json: bool) -> int:
         except asyncio.CancelledError:  # SIGTERM
             raise KeyboardInterrupt from None
         records.close()
+    summary, problem = write_report(records.folder, roles, f"{run.recipe.name}, seed {run.args.train.seed}")
+    display.report(summary, *table(summary), legend(summary))
+    if problem:
+        display.say(problem)
     display.say(f"finished step {last} after {time.monotonic() - started:.0f} s; weights and records in {records.folder}")
     return 0
 
@@ -148,7 +160,7 @@ def _how_to_go_on(checkpoints: Checkpoints) -> Any:
 
 
 @contextmanager
-def _terminated_like_interrupted() -> Any:
+def terminated_like_interrupted() -> Any:
     """SIGTERM (Slurm, Kubernetes) takes the same way out as Ctrl-C; while the loop runs, asyncio has a handler of its own.
 
     Entered once Ray is there: `ray.init` puts in a handler that exits, which aborts the process inside Ray's own calls.
@@ -236,6 +248,21 @@ class Session:
         self.estimator = estimator
         self.tokenizers = self._tokenizers()
         self.roles = self._roles()
+
+    def warm_start(self, display: Display) -> None:
+        """Train the tiny models on the recipe's demonstrations, where it has some; seconds when they are in the cache."""
+        from marl_plugins.runtime.warm_start import draw, warm_start
+
+        config, module = self.run.recipe.warm_start, self.run.demonstrations_module
+        if config is None or module is None:
+            return
+        demonstrations = draw(module.demonstrate, self.train_tasks, config)
+        for policy in self.run.policies:
+            if is_tiny(policy.model):
+                args = self.run.policy_args[policy.name]
+                args.actor.model_name_or_path = warm_start(
+                    policy.model, args.actor.model_name_or_path, demonstrations, self.roles, config, display
+                )
 
     def start(self) -> None:
         """Start every process of every policy at once and wait for all of them."""
@@ -340,6 +367,7 @@ class Session:
 
     def _start(self) -> dict[str, Any]:
         import ray
+        from ray.exceptions import RayActorError, RayTaskError
 
         from marl_plugins.runtime.engines import Budget, EnginePool, start_engine, start_engines
 
@@ -366,11 +394,30 @@ class Session:
                 trainer, refs = self._trainer(
                     policy, launched[policy.name], pools[policy.name].handles, max_steps[policy.name]
                 )
-                waiting += refs
-            waiting += [handle.identify.remote(policy.name, 0) for handle in pools[policy.name].handles]
+                waiting += [(policy.name, ref) for ref in refs]
+            waiting += [(policy.name, handle.identify.remote(policy.name, 0)) for handle in pools[policy.name].handles]
             hosts[policy.name] = _host(policy, args, trainer, pools[policy.name], self.run)
-        ray.get(waiting)
+        for name, reference in waiting:
+            try:
+                ray.get(reference)
+            except (RayTaskError, RayActorError) as error:
+                cause = str(error).strip().splitlines()
+                model = self.run.policy_args[name].actor.model_name_or_path
+                raise ConfigurationError(
+                    f"policy {name!r}: model {model!r} could not be started: {cause[-1].strip()} (--debug shows all of it)"
+                ) from error
         return hosts
+
+    def kill(self) -> None:
+        """End every process of every policy at once, whatever it is doing."""
+        import ray
+
+        for host in self.hosts.values():
+            groups = [] if host.trainer is None else [host.trainer.actor_model_group, host.trainer.reference_model_group]
+            for actor in (a for group in groups for a in getattr(group, "_actor_handlers", ())):
+                ray.kill(actor)
+            for engine in host.engines.engines:
+                ray.kill(engine.handle)
 
     def _max_steps(self) -> dict[str, int]:
         """Optimiser steps of the whole run by policy, for the learning-rate schedules."""
@@ -440,12 +487,15 @@ def _placement_group(args: Any) -> Any:
 
 
 def prompt_renderer(prompt: str, system: str | None) -> Any:
-    """`render(fields)` for a role: its opening messages; a missing or surplus field is a KeyError that names them."""
+    """`render(fields)` for a role: its opening messages; a field that the workflow did not give is a KeyError that names it.
+
+    A prompt need not use all that the workflow gives: one workflow may have several sets of prompts.
+    """
     formatter = string.Formatter()
     wanted = {name for text in (prompt, system or "") for _, name, _, _ in formatter.parse(text) if name is not None}
 
     def render(fields: Mapping[str, str]) -> list[dict[str, str]]:
-        if fields.keys() != wanted:
+        if not fields.keys() >= wanted:
             raise KeyError(f"the prompt has places for {sorted(wanted)}, the workflow gave {sorted(fields)}")
         messages = [{"role": "system", "content": system.format(**fields)}] if system is not None else []
         return [*messages, {"role": "user", "content": prompt.format(**fields)}]

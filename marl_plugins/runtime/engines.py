@@ -84,7 +84,12 @@ class EnginePool:
             engine = choose(self.engines)
             engine.load += 1
             try:
-                ids, logprobs, finish, policy, version = await engine.handle.sample.remote(list(call.context_ids), params)
+                answer = engine.handle.sample.remote(list(call.context_ids), params)
+                try:
+                    ids, logprobs, finish, policy, version = await answer
+                except asyncio.CancelledError:  # a given-up trajectory's; the engine stops sampling for it
+                    ray.cancel(answer)
+                    raise
             except (RayActorError, RayTaskError) as error:
                 if not is_dead(error, engine):
                     raise

@@ -60,6 +60,8 @@ class PolicyActor(upstream_actor.PolicyModelActor.__ray_metadata__.modified_clas
         # Without engines no NCCL group is set up; on CPU the weights go as one object instead.
         super().init_model_from_pretrained(strategy, pretrain, max_steps, None if ON_CPU else vllm_engines)
         self.vllm_engines = vllm_engines
+        if ON_CPU:
+            cpu.make_adam_resumable(self.actor.model.basic_optimizer)
         if with_reference:
             self.reference = _reference(strategy, pretrain)
 

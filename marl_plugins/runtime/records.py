@@ -4,6 +4,7 @@
     trajectories.jsonl   one object per trajectory, with a schema version (core/trajectory.py)
     ledger.jsonl         one object per step: generated = trained + left out, by role and reason
     plan.json            the resolved plan
+    report.md, curves.png   what it amounts to, once the run is finished (runtime/report.py)
 
 A resumed run cuts them back to the step that it continues from, so that no step stands there twice. A fresh run moves what an
 earlier one left to `earlier-1/`, `earlier-2/`, ...
@@ -52,16 +53,19 @@ class Records:
             raise ConfigurationError(f"--ckpt.output_dir {folder}: cannot be written: {error.strerror}") from None
         self.tensorboard, self.wandb = _trackers(args)
 
-    def step(self, step: int, metrics: Mapping[str, float], trajectories: Iterable[Trajectory], ledger: Ledger) -> None:
-        """Write a finished step."""
+    def step(
+        self, step: int, metrics: Mapping[str, float], trajectories: Iterable[Trajectory], ledger: Ledger | None
+    ) -> None:
+        """Write a finished step; step 0 is the evaluation before the first and has no ledger."""
         self._append("trajectories.jsonl", [t.record() for t in trajectories])
-        self._append("ledger.jsonl", [ledger.record()])
+        self._append("ledger.jsonl", [ledger.record()] if ledger else [])
         self._append("metrics.jsonl", [{"step": step, **{k: _plain(v) for k, v in metrics.items()}}])
         train = {k: v for k, v in metrics.items() if not k.startswith("eval/")}
         evaluation = {k.removeprefix("eval/"): v for k, v in metrics.items() if k.startswith("eval/")}
         for logger in (self.tensorboard, self.wandb):
             if logger is not None:
-                logger.log_train(step, train)
+                if train:
+                    logger.log_train(step, train)
                 if evaluation:
                     logger.log_eval(step, evaluation)
 

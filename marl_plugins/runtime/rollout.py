@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
+from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
 from marl_plugins.core.workflow import (
     Call,
@@ -107,16 +108,32 @@ class Rollout:
             tools=self.tools,
             generate=self.generate,
             score_action=score_action,
+            last_role=list(roles)[-1],
             seconds=self.task_seconds,
         )
-        if trajectory.agent_failure:
-            trajectory.outcome = 0.0
-        elif not trajectory.infrastructure_failure:
-            answer = self.hook.marl_score_outcome(trajectory=trajectory)
-            if answer is not None:
-                trajectory.outcome = checked_score(await answer, "outcome")
+        if not trajectory.infrastructure_failure:
+            await self._score_outcome(trajectory)
         done()
         return trajectory
+
+    async def _score_outcome(self, trajectory: Trajectory) -> None:
+        """The verifier's score; one that cannot be had loses the trajectory to infrastructure, like any other failure there."""
+        if trajectory.agent_failure:
+            trajectory.outcome = 0.0
+            return
+        answer = self.hook.marl_score_outcome(trajectory=trajectory)
+        if answer is None:
+            return
+        try:
+            async with asyncio.timeout(self.task_seconds) as deadline:
+                trajectory.outcome = checked_score(await answer, "outcome")
+        except InfrastructureFailure as failure:
+            trajectory.infrastructure_failure, trajectory.detail = failure.kind, str(failure)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            trajectory.infrastructure_failure = "deadline"
+            trajectory.detail = f"its outcome was not scored after {self.task_seconds} s (limits.task_seconds)"
 
     async def generate(self, call: Call) -> Generation:
         generation: Generation = await self.hook.marl_generate(call=call, engines=self.pools[call.policy])

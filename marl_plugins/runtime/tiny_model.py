@@ -20,15 +20,21 @@ CHAT_TEMPLATE = (
 )
 
 
+def cache_folder() -> Path:
+    """Where models that were made here are kept."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "openrlhf-marl" / "tiny"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def resolve(model: str) -> str:
     """The folder of a `tiny` model, built if it is not there yet; any other model's name unchanged."""
     if not is_tiny(model):
         return model
     settings = parse(model)
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "openrlhf-marl" / "tiny"
+    cache = cache_folder()
     folder = cache / "-".join(["bytes"] + [f"{name}{value}" for name, value in settings.items()])
     if not folder.is_dir():
-        cache.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(dir=cache, prefix=".new-"))
         try:
             build(fresh, **settings)

@@ -8,10 +8,12 @@ Each policy's forward passes, update and broadcast are upstream's; what spans th
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from ray.exceptions import RayTaskError
@@ -19,6 +21,7 @@ from ray.exceptions import RayTaskError
 from marl_plugins.core.credit import rewards_from_scores, sum_over_scope
 from marl_plugins.core.estimators import Estimator
 from marl_plugins.core.failures import RunEnded
+from marl_plugins.core.intervals import wilson
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.rows import Row, rows_of
 from marl_plugins.core.tasks import batches
@@ -85,16 +88,24 @@ class Trainer:
         args = self.run.args
         if done:  # the engines have loaded the original models
             await _all(self.plugins.hook.marl_sync(host=h, version=h.version) for h in self.trained.values())
-        for step, k, tasks in self.schedule():
+        evaluating = self.eval_tasks and args.eval.steps > 0
+        if evaluating and not done:
+            metrics = await self.evaluate()
+            self.records.step(0, metrics, [], None)
+            self.display.evaluation(0, metrics)
+        schedule = [s for s in self.schedule() if self.run.max_steps is None or s[0] <= self.run.max_steps]
+        for step, k, tasks in schedule:
             if step <= done:
                 continue
-            if self.run.max_steps is not None and step > self.run.max_steps:
-                break
             metrics, trajectories, ledger = await self.train_step(step, k, tasks)
-            if self.eval_tasks and args.eval.steps > 0 and step % args.eval.steps == 0:
-                metrics |= await self.evaluate()
+            last = step == schedule[-1][0]
+            if evaluating and (last or step % args.eval.steps == 0):
+                evaluation = await self.evaluate()
+                metrics |= evaluation
+                self.display.evaluation(step, evaluation)
             self.plugins.hook.marl_log(step=step, metrics=metrics)
-            self.records.step(step, metrics, trajectories, ledger)
+            with writing("the records", self.records.folder):
+                self.records.step(step, metrics, trajectories, ledger)
             if step % max(1, args.logger.logging_steps) == 0:
                 self.display.step(metrics)
             done = step
@@ -115,7 +126,7 @@ class Trainer:
             await _all(host.sleep() for host in self.hosts.values())
         self._show_first_prompts(trajectories)
         with self._timed("advantages", seconds), self._progress("advantages"):
-            rows = await self.credited_rows(trajectories)
+            rows = await self.credited_rows(trajectories, k)
             ledger = Ledger.of(step, trajectories, rows)
             by_policy = await self.advantages(rows)
         metrics = summary(trajectories, ledger)
@@ -127,7 +138,7 @@ class Trainer:
         for policy, status in updates.items():
             metrics |= {f"policy/{policy}/{name}": value for name, value in status.items()}
             metrics[f"policy/{policy}/drift"] = self.drift[policy]
-        metrics["grad_norm/max"] = max((s["actor_grad_norm"] for s in updates.values()), default=0.0)
+        metrics["grad_norm/max"] = max((s.get("actor_grad_norm", 0.0) for s in updates.values()), default=0.0)
         metrics["kl/mean"] = _mean([s["kl"] for s in updates.values() if "kl" in s])
         metrics["engines/restarted"] = float(sum(h.engines.restarted for h in self.hosts.values()))
         metrics |= {f"seconds/{name}": value for name, value in seconds.items()}
@@ -138,15 +149,17 @@ class Trainer:
     def samples(self) -> int:
         return int(self.run.args.rollout.n_samples_per_prompt)
 
-    async def credited_rows(self, trajectories: list[Trajectory]) -> list[Row]:
+    async def credited_rows(self, trajectories: list[Trajectory], k: int) -> list[Row]:
         """Scores to rewards to returns to the rows that are trained on."""
         rewards_from_scores(trajectories)
         trajectories = await self.plugins.chain("marl_credit", trajectories)
         sum_over_scope(trajectories, self.estimator.return_scope)
-        rows = rows_of(trajectories, frozenset(self.trained))
+        rows = list(
+            await self.plugins.chain("marl_select", rows_of(trajectories, frozenset(self.trained)), run=self.run, steps=k)
+        )
         for row in rows:
             self._check_version(row)
-        return list(await self.plugins.chain("marl_select", rows, run=self.run))
+        return rows
 
     def _check_version(self, row: Row) -> None:
         """Training on rows sampled by other weights than those that are trained aborts."""
@@ -178,8 +191,17 @@ class Trainer:
         return dict(zip(names, results, strict=True))
 
     async def _sync(self, hosts: Iterable[PolicyHost]) -> None:
-        hook = self.plugins.hook
-        await _all(hook.marl_sync(host=host, version=host.version + 1) for host in hosts)
+        """Every updated policy's engines to its new weights; a sync that did not happen ends the run, for what is sampled next
+        would be trained by other weights than it was sampled from."""
+        hook, hosts = self.plugins.hook, list(hosts)
+        due = {host.policy.name: host.version + 1 for host in hosts}
+        done = await _all(hook.marl_sync(host=host, version=due[host.policy.name]) for host in hosts)
+        for host, ok in zip(hosts, done, strict=True):
+            if not ok or host.version != due[host.policy.name]:
+                raise RunEnded(
+                    f"policy {host.policy.name!r} was updated and its engines were not brought to version "
+                    f"{due[host.policy.name]} (marl_sync gave {ok!r})"
+                )
 
     def _count_empty(self, step: int, ledger: Ledger, updates: Mapping[str, Any]) -> None:
         self.empty_steps = 0 if updates else self.empty_steps + 1
@@ -190,23 +212,15 @@ class Trainer:
             )
 
     async def evaluate(self) -> dict[str, float]:
-        """Success on the evaluation tasks; trajectories lost to infrastructure count as wrong and are reported beside."""
-        args = self.run.args.eval
-        total = len(self.eval_tasks) * args.n_samples_per_prompt
-        started = time.monotonic()
-        with self._progress("evaluation", total) as tick:
-            await _all(host.wake() for host in self.hosts.values())
-            found = await self.rollout.evaluate(self.eval_tasks, args.n_samples_per_prompt, args.temperature, tick)
-            await _all(host.sleep() for host in self.hosts.values())
-        return {
-            "eval/outcome": _mean([t.outcome or 0.0 for t in found]),
-            "eval/lost": float(sum(t.infrastructure_failure is not None for t in found)),
-            "eval/seconds": time.monotonic() - started,
-        }
+        """Success on the evaluation tasks."""
+        await _all(host.wake() for host in self.hosts.values())
+        metrics = await evaluation(self.rollout, self.eval_tasks, self.run.args.eval, self.display)
+        await _all(host.sleep() for host in self.hosts.values())
+        return metrics
 
     async def save(self, step: int) -> None:
         """Save every policy and the plugins' state as one step."""
-        with self._progress("checkpoint"):
+        with self._progress("checkpoint"), writing(f"step {step}", self.checkpoints.folder):
             state = {"step": step}
             await _all(
                 host.remote(*host.group.async_run_method("save_checkpoint", tag(step), state))
@@ -217,7 +231,7 @@ class Trainer:
 
     async def save_models(self) -> None:
         """Each policy's weights in Hugging Face format, in its own folder."""
-        with self._progress("saving models"):
+        with self._progress("saving models"), writing("the final weights", self.records.folder):
             await _all(host.remote(*host.group.async_save_model()) for host in self.trained.values())
 
     def _show_first_prompts(self, trajectories: Sequence[Trajectory]) -> None:
@@ -241,6 +255,23 @@ class Trainer:
         return self.display.phase(name, total)
 
 
+@contextmanager
+def writing(what: str, folder: Path) -> Iterator[None]:
+    """What cannot be written (a full disk, a folder that has gone) ends the run; what was saved before stays.
+
+    torch says of a full disk only that writing failed, as a RuntimeError.
+    """
+    try:
+        yield
+    except (OSError, RayTaskError) as error:
+        cause = raised_by(error) if isinstance(error, RayTaskError) else error
+        if not isinstance(cause, OSError) and "PytorchStreamWriter failed" not in str(cause):
+            raise
+        reason = cause.strerror or cause if isinstance(cause, OSError) else "writing failed, as it does on a full disk"
+        free = shutil.disk_usage(folder).free / 2**20 if folder.exists() else 0
+        raise RunEnded(f"{what} could not be written to {folder} ({free:.0f} MB free): {reason}") from error
+
+
 async def _all(work: Iterable[Any]) -> list[Any]:
     """Await all at once; the first known failure of a remote process ends the run with its own message."""
     try:
@@ -252,12 +283,33 @@ async def _all(work: Iterable[Any]) -> list[Any]:
         raise
 
 
+async def evaluation(rollout: Rollout, tasks: Sequence[Task], args: Any, display: Display) -> dict[str, float]:
+    """Success on tasks, with its interval over tasks; what is lost to infrastructure counts as wrong and is reported beside.
+
+    Args:
+        args: `eval.n_samples_per_prompt` and `eval.temperature`.
+    """
+    started = time.monotonic()
+    with display.phase("evaluation", len(tasks) * args.n_samples_per_prompt) as tick:
+        found = await rollout.evaluate(tasks, args.n_samples_per_prompt, args.temperature, tick)
+    rate = _mean([t.outcome or 0.0 for t in found])
+    low, high = wilson(rate, len(tasks))
+    return {
+        "eval/outcome": rate,
+        "eval/low": low,
+        "eval/high": high,
+        "eval/tasks": float(len(tasks)),
+        "eval/lost": float(sum(t.infrastructure_failure is not None for t in found)),
+        "eval/seconds": time.monotonic() - started,
+    }
+
+
 def summary(trajectories: Sequence[Trajectory], ledger: Ledger) -> dict[str, float]:
     """Metrics of a rollout: outcome, and by role reward, response length, tool calls and how they went."""
     scored = [t.outcome for t in trajectories if t.outcome is not None]
     actions = [a for t in trajectories if not t.infrastructure_failure for a in t.actions]
     metrics = {
-        "outcome/mean": _mean(scored),
+        **({"outcome/mean": _mean(scored)} if scored else {}),
         "reward/mean": _mean([a.reward for a in actions if a.reward is not None]),
         "rows/generated": float(ledger.generated.total()),
         "rows/trained": float(ledger.trained.total()),

@@ -64,7 +64,7 @@ async def run_program(program: str, config: PythonToolConfig) -> ToolResult:
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                "-I",
+                *(("-I",) if config.packages else ("-I", "-S")),
                 str(CHILD),
                 str(config.memory_mb * 2**20),
                 str(ceil(config.seconds) + 1),

@@ -127,8 +127,13 @@ class Started:
         return self.lines("trajectories.jsonl")
 
     @property
+    def evaluations(self):
+        return [m for m in self.lines("metrics.jsonl") if "eval/outcome" in m]
+
+    @property
     def metrics(self):
-        return self.lines("metrics.jsonl")
+        """Of all steps; the evaluation before the first is step 0."""
+        return [m for m in self.lines("metrics.jsonl") if m["step"]]
 
     @property
     def ledger(self):

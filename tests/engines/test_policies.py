@@ -350,3 +350,29 @@ def test_rows_sampled_by_other_weights_abort(hosts):
         Trainer._check_version(trainer, row)
     host.version = 0
     Trainer._check_version(trainer, row)
+
+
+def test_adam_takes_the_same_step_whether_or_not_a_process_was_restarted_before_it():
+    """DeepSpeed's operator multiplies its bias correction up within a process; six steps, the last after a gap."""
+    import torch
+    from deepspeed.ops.adam import FusedAdam
+
+    from marl_plugins.hosts import cpu
+
+    def weights(restarted, mended):
+        torch.manual_seed(0)
+        parameter, other = torch.nn.Parameter(torch.randn(10_000)), torch.nn.Parameter(torch.zeros(1))
+        optimiser, elsewhere = FusedAdam([parameter], lr=1e-3), FusedAdam([other], lr=1e-3)
+        if mended:
+            cpu.make_adam_resumable(optimiser)
+        for step in range(6):
+            if restarted and step == 5:  # the operator's state is the process's: another optimiser's step leaves a gap too
+                other.grad = torch.ones(1)
+                elsewhere.state[other] = {"step": 50, "exp_avg": torch.zeros(1), "exp_avg_sq": torch.zeros(1)}
+                elsewhere.step()
+            parameter.grad = torch.randn(10_000)
+            optimiser.step()
+        return parameter.detach()
+
+    assert not torch.equal(weights(False, mended=False), weights(True, mended=False))  # else the mending can go
+    assert torch.equal(weights(False, mended=True), weights(True, mended=True))

@@ -89,9 +89,16 @@ def test_advantages_are_normalised_over_both_policies(undisturbed):
 
 
 def test_the_evaluation_is_counted(undisturbed):
-    with_eval = [m for m in undisturbed.metrics if "eval/outcome" in m]
-    assert [m["step"] for m in with_eval] == [2]
-    assert with_eval[0]["eval/lost"] == 0
+    """Before the first step, every second one, and after the last."""
+    found = undisturbed.evaluations
+    assert [m["step"] for m in found] == [0, 2, 3]
+    assert all(m["eval/lost"] == 0 and m["eval/tasks"] == 3 for m in found)
+    assert all(m["eval/low"] <= m["eval/outcome"] <= m["eval/high"] for m in found)
+
+
+def test_a_finished_run_leaves_its_report(undisturbed):
+    assert "| success on 3 held-out tasks |" in (undisturbed.output / "report.md").read_text()
+    assert (undisturbed.output / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_each_policy_is_saved_in_its_own_folder_and_loads(undisturbed):

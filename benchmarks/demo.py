@@ -1,0 +1,131 @@
+"""What `make demo` learns, over seeds, beside its controls: `make bench-demo` (two hours on two cores), or
+
+    python -m benchmarks.demo --out FOLDER [--seeds 5] [--control_seeds 3]
+
+    coach         recipes/mathchat/tiny.yaml: rewards per action from the rubric coach
+    outcome       tiny_outcome.yaml: the same rollouts and budget, every action rewarded with the outcome
+    shared        one policy for the three roles
+    frozen        learning rate 0 (a few steps: nothing changes, and evaluations repeat their samples)
+    coach - ROLE  the coach's final weights with one role's initial weights put back
+
+Success of the whole system on 400 held-out problems, sampled at the training temperature: "before" is step 0, "after" the mean
+of the last three evaluations. Gains in points with 95 % t-intervals over seeds. Finished runs in FOLDER are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.startup import memory
+from marl_plugins.shipped import recipes_root
+
+MATHCHAT = recipes_root() / "mathchat"
+ROLES = ("solver", "coder", "verifier")
+ARMS: dict[str, list[str]] = {
+    "coach": ["--recipe", str(MATHCHAT / "tiny.yaml")],
+    "outcome": ["--recipe", str(MATHCHAT / "tiny_outcome.yaml")],
+    "shared": ["--recipe", str(MATHCHAT / "tiny.yaml"), "--mapping", "shared"],
+    "frozen": ["--recipe", str(MATHCHAT / "tiny.yaml"), "--actor.adam.lr", "0", "--max_steps", "8", "--eval.steps", "2"],
+}
+T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
+"""Two-sided 95 % quantile of Student's t by number of seeds."""
+
+
+def train(arm: str, seed: int, out: Path) -> dict[str, Any]:
+    """One run's report, with its seconds and peak memory; from its files where it has been made before."""
+    folder = out / f"{arm}-{seed}"
+    done = folder / "bench.json"
+    if not done.exists():
+        words = ["train", *ARMS[arm], "--train.seed", str(seed), "--json"]
+        words += ["--ckpt.output_dir", str(folder), "--ckpt.path", str(folder / "checkpoints")]
+        started = time.monotonic()
+        peak, text = watched(words, str(folder))
+        report = json.loads(text.splitlines()[-1])["report"]
+        done.write_text(json.dumps({"report": report, "seconds": time.monotonic() - started, "peak_gib": peak}))
+    found: dict[str, Any] = json.loads(done.read_text())
+    return found
+
+
+def watched(words: Sequence[str], mark: str) -> tuple[float, str]:
+    """Peak GiB of a command's processes, and what it printed."""
+    peak, running = 0.0, True
+
+    def watch() -> None:
+        nonlocal peak
+        while running:
+            peak = max(peak, memory(f"MARL_BENCH={mark}".encode()))
+            time.sleep(2.0)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    command = [sys.executable, "-m", "marl_plugins", *words]
+    env = {**os.environ, "MARL_BENCH": mark}
+    text = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=env).stdout
+    running = False
+    watcher.join()
+    return peak, text
+
+
+def put_back(role: str, seed: int, out: Path) -> float:
+    """Held-out success of the coach's final weights with one role's initial weights; role `none` changes nothing."""
+    folder = out / f"coach-{seed}"
+    done = folder / f"without-{role}.json"
+    if not done.exists():
+        words = ["eval", *ARMS["coach"], "--train.seed", str(seed), "--json", "--models", str(folder)]
+        words += ["--only", *[r for r in ROLES if r != role]]
+        done.write_text(watched(words, str(folder))[1].splitlines()[-1])
+    return float(json.loads(done.read_text())["outcome"])
+
+
+def points(values: Sequence[float]) -> str:
+    """Mean and 95 % t-interval over seeds, in percentage points."""
+    mean = 100 * statistics.fmean(values)
+    if len(values) < 2:
+        return f"{mean:+.1f}"
+    half = 100 * T95[len(values)] * statistics.stdev(values) / len(values) ** 0.5
+    return f"{mean:+.1f} [{mean - half:+.1f}, {mean + half:+.1f}]"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.demo", description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("runs/bench-demo"))
+    parser.add_argument("--seeds", type=int, default=5, help="of the coach")
+    parser.add_argument("--control_seeds", type=int, default=3, help="of everything else")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    print(
+        "| arm | seeds | before | after | gain in points | seconds | peak GiB |\n|---|---|---|---|---|---|---|", flush=True
+    )
+    for arm in ("coach", "outcome", "frozen"):
+        print(row(arm, options.seeds if arm == "coach" else options.control_seeds, options.out), flush=True)
+    whole = [put_back("none", seed, options.out) for seed in range(options.control_seeds)]
+    for role in ROLES:
+        without = [put_back(role, seed, options.out) for seed in range(options.control_seeds)]
+        losses = [w - all_ for w, all_ in zip(without, whole, strict=True)]
+        means = f"{statistics.fmean(whole):.3f} | {statistics.fmean(without):.3f}"
+        print(f"| coach - {role} | {len(losses)} | {means} | {points(losses)} | | |", flush=True)
+    print(row("shared", options.control_seeds, options.out), flush=True)
+
+
+def row(arm: str, seeds: int, out: Path) -> str:
+    """One arm's line of the table."""
+    runs = [train(arm, seed, out) for seed in range(seeds)]
+    before, after = ([r["report"]["held_out"][when]["outcome"] for r in runs] for when in ("before", "after"))
+    gains = [a - b for a, b in zip(after, before, strict=True)]
+    seconds, peak = statistics.median(r["seconds"] for r in runs), max(r["peak_gib"] for r in runs)
+    means = f"{statistics.fmean(before):.3f} | {statistics.fmean(after):.3f}"
+    return f"| {arm} | {len(runs)} | {means} | {points(gains)} | {seconds:.0f} | {peak:.1f} |"
+
+
+if __name__ == "__main__":
+    main()

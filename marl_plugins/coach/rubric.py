@@ -1,0 +1,94 @@
+"""The rubric coach: clear rules over what an agent saw and did. Offline, deterministic.
+
+A rubric is a `.py` file with one list of criteria per role:
+
+    RUBRIC = {
+        "coder": [
+            Criterion("has a program", 3, lambda action, seen: bool(action.tool_results)),
+            Criterion("the program runs", 7, lambda action, seen: all(r.ok for r in action.tool_results)),
+        ],
+        "verifier": [
+            Criterion("is a number", 2, is_number),
+            Criterion("is right", 8, is_right, needs_label=True),
+        ],
+    }
+
+Score = points held / points that apply. A criterion that needs the label applies to the last action of the last role alone;
+everywhere else its function is not called, and what the others get has no label to look at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.core.trajectory import Action
+from marl_plugins.core.workflow import Seen, SeenLast
+from marl_plugins.manager import load_file
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """One rule.
+
+    Args:
+        name: Short, for people: it stands in the explanation of every score.
+        points: What it weighs beside the role's other criteria.
+        holds: `(action, seen)` to True or False, or to how far it holds in [0, 1].
+        needs_label: Whether `seen.label` is read.
+    """
+
+    name: str
+    points: float
+    holds: Callable[[Action, Any], bool | float]
+    needs_label: bool = False
+
+
+class RubricCoach:
+    """Scores by criteria; an action of a role without criteria has no score."""
+
+    def __init__(self, rubric: Mapping[str, Sequence[Criterion]]):
+        self.rubric = rubric
+
+    async def score(self, action: Action, seen: Seen) -> float:
+        held = total = 0.0
+        notes = []
+        for criterion in self.rubric[action.role]:
+            if criterion.needs_label and not isinstance(seen, SeenLast):
+                continue
+            share = float(criterion.holds(action, seen))
+            if not 0.0 <= share <= 1.0:
+                raise ValueError(f"criterion {criterion.name!r} of role {action.role!r} gave {share}; expected 0 to 1")
+            held += share * criterion.points
+            total += criterion.points
+            notes.append(f"{criterion.name} {share * criterion.points:g}/{criterion.points:g}")
+        action.explanation = "; ".join(notes)
+        return held / total
+
+
+def load_rubric(path: Path, roles: Sequence[str]) -> dict[str, list[Criterion]]:
+    """Read a rubric file.
+
+    Raises:
+        ConfigurationError: With every mistake in it.
+    """
+    rubric = getattr(load_file(path, "marl_coach_rubric"), "RUBRIC", None)
+    if not isinstance(rubric, dict):
+        raise ConfigurationError(f"{path}: has no RUBRIC, a mapping of role to criteria")
+    problems = [f"{path}: RUBRIC: there is no role {role!r}{nearest(role, roles)}" for role in rubric if role not in roles]
+    for role in roles:
+        criteria = rubric.get(role)
+        if not criteria:
+            problems.append(f"{path}: RUBRIC has no criteria for role {role!r}")
+        elif wrong := [c for c in criteria if not isinstance(c, Criterion)]:
+            problems.append(f"{path}: RUBRIC[{role!r}]: expected Criterion, got {type(wrong[0]).__name__}")
+        elif bad := [c for c in criteria if not c.points > 0]:
+            problems.append(f"{path}: RUBRIC[{role!r}]: criterion {bad[0].name!r} has {bad[0].points} points; more than 0")
+        elif all(c.needs_label for c in criteria):
+            problems.append(f"{path}: RUBRIC[{role!r}]: every criterion needs the label, which all but one action lack")
+    if problems:
+        raise ConfigurationError(problems)
+    return dict(rubric)

@@ -1,0 +1,57 @@
+"""What a role should have said, as training rows: rendered by the role's own prompt and chat template.
+
+Demonstration -> ids with a mask over what the role said, end-of-turn tokens included
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from marl_plugins.core.workflow import RoleSpec
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """One conversation of one role.
+
+    Args:
+        role: Who speaks.
+        fields: What the workflow would give it.
+        said: Its answers, one per turn.
+        shown: What its tools answered in between; one fewer than `said`.
+    """
+
+    role: str
+    fields: Mapping[str, str]
+    said: Sequence[str]
+    shown: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.shown) != len(self.said) - 1:
+            raise ValueError(
+                f"a demonstration of role {self.role!r} has {len(self.said)} answers and {len(self.shown)} tool results in "
+                "between; there must be one fewer"
+            )
+
+
+def encode(demonstration: Demonstration, role: RoleSpec) -> tuple[list[int], list[int]]:
+    """Ids of the whole conversation, exactly as a rollout would show and sample them, and 1 where the role spoke.
+
+    Raises:
+        KeyError: The fields do not fit the role's prompt.
+    """
+    chat = role.chat
+    ids = list(chat.opening(role.render(demonstration.fields)))
+    mask = [0] * len(ids)
+    message_role = role.tools[0].message_role if role.tools else "user"
+    said: list[int] = []
+    for turn, text in enumerate(demonstration.said):
+        if turn:
+            between = chat.continuation(said, {"role": message_role, "content": demonstration.shown[turn - 1]})
+            ids += between
+            mask += [0] * len(between)
+        said = [*chat.tokenizer.encode(text, add_special_tokens=False), *chat.end_of_turn]
+        ids += said
+        mask += [1] * len(said)
+    return ids, mask

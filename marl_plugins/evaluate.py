@@ -1,0 +1,112 @@
+"""`openrlhf eval`: any models on a recipe's held-out tasks, without training. Engines only."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from marl_plugins.commandline import split_flags
+from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.hosts.upstream_cli import Parser
+from marl_plugins.plan import build_run
+from marl_plugins.run import Run
+
+OWN = ("models", "only")
+
+
+def parser() -> Parser:
+    """The flags of `openrlhf eval` that `openrlhf train` does not have."""
+    own = Parser(prog="openrlhf eval", add_help=False, allow_abbrev=False)
+    own.usage = "openrlhf eval --recipe RECIPE [--models FOLDER [--only NAME ...]] [flags of openrlhf train]"
+    own.description = "Success of a recipe's system on its held-out tasks, with whatever models."
+    own.epilog = (
+        "Without --models the recipe's own models are evaluated; a hub name or folder for one policy is "
+        "--policy.NAME.actor.model_name_or_path. --eval.n_samples_per_prompt and --eval.temperature say how, --eval.dataset on "
+        "what, --json prints one object. All flags: openrlhf train --help."
+    )
+    own.add_argument(
+        "--models", type=Path, metavar="FOLDER", help="a run's output folder: one folder of weights per policy"
+    )
+    own.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="take these policies from --models, the others from the recipe",
+    )
+    return own
+
+
+def main(words: Sequence[str]) -> int:
+    if "--help" in words or "-h" in words:
+        print(parser().format_help(), end="")
+        return 0
+    flags = split_flags(words, "command line")
+    options = parser().parse_args([w for f in flags if f.name in OWN for w in (f"--{f.name}", *f.words)])
+    rest = [w for f in flags if f.name not in OWN for w in f.argv]
+    run, theirs = build_run(rest)
+    if options.models:
+        take_models(run, options.models, options.only)
+    elif options.only:
+        raise ConfigurationError("--only says which policies are taken from --models FOLDER, which is not given")
+    run.policies = [replace(policy, trainable=False) for policy in run.policies]
+    run.dry_run = False
+    result = evaluate(run, debug=theirs.debug, as_json=theirs.json)
+    if theirs.json:
+        print(json.dumps(result))
+    return 0
+
+
+def take_models(run: Run, folder: Path, only: Sequence[str]) -> None:
+    """Put saved weights in the place of the recipe's models.
+
+    Raises:
+        ConfigurationError: There are none, or a policy is named that is not there.
+    """
+    names = [p.name for p in run.policies]
+    problems = [
+        f"--only {name}: there is no policy of that name{nearest(name, names)}" for name in only if name not in names
+    ]
+    wanted = list(only) or names
+    for name in wanted:
+        if name in names and not (folder / name / "config.json").is_file():
+            saved = sorted(p.parent.name for p in folder.glob("*/config.json"))
+            has = f"it holds weights of {', '.join(saved)}" if saved else "it holds no weights"
+            problems.append(f"--models {folder}: no folder {name!r} with a model in it; {has}")
+    if problems:
+        raise ConfigurationError(problems)
+    run.policies = [replace(p, model=str((folder / p.name).absolute())) if p.name in wanted else p for p in run.policies]
+    for name in wanted:
+        run.policy_args[name].actor.model_name_or_path = str((folder / name).absolute())
+
+
+def evaluate(run: Run, *, debug: bool, as_json: bool) -> dict[str, Any]:
+    """Success with its interval; trajectories lost to infrastructure count as wrong and are reported beside.
+
+    Raises:
+        ConfigurationError: There are no held-out tasks, or a model does not load.
+    """
+    from marl_plugins.runtime.display import Display
+    from marl_plugins.runtime.driver import Session, prepare_environment, ray_cluster, terminated_like_interrupted
+
+    display = Display(as_json)
+    prepare_environment(run, debug)
+    session = Session(run)
+    if not session.eval_tasks:
+        raise ConfigurationError(
+            "there are no held-out tasks: the recipe's `tasks:` gives none for eval, nor --eval.dataset"
+        )
+    session.warm_start(display)
+    with ray_cluster(run, debug), terminated_like_interrupted():
+        with display.phase("starting engines"):
+            session.start()
+        from marl_plugins.runtime.trainer import evaluation
+
+        result: dict[str, Any] = asyncio.run(evaluation(session.rollout, session.eval_tasks, run.args.eval, display))
+    display.evaluation(None, result)
+    models = {p.name: p.model for p in run.policies}
+    return {**{name.removeprefix("eval/"): value for name, value in result.items()}, "models": models}

@@ -1,0 +1,158 @@
+"""`openrlhf recipes list | show | copy`: the recipes that are shipped, and one's own made from them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from marl_plugins.config import Recipe, find_recipe, load_recipe
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.trajectory import Generation, Task, Trajectory
+from marl_plugins.core.workflow import Call, RoleSpec, Sampling, Tool, run_workflow
+from marl_plugins.hosts.upstream_cli import Parser
+from marl_plugins.manager import load_file
+from marl_plugins.shipped import recipes_root
+
+
+def main(words: Sequence[str]) -> int:
+    parser = Parser(prog="openrlhf recipes", description="The recipes that are shipped, and one's own made from them.")
+    commands = parser.add_subparsers(dest="command", parser_class=Parser)
+    listing = commands.add_parser("list", help="all shipped recipes")
+    showing = commands.add_parser("show", help="a recipe's roles, who calls whom, and its settings")
+    showing.add_argument("recipe", help="name of a shipped recipe, a folder, or a YAML file")
+    copying = commands.add_parser("copy", help="copy a recipe, to start one's own")
+    copying.add_argument("recipe", help="name of a shipped recipe, or a folder with a recipe.yaml")
+    copying.add_argument("folder", type=Path, help="where to; it must not exist yet")
+    for command in (listing, showing):
+        command.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    options = parser.parse_args(list(words))
+    if options.command is None:
+        parser.print_help()
+        return 0
+    if options.command == "copy":
+        return copy(options.recipe, options.folder)
+    return show(options.recipe, options.json) if options.command == "show" else list_all(options.json)
+
+
+def list_all(as_json: bool) -> int:
+    """Every YAML of every shipped recipe."""
+    found: list[dict[str, Any]] = []
+    for path in sorted(recipes_root().glob("*/*.yaml")):
+        recipe, _ = load_recipe(path)
+        folder = path.parent.name
+        name = folder if path.name == "recipe.yaml" else f"{folder}/{path.name}"
+        found.append({"name": name, "model": recipe.model, "roles": list(recipe.roles), "description": recipe.description})
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return 0
+    from marl_plugins.runtime.display import print_table
+
+    rows = [[f["name"], str(f["model"]), ", ".join(f["roles"]), f["description"]] for f in found]
+    print_table("Recipes; train one with --recipe NAME", ["name", "model", "roles", "about"], rows)
+    return 0
+
+
+def show(name: str, as_json: bool) -> int:
+    """One recipe."""
+    path = find_recipe(name)
+    recipe, _ = load_recipe(path)
+    settings = recipe.model_dump(exclude_defaults=True, exclude={"roles", "name", "description"})
+    edges = graph(recipe, path.parent)
+    about = {
+        "name": recipe.name,
+        "file": str(path),
+        "description": recipe.description,
+        "roles": {
+            role: {"policy": recipe.policy_of(role), **config.model_dump(exclude_defaults=True)}
+            for role, config in recipe.roles.items()
+        },
+        "graph": edges,
+        "settings": settings,
+    }
+    if as_json:
+        print(json.dumps(about, indent=2))
+        return 0
+    import yaml
+
+    from marl_plugins.runtime.display import print_table
+
+    print(f"{recipe.name}: {recipe.description}\n{path}\n")
+    print_table(
+        "Roles",
+        ["role", "policy", "prompt", "tools", "turns"],
+        [
+            [r, recipe.policy_of(r), c.prompt, ", ".join(c.tools) or "none", str(c.max_turns)]
+            for r, c in recipe.roles.items()
+        ],
+    )
+    print("\nWho sees whom (one run of the workflow with empty answers):")
+    for edge in edges:
+        print(f"  {edge}")
+    print("\nSettings:")
+    print("\n".join("  " + line for line in yaml.safe_dump(settings, sort_keys=False).splitlines()))
+    return 0
+
+
+def graph(recipe: Recipe, folder: Path) -> list[str]:
+    """The dependency graph of one run, every answer being empty; a workflow that branches on answers has other runs too."""
+    workflow = load_file(folder / recipe.workflow, f"marl_recipe_{recipe.name}_workflow").run
+    try:
+        trajectory: Trajectory = asyncio.run(_run(workflow, recipe))
+    except Exception as error:  # the recipe's own code, of any kind, on answers that it never meets
+        return [f"(the workflow does not run on empty answers: {type(error).__name__}: {error})"]
+    names = {a.path: a.role + (f" (turn {a.turn + 1})" if a.turn else "") for a in trajectory.actions}
+    return [
+        f"{', '.join(names[p] for p in action.parents) or 'task'} -> {names[action.path]}" for action in trajectory.actions
+    ]
+
+
+async def _run(workflow: Any, recipe: Recipe) -> Trajectory:
+    class Nothing:
+        """A chat format in which everything is empty."""
+
+        def opening(self, messages: Any) -> tuple[int, ...]:
+            return ()
+
+        def text(self, ids: Any) -> str:
+            return ""
+
+    async def generate(call: Call) -> Generation:
+        return Generation((0,), (0.0,), "stop", call.policy, 0)
+
+    async def answer(text: str) -> Any:
+        from marl_plugins.core.trajectory import ToolResult
+
+        return ToolResult("tool", text, "", ok=True)
+
+    chat: Any = Nothing()
+    roles = {
+        name: RoleSpec(name, recipe.policy_of(name), lambda fields: [], chat, Sampling(1.0, 1.0, 1, 2))
+        for name in recipe.roles
+    }
+    tools = {name: Tool(name, answer, lambda text: []) for role in recipe.roles.values() for name in role.tools}
+    return await run_workflow(
+        workflow, Task("example", "an example", "0"), 0, step=0, run_seed=0, roles=roles, tools=tools, generate=generate
+    )
+
+
+def copy(name: str, folder: Path) -> int:
+    """Copy a recipe's folder.
+
+    Raises:
+        ConfigurationError: The target exists or cannot be written.
+    """
+    source = find_recipe(name).parent
+    if folder.exists():
+        raise ConfigurationError(f"{folder}: exists already; give a folder that does not")
+    try:
+        shutil.copytree(source, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    except OSError as error:
+        raise ConfigurationError(f"{folder}: cannot be written: {error.strerror or error}") from None
+    print(f"copied {source.name} to {folder}")
+    for path in sorted(folder.glob("*.yaml")):
+        print(f"  openrlhf train --recipe {path if path.name != 'recipe.yaml' else folder} --dry-run")
+    return 0

@@ -1,0 +1,125 @@
+"""Supervised training of a tiny model on a recipe's demonstrations, so that a demo starts from a partly competent model.
+
+A fixed number of steps, whatever accuracy they reach. The result is a model folder like any other, cached by content: the
+model's name, every demonstration, and the settings. Demonstrations come from training tasks only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from marl_plugins.config import WarmStartConfig
+from marl_plugins.core.demonstrations import Demonstration, encode
+from marl_plugins.core.trajectory import Task
+from marl_plugins.core.workflow import RoleSpec
+from marl_plugins.runtime.display import Display
+from marl_plugins.runtime.tiny_model import cache_folder
+
+RECIPE_VERSION = 1
+"""Raised when the training below changes, so that older caches are not taken for it."""
+
+
+DECAY = 0.3
+"""The share of the steps in which the learning rate falls to zero; copying is learned late, at the full rate."""
+
+
+def draw(
+    demonstrate: Callable[[Task, random.Random], Iterable[Demonstration]], tasks: Sequence[Task], config: WarmStartConfig
+) -> list[Demonstration]:
+    """`steps x batch_size` demonstrations, from the training tasks in a fixed shuffled order, as often as it takes."""
+    rng = random.Random(config.seed)
+    order = list(tasks)
+    drawn: list[Demonstration] = []
+    while len(drawn) < config.steps * config.batch_size:
+        rng.shuffle(order)
+        for task in order:
+            drawn += demonstrate(task, rng)
+    drawn = drawn[: config.steps * config.batch_size]
+    rng.shuffle(drawn)
+    return drawn
+
+
+def warm_start(
+    model: str,
+    folder: str,
+    demonstrations: Sequence[Demonstration],
+    roles: Mapping[str, RoleSpec],
+    config: WarmStartConfig,
+    display: Display,
+) -> str:
+    """The folder of `model` (whose weights lie in `folder`) after the warm start; trained now unless it is in the cache."""
+    rows = [encode(d, roles[d.role]) for d in demonstrations]
+    content = json.dumps([RECIPE_VERSION, model, config.model_dump(), rows])
+    key = hashlib.blake2b(content.encode(), digest_size=10).hexdigest()
+    target = cache_folder() / f"warm-{key}"
+    if target.is_dir():
+        return str(target)
+    display.say(f"warm start: {config.steps} supervised steps on demonstrations; once, then kept in {target}")
+    fresh = Path(tempfile.mkdtemp(dir=cache_folder(), prefix=".new-"))
+    try:
+        with display.phase("warm start", config.steps) as tick:
+            _train(folder, fresh, rows, config, tick)
+        fresh.rename(target)
+    except OSError:
+        if not target.is_dir():  # another process was faster
+            raise
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return str(target)
+
+
+@contextmanager
+def _all_cores() -> Iterator[None]:
+    """The run's processes share the cores, one thread each; before they start, this one may have all."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(os.cpu_count() or 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _train(
+    folder: str,
+    target: Path,
+    rows: Sequence[tuple[list[int], list[int]]],
+    config: WarmStartConfig,
+    done: Callable[[], None],
+) -> None:
+    """AdamW, linear warm-up, constant rate, linear decay; cross-entropy over what the roles said."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    with torch.random.fork_rng(), _all_cores():
+        torch.manual_seed(config.seed)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        optimiser = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimiser, lambda step: min(1.0, (step + 1) / 50, (config.steps - step) / (DECAY * config.steps))
+        )
+        for step in range(config.steps):
+            batch = rows[step * config.batch_size : (step + 1) * config.batch_size]
+            longest = max(len(ids) for ids, _ in batch)
+            ids = torch.tensor([row + [0] * (longest - len(row)) for row, _ in batch])  # causal: what is behind is not seen
+            mask = torch.tensor([row + [0] * (longest - len(row)) for _, row in batch], dtype=torch.bool)[:, 1:]
+            logits = model(input_ids=ids).logits[:, :-1]
+            loss = torch.nn.functional.cross_entropy(logits[mask], ids[:, 1:][mask])
+            optimiser.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimiser.step()
+            schedule.step()
+            done()
+        model.save_pretrained(target)
+        AutoTokenizer.from_pretrained(folder).save_pretrained(target)

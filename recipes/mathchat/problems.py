@@ -1,0 +1,48 @@
+"""Word problems with one or two operations, generated: no data set is needed to try the recipe.
+
+Train and eval never share a calculation: which split a problem belongs to is a function of its expression alone.
+"""
+
+import random
+import zlib
+
+from marl_plugins.core.trajectory import Task
+
+NAMES = ("Ann", "Tom", "Mia", "Ben", "Eva", "Max", "Zoe", "Leo")
+THINGS = ("pens", "eggs", "cards", "books", "coins", "apples", "stamps", "cups")
+KINDS = (
+    ("{name} has {a} {things} and buys {b} more. How many {things} now?", "{a}+{b}"),
+    ("{b} {things} are in a bag. {name} adds {a}. How many {things}?", "{b}+{a}"),
+    ("{name} has {a} {things} and loses {b}. How many {things} are left?", "{a}-{b}"),
+    ("{name} sells {b} of {a} {things}. How many {things} are left?", "{a}-{b}"),
+    ("{name} fills {c} boxes with {b} {things} each. How many {things}?", "{c}*{b}"),
+    ("{name} has {a} {things}, finds {b} and gets {c} more. How many?", "{a}+{b}+{c}"),
+    ("{name} had {a} {things}, lost {c}, then found {b}. How many now?", "{a}-{c}+{b}"),
+)
+HELD_OUT = 5
+"""One expression in so many is for evaluation."""
+
+
+def generate(split, count, seed=0):
+    """`count` different problems of `train` or `eval`; the first n are the same whatever the count."""
+    rng, tasks, seen = random.Random(f"{split}-{seed}"), [], set()
+    while len(tasks) < count:
+        kind = rng.randrange(len(KINDS))
+        b = rng.randint(2, 59)
+        a, c = rng.randint(b + 10, 99), rng.randint(2, 9)
+        text, expression = KINDS[kind]
+        numbers = {"a": a, "b": b, "c": c}
+        expression = expression.format(**numbers)
+        held_out = zlib.crc32(expression.encode()) % HELD_OUT == 0
+        if held_out != (split == "eval") or (kind, expression) in seen:
+            continue
+        seen.add((kind, expression))
+        prompt = text.format(name=rng.choice(NAMES), things=rng.choice(THINGS), **numbers)
+        label = str(eval(expression))  # our own digits and signs
+        tasks.append(Task(f"{kind}:{expression}", prompt, label, {"expression": expression}))
+    return tasks
+
+
+def load(split):
+    """4,000 problems to train on, 400 that are held out."""
+    return generate(split, 4000 if split == "train" else 400)

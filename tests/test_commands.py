@@ -1,0 +1,121 @@
+"""`openrlhf recipes` and `openrlhf eval` as far as they go without engines."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from marl_plugins.cli import main
+from marl_plugins.config import load_recipe
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.evaluate import take_models
+from marl_plugins.plan import build_run
+from marl_plugins.recipes_command import graph
+from marl_plugins.shipped import recipes_root
+
+TINY = str(recipes_root() / "mathchat" / "tiny.yaml")
+
+
+def test_every_shipped_recipe_is_listed(capsys):
+    assert main(["recipes", "list", "--json"]) == 0
+    found = {r["name"]: r for r in json.loads(capsys.readouterr().out)}
+    assert found.keys() == {
+        p.parent.name if p.name == "recipe.yaml" else f"{p.parent.name}/{p.name}" for p in recipes_root().glob("*/*.yaml")
+    }
+    assert found["mathchat/tiny.yaml"]["roles"] == ["solver", "coder", "verifier"]
+    assert len({r["description"] for r in found.values()}) == len(found)
+
+
+def test_a_recipe_is_shown_with_its_graph(capsys):
+    assert main(["recipes", "show", "mathchat/tiny.yaml", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["graph"] == ["task -> solver", "solver -> coder", "coder, solver -> verifier"]
+    assert shown["roles"]["coder"]["tools"] == ["python"]
+    assert main(["recipes", "show", "mathchat"]) == 0
+    text = capsys.readouterr().out
+    assert "solver -> coder" in text and "actor.adam.lr" in text
+
+
+def test_a_workflow_that_fails_on_empty_answers_is_said_and_not_raised(tmp_path):
+    (tmp_path / "w.py").write_text("async def run(task, roles, tools):\n    return int(str(await roles.a(q='x')))\n")
+    (tmp_path / "r.yaml").write_text("name: r\nroles: {a: {prompt: p.md}}\nworkflow: w.py\n")
+    recipe, _ = load_recipe(tmp_path / "r.yaml")
+    assert "does not run on empty answers: ValueError" in graph(recipe, tmp_path)[0]
+
+
+def test_a_copied_recipe_plans_from_anywhere(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["recipes", "copy", "mathchat", "mine"]) == 0
+    assert "openrlhf train --recipe mine/tiny.yaml --dry-run" in capsys.readouterr().out
+    assert not list(Path("mine").rglob("__pycache__"))
+    assert main(["train", "--recipe", "mine/tiny.yaml", "--dry-run"]) == 0
+    assert main(["recipes", "copy", "mathchat", "mine"]) == 2
+    assert "mine: exists already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["recipes", "copy", "mathchatt", "x"], "did you mean 'mathchat'?"),
+        (["recipes", "copy", "mathchat", "/proc/x"], "cannot be written"),
+        (["recipes", "shwo"], "invalid choice: 'shwo'"),
+        (["eval", "--recipe", TINY, "--only", "solver"], "which is not given"),
+        (["eval", "--recipe", TINY, "--models", "/nowhere"], "no folder 'solver' with a model in it; it holds no weights"),
+        (["eval"], "nothing multi-agent was asked for"),
+        (["evla"], "did you mean 'eval'?"),
+    ],
+)
+def test_what_is_wrong_is_said_with_exit_code_2(words, part, capsys):
+    assert main(words) == 2
+    assert part in capsys.readouterr().err
+
+
+def test_help_teaches(capsys):
+    assert main(["recipes"]) == 0 and main(["eval", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "copy a recipe" in text and "--models FOLDER" in text
+
+
+def test_saved_weights_take_the_place_of_the_recipes_models(tmp_path):
+    for name in ("solver", "verifier"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    run, _ = build_run(["--recipe", TINY])
+    take_models(run, tmp_path, ["solver"])
+    models = {p.name: p.model for p in run.policies}
+    assert models == {"solver": str(tmp_path / "solver"), "coder": "tiny", "verifier": "tiny"}
+    assert run.policy_args["solver"].actor.model_name_or_path == str(tmp_path / "solver")
+    with pytest.raises(
+        ConfigurationError, match="no folder 'coder' with a model in it; it holds weights of solver, verifier"
+    ):
+        take_models(run, tmp_path, [])
+
+
+def test_the_wheel_carries_recipes_that_can_be_listed_copied_and_planned(tmp_path):
+    """Built, unpacked, and used from its own folder alone."""
+    root = Path(__file__).resolve().parent.parent
+    work = tmp_path / "source"
+    shutil.copytree(root, work, ignore=shutil.ignore_patterns(".venv", ".git", "runs", "__pycache__", ".*_cache"))
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(work)],
+        check=True,
+        capture_output=True,
+    )
+    wheel = next(tmp_path.glob("openrlhf_marl-*.whl"))
+    shutil.unpack_archive(wheel, tmp_path / "unpacked", "zip")
+
+    def command(*words):
+        place = str(tmp_path / "unpacked")
+        script = f"import sys; sys.path.insert(0, {place!r}); from marl_plugins.cli import main; sys.exit(main())"
+        return subprocess.run([sys.executable, "-c", script, *words], cwd=tmp_path, capture_output=True, text=True)
+
+    listed = command("recipes", "list", "--json")
+    assert "mathchat/tiny.yaml" in listed.stdout, listed.stderr
+    assert str(tmp_path / "unpacked") in command("recipes", "show", "mathchat").stdout
+    assert command("recipes", "copy", "mathchat", "mine").returncode == 0
+    planned = command("train", "--recipe", "mine/tiny.yaml", "--dry-run")
+    assert planned.returncode == 0, planned.stderr
+    assert "prompts/tiny/solver.md" in planned.stdout

@@ -1,0 +1,76 @@
+"""The warm start: a fixed number of steps, cached by content, on training tasks only."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from marl_plugins.config import WarmStartConfig
+from marl_plugins.core.demonstrations import Demonstration, encode
+from marl_plugins.core.trajectory import Task
+from marl_plugins.core.workflow import RoleSpec, Sampling
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from marl_plugins.core.conversation import ChatFormat  # noqa: E402
+from marl_plugins.runtime.display import Display  # noqa: E402
+from marl_plugins.runtime.driver import prompt_renderer  # noqa: E402
+from marl_plugins.runtime.tiny_model import resolve  # noqa: E402
+from marl_plugins.runtime.warm_start import draw, warm_start  # noqa: E402
+
+MODEL = "tiny:hidden=16,layers=1,positions=64"
+TASKS = [Task(str(n), f"{n}?", str(n)) for n in range(7)]
+
+
+def demonstrate(task, rng):
+    yield Demonstration("a", {"q": task.prompt}, said=[task.label])
+    yield Demonstration("a", {"q": "noise"}, said=[str(rng.random())[:4]])
+
+
+@pytest.fixture
+def roles(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    chat = ChatFormat(transformers.AutoTokenizer.from_pretrained(resolve(MODEL)), "p")
+    return {"a": RoleSpec("a", "p", prompt_renderer("{q}", None), chat, Sampling(1.0, 1.0, 9, 60))}
+
+
+def test_demonstrations_are_drawn_from_all_tasks_and_the_same_every_time():
+    config = WarmStartConfig(demonstrations="x", steps=5, batch_size=4)
+    one, two = draw(demonstrate, TASKS, config), draw(demonstrate, TASKS, config)
+    assert one == two and len(one) == 20
+    assert {d.fields["q"] for d in one} >= {t.prompt for t in TASKS}
+    other = draw(demonstrate, TASKS, config.model_copy(update={"seed": 1}))
+    assert other != one
+
+
+def test_it_learns_and_is_cached_by_content(roles):
+    config = WarmStartConfig(demonstrations="x", steps=30, batch_size=8, learning_rate=0.01)
+    demonstrations = draw(demonstrate, TASKS, config)
+
+    def start(config=config, demonstrations=demonstrations):
+        return warm_start(MODEL, resolve(MODEL), demonstrations, roles, config, Display(as_json=True))
+
+    threads = torch.get_num_threads()
+    folder = start()
+    written = Path(folder, "model.safetensors").stat()
+    assert start() == folder and Path(folder, "model.safetensors").stat() == written
+    assert torch.get_num_threads() == threads
+    assert start(config.model_copy(update={"steps": 29})) != folder
+    shuffled = list(demonstrations)
+    random.Random(1).shuffle(shuffled)
+    assert start(demonstrations=shuffled) != folder
+
+    def loss(path):
+        model = transformers.AutoModelForCausalLM.from_pretrained(path)
+        ids, mask = encode(Demonstration("a", {"q": "3?"}, said=["3"]), roles["a"])
+        labels = [i if m else -100 for i, m in zip(ids, mask, strict=True)]
+        return model(input_ids=torch.tensor([ids]), labels=torch.tensor([labels])).loss.item()
+
+    assert loss(folder) < loss(resolve(MODEL))
+    assert transformers.AutoTokenizer.from_pretrained(folder).chat_template
+
+
+def test_a_demonstration_needs_one_tool_result_between_answers():
+    with pytest.raises(ValueError, match="2 answers and 0 tool results"):
+        Demonstration("a", {}, said=["x", "y"])
