@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import string
+import sys
 import threading
 import time
 import warnings
@@ -217,6 +218,9 @@ def ray_cluster(run: Run, debug: bool) -> Any:
                 f"the plan needs {needed} GPUs ({parts}) and Ray has {found}; use --train.colocate_all, fewer engines "
                 "(--vllm.num_engines), fewer ranks (--actor.num_gpus_per_node), a shared mapping (--mapping shared), or more GPUs"
             )
+        free = int(ray.available_resources().get("GPU", 0))
+        if free < needed:
+            print(f"the plan needs {needed} GPUs and {free} of {found} are free: waiting for the others", file=sys.stderr)
         yield
     finally:
         everyone = set(ours)
