@@ -1,9 +1,11 @@
 """The runtime's rollout over a simulated engine: scoring outcomes, and what failures there become."""
 
 import asyncio
+import errno
 from types import SimpleNamespace
 
 import pytest
+from ray.exceptions import RayTaskError
 from simulated import simulated_engine
 
 from marl_plugins.core.failures import InfrastructureFailure, RunEnded
@@ -11,7 +13,8 @@ from marl_plugins.core.trajectory import Task
 from marl_plugins.core.workflow import RoleSpec, Sampling
 
 Rollout = pytest.importorskip("marl_plugins.runtime.rollout").Rollout
-Trainer = pytest.importorskip("marl_plugins.runtime.trainer").Trainer
+trainer = pytest.importorskip("marl_plugins.runtime.trainer")
+Trainer, writing = trainer.Trainer, trainer.writing
 
 
 def rollout(chat, outcome, seconds=5.0):
@@ -56,6 +59,20 @@ def test_a_sync_that_did_not_happen_ends_the_run(answers, moves):
         host.version = version if moves else host.version
         return answers
 
-    trainer = SimpleNamespace(plugins=SimpleNamespace(hook=SimpleNamespace(marl_sync=sync)))
+    fake = SimpleNamespace(plugins=SimpleNamespace(hook=SimpleNamespace(marl_sync=sync)))
     with pytest.raises(RunEnded, match="policy 'p' was updated and its engines were not brought to version 5"):
-        asyncio.run(Trainer._sync(trainer, [host]))
+        asyncio.run(Trainer._sync(fake, [host]))
+
+
+def test_what_cannot_be_written_ends_the_run_with_the_reason(tmp_path):
+    with (
+        pytest.raises(RunEnded, match=r"step 3 could not be written to .* MB free\): No space left on device"),
+        writing("step 3", tmp_path),
+    ):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    torch_says = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 2175744 vs 2175632")
+    remote = RayTaskError("save", "traceback", torch_says)
+    with pytest.raises(RunEnded, match="writing failed, as it does on a full disk"), writing("step 3", tmp_path):
+        raise remote
+    with pytest.raises(RayTaskError), writing("step 3", tmp_path):
+        raise RayTaskError("save", "traceback", ValueError("a bug"))

@@ -255,17 +255,21 @@ class Trainer:
         return self.display.phase(name, total)
 
 
+FULL_DISK = ("inline_container.cc", "I/O error", "No space left")
+"""What torch and safetensors say when a file cannot be written to its end."""
+
+
 @contextmanager
 def writing(what: str, folder: Path) -> Iterator[None]:
     """What cannot be written (a full disk, a folder that has gone) ends the run; what was saved before stays.
 
-    torch says of a full disk only that writing failed, as a RuntimeError.
+    torch and safetensors have exceptions of their own for a full disk, which say little.
     """
     try:
         yield
     except (OSError, RayTaskError) as error:
         cause = raised_by(error) if isinstance(error, RayTaskError) else error
-        if not isinstance(cause, OSError) and "PytorchStreamWriter failed" not in str(cause):
+        if not isinstance(cause, OSError) and not any(sign in str(cause) for sign in FULL_DISK):
             raise
         reason = cause.strerror or cause if isinstance(cause, OSError) else "writing failed, as it does on a full disk"
         free = shutil.disk_usage(folder).free / 2**20 if folder.exists() else 0
