@@ -307,7 +307,7 @@ class _Run:
     def score_last_role(self, answer: Any) -> None:
         """The workflow has ended: score the last role's actions, the last of them with the label.
 
-        The last is the one that the workflow returned, or else the deepest in the graph.
+        The last is the one that the workflow returned, or else the deepest in the graph. A task without a label gives none.
         """
         trajectory = self.trajectory
         trajectory.sort()
@@ -316,7 +316,9 @@ class _Run:
         for action, seen in self.held[:-1]:
             self._start_scoring(action, seen)
         for action, seen in self.held[-1:]:
-            self._start_scoring(action, SeenLast(**vars(seen), label=trajectory.task.label, answer=trajectory.answer))
+            label = trajectory.task.label
+            last = seen if label is None else SeenLast(**vars(seen), label=label, answer=trajectory.answer)
+            self._start_scoring(action, last)
 
     def _start_scoring(self, action: Action, seen: Seen) -> None:
         assert self.score_action is not None
