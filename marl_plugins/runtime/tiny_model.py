@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from marl_plugins.tiny import is_tiny, parse
@@ -20,24 +21,15 @@ CHAT_TEMPLATE = (
 )
 
 
-def cache_folder() -> Path:
-    """Where models that were made here are kept."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "openrlhf-marl" / "tiny"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def resolve(model: str) -> str:
-    """The folder of a `tiny` model, built if it is not there yet; any other model's name unchanged."""
-    if not is_tiny(model):
-        return model
-    settings = parse(model)
-    cache = cache_folder()
-    folder = cache / "-".join(["bytes"] + [f"{name}{value}" for name, value in settings.items()])
+def made_once(name: str, make: Callable[[Path], None]) -> str:
+    """The folder `name` among the models that were made here; `make(folder)` fills it, unless it is there."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "openrlhf-marl" / "tiny"
+    cache.mkdir(parents=True, exist_ok=True)
+    folder = cache / name
     if not folder.is_dir():
         fresh = Path(tempfile.mkdtemp(dir=cache, prefix=".new-"))
         try:
-            build(fresh, **settings)
+            make(fresh)
             fresh.rename(folder)
         except OSError:
             if not folder.is_dir():  # another process was faster
@@ -45,6 +37,15 @@ def resolve(model: str) -> str:
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
     return str(folder)
+
+
+def resolve(model: str) -> str:
+    """The folder of a `tiny` model, built if it is not there yet; any other model's name unchanged."""
+    if not is_tiny(model):
+        return model
+    settings = parse(model)
+    name = "-".join(["bytes"] + [f"{name}{value}" for name, value in settings.items()])
+    return made_once(name, lambda folder: build(folder, **settings))
 
 
 def build(folder: Path, *, seed: int, hidden: int, layers: int, heads: int, positions: int) -> None:

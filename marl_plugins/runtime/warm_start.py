@@ -10,8 +10,6 @@ import hashlib
 import json
 import os
 import random
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +20,7 @@ from marl_plugins.core.demonstrations import Demonstration, encode
 from marl_plugins.core.trajectory import Task
 from marl_plugins.core.workflow import RoleSpec
 from marl_plugins.runtime.display import Display
-from marl_plugins.runtime.tiny_model import cache_folder
+from marl_plugins.runtime.tiny_model import made_once
 
 RECIPE_VERSION = 1
 """Raised when the training below changes, so that older caches are not taken for it."""
@@ -60,21 +58,13 @@ def warm_start(
     rows = [encode(d, roles[d.role]) for d in demonstrations]
     content = json.dumps([RECIPE_VERSION, model, config.model_dump(), rows])
     key = hashlib.blake2b(content.encode(), digest_size=10).hexdigest()
-    target = cache_folder() / f"warm-{key}"
-    if target.is_dir():
-        return str(target)
-    display.say(f"warm start: {config.steps} supervised steps on demonstrations; once, then kept in {target}")
-    fresh = Path(tempfile.mkdtemp(dir=cache_folder(), prefix=".new-"))
-    try:
+
+    def make(target: Path) -> None:
+        display.say(f"warm start: {config.steps} supervised steps on demonstrations; once, then kept in {target.parent}")
         with display.phase("warm start", config.steps) as tick:
-            _train(folder, fresh, rows, config, tick)
-        fresh.rename(target)
-    except OSError:
-        if not target.is_dir():  # another process was faster
-            raise
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-    return str(target)
+            _train(folder, target, rows, config, tick)
+
+    return made_once(f"warm-{key}", make)
 
 
 @contextmanager
