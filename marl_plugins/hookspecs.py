@@ -150,8 +150,8 @@ def marl_score_action(action: Action, seen: Seen) -> Awaitable[float | None] | N
 
     `seen` is a frozen view of what the action depended on, and holds no label. Only for the last action of the recipe's last
     role is it a `SeenLast`, with the label and the system's answer; that role is scored once the workflow has ended. Write
-    `action.explanation` for people. Raise `InfrastructureFailure` for a verdict that cannot be had. Never called in an
-    evaluation.
+    `action.explanation` for people. Raise `InfrastructureFailure` for a verdict that cannot be had, `RunPaused` where none can
+    be had from now on. Never called in an evaluation.
     Built-in: the recipe grader's `score_action`, if it has one.
 
     Example:
@@ -182,7 +182,8 @@ def marl_credit(trajectories: Sequence[Trajectory]) -> Any:
     """Turn scores into one reward (a real number) per action. *chain*; once per step.
 
     Each action's `reward` is its score (the outcome's, where no action was scored) when the first plugin gets it. Change
-    `action.reward` in place, None to leave an action out, and return the trajectories; an `async def` is awaited.
+    `action.reward` in place, None to leave an action out (with the reason in `action.unscored`), and return the trajectories;
+    an `async def` is awaited. Raise `RunPaused` to save the step before and end the run.
 
     Example:
 

@@ -7,7 +7,9 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 
 import pytest
 from hypothesis import settings
-from simulated import CharacterChat
+from simulated import CharacterChat, make_trajectory
+
+from marl_plugins.core.workflow import Seen
 
 settings.register_profile("marl", deadline=None, print_blob=True)
 settings.load_profile("marl")
@@ -26,3 +28,13 @@ def pytest_runtest_makereport(item, call):
 @pytest.fixture
 def chat():
     return CharacterChat()
+
+
+@pytest.fixture
+def action():
+    return make_trajectory({"solver": []}).actions[0]
+
+
+@pytest.fixture
+def seen():
+    return Seen("t", "What is it?", "solver", (("user", "What is it?"),), ())

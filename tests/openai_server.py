@@ -1,45 +1,79 @@
 """A real HTTP server on loopback that speaks the chat-completions protocol; what it answers is the test's to say."""
 
 import json
+import re
+import socket
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass
+class Reply:
+    """What the server does with a request.
+
+    `raw` is sent in place of the protocol's JSON; `reset` breaks the connection without an answer.
+    """
+
+    text: str = ""
+    status: int = 200
+    code: str | None = None
+    headers: dict = field(default_factory=dict)
+    seconds: float = 0.0
+    tokens: tuple = (100, 10)
+    raw: bytes | None = None
+    reset: bool = False
+
+
+def nonce_in(body):
+    """The nonce that the verdict's line has to carry, as a coach would read it off its instructions."""
+    return re.findall(r"^SCORE (\w+):", body["messages"][-1]["content"], re.MULTILINE)[-1]
+
+
+def verdict(body, score, correct="yes", says="It was fine."):
+    """A coach that does what it is told, in whichever form it is asked for."""
+    prompt = body["messages"][-1]["content"]
+    if "response_format" in body:
+        given = {"explanation": says, "criteria": [], "score": score}
+        if "correct" in body["response_format"]["json_schema"]["schema"]["properties"]:
+            given["correct"] = correct == "yes"
+        return json.dumps(given)
+    nonce = nonce_in(body)
+    asked = f"CORRECT {nonce}: {correct}\n" if f"CORRECT {nonce}" in prompt else ""
+    return f"{says}\n{asked}SCORE {nonce}: {score}"
 
 
 @contextmanager
 def openai_server(answer):
-    """Serve `answer(prompt, count)`: a text, a (status, text) pair, raw bytes, or seconds to wait before 'SCORE: 5'.
+    """Serve `answer(body, count)`: a `Reply`, or a text for a plain one.
 
-    Yields the base URL and the list of prompts received.
+    Yields the base URL and the list of bodies received.
     """
-    prompts = []
+    bodies = []
+    lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            prompts.append(body["messages"][-1]["content"])
-            said = answer(prompts[-1], len(prompts))
-            status = 200
-            if isinstance(said, tuple):
-                status, said = said
-            if isinstance(said, int | float):
-                time.sleep(said)
-                said = "SCORE: 5"
-            if isinstance(said, bytes):
-                data = said
-            elif status != 200:
-                data = json.dumps({"error": {"message": said, "type": "x", "code": None}}).encode()
-            else:
-                message = {"role": "assistant", "content": said}
-                choice = {"index": 0, "message": message, "finish_reason": "stop"}
-                data = json.dumps(
-                    {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
-                ).encode()
-            self.send_response(status)
+            with lock:
+                bodies.append(body)
+                count = len(bodies)
+            said = answer(body, count)
+            reply = said if isinstance(said, Reply) else Reply(said)
+            time.sleep(reply.seconds)
+            if reply.reset:
+                self.connection.shutdown(socket.SHUT_RDWR)
+                self.close_connection = True
+                return
+            self.send_response(reply.status)
             self.send_header("Content-Type", "application/json")
+            for name, value in reply.headers.items():
+                self.send_header(name, value)
+            data = reply.raw if reply.raw is not None else json.dumps(content(reply)).encode()
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
@@ -47,12 +81,25 @@ def openai_server(answer):
         def log_message(self, *arguments):
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, request, client_address):
+            pass  # a client that gave up
+
+    server = Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1", prompts
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1", bodies
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def content(reply):
+    if reply.status != 200:
+        return {"error": {"message": reply.text, "type": "x", "code": reply.code}}
+    message = {"role": "assistant", "content": reply.text}
+    usage = {"prompt_tokens": reply.tokens[0], "completion_tokens": reply.tokens[1], "total_tokens": sum(reply.tokens)}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    return {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice], "usage": usage}

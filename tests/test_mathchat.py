@@ -105,7 +105,7 @@ def test_a_demonstration_is_what_a_rollout_would_show_and_sample(tmp_path):
 def judged(rubric, role, text, results=(), before=None, seen=None):
     action = make_trajectory({role: []}).actions[0]
     action.text, action.tool_results, action.before = text, tuple(results), before
-    return asyncio.run(RubricCoach(rubric).score(action, seen)), action
+    return asyncio.run(RubricCoach(rubric).judge(action, seen)).share, action
 
 
 @pytest.mark.parametrize("name", ["rubric.py", "tiny_rubric.py"])

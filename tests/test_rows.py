@@ -17,7 +17,7 @@ def conversation(deltas):
     actions, before = [], None
     for n, (shown, sampled) in enumerate(deltas):
         generation = Generation(tuple(sampled), tuple(-0.1 * i for i in range(len(sampled))), "stop", "p", 0)
-        before = Action(f"a{n}", "a", "p", n, tuple(shown), generation, "", before)
+        before = Action(f"a{n}", "a", "p", n, tuple(shown), generation, "", before=before)
         actions.append(before)
     return actions
 

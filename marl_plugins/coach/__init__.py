@@ -2,67 +2,129 @@
 
 Two kinds: `--coach.rubric FILE`, clear rules, offline and deterministic; and `--coach.model NAME`, a language model behind
 any OpenAI-compatible endpoint. Either sees what the agent saw and did, never the label; only for the last action of the
-last role does it get the label too. A verdict that cannot be had is missing: that action is not trained on, and is counted.
+last role does it get the label too, and with `--coach.ground_truth none` not even there.
+
+A verdict that cannot be had is missing: that action is not trained on, enters no statistics, and is counted. Where more than
+`--coach.max_missing` of a step's verdicts are missing the whole step is left out, and three such steps end the run.
 """
 
 from __future__ import annotations
 
+import json
+import statistics
 from collections import defaultdict
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from marl_plugins import hookimpl
-from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
+from marl_plugins.core.workflow import Seen, SeenLast
 
 if TYPE_CHECKING:
     import argparse
 
-    from marl_plugins.core.trajectory import Action
-    from marl_plugins.core.workflow import Seen
+    from marl_plugins.coach.client import Client
+    from marl_plugins.coach.verdict import Verdict
+    from marl_plugins.core.trajectory import Action, Trajectory
     from marl_plugins.run import Run
 
 PROMPTS = Path(__file__).parent / "prompts"
 
 
 class Coach(Protocol):
-    """Gives a score in [0, 1] and writes `action.explanation`; raises `InfrastructureFailure` where it has no verdict."""
+    """Judges an action; raises `InfrastructureFailure` where it has no verdict."""
 
-    async def score(self, action: Action, seen: Seen) -> float: ...
+    async def judge(self, action: Action, seen: Seen) -> Verdict: ...
 
 
-_coach: Coach | None = None
-_scores: dict[str, list[float | None]] = defaultdict(list)
+class _State:
+    """The coach of the run, and the verdicts of the step in hand."""
+
+    def __init__(self) -> None:
+        self.coach: Coach | None = None
+        self.client: Client | None = None
+        self.ground_truth = True
+        self.max_missing = 0.0
+        self.verdicts: dict[int, tuple[Verdict | None, bool]] = {}
+        """By `id(action)`: the verdict, None for a missing one, and whether it was that of a last action."""
+        self.metrics: dict[str, float] = {}
+
+
+_state = _State()
 
 
 @hookimpl
 def marl_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("coach (marl_plugins.coach)")
-    group.add_argument("--coach.rubric", metavar="FILE", help="rules in a .py file with `RUBRIC`; no model, no network")
-    group.add_argument(
-        "--coach.model", metavar="NAME", help="a model at an OpenAI-compatible endpoint, in the rubric's place"
+    add = group.add_argument
+    add("--coach.rubric", metavar="FILE", help="rules in a .py file with `RUBRIC`; no model, no network")
+    add("--coach.model", metavar="NAME", help="a model at an OpenAI-compatible endpoint, in the rubric's place")
+    add(
+        "--coach.ground_truth",
+        choices=["last", "none"],
+        default="last",
+        help="who is judged with the label: the last action of the last role, or nobody",
     )
-    group.add_argument(
-        "--coach.base_url", metavar="URL", default="https://api.openai.com/v1", help="the endpoint (vLLM, Ollama, ...)"
+    add(
+        "--coach.max_missing",
+        type=float,
+        default=0.2,
+        metavar="SHARE",
+        help="leave a step out when more of its verdicts are missing",
     )
-    group.add_argument(
-        "--coach.api_key_env", metavar="NAME", default="OPENAI_API_KEY", help="environment variable that holds the key"
+    add(
+        "--coach.base_url",
+        metavar="URL",
+        default="https://api.openai.com/v1",
+        help="the endpoint: OpenAI, vLLM, SGLang, Ollama (http://localhost:11434/v1), or another that speaks its protocol",
     )
-    group.add_argument(
-        "--coach.prompt", metavar="FILE", help="prompt for every action but the last; default: the package's"
+    add(
+        "--coach.api_key_env",
+        metavar="NAME",
+        default="OPENAI_API_KEY",
+        help="environment variable that holds the key; the key itself is never written anywhere",
     )
-    group.add_argument(
-        "--coach.last_prompt", metavar="FILE", help="prompt for the last role's last action; may use {label}"
+    add("--coach.prompt", metavar="FILE", help="prompt for every action but the last; default: the package's")
+    add("--coach.last_prompt", metavar="FILE", help="prompt for the last role's last action; may use {label} and {answer}")
+    add(
+        "--coach.form",
+        choices=["auto", "json", "text"],
+        default="auto",
+        help="structured output, lines of text, or the first of the two that the endpoint has",
     )
-    group.add_argument("--coach.timeout", type=float, default=60.0, help="seconds for one request")
-    group.add_argument("--coach.retries", type=int, default=4, help="of a request that failed in a way that may pass")
-    group.add_argument("--coach.concurrency", type=int, default=32, help="requests in flight, in the whole run")
+    add("--coach.max_tokens", type=int, default=1024, help="length of one verdict")
+    add("--coach.body", metavar="JSON", help="fields for every request; null takes one out: '{\"temperature\": null}'")
+    add("--coach.timeout", type=float, default=60.0, metavar="SECONDS", help="for one request")
+    add(
+        "--coach.deadline",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="for one verdict, queueing and repeats included: a step waits at most so long after its last action",
+    )
+    add(
+        "--coach.retries",
+        type=int,
+        default=6,
+        help="repeats of a request that failed in a way that may pass (429, 5xx, ...)",
+    )
+    add("--coach.concurrency", type=int, default=32, help="requests in flight, in the whole run")
+    add("--coach.per_minute", type=float, metavar="N", help="requests begun per minute, in the whole run")
+    add("--coach.price_in", type=float, default=0.0, metavar="USD", help="of a million tokens of prompts")
+    add("--coach.price_out", type=float, default=0.0, metavar="USD", help="of a million tokens of answers")
+    add("--coach.budget", type=float, metavar="USD", help="what the run may spend; past it the run is saved and ends")
+    add("--coach.budget_tokens", type=int, metavar="N", help="the same in tokens, of prompts and answers together")
+    add("--coach.cache", metavar="FILE", help="verdicts of earlier runs, added to; the same question is never paid twice")
+    add("--coach.record", metavar="FILE", help="keep all verdicts of this run")
+    add("--coach.replay", metavar="FILE", help="answer from what was recorded, without an endpoint")
 
 
 @hookimpl
 def marl_configure(run: Run) -> list[str]:
-    global _coach
-    _scores.clear()
+    global _state
+    _state = _State()
     given, args = run.on_command_line, run.args.coach
     rubric, model = args.rubric, args.model
     if rubric and model and ("coach.rubric" in given) != ("coach.model" in given):  # the command line beats the recipe
@@ -70,36 +132,96 @@ def marl_configure(run: Run) -> list[str]:
     if bool(rubric) == bool(model):
         got = "both" if rubric else "neither"
         return [f"marl_plugins.coach needs one of --coach.rubric FILE and --coach.model NAME, got {got}"]
-
-    def path(name: str) -> Path | None:
-        value = getattr(args, name)
-        return None if value is None else Path(value) if f"coach.{name}" in given else run.folder / value
-
+    problems = _out_of_range(args)
+    if not 0.0 <= args.max_missing <= 1.0:
+        problems.append(f"--coach.max_missing {args.max_missing:g}: expected a share, 0 to 1")
+    _state.ground_truth, _state.max_missing = args.ground_truth == "last", args.max_missing
     try:
         if rubric:
+            if lone := [f for f in NEED_A_MODEL if f"coach.{f}" in given]:
+                problems.append(f"--coach.{lone[0]} is about a model's verdicts, and this coach is a rubric ({rubric})")
             from marl_plugins.coach.rubric import RubricCoach, load_rubric
 
-            file = path("rubric")
-            assert file is not None
-            _coach = RubricCoach(load_rubric(file, list(run.recipe.roles)))
-        else:
-            from marl_plugins.coach.endpoint import Endpoint, EndpointCoach, read_prompt
-
-            endpoint = Endpoint(args.base_url, model, args.api_key_env, args.timeout, args.retries, args.concurrency)
-            prompts = (
-                read_prompt(path("prompt") or PROMPTS / "action.md", with_label=False),
-                read_prompt(path("last_prompt") or PROMPTS / "last_action.md", with_label=True),
-            )
-            duties = {
-                name: (run.folder / role.prompt).read_text(encoding="utf-8") for name, role in run.recipe.roles.items()
-            }
-            coach = EndpointCoach(endpoint, prompts, duties)
-            if not run.dry_run:
-                coach.probe()
-            _coach = coach
+            path = _path(run, "rubric")
+            assert path is not None
+            _state.coach = RubricCoach(load_rubric(path, list(run.recipe.roles)))
+        elif not problems:
+            _state.coach = _model_coach(run, model)
     except ConfigurationError as error:
-        return error.problems
-    return []
+        problems += error.problems
+    return problems
+
+
+AT_LEAST = {"max_tokens": 1, "retries": 0, "concurrency": 1, "price_in": 0, "price_out": 0}
+MORE_THAN_0 = ("timeout", "deadline", "per_minute", "budget", "budget_tokens")
+NEED_A_MODEL = (
+    *("base_url", "api_key_env", "prompt", "last_prompt", "form", "body", "cache", "record", "replay"),
+    *AT_LEAST,
+    *MORE_THAN_0,
+)
+
+
+def _out_of_range(args: Any) -> list[str]:
+    problems = []
+    for name, least in AT_LEAST.items():
+        if getattr(args, name) < least:
+            problems.append(f"--coach.{name} {getattr(args, name):g}: expected {least} or more")
+    for name in MORE_THAN_0:
+        value = getattr(args, name)
+        if value is not None and not value > 0:
+            problems.append(f"--coach.{name} {value:g}: expected more than 0")
+    if args.budget is not None and not (args.price_in or args.price_out):
+        problems.append(
+            "--coach.budget counts dollars and needs --coach.price_in and --coach.price_out, or use --coach.budget_tokens"
+        )
+    if args.replay and (args.cache or args.record):
+        problems.append(
+            "--coach.replay answers from a recording; --coach.cache and --coach.record would have nothing to add"
+        )
+    try:
+        if not isinstance(json.loads(args.body or "{}"), dict):
+            raise ValueError("expected an object")
+    except ValueError as error:
+        problems.append(f"--coach.body {args.body!r}: {error}; expected a JSON object of request fields")
+    return problems
+
+
+def _path(run: Run, name: str) -> Path | None:
+    """A flag's file: a recipe's is relative to the recipe."""
+    value = getattr(run.args.coach, name)
+    return None if value is None else Path(value) if f"coach.{name}" in run.on_command_line else run.folder / value
+
+
+def _model_coach(run: Run, model: str) -> Coach:
+    from marl_plugins.coach.accounts import Answers, Budget
+    from marl_plugins.coach.client import Client, Endpoint
+    from marl_plugins.coach.model import ModelCoach, read_prompt
+
+    args = run.args.coach
+    names = {f.name for f in fields(Endpoint)} - {"model", "body"}
+    endpoint = Endpoint(model=model, body=json.loads(args.body or "{}"), **{n: getattr(args, n) for n in names})
+    prompts = (
+        read_prompt(_path(run, "prompt") or PROMPTS / "action.md", with_label=False),
+        read_prompt(_path(run, "last_prompt") or PROMPTS / "last_action.md", with_label=True),
+    )
+    replay = _path(run, "replay")
+    if replay is not None and not replay.is_file():
+        raise ConfigurationError(f"--coach.replay {replay}: no such file; --coach.record FILE makes one")
+    duties = {name: (run.folder / role.prompt).read_text(encoding="utf-8") for name, role in run.recipe.roles.items()}
+    cache, record = _path(run, "cache"), _path(run, "record")
+    # For a dry run nothing is asked, and no file is made.
+    answers = Answers() if run.dry_run else Answers(replay or cache, record or cache)
+    budget = Budget(args.budget_tokens, args.budget, (args.price_in, args.price_out))
+    _state.client = Client(endpoint, budget, answers, replay is not None)
+    coach = ModelCoach(_state.client, prompts, duties)
+    if not run.dry_run:
+        coach.probe()
+    return coach
+
+
+def client() -> Client | None:
+    """The run's client, where the coach is a model: what else asks a model asks through it, within the same limits."""
+    return _state.client
 
 
 @hookimpl
@@ -108,22 +230,106 @@ def marl_score_action(action: Action, seen: Seen) -> Awaitable[float]:
 
 
 async def _score(action: Action, seen: Seen) -> float:
-    assert _coach is not None
+    assert _state.coach is not None
+    last = isinstance(seen, SeenLast)
+    if last and not _state.ground_truth:
+        seen = Seen(**{f.name: getattr(seen, f.name) for f in fields(Seen)})
     try:
-        score = await _coach.score(action, seen)
-    except InfrastructureFailure:
-        _scores[action.role].append(None)
+        verdict = await _state.coach.judge(action, seen)
+    except InfrastructureFailure as failure:
+        _state.verdicts[id(action)] = (None, last)
+        action.explanation = f"no verdict: {failure}"
         raise
-    _scores[action.role].append(score)
-    return score
+    _state.verdicts[id(action)] = (verdict, last)
+    action.explanation = verdict.explanation
+    return verdict.share
+
+
+@hookimpl
+def marl_credit(trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
+    """Count the step's verdicts, and leave the step out where too many are missing.
+
+    Raises:
+        RunPaused: The budget is spent.
+    """
+    judged = [
+        (t, a, *_state.verdicts[id(a)])
+        for t in trajectories
+        if not t.infrastructure_failure
+        for a in t.actions
+        if id(a) in _state.verdicts
+    ]
+    _state.metrics = _measured(judged)
+    spent = _state.client and _state.client.budget.spent()
+    missing = [a for _, a, verdict, _ in judged if verdict is None]
+    if spent and missing:
+        raise RunPaused(f"the coach's budget is spent: {spent}; raise it to go on")
+    if len(missing) > _state.max_missing * len(judged):
+        for _, action, _, _ in judged:
+            action.reward, action.unscored = None, action.unscored or "coach_step_left_out"
+        _state.metrics["coach/step_left_out"] = 1.0
+    return trajectories
+
+
+def _measured(judged: Sequence[tuple[Trajectory, Action, Verdict | None, bool]]) -> dict[str, float]:
+    """The step's verdicts in numbers: by role and by the tasks' `type`, and how far they agree with the verifier."""
+    metrics: dict[str, float] = {}
+    by_role: dict[str, list[float]] = defaultdict(list)
+    by_type: dict[str, list[float]] = defaultdict(list)
+    missing: dict[str, int] = defaultdict(int)
+    agree: list[bool] = []
+    for trajectory, action, verdict, last in judged:
+        if verdict is None:
+            missing[action.role] += 1
+            continue
+        by_role[action.role].append(verdict.share)
+        if "type" in trajectory.task.metadata:
+            by_type[f"{action.role}/{trajectory.task.metadata['type']}"].append(verdict.share)
+        if last and trajectory.outcome is not None:
+            right = verdict.share >= 0.5 if verdict.correct is None else verdict.correct
+            agree.append(right == (trajectory.outcome >= 0.5))
+    for role in sorted(by_role.keys() | missing.keys()):
+        scores = by_role[role]
+        if scores:
+            metrics[f"coach/{role}/score"] = statistics.fmean(scores)
+            metrics[f"coach/{role}/spread"] = statistics.pstdev(scores)
+        metrics[f"coach/{role}/missing"] = missing[role] / (missing[role] + len(scores))
+    for name, scores in sorted(by_type.items()):
+        metrics[f"coach/{name}/score"] = statistics.fmean(scores)
+    if judged:
+        metrics["coach/missing"] = sum(missing.values()) / len(judged)
+    if agree:
+        metrics["coach/agreement"] = statistics.fmean(agree)
+    return metrics
 
 
 @hookimpl
 def marl_log(step: int, metrics: dict[str, float]) -> None:
-    """Mean score and missing verdicts of the step, by role."""
-    for role, verdicts in sorted(_scores.items()):
-        had = [v for v in verdicts if v is not None]
-        if had:
-            metrics[f"coach/{role}/score"] = sum(had) / len(had)
-        metrics[f"coach/{role}/missing"] = float(len(verdicts) - len(had))
-    _scores.clear()
+    """What was judged in the step, how long it took and what it has cost so far."""
+    metrics |= _state.metrics
+    if _state.client is not None:
+        counts, seconds = _state.client.take()
+        metrics |= {f"coach/{name}": float(counts[name]) for name in ("requests", "repeats", "cached", "asked_again")}
+        if seconds:
+            metrics["coach/seconds/mean"] = statistics.fmean(seconds)
+            metrics["coach/seconds/p99"] = sorted(seconds)[int(0.99 * (len(seconds) - 1))]
+        budget = _state.client.budget
+        metrics["coach/tokens"] = float(budget.spent_in + budget.spent_out)
+        if budget.price != (0.0, 0.0):
+            metrics["coach/cost"] = budget.cost
+    _state.verdicts.clear()
+    _state.metrics = {}
+
+
+@hookimpl
+def marl_state() -> dict[str, int]:
+    budget = _state.client and _state.client.budget
+    return {"tokens_in": budget.spent_in, "tokens_out": budget.spent_out} if budget else {}
+
+
+@hookimpl
+def marl_restore(state: dict[str, int]) -> None:
+    """A resumed run goes on counting against its budget."""
+    if _state.client is not None and state:
+        _state.client.budget.spent_in += state["tokens_in"]
+        _state.client.budget.spent_out += state["tokens_out"]

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from marl_plugins.coach.verdict import Verdict
 from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.core.trajectory import Action
 from marl_plugins.core.workflow import Seen, SeenLast
@@ -48,14 +49,14 @@ class Criterion:
 
 
 class RubricCoach:
-    """Scores by criteria; an action of a role without criteria has no score."""
+    """Judges by criteria; every role has some."""
 
     def __init__(self, rubric: Mapping[str, Sequence[Criterion]]):
         self.rubric = rubric
 
-    async def score(self, action: Action, seen: Seen) -> float:
+    async def judge(self, action: Action, seen: Seen) -> Verdict:
         held = total = 0.0
-        notes = []
+        notes, criteria = [], {}
         for criterion in self.rubric[action.role]:
             if criterion.needs_label and not isinstance(seen, SeenLast):
                 continue
@@ -64,9 +65,9 @@ class RubricCoach:
                 raise ValueError(f"criterion {criterion.name!r} of role {action.role!r} gave {share}; expected 0 to 1")
             held += share * criterion.points
             total += criterion.points
+            criteria[criterion.name] = 10 * share
             notes.append(f"{criterion.name} {share * criterion.points:g}/{criterion.points:g}")
-        action.explanation = "; ".join(notes)
-        return held / total
+        return Verdict(score=10 * held / total, criteria=criteria, explanation="; ".join(notes))
 
 
 def load_rubric(path: Path, roles: Sequence[str]) -> dict[str, list[Criterion]]:

@@ -30,6 +30,13 @@ class RunEnded(Exception):
     """A run that had to end in a known way (a lost process, a non-finite loss); exit code 1, with how to go on."""
 
 
+class RunPaused(RunEnded):
+    """A run that cannot go on as things are (a refused key, a spent budget), and whose state is whole: it is saved first.
+
+    Raised before the update of a step; the run can be resumed with the step before it.
+    """
+
+
 class AgentFailure(Exception):
     """The agents failed at the task. `kind` is one of `KINDS`; the trajectory is scored as a failure and trained on."""
 

@@ -38,13 +38,19 @@ class Task:
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What a tool answered. `ok` is False when the agent's own call failed (its code raised, ran too long, ...)."""
+    """What a tool answered.
+
+    Args:
+        ok: False when the agent's own call failed (its code raised, ran too long, ...).
+        files: Names of the files that the call left behind.
+    """
 
     tool: str
     call: str
     output: str
     ok: bool
     seconds: float = 0.0
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,8 @@ class Action:
     """Ids shown since the end of the turn before (of the whole context in a first turn)."""
     generation: Generation
     text: str
+    shown: tuple[tuple[str, str], ...] = ()
+    """What was shown since the turn before, as (chat role, text): the opening messages in a first turn."""
     before: Action | None = None
     """The turn before in the same conversation."""
     parents: tuple[str, ...] = ()
@@ -119,6 +127,14 @@ class Action:
             ids += turn.generation.ids
         ids += self.shown_ids
         return tuple(ids)
+
+    @property
+    def opening(self) -> tuple[tuple[str, str], ...]:
+        """The messages that the action's conversation began with, as (chat role, text)."""
+        first = self
+        while first.before is not None:
+            first = first.before
+        return first.shown
 
     @property
     def tool_output(self) -> str:
@@ -163,14 +179,30 @@ class Trajectory:
     """Whether anybody scores single actions, so that a missing score is missing and not the outcome's place."""
     outcome: float | None = None
     """In [0, 1]; written by `marl_score_outcome`. An agent failure scores 0; an infrastructure failure is never scored."""
+    outcome_parts: dict[str, float] = field(default_factory=dict)
+    """What the outcome is made of, where it has several sides (accuracy, F1, ...); a grader may write it."""
     seconds: float = 0.0
 
     def sort(self) -> None:
         """Put the actions into an order that depends on the graph alone: by depth, then by path."""
+        self.actions = self._sorted()
+
+    def _sorted(self) -> list[Action]:
         depth: dict[str, int] = {}
         for action in self.actions:  # an action is appended after everything that it saw
             depth[action.path] = 1 + max((depth[p] for p in action.parents if p in depth), default=-1)
-        self.actions.sort(key=lambda a: (depth[a.path], a.path))
+        return sorted(self.actions, key=lambda a: (depth[a.path], a.path))
+
+    def ancestors(self, path: str) -> list[Action]:
+        """The actions that the one at `path` depends on, directly or through others, ordered as by `sort`."""
+        by_path = {a.path: a for a in self.actions}
+        wanted, reached = list(by_path[path].parents), set()
+        while wanted:
+            parent = wanted.pop()
+            if parent not in reached and parent in by_path:
+                reached.add(parent)
+                wanted += by_path[parent].parents
+        return [a for a in self._sorted() if a.path in reached]
 
     def descendants(self, path: str) -> set[str]:
         """Paths of all actions that depend on the action at `path`, itself included, along the dependency graph."""
@@ -191,6 +223,7 @@ class Trajectory:
             "label": self.task.label,
             "answer": self.answer,
             "outcome": self.outcome,
+            "outcome_parts": self.outcome_parts,
             "agent_failure": self.agent_failure,
             "infrastructure_failure": self.infrastructure_failure,
             "detail": self.detail,

@@ -115,6 +115,13 @@ class Seen:
     before: tuple[Action, ...]
     """Copies of the actions that this one depends on, directly or through others, with their tools' answers, unscored."""
 
+    @classmethod
+    def of(cls, trajectory: Trajectory, action: Action) -> Seen:
+        """What an action had seen: nothing but its ancestors, for how far that which runs beside it has come is a matter of
+        timing."""
+        before = tuple(replace(a, score=None, explanation="") for a in trajectory.ancestors(action.path))
+        return cls(trajectory.task.id, trajectory.task.prompt, action.role, action.opening, before)
+
 
 @dataclass(frozen=True)
 class SeenLast(Seen):
@@ -186,7 +193,6 @@ class _Run:
         self.scoring: list[asyncio.Task[None]] = []
         self.branches: set[asyncio.Task[Any]] = set()
         self.taken: set[str] = set()
-        self.answered: dict[str, Action] = {}
         self.ended = False
 
     def enter(self) -> None:
@@ -212,12 +218,11 @@ class _Run:
         shown = tuple((m["role"], m["content"]) for m in messages)
         before: Action | None = None
         for turn in range(spec.max_turns):
-            action = await self._act(spec, turn, context, shown_ids, parents, before)
+            action = await self._act(spec, turn, context, shown_ids, shown, parents, before)
             calls = [(tool, call) for tool in spec.tools for call in tool.find(action.text)]
             if calls:
                 action.tool_results = tuple([await tool.run(call) for tool, call in calls])
-            self.answered[action.path] = action
-            self._score(action, shown)
+            self._score(action)
             before = action
             if not calls:
                 return action
@@ -225,6 +230,7 @@ class _Run:
                 break
             message = {"role": calls[0][0].message_role, "content": action.tool_output}
             shown_ids = spec.chat.continuation(action.generation.ids, message)
+            shown = ((message["role"], message["content"]),)
             context = context + action.generation.ids + shown_ids
             parents = (action.path,)
         assert before is not None
@@ -240,6 +246,7 @@ class _Run:
         turn: int,
         context: tuple[int, ...],
         shown_ids: tuple[int, ...],
+        shown: tuple[tuple[str, str], ...],
         parents: tuple[str, ...],
         before: Action | None,
     ) -> Action:
@@ -276,33 +283,22 @@ class _Run:
             shown_ids=shown_ids,
             generation=generation,
             text=spec.chat.text(generation.ids),
+            shown=shown,
             before=before,
             parents=parents,
         )
         self.trajectory.actions.append(action)
         return action
 
-    def _score(self, action: Action, shown: tuple[tuple[str, str], ...]) -> None:
+    def _score(self, action: Action) -> None:
         """Start scoring an action while the rollout goes on; the last role's wait until it is known which is its last."""
         if self.score_action is None:
             return
-        task = self.trajectory.task
-        seen = Seen(task.id, task.prompt, action.role, shown, self._ancestors(action))
+        seen = Seen.of(self.trajectory, action)
         if action.role == self.last_role:
             self.held.append((action, seen))
         else:
             self._start_scoring(action, seen)
-
-    def _ancestors(self, action: Action) -> tuple[Action, ...]:
-        """Copies of all actions that this one depends on, in the order they ended; whatever runs beside it is left out, for
-        how far that has come is a matter of timing."""
-        wanted, paths = list(action.parents), set()
-        while wanted:
-            path = wanted.pop()
-            if path not in paths and path in self.answered:
-                paths.add(path)
-                wanted += self.answered[path].parents
-        return tuple(replace(a, score=None, explanation="") for p, a in self.answered.items() if p in paths)
 
     def score_last_role(self, answer: Any) -> None:
         """The workflow has ended: score the last role's actions, the last of them with the label.

@@ -20,7 +20,7 @@ from ray.exceptions import RayTaskError
 
 from marl_plugins.core.credit import rewards_from_scores, sum_over_scope
 from marl_plugins.core.estimators import Estimator
-from marl_plugins.core.failures import RunEnded
+from marl_plugins.core.failures import RunEnded, RunPaused
 from marl_plugins.core.intervals import wilson
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.rows import Row, rows_of
@@ -70,7 +70,7 @@ class Trainer:
         self.checkpoints = checkpoints
         self.display = display
         self.plugins = run.plugins
-        self.empty_steps = 0
+        self.empty_steps = self.saved = 0
         self.shown: set[str] = set()
 
     def schedule(self) -> Iterator[tuple[int, int, list[Task]]]:
@@ -86,6 +86,7 @@ class Trainer:
     async def fit(self, done: int) -> int:
         """Train from the step after `done` to the end; the last step's number."""
         args = self.run.args
+        self.saved = done
         if done:  # the engines have loaded the original models
             await _all(self.plugins.hook.marl_sync(host=h, version=h.version) for h in self.trained.values())
         evaluating = self.eval_tasks and args.eval.steps > 0
@@ -97,7 +98,12 @@ class Trainer:
         for step, k, tasks in schedule:
             if step <= done:
                 continue
-            metrics, trajectories, ledger = await self.train_step(step, k, tasks)
+            try:
+                metrics, trajectories, ledger = await self.train_step(step, k, tasks)
+            except RunPaused:  # nothing of this step has been trained on: what stands is the step before
+                if done and done != self.saved:
+                    await self.save(done)
+                raise
             last = step == schedule[-1][0]
             if evaluating and (last or step % args.eval.steps == 0):
                 evaluation = await self.evaluate()
@@ -206,7 +212,7 @@ class Trainer:
     def _count_empty(self, step: int, ledger: Ledger, updates: Mapping[str, Any]) -> None:
         self.empty_steps = 0 if updates else self.empty_steps + 1
         if self.empty_steps >= EMPTY_STEPS:
-            raise RunEnded(
+            raise RunPaused(
                 f"no row to train on in {EMPTY_STEPS} steps in a row, up to step {step}; last ledger: {ledger.record()}; "
                 "mend the cause"
             )
@@ -228,6 +234,7 @@ class Trainer:
             )
             versions = {name: host.version for name, host in self.trained.items()}
             self.checkpoints.commit(step, versions, self.run.fingerprint(), self.plugins.state())
+        self.saved = step
 
     async def save_models(self) -> None:
         """Each policy's weights in Hugging Face format, in its own folder."""

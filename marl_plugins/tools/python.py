@@ -28,6 +28,8 @@ FENCE = re.compile(r"```(?:python|py)\s*\n(.*?)```", re.DOTALL)
 """A program is a fenced block marked as Python."""
 
 CHILD = Path(__file__).with_name("_child.py")
+FILES = 50
+"""So many names of files that a program has left are kept."""
 GRACE = 1.0
 """Seconds between the deadline and giving up on reading a killed program's pipes."""
 
@@ -95,14 +97,15 @@ async def run_program(program: str, config: PythonToolConfig) -> ToolResult:
             reading.cancel()
         await process.wait()
         process._transport.close()  # type: ignore[attr-defined]  # else the pipe lives until garbage collection
+        files = tuple(sorted(os.listdir(folder))[:FILES])
     seconds = time.monotonic() - started
     text = output.text()
     if code is None:
-        return ToolResult("python", program, f"{text}\nstopped after {config.seconds:g} s".strip(), False, seconds)
+        return ToolResult("python", program, f"{text}\nstopped after {config.seconds:g} s".strip(), False, seconds, files)
     if code < 0:
         name = signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"
-        return ToolResult("python", program, f"{text}\nkilled by {name}".strip(), False, seconds)
-    return ToolResult("python", program, text, code == 0, seconds)
+        return ToolResult("python", program, f"{text}\nkilled by {name}".strip(), False, seconds, files)
+    return ToolResult("python", program, text, code == 0, seconds, files)
 
 
 async def _drain(process: asyncio.subprocess.Process, program: str, output: HeadAndTail) -> None:

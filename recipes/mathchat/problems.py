@@ -19,6 +19,7 @@ KINDS = (
     ("{name} has {a} {things}, finds {b} and gets {c} more. How many?", "{a}+{b}+{c}"),
     ("{name} had {a} {things}, lost {c}, then found {b}. How many now?", "{a}-{c}+{b}"),
 )
+SIGNS = {"+": "plus", "-": "minus", "*": "times"}
 HELD_OUT = 5
 """One expression in so many is for evaluation."""
 
@@ -39,7 +40,8 @@ def generate(split, count, seed=0):
         seen.add((kind, expression))
         prompt = text.format(name=rng.choice(NAMES), things=rng.choice(THINGS), **numbers)
         label = str(eval(expression))  # our own digits and signs
-        tasks.append(Task(f"{kind}:{expression}", prompt, label, {"expression": expression}))
+        signs = "_".join(SIGNS[c] for c in expression if c in SIGNS)
+        tasks.append(Task(f"{kind}:{expression}", prompt, label, {"expression": expression, "type": signs}))
     return tasks
 
 

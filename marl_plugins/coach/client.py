@@ -1,0 +1,351 @@
+"""One OpenAI-compatible endpoint, asked many times: limits, repeats, a deadline, a budget, and answers that are kept.
+
+    judgement = await client.judge(request)
+
+Two kinds of failure. What may pass (429, 5xx, a connection, a time-out, an answer that is not in the protocol) is repeated
+with growing, random pauses, or after what `Retry-After` asks for; when that does not help within the deadline, this one
+judgement is missing (`InfrastructureFailure`). What cannot pass (a refused key, an unknown model, a request that the
+endpoint does not take) ends the run at once, with everything up to the last step saved (`RunPaused`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from marl_plugins.coach.accounts import Answers, Budget
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
+
+if TYPE_CHECKING:
+    import openai
+    from tenacity import RetryCallState
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+"""Seconds: a repeat waits a random part of the first, then of twice that, ... up to the longest."""
+ONE_REQUEST = {"content_filter", "context_length_exceeded", "string_above_max_length"}
+"""Codes of a 400 that speak of what was asked, not of how; that judgement is missing, and the run goes on."""
+NEVER_PASSES = {"insufficient_quota"}
+"""Codes of a 429 that no waiting cures."""
+
+Message = dict[str, str]
+
+
+class Malformed(Exception):
+    """An answer that is not in the protocol."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the model is, and how it is asked.
+
+    Args:
+        timeout: Seconds of one request.
+        deadline: Seconds of one judgement, queueing, pauses and repeats included.
+        retries: Repeats of a request that failed in a way that may pass.
+        concurrency: Requests in flight, in the whole run.
+        per_minute: Requests begun per minute, in the whole run; None for as many as may be.
+        form: `json` asks for structured output, `text` for lines, `auto` for the first that the endpoint has.
+        body: Fields added to every request; a null takes one of ours out.
+    """
+
+    base_url: str
+    model: str
+    api_key_env: str = "OPENAI_API_KEY"
+    timeout: float = 60.0
+    deadline: float = 600.0
+    retries: int = 6
+    concurrency: int = 32
+    per_minute: float | None = None
+    max_tokens: int = 1024
+    form: Literal["auto", "json", "text"] = "auto"
+    body: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"coach endpoint {self.base_url}, model {self.model!r}"
+
+
+@dataclass(frozen=True)
+class Request:
+    """One thing to be judged.
+
+    Args:
+        prompt: `(nonce, form)` to the whole prompt. The nonce is a random word that nobody who wrote what is judged can
+            know; it marks the quoted part and the lines of the verdict.
+        parse: `(answer, nonce, form)` to the judgement as JSON values, or None where the answer holds none.
+        again: `(nonce, form)` to what is said when it held none.
+        schema: JSON schema of the answer, for structured output.
+    """
+
+    prompt: Callable[[str, str], str]
+    parse: Callable[[str, str, str], dict[str, Any] | None]
+    again: Callable[[str, str], str]
+    schema: Mapping[str, Any]
+
+
+class Client:
+    """Asks an endpoint, within its limits. One for the whole run: its limits are the run's.
+
+    Args:
+        answers: Judgements kept from earlier; the same question is asked once.
+        replay: Whether to answer from them alone, without a network.
+    """
+
+    def __init__(self, endpoint: Endpoint, budget: Budget, answers: Answers, replay: bool = False):
+        self.endpoint = endpoint
+        self.budget = budget
+        self.answers = answers
+        self.replay = replay
+        self.form: Literal["json", "text"] = "text" if endpoint.form == "auto" else endpoint.form
+        self.counts: Counter[str] = Counter()
+        self.latencies: list[float] = []
+        self.in_flight = self.peak = 0
+        self._client: Any = None
+
+    def take(self) -> tuple[Counter[str], list[float]]:
+        """Counts (requests, repeats, cached, asked_again) and seconds per judgement since the last call."""
+        counts, latencies = self.counts, self.latencies
+        self.counts, self.latencies = Counter(), []
+        return counts, latencies
+
+    async def judge(self, request: Request) -> dict[str, Any]:
+        """The judgement, from the kept answers or from the endpoint.
+
+        Raises:
+            InfrastructureFailure: It cannot be had.
+            RunPaused: No judgement can be had from now on.
+        """
+        key = self.key(request)
+        known = self.answers.get(key)
+        if known is not None:
+            self.counts["cached"] += 1
+            return known
+        if self.replay:
+            raise InfrastructureFailure("coach_replay", "the recorded answers hold none for this")
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(self.endpoint.deadline) as deadline:
+                judgement = await self._asked(request)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise InfrastructureFailure(
+                "coach_deadline", f"no judgement within {self.endpoint.deadline:g} s (--coach.deadline)"
+            ) from None
+        self.latencies.append(time.monotonic() - started)
+        self.answers.put(key, judgement)
+        return judgement
+
+    def key(self, request: Request) -> str:
+        """Names a question by all that its answer depends on: model, form, limits and the prompt without its nonce.
+
+        Not by the address, so that a recording can be replayed where the endpoint is another.
+        """
+        e = self.endpoint
+        parts = [e.model, e.form, e.max_tokens, dict(e.body), request.prompt("", e.form), request.schema]
+        return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+    async def _asked(self, request: Request) -> dict[str, Any]:
+        nonce = secrets.token_hex(4)
+        messages: list[Message] = [{"role": "user", "content": request.prompt(nonce, self.form)}]
+        text = await self._answer(messages, request.schema)
+        judgement = request.parse(text, nonce, self.form)
+        if judgement is None:
+            self.counts["asked_again"] += 1
+            messages += [
+                {"role": "assistant", "content": text[:4000] or "..."},
+                {"role": "user", "content": request.again(nonce, self.form)},
+            ]
+            text = await self._answer(messages, request.schema)
+            judgement = request.parse(text, nonce, self.form)
+        if judgement is None:
+            raise InfrastructureFailure("coach_verdict", f"twice no verdict in the answer; the second: {text[:200]!r}")
+        return judgement
+
+    async def _answer(self, messages: list[Message], schema: Mapping[str, Any]) -> str:
+        """One answer, with repeats."""
+        import openai
+        from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt
+
+        attempts = AsyncRetrying(
+            retry=retry_if_exception(_may_pass),
+            stop=stop_after_attempt(self.endpoint.retries + 1),
+            wait=_pause,
+            reraise=True,
+        )
+        try:
+            async for attempt in attempts:
+                with attempt:
+                    self.counts["repeats"] += attempt.retry_state.attempt_number > 1
+                    return await self._request(messages, schema)
+        except openai.APIStatusError as error:
+            raise self._missing_or_fatal(error) from error
+        except (openai.APITimeoutError, TimeoutError) as error:
+            raise InfrastructureFailure("coach_timeout", f"no answer within {self.endpoint.timeout:g} s") from error
+        except openai.APIConnectionError as error:
+            raise InfrastructureFailure("coach_unreachable", str(error.__cause__ or error)) from error
+        except (openai.APIError, Malformed) as error:
+            raise InfrastructureFailure("coach_protocol", str(error)) from error
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def _request(self, messages: list[Message], schema: Mapping[str, Any]) -> str:
+        """One request, when the limits allow it; a pause before a repeat holds no place."""
+        e = self.endpoint
+        if self._client is None:
+            self._open()
+        async with AsyncExitStack() as limits:
+            await limits.enter_async_context(self._slots)
+            if self._rate is not None:
+                await limits.enter_async_context(self._rate)
+            spent = self.budget.spent()
+            if spent:
+                raise InfrastructureFailure("coach_budget", f"spent: {spent}")
+            self.in_flight += 1
+            self.peak = max(self.peak, self.in_flight)
+            self.counts["requests"] += 1
+            try:
+                # The client's time-out is one of silence; ours also ends an answer that trickles in byte by byte.
+                async with asyncio.timeout(e.timeout):
+                    answer = await self._client.post("/chat/completions", cast_to=object, body=self.body(messages, schema))
+            except ValueError as error:  # a body that is not JSON
+                raise Malformed(str(error)) from error
+            finally:
+                self.in_flight -= 1
+        return self._text(answer)
+
+    def _open(self) -> None:
+        """The connection and the limits, in the event loop that uses them."""
+        import openai
+        from aiolimiter import AsyncLimiter
+
+        e = self.endpoint
+        self._client = openai.AsyncOpenAI(base_url=e.base_url, api_key=api_key(e), timeout=e.timeout, max_retries=0)
+        self._slots = asyncio.Semaphore(e.concurrency)
+        # One request per time slice rather than a minute's worth at once.
+        self._rate = None if e.per_minute is None else AsyncLimiter(1, 60.0 / e.per_minute)
+
+    def body(self, messages: list[Message], schema: Mapping[str, Any]) -> dict[str, Any]:
+        """The request's JSON body."""
+        e = self.endpoint
+        body: dict[str, Any] = {"model": e.model, "messages": messages, "temperature": 0, "max_tokens": e.max_tokens}
+        if self.form == "json":
+            body["response_format"] = {
+                "type": "json_schema",
+                "json_schema": {"name": "judgement", "strict": True, "schema": schema},
+            }
+        return {name: value for name, value in (body | dict(e.body)).items() if value is not None}
+
+    def _text(self, answer: Any) -> str:
+        try:
+            usage = answer.get("usage") or {}
+            self.budget.spent_in += int(usage.get("prompt_tokens") or 0)
+            self.budget.spent_out += int(usage.get("completion_tokens") or 0)
+            text = answer["choices"][0]["message"]["content"]
+        except (AttributeError, LookupError, TypeError, ValueError):
+            text = None
+        if not isinstance(text, str):
+            raise Malformed(f"no text in the answer {answer!r:.200}")
+        return text
+
+    def _missing_or_fatal(self, error: openai.APIStatusError) -> Exception:
+        status, code = error.status_code, str(error.code or "")
+        if code not in NEVER_PASSES:
+            if status == 429:
+                return InfrastructureFailure("coach_busy", f"HTTP 429 after {self.endpoint.retries} repeats")
+            if status >= 500 or status in (408, 409):
+                return InfrastructureFailure("coach_server", f"HTTP {status}: {error.message[:200]}")
+            if code in ONE_REQUEST:
+                return InfrastructureFailure("coach_refused", f"HTTP {status}: {code}")
+        return RunPaused(f"{self.endpoint}: {said(error, self.endpoint)}")
+
+    def probe(self, request: Request) -> None:
+        """One small request before anything is started; settles the form of the answers.
+
+        Raises:
+            ConfigurationError: The endpoint is down, slow, refuses the key or the model, or does not answer in the protocol.
+        """
+        if self.replay:
+            return
+        forms: list[Literal["json", "text"]]
+        forms = ["json", "text"] if self.endpoint.form == "auto" else [self.endpoint.form]
+        for form in forms:
+            self.form = form
+            problem, final = self._try_form(request)
+            if problem is None:
+                return
+            if final or form == forms[-1]:
+                raise ConfigurationError(f"{self.endpoint}: {problem}")
+
+    def _try_form(self, request: Request) -> tuple[str | None, bool]:
+        """What is wrong with an answer in this form, and whether no other form would help."""
+        import openai
+
+        e = self.endpoint
+        nonce = secrets.token_hex(4)
+        messages: list[Message] = [{"role": "user", "content": request.prompt(nonce, self.form)}]
+        try:
+            with openai.OpenAI(base_url=e.base_url, api_key=api_key(e), timeout=e.timeout, max_retries=1) as client:
+                text = self._text(
+                    client.post("/chat/completions", cast_to=object, body=self.body(messages, request.schema))
+                )
+        except openai.APITimeoutError:
+            return f"no answer within {e.timeout:g} s, twice; is it overloaded? --coach.timeout raises the limit", True
+        except openai.APIConnectionError as error:
+            return f"cannot be reached ({error.__cause__ or error}); is it running?", True
+        except openai.APIStatusError as error:
+            return said(error, e), error.status_code not in (400, 422)
+        except (openai.APIError, Malformed, ValueError) as error:
+            return f"does not answer as an OpenAI-compatible endpoint does: {error}", True
+        if request.parse(text, nonce, self.form) is None:
+            return (
+                f"asked for a score of 7 it said {text[:200]!r}, which is not the form it was asked for; use a model that "
+                "follows instructions"
+            ), False
+        return None, True
+
+
+def said(error: openai.APIStatusError, endpoint: Endpoint) -> str:
+    """A refusal in words, with the cure where there is one."""
+    if error.status_code in (401, 403):
+        return f"refuses the key ({error.status_code}); is ${endpoint.api_key_env} right?"
+    text = f"HTTP {error.status_code}: {error.message[:300]}"
+    if error.status_code == 404:
+        text += "; is --coach.base_url right (it usually ends in /v1), and --coach.model the name that the endpoint uses?"
+    if error.code in NEVER_PASSES:
+        text += "; the account has run out"
+    return text
+
+
+def api_key(endpoint: Endpoint) -> str:
+    return os.environ.get(endpoint.api_key_env) or "none"  # servers of one's own take any
+
+
+def _may_pass(error: BaseException) -> bool:
+    import openai
+
+    if isinstance(error, openai.APIStatusError):
+        passing = error.status_code in (408, 409, 429) or error.status_code >= 500
+        return passing and str(error.code or "") not in NEVER_PASSES
+    return isinstance(error, openai.APIError | Malformed | TimeoutError)
+
+
+def _pause(state: RetryCallState) -> float:
+    """Seconds before the next attempt: what `Retry-After` says, else random and growing (full jitter)."""
+    from tenacity import wait_random_exponential
+
+    error = state.outcome.exception() if state.outcome else None
+    headers = getattr(getattr(error, "response", None), "headers", {})
+    try:
+        asked = float(headers.get("retry-after", ""))
+    except ValueError:  # none, or a date
+        return float(wait_random_exponential(multiplier=FIRST_PAUSE, max=LONGEST_PAUSE)(state))
+    # Everyone who is told the same time comes back spread out a little.
+    return max(0.0, asked) * (1 + 0.1 * secrets.randbelow(1000) / 1000)

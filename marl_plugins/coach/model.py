@@ -1,0 +1,158 @@
+"""A language model as the coach: what it is shown of an action, and what becomes of its verdict."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marl_plugins.coach import verdict
+from marl_plugins.coach.client import Request
+from marl_plugins.coach.verdict import Verdict
+from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.core.workflow import Seen, SeenLast
+
+if TYPE_CHECKING:
+    from marl_plugins.coach.client import Client
+    from marl_plugins.core.trajectory import Action
+
+FIELDS = ("task", "role", "duties", "messages", "before", "action", "tools", "files", "fence", "form")
+LABEL_FIELDS = ("label", "answer")
+NEEDED = ("action", "fence", "form")
+LONGEST = 4000
+"""Characters of any one part of the prompt; longer ones keep head and tail, where tracebacks end."""
+
+
+class ModelCoach:
+    """Asks a model for every action.
+
+    Args:
+        prompts: For all actions but the last, and for the last role's last action.
+        duties: By role, the text of its prompt.
+    """
+
+    def __init__(self, client: Client, prompts: tuple[str, str], duties: Mapping[str, str]):
+        self.client = client
+        self.prompts = prompts
+        self.duties = duties
+
+    async def judge(self, action: Action, seen: Seen) -> Verdict:
+        """The model's verdict.
+
+        Raises:
+            InfrastructureFailure: It cannot be had.
+            RunPaused: None can be had from now on.
+        """
+        return Verdict.model_validate(await self.client.judge(self.request(action, seen)))
+
+    def request(self, action: Action, seen: Seen) -> Request:
+        last = isinstance(seen, SeenLast)
+        fields = shown(action, seen, self.duties[action.role])
+
+        def prompt(nonce: str, form: str) -> str:
+            how = verdict.instruction(nonce, form, last)
+            return self.prompts[last].format(**fields, fence=nonce, form=how)
+
+        return _request(prompt, last)
+
+    def probe(self) -> None:
+        """Ask for a score of 7 before anything is started.
+
+        Raises:
+            ConfigurationError: Nobody answers, or not in the form that was asked for.
+        """
+
+        def prompt(nonce: str, form: str) -> str:
+            return f"This tries out the form of your answers. Give a score of 7.\n{verdict.instruction(nonce, form, False)}"
+
+        self.client.probe(_request(prompt, False))
+
+
+def _request(prompt: Callable[[str, str], str], last: bool) -> Request:
+    def parse(text: str, nonce: str, form: str) -> dict[str, Any] | None:
+        found = verdict.parse(text, nonce, form, last)
+        return None if found is None else found.model_dump()
+
+    def again(nonce: str, form: str) -> str:
+        return verdict.again(nonce, form, last)
+
+    return Request(prompt, parse, again, verdict.schema(last))
+
+
+def read_prompt(path: Path, *, with_label: bool) -> str:
+    """A prompt file, with its placeholders checked.
+
+    Raises:
+        ConfigurationError: It cannot be read, or has a placeholder that is unknown, forbidden here or missing.
+    """
+    allowed = (*FIELDS, *LABEL_FIELDS) if with_label else FIELDS
+    problems = []
+    text, found = placeholders(path)
+    for name in sorted(found - set(allowed)):
+        if name in LABEL_FIELDS:
+            problems.append(
+                f"coach prompt {path}: {{{name}}} may stand in --coach.last_prompt only: the label must not reach the score of "
+                "any other action"
+            )
+        else:
+            problems.append(f"coach prompt {path}: there is no placeholder {{{name}}}{nearest(name, allowed)}")
+    why = {"action": "what is to be scored", "fence": "where the agent's text ends", "form": "how to answer"}
+    problems += [
+        f"coach prompt {path}: {{{name}}} is missing; without it the coach cannot know {why[name]}"
+        for name in NEEDED
+        if name not in found
+    ]
+    if problems:
+        raise ConfigurationError(problems)
+    return text
+
+
+def placeholders(path: Path) -> tuple[str, set[str]]:
+    """A prompt file's text and the names in its braces.
+
+    Raises:
+        ConfigurationError: It cannot be read, or a brace is not closed.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        return text, {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
+    except OSError as error:
+        raise ConfigurationError(f"coach prompt {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigurationError(f"coach prompt {path}: {error}; write {{{{ and }}}} for braces") from None
+
+
+def shown(action: Action, seen: Seen, duties: str) -> dict[str, str]:
+    """What a prompt's placeholders stand for; the label only where the scorer may know it."""
+    fields = {
+        "task": shorten(seen.prompt),
+        "role": action.role,
+        "duties": shorten(duties),
+        "messages": shorten("\n".join(f"<{role}> {text}" for role, text in seen.messages)),
+        "before": shorten("\n".join(said(a) for a in seen.before)) or "nothing",
+        "action": shorten(action.text),
+        "tools": shorten(tool_answers([action])) or "none used",
+        "files": ", ".join(sorted({f for a in (*seen.before, action) for r in a.tool_results for f in r.files})) or "none",
+    }
+    if isinstance(seen, SeenLast):
+        fields |= {"label": str(seen.label), "answer": str(seen.answer)}
+    return fields
+
+
+def said(action: Action) -> str:
+    """An earlier action as the coach reads it, its tools' answers included."""
+    answers = tool_answers([action])
+    return f"<{action.role}> {action.text}" + (f"\n<tools of {action.role}> {answers}" if answers else "")
+
+
+def tool_answers(actions: Sequence[Action]) -> str:
+    return "\n".join(f"{'ok' if r.ok else 'failed'}: {r.output}" for a in actions for r in a.tool_results)
+
+
+def shorten(text: str) -> str:
+    """Head and tail of a long text."""
+    if len(text) <= LONGEST:
+        return text
+    half = LONGEST // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"

@@ -1,0 +1,140 @@
+"""What a coach says of one action, and how it is read: strictly, because a wrong reading is a wrong reward.
+
+    text    lines that carry the request's nonce: `CORRECT 9f31c2aa: yes`, `SCORE 9f31c2aa: 7.5`
+    json    one object of the schema and nothing around it (structured output)
+
+Whoever wrote what is judged cannot know the nonce, and cannot write outside of a string in the object, so nothing that the
+coach quotes passes for its verdict. What is ambiguous or out of range is no verdict; nothing is clamped or guessed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, Any
+
+import pydantic
+
+LONGEST_EXPLANATION = 4000
+
+AROUND = r"[\s*_\[\](){}\"'`]*"
+"""What markdown and habit put around a word or a number; no digit and no sign."""
+BEFORE = r"[\s*_\[\](){}\"'`#>|+-]*"
+"""What may stand at a line's beginning: a list's dash, a heading, a quotation."""
+NUMBER = r"(?:10(?:\.0+)?|\d(?:\.\d+)?)"
+
+
+class Verdict(pydantic.BaseModel):
+    """One verdict.
+
+    Args:
+        score: 0 useless, 10 perfect.
+        correct: Whether the team's answer is right, where the coach was asked.
+        criteria: By name, 0 to 10, where the coach gave any.
+        explanation: For people.
+    """
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    score: float = pydantic.Field(ge=0, le=10)
+    correct: bool | None = None
+    criteria: dict[str, Annotated[float, pydantic.Field(ge=0, le=10)]] = {}
+    explanation: str = ""
+
+    @property
+    def share(self) -> float:
+        """The score in [0, 1]."""
+        return self.score / 10
+
+
+def schema(with_label: bool) -> dict[str, Any]:
+    """JSON schema of a verdict, as strict structured output wants it: every field required, nothing besides."""
+    criterion = {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "score": {"type": "number", "minimum": 0, "maximum": 10}},
+        "required": ["name", "score"],
+        "additionalProperties": False,
+    }
+    fields: dict[str, Any] = {
+        "explanation": {"type": "string"},
+        "criteria": {"type": "array", "items": criterion},
+        **({"correct": {"type": "boolean"}} if with_label else {}),
+        "score": {"type": "number", "minimum": 0, "maximum": 10},
+    }
+    return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+
+
+def instruction(nonce: str, form: str, with_label: bool) -> str:
+    """How the coach has to answer."""
+    if form == "json":
+        correct = ', "correct": true or false (is the team\'s answer right?)' if with_label else ""
+        return (
+            'Answer with one JSON object: {"explanation": two sentences on what was good and what was not, "criteria": '
+            f'a list of {{"name", "score"}} for what you looked at (may be empty){correct}, "score": 0 (useless) to 10 (perfect)}}.'
+        )
+    correct = f"CORRECT {nonce}: yes or no (is the team's answer right?)\n" if with_label else ""
+    lines = f"{correct}SCORE {nonce}: a number from 0 (useless) to 10 (perfect)"
+    return f"Say in two sentences what was good and what was not. Then end with exactly:\n{lines}"
+
+
+def again(nonce: str, form: str, with_label: bool) -> str:
+    """What is said to a coach whose answer held no verdict; the task stands above it in the conversation."""
+    return f"That holds no verdict that can be read. Judge the same step again. {instruction(nonce, form, with_label)}"
+
+
+def parse(text: str, nonce: str, form: str, with_label: bool) -> Verdict | None:
+    """The verdict in an answer, or None."""
+    return _parse_json(text, with_label) if form == "json" else _parse_lines(text, nonce, with_label)
+
+
+def _parse_lines(text: str, nonce: str, with_label: bool) -> Verdict | None:
+    score = _value(text, "SCORE", nonce, rf"({NUMBER})(?:\s*/\s*10(?:\.0+)?)?\.?")
+    correct = _value(text, "CORRECT", nonce, r"(yes|no|true|false)\.?")
+    if score is None or (with_label and correct is None):
+        return None
+    known = None if correct is None or not with_label else correct in ("yes", "true")
+    return Verdict(score=float(score), correct=known, explanation=text.strip()[-LONGEST_EXPLANATION:])
+
+
+def _value(text: str, name: str, nonce: str, value: str) -> str | None:
+    """The value of the line `NAME nonce: value`; None where there is none, or where several lines disagree."""
+    line = re.compile(rf"{BEFORE}{name}{AROUND}{re.escape(nonce)}\b{AROUND}[:=]{AROUND}{value}{AROUND}", re.IGNORECASE)
+    marked = re.compile(rf"\b{name}\b{AROUND}{re.escape(nonce)}\b", re.IGNORECASE)
+    found = set()
+    for said in text.splitlines():
+        if marked.search(said):
+            match = line.fullmatch(said)
+            if match is None:
+                return None
+            found.add(match.group(1).lower())
+    return found.pop() if len(found) == 1 else None
+
+
+FENCED = re.compile(r"\s*```(?:json)?\s*\n(.*)\n```\s*", re.DOTALL)
+
+
+def _parse_json(text: str, with_label: bool) -> Verdict | None:
+    fenced = FENCED.fullmatch(text)
+    try:
+        data = json.loads(fenced.group(1) if fenced else text, object_pairs_hook=_no_twins, parse_constant=_no_constant)
+        given = dict(data)
+        criteria = {c["name"]: float(c["score"]) for c in given.pop("criteria", [])}
+        if with_label and not isinstance(given.get("correct"), bool):
+            return None
+        if isinstance(given.get("score"), bool):
+            return None
+        given["explanation"] = str(given.get("explanation", ""))[:LONGEST_EXPLANATION]
+        verdict = Verdict(**given, criteria=criteria)
+    except (ValueError, TypeError, KeyError, RecursionError):  # pydantic's errors are ValueErrors
+        return None
+    return verdict if with_label else verdict.model_copy(update={"correct": None})
+
+
+def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise ValueError("a field stands there twice")
+    return dict(pairs)
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number")

@@ -1,0 +1,263 @@
+"""The coach's endpoint over real HTTP: what may pass is repeated, what cannot ends the run, and no verdict is made up."""
+
+import asyncio
+import json
+import time
+
+import pytest
+from openai_server import Reply, nonce_in, openai_server, verdict
+
+from marl_plugins.coach import PROMPTS
+from marl_plugins.coach.accounts import Answers, Budget
+from marl_plugins.coach.client import Client, Endpoint
+from marl_plugins.coach.model import ModelCoach, read_prompt
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
+from marl_plugins.core.workflow import SeenLast
+
+SECRET = "the-label-42"
+
+
+def coach_at(url, budget=None, answers=None, replay=False, **settings):
+    prompts = (
+        read_prompt(PROMPTS / "action.md", with_label=False),
+        read_prompt(PROMPTS / "last_action.md", with_label=True),
+    )
+    endpoint = Endpoint(**{"base_url": url, "model": "m", "timeout": 5.0, "retries": 3, **settings})
+    return ModelCoach(
+        Client(endpoint, budget or Budget(), answers or Answers(), replay), prompts, {"solver": "Solve {problem}"}
+    )
+
+
+def last_of(seen):
+    return SeenLast(**vars(seen), label=SECRET, answer="an answer")
+
+
+def judge(coach, *pairs):
+    async def all_of_them():
+        return await asyncio.gather(*(coach.judge(action, seen) for action, seen in pairs), return_exceptions=True)
+
+    return asyncio.run(all_of_them())
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_a_verdict_in_either_form_and_the_label_in_the_last_actions_prompt_alone(form, action, seen):
+    with openai_server(lambda body, n: verdict(body, 8, correct="no", says="Good.")) as (url, bodies):
+        coach = coach_at(url, form=form)
+        coach.probe()
+        first, last = judge(coach, (action, seen), (action, last_of(seen)))
+    assert (first.share, first.correct) == (0.8, None)
+    assert (last.share, last.correct) == (0.8, False)
+    assert "Good." in first.explanation
+    prompts = [b["messages"][0]["content"] for b in bodies[1:]]
+    assert sum(SECRET in prompt for prompt in prompts) == 1
+    assert all(("response_format" in b) == (form == "json") for b in bodies)
+
+
+def test_the_form_is_settled_by_what_the_endpoint_takes(action, seen):
+    def without_structured_output(body, n):
+        return Reply("response_format is unknown", 400) if "response_format" in body else verdict(body, 7)
+
+    def without_a_thought_of_it(body, n):  # takes the field and does not heed it
+        return verdict({"messages": body["messages"]}, 7) if "response_format" not in body else "I would say 7."
+
+    for answer in (without_structured_output, without_a_thought_of_it):
+        with openai_server(answer) as (url, bodies):
+            coach = coach_at(url)
+            coach.probe()
+            assert judge(coach, (action, seen))[0].score == 7
+            assert "response_format" not in bodies[-1]
+
+
+def test_an_answer_without_a_verdict_is_asked_about_once_with_the_task_in_sight(action, seen):
+    def answer(body, n):
+        return verdict(body, 4) if len(body["messages"]) == 3 else "Seven of ten, I think."
+
+    with openai_server(answer) as (url, bodies):
+        assert judge(coach_at(url, form="text"), (action, seen))[0].score == 4
+    assert "What is it?" in bodies[1]["messages"][0]["content"]
+    assert nonce_in(bodies[0]) in bodies[1]["messages"][2]["content"]
+    with openai_server(lambda body, n: "Seven of ten, I think.") as (url, bodies):
+        (failure,) = judge(coach_at(url, form="text"), (action, seen))
+    assert (failure.kind, len(bodies)) == ("coach_verdict", 2)
+
+
+def test_every_request_has_a_nonce_of_its_own(action, seen):
+    with openai_server(lambda body, n: verdict(body, 4)) as (url, bodies):
+        judge(coach_at(url, form="text"), (action, seen), (action, seen))
+    assert len({nonce_in(b) for b in bodies}) == 2
+
+
+@pytest.mark.parametrize(
+    "hurdle",
+    [
+        Reply("slow down", 429),
+        Reply("slow down", 429, headers={"Retry-After": "0.01"}),
+        Reply("oops", 500),
+        Reply("busy", 503),
+        Reply(raw=b'{"choices": [{"mess'),
+        Reply(raw=b'{"choices": []}'),
+        Reply(raw=b""),
+        Reply(raw=b"null"),
+        Reply(reset=True),
+        Reply(seconds=0.7),
+    ],
+)
+def test_what_may_pass_is_repeated(hurdle, action, seen):
+    with openai_server(lambda body, n: hurdle if n < 3 else verdict(body, 4)) as (url, bodies):
+        coach = coach_at(url, form="text", timeout=0.5)
+        assert judge(coach, (action, seen))[0].score == 4
+        counts, seconds = coach.client.take()
+    assert (len(bodies), counts["repeats"], len(seconds)) == (3, 2, 1)
+
+
+def test_retry_after_is_heeded(action, seen):
+    asked = []
+
+    def answer(body, n):
+        asked.append(time.monotonic())
+        return Reply("slow down", 429, headers={"Retry-After": "1"}) if n == 1 else verdict(body, 4)
+
+    with openai_server(answer) as (url, _):
+        judge(coach_at(url, form="text"), (action, seen))
+    assert asked[1] - asked[0] >= 1.0
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        (Reply("slow down", 429), "coach_busy"),
+        (Reply("oops", 500), "coach_server"),
+        (Reply(raw=b"not json"), "coach_protocol"),
+        (Reply(seconds=0.4), "coach_timeout"),
+        (Reply(reset=True), "coach_unreachable"),
+        (Reply("too long", 400, code="context_length_exceeded"), "coach_refused"),
+    ],
+)
+def test_what_does_not_pass_is_a_missing_verdict_with_its_reason(reply, kind, action, seen):
+    with openai_server(lambda body, n: reply) as (url, _):
+        (failure,) = judge(coach_at(url, form="text", timeout=0.2, retries=1), (action, seen))
+    assert isinstance(failure, InfrastructureFailure)
+    assert failure.kind == kind
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply("bad key", 401),
+        Reply("no", 403),
+        Reply("no model", 404),
+        Reply("no such field", 400),
+        Reply("empty", 429, code="insufficient_quota"),
+    ],
+)
+def test_what_cannot_pass_is_asked_once_and_ends_the_run(reply, action, seen):
+    with openai_server(lambda body, n: reply) as (url, bodies):
+        (failure,) = judge(coach_at(url, form="text"), (action, seen))
+    assert isinstance(failure, RunPaused)
+    assert url in str(failure) and len(bodies) == 1
+
+
+def test_a_verdict_has_a_deadline_with_all_its_repeats(action, seen):
+    with openai_server(lambda body, n: Reply("busy", 503, headers={"Retry-After": "30"})) as (url, _):
+        (failure,) = judge(coach_at(url, form="text", deadline=0.5), (action, seen))
+    assert failure.kind == "coach_deadline"
+
+
+def test_no_more_requests_are_in_flight_than_allowed_and_pauses_hold_no_place(action, seen):
+    flying, most = [0], [0]
+
+    def answer(body, n):
+        flying[0] += 1
+        most[0] = max(most[0], flying[0])
+        time.sleep(0.02)
+        flying[0] -= 1
+        return Reply("busy", 503, headers={"Retry-After": "0.05"}) if n % 3 == 0 else verdict(body, 5)
+
+    with openai_server(answer) as (url, _):
+        coach = coach_at(url, form="text", concurrency=4)
+        verdicts = judge(coach, *[(action, seen)] * 40)
+    assert [v.score for v in verdicts] == [5] * 40
+    assert most[0] <= 4
+    assert coach.client.peak == 4
+
+
+def test_requests_per_minute_are_spaced(action, seen):
+    begun = []
+
+    def answer(body, n):
+        begun.append(time.monotonic())
+        return verdict(body, 5)
+
+    with openai_server(answer) as (url, _):
+        judge(coach_at(url, form="text", per_minute=1200), *[(action, seen)] * 6)
+    assert max(begun) - min(begun) >= 0.2  # five more at 20 a second
+
+
+def test_kept_answers_are_not_asked_for_again_and_replay_needs_no_endpoint(tmp_path, action, seen):
+    file = tmp_path / "verdicts.jsonl"
+    with openai_server(lambda body, n: verdict(body, 6, says="Kept.")) as (url, bodies):
+        judge(coach_at(url, form="text", answers=Answers(file, file)), (action, seen))
+        file.write_text(file.read_text() + '{"key": "torn')  # killed while writing
+        (again,) = judge(coach_at(url, form="text", answers=Answers(file, file)), (action, seen))
+        judge(coach_at(url, form="text", answers=Answers(file, file)), (action, last_of(seen)))
+    assert (again.score, len(bodies)) == (6, 2)
+    offline = coach_at("http://127.0.0.1:9/v1", form="text", answers=Answers(file), replay=True)
+    offline.probe()
+    assert [v.score for v in judge(offline, (action, seen), (action, last_of(seen)))] == [6, 6]
+    action.text = "something else"
+    (failure,) = judge(offline, (action, seen))
+    assert failure.kind == "coach_replay"
+
+
+def test_a_record_holds_what_was_served_from_the_cache_too(tmp_path, action, seen):
+    cache, record = tmp_path / "cache.jsonl", tmp_path / "deep" / "record.jsonl"
+    with openai_server(lambda body, n: verdict(body, 6)) as (url, bodies):
+        judge(coach_at(url, form="text", answers=Answers(cache, cache)), (action, seen))
+        judge(coach_at(url, form="text", answers=Answers(cache, record)), (action, seen))
+    assert len(bodies) == 1
+    assert json.loads(record.read_text())["judgement"]["score"] == 6
+
+
+def test_what_the_answer_depends_on_is_in_the_key(action, seen):
+    def key(**settings):
+        coach = coach_at("http://127.0.0.1:9/v1", **settings)
+        return coach.client.key(coach.request(action, seen))
+
+    keys = [key(), key(model="n"), key(max_tokens=5), key(body={"seed": 1}), key(form="json")]
+    action.text = "y"
+    keys.append(key())
+    assert len(set(keys)) == len(keys)
+    assert key() == key(base_url="http://elsewhere/v1", concurrency=1, timeout=1.0)
+
+
+def test_tokens_and_dollars_are_counted_and_a_spent_budget_asks_no_more(action, seen):
+    with openai_server(lambda body, n: Reply(verdict(body, 6), tokens=(1000, 200))) as (url, bodies):
+        budget = Budget(tokens=2400, price=(1.0, 5.0))
+        coach = coach_at(url, budget, form="text", concurrency=1)
+        found = judge(coach, *[(action, seen)] * 3)
+    assert [getattr(f, "kind", None) or f.score for f in found] == [6, 6, "coach_budget"]
+    assert len(bodies) == 2
+    assert budget.cost == pytest.approx(2 * (1000 * 1 + 200 * 5) / 1e6)
+    assert "2400 tokens of --coach.budget_tokens 2400" in budget.spent()
+
+
+def test_fields_can_be_added_to_requests_and_taken_out(action, seen):
+    with openai_server(lambda body, n: verdict(body, 6)) as (url, bodies):
+        judge(coach_at(url, form="text", body={"temperature": None, "seed": 3}), (action, seen))
+    assert "temperature" not in bodies[0] and bodies[0]["seed"] == 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "part"),
+    [
+        (lambda b, n: Reply("bad key", 401), "refuses the key (401); is $OPENAI_API_KEY right?"),
+        (lambda b, n: Reply("no such model", 404), "HTTP 404"),
+        (lambda b, n: "I am a teapot", "which is not the form it was asked for"),
+        (lambda b, n: Reply(raw=b"<html>"), "does not answer as an OpenAI-compatible endpoint does"),
+        (lambda b, n: Reply(seconds=0.5), "no answer within 0.2 s, twice"),
+    ],
+)
+def test_the_probe_says_what_is_wrong_with_an_endpoint(answer, part):
+    with openai_server(answer) as (url, _), pytest.raises(ConfigurationError) as caught:
+        coach_at(url, timeout=0.2).probe()
+    assert part in str(caught.value) and url in str(caught.value)
