@@ -28,6 +28,7 @@ BUILTINS = ("marl_plugins.recipe", "marl_plugins.routing", "marl_plugins.reinfor
 """Always active and asked last: what a run does where no named plugin answers."""
 SHIPPED = (
     "marl_plugins.coach",
+    "marl_plugins.reward_backprop",
     "marl_plugins.routing",
     "marl_plugins.reinforce_pp",
     "marl_plugins.filter_agents_data",

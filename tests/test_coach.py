@@ -79,13 +79,13 @@ def test_placeholders_of_a_prompt_are_checked(tmp_path):
     file.write_text("{action} {fence} {form} {label} {tsak}")
     with pytest.raises(ConfigurationError) as caught:
         read_prompt(file, with_label=False)
-    assert "{label} may stand in --coach.last_prompt only" in str(caught.value)
+    assert "{label} is forbidden here: it may stand in --coach.last_prompt only" in str(caught.value)
     assert "no placeholder {tsak}; did you mean 'task'?" in str(caught.value)
     file.write_text("{action} {form}")
     with pytest.raises(ConfigurationError, match=r"\{fence\} is missing; without it .* where the agent's text ends"):
         read_prompt(file, with_label=False)
     file.write_text("{action")
-    with pytest.raises(ConfigurationError, match="write {{ and }} for braces"):
+    with pytest.raises(ConfigurationError, match=r"write {{ and }} for braces"):
         read_prompt(file, with_label=False)
 
 

@@ -219,7 +219,7 @@ def _model_coach(run: Run, model: str) -> Coach:
     return coach
 
 
-def client() -> Client | None:
+def shared_client() -> Client | None:
     """The run's client, where the coach is a model: what else asks a model asks through it, within the same limits."""
     return _state.client
 

@@ -22,6 +22,7 @@ LABEL_FIELDS = ("label", "answer")
 NEEDED = ("action", "fence", "form")
 LONGEST = 4000
 """Characters of any one part of the prompt; longer ones keep head and tail, where tracebacks end."""
+CUT_OFF = "\n[cut off here: the limit of its length was reached]"
 
 
 class ModelCoach:
@@ -81,23 +82,36 @@ def _request(prompt: Callable[[str, str], str], last: bool) -> Request:
 
 
 def read_prompt(path: Path, *, with_label: bool) -> str:
-    """A prompt file, with its placeholders checked.
+    """The coach's prompt for the last action, or for all others.
 
     Raises:
         ConfigurationError: It cannot be read, or has a placeholder that is unknown, forbidden here or missing.
     """
-    allowed = (*FIELDS, *LABEL_FIELDS) if with_label else FIELDS
-    problems = []
+    if with_label:
+        return checked_prompt(path, (*FIELDS, *LABEL_FIELDS))
+    return checked_prompt(path, FIELDS, "it may stand in --coach.last_prompt only")
+
+
+def checked_prompt(path: Path, allowed: Sequence[str], no_label: str = "") -> str:
+    """A prompt file for a coach, with its placeholders checked.
+
+    Args:
+        no_label: Why a placeholder of the label's is forbidden.
+
+    Raises:
+        ConfigurationError: It cannot be read, or has a placeholder that is unknown, forbidden here or missing.
+    """
     text, found = placeholders(path)
+    problems = []
     for name in sorted(found - set(allowed)):
         if name in LABEL_FIELDS:
             problems.append(
-                f"coach prompt {path}: {{{name}}} may stand in --coach.last_prompt only: the label must not reach the score of "
-                "any other action"
+                f"coach prompt {path}: {{{name}}} is forbidden here: {no_label}; the label must not reach the score of any "
+                "other action"
             )
         else:
             problems.append(f"coach prompt {path}: there is no placeholder {{{name}}}{nearest(name, allowed)}")
-    why = {"action": "what is to be scored", "fence": "where the agent's text ends", "form": "how to answer"}
+    why = {"action": "what is to be judged", "fence": "where the agent's text ends", "form": "how to answer"}
     problems += [
         f"coach prompt {path}: {{{name}}} is missing; without it the coach cannot know {why[name]}"
         for name in NEEDED
@@ -131,7 +145,7 @@ def shown(action: Action, seen: Seen, duties: str) -> dict[str, str]:
         "duties": shorten(duties),
         "messages": shorten("\n".join(f"<{role}> {text}" for role, text in seen.messages)),
         "before": shorten("\n".join(said(a) for a in seen.before)) or "nothing",
-        "action": shorten(action.text),
+        "action": shorten(action.text) + (CUT_OFF if action.generation.finish == "length" else ""),
         "tools": shorten(tool_answers([action])) or "none used",
         "files": ", ".join(sorted({f for a in (*seen.before, action) for r in a.tool_results for f in r.files})) or "none",
     }

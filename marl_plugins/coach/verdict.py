@@ -88,15 +88,15 @@ def parse(text: str, nonce: str, form: str, with_label: bool) -> Verdict | None:
 
 
 def _parse_lines(text: str, nonce: str, with_label: bool) -> Verdict | None:
-    score = _value(text, "SCORE", nonce, rf"({NUMBER})(?:\s*/\s*10(?:\.0+)?)?\.?")
-    correct = _value(text, "CORRECT", nonce, r"(yes|no|true|false)\.?")
+    score = value_of(text, "SCORE", nonce, rf"({NUMBER})(?:\s*/\s*10(?:\.0+)?)?\.?")
+    correct = value_of(text, "CORRECT", nonce, r"(yes|no|true|false)\.?")
     if score is None or (with_label and correct is None):
         return None
     known = None if correct is None or not with_label else correct in ("yes", "true")
     return Verdict(score=float(score), correct=known, explanation=text.strip()[-LONGEST_EXPLANATION:])
 
 
-def _value(text: str, name: str, nonce: str, value: str) -> str | None:
+def value_of(text: str, name: str, nonce: str, value: str) -> str | None:
     """The value of the line `NAME nonce: value`; None where there is none, or where several lines disagree."""
     line = re.compile(rf"{BEFORE}{name}{AROUND}{re.escape(nonce)}\b{AROUND}[:=]{AROUND}{value}{AROUND}", re.IGNORECASE)
     marked = re.compile(rf"\b{name}\b{AROUND}{re.escape(nonce)}\b", re.IGNORECASE)
@@ -114,20 +114,26 @@ FENCED = re.compile(r"\s*```(?:json)?\s*\n(.*)\n```\s*", re.DOTALL)
 
 
 def _parse_json(text: str, with_label: bool) -> Verdict | None:
+    given = json_object(text)
+    if given is None or (with_label and given.get("correct") is None):
+        return None
+    try:
+        criteria = {c["name"]: c["score"] for c in given.pop("criteria", [])}
+        given["explanation"] = str(given.get("explanation", ""))[:LONGEST_EXPLANATION]
+        verdict = Verdict(**given, criteria=criteria)
+    except (pydantic.ValidationError, TypeError, KeyError):
+        return None
+    return verdict if with_label else verdict.model_copy(update={"correct": None})
+
+
+def json_object(text: str) -> dict[str, Any] | None:
+    """The one JSON object that an answer is, alone or in one fenced block; None for anything else."""
     fenced = FENCED.fullmatch(text)
     try:
         data = json.loads(fenced.group(1) if fenced else text, object_pairs_hook=_no_twins, parse_constant=_no_constant)
-        given = dict(data)
-        criteria = {c["name"]: float(c["score"]) for c in given.pop("criteria", [])}
-        if with_label and not isinstance(given.get("correct"), bool):
-            return None
-        if isinstance(given.get("score"), bool):
-            return None
-        given["explanation"] = str(given.get("explanation", ""))[:LONGEST_EXPLANATION]
-        verdict = Verdict(**given, criteria=criteria)
-    except (ValueError, TypeError, KeyError, RecursionError):  # pydantic's errors are ValueErrors
+    except (ValueError, RecursionError):
         return None
-    return verdict if with_label else verdict.model_copy(update={"correct": None})
+    return data if isinstance(data, dict) else None
 
 
 def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -102,6 +102,8 @@ class Action:
     """Why a score could not be had, when that was infrastructure's doing."""
     explanation: str = ""
     """Why, for people; written by whoever scores."""
+    contribution: float | None = None
+    """Its part in the outcome, in [-1, 1]; written by `marl_plugins.reward_backprop`."""
     reward: float | None = None
     """A real number; written by `marl_credit`. None: the action is not trained on."""
     returns: float | None = None
@@ -244,6 +246,7 @@ class Trajectory:
                     "tools": [{"tool": t.tool, "call": t.call, "output": t.output, "ok": t.ok} for t in a.tool_results],
                     "score": a.score,
                     "explanation": a.explanation,
+                    **({} if a.contribution is None else {"contribution": a.contribution}),
                     "reward": a.reward,
                     "return": a.returns,
                     "advantage": a.advantage,

@@ -1,0 +1,123 @@
+"""The backward pass: from a trajectory's outcome along its dependency graph to a contribution of every action.
+
+    r(sink)   = v / number of sinks
+    r(action) = sum over its children c of share(c -> action) * (r(c) - delta(c))
+
+An attributor says of one action, given what its children left unexplained, what it contributed (delta) and what remains for
+those it worked from, in words. Everything a child leaves unexplained goes to its parents, in equal shares unless the
+attributor says otherwise; what is left at the roots is spread by `conserve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from marl_plugins.core.trajectory import Action, Trajectory
+from marl_plugins.core.workflow import Seen
+
+
+@dataclass(frozen=True)
+class Residual:
+    """What is still to be explained when an action's turn comes.
+
+    Args:
+        outcome: The outcome in words, for the whole trajectory.
+        value: v, the outcome's value in [-1, 1].
+        left: The part of v that reached this action unexplained.
+        notes: What the actions that used this one's output passed on, as (role, words).
+    """
+
+    outcome: str
+    value: float
+    left: float
+    notes: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """What an attributor says of one action.
+
+    Args:
+        contribution: delta, in [-1, 1]; negative for blame.
+        passed_on: What remains unexplained, in words, for the actions it worked from.
+        why: For people.
+        to: Which parents the rest goes to, by path; they need not add up to 1. Empty: all alike.
+    """
+
+    contribution: float
+    passed_on: str = ""
+    why: str = ""
+    to: Mapping[str, float] = field(default_factory=dict)
+
+
+class Attributor(Protocol):
+    """Explains one action's part in an outcome; raises `InfrastructureFailure` where that cannot be had."""
+
+    async def attribute(self, action: Action, seen: Seen, residual: Residual) -> Attribution: ...
+
+
+async def backward(trajectory: Trajectory, outcome: str, value: float, attributor: Attributor) -> dict[str, Attribution]:
+    """Attributions by path; an action is asked about once all that used its output are done, the others at the same time.
+
+    Raises:
+        InfrastructureFailure: An attribution cannot be had; then the decomposition is unknown as a whole.
+    """
+    paths = {a.path for a in trajectory.actions}
+    parents = {a.path: [p for p in a.parents if p in paths] for a in trajectory.actions}
+    children: dict[str, list[str]] = {path: [] for path in parents}
+    for path, mine in parents.items():
+        for parent in mine:
+            children[parent].append(path)
+    sinks = [path for path, users in children.items() if not users]
+    left: dict[str, float] = {}
+    tasks: dict[str, asyncio.Task[Attribution]] = {}
+    roles = {a.path: a.role for a in trajectory.actions}
+
+    async def one(action: Action) -> Attribution:
+        path = action.path
+        said = {c: await tasks[c] for c in children[path]}
+        arriving = sum((left[c] - a.contribution) * _share(a.to, path, parents[c]) for c, a in said.items())
+        left[path] = arriving if said else value / len(sinks)
+        notes = tuple((roles[c], a.passed_on) for c, a in said.items() if a.passed_on)
+        return await attributor.attribute(action, Seen.of(trajectory, action), Residual(outcome, value, left[path], notes))
+
+    async with _first_failure() as group:
+        for action in reversed(trajectory.actions):  # children come after their parents
+            tasks[action.path] = group.create_task(one(action))
+    return {a.path: tasks[a.path].result() for a in trajectory.actions}
+
+
+class _first_failure(asyncio.TaskGroup):
+    """A task group that raises the first failure itself, not a group of them."""
+
+    async def __aexit__(self, *error: object) -> None:
+        try:
+            await super().__aexit__(*error)  # type: ignore[arg-type]
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+
+
+def _share(to: Mapping[str, float], parent: str, parents: Sequence[str]) -> float:
+    """Which part of a child's rest goes to one of its parents."""
+    wanted = sum(w for p, w in to.items() if p in parents and w > 0)
+    return max(to.get(parent, 0.0), 0.0) / wanted if wanted else 1.0 / len(parents)
+
+
+def conserve(contributions: Mapping[str, float], value: float) -> dict[str, float]:
+    """Contributions that add up to v (MAPPA eq. 7): the gap is spread in proportion to their sizes, equally if all are 0.
+
+        delta'_t = delta_t + (v - sum delta) * |delta_t| / sum |delta|
+
+    Where all have one sign this is the rescaling by v / sum delta. It never divides by a sum in which blame and credit
+    cancel, so no contribution grows beyond itself plus the gap; and an action that mattered to nobody stays at 0.
+    """
+    if not contributions:
+        return {}
+    size = sum(abs(c) for c in contributions.values())
+    gap = value - sum(contributions.values())
+    if size == 0.0:
+        return {path: gap / len(contributions) for path in contributions}
+    return {path: c + gap * (abs(c) / size) for path, c in contributions.items()}

@@ -1,0 +1,121 @@
+"""A language model as the attributor, asked through the coach's client and within its limits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import pydantic
+
+from marl_plugins.coach.client import Request
+from marl_plugins.coach.model import FIELDS as SEEN_FIELDS
+from marl_plugins.coach.model import checked_prompt, shown
+from marl_plugins.coach.verdict import AROUND, BEFORE, LONGEST_EXPLANATION, json_object, value_of
+from marl_plugins.reward_backprop.backward import Attribution, Residual
+
+if TYPE_CHECKING:
+    from marl_plugins.coach.client import Client
+    from marl_plugins.core.trajectory import Action
+    from marl_plugins.core.workflow import Seen
+
+FIELDS = (*SEEN_FIELDS, "outcome", "value", "left", "residual")
+NUMBER = r"([+-]?(?:10(?:\.0+)?|\d(?:\.\d+)?))(?:\s*/\s*10(?:\.0+)?)?\.?"
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "explanation": {"type": "string"},
+        "passed_on": {"type": "string"},
+        "contribution": {"type": "number", "minimum": -10, "maximum": 10},
+    },
+    "required": ["explanation", "passed_on", "contribution"],
+    "additionalProperties": False,
+}
+
+
+class _Said(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    contribution: Annotated[float, pydantic.Field(ge=-10, le=10)]
+    passed_on: str = ""
+    explanation: str = ""
+
+
+class ModelAttributor:
+    """Asks a model about every action.
+
+    Args:
+        duties: By role, the text of its prompt.
+    """
+
+    def __init__(self, client: Client, prompt: str, duties: Mapping[str, str]):
+        self.client = client
+        self.prompt = prompt
+        self.duties = duties
+
+    async def attribute(self, action: Action, seen: Seen, residual: Residual) -> Attribution:
+        """The model's attribution.
+
+        Raises:
+            InfrastructureFailure: It cannot be had.
+            RunPaused: None can be had from now on.
+        """
+        fields = shown(action, seen, self.duties[action.role]) | {
+            "outcome": residual.outcome,
+            "value": f"{10 * residual.value:+.1f}",
+            "left": f"{10 * residual.left:+.1f}",
+            "residual": "\n".join(f"<{role}> {note}" for role, note in residual.notes) or "nothing; this step is the last",
+        }
+
+        def prompt(nonce: str, form: str) -> str:
+            return self.prompt.format(**fields, fence=nonce, form=instruction(nonce, form))
+
+        said = _Said.model_validate(await self.client.judge(Request(prompt, parse, again, SCHEMA)))
+        return Attribution(said.contribution / 10, said.passed_on, said.explanation)
+
+
+def read_prompt(path: Path) -> str:
+    """The attributor's prompt; it has no place for a label.
+
+    Raises:
+        ConfigurationError: It cannot be read, or has a placeholder that is unknown or missing.
+    """
+    return checked_prompt(path, FIELDS, "the attributor knows the outcome and no label")
+
+
+def instruction(nonce: str, form: str) -> str:
+    if form == "json":
+        return (
+            'Answer with one JSON object: {"explanation": two sentences, "passed_on": what the earlier steps have to answer '
+            'for, in words, "contribution": -10 (this step ruined it) to 10 (this step made it)}.'
+        )
+    return (
+        "Explain in two sentences. Then end with exactly:\n"
+        f"PASSED_ON {nonce}: in one line, what the earlier steps have to answer for\n"
+        f"CONTRIBUTION {nonce}: a number from -10 (this step ruined it) to 10 (this step made it)"
+    )
+
+
+def again(nonce: str, form: str) -> str:
+    return f"That holds no contribution that can be read. Look at the same step again. {instruction(nonce, form)}"
+
+
+def parse(text: str, nonce: str, form: str) -> dict[str, Any] | None:
+    """The attribution in an answer, or None; as strict as a verdict (coach/verdict.py)."""
+    if form == "json":
+        given = json_object(text)
+        try:
+            return None if given is None else _Said.model_validate(given).model_dump()
+        except pydantic.ValidationError:
+            return None
+    contribution = value_of(text, "CONTRIBUTION", nonce, NUMBER)
+    if contribution is None:
+        return None
+    note = re.search(rf"^{BEFORE}PASSED_ON{AROUND}{re.escape(nonce)}\b{AROUND}:(.*)$", text, re.MULTILINE)
+    passed_on = note.group(1).strip() if note else ""
+    return {
+        "contribution": float(contribution),
+        "passed_on": passed_on,
+        "explanation": text.strip()[-LONGEST_EXPLANATION:],
+    }

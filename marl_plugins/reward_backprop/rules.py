@@ -1,0 +1,155 @@
+"""The offline attributor: rules over what a coach can read of an action. Deterministic, without a model.
+
+A failure is blamed on the actions in which a fault can be seen, the one nearest to the outcome first, each taking the part of
+what reached it that its faults weigh; a missing file is its producer's fault, not that of the one who looked for it. A
+success is shared among the actions without a fault. What a fault is:
+
+    nothing was said            the answer was cut off           a program failed and nobody mended it
+    a file that its instructions name is not there               it looks for a file that nobody was to make
+    an instruction's form is ignored (JSON, a fenced program, \\boxed{}, one line, a word it had to use)
+    a number that is in nothing it had seen, although it had a result to pass on
+
+The rules know neither label nor outcome beyond its value, nor which role is which.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+
+from marl_plugins.core.trajectory import Action
+from marl_plugins.core.workflow import Seen
+from marl_plugins.reward_backprop.backward import Attribution, Residual
+
+NUMBER = re.compile(r"-?\d+(?:[.,]\d+)*")
+FILE = re.compile(r"[\w-]+\.(?:csv|json|txt|npy|npz|pkl|joblib|parquet|md|py|html|png)\b")
+MISSING = re.compile(r"(?:No such file|not found|FileNotFound)[^\n]*?['\"]?(" + FILE.pattern + r")", re.IGNORECASE)
+QUOTED_WORD = re.compile(
+    r"(?:the word|the line|begin with|start with|end with)\s+[`\"']([^`\"'{}\n]+)[`\"']", re.IGNORECASE
+)
+TO_MAKE = re.compile(r"\b(?:save|write|store|produce|create)\b(?:[^.\n]|\.(?=\w))*", re.IGNORECASE)
+"""A sentence about making something; the full stop inside of a file's name does not end it."""
+
+
+class Rules:
+    """See the module.
+
+    Args:
+        duties: By role, the text of its prompt.
+    """
+
+    def __init__(self, duties: Mapping[str, str]):
+        self.duties = duties
+
+    async def attribute(self, action: Action, seen: Seen, residual: Residual) -> Attribution:
+        faults = list(self.faults(action, seen))
+        weight = min(1.0, sum(w for w, _ in faults))
+        why = "; ".join(text for _, text in faults)
+        if residual.value < 0:
+            to, note = self._producer(action, seen)
+            passed_on = note or ("" if weight == 1.0 else "no fault seen here" if not faults else "partly explained here")
+            return Attribution(residual.left * weight, passed_on, why or note, to)
+        # A success is worth as much to every faultless action on the way: its ancestors and itself share what has arrived.
+        share = 0.0 if faults else residual.left / (1 + len(seen.before))
+        return Attribution(share, "the rest is theirs whose work was used", why or "did its part")
+
+    def faults(self, action: Action, seen: Seen) -> Iterator[tuple[float, str]]:
+        """What is wrong with an action by itself, as (weight, words)."""
+        text = action.text.strip()
+        if not text:
+            yield 1.0, "said nothing"
+            return
+        if action.generation.finish == "length":
+            yield 0.9, "was cut off"
+        elif text.count("```") % 2:
+            yield 0.6, "a fenced block is not closed"
+        missing = self._missing(action)
+        if action.tool_results and not action.tool_results[-1].ok and not missing:
+            yield 0.8, "its program failed and was left so"
+        if missing and not self._makers(missing, seen):
+            yield 0.8, f"looked for {missing}, which nobody was to make"
+        yield from self._ignored(action, self.duties[action.role])
+        yield from self._strange_number(action, seen)
+
+    def _ignored(self, action: Action, duties: str) -> Iterator[tuple[float, str]]:
+        text = action.text
+        mine = {f for r in action.tool_results for f in r.files}
+        for sentence in TO_MAKE.findall(duties):
+            for file in FILE.findall(sentence):
+                if file not in mine and (action.before is None or not _made_before(action, file)):
+                    yield 0.9, f"was to make {file}, which is not there"
+        if re.search(r"\bJSON\b", duties) and not _holds_json(text):
+            yield 0.7, "was to answer in JSON"
+        if "```python" in duties and "```python" not in text and action.before is None:
+            yield 0.7, "was to write a program"
+        if "\\boxed" in duties and "\\boxed" not in text:
+            yield 0.5, "was to box its answer"
+        if re.search(r"\b(?:one|single) line\b", duties) and len(text.strip().splitlines()) > 1:
+            yield 0.5, "was to write one line"
+        for word in QUOTED_WORD.findall(duties):
+            if word not in text:
+                yield 0.6, f"was to use {word!r}"
+
+    def _strange_number(self, action: Action, seen: Seen) -> Iterator[tuple[float, str]]:
+        """The last number of an answer is in nothing that was seen, although a result was there to pass on."""
+        results = [r.output for r in action.tool_results] or [r.output for a in seen.before for r in a.tool_results]
+        if not results or (action.tool_results and action.before is None and "```" in action.text):
+            return  # nothing to pass on, or a program of its own, which may hold any number
+        numbers = NUMBER.findall(action.text)
+        known = " ".join([seen.prompt, *(t for _, t in seen.messages), *(a.text for a in seen.before), *results])
+        if numbers and numbers[-1] not in NUMBER.findall(known):
+            yield 0.7, f"gives {numbers[-1]}, which is in nothing it had seen"
+
+    def _missing(self, action: Action) -> str | None:
+        """A file that the action's tools did not find."""
+        for result in reversed(action.tool_results):
+            if not result.ok and (found := MISSING.search(result.output)):
+                return found.group(1)
+        return None
+
+    def _makers(self, file: str, seen: Seen) -> list[Action]:
+        """The earlier actions whose instructions or words name a file."""
+        return [a for a in seen.before if file in self.duties[a.role] or file in a.text]
+
+    def _producer(self, action: Action, seen: Seen) -> tuple[dict[str, float], str]:
+        """Where the blame for a missing file goes: to the first who was to make it, or towards it."""
+        missing = self._missing(action)
+        makers = self._makers(missing, seen) if missing else []
+        if not makers:
+            return {}, ""
+        first = makers[0]
+        towards = [p for p in action.parents if p == first.path or _above(p, first.path, seen)]
+        return dict.fromkeys(towards, 1.0), f"{missing} is not there; {first.role} was to make it"
+
+
+def _above(path: str, wanted: str, seen: Seen) -> bool:
+    """Whether `wanted` is an ancestor of the action at `path`."""
+    by_path = {a.path: a for a in seen.before}
+    open_, reached = [path], set()
+    while open_:
+        current = open_.pop()
+        if current in by_path and current not in reached:
+            reached.add(current)
+            open_ += by_path[current].parents
+    return wanted in reached
+
+
+def _made_before(action: Action, file: str) -> bool:
+    turn = action.before
+    while turn is not None:
+        if any(file in r.files for r in turn.tool_results):
+            return True
+        turn = turn.before
+    return False
+
+
+def _holds_json(text: str) -> bool:
+    start = min((i for i in (text.find("{"), text.find("[")) if i >= 0), default=-1)
+    if start < 0:
+        return False
+    try:
+        json.JSONDecoder().raw_decode(text[start:])
+    except ValueError:
+        return False
+    return True

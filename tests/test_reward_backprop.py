@@ -1,0 +1,309 @@
+"""Reward backpropagation: contributions add up to the outcome's value, blame finds its way, and nothing is made up."""
+
+import asyncio
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai_server import openai_server
+from simulated import make_trajectory
+
+from marl_plugins import reward_backprop as plugin
+from marl_plugins.core.credit import rewards_from_scores
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.trajectory import ToolResult
+from marl_plugins.plan import build_run
+from marl_plugins.reward_backprop.backward import Attribution, backward, conserve
+from marl_plugins.reward_backprop.model import parse
+from marl_plugins.reward_backprop.rules import Rules
+
+CHAIN = {"a": [], "b": ["a"], "c": ["b"]}
+DIAMOND = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}
+SPLIT = {"a": [], "b": ["a"], "x": []}
+real = st.floats(-1, 1)
+
+
+class Told:
+    """An attributor that contributes what it is told to, as a share of what reaches it; remembers what it was asked."""
+
+    def __init__(self, shares=None, to=None):
+        self.shares, self.to, self.asked = shares or {}, to or {}, []
+
+    async def attribute(self, action, seen, residual):
+        self.asked.append((action.path, residual))
+        share = self.shares.get(action.path, 0.0)
+        return Attribution(share * residual.left, f"from {action.path}", "told to", self.to.get(action.path, {}))
+
+
+def attributions(edges, value, attributor):
+    return asyncio.run(backward(make_trajectory(edges), "0 of 1", value, attributor))
+
+
+@given(st.lists(real, min_size=1, max_size=8), real)
+def test_contributions_add_up_to_the_value_and_none_outgrows_the_gap(contributions, value):
+    given_ = {str(n): c for n, c in enumerate(contributions)}
+    done = conserve(given_, value)
+    gap = value - sum(contributions)
+    assert sum(done.values()) == pytest.approx(value, abs=1e-9)
+    for path, before in given_.items():
+        assert abs(done[path] - before) <= abs(gap) + 1e-12
+        if before == 0.0 and any(contributions):
+            assert done[path] == 0.0
+
+
+@given(st.lists(st.floats(0.01, 1), min_size=1, max_size=8), st.floats(0.01, 1))
+def test_contributions_of_one_sign_are_rescaled(contributions, value):
+    done = conserve({str(n): c for n, c in enumerate(contributions)}, value)
+    factor = value / sum(contributions)
+    assert list(done.values()) == pytest.approx([c * factor for c in contributions])
+
+
+@pytest.mark.parametrize(
+    ("given_", "value"), [([0.0, 0.0], -1.0), ([0.5, -0.5], -1.0), ([1e-300, -1e-300], 1.0), ([1.0], 0.0)]
+)
+def test_nothing_is_divided_by_a_sum_that_cancels(given_, value):
+    done = conserve(dict(enumerate(given_)), value)
+    assert sum(done.values()) == pytest.approx(value)
+    assert all(abs(d) <= 2.0 for d in done.values())
+
+
+@given(st.data())
+def test_what_reaches_the_roots_and_what_was_explained_is_the_value(data):
+    """On any graph: the residual is passed on without loss."""
+    count = data.draw(st.integers(1, 7))
+    edges = {str(n): [str(p) for p in range(n) if data.draw(st.booleans())] for n in range(count)}
+    value = data.draw(real)
+    told = Told({path: data.draw(st.floats(0, 1)) for path in edges})
+    found = attributions(edges, value, told)
+    left = {path: residual.left for path, residual in told.asked}
+    at_roots = sum(left[p] - found[p].contribution for p, parents in edges.items() if not parents)
+    assert sum(a.contribution for a in found.values()) + at_roots == pytest.approx(value, abs=1e-9)
+
+
+def test_an_action_is_asked_about_after_all_that_used_its_output_and_hears_what_they_passed_on():
+    told = Told()
+    attributions(DIAMOND, -1.0, told)
+    order = [path for path, _ in told.asked]
+    assert order[0] == "d" and order[-1] == "a"
+    residuals = dict(told.asked)
+    assert residuals["b"].left == residuals["c"].left == -0.5
+    assert residuals["a"].left == -1.0
+    assert sorted(residuals["a"].notes) == [("b", "from b"), ("c", "from c")]
+    assert residuals["d"].notes == ()
+
+
+def test_an_attributor_may_say_to_whom_the_rest_goes():
+    told = Told({"b": 1.0, "c": 1.0}, to={"d": {"c": 1.0, "stranger": 3.0}})
+    found = attributions(DIAMOND, -1.0, told)
+    assert {p: a.contribution for p, a in found.items()} == {"a": 0.0, "b": 0.0, "c": -1.0, "d": 0.0}
+
+
+def test_every_sink_starts_with_its_part():
+    told = Told()
+    attributions(SPLIT, 1.0, told)
+    assert {path: residual.left for path, residual in told.asked} == {"b": 0.5, "x": 0.5, "a": 0.5}
+
+
+# The rules
+
+DUTIES = {
+    "loader": "Read the data and save the table to table.csv.",
+    "modeller": "Load table.csv, write a program in a ```python block and fit a model.",
+    "reporter": "Give the number as \\boxed{}.",
+}
+PIPELINE = {"loader": [], "modeller": ["loader"], "reporter": ["modeller"]}
+
+
+def pipeline():
+    """A pipeline in which everybody did their part."""
+    t = make_trajectory(PIPELINE)
+    loader, modeller, reporter = t.actions
+    loader.text, loader.tool_results = "Saved.", (ToolResult("python", "", "100 rows", True, files=("table.csv",)),)
+    modeller.text = "```python\nfit('table.csv')\n```"
+    modeller.tool_results = (ToolResult("python", "", "RMSE 3.25", True),)
+    reporter.text = "The error is \\boxed{3.25}"
+    return t, loader, modeller, reporter
+
+
+def blame(trajectory, value=-1.0):
+    found = asyncio.run(backward(trajectory, "0 of 1", value, Rules(DUTIES)))
+    return conserve({p: a.contribution for p, a in found.items()}, value)
+
+
+def test_a_success_is_shared_by_those_who_did_their_part():
+    t, *_ = pipeline()
+    assert blame(t, 1.0) == pytest.approx({"loader": 1 / 3, "modeller": 1 / 3, "reporter": 1 / 3})
+    t.actions[1].generation = t.actions[1].generation.__class__((), (), "length", "p", 0)
+    assert blame(t, 1.0)["modeller"] == 0.0
+
+
+def test_a_failure_without_a_visible_fault_is_everybodys():
+    assert blame(pipeline()[0]) == pytest.approx({"loader": -1 / 3, "modeller": -1 / 3, "reporter": -1 / 3})
+
+
+def test_a_missing_file_is_its_producers_fault_and_not_that_of_who_looked_for_it():
+    t, loader, modeller, reporter = pipeline()
+    reporter.text = "There is none: \\boxed{}"
+    loader.tool_results = (ToolResult("python", "", "100 rows", True),)
+    modeller.tool_results = (
+        ToolResult("python", "", "FileNotFoundError: [Errno 2] No such file or directory: 'table.csv'", False),
+    )
+    assert blame(t) == pytest.approx({"loader": -1.0, "modeller": 0.0, "reporter": 0.0})
+
+
+def test_a_file_that_nobody_was_to_make_is_the_fault_of_who_looked_for_it():
+    t, _, modeller, reporter = pipeline()
+    reporter.text = "There is none: \\boxed{}"
+    modeller.tool_results = (ToolResult("python", "", "No such file or directory: 'made_up.csv'", False),)
+    assert min(blame(t), key=blame(t).get) == "modeller"
+
+
+@pytest.mark.parametrize(
+    ("guilty", "text", "tools"),
+    [
+        ("loader", "", ()),
+        ("loader", "Done.", (ToolResult("python", "", "KeyError: 'x'", False, files=("table.csv",)),)),
+        ("modeller", "I would fit a tree.", ()),
+        ("modeller", "```python\nfit(", ()),
+        ("reporter", "The error is 3.25", ()),
+        ("reporter", "The error is \\boxed{5.23}", ()),
+    ],
+)
+def test_a_fault_that_can_be_seen_is_blamed(guilty, text, tools):
+    t, *_ = pipeline()
+    action = next(a for a in t.actions if a.role == guilty)
+    t.actions[2].text = "There is none: \\boxed{}"
+    action.text, action.tool_results = text, tools
+    found = blame(t)
+    assert min(found, key=found.get) == guilty
+    assert sum(found.values()) == pytest.approx(-1.0)
+
+
+# The plugin
+
+
+def credited(trajectories, words=(), attributor=None):
+    build_run(["--recipe", "recipes/mathchat/tiny.yaml", "--plugin", "marl_plugins.reward_backprop", "--dry-run", *words])
+    plugin._state.attributor = attributor or Told({"c": 0.5, "b": 0.5})
+    rewards_from_scores(trajectories)
+    asyncio.run(plugin.marl_credit(trajectories))
+    metrics = {}
+    plugin.marl_log(1, metrics)
+    return metrics
+
+
+def scored(outcome, scores, edges=None):
+    t = make_trajectory(edges or CHAIN)
+    t.outcome, t.actions_scored = outcome, True
+    for action, score in zip(t.actions, scores, strict=True):
+        action.score = score
+    return t
+
+
+def test_a_reward_joins_the_score_with_the_contribution():
+    t = scored(0.0, [0.8, 0.6, None])
+    metrics = credited([t], ["--reward_backprop.alpha", "0.5", "--reward_backprop.beta", "2"])
+    # c takes a half of -1, b a half of the rest, and the gap of -0.25 is spread as 2 to 1.
+    deltas = {"a": 0.0, "b": -0.25 - 0.25 / 3, "c": -0.5 - 0.5 / 3}
+    assert {a.path: a.contribution for a in t.actions} == pytest.approx(deltas)
+    assert [a.reward for a in t.actions[:2]] == pytest.approx([0.5 * 0.8, 0.5 * 0.6 + 2 * deltas["b"]])
+    assert t.actions[2].reward is None  # its own verdict is missing
+    assert "contribution -0.33: told to; passed on: from b" in t.actions[1].explanation
+    assert metrics["backprop/gap"] == pytest.approx(0.25)
+
+
+def test_without_process_scores_the_reward_is_the_contribution():
+    t = make_trajectory(CHAIN)
+    t.outcome = 1.0
+    credited([t])
+    assert sum(a.reward for a in t.actions) == pytest.approx(1.0)
+
+
+def test_an_attribution_that_cannot_be_had_leaves_its_trajectory_out():
+    class Down:
+        async def attribute(self, action, seen, residual):
+            if action.path == "b":
+                raise InfrastructureFailure("coach_busy", "429")
+            return Attribution(0.0)
+
+    lost, none = scored(1.0, [0.5, 0.5, 0.5]), scored(None, [0.5, 0.5, 0.5])
+    metrics = credited([lost, none], attributor=Down())
+    assert {(a.reward, a.unscored) for a in lost.actions} == {(None, "coach_busy")}
+    assert {a.reward for a in none.actions} == {None}
+    assert metrics["backprop/missing"] == 1.0
+
+
+def test_an_outcome_of_several_parts_is_weighed():
+    t = scored(0.5, [0.0, 0.0, 0.0])
+    t.outcome_parts = {"accuracy": 1.0, "f1": 0.25, "speed": 0.0}
+    words = ["--reward_backprop.weights", json.dumps({"accuracy": 3, "f1": 1})]
+    credited([t], words)
+    assert sum(a.contribution for a in t.actions) == pytest.approx((3 * 1.0 + 1 * -0.5) / 4)
+    failed = scored(0.0, [0.0, 0.0, 0.0])
+    failed.agent_failure = "no_answer"
+    credited([failed], words)
+    assert sum(a.contribution for a in failed.actions) == pytest.approx(-1.0)
+    t.outcome_parts = {"accuracy": 1.0}
+    with pytest.raises(ConfigurationError, match="names f1, which the grader did not write"):
+        credited([t], words)
+
+
+def test_bad_flags_are_said_together():
+    words = ["--reward_backprop.alpha", "-1", "--reward_backprop.weights", "[]", "--plugin", "marl_plugins.reward_backprop"]
+    with pytest.raises(ConfigurationError) as caught:
+        build_run(["--recipe", "recipes/mathchat/tiny.yaml", "--dry-run", *words])
+    assert "--reward_backprop.alpha -1: expected 0 or more" in str(caught.value)
+    assert "--reward_backprop.weights '[]'" in str(caught.value)
+    words = ["--plugin", "marl_plugins.reward_backprop", "--reward_backprop.attributor", "model"]
+    with pytest.raises(ConfigurationError, match="asks the coach's model"):
+        build_run(["--recipe", "recipes/mathchat/tiny.yaml", "--dry-run", *words])
+
+
+# The model
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "expected"),
+    [
+        ("It broke it.\nPASSED_ON n1: the plan\nCONTRIBUTION n1: -3", "text", -3),
+        ("**CONTRIBUTION n1:** +2.5/10", "text", 2.5),
+        ("CONTRIBUTION n1: -11", "text", None),
+        ("CONTRIBUTION n1: -3\nCONTRIBUTION n1: 3", "text", None),
+        ("CONTRIBUTION n2: -3", "text", None),
+        ('{"explanation": "x", "passed_on": "y", "contribution": -10}', "json", -10),
+        ('{"contribution": -10.1}', "json", None),
+        ('{"contribution": true}', "json", None),
+        ('{"contribution": -1, "score": 10}', "json", None),
+    ],
+)
+def test_an_attribution_is_read_as_strictly_as_a_verdict(text, form, expected):
+    found = parse(text, "n1", form)
+    assert (found and found["contribution"]) == expected
+
+
+def test_the_models_attributor_asks_backwards_through_the_coachs_client(tmp_path):
+    def answer(body, n):
+        prompt = body["messages"][-1]["content"]
+        if "This tries out" in prompt:
+            return json.dumps({"explanation": "", "criteria": [], "score": 7})
+        blamed = "The member: coder" in prompt
+        return json.dumps({"explanation": "Traced.", "passed_on": "a wrong plan", "contribution": -8 if blamed else 0})
+
+    t = make_trajectory({"solver": [], "coder": ["solver"], "verifier": ["coder"]})
+    t.outcome = 0.0
+    with openai_server(answer) as (url, bodies):
+        words = ["--coach.model", "m", "--coach.base_url", url, "--reward_backprop.attributor", "model"]
+        build_run(["--recipe", "recipes/mathchat/tiny.yaml", "--plugin", "marl_plugins.reward_backprop", *words])
+        rewards_from_scores([t])
+        asyncio.run(plugin.marl_credit([t]))
+    prompts = [b["messages"][0]["content"] for b in bodies[1:]]
+    assert [next(r for r in ("solver", "coder", "verifier") if f"The member: {r}" in p) for p in prompts] == [
+        "verifier",
+        "coder",
+        "solver",
+    ]
+    assert "it is worth -10.0" in prompts[0] and "-10.0 of it has reached" in prompts[1] and "-2.0 of it" in prompts[2]
+    assert "<coder> a wrong plan" in prompts[2]
+    assert not any("label" in p for p in prompts)
+    assert {a.role: a.contribution for a in t.actions} == pytest.approx({"solver": 0.0, "coder": -1.0, "verifier": 0.0})
