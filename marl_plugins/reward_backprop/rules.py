@@ -26,7 +26,7 @@ NUMBER = re.compile(r"-?\d+(?:[.,]\d+)*")
 FILE = re.compile(r"[\w-]+\.(?:csv|json|txt|npy|npz|pkl|joblib|parquet|md|py|html|png)\b")
 MISSING = re.compile(r"(?:No such file|not found|FileNotFound)[^\n]*?['\"]?(" + FILE.pattern + r")", re.IGNORECASE)
 QUOTED_WORD = re.compile(
-    r"(?:the word|the line|begin with|start with|end with)\s+[`\"']([^`\"'{}\n]+)[`\"']", re.IGNORECASE
+    r"(?:the word|the line|begins? with|starts? with|ends? with)\s+[`\"']([^`\"'{}\n]+)[`\"']", re.IGNORECASE
 )
 TO_MAKE = re.compile(r"\b(?:save|write|store|produce|create)\b(?:[^.\n]|\.(?=\w))*", re.IGNORECASE)
 """A sentence about making something; the full stop inside of a file's name does not end it."""
