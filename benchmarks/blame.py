@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 import re
 import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from marl_plugins.core.intervals import wilson
@@ -139,7 +139,22 @@ KNOWN: dict[str, tuple[str, Fault]] = {
     "program left broken": ("analyst", program(lambda said: said.replace("int(p)", "int(q)"))),
     "nothing said": ("collector", lambda said, second, rng: ("", "stop")),
 }
-NEW: dict[str, tuple[str, Fault]] = {}
+WRITE = "open('items.csv', 'w').write("
+NEW: dict[str, tuple[str, Fault]] = {
+    "item left out": ("planner", lambda said, second, rng: (said.rpartition("\n")[0], "stop")),
+    "count of one": ("planner", lambda said, second, rng: (re.sub(r",\d+,", ",1,", said), "stop")),
+    "rows twice": (
+        "collector",
+        program(lambda said: said.replace(WRITE, WRITE + "2 * ('\\n' + ").replace(")\n```", "))\n```")),
+    ),
+    "header row": ("collector", program(lambda said: said.replace(WRITE, WRITE + "'name,count,price\\n' + "))),
+    "prices in cents": ("collector", program(lambda said: re.sub(r"(,\d+,\d+)", r"\g<1>00", said))),
+    "printed, not saved": ("collector", program(lambda said: said.replace(WRITE, "print("))),
+    "wrong formula": ("analyst", program(lambda said: said.replace("int(c) * int(p)", "int(c) + int(p)"))),
+    "rounded": ("analyst", later(lambda said, rng: re.sub(r"\d(?!\d)", "0", said))),
+    "no number": ("analyst", later(lambda said, rng: "I have computed it.")),
+    "two lines": ("reporter", lambda said, second, rng: ("Dear customer,\n" + said, "stop")),
+}
 
 
 # One trajectory.
@@ -163,7 +178,7 @@ def shell(folder: str) -> Tool:
     """Runs programs in a folder that the trajectory's agents share."""
 
     async def run(text: str) -> ToolResult:
-        before = set(Path(folder).iterdir())
+        before = set(os.listdir(folder))
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", "-c", text),
             cwd=folder,
@@ -171,7 +186,7 @@ def shell(folder: str) -> Tool:
             stderr=asyncio.subprocess.STDOUT,
         )
         output, _ = await process.communicate()
-        files = tuple(sorted(p.name for p in set(Path(folder).iterdir()) - before))
+        files = tuple(sorted(set(os.listdir(folder)) - before))
         return ToolResult("python", text, output.decode().strip(), process.returncode == 0, files=files)
 
     return Tool("python", run, find_programs)

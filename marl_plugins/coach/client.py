@@ -73,6 +73,15 @@ class Endpoint:
         return f"coach endpoint {self.base_url}, model {self.model!r}"
 
 
+@dataclass
+class _Call:
+    """One judgement while it is asked for; `begun` is when its first request was sent."""
+
+    messages: list[Message]
+    schema: Mapping[str, Any]
+    begun: float | None = None
+
+
 @dataclass(frozen=True)
 class Request:
     """One thing to be judged.
@@ -111,7 +120,8 @@ class Client:
         self._client: Any = None
 
     def take(self) -> tuple[Counter[str], list[float]]:
-        """Counts (requests, repeats, cached, asked_again) and seconds per judgement since the last call."""
+        """Counts (requests, repeats, cached, asked_again) and seconds per judgement, from its first request on,
+        since the last call."""
         counts, latencies = self.counts, self.latencies
         self.counts, self.latencies = Counter(), []
         return counts, latencies
@@ -130,17 +140,18 @@ class Client:
             return known
         if self.replay:
             raise InfrastructureFailure("coach_replay", "the recorded answers hold none for this")
-        started = time.monotonic()
+        call = _Call([], request.schema)
         try:
             async with asyncio.timeout(self.endpoint.deadline) as deadline:
-                judgement = await self._asked(request)
+                judgement = await self._asked(request, call)
         except TimeoutError:
             if not deadline.expired():
                 raise
             raise InfrastructureFailure(
                 "coach_deadline", f"no judgement within {self.endpoint.deadline:g} s (--coach.deadline)"
             ) from None
-        self.latencies.append(time.monotonic() - started)
+        assert call.begun is not None
+        self.latencies.append(time.monotonic() - call.begun)
         self.answers.put(key, judgement)
         return judgement
 
@@ -153,24 +164,24 @@ class Client:
         parts = [e.model, e.form, e.max_tokens, dict(e.body), request.prompt("", e.form), request.schema]
         return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
-    async def _asked(self, request: Request) -> dict[str, Any]:
+    async def _asked(self, request: Request, call: _Call) -> dict[str, Any]:
         nonce = secrets.token_hex(4)
-        messages: list[Message] = [{"role": "user", "content": request.prompt(nonce, self.form)}]
-        text = await self._answer(messages, request.schema)
+        call.messages.append({"role": "user", "content": request.prompt(nonce, self.form)})
+        text = await self._answer(call)
         judgement = request.parse(text, nonce, self.form)
         if judgement is None:
             self.counts["asked_again"] += 1
-            messages += [
+            call.messages += [
                 {"role": "assistant", "content": text[:4000] or "..."},
                 {"role": "user", "content": request.again(nonce, self.form)},
             ]
-            text = await self._answer(messages, request.schema)
+            text = await self._answer(call)
             judgement = request.parse(text, nonce, self.form)
         if judgement is None:
             raise InfrastructureFailure("coach_verdict", f"twice no verdict in the answer; the second: {text[:200]!r}")
         return judgement
 
-    async def _answer(self, messages: list[Message], schema: Mapping[str, Any]) -> str:
+    async def _answer(self, call: _Call) -> str:
         """One answer, with repeats."""
         import openai
         from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt
@@ -185,7 +196,7 @@ class Client:
             async for attempt in attempts:
                 with attempt:
                     self.counts["repeats"] += attempt.retry_state.attempt_number > 1
-                    return await self._request(messages, schema)
+                    return await self._request(call)
         except openai.APIStatusError as error:
             raise self._missing_or_fatal(error) from error
         except (openai.APITimeoutError, TimeoutError) as error:
@@ -196,7 +207,7 @@ class Client:
             raise InfrastructureFailure("coach_protocol", str(error)) from error
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    async def _request(self, messages: list[Message], schema: Mapping[str, Any]) -> str:
+    async def _request(self, call: _Call) -> str:
         """One request, when the limits allow it; a pause before a repeat holds no place."""
         e = self.endpoint
         if self._client is None:
@@ -208,13 +219,16 @@ class Client:
             spent = self.budget.spent()
             if spent:
                 raise InfrastructureFailure("coach_budget", f"spent: {spent}")
+            call.begun = call.begun or time.monotonic()
             self.in_flight += 1
             self.peak = max(self.peak, self.in_flight)
             self.counts["requests"] += 1
             try:
                 # The client's time-out is one of silence; ours also ends an answer that trickles in byte by byte.
                 async with asyncio.timeout(e.timeout):
-                    answer = await self._client.post("/chat/completions", cast_to=object, body=self.body(messages, schema))
+                    answer = await self._client.post(
+                        "/chat/completions", cast_to=object, body=self.body(call.messages, call.schema)
+                    )
             except ValueError as error:  # a body that is not JSON
                 raise Malformed(str(error)) from error
             finally:

@@ -1,0 +1,202 @@
+"""The coach's client: `python -m benchmarks.coach [--calls 2000] [--verifiers PYTHON]`
+
+1. Judgements a second from a local server (a process of its own: 50 ms, 5 % 429, 1 % broken answers), 64 in flight, beside the
+   official client kept open with repeats by hand and, with `--verifiers PYTHON` (an interpreter that has `verifiers`), its
+   `Judge.evaluate`. All ask the same questions; every score that comes back has to be the right one.
+2. The wall clock of a step whose verdicts take 2 to 5 s: scored while the rollout goes on, as the runtime does, and one after
+   the other, each action's verdict awaited before the next action. Generation is simulated (0.5 s an action).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from marl_plugins.coach import PROMPTS
+from marl_plugins.coach.accounts import Answers, Budget
+from marl_plugins.coach.client import Client, Endpoint
+from marl_plugins.coach.model import ModelCoach, read_prompt
+from marl_plugins.core.trajectory import Action, Generation, Task
+from marl_plugins.core.workflow import Call, RoleSpec, Sampling, Seen, run_workflow
+
+HERE = Path(__file__).parent
+LIMIT = 64
+
+
+@contextmanager
+def server(latency: str, busy: float, broken: float) -> Iterator[str]:
+    process = subprocess.Popen(
+        [sys.executable, str(HERE / "coach_server.py"), latency, str(busy), str(broken)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    try:
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def stats(url: str) -> dict[str, int]:
+    with urllib.request.urlopen(f"{url}/stats") as answer:
+        found: dict[str, int] = json.load(answer)
+    return found
+
+
+def model_coach(url: str) -> ModelCoach:
+    endpoint = Endpoint(f"{url}/v1", "m", concurrency=LIMIT, form="text")
+    prompts = (
+        read_prompt(PROMPTS / "action.md", with_label=False),
+        read_prompt(PROMPTS / "last_action.md", with_label=True),
+    )
+    return ModelCoach(Client(endpoint, Budget(), Answers()), prompts, {"solver": "Solve it."})
+
+
+def step(number: int) -> tuple[Action, Seen]:
+    generation = Generation((1,), (0.0,), "stop", "p", 0)
+    text = f"This is step number {number}. " + "The step says something. " * 40
+    action = Action(f"solver.{number}", "solver", "p", 0, (1,), generation, text)
+    return action, Seen("t", "What is it?", "solver", (("user", "What is it?"),), ())
+
+
+async def ours(url: str, calls: int) -> dict[str, Any]:
+    coach = model_coach(url)
+
+    async def one(number: int) -> float | None:
+        return (await coach.judge(*step(number))).score
+
+    started = time.perf_counter()
+    scores = await asyncio.gather(*(one(n) for n in range(calls)))
+    seconds = time.perf_counter() - started
+    return {"seconds": seconds, "scores": scores, "each": coach.client.latencies, "lost": {}}
+
+
+def peer(python: str, kind: str, url: str, calls: int) -> dict[str, Any]:
+    words = [python, str(HERE / "coach_peers.py"), kind, f"{url}/v1", str(calls), str(LIMIT)]
+    found: dict[str, Any] = json.loads(subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    return found
+
+
+def throughput(calls: int, verifiers: str | None, rounds: int) -> None:
+    print(
+        "| client | judgements/s (runs) | p50 s | p99 s | lost | most in flight | requests |\n|---|---|---|---|---|---|---|"
+    )
+    names = ["ours", "openai, by hand", *(["verifiers Judge.evaluate"] if verifiers else [])]
+    rates: dict[str, list[float]] = {name: [] for name in names}
+    rows: dict[str, str] = {}
+    with server("0.05", 0.05, 0.01) as url:
+        for _ in range(rounds):
+            for name in names:
+                if name == "ours":
+                    found = asyncio.run(ours(url, calls))
+                elif name.startswith("openai"):
+                    found = peer(sys.executable, "openai", url, calls)
+                else:
+                    found = peer(str(verifiers), "verifiers", url, calls)
+                seen = stats(url)
+                wrong = [n for n, s in enumerate(found["scores"]) if s is not None and s != n % 11]
+                assert not wrong, f"{name}: wrong scores for {wrong[:5]}"
+                lost = found["scores"].count(None)
+                rates[name].append((calls - lost) / found["seconds"])
+                each = sorted(found["each"])
+                p50, p99 = (each[int(q * (len(each) - 1))] for q in (0.5, 0.99))
+                rows[name] = f"{p50:.2f} | {p99:.2f} | {lost} | {seen['peak']} | {seen['requests']}"
+    for name in names:
+        spread = f"{min(rates[name]):.0f}-{max(rates[name]):.0f}"
+        print(f"| {name} | {statistics.median(rates[name]):.0f} ({spread}) | {rows[name]} |", flush=True)
+    for name in names[1:]:
+        ratios = [a / b for a, b in zip(rates["ours"], rates[name], strict=True)]
+        print(f"ours / {name}: {statistics.median(ratios):.1f}x ({min(ratios):.1f}-{max(ratios):.1f})")
+
+
+# A step, overlapped and serial.
+
+
+class Characters:
+    def opening(self, messages: Any) -> tuple[int, ...]:
+        return tuple(map(ord, messages[-1]["content"]))
+
+    def text(self, ids: Any) -> str:
+        return "".join(map(chr, ids))
+
+
+async def a_step(url: str, overlapped: bool, trajectories: int) -> float:
+    coach = model_coach(url)
+    coach.duties = dict.fromkeys("abc", "Do your part.")
+
+    async def generate(call: Call) -> Generation:
+        await asyncio.sleep(0.5)
+        ids = tuple(map(ord, f"This is step number {call.sample}"))
+        return Generation(ids, (0.0,) * len(ids), "stop", call.policy, 0)
+
+    async def score(action: Action, seen: Seen) -> float:
+        return (await coach.judge(action, seen)).share
+
+    async def workflow(task: Task, roles: Any, tools: Any) -> Any:
+        given = None
+        for role in "abc":
+            given = await getattr(roles, role)(given=given)
+            if not overlapped:
+                await score(given, Seen(task.id, task.prompt, role, (), ()))
+        return given
+
+    specs = {
+        r: RoleSpec(r, r, lambda f: [{"role": "user", "content": f"{f['given']}"}], Characters(), Sampling(1.0, 1.0, None, 10**6))  # type: ignore[arg-type]
+        for r in "abc"
+    }
+    started = time.perf_counter()
+    found = await asyncio.gather(
+        *(
+            run_workflow(
+                workflow,
+                Task("t", "p", "l"),
+                n,
+                step=1,
+                run_seed=0,
+                roles={name: replace(spec) for name, spec in specs.items()},
+                tools={},
+                generate=generate,
+                score_action=score if overlapped else None,
+            )
+            for n in range(trajectories)
+        )
+    )
+    seconds = time.perf_counter() - started
+    if overlapped:
+        assert all(a.score == t.sample % 11 / 10 for t in found for a in t.actions)
+    return seconds
+
+
+def overlap() -> None:
+    with server("2-5", 0.0, 0.0) as url:
+        times = {way: [asyncio.run(a_step(url, way, 16)) for _ in range(3)] for way in (True, False)}
+    serial, overlapped = times[False], times[True]
+    ratios = [s / o for s, o in zip(serial, overlapped, strict=True)]
+    print(
+        f"step of 16 trajectories of 3 actions, verdicts of 2-5 s: overlapped {statistics.median(overlapped):.1f} s, serial "
+        f"{statistics.median(serial):.1f} s: {statistics.median(ratios):.2f}x ({min(ratios):.2f}-{max(ratios):.2f})"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.coach", description=__doc__.partition("\n")[0])
+    parser.add_argument("--calls", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--verifiers", metavar="PYTHON", help="an interpreter that has `verifiers` installed")
+    options = parser.parse_args()
+    throughput(options.calls, options.verifiers, options.rounds)
+    overlap()
+
+
+if __name__ == "__main__":
+    main()
