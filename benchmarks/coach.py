@@ -35,10 +35,9 @@ LIMIT = 64
 
 
 @contextmanager
-def server(latency: str, busy: float, broken: float) -> Iterator[str]:
-    process = subprocess.Popen(
-        [sys.executable, str(HERE / "coach_server.py"), latency, str(busy), str(broken)], stdout=subprocess.PIPE, text=True
-    )
+def server(latency: str, failures: dict[str, float]) -> Iterator[str]:
+    words = [sys.executable, str(HERE / "coach_server.py"), latency, json.dumps(failures)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     assert process.stdout
     try:
         yield f"http://127.0.0.1:{int(process.stdout.readline())}"
@@ -64,7 +63,7 @@ def model_coach(url: str) -> ModelCoach:
 
 def step(number: int) -> tuple[Action, Seen]:
     generation = Generation((1,), (0.0,), "stop", "p", 0)
-    text = f"This is step number {number}. " + "The step says something. " * 40
+    text = f"This is step #{number} [{number % 11}]. " + "The step says something. " * 40
     action = Action(f"solver.{number}", "solver", "p", 0, (1,), generation, text)
     return action, Seen("t", "What is it?", "solver", (("user", "What is it?"),), ())
 
@@ -94,7 +93,7 @@ def throughput(calls: int, verifiers: str | None, rounds: int) -> None:
     names = ["ours", "openai, by hand", *(["verifiers Judge.evaluate"] if verifiers else [])]
     rates: dict[str, list[float]] = {name: [] for name in names}
     rows: dict[str, str] = {}
-    with server("0.05", 0.05, 0.01) as url:
+    with server("0.05", {"429": 0.05, "broken": 0.005, "no verdict": 0.005}) as url:
         for _ in range(rounds):
             for name in names:
                 if name == "ours":
@@ -136,7 +135,7 @@ async def a_step(url: str, overlapped: bool, trajectories: int) -> float:
 
     async def generate(call: Call) -> Generation:
         await asyncio.sleep(0.5)
-        ids = tuple(map(ord, f"This is step number {call.sample}"))
+        ids = tuple(map(ord, f"This is step #{call.sample} [{call.sample % 11}]"))
         return Generation(ids, (0.0,) * len(ids), "stop", call.policy, 0)
 
     async def score(action: Action, seen: Seen) -> float:
@@ -151,7 +150,9 @@ async def a_step(url: str, overlapped: bool, trajectories: int) -> float:
         return given
 
     specs = {
-        r: RoleSpec(r, r, lambda f: [{"role": "user", "content": f"{f['given']}"}], Characters(), Sampling(1.0, 1.0, None, 10**6))  # type: ignore[arg-type]
+        r: RoleSpec(
+            r, r, lambda f: [{"role": "user", "content": f"{f['given']}"}], Characters(), Sampling(1.0, 1.0, None, 10**6)
+        )  # type: ignore[arg-type]
         for r in "abc"
     }
     started = time.perf_counter()
@@ -178,7 +179,7 @@ async def a_step(url: str, overlapped: bool, trajectories: int) -> float:
 
 
 def overlap() -> None:
-    with server("2-5", 0.0, 0.0) as url:
+    with server("2-5", {}) as url:
         times = {way: [asyncio.run(a_step(url, way, 16)) for _ in range(3)] for way in (True, False)}
     serial, overlapped = times[False], times[True]
     ratios = [s / o for s, o in zip(serial, overlapped, strict=True)]

@@ -17,7 +17,9 @@ from collections.abc import Awaitable, Callable
 
 os.environ["OPENAI_API_KEY"] = "none"
 kind, url, calls, limit = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-PROMPT = "Judge step number {number}. " + "The step says something. " * 60 + "\nEnd with exactly:\nSCORE 9f31c2aa: 0 to 10"
+PROMPT = (
+    "Judge step #{number} [{score}]. " + "The step says something. " * 60 + "\nEnd with exactly:\nSCORE 9f31c2aa: 0 to 10"
+)
 
 
 def parse(text: str) -> float:
@@ -39,7 +41,7 @@ def verifiers_judge() -> Callable[[int], Awaitable[float]]:
     judge = Score(vf.JudgeConfig(model="m", base_url=url, api_key_var="OPENAI_API_KEY"))
 
     async def ask(number: int) -> float:
-        return float((await judge.evaluate(number=number)).parsed)
+        return float((await judge.evaluate(number=number, score=number % 11)).parsed)
 
     return ask
 
@@ -51,7 +53,7 @@ def plain_client() -> Callable[[int], Awaitable[float]]:
 
     async def ask(number: int) -> float:
         for attempt in range(3):
-            messages = [{"role": "user", "content": PROMPT.format(number=number)}]
+            messages = [{"role": "user", "content": PROMPT.format(number=number, score=number % 11)}]
             try:
                 answer = await client.chat.completions.create(model="m", messages=messages, temperature=0)
                 return parse(answer.choices[0].message.content or "")

@@ -9,6 +9,7 @@ coach quotes passes for its verdict. What is ambiguous or out of range is no ver
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from typing import Annotated, Any
@@ -97,17 +98,28 @@ def _parse_lines(text: str, nonce: str, with_label: bool) -> Verdict | None:
 
 
 def value_of(text: str, name: str, nonce: str, value: str) -> str | None:
-    """The value of the line `NAME nonce: value`; None where there is none, or where several lines disagree."""
-    line = re.compile(rf"{BEFORE}{name}{AROUND}{re.escape(nonce)}\b{AROUND}[:=]{AROUND}{value}{AROUND}", re.IGNORECASE)
-    marked = re.compile(rf"\b{name}\b{AROUND}{re.escape(nonce)}\b", re.IGNORECASE)
+    """The value of the line `NAME nonce: value`; None where there is none, or where several lines disagree.
+
+    Args:
+        value: A regular expression with one group.
+    """
+    marked, line = _patterns(name, value)
     found = set()
     for said in text.splitlines():
-        if marked.search(said):
+        if any(word.lower() == nonce for word in marked.findall(said)):
             match = line.fullmatch(said)
-            if match is None:
+            if match is None or match.group(1).lower() != nonce:
                 return None
-            found.add(match.group(1).lower())
+            found.add(match.group(2).lower())
     return found.pop() if len(found) == 1 else None
+
+
+@functools.cache
+def _patterns(name: str, value: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """`NAME word` anywhere in a line, and the whole line `NAME word: value`."""
+    marked = re.compile(rf"\b{name}\b{AROUND}([0-9a-z]+)", re.IGNORECASE)
+    line = re.compile(rf"{BEFORE}{name}{AROUND}([0-9a-z]+){AROUND}[:=]{AROUND}{value}{AROUND}", re.IGNORECASE)
+    return marked, line
 
 
 FENCED = re.compile(r"\s*```(?:json)?\s*\n(.*)\n```\s*", re.DOTALL)
