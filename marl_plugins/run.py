@@ -242,11 +242,17 @@ def describe(run: Run) -> dict[str, Any]:
         "rewards": _reward_range(run),
         "output": str(run.output),
         "checkpoints": run.args.ckpt.path,
-        "flags": {name: flag_value(run.args, name) for name in sorted(run.given) if not name.startswith("policy.")},
+        "flags": {
+            name: "***" if name in SECRETS else flag_value(run.args, name)
+            for name in sorted(run.given)
+            if not name.startswith("policy.")
+        },
         "warnings": run.warnings,
     }
 
 
+SECRETS = ("logger.wandb.key",)
+"""Flags that are never written down."""
 PENALTIES = ("reward.overlong_buffer_len", "reward.stop_properly_penalty_coef")
 """Flags of upstream's that change rewards after credit."""
 

@@ -189,8 +189,8 @@ def test_requests_per_minute_are_spaced(action, seen):
         return verdict(body, 5)
 
     with openai_server(answer) as (url, _):
-        judge(coach_at(url, form="text", per_minute=1200), *[(action, seen)] * 6)
-    assert max(begun) - min(begun) >= 0.2  # five more at 20 a second
+        judge(coach_at(url, form="text", per_minute=1200), *[(action, seen)] * 16)
+    assert max(begun) - min(begun) >= 0.4  # fifteen more at 20 a second; the first may have been slow to arrive
 
 
 def test_kept_answers_are_not_asked_for_again_and_replay_needs_no_endpoint(tmp_path, action, seen):

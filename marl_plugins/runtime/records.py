@@ -12,6 +12,7 @@ earlier one left to `earlier-1/`, `earlier-2/`, ...
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -91,7 +92,13 @@ def _trackers(args: Any) -> tuple[Any, Any]:
     from openrlhf.utils.logging_utils import TensorboardLogger, WandbLogger
 
     tensorboard = TensorboardLogger(args) if args.logger.tensorboard_dir else None
-    return tensorboard, WandbLogger(args) if args.logger.wandb.key else None
+    if not args.logger.wandb.key:
+        return tensorboard, None
+    # Upstream's logger sends all flags along as the run's configuration, the key among them; W&B finds it here instead.
+    os.environ.setdefault("WANDB_API_KEY", args.logger.wandb.key)
+    args = copy.deepcopy(args)
+    args.logger.wandb.key = "***"
+    return tensorboard, WandbLogger(args)
 
 
 def move_aside(folder: Path) -> Path | None:

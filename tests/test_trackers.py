@@ -1,0 +1,46 @@
+"""TensorBoard and W&B through upstream's own loggers: the numbers arrive, the key does not."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from marl_plugins.plan import build_run
+from marl_plugins.run import describe
+from marl_plugins.runtime.records import Records
+
+KEY = "f00dcafe" * 5
+
+
+@pytest.fixture
+def records(tmp_path, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent.parent)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_API_KEY", "")
+    monkeypatch.delenv("WANDB_API_KEY")
+    words = ["--recipe", "tests/recipes/sums/tiny.yaml", "--ckpt.output_dir", str(tmp_path / "out"), "--dry-run"]
+    words += ["--logger.wandb.key", KEY, "--logger.tensorboard_dir", str(tmp_path / "tensorboard")]
+    run, _ = build_run(words)
+    made = Records(run.output, run.args, describe(run), 0)
+    for step in (1, 2):
+        made.step(step, {"role/solver/reward": step / 4, "eval/outcome": 0.5}, [], None)
+    made.close()
+    return tmp_path
+
+
+def test_the_numbers_arrive_and_the_key_is_written_nowhere(records):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (folder,) = (records / "tensorboard").iterdir()
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("train/role/solver/reward")] == [(1, 0.25), (2, 0.5)]
+    assert [e.value for e in events.Scalars("eval/outcome")] == [0.5, 0.5]
+    (wandb,) = (records / "wandb").glob("offline-run-*/*.wandb")
+    assert b"role/solver/reward" in wandb.read_bytes()
+    files = [path for path in records.rglob("*") if path.is_file()]
+    assert len(files) >= 4
+    assert not [path for path in files if KEY.encode() in path.read_bytes()]
+    assert json.loads((records / "out" / "plan.json").read_text())["flags"]["logger.wandb.key"] == "***"
