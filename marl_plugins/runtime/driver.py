@@ -246,7 +246,13 @@ class Session:
             raise ConfigurationError(problems)
         self.tools = self._tools()
         estimator = run.plugins.hook.marl_estimator(run=run)
-        problems = check_estimator(estimator, run.args.rollout.n_samples_per_prompt, len(run.recipe.roles))
+        problems = check_estimator(
+            estimator,
+            run.args.rollout.n_samples_per_prompt,
+            len(run.trained_roles),
+            max((role.max_turns for role in run.trained_roles.values()), default=1),
+            critic=any(args.critic.model_name_or_path for args in run.policy_args.values()),
+        )
         if problems:
             raise ConfigurationError(problems)
         self.estimator = estimator

@@ -148,8 +148,8 @@ class PolicyHost:
                     self.not_finite(name, f"rows {', '.join(broken[:5])}")
         apply_length_penalties(self.experiences, self.args)
 
-    def returns(self, estimator: Estimator) -> list[Batch]:
-        """Returns per token of the rows in hand: the KL penalty at every token, the action's reward at its last one."""
+    def estimate(self, estimator: Estimator) -> list[Batch]:
+        """Returns and advantages per token of the rows in hand, from the KL penalty at every token and the reward at the last."""
         assert self.trainer is not None
         batches: list[Batch] = []
         for rows, e in zip(self.batches, self.experiences, strict=True):
@@ -160,16 +160,16 @@ class PolicyHost:
                 action_mask=e.action_mask,
                 reward_clip_range=self.args.reward.clip_range,
             )
-            e.returns = estimator.returns(rewards, e.action_mask)
+            e.advantages, e.returns = estimator.estimate(rewards, e.action_mask, e.values)
             e.info["return"] = (rewards * e.action_mask).sum(-1)
-            batches.append((rows, e.returns, e.action_mask))
+            batches.append((rows, e.advantages, e.action_mask))
         return batches
 
     def finish_advantages(self, estimator: Estimator, statistics: Any) -> None:
         """Write the advantages, and keep each row's experience for the update."""
         self.items = {}
         for rows, e in zip(self.batches, self.experiences, strict=True):
-            e.advantages = estimator.apply(rows, e.returns, statistics)
+            e.advantages = estimator.apply(rows, e.advantages, statistics)
             e.kl = None
             means = (e.advantages * e.action_mask).sum(-1) / e.action_mask.sum(-1)
             for row, mean, item in zip(rows, means.tolist(), split_experience_batch(e), strict=True):
@@ -274,6 +274,18 @@ class PolicyHost:
             f"policy {self.policy.name!r}, step {self.step}: {what} is not finite ({which}); nothing of this step was synced "
             "or saved. Lower the learning rate, or look at what these rows hold"
         )
+
+
+def advantages(hosts: Sequence[PolicyHost], estimator: Estimator) -> None:
+    """Advantages of the rows that the policies have in hand, baselines and statistics taken over all of them together."""
+    batches = [batch for host in hosts for batch in zip(host.batches, host.experiences, strict=True)]
+    rewards = torch.cat([e.rewards.float() for _, e in batches])
+    shaped = estimator.shape([row for rows, _ in batches for row in rows], rewards)
+    for (_, e), mine in zip(batches, torch.split(shaped, [len(rows) for rows, _ in batches]), strict=True):
+        e.rewards = mine
+    statistics = estimator.statistics([batch for host in hosts for batch in host.estimate(estimator)])
+    for host in hosts:
+        host.finish_advantages(estimator, statistics)
 
 
 def weightless(item: Experience) -> Experience:

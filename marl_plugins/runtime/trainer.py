@@ -29,7 +29,7 @@ from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.run import Run, optimiser_steps
 from marl_plugins.runtime.checkpoints import Checkpoints, tag
 from marl_plugins.runtime.display import Display
-from marl_plugins.runtime.policies import PolicyHost, raised_by
+from marl_plugins.runtime.policies import PolicyHost, advantages, raised_by
 from marl_plugins.runtime.records import Records
 from marl_plugins.runtime.rollout import Rollout
 
@@ -178,10 +178,8 @@ class Trainer:
         hosts = [self.trained[name] for name in by_policy]
         await _all(host.make_experience(by_policy[host.policy.name]) for host in hosts)
         self.drift = {host.policy.name: host.drift() for host in hosts}
-        returns = [batch for host in hosts for batch in host.returns(self.estimator)]
-        statistics = self.estimator.statistics(returns)
-        for host in hosts:
-            host.finish_advantages(self.estimator, statistics)
+        if hosts:
+            advantages(hosts, self.estimator)
         return dict(by_policy)
 
     async def _update(self, by_policy: Mapping[str, list[Row]], k: int) -> dict[str, dict[str, float]]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import dataclasses
 import random
 from types import SimpleNamespace
 
@@ -10,19 +11,76 @@ import ray
 import safetensors.torch
 import torch
 
+from marl_plugins.core.estimators import Whitened
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.grid import plan_grid
 from marl_plugins.core.rows import Row
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
+from marl_plugins.gae import Gae
+from marl_plugins.groups import ESTIMATORS
 from marl_plugins.hosts import cpu
 from marl_plugins.plan import build_run
-from marl_plugins.reinforce_pp import ReinforcePlusPlus
+from marl_plugins.reinforce_pp import FlashReinforce, ReinforcePlusPlus
 from marl_plugins.run import Policy, training_gpus
 from marl_plugins.runtime.driver import quiet
 from marl_plugins.runtime.engines import Budget, EnginePool
-from marl_plugins.runtime.policies import ExperienceMaker, PolicyHost, PolicyTrainer, ReferenceInPolicy, row_experience
+from marl_plugins.runtime.policies import (
+    ExperienceMaker,
+    PolicyHost,
+    PolicyTrainer,
+    ReferenceInPolicy,
+    RemoteExperienceMaker,
+    advantages,
+    apply_length_penalties,
+    row_experience,
+)
 from marl_plugins.runtime.policy_actor import RemotePolicyActor
 from marl_plugins.runtime.tiny_model import resolve
+
+
+@pytest.mark.parametrize(
+    ("name", "estimator"),
+    [
+        ("reinforce", ReinforcePlusPlus(gamma=0.9)),
+        ("flash_reinforce", FlashReinforce()),
+        *[(name, estimator()) for name, estimator in ESTIMATORS.items()],
+        ("gae", Gae(gamma=0.9, lambd=0.8)),
+    ],
+)
+@pytest.mark.parametrize("divide", [True, False])
+def test_every_estimator_is_upstreams_for_one_role_and_one_action(relay, name, estimator, divide):
+    """Advantages and returns of the same experiences by upstream's `compute_advantages_and_returns` and by ours."""
+    args = copy.deepcopy(arguments(relay))
+    args.rollout.n_samples_per_prompt, args.algo.advantage.estimator, args.algo.advantage.no_std_norm = 4, name, not divide
+    args.algo.advantage.gamma, args.algo.advantage.lambd = estimator.gamma, 0.8
+    args.reward.overlong_buffer_len, args.reward.clip_range = 3, [-0.5, 0.6]
+    args.rollout.max_new_tokens = 9
+    if isinstance(estimator, Whitened):
+        estimator = dataclasses.replace(estimator, divide=divide)
+    rows = recorded_rows(24, seed=5)
+    for n, row in enumerate(rows):
+        row.trajectory.task, row.trajectory.sample = Task(f"t{n // 4}", "p"), n % 4
+        row.action.shown_ids = rows[4 * (n // 4)].action.shown_ids
+    maker = object.__new__(RemoteExperienceMaker)
+    maker.args, maker.tokenizer, maker.advantage_estimator = args, SimpleNamespace(pad_token_id=0), name
+    maker.strategy, maker.kl_ctl = SimpleNamespace(args=args), SimpleNamespace(value=0.1)
+    ours = maker.split_rollout_samples([row_experience(row) for row in rows])
+    draw = torch.Generator().manual_seed(0)
+    for e in ours:
+        e.kl, e.values = torch.randn(2, *e.action_mask.shape, generator=draw) * e.action_mask
+        e.action_log_probs = torch.zeros(e.action_mask.shape)
+    theirs = maker.compute_advantages_and_returns(copy.deepcopy(ours))
+    host = PolicyHost(
+        Policy("p", "tiny"), args, SimpleNamespace(kl_ctl=maker.kl_ctl), EnginePool("p", [], None, None), "cpu"
+    )
+    host.experiences, host.batches = ours, [rows[i : i + 4] for i in range(0, 24, 4)]
+    apply_length_penalties(ours, args)
+    advantages([host], estimator)
+    for mine, other in zip(ours, theirs, strict=True):
+        mask = mine.action_mask.bool()
+        torch.testing.assert_close(mine.advantages[mask], other.advantages[mask], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(mine.returns[mask], other.returns[mask], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(mine.info["return"], other.info["return"], rtol=1e-5, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -136,10 +194,8 @@ def weights(host):
 
 async def prepare(host, rows):
     """Everything up to the update."""
-    estimator = ReinforcePlusPlus()
     await host.make_experience(rows)
-    statistics = estimator.statistics(host.returns(estimator))
-    host.finish_advantages(estimator, statistics)
+    advantages([host], ReinforcePlusPlus())
 
 
 async def step(host, rows, k):
@@ -309,21 +365,17 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_synced(hosts)
 
 def test_joint_normalisation_over_two_real_policies(hosts):
     """Advantages of two policies' real rows, KL penalty included, against float64 over both."""
-    estimator = ReinforcePlusPlus()
     one, two = hosts["zero0"], hosts["zero2"]
     rows = {one: recorded_rows(5, seed=21), two: recorded_rows(9, seed=22)}
     for host, mine in rows.items():
         asyncio.run(host.make_experience(mine))
-    batches = [b for host in rows for b in host.returns(estimator)]
-    flat = torch.cat([returns[mask.bool()].double() for _, returns, mask in batches])
-    statistics = estimator.statistics(batches)
-    for host, mine in rows.items():
-        host.finish_advantages(estimator, statistics)
-        for row in mine:
-            item = host.items[id(row)]
-            chosen = item.action_mask.bool()
-            want = (item.returns[chosen].double() - flat.mean()) / flat.std(unbiased=False)
-            torch.testing.assert_close(item.advantages[chosen].double(), want, rtol=1e-5, atol=1e-6)
+    advantages(list(rows), ReinforcePlusPlus())
+    items = [host.items[id(row)] for host, mine in rows.items() for row in mine]
+    flat = torch.cat([item.returns[item.action_mask.bool()].double() for item in items])
+    for item in items:
+        chosen = item.action_mask.bool()
+        want = (item.returns[chosen].double() - flat.mean()) / flat.std(unbiased=False)
+        torch.testing.assert_close(item.advantages[chosen].double(), want, rtol=1e-5, atol=1e-6)
 
 
 def test_forward_passes_pad_their_dispatch_to_the_ranks(hosts):
