@@ -220,17 +220,14 @@ class Trainer:
         """Save every policy and the plugins' state as one step."""
         with self._progress("checkpoint"), writing(f"step {step}", self.checkpoints.folder):
             state = {"step": step}
-            await _all(
-                host.remote(*host.group.async_run_method("save_checkpoint", tag(step), state))
-                for host in self.trained.values()
-            )
+            await _all(host.save(tag(step), state) for host in self.trained.values())
             versions = {name: host.version for name, host in self.trained.items()}
             self.checkpoints.commit(step, versions, self.run.fingerprint(), self.plugins.state())
 
     async def save_models(self) -> None:
         """Each policy's weights in Hugging Face format, in its own folder."""
         with self._progress("saving models"), writing("the final weights", self.records.folder):
-            await _all(host.remote(*host.group.async_save_model()) for host in self.trained.values())
+            await _all(host.save_model() for host in self.trained.values())
 
     def _show_first_prompts(self, trajectories: Sequence[Trajectory]) -> None:
         """Print the context of every role's first action, as the model saw it; once per role."""

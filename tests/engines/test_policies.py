@@ -4,6 +4,7 @@ import asyncio
 import copy
 import dataclasses
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -22,7 +23,8 @@ from marl_plugins.hosts import cpu
 from marl_plugins.plan import build_run
 from marl_plugins.reinforce_pp import FlashReinforce, ReinforcePlusPlus
 from marl_plugins.run import Policy, training_gpus
-from marl_plugins.runtime.driver import quiet
+from marl_plugins.runtime.checkpoints import Checkpoints, tag
+from marl_plugins.runtime.driver import Session, quiet
 from marl_plugins.runtime.engines import Budget, EnginePool
 from marl_plugins.runtime.policies import (
     ExperienceMaker,
@@ -36,6 +38,8 @@ from marl_plugins.runtime.policies import (
 )
 from marl_plugins.runtime.policy_actor import RemotePolicyActor
 from marl_plugins.runtime.tiny_model import resolve
+
+SUMS = Path(__file__).resolve().parent.parent / "recipes" / "sums" / "tiny.yaml"
 
 
 @pytest.mark.parametrize(
@@ -376,6 +380,84 @@ def test_joint_normalisation_over_two_real_policies(hosts):
         chosen = item.action_mask.bool()
         want = (item.returns[chosen].double() - flat.mean()) / flat.std(unbiased=False)
         torch.testing.assert_close(item.advantages[chosen].double(), want, rtol=1e-5, atol=1e-6)
+
+
+def start_with_critic(folder, *flags):
+    """The policy of the recipe `sums` on one rank and its critic on two, as the driver starts them, without engines."""
+    words = [
+        "--recipe",
+        str(SUMS),
+        "--mapping",
+        "shared",
+        "--algo.advantage.estimator",
+        "gae",
+        "--algo.advantage.lambd",
+        "0.9",
+    ]
+    words += ["--critic.num_gpus_per_node", "2", "--critic.adam.lr", "1e-3", "--critic.save_value_network", *flags]
+    words += ["--train.micro_batch_size", "2", "--rollout.micro_batch_size", "4", "--actor.lr_warmup_ratio", "0"]
+    run, _ = build_run([*words, "--ckpt.path", str(folder / "checkpoints"), "--ckpt.output_dir", str(folder / "out")])
+    checkpoints = Checkpoints(folder / "checkpoints", 3, critics=True)
+    manifest = checkpoints.open(run.args.ckpt.load_enable, run.fingerprint())
+    session, (policy,) = Session(run), run.policies
+    trainer, loading = session._trainer(policy, session._launch(policy, None), [], 100)
+    ray.get(loading)
+    args = run.policy_args["shared"]
+    host = PolicyHost(policy, args, trainer, EnginePool("shared", [], lambda: None, Budget(0)), "cpu")
+    return host, session.estimator, run, checkpoints, manifest
+
+
+async def gae_step(host, estimator, number, rows):
+    host.step = number
+    await host.make_experience(rows)
+    advantages([host], estimator)
+    return await host.update(rows, 2)
+
+
+def critic_weights(host):
+    """Of its first rank."""
+
+    def work(actor):
+        return [p.detach().clone() for p in actor.engine.module.parameters()]
+
+    return ray.get(host.critic._actor_handlers[0].__ray_call__.remote(work))
+
+
+def test_policy_and_critic_train_save_and_resume_as_one(cluster, tmp_path):
+    """Three steps with a save after the second; processes that resume from it repeat the third, metrics and weights."""
+    host, estimator, run, checkpoints, _ = start_with_critic(tmp_path)
+    rows, found, start = recorded_rows(11, seed=1), [], critic_weights(host)
+    for number in (1, 2, 3):
+        found.append(asyncio.run(gae_step(host, estimator, number, rows)))
+        if number == 2:
+            asyncio.run(host.save(tag(2), {"step": 2}))
+            checkpoints.commit(2, {"shared": 2}, run.fingerprint(), {})
+    for metrics in found:
+        for name, ranks in (("", 1), ("critic_", 2)):
+            grid = plan_grid(11, ranks, 2, 2)
+            assert metrics[f"{name}optimiser_steps"] == 2
+            assert metrics[f"{name}rows_per_rank"] == grid.rows_per_rank
+            assert metrics[f"{name}fill_rows"] == grid.fill > 0
+        assert metrics["critic_grad_norm"] > 0
+    assert found[2]["critic_loss"] < found[0]["critic_loss"]
+    assert not all(torch.equal(a, b) for a, b in zip(start, critic_weights(host), strict=True))
+    asyncio.run(host.save_model())
+    saved = safetensors.torch.load_file(tmp_path / "out" / "shared_critic" / "model.safetensors")
+    torch.testing.assert_close(saved["score.weight"], critic_weights(host)[-1])
+
+    resumed, estimator, _, _, manifest = start_with_critic(tmp_path, "--ckpt.load_enable")
+    assert manifest["step"] == 2
+    assert asyncio.run(gae_step(resumed, estimator, 3, rows)) == found[2]
+    assert all(torch.equal(a, b) for a, b in zip(critic_weights(resumed), critic_weights(host), strict=True))
+    one, two = weights(resumed), weights(host)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+    resumed.args.critic.freezing_steps = 4
+    metrics = asyncio.run(gae_step(resumed, estimator, 4, rows))
+    assert (metrics["optimiser_steps"], metrics["critic_optimiser_steps"]) == (0, 2)
+    assert all(torch.equal(one[name], value) for name, value in weights(resumed).items())
+    metrics = asyncio.run(gae_step(resumed, estimator, 5, rows))  # and then on this step's rows alone
+    assert metrics["rows_per_rank"] == plan_grid(11, 1, 2, 2).rows_per_rank
 
 
 def test_forward_passes_pad_their_dispatch_to_the_ranks(hosts):
