@@ -204,6 +204,13 @@ def test_every_estimator_of_upstreams_is_there(name):
     assert estimator.gamma == 1
 
 
+def test_roles_that_are_not_trained_may_differ_within_a_group(recipe):
+    folder = recipe('coder: {model: "tiny:seed=1"}', 'coder: {model: "tiny:seed=1", trainable: false}', file="tiny.yaml")
+    words = ["--recipe", str(folder / "tiny.yaml"), *RLOO]
+    only(problems(*words, "task"), "LeaveOneOut groups by task, but 2 roles saw different inputs")
+    build_run([*words, "task+role"])
+
+
 def test_a_critic_starts_from_its_policys_model_or_its_own():
     words = ["--recipe", str(SUMS / "tiny.yaml"), *GAE, "--policy.coder.critic.model_name_or_path", "tiny:seed=9"]
     run, _ = build_run([*words, "--critic.adam.lr", "2e-5", "--policy.solver.critic.adam.lr", "3e-5"])

@@ -97,6 +97,11 @@ def test_turns_of_a_role_are_different_inputs(group_by):
     assert "3 turns of a role saw different inputs; use task+role+turn" in problem
 
 
+def test_what_is_no_estimator_is_said():
+    (problem,) = check_estimator("mine", 4, 1)
+    assert problem == "marl_estimator gave str, expected an Estimator of marl_plugins.core.estimators"
+
+
 def test_valid_groupings_are_not():
     assert check_estimator(ReinforcePlusPlus(scope="group", group_by="task+role+turn"), 4, 3, turns=3) == []
     assert check_estimator(ReinforcePlusPlus(scope="group", group_by="task+role"), 4, 3) == []

@@ -1,5 +1,7 @@
 """Group baselines against independent float64 computations, and what may be compared with what."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated import make_trajectory
 
+from marl_plugins import groups
 from marl_plugins.core.credit import sum_over_scope
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.rows import Row, rows_of
@@ -124,3 +127,19 @@ def test_reinforce_baseline_is_whitened_over_all_policies_afterwards():
     parts = [(rows[:2], raw[:2], mask[:2]), (rows[2:], raw[2:], mask[2:])]
     got = estimator.apply(rows, raw, estimator.statistics(parts))[:, 1]
     torch.testing.assert_close(got, (shaped - shaped.mean()) / shaped.std(unbiased=False))
+
+
+def test_groups_are_counted_in_the_metrics_of_their_step():
+    run = SimpleNamespace(
+        args=SimpleNamespace(
+            algo=SimpleNamespace(advantage=SimpleNamespace(estimator="dr_grpo")),
+            groups=SimpleNamespace(by="task+role+turn", scope="policy"),
+        )
+    )
+    estimator = groups.marl_estimator(run)
+    assert (type(estimator), estimator.group_by, estimator.return_scope) == (GroupMean, "task+role+turn", "policy")
+    estimator.shape(*turns([1, 1, 2]))
+    for want in ({"groups/count": 2.0, "groups/alone": 1.0}, {}):  # and none in a step without rows
+        metrics = {}
+        groups.marl_log(1, metrics)
+        assert metrics == want

@@ -143,6 +143,8 @@ def check_estimator(estimator: Estimator, samples: int, roles: int, turns: int =
         critic: Whether the run has one.
     """
     name = type(estimator).__name__
+    if not isinstance(estimator, Estimator):
+        return [f"marl_estimator gave {name}, expected an Estimator of marl_plugins.core.estimators"]
     problems = []
     if estimator.needs_critic != critic:
         wants, has = ("a critic", "none") if estimator.needs_critic else ("no critic", "one")
