@@ -71,10 +71,10 @@ class LeaveOneOut(GroupMean):
 
         A_t = R - mean over the other trajectories' rows of the group of R - KL penalties from t on
 
-    The baseline is a function of other trajectories alone, so the expected gradient is the true one, exactly, whatever makes
-    a group. That is why a row whose group has no other trajectory (nobody else reached its turn) is compared with those of
-    its task: advantage 0 would weigh it by the chance that somebody had. Only where no other trajectory of the task is left
-    is the advantage 0. Fails with few samples: the baseline is as noisy as they are few.
+    The baseline is a function of other trajectories alone, so the expected gradient is that of the plain return, exactly,
+    whatever makes a group. That is why a row whose group has no other trajectory (nobody else reached its turn) is compared
+    with those of its task: advantage 0 would weigh it by the chance that somebody had. Only where no other trajectory of the
+    task is left is the advantage 0. Fails with few samples: the baseline is as noisy as they are few.
     """
 
     def centre(self, rows: Sequence[Row], groups: Sequence[str], returns: Tensor) -> Tensor:

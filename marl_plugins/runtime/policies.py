@@ -222,6 +222,8 @@ class PolicyHost:
             overflow = name.endswith("grad_norm") and self.args.ds.param_dtype == "fp16"  # loss scaling skips such steps
             if not math.isfinite(metrics.get(name, 0.0)) and not overflow:
                 self.not_finite(name, f"{len(rows)} rows, the first {rows[0].name}")
+        if self.critic:  # the policy's weights are looked at when they are synced
+            await self.remote(*self.critic.async_run_method("check_finite"))
         if "kl" in metrics:
             self.trainer.kl_ctl.update(metrics["kl"], len(rows))
         return metrics

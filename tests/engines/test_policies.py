@@ -459,6 +459,12 @@ def test_policy_and_critic_train_save_and_resume_as_one(cluster, tmp_path):
     metrics = asyncio.run(gae_step(resumed, estimator, 5, rows))  # and then on this step's rows alone
     assert metrics["rows_per_rank"] == plan_grid(11, 1, 2, 2).rows_per_rank
 
+    asyncio.run(resumed.make_experience(rows))
+    advantages([resumed], estimator)
+    resumed.items[id(rows[4])].returns[:] = float("nan")
+    with pytest.raises(RunEnded, match=r"policy 'shared', step 5: critic_loss is not finite \(11 rows, the first t0/0/a\)"):
+        asyncio.run(resumed.update(rows, 2))
+
 
 def test_forward_passes_pad_their_dispatch_to_the_ranks(hosts):
     """One batch for two ranks would leave the second without work, and a collective waiting for it."""
