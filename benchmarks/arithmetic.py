@@ -1,9 +1,10 @@
 """Pure-Python and torch parts against upstream's own function or a peer's, in one run, outputs asserted equal.
 
-    python -m benchmarks.arithmetic [--trl PYTHON]
+    python -m benchmarks.arithmetic [--trl PYTHON] [--verl FOLDER]
 
-`--trl` names the interpreter of a virtual environment with TRL 1.16 (`pip install trl==1.16.0 torch`); without it the rows
-benchmark reports our side alone. Each figure is the median of the runs, with their minimum and maximum.
+`--trl` names the interpreter of a virtual environment with TRL 1.16 (`pip install trl==1.16.0 torch`), `--verl` a folder with
+verl 0.9.1 (`pip install --no-deps --target FOLDER verl==0.9.1`); without them their peers are left out. Each figure is the
+median of the runs, with their minimum and maximum.
 """
 
 from __future__ import annotations
@@ -62,6 +63,55 @@ def returns() -> None:
         theirs += timed(lambda: upstream(None, rewards, mask, 1.0), 1)
     ratio = statistics.median(theirs) / statistics.median(mine)
     print(f"returns, gamma 1, 32x16384: {spread(mine)}; upstream's loop {spread(theirs)}; {ratio:.0f}x")
+
+
+def gae(verl: str | None) -> None:
+    """GAE with 40 % of the tokens outside the mask: ours, upstream's loop (which takes them for steps), verl's; alternating."""
+    import torch
+
+    from marl_plugins.core.advantages import masked_gae
+
+    maker = importlib.import_module("openrlhf.trainer.ppo_utils.experience_maker").RemoteExperienceMaker
+    sides: dict[str, Callable[..., Any]] = {"ours": masked_gae}
+    sides["upstream's loop"] = lambda *given: maker.get_advantages_and_returns(None, *given)
+    if verl:
+        theirs = _verl_gae(verl)
+        sides["verl"] = lambda values, rewards, *given: theirs(rewards, values, *given)
+    torch.set_num_threads(1)
+    for shape in ((64, 2048), (256, 4096)):
+        draw = torch.Generator().manual_seed(0)
+        values, rewards = torch.randn(2, *shape, generator=draw)
+        holes, whole = (torch.rand(shape, generator=draw) < 0.6).float(), torch.ones(shape)
+        for name, side in sides.items():
+            mask = whole if name == "upstream's loop" else holes  # with holes it computes something else
+            given = (values, rewards, mask, 1.0, 0.95)
+            for a, b in zip(masked_gae(*given), side(*given), strict=True):
+                torch.testing.assert_close(a[mask.bool()], b[mask.bool()], rtol=1e-5, atol=1e-5)
+        times: dict[str, list[float]] = {name: [] for name in sides}
+        for _ in range(RUNS):
+            for name, side in sides.items():
+                times[name] += timed(lambda side=side, v=values, r=rewards, m=holes: side(v, r, m, 1.0, 0.95), 1)  # type: ignore[misc]
+        mine = statistics.median(times["ours"])
+        found = [f"{name} {spread(took)}, {statistics.median(took) / mine:.1f}x" for name, took in times.items()]
+        print(f"GAE, {shape[0]}x{shape[1]}: {'; '.join(found)}")
+
+
+def _verl_gae(folder: str) -> Callable[..., Any]:
+    """verl's `compute_gae_advantage_return` from its file, without the whitening at its end: the package needs Ray and more."""
+    import ast
+    from pathlib import Path
+    from types import SimpleNamespace
+
+    import torch
+
+    path = Path(folder) / "verl" / "trainer" / "ppo" / "core_algos.py"
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    (node,) = (n for n in body if isinstance(n, ast.FunctionDef) and n.name == "compute_gae_advantage_return")
+    node.decorator_list = []
+    namespace: dict[str, Any] = {"torch": torch, "verl_F": SimpleNamespace(masked_whiten=lambda values, mask: values)}
+    exec(compile(ast.Module([node], []), str(path), "exec"), namespace)
+    function: Callable[..., Any] = namespace[node.name]
+    return function
 
 
 def conversations(number: int, turns: int) -> list[list[tuple[list[int], list[int], list[float]]]]:
@@ -139,8 +189,10 @@ def fan_out() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trl", help="interpreter of an environment with TRL")
+    parser.add_argument("--verl", help="folder with verl")
     options = parser.parse_args()
     returns()
+    gae(options.verl)
     rows(options.trl)
     fan_out()
 

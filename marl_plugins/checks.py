@@ -14,7 +14,7 @@ from pathlib import Path
 from marl_plugins.config import Origins, Recipe
 from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.manager import Plugins, load_file
-from marl_plugins.run import Run, engine_gpus, flag_value, needed_devices, optimiser_steps, training_gpus
+from marl_plugins.run import Run, critic_gpus, engine_gpus, flag_value, needed_devices, optimiser_steps, training_gpus
 from marl_plugins.tiny import is_tiny
 from marl_plugins.tiny import parse as parse_tiny
 
@@ -156,22 +156,27 @@ AT_LEAST_ONE_EACH = (
     "actor.num_gpus_per_node",
     "ref.num_nodes",
     "ref.num_gpus_per_node",
+    "critic.num_nodes",
+    "critic.num_gpus_per_node",
     "rollout.max_new_tokens",
     "data.max_len",
 )
 
 
-FINITE = ("actor.adam.lr", "algo.kl.init_coef", "algo.advantage.gamma", "rollout.temperature", "rollout.top_p")
+FINITE = (
+    "actor.adam.lr",
+    "critic.adam.lr",
+    "algo.kl.init_coef",
+    "algo.advantage.gamma",
+    "algo.advantage.lambd",
+    "rollout.temperature",
+    "rollout.top_p",
+)
 
 
 def check_numbers(run: Run) -> list[str]:
     """Batch arithmetic and the like."""
     args, problems = run.args, []
-    if args.algo.advantage.estimator != "reinforce" and not run.plugins.claims("marl_estimator"):
-        problems.append(
-            f"--algo.advantage.estimator {args.algo.advantage.estimator} is not supported yet; use reinforce (REINFORCE++), "
-            "or a plugin that implements marl_estimator"
-        )
     for name in AT_LEAST_ONE:
         value = flag_value(args, name)
         if value is not None and not value >= 1:
@@ -181,6 +186,8 @@ def check_numbers(run: Run) -> list[str]:
             problems.append(f"--{name} is {flag_value(args, name)}; it must be a number")
     if problems:
         return problems
+    if not 0 <= args.algo.advantage.lambd <= 1:
+        problems.append(f"--algo.advantage.lambd is {args.algo.advantage.lambd}; it must lie between 0 and 1")
     if run.trajectories % args.train.batch_size:
         problems.append(
             f"a step has {run.trajectories} trajectories (--rollout.batch_size {args.rollout.batch_size} x "
@@ -210,6 +217,11 @@ def check_numbers(run: Run) -> list[str]:
             mine.append(
                 f"--train.colocate_all puts engines and training on the same devices: {engine_gpus(a)} (--vllm.num_engines x "
                 f"--vllm.tensor_parallel_size) must equal {training_gpus(a)} (--actor.num_nodes x --actor.num_gpus_per_node)"
+            )
+        if a.train.colocate_all and critic_gpus(a) not in (0, training_gpus(a)):
+            mine.append(
+                f"--train.colocate_all puts the critic on the policy's devices: {critic_gpus(a)} (--critic.num_nodes x "
+                f"--critic.num_gpus_per_node) must equal {training_gpus(a)} (--actor.num_nodes x --actor.num_gpus_per_node)"
             )
         if run.device == "cpu" and (a.train.colocate_all or a.vllm.enable_sleep or a.ds.enable_sleep):
             mine.append(

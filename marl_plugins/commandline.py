@@ -125,5 +125,24 @@ def check_flags(
     return problems
 
 
+def check_estimator_flags(flags: Iterable[Given], actions: Mapping[str, argparse.Action], estimator: str) -> list[str]:
+    """Flags of upstream's that the run's estimator has no use for; upstream overlooks them."""
+    problems = []
+    for flag in flags:
+        entry = FLAGS.get(flag.name)
+        idle = entry and entry.estimators and estimator not in entry.estimators
+        if entry and idle and not flag.off and not _is_default(flag, actions[flag.name]):
+            problems.append(
+                f"{flag.where}: --{flag.name} has no effect with --algo.advantage.estimator {estimator}, only with "
+                f"{' or '.join(entry.estimators)}; take one of the two out"
+            )
+    return problems
+
+
 def _is_default(flag: Given, action: argparse.Action) -> bool:
-    return len(flag.words) == 1 and str(action.default) == flag.words[0]
+    """Whether a flag was given what it would be without, `1.0` for 1 included."""
+    convert: Callable[[str], Any] = action.type if callable(action.type) else str
+    try:
+        return len(flag.words) == 1 and bool(convert(flag.words[0]) == action.default)
+    except ValueError:  # said elsewhere
+        return False

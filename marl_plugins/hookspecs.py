@@ -217,13 +217,20 @@ def marl_select(rows: Sequence[Row], run: Run, steps: int) -> Sequence[Row]:  # 
 
 @hookspec(firstresult=True)
 def marl_estimator(run: Run) -> Estimator | None:
-    """The advantage estimator. *first*; once at start. Built-in: `marl_plugins.reinforce_pp`.
+    """The advantage estimator. *first*; once at start. Built-in: what `--algo.advantage.estimator` names, which is
+    `marl_plugins.reinforce_pp` (`reinforce`, `flash_reinforce`), `.groups` (`rloo`, `reinforce_baseline`, `dr_grpo`,
+    `group_norm`) or `.gae`.
+
+    Return an `Estimator` (marl_plugins/core/estimators.py): override the stages in which it differs from plain returns.
 
     Example:
 
         @hookimpl
         def marl_estimator(run):
-            return MyEstimator(gamma=run.args.algo.advantage.gamma)
+            class Clipped(Estimator):
+                def apply(self, rows, advantages, statistics):
+                    return advantages.clamp(-1, 1)
+            return Clipped(gamma=run.args.algo.advantage.gamma)
     """
 
 

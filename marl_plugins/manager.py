@@ -24,13 +24,22 @@ from marl_plugins import __version__, hookspecs
 from marl_plugins.core.failures import ConfigurationError, nearest
 
 GROUP = "marl_plugins"
-BUILTINS = ("marl_plugins.recipe", "marl_plugins.routing", "marl_plugins.reinforce_pp", "marl_plugins.host")
+BUILTINS = (
+    "marl_plugins.recipe",
+    "marl_plugins.routing",
+    "marl_plugins.reinforce_pp",
+    "marl_plugins.groups",
+    "marl_plugins.gae",
+    "marl_plugins.host",
+)
 """Always active and asked last: what a run does where no named plugin answers."""
 SHIPPED = (
     "marl_plugins.coach",
     "marl_plugins.reward_backprop",
     "marl_plugins.routing",
     "marl_plugins.reinforce_pp",
+    "marl_plugins.groups",
+    "marl_plugins.gae",
     "marl_plugins.filter_agents_data",
 )
 """The capabilities in this package that a user names."""

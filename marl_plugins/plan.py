@@ -24,7 +24,16 @@ from marl_plugins.checks import (
     name_policies,
     tool_names_of,
 )
-from marl_plugins.commandline import OWN_FLAGS, Given, check_flags, in_force, own_parser, recipe_flags, split_flags
+from marl_plugins.commandline import (
+    OWN_FLAGS,
+    Given,
+    check_estimator_flags,
+    check_flags,
+    in_force,
+    own_parser,
+    recipe_flags,
+    split_flags,
+)
 from marl_plugins.config import Origins, Recipe, RoleConfig, find_recipe, load_recipe
 from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.hosts import cpu, upstream_cli
@@ -37,6 +46,7 @@ DEFAULTS = {"algo.advantage.estimator": "reinforce", "vllm.num_engines": 1, "ckp
 
 CPU_DEFAULTS = {
     "actor.num_gpus_per_node": 1,
+    "critic.num_gpus_per_node": 1,
     "ref.num_gpus_per_node": 1,
     "vllm.sync_backend": "gloo",
     "vllm.enforce_eager": True,
@@ -132,6 +142,8 @@ def build_run(words: Sequence[str]) -> tuple[Run, argparse.Namespace]:
     run.warnings += [f"policy {name!r} of the recipe plays no role with --mapping {options.mapping}" for name in dropped]
     run.dry_run = options.dry_run
     run.max_steps, run.logical_gpus = options.max_steps, options.logical_gpus
+    if run.estimator is not None:
+        builder.problems += check_estimator_flags(good, actions, run.estimator)
     builder.problems += check_roles(recipe, origins, folder, tool_names_of(plugins, run))
     policies = builder.attempt(lambda: plugins.hook.marl_policies(run=run)) or []
     run.policies = list(policies)
@@ -156,6 +168,8 @@ def build_run(words: Sequence[str]) -> tuple[Run, argparse.Namespace]:
         flags = [*own_flags, *by_policy[policy.name]]
         builder.problems += check_flags(flags, parser, actions, per_policy=True)
         fine = [f for f in flags if not check_flags([f], parser, actions, per_policy=True)]
+        if run.estimator is not None:
+            builder.problems += check_estimator_flags(fine, actions, run.estimator)
         # the command line beats the recipe; in each of them a policy's own flag beats one for all policies
         policy_args = parse(sorted([*base, *good, *fine], key=lambda f: f.where == "command line"))
         if not any(f.name == "actor.model_name_or_path" for f in fine):
@@ -169,10 +183,16 @@ def build_run(words: Sequence[str]) -> tuple[Run, argparse.Namespace]:
         policy_args.logger.wandb.key = policy_args.logger.tensorboard_dir = None  # the controller logs, once
         run.policy_args[policy.name] = policy_args
     builder.problems += name_policies(refused)
+    models: dict[str, list[str]] = {}
     for policy in run.policies:
         if policy.name in run.policy_args:
-            named[policy.name] = run.policy_args[policy.name].actor.model_name_or_path
-    builder.problems += name_policies({name: list(filter(None, [model_problem(model)])) for name, model in named.items()})
+            policy_args = run.policy_args[policy.name]
+            named[policy.name] = policy_args.actor.model_name_or_path
+            found = {"": model_problem(named[policy.name])}
+            if policy_args.critic.model_name_or_path not in (None, named[policy.name]):
+                found["--critic.model_name_or_path: "] = model_problem(policy_args.critic.model_name_or_path)
+            models[policy.name] = [place + problem for place, problem in found.items() if problem]
+    builder.problems += name_policies(models)
     run.policies = [replace(p, model=named.get(p.name, p.model)) for p in run.policies]
     builder.problems += check_numbers(run)
     builder.problems += check_files(run, origins)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -89,6 +89,28 @@ class Run:
         """Trajectories of a full training step."""
         return int(self.args.rollout.batch_size * self.args.rollout.n_samples_per_prompt)
 
+    @property
+    def trained_roles(self) -> dict[str, RoleConfig]:
+        """The roles whose policy is updated."""
+        trained = {p.name for p in self.policies if p.trainable}
+        mapping = self.recipe.mapping
+        mapped = [r for r in self.recipe.roles if isinstance(mapping, str) or r in mapping]  # else said elsewhere
+        return {r: self.recipe.roles[r] for r in mapped if self.recipe.policy_of(r) in trained}
+
+    @property
+    def estimator(self) -> str | None:
+        """`--algo.advantage.estimator`, which names a built-in one; None where a plugin brings its own."""
+        return None if self.plugins.claims("marl_estimator") else self.args.algo.advantage.estimator
+
+    def belongs_elsewhere(self, flag: str, estimators: Iterable[str]) -> list[str]:
+        """The problem with a plugin's flag that was given, where the run's estimator is none of those that it belongs to."""
+        if flag not in self.given or self.estimator in (estimators := list(estimators)):
+            return []
+        return [
+            f"--{flag} belongs to --algo.advantage.estimator {' or '.join(estimators)}; the run has "
+            f"{self.estimator or 'a plugin of its own'}: take one of the two out"
+        ]
+
     @cached_property
     def workflow_module(self) -> ModuleType:
         return self._module(self.recipe.workflow, "workflow")
@@ -127,6 +149,7 @@ class Run:
                     "ranks": training_gpus(self.policy_args[p.name]),
                     "zero_stage": self.policy_args[p.name].ds.zero_stage,
                     "epochs": self.policy_args[p.name].train.max_epochs,
+                    **({"critic": critic} if (critic := critic_gpus(self.policy_args[p.name])) else {}),
                 }
                 for p in self.policies
             },
@@ -185,8 +208,13 @@ def training_gpus(args: SimpleNamespace) -> int:
     return int(args.actor.num_nodes * args.actor.num_gpus_per_node)
 
 
+def critic_gpus(args: SimpleNamespace) -> int:
+    """Devices that a policy's critic takes; 0 without one, which is upstream's rule (train_ppo_ray.py:119)."""
+    return int(args.critic.num_nodes * args.critic.num_gpus_per_node) if args.critic.model_name_or_path else 0
+
+
 def needed_devices(run: Run) -> dict[str, int]:
-    """Devices by policy: training processes, engines, and, on GPUs, reference processes of their own."""
+    """Devices by policy: training processes, critic, engines, and, on GPUs, reference processes of their own."""
     needed = {}
     for policy in run.policies:
         a = run.policy_args[policy.name]
@@ -199,7 +227,7 @@ def needed_devices(run: Run) -> dict[str, int]:
             reference = 0
             if a.algo.kl.init_coef > 0 and not a.train.colocate_actor_ref and run.device != "cpu":
                 reference = int(a.ref.num_nodes * a.ref.num_gpus_per_node)
-            needed[policy.name] = training_gpus(a) + engines + reference
+            needed[policy.name] = training_gpus(a) + critic_gpus(a) + engines + reference
     return needed
 
 
@@ -228,6 +256,7 @@ def describe(run: Run) -> dict[str, Any]:
                 "zero_stage": run.policy_args[p.name].ds.zero_stage,
                 "learning_rate": run.policy_args[p.name].actor.adam.lr,
                 "kl": run.policy_args[p.name].algo.kl.init_coef,
+                "critic": run.policy_args[p.name].critic.model_name_or_path if p.trainable else None,
                 "flags": dict(p.flags),
             }
             for p in run.policies

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated import make_trajectory
 
-from marl_plugins.core.advantages import Moments, masked_returns, moments, normalise
+from marl_plugins.core.advantages import BLOCK, Moments, discounted_sums, masked_gae, masked_returns, moments, normalise
 from marl_plugins.core.rows import Row
 from marl_plugins.reinforce_pp import ReinforcePlusPlus
 
@@ -60,6 +60,91 @@ def test_observation_tokens_do_not_decay_credit():
     rewards = torch.zeros(1, 10)
     rewards[0, 9] = 1.0
     assert masked_returns(rewards, mask, 0.9)[0, 0].item() == pytest.approx(0.9**5)
+
+
+def reference_gae(values, rewards, mask, gamma, lambd):
+    """verl's rule (core_algos.py:250-256 of 0.9.1, before it whitens): outside the mask the next value and the sum so far are
+    carried over; written as a float64 loop over one row at a time."""
+    advantages = np.zeros(rewards.shape)
+    for i in range(rewards.shape[0]):
+        following = carried = 0.0
+        for t in reversed(range(rewards.shape[1])):
+            if mask[i, t]:
+                carried = rewards[i, t] + gamma * following - values[i, t] + gamma * lambd * carried
+                following = float(values[i, t])
+                advantages[i, t] = carried
+    return advantages, advantages + values
+
+
+@st.composite
+def valued_tokens(draw):
+    """Values, rewards and a mask with holes, of rows that may be empty, short, or longer than a block or two."""
+    rows = draw(st.integers(1, 4))
+    tokens = draw(st.one_of(st.integers(1, 9), st.sampled_from([BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5])))
+    share = draw(st.sampled_from([0.0, 0.1, 0.6, 1.0]))
+    generator = np.random.default_rng(draw(st.integers(0, 2**32)))
+    values, rewards = generator.normal(0, 3, (2, rows, tokens)).astype(np.float32)
+    return values, rewards, generator.random((rows, tokens)) < share
+
+
+DECAYS = st.sampled_from([0.0, 0.5, 0.95, 0.99, 1.0])
+
+
+@given(valued_tokens(), DECAYS, DECAYS)
+def test_gae_equals_an_independent_computation_at_every_sampled_token(given_tokens, gamma, lambd):
+    values, rewards, mask = given_tokens
+    got = masked_gae(torch.tensor(values), torch.tensor(rewards), torch.tensor(mask), gamma, lambd)
+    want = reference_gae(values.astype(np.float64), rewards, mask, gamma, lambd)
+    for mine, theirs in zip(got, want, strict=True):
+        assert mine.dtype == torch.float32
+        np.testing.assert_allclose(mine.numpy()[mask], theirs[mask], rtol=1e-5, atol=1e-4)
+
+
+@given(valued_tokens(), DECAYS, DECAYS)
+def test_in_float64_gae_is_exact(given_tokens, gamma, lambd):
+    values, rewards, mask = given_tokens
+    values, rewards = values.astype(np.float64), rewards.astype(np.float64)
+    got = masked_gae(torch.tensor(values), torch.tensor(rewards), torch.tensor(mask), gamma, lambd)
+    want = reference_gae(values, rewards, mask, gamma, lambd)
+    for mine, theirs in zip(got, want, strict=True):
+        np.testing.assert_allclose(mine.numpy()[mask], theirs[mask], rtol=1e-9, atol=1e-9)
+
+
+@given(valued_tokens(), DECAYS)
+def test_nothing_outside_the_mask_changes_an_advantage(given_tokens, lambd):
+    values, rewards, mask = (torch.tensor(x) for x in given_tokens)
+    first = masked_gae(values, rewards, mask, 0.99, lambd)
+    for junk in (7.0, float("nan")):
+        second = masked_gae(values.masked_fill(~mask, junk), rewards.masked_fill(~mask, junk), mask, 0.99, lambd)
+        assert all(torch.equal(a[mask], b[mask]) for a, b in zip(first, second, strict=True))
+
+
+def test_gae_at_lambda_1_is_the_return_minus_the_value():
+    values, rewards = torch.randn(2, 3, 200, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mask = torch.rand(3, 200, generator=torch.Generator().manual_seed(1)) < 0.6
+    advantages, returns = masked_gae(values, rewards, mask, 0.9, 1.0)
+    want = masked_returns(rewards, mask, 0.9)
+    torch.testing.assert_close(returns[mask], want[mask])
+    torch.testing.assert_close(advantages[mask], (want - values)[mask])
+
+
+def test_observation_tokens_neither_decay_nor_have_a_value():
+    """The row of upstream's defect: three sampled, four shown, three sampled tokens, V 0.5, reward 1 at the end."""
+    mask = torch.tensor([[1, 1, 1, 0, 0, 0, 0, 1, 1, 1]])
+    rewards = torch.zeros(1, 10)
+    rewards[0, 9] = 1.0
+    advantages, _ = masked_gae(torch.full((1, 10), 0.5), rewards, mask, 1.0, 0.95)
+    assert advantages[0, :3].tolist() == pytest.approx([0.5 * 0.95**n for n in (5, 4, 3)])
+    packed, _ = masked_gae(torch.full((1, 6), 0.5), rewards[:, 4:], torch.ones(1, 6), 1.0, 0.95)
+    assert advantages[mask.bool()].tolist() == packed[0].tolist()
+
+
+def test_sums_over_many_blocks_of_blocks():
+    values = torch.randn(1, BLOCK * BLOCK + 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    got, following = discounted_sums(values, 0.999), 0.0
+    for t in reversed(range(values.size(1))):
+        following = values[0, t].item() + 0.999 * following
+        assert got[0, t].item() == pytest.approx(following, abs=1e-9)
 
 
 @given(st.lists(st.lists(numbers, max_size=12), min_size=1, max_size=6))

@@ -11,13 +11,12 @@ from marl_plugins.runtime.records import cut_back, move_aside
 RUN = {"seed": 1, "roles": {"a": "p"}}
 
 
-def saved(folder, step, policies=("p", "q")):
+def saved(folder, step, policies=("p", "q"), parts=("_actor",)):
     """What DeepSpeed leaves behind for a step."""
-    for policy in policies:
-        path = folder / policy / "_actor" / tag(step)
-        path.mkdir(parents=True)
-        (path / "states.pt").write_text(str(step))
-        (folder / policy / "_actor" / "latest").write_text(tag(step))
+    for part in (folder / policy / part for policy in policies for part in parts):
+        (part / tag(step)).mkdir(parents=True)
+        (part / tag(step) / "states.pt").write_text(str(step))
+        (part / "latest").write_text(tag(step))
 
 
 @pytest.fixture
@@ -42,10 +41,25 @@ def test_resume_points_every_policy_at_the_manifests_step(checkpoints):
     assert latest(checkpoints, "p") == latest(checkpoints, "q") == tag(2)
 
 
+def test_a_critic_is_a_part_of_its_policys_step(tmp_path):
+    checkpoints, both = Checkpoints(tmp_path, keep=1, critics=True), ("_actor", "_critic")
+    for step in (2, 4):
+        saved(tmp_path, step, ["p"], both)
+        checkpoints.commit(step, {"p": step}, RUN, {})
+    assert [sorted(d.name for d in (tmp_path / "p" / part).glob("global*")) for part in both] == [[tag(4)]] * 2
+    saved(tmp_path, 6, ["p"], both)  # killed before the manifest
+    assert checkpoints.open(resume=True, fingerprint=RUN)["step"] == 4
+    assert [(tmp_path / "p" / part / "latest").read_text() for part in both] == [tag(4)] * 2
+    (tmp_path / "p" / "_critic" / tag(4) / "states.pt").unlink()
+    (tmp_path / "p" / "_critic" / tag(4)).rmdir()
+    with pytest.raises(ConfigurationError, match="p/_critic/global_step4 is missing"):
+        checkpoints.open(resume=True, fingerprint=RUN)
+
+
 def test_parts_without_a_manifest_do_not_exist(checkpoints):
-    saved(checkpoints.folder, 2)
+    saved(checkpoints.folder, 2, parts=("_actor", "_critic"))
     assert checkpoints.open(resume=True, fingerprint=RUN) is None
-    assert not list(checkpoints.folder.glob("*/_actor/latest"))  # upstream would load it otherwise
+    assert not list(checkpoints.folder.glob("*/*/latest"))  # upstream would load it otherwise
 
 
 def test_rotation_keeps_the_last_steps_and_never_the_named_one_goes(checkpoints):

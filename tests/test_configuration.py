@@ -21,6 +21,8 @@ from marl_plugins.shipped import recipes_root
 
 ROOT = Path(__file__).resolve().parent.parent
 SUMS = ROOT / "tests" / "recipes" / "sums"
+RLOO = ["--algo.advantage.estimator", "rloo", "--rollout.n_samples_per_prompt", "4", "--groups.by"]
+GAE = ["--algo.advantage.estimator", "gae"]
 HEAVY = ("torch", "ray", "transformers", "numpy", "openai", "vllm", "deepspeed", "openrlhf")
 
 
@@ -114,7 +116,32 @@ def test_lines_are_those_of_the_file(recipe):
         (["--ds.packing_samples"], ["--ds.packing_samples cannot be used"]),
         (["--train.agent_func_path", "a.py"], ["no effect here", "workflow"]),
         (["--policy.solver.train.batch_size", "4"], ["cannot differ per policy"]),
-        (["--algo.advantage.estimator", "gae"], ["estimator gae is not supported yet", "use reinforce"]),
+        (["--groups.by", "task"], ["--groups.by belongs to", "rloo", "the run has reinforce: take one of the two out"]),
+        (["--gae.scope", "policy"], ["--gae.scope belongs to", "estimator gae; the run has reinforce"]),
+        (["--algo.advantage.lambd", "0.9"], ["--algo.advantage.lambd has no effect with", "reinforce, only with gae"]),
+        (["--policy.coder.critic.adam.lr", "1e-5"], ["--critic.adam.lr has no effect with", "only with gae"]),
+        ([*RLOO, "task"], ["--groups.by: LeaveOneOut", "3 turns of a role saw different inputs; use task+role+turn"]),
+        ([*RLOO, "task+role"], ["--groups.by: LeaveOneOut", "use task+role+turn"]),
+        ([*RLOO, "task+role+turn", "--reinforce_pp.scope", "policy"], ["--reinforce_pp.scope belongs to", "has rloo"]),
+        (
+            [*RLOO, "task+role+turn", "--algo.advantage.gamma", "0.9"],
+            ["gamma has no effect with", "rloo, only with reinforce or gae"],
+        ),
+        (
+            [*RLOO, "task+role+turn", "--algo.advantage.no_std_norm"],
+            ["no_std_norm has no effect with", "reinforce_baseline"],
+        ),
+        ([*GAE, "--groups.scope", "policy"], ["--groups.scope belongs to", "the run has gae"]),
+        ([*GAE, "--algo.advantage.lambd", "1.5"], ["--algo.advantage.lambd is 1.5; it must lie between 0 and 1"]),
+        ([*GAE, "--critic.adam.lr", "nan"], ["--critic.adam.lr is nan"]),
+        ([*GAE, "--critic.num_gpus_per_node", "0"], ["--critic.num_gpus_per_node is 0"]),
+        ([*GAE, "--critic.model_name_or_path", "/no/such"], ["--critic.model_name_or_path: model '/no/such' is neither"]),
+        ([*GAE, "--train.colocate_critic_reward"], ["colocate_critic_reward cannot be used", "no reward model"]),
+        ([*GAE, "--logical_gpus", "8"], ["the plan needs 9 (solver 3, coder 3, verifier 3)"]),
+        (
+            [*GAE, "--train.colocate_all", "--critic.num_gpus_per_node", "2"],
+            ["puts the critic on the policy's devices: 2", "must equal 1"],
+        ),
         (["--ds.zero_stage", "3"], ["zero_stage 3 is refused on CPU"]),
         (["--vllm.num_engines", "0"], ["num_engines is 0"]),
         (["--rollout.max_new_tokens", "500"], ["leaves no room for a prompt"]),
@@ -156,6 +183,49 @@ def test_bad_flags(words, parts):
     only(problems(*base, *words), *parts) if "is_correction" not in words[0] else next(
         p for p in problems(*base, *words) if all(part in p for part in parts)
     )
+
+
+def test_a_flag_at_its_default_does_no_harm_with_any_estimator():
+    run, _ = build_run(["--recipe", str(SUMS / "tiny.yaml"), *RLOO, "task+role+turn", "--algo.advantage.gamma", "1.0"])
+    estimator = run.plugins.hook.marl_estimator(run=run)
+    assert (type(estimator).__name__, estimator.group_by) == ("LeaveOneOut", "task+role+turn")
+
+
+@pytest.mark.parametrize(
+    "name", ["reinforce", "flash_reinforce", "rloo", "reinforce_baseline", "dr_grpo", "group_norm", "gae"]
+)
+def test_every_estimator_of_upstreams_is_there(name):
+    grouped = name not in ("reinforce", "flash_reinforce", "gae")
+    more = [*RLOO[2:], "task+role+turn", "--groups.scope", "policy"] if grouped else []
+    run, _ = build_run(["--recipe", str(SUMS / "tiny.yaml"), "--algo.advantage.estimator", name, *more])
+    estimator = run.plugins.hook.marl_estimator(run=run)
+    assert estimator.needs_critic == (name == "gae")
+    assert estimator.return_scope == ("policy" if more else "action")
+    assert estimator.gamma == 1
+
+
+def test_roles_that_are_not_trained_may_differ_within_a_group(recipe):
+    folder = recipe('coder: {model: "tiny:seed=1"}', 'coder: {model: "tiny:seed=1", trainable: false}', file="tiny.yaml")
+    words = ["--recipe", str(folder / "tiny.yaml"), *RLOO]
+    only(problems(*words, "task"), "LeaveOneOut groups by task, but 2 roles saw different inputs")
+    build_run([*words, "task+role"])
+
+
+def test_a_critic_starts_from_its_policys_model_or_its_own():
+    words = ["--recipe", str(SUMS / "tiny.yaml"), *GAE, "--policy.coder.critic.model_name_or_path", "tiny:seed=9"]
+    run, _ = build_run([*words, "--critic.adam.lr", "2e-5", "--policy.solver.critic.adam.lr", "3e-5"])
+    assert {name: a.critic.model_name_or_path for name, a in run.policy_args.items()} == {
+        "solver": "tiny",
+        "coder": "tiny:seed=9",
+        "verifier": "tiny:seed=2",
+    }
+    assert [a.critic.adam.lr for a in run.policy_args.values()] == [3e-5, 2e-5, 2e-5]
+    assert {p["critic"] for p in describe(run)["policies"].values()} == {"tiny", "tiny:seed=9", "tiny:seed=2"}
+    assert describe(run)["devices"] == {"solver": 3, "coder": 3, "verifier": 3}
+    assert run.fingerprint()["policies"]["solver"]["critic"] == 1
+    plain, _ = build_run(words[:2])
+    assert describe(plain)["policies"]["solver"]["critic"] is None
+    assert "critic" not in plain.fingerprint()["policies"]["solver"]
 
 
 def test_a_model_that_does_not_exist_and_one_without_a_chat_template(recipe, tmp_path):

@@ -74,17 +74,14 @@ def test_lost_and_frozen_and_unscored_actions_are_left_out_with_a_reason():
     assert [a.left_out for a in good.actions] == [None, "frozen", "no score"]
 
 
-class Groups(ReinforcePlusPlus):
-    pass
-
-
 @pytest.mark.parametrize(
     ("settings", "samples", "roles", "message"),
     [
         ({"scope": "group"}, 4, 1, "does not say which"),
         ({"scope": "group", "group_by": "task"}, 4, 3, "saw different inputs"),
         ({"scope": "group", "group_by": "task+role"}, 1, 3, "every advantage is 0"),
-        ({"group_by": "task"}, 4, 1, "group_by='task' and scope 'batch'"),
+        ({"scope": "action", "group_by": "task"}, 4, 1, "group_by='task' and scope 'action'"),
+        ({"needs_critic": True}, 4, 1, "uses a critic and the run has none"),
     ],
 )
 def test_invalid_groupings_are_refused(settings, samples, roles, message):
@@ -93,7 +90,20 @@ def test_invalid_groupings_are_refused(settings, samples, roles, message):
     assert message in problems[0]
 
 
+@pytest.mark.parametrize("group_by", ["task", "task+role"])
+def test_turns_of_a_role_are_different_inputs(group_by):
+    estimator = ReinforcePlusPlus(scope="group", group_by=group_by)
+    (problem,) = check_estimator(estimator, 4, 1, turns=3)
+    assert "3 turns of a role saw different inputs; use task+role+turn" in problem
+
+
+def test_what_is_no_estimator_is_said():
+    (problem,) = check_estimator("mine", 4, 1)
+    assert problem == "marl_estimator gave str, expected an Estimator of marl_plugins.core.estimators"
+
+
 def test_valid_groupings_are_not():
+    assert check_estimator(ReinforcePlusPlus(scope="group", group_by="task+role+turn"), 4, 3, turns=3) == []
     assert check_estimator(ReinforcePlusPlus(scope="group", group_by="task+role"), 4, 3) == []
     assert check_estimator(ReinforcePlusPlus(), 1, 3) == []
 

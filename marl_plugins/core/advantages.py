@@ -11,6 +11,54 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+BLOCK = 64
+"""Tokens that one matrix product sums; decides the speed and nothing else."""
+
+
+def discounted_sums(values: Tensor, decay: float) -> Tensor:
+    """Sum of each value and all that follow it in its row, each discounted by its distance.
+
+    sums_t = sum over s >= t of decay^(s-t) values_s. Within blocks of 64 this is a product with a triangular matrix of
+    powers; what comes from later blocks is the same sum again, over the blocks' first entries at decay^64.
+
+    Args:
+        values: (rows, tokens), floating.
+
+    Returns:
+        (rows, tokens), the dtype of `values`.
+    """
+    rows, tokens = values.shape
+    place = torch.arange(BLOCK, device=values.device)
+    lag = place[:, None] - place[None, :]
+    powers = torch.where(lag >= 0, decay ** lag.clamp(min=0).double(), 0.0)
+    blocks = pad(values, (0, -tokens % BLOCK)).view(rows, -1, BLOCK)
+    sums = blocks @ powers.to(values.dtype)
+    if blocks.size(1) > 1:
+        later = pad(discounted_sums(sums[:, :, 0], decay**BLOCK)[:, 1:], (0, 1))
+        sums = sums + later[:, :, None] * (decay ** (BLOCK - place).double()).to(values.dtype)
+    return sums.reshape(rows, -1)[:, :tokens]
+
+
+class _Sampled:
+    """The tokens in the mask, moved to the left of their rows, and the way back.
+
+    A token outside the mask has the place of the next one inside it, so that `spread` gives it what belongs to what follows.
+    """
+
+    def __init__(self, mask: Tensor):
+        self.mask = mask.bool()
+        self.place = self.mask.cumsum(1) - self.mask.long()
+
+    def gather(self, values: Tensor) -> Tensor:
+        """(rows, tokens) to (rows, tokens + 1), with zeros after each row's last sampled token."""
+        room = values.new_zeros(values.size(0), values.size(1) + 1)
+        return room.scatter_add_(1, self.place, torch.where(self.mask, values, 0.0))
+
+    def spread(self, values: Tensor) -> Tensor:
+        """The inverse of `gather`."""
+        return values.gather(1, self.place)
 
 
 def masked_returns(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
@@ -27,17 +75,36 @@ def masked_returns(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
     Returns:
         (rows, tokens), the dtype of `rewards`; values outside the mask are the return of what follows.
     """
-    rewards = rewards * mask
     if gamma == 1.0:
-        return rewards.flip(1).cumsum(1).flip(1)
-    mask = mask.to(rewards.dtype)
-    discount = gamma * mask + (1 - mask)
-    returns = torch.empty_like(rewards)
-    following = torch.zeros_like(rewards[:, 0])
-    for t in reversed(range(rewards.size(1))):
-        following = rewards[:, t] + discount[:, t] * following
-        returns[:, t] = following
-    return returns
+        return (rewards * mask).flip(1).cumsum(1).flip(1)
+    sampled = _Sampled(mask)
+    return sampled.spread(discounted_sums(sampled.gather(rewards), gamma))
+
+
+def masked_gae(values: Tensor, rewards: Tensor, mask: Tensor, gamma: float, lambd: float) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation over the tokens in the mask (Schulman et al., arXiv 1506.02438, eq. 16).
+
+        delta_t = r_t + gamma V_t' - V_t          t' the next sampled token of the row, V after the last one 0
+        A_t     = sum over the sampled s >= t of (gamma lambda)^(number of sampled tokens from t to s) delta_s
+
+    Tokens outside the mask neither decay credit nor contribute a value, as in verl's `compute_gae_advantage_return` (without
+    the whitening at its end); upstream's loop (experience_maker.py:370-385) takes them for steps of value 0.
+
+    Args:
+        values: (rows, tokens), the critic's V before each token was sampled; any floating dtype.
+        rewards: (rows, tokens), floating.
+        mask: (rows, tokens).
+        gamma, lambd: Discount and trace decay per sampled token, in [0, 1].
+
+    Returns:
+        Advantages and returns (advantages + values), each (rows, tokens) of the dtype of `rewards`; outside the mask those of
+        the next token inside it.
+    """
+    sampled = _Sampled(mask)
+    value, reward = sampled.gather(values.to(rewards.dtype)), sampled.gather(rewards)
+    delta = reward + gamma * pad(value[:, 1:], (0, 1)) - value
+    advantages = discounted_sums(delta, gamma * lambd)
+    return sampled.spread(advantages), sampled.spread(advantages + value)
 
 
 @dataclass(frozen=True)

@@ -1,57 +1,129 @@
-"""What an advantage estimator is: returns per token, statistics over rows, and how they are applied.
+"""What an advantage estimator is: four small stages between the rewards of a step's rows and their advantages.
 
-Three steps instead of one, so that the runtime can take statistics over all policies and ranks together, and so that a
-streaming runtime can see from `scope` and `affine` whether it may start before the batch is complete.
+    shape        one reward per row, of all rows of all policies  ->  one per row         where group baselines go
+    estimate     rewards and values per token                     ->  advantages, returns per token
+    statistics   all rows of all policies                         ->  anything
+    apply        advantages and those statistics                  ->  advantages
+
+Stages instead of one function, so that the runtime can take baselines and statistics over all policies and ranks together,
+and so that a streaming runtime can see from `scope` and `affine` whether it may start before the batch is complete.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from marl_plugins.core.credit import Scope
 from marl_plugins.core.rows import Row
 
 if TYPE_CHECKING:
+    import argparse
+
     from torch import Tensor
+
+    from marl_plugins.core.advantages import Moments
 
 GroupBy = Literal["task", "task+role", "task+role+turn"]
 """Which rows of a task's samples are compared with each other. Rows of one group must have seen comparable inputs."""
 
 Batch = tuple[Sequence[Row], "Tensor", "Tensor"]
-"""Rows, their returns (rows, tokens) and their mask (rows, tokens)."""
+"""Rows, their advantages before normalisation (rows, tokens) and their mask (rows, tokens)."""
 
 
-class Estimator(Protocol):
-    """An advantage estimator.
+@dataclass(frozen=True)
+class Estimator:
+    """The plainest estimator, A_t = G_t: discounted sums of the rewards. Others override the stages in which they differ.
 
-    Attributes:
-        scope: How far its statistics reach: a row alone, a group of samples, the whole batch.
-        affine: Whether the advantage is an affine function of the return, given the statistics.
-        return_scope: Which rewards an action's return sums.
-        group_by: With scope `group`, what makes a group; else None.
+    Args:
+        gamma: Discount per sampled token.
+        return_scope: Which rewards an action's return sums, before anything here begins.
+        scope: How far what an advantage depends on reaches: the row alone, a group of samples, the whole batch.
+        affine: Whether the advantage is an affine function of the row's reward, given baselines and statistics.
+        group_by: What makes a group, for an estimator that compares groups; else None.
+        needs_critic: Whether `estimate` is given a critic's values (`--algo.advantage.estimator gae` starts one per policy).
     """
 
-    @property
-    def scope(self) -> Literal["action", "group", "batch"]: ...
-    @property
-    def affine(self) -> bool: ...
-    @property
-    def return_scope(self) -> Scope: ...
-    @property
-    def group_by(self) -> GroupBy | None: ...
+    gamma: float = 1.0
+    return_scope: Scope = "action"
+    scope: Literal["action", "group", "batch"] = "action"
+    affine: bool = True
+    group_by: GroupBy | None = None
+    needs_critic: bool = False
 
-    def returns(self, rewards: Tensor, mask: Tensor) -> Tensor:
-        """Token rewards (rows, tokens), the KL penalty included, to returns (rows, tokens)."""
-        ...
+    def shape(self, rows: Sequence[Row], rewards: Tensor) -> Tensor:
+        """Rewards (rows,), of all rows of the step, summed over the return scope already, to rewards (rows,).
+
+        Raises:
+            RunEnded: The rows cannot be compared as asked for.
+        """
+        return rewards
+
+    def estimate(self, rewards: Tensor, mask: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Token rewards (rows, tokens), the KL penalty included, and a critic's values (rows, tokens), to advantages and
+        returns (rows, tokens); what stands outside the mask does not matter."""
+        from marl_plugins.core.advantages import masked_returns
+
+        returns = masked_returns(rewards, mask, self.gamma)
+        return returns, returns
 
     def statistics(self, batches: Sequence[Batch]) -> Any:
         """Statistics over all rows of the step, of all policies together."""
-        ...
+        return None
 
-    def apply(self, rows: Sequence[Row], returns: Tensor, statistics: Any) -> Tensor:
-        """Returns (rows, tokens) to advantages (rows, tokens); values outside the mask do not matter."""
-        ...
+    def apply(self, rows: Sequence[Row], advantages: Tensor, statistics: Any) -> Tensor:
+        """Advantages (rows, tokens) to advantages (rows, tokens); what stands outside the mask does not matter."""
+        return advantages
+
+
+@dataclass(frozen=True)
+class Whitened(Estimator):
+    """A_t <- (A_t - mean) / sqrt(max(variance, 1e-8)) over the sampled tokens of all rows that share a key.
+
+    Upstream's last step for `reinforce`, `reinforce_baseline` and `gae` (experience_maker.py:325-338), to which this is equal
+    for one policy and one key.
+
+    Args:
+        divide: Whether to divide by the standard deviation (`--algo.advantage.no_std_norm` does not).
+    """
+
+    scope: Literal["action", "group", "batch"] = "batch"
+    divide: bool = True
+
+    def key(self, row: Row) -> str:
+        """Rows with the same key share mean and variance; the same for all is global normalisation."""
+        return ""
+
+    def statistics(self, batches: Sequence[Batch]) -> dict[str, Moments]:
+        from marl_plugins.core.advantages import Moments
+
+        total: dict[str, Moments] = {}
+        for rows, advantages, mask in batches:
+            keys = [self.key(row) for row in rows]
+            for key in dict.fromkeys(keys):
+                chosen = [i for i, k in enumerate(keys) if k == key]
+                total[key] = total.get(key, Moments()) + Moments.of(advantages[chosen], mask[chosen])
+        return total
+
+    def apply(self, rows: Sequence[Row], advantages: Tensor, statistics: dict[str, Moments]) -> Tensor:
+        import torch
+
+        from marl_plugins.core.advantages import normalise
+
+        return torch.stack(
+            [normalise(a, statistics[self.key(row)], self.divide) for row, a in zip(rows, advantages, strict=True)]
+        )
+
+
+def add_scope_flag(group: argparse._ArgumentGroup, plugin: str) -> None:
+    """`--<plugin>.scope`, which every estimator plugin has."""
+    group.add_argument(
+        f"--{plugin}.scope",
+        choices=["action", "policy", "trajectory"],
+        default="action",
+        help="which rewards an action is credited with: its own, or those of all that depends on it, by the same policy or by any",
+    )
 
 
 def group_key(row: Row, group_by: GroupBy) -> str:
@@ -64,19 +136,36 @@ def group_key(row: Row, group_by: GroupBy) -> str:
     return "/".join(parts)
 
 
-def check_estimator(estimator: Estimator, samples: int, roles: int) -> list[str]:
-    """What speaks against using an estimator with so many samples per task and so many roles."""
+def check_estimator(estimator: Estimator, samples: int, roles: int, turns: int = 1, critic: bool = False) -> list[str]:
+    """What speaks against using an estimator with so many samples per task, trained roles, and turns of one of them.
+
+    Args:
+        critic: Whether the run has one.
+    """
     name = type(estimator).__name__
-    if estimator.scope != "group":
-        return [f"{name} has group_by={estimator.group_by!r} and scope {estimator.scope!r}"] if estimator.group_by else []
-    if estimator.group_by is None:
-        return [f"{name} compares groups and does not say which: set group_by to task, task+role or task+role+turn"]
+    if not isinstance(estimator, Estimator):
+        return [f"marl_estimator gave {name}, expected an Estimator of marl_plugins.core.estimators"]
     problems = []
+    if estimator.needs_critic != critic:
+        wants, has = ("a critic", "none") if estimator.needs_critic else ("no critic", "one")
+        problems.append(f"{name} uses {wants} and the run has {has}, which --algo.advantage.estimator gae decides")
+    if estimator.group_by is None:
+        if estimator.scope == "group":
+            problems.append(
+                f"{name} compares groups and does not say which: set group_by to task, task+role or task+role+turn"
+            )
+        return problems
+    if estimator.scope == "action":
+        return [*problems, f"{name} has group_by={estimator.group_by!r} and scope 'action'"]
     if samples < 2:
         problems.append(
             f"{name} compares the samples of a task, of which there is one: --rollout.n_samples_per_prompt {samples}; "
             "at least 2 are needed, or every advantage is 0"
         )
-    if estimator.group_by == "task" and roles > 1:
+    if estimator.group_by != "task+role+turn" and turns > 1:
+        problems.append(
+            f"{name} groups by {estimator.group_by}, but the {turns} turns of a role saw different inputs; use task+role+turn"
+        )
+    elif estimator.group_by == "task" and roles > 1:
         problems.append(f"{name} groups by task, but {roles} roles saw different inputs; use task+role or task+role+turn")
     return problems

@@ -16,13 +16,13 @@ Status = Literal["all", "policy", "replaced", "refused"]
 
 
 class Flag(NamedTuple):
-    """What becomes of a flag, and why."""
+    """What becomes of a flag, and why; a flag of some estimators only is refused with all others."""
 
     status: Status
     note: str = ""
+    estimators: tuple[str, ...] = ()
 
 
-_CRITIC = "no critic yet: the estimator is REINFORCE++"
 _ASYNC = "asynchronous training of several policies is not supported yet"
 _PACKING = "packing and dynamic batches are not supported yet; rows keep their own lengths"
 _LORA = "adapters are not supported yet"
@@ -46,7 +46,7 @@ data.disable_fast_tokenizer=policy ds.enable_sleep=policy
 train.num_episodes=all rollout.batch_size=all rollout.n_samples_per_prompt=all rollout.micro_batch_size=policy
 train.max_epochs=policy data.max_len=policy rollout.max_new_tokens=policy data.max_samples=all
 actor.eps_clip=policy actor.eps_clip_low_high=policy actor.dual_clip=policy
-algo.advantage.gamma=all train.micro_batch_size=policy train.batch_size=all rollout.top_p=policy
+train.micro_batch_size=policy train.batch_size=all rollout.top_p=policy
 rollout.temperature=policy train.seed=all train.full_determinism_enable=policy
 algo.kl.init_coef=policy algo.kl.estimator=policy algo.kl.unbiased_gradient=policy
 algo.kl.use_loss=policy actor.policy_loss_type=policy actor.loss_agg_mode=policy
@@ -54,7 +54,7 @@ actor.entropy_coef=policy reward.clip_range=policy
 actor.optim=policy actor.muon.lr=policy actor.muon.momentum=policy actor.muon.ns_steps=policy actor.muon.nesterov=policy
 actor.muon.no_nesterov=policy actor.adam.lr=policy actor.adam.betas=policy actor.adam.eps=policy
 actor.adam.weight_decay=policy actor.lr_scheduler=policy actor.lr_warmup_ratio=policy actor.min_lr_ratio=policy
-actor.max_norm=policy algo.advantage.no_std_norm=all
+actor.max_norm=policy
 reward.overlong_buffer_len=policy reward.overlong_penalty_factor=policy reward.stop_properly_penalty_coef=policy
 data.prompt_dataset=all eval.dataset=all eval.temperature=all eval.n_samples_per_prompt=all
 data.input_key=all data.label_key=all logger.wandb.key=all logger.wandb.org=all logger.wandb.group=all
@@ -73,7 +73,19 @@ FLAGS.update(
         "ref.offload": Flag("policy", "on CPU there is nothing to offload from"),
         "ckpt.path": Flag("all", "each policy saves into a folder of its own below it; the manifest lies in it"),
         "ckpt.output_dir": Flag("all", "each policy's weights go to a folder of its own below it, records beside them"),
-        "algo.advantage.estimator": Flag("all", "default here: reinforce (REINFORCE++), the only one supported yet"),
+        "algo.advantage.estimator": Flag("all", "default here: reinforce (REINFORCE++)"),
+        "algo.advantage.gamma": Flag("all", "per sampled token", ("reinforce", "gae")),
+        "algo.advantage.no_std_norm": Flag("all", "", ("reinforce", "reinforce_baseline", "gae")),
+        "algo.advantage.lambd": Flag("all", "per sampled token", ("gae",)),
+        "critic.model_name_or_path": Flag("policy", "default: the policy's own model", ("gae",)),
+        "critic.freezing_steps": Flag(
+            "policy", "the first N steps, as its help says; upstream counts from 0 and freezes one more", ("gae",)
+        ),
+        "critic.save_value_network": Flag("policy", "saved beside the policy's folder, as `NAME_critic`", ("gae",)),
+        "critic.value_clip": Flag("policy", "", ("gae",)),
+        "critic.num_nodes": Flag("policy", "", ("gae",)),
+        "critic.num_gpus_per_node": Flag("policy", "", ("gae",)),
+        "ds.value_head_prefix": Flag("policy", "", ("gae",)),
         "reward.remote_url": Flag("all", "only a .py file: its reward_func(queries, prompts, labels) scores outcomes"),
         "train.agent_func_path": Flag("replaced", "by the recipe's workflow"),
         "data.apply_chat_template": Flag("replaced", "roles always use their model's own chat template"),
@@ -91,15 +103,7 @@ FLAGS.update(
             "refused", "upstream's adaptive KL controller does not work there either (ppo_trainer.py:258)"
         ),
         "algo.kl.horizon": Flag("refused", "belongs to --algo.kl.target"),
-        "algo.advantage.lambd": Flag("refused", _CRITIC),
-        "critic.model_name_or_path": Flag("refused", _CRITIC),
-        "critic.freezing_steps": Flag("refused", _CRITIC),
-        "critic.save_value_network": Flag("refused", _CRITIC),
-        "critic.value_clip": Flag("refused", _CRITIC),
-        "critic.num_nodes": Flag("refused", _CRITIC),
-        "critic.num_gpus_per_node": Flag("refused", _CRITIC),
-        "train.colocate_critic_reward": Flag("refused", _CRITIC),
-        "ds.value_head_prefix": Flag("refused", _CRITIC),
+        "train.colocate_critic_reward": Flag("refused", "there is no reward model that a critic could share devices with"),
         "reward.model_name_or_path": Flag("refused", _REWARD_MODEL),
         "reward.num_nodes": Flag("refused", _REWARD_MODEL),
         "reward.num_gpus_per_node": Flag("refused", _REWARD_MODEL),
@@ -139,11 +143,13 @@ FLAGS.update(
 )
 for _name in [name.removeprefix("actor.") for name in FLAGS if name.startswith("actor.")]:
     if _name.partition(".")[0] in ("optim", "muon", "adam", "lr_scheduler", "lr_warmup_ratio", "min_lr_ratio", "max_norm"):
-        FLAGS[f"critic.{_name}"] = Flag("refused", _CRITIC)
+        FLAGS[f"critic.{_name}"] = Flag("policy", "", ("gae",))
 
 
 def table() -> str:
     """The table as Markdown, for `docs/flags.md`."""
     lines = ["| flag | here | note |", "|---|---|---|"]
-    lines += [f"| `--{name}` | {flag.status} | {flag.note} |" for name, flag in sorted(FLAGS.items())]
+    for name, flag in sorted(FLAGS.items()):
+        only = f"only with estimator {', '.join(flag.estimators)}" if flag.estimators else ""
+        lines.append(f"| `--{name}` | {flag.status} | {'; '.join(filter(None, [flag.note, only]))} |")
     return "\n".join(lines)

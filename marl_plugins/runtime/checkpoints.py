@@ -2,6 +2,7 @@
 
     <ckpt.path>/manifest.json                     names the last complete step; renamed into place when all is on disk
     <ckpt.path>/<policy>/_actor/global_step<N>/   DeepSpeed's own checkpoint: weights, optimiser, learning-rate schedule
+    <ckpt.path>/<policy>/_critic/global_step<N>/  its critic's, where it has one
 
 A step without a manifest does not exist: whatever a killed run left half-written is not named, and is overwritten. Older
 steps are deleted after the new manifest is in place, never the one that it names. The place in the data and all seeds follow
@@ -14,7 +15,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,17 @@ def tag(step: int) -> str:
 
 
 class Checkpoints:
-    """The checkpoints of one run below `--ckpt.path`."""
+    """The checkpoints of one run below `--ckpt.path`.
 
-    def __init__(self, folder: Path, keep: int):
+    Args:
+        keep: So many complete steps stay.
+        critics: Whether the run's policies have critics.
+    """
+
+    def __init__(self, folder: Path, keep: int, critics: bool = False):
         self.folder = folder
         self.keep = max(1, keep)
+        self.parts = ("_actor", "_critic") if critics else ("_actor",)
         self.manifest_path = folder / "manifest.json"
 
     def manifest(self) -> dict[str, Any] | None:
@@ -64,7 +71,7 @@ class Checkpoints:
         """
         manifest = self.manifest()
         if manifest is None:
-            for latest in self.folder.glob("*/_actor/latest"):  # left by a run that was killed before its first manifest
+            for latest in self.folder.glob("*/_*/latest"):  # left by a run that was killed before its first manifest
                 latest.unlink()
             return None
         if not resume:
@@ -79,13 +86,13 @@ class Checkpoints:
             for key, value in mine.items()
             if manifest["run"].get(key) != value
         ]
-        for policy in manifest["policies"]:
-            if not (self._of(policy) / tag(manifest["step"])).is_dir():
-                problems.append(f"--ckpt.load_enable: {self._of(policy) / tag(manifest['step'])} is missing")
+        for part in self._of(manifest["policies"]):
+            if not (part / tag(manifest["step"])).is_dir():
+                problems.append(f"--ckpt.load_enable: {part / tag(manifest['step'])} is missing")
         if problems:
             raise ConfigurationError(problems)
-        for policy in manifest["policies"]:
-            replace_text(self._of(policy) / "latest", tag(manifest["step"]))
+        for part in self._of(manifest["policies"]):
+            replace_text(part / "latest", tag(manifest["step"]))
         return manifest
 
     def commit(self, step: int, policies: Mapping[str, int], run: Mapping[str, Any], state: Mapping[str, Any]) -> None:
@@ -103,19 +110,17 @@ class Checkpoints:
         }
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_text(self.manifest_path, json.dumps(manifest, indent=2) + "\n")
-        for policy in policies:
-            saved = sorted(self._steps(policy))
+        for part in self._of(policies):
+            names = [re.fullmatch(r"global_step(\d+)", p.name) for p in part.iterdir() if p.is_dir()]
+            saved = sorted(int(m.group(1)) for m in names if m)
             for old in saved[: -self.keep]:
                 if old < step:
-                    shutil.rmtree(self._of(policy) / tag(old))
-                    shutil.rmtree(self._of(policy).parent / f"{tag(old)}_hf", ignore_errors=True)
+                    shutil.rmtree(part / tag(old))
+                    shutil.rmtree(part.parent / f"{tag(old)}_hf", ignore_errors=True)
 
-    def _of(self, policy: str) -> Path:
-        return self.folder / policy / "_actor"
-
-    def _steps(self, policy: str) -> list[int]:
-        names = [re.fullmatch(r"global_step(\d+)", p.name) for p in self._of(policy).iterdir() if p.is_dir()]
-        return [int(m.group(1)) for m in names if m]
+    def _of(self, policies: Iterable[str]) -> list[Path]:
+        """Folders of DeepSpeed checkpoints of some policies."""
+        return [self.folder / policy / part for policy in policies for part in self.parts]
 
 
 def replace_text(path: Path, text: str) -> None:

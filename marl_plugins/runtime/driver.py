@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from marl_plugins.checks import check_tasks
 from marl_plugins.core.conversation import ChatFormat
@@ -25,7 +25,7 @@ from marl_plugins.core.estimators import check_estimator
 from marl_plugins.core.failures import ConfigurationError, RunEnded
 from marl_plugins.core.workflow import RoleSpec, Sampling, Tool
 from marl_plugins.hosts import cpu
-from marl_plugins.run import Policy, Run, describe, needed_devices, optimiser_steps, training_gpus
+from marl_plugins.run import Policy, Run, critic_gpus, describe, needed_devices, optimiser_steps, training_gpus
 from marl_plugins.runtime.checkpoints import Checkpoints
 from marl_plugins.runtime.display import Display
 from marl_plugins.runtime.records import Records
@@ -47,7 +47,8 @@ def train(run: Run, *, debug: bool, as_json: bool) -> int:
     for warning in run.warnings:
         display.say(f"warning: {warning}")
     prepare_environment(run, debug)
-    checkpoints = Checkpoints(_absolute(run.args.ckpt.path), run.args.ckpt.max_num)
+    critics = any(critic_gpus(args) for args in run.policy_args.values())
+    checkpoints = Checkpoints(_absolute(run.args.ckpt.path), run.args.ckpt.max_num, critics)
     session = Session(run)
     session.warm_start(display)
     manifest = checkpoints.open(run.args.ckpt.load_enable, run.fingerprint())
@@ -239,14 +240,22 @@ class Session:
     def __init__(self, run: Run):
         self.run = run
         for policy in run.policies:
-            run.policy_args[policy.name].actor.model_name_or_path = resolve(policy.model)
+            self._load_from(policy, resolve(policy.model))
+            critic = run.policy_args[policy.name].critic
+            critic.model_name_or_path = critic.model_name_or_path and resolve(critic.model_name_or_path)
         self.train_tasks, self.eval_tasks = run.tasks("train"), run.tasks("eval")
         problems = check_tasks(run)
         if problems:
             raise ConfigurationError(problems)
         self.tools = self._tools()
         estimator = run.plugins.hook.marl_estimator(run=run)
-        problems = check_estimator(estimator, run.args.rollout.n_samples_per_prompt, len(run.recipe.roles))
+        problems = check_estimator(
+            estimator,
+            run.args.rollout.n_samples_per_prompt,
+            len(run.trained_roles),
+            max((role.max_turns for role in run.trained_roles.values()), default=1),
+            critic=any(critic_gpus(args) for args in run.policy_args.values()),
+        )
         if problems:
             raise ConfigurationError(problems)
         self.estimator = estimator
@@ -263,10 +272,18 @@ class Session:
         demonstrations = draw(module.demonstrate, self.train_tasks, config)
         for policy in self.run.policies:
             if is_tiny(policy.model):
-                args = self.run.policy_args[policy.name]
-                args.actor.model_name_or_path = warm_start(
-                    policy.model, args.actor.model_name_or_path, demonstrations, self.roles, config, display
-                )
+                folder = self.run.policy_args[policy.name].actor.model_name_or_path
+                self._load_from(policy, warm_start(policy.model, folder, demonstrations, self.roles, config, display))
+
+    def _load_from(self, policy: Policy, folder: str) -> None:
+        """The folder that a policy's model is loaded from, and its critic's, unless that has a model of its own.
+
+        Upstream makes a new value head where the two are the same, and expects one in the folder where they are not.
+        """
+        args = self.run.policy_args[policy.name]
+        if args.critic.model_name_or_path == args.actor.model_name_or_path:
+            args.critic.model_name_or_path = folder
+        args.actor.model_name_or_path = folder
 
     def start(self) -> None:
         """Start every process of every policy at once and wait for all of them."""
@@ -417,7 +434,8 @@ class Session:
         import ray
 
         for host in self.hosts.values():
-            groups = [] if host.trainer is None else [host.trainer.actor_model_group, host.trainer.reference_model_group]
+            t = host.trainer
+            groups = [] if t is None else [t.actor_model_group, t.critic_model_group, t.reference_model_group]
             for actor in (a for group in groups for a in getattr(group, "_actor_handlers", ())):
                 ray.kill(actor)
             for engine in host.engines.engines:
@@ -429,11 +447,11 @@ class Session:
         episodes = self.run.args.train.num_episodes
         return {name: sum(per_episode) * episodes * args.train.max_epochs for name, args in self.run.policy_args.items()}
 
-    def _launch(self, policy: Policy, shared: Any) -> tuple[Any, Any, Any]:
-        """Start a policy's training processes (and its reference's, on GPUs); nothing is loaded yet."""
+    def _launch(self, policy: Policy, shared: Any) -> Launched:
+        """Start a policy's training processes (its critic's, and on GPUs its reference's); nothing is loaded yet."""
         from openrlhf.trainer.ray.launcher import RayActorGroup
-        from openrlhf.utils import get_strategy
 
+        from marl_plugins.runtime.critic_actor import RemoteCriticActor
         from marl_plugins.runtime.policy_actor import RemotePolicyActor, RemoteReferenceActor
 
         args = self.run.policy_args[policy.name]
@@ -445,19 +463,19 @@ class Session:
         reference = None
         if args.algo.kl.init_coef > 0 and self.run.device != "cpu":
             reference = RayActorGroup(args.ref.num_nodes, args.ref.num_gpus_per_node, RemoteReferenceActor, group_of, share)
-        strategy = get_strategy(args)
-        # DeepSpeed wants rows; --train.batch_size counts trajectories. One micro-batch per rank, until each fit says how many.
-        strategy.train_batch_size = args.train.micro_batch_size * training_gpus(args)
-        return strategy, group, reference
+        critic = None
+        if critic_gpus(args):
+            share = 0.2 if shared else 1
+            critic = RayActorGroup(args.critic.num_nodes, args.critic.num_gpus_per_node, RemoteCriticActor, shared, share)
+        return Launched(group, reference, critic)
 
-    def _trainer(
-        self, policy: Policy, launched: tuple[Any, Any, Any], engines: Sequence[Any], max_steps: int
-    ) -> tuple[Any, list[Any]]:
+    def _trainer(self, policy: Policy, launched: Launched, engines: Sequence[Any], max_steps: int) -> tuple[Any, list[Any]]:
         """Upstream's trainer of a policy, and what to wait for until its models are loaded."""
         from marl_plugins.runtime.policies import PolicyTrainer, ReferenceInPolicy
 
-        strategy, group, reference = launched
+        group, reference, critic = launched
         args = self.run.policy_args[policy.name]
+        strategy = _strategy(args, training_gpus(args))
         on_cpu = self.run.device == "cpu"
         with_reference = on_cpu and args.algo.kl.init_coef > 0
         refs = group.async_init_model_from_pretrained(
@@ -471,7 +489,31 @@ class Session:
             refs += reference.async_init_model_from_pretrained(strategy, args.actor.model_name_or_path)
         elif with_reference:
             reference = ReferenceInPolicy(group)
-        return PolicyTrainer(strategy, group, reference, list(engines), self.tokenizers[policy.name]), refs
+        if critic is not None:
+            refs += critic.async_init_model_from_pretrained(
+                _strategy(args, critic_gpus(args)), args.critic.model_name_or_path, max_steps
+            )
+        return PolicyTrainer(strategy, group, reference, list(engines), self.tokenizers[policy.name], critic), refs
+
+
+class Launched(NamedTuple):
+    """Groups of processes of one policy: its own, its reference's and its critic's, where it has them."""
+
+    group: Any
+    reference: Any
+    critic: Any
+
+
+def _strategy(args: Any, ranks: int) -> Any:
+    """Upstream's DeepSpeed strategy for so many ranks.
+
+    DeepSpeed wants rows; --train.batch_size counts trajectories. One micro-batch per rank, until each fit says how many.
+    """
+    from openrlhf.utils import get_strategy
+
+    strategy = get_strategy(args)
+    strategy.train_batch_size = args.train.micro_batch_size * ranks
+    return strategy
 
 
 def _host(policy: Policy, args: Any, trainer: Any, pool: Any, run: Run) -> Any:

@@ -22,7 +22,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from marl_plugins.core.estimators import Batch, Estimator
 from marl_plugins.core.failures import RunEnded
-from marl_plugins.core.grid import plan_grid
+from marl_plugins.core.grid import Grid, plan_grid
 from marl_plugins.core.rows import Row
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.run import Policy
@@ -38,9 +38,8 @@ class ExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
         The dispatch list is padded to a multiple of the ranks and the extra is discarded: upstream gives the last ranks
         fewer batches or none (launcher.py:354-365), and a collective in the forward would then wait for ever.
         """
-        group = self.actor_model_group
-        ranks = len(group._actor_handlers) // group.duplicate_actors
-        extra = -len(samples_list) % ranks
+        ranks = [ranks_of(group) for group in (self.actor_model_group, self.critic_model_group) if group is not None]
+        extra = -len(samples_list) % math.lcm(*ranks)
         padded = samples_list + [copy.copy(samples_list[-1]) for _ in range(extra)]
         for sample in padded[len(samples_list) :]:
             sample.info = dict(sample.info)
@@ -65,9 +64,14 @@ class ReferenceInPolicy:
 class PolicyTrainer(BasePPOTrainer):  # type: ignore[misc]
     """Upstream's trainer of one policy: KL controller, experience maker, update and broadcast are its own."""
 
-    def __init__(self, strategy: Any, group: Any, reference: Any, engines: list[Any], tokenizer: Any):
-        super().__init__(strategy, group, None, None, reference, engines, tokenizer)
-        self.experience_maker = ExperienceMaker(group, None, None, reference, self.kl_ctl, strategy, tokenizer)
+    def __init__(self, strategy: Any, group: Any, reference: Any, engines: list[Any], tokenizer: Any, critic: Any = None):
+        super().__init__(strategy, group, critic, None, reference, engines, tokenizer)
+        self.experience_maker = ExperienceMaker(group, critic, None, reference, self.kl_ctl, strategy, tokenizer)
+
+
+def ranks_of(group: Any) -> int:
+    """Data-parallel ranks of a group of training processes."""
+    return len(group._actor_handlers) // int(group.duplicate_actors)
 
 
 def row_experience(row: Row) -> Experience:
@@ -129,11 +133,13 @@ class PolicyHost:
         return self.trainer.actor_model_group
 
     @property
-    def ranks(self) -> int:
-        return len(self.group._actor_handlers) // int(self.group.duplicate_actors)
+    def critic(self) -> Any:
+        """The critic's processes; None without one."""
+        assert self.trainer is not None
+        return self.trainer.critic_model_group
 
     async def make_experience(self, rows: Sequence[Row]) -> None:
-        """Log-probs of the policy and its reference for the rows, in micro-batches of `rollout.micro_batch_size`."""
+        """Log-probs of the policy and its reference, and the critic's values, in micro-batches of `rollout.micro_batch_size`."""
         assert self.trainer is not None
         size = self.args.rollout.micro_batch_size
         self.batches = [list(rows[i : i + size]) for i in range(0, len(rows), size)]
@@ -141,15 +147,15 @@ class PolicyHost:
         samples = maker.split_rollout_samples([row_experience(row) for row in rows])
         self.experiences = await self.remote(asyncio.to_thread(maker.make_experience, samples))
         for batch, experience in zip(self.batches, self.experiences, strict=True):
-            for name in ("action_log_probs", "kl"):
+            for name in ("action_log_probs", "kl", *(["values"] if self.critic else [])):
                 finite = torch.isfinite(getattr(experience, name)).all(-1)
                 if not finite.all():
                     broken = [row.name for row, good in zip(batch, finite.tolist(), strict=True) if not good]
                     self.not_finite(name, f"rows {', '.join(broken[:5])}")
         apply_length_penalties(self.experiences, self.args)
 
-    def returns(self, estimator: Estimator) -> list[Batch]:
-        """Returns per token of the rows in hand: the KL penalty at every token, the action's reward at its last one."""
+    def estimate(self, estimator: Estimator) -> list[Batch]:
+        """Returns and advantages per token of the rows in hand, from the KL penalty at every token and the reward at the last."""
         assert self.trainer is not None
         batches: list[Batch] = []
         for rows, e in zip(self.batches, self.experiences, strict=True):
@@ -160,16 +166,16 @@ class PolicyHost:
                 action_mask=e.action_mask,
                 reward_clip_range=self.args.reward.clip_range,
             )
-            e.returns = estimator.returns(rewards, e.action_mask)
+            e.advantages, e.returns = estimator.estimate(rewards, e.action_mask, e.values)
             e.info["return"] = (rewards * e.action_mask).sum(-1)
-            batches.append((rows, e.returns, e.action_mask))
+            batches.append((rows, e.advantages, e.action_mask))
         return batches
 
     def finish_advantages(self, estimator: Estimator, statistics: Any) -> None:
         """Write the advantages, and keep each row's experience for the update."""
         self.items = {}
         for rows, e in zip(self.batches, self.experiences, strict=True):
-            e.advantages = estimator.apply(rows, e.returns, statistics)
+            e.advantages = estimator.apply(rows, e.advantages, statistics)
             e.kl = None
             means = (e.advantages * e.action_mask).sum(-1) / e.action_mask.sum(-1)
             for row, mean, item in zip(rows, means.tolist(), split_experience_batch(e), strict=True):
@@ -188,38 +194,62 @@ class PolicyHost:
         return total / tokens if tokens else 0.0
 
     async def update(self, rows: Sequence[Row], steps: int) -> dict[str, float]:
-        """Train on the rows: fill the grid, hand each rank its part, and let upstream fit.
+        """Train policy and critic on the rows: fill the grid, hand each rank its part, and let upstream fit.
+
+        A policy that is frozen (`--critic.freezing_steps`) is handed no rows: upstream's would keep them for a later fit.
 
         Args:
             steps: Optimiser steps per epoch, K; fewer when there are too few rows.
 
         Returns:
-            Upstream's metrics of the fit, the optimiser steps taken and the rows filled in.
+            Upstream's metrics of the fit, the optimiser steps taken and the rows filled in; the critic's as `critic_*`.
         """
         assert self.trainer is not None
-        grid = plan_grid(len(rows), self.ranks, self.args.train.micro_batch_size, steps)
-        if grid is None:
-            return {"optimiser_steps": 0.0, "fill_rows": 0.0}
-        items = [self.items[id(row)] for row in rows]
-        filler = weightless(min(items, key=lambda item: len(item.sequences)))
-        parts = [make_experience_batch([copy.copy(i) for i in part]) for part in grid.per_rank(items, filler)]
-        await self.remote(*self.group.async_run_method_batch("append", experience=parts))
-        seed = derive_seed(self.run_seed, "fit", self.step, self.policy.name)
-        await self.remote(*self.group.async_run_method("prepare_fit", grid.accumulation, seed))
-        status = await self.remote(asyncio.to_thread(self.trainer.ppo_train, self.step))
+        frozen = self.step <= self.args.critic.freezing_steps
+        groups = {"": None if frozen else self.group, "critic_": self.critic}
+        grids = {name: await self.hand_out(group, rows, steps) for name, group in groups.items() if group and rows}
+        status = await self.remote(asyncio.to_thread(self.trainer.ppo_train, self.step)) if grids else {}
         self.items = {}
-        metrics = {k: float(v) for k, v in status.items() if isinstance(v, int | float)}
-        metrics["fill_rows"] = float(grid.fill)
-        taken, due = metrics["optimiser_steps"], grid.steps * self.args.train.max_epochs
-        if taken != due or metrics["rows_per_rank"] != grid.rows_per_rank:
-            raise AssertionError(f"policy {self.policy.name!r} took {taken:g} optimiser steps instead of {due}")
-        for name in ("policy_loss", "actor_grad_norm"):
-            overflow = name == "actor_grad_norm" and self.args.ds.param_dtype == "fp16"  # loss scaling skips such steps
-            if not math.isfinite(metrics[name]) and not overflow:
+        metrics = {"optimiser_steps": 0.0, "fill_rows": 0.0}
+        metrics |= {k: float(v) for k, v in status.items() if isinstance(v, int | float)}
+        for name, grid in grids.items():
+            metrics[f"{name}fill_rows"] = float(grid.fill)
+            taken, due = metrics[f"{name}optimiser_steps"], grid.steps * self.args.train.max_epochs
+            if taken != due or metrics[f"{name}rows_per_rank"] != grid.rows_per_rank:
+                who = f"policy {self.policy.name!r}" + (", its critic," if name else "")
+                raise AssertionError(f"{who} took {taken:g} optimiser steps instead of {due}")
+        for name in ("policy_loss", "actor_grad_norm", "critic_loss", "critic_grad_norm"):
+            overflow = name.endswith("grad_norm") and self.args.ds.param_dtype == "fp16"  # loss scaling skips such steps
+            if not math.isfinite(metrics.get(name, 0.0)) and not overflow:
                 self.not_finite(name, f"{len(rows)} rows, the first {rows[0].name}")
+        if self.critic:  # the policy's weights are looked at when they are synced
+            await self.remote(*self.critic.async_run_method("check_finite"))
         if "kl" in metrics:
             self.trainer.kl_ctl.update(metrics["kl"], len(rows))
         return metrics
+
+    async def hand_out(self, group: Any, rows: Sequence[Row], steps: int) -> Grid:
+        """Give each rank of the policy's or the critic's processes its part of the rows for the next fit."""
+        grid = plan_grid(len(rows), ranks_of(group), self.args.train.micro_batch_size, steps)
+        assert grid is not None, "there are rows"
+        items = [self.items[id(row)] for row in rows]
+        filler = weightless(min(items, key=lambda item: len(item.sequences)))
+        parts = [make_experience_batch([copy.copy(i) for i in part]) for part in grid.per_rank(items, filler)]
+        await self.remote(*group.async_run_method_batch("append", experience=parts))
+        seed = derive_seed(self.run_seed, "fit", self.step, self.policy.name)
+        await self.remote(*group.async_run_method("prepare_fit", grid.accumulation, seed))
+        return grid
+
+    async def save(self, tag: str, state: dict[str, Any]) -> None:
+        """A checkpoint of the policy and its critic under a tag."""
+        work = self.group.async_run_method("save_checkpoint", tag, state)
+        if self.critic:
+            work += self.critic.async_run_method("save_checkpoint", tag)
+        await self.remote(*work)
+
+    async def save_model(self) -> None:
+        """The weights in Hugging Face format; the critic's too with `--critic.save_value_network`, else upstream skips it."""
+        await self.remote(*self.group.async_save_model(), *(self.critic.async_save_model() if self.critic else []))
 
     async def sync(self, version: int) -> bool:
         """Bring the engines to the policy's current weights and call them `version`."""
@@ -274,6 +304,18 @@ class PolicyHost:
             f"policy {self.policy.name!r}, step {self.step}: {what} is not finite ({which}); nothing of this step was synced "
             "or saved. Lower the learning rate, or look at what these rows hold"
         )
+
+
+def advantages(hosts: Sequence[PolicyHost], estimator: Estimator) -> None:
+    """Advantages of the rows that the policies have in hand, baselines and statistics taken over all of them together."""
+    batches = [batch for host in hosts for batch in zip(host.batches, host.experiences, strict=True)]
+    rewards = torch.cat([e.rewards.float() for _, e in batches])
+    shaped = estimator.shape([row for rows, _ in batches for row in rows], rewards)
+    for (_, e), mine in zip(batches, torch.split(shaped, [len(rows) for rows, _ in batches]), strict=True):
+        e.rewards = mine
+    statistics = estimator.statistics([batch for host in hosts for batch in host.estimate(estimator)])
+    for host in hosts:
+        host.finish_advantages(estimator, statistics)
 
 
 def weightless(item: Experience) -> Experience:

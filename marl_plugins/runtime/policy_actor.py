@@ -9,6 +9,7 @@ cpu.install()  # before anything of upstream
 with cpu.flash_attn_stand_in():
     import openrlhf.models  # noqa: F401
 
+from collections.abc import Callable  # noqa: E402
 from typing import Any  # noqa: E402
 
 import openrlhf.trainer.ray.ppo_actor as upstream_actor  # noqa: E402
@@ -49,7 +50,49 @@ class Trainer(upstream_actor.ActorPPOTrainer):  # type: ignore[misc]
 upstream_actor.ActorPPOTrainer = Trainer  # looked up there by `init_model_from_pretrained` (ppo_actor.py:582)
 
 
-class PolicyActor(upstream_actor.PolicyModelActor.__ray_metadata__.modified_class):  # type: ignore[misc]
+class WholeWindows:
+    """What training processes of policies and critics share: fits of whole accumulation windows, and finite weights."""
+
+    engine: Any
+    """DeepSpeed's engine of the model that is trained."""
+    strategy: Any
+    trainer: Any
+    _world_size: int
+
+    def prepare_fit(self, accumulation: int, seed: int) -> None:
+        """Before each `fit`: how many micro-batches make an optimiser step this time, and the seed of the shuffling.
+
+        `micro_steps = 0` makes the accumulation windows begin with the first row, whatever the fit before left over.
+        """
+        self.engine.set_train_batch_size(self.strategy.micro_train_batch_size * accumulation * self._world_size)
+        self.engine.micro_steps = 0
+        self.strategy.accumulated_gradient = accumulation
+        torch.manual_seed(seed)
+
+    def in_whole_windows(self, fit: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """A fit, asserted to have ended at the end of an accumulation window, so that no gradient is carried over."""
+        before, rows = self.engine.global_steps, len(self.trainer.replay_buffer)
+        status = fit()
+        carried = self.engine.micro_steps % self.engine.gradient_accumulation_steps()
+        if carried:
+            raise RuntimeError(
+                f"{carried} of {self.engine.gradient_accumulation_steps()} micro-batches carried over the fit's end"
+            )
+        return {**status, "optimiser_steps": self.engine.global_steps - before, "rows_per_rank": rows}
+
+    def check_finite(self) -> None:
+        """Before weights are synced or saved.
+
+        Raises:
+            FloatingPointError: A weight is not finite; names the tensors.
+        """
+        parts = {n: getattr(p, "ds_tensor", p) for n, p in self.engine.module.named_parameters()}  # ZeRO-3 shards
+        broken = [name for name, value in parts.items() if not torch.isfinite(value).all()]
+        if broken:
+            raise FloatingPointError(f"weights that are not finite: {', '.join(broken[:5])}")
+
+
+class PolicyActor(WholeWindows, upstream_actor.PolicyModelActor.__ray_metadata__.modified_class):  # type: ignore[misc]
     """One training process of a policy."""
 
     reference: Any = None
@@ -60,35 +103,16 @@ class PolicyActor(upstream_actor.PolicyModelActor.__ray_metadata__.modified_clas
         # Without engines no NCCL group is set up; on CPU the weights go as one object instead.
         super().init_model_from_pretrained(strategy, pretrain, max_steps, None if ON_CPU else vllm_engines)
         self.vllm_engines = vllm_engines
+        self.engine = self.actor.model
         if ON_CPU:
-            cpu.make_adam_resumable(self.actor.model.basic_optimizer)
+            cpu.make_adam_resumable(self.engine.basic_optimizer)
         if with_reference:
             self.reference = _reference(strategy, pretrain)
 
-    def prepare_fit(self, accumulation: int, seed: int) -> None:
-        """Before each `fit`: how many micro-batches make an optimiser step this time, and the seed of the shuffling.
-
-        `micro_steps = 0` makes the accumulation windows begin with the first row, whatever the fit before left over.
-        """
-        engine = self.actor.model
-        engine.set_train_batch_size(self.strategy.micro_train_batch_size * accumulation * self._world_size)
-        engine.micro_steps = 0
-        self.strategy.accumulated_gradient = accumulation
-        torch.manual_seed(seed)
-
     def fit(self, kl_ctl: float = 0) -> dict[str, Any]:
-        """Upstream's fit; asserted to have ended at the end of an accumulation window, so that no gradient is carried over."""
-        engine = self.actor.model
-        before, rows = engine.global_steps, len(self.trainer.replay_buffer)
-        status: dict[str, Any] = super().fit(kl_ctl)
-        carried = engine.micro_steps % engine.gradient_accumulation_steps()
-        if carried:
-            raise RuntimeError(
-                f"{carried} of {engine.gradient_accumulation_steps()} micro-batches carried over the fit's end"
-            )
-        status["optimiser_steps"] = engine.global_steps - before
-        status["rows_per_rank"] = rows
-        return status
+        """Upstream's fit."""
+        fit = super().fit
+        return self.in_whole_windows(lambda: fit(kl_ctl))
 
     def broadcast_to_vllm(self) -> None:
         """Weight sync as upstream's own loop asks for it; on CPU the whole state in one transfer."""
@@ -106,17 +130,6 @@ class PolicyActor(upstream_actor.PolicyModelActor.__ray_metadata__.modified_clas
         forward: torch.Tensor = _UpstreamReference.__ray_metadata__.modified_class.forward(self.reference, **kwargs)
         return forward
 
-    def check_finite(self) -> None:
-        """Before weights are synced or saved.
-
-        Raises:
-            FloatingPointError: A weight is not finite; names policy's tensors.
-        """
-        parts = {n: getattr(p, "ds_tensor", p) for n, p in self.actor.model.module.named_parameters()}  # ZeRO-3 shards
-        broken = [name for name, value in parts.items() if not torch.isfinite(value).all()]
-        if broken:
-            raise FloatingPointError(f"weights that are not finite: {', '.join(broken[:5])}")
-
     def state(self) -> bytes | None:
         """The whole state as safetensors bytes on rank 0, None on the others.
 
@@ -128,7 +141,7 @@ class PolicyActor(upstream_actor.PolicyModelActor.__ray_metadata__.modified_clas
         import safetensors.torch
 
         self.check_finite()
-        state = {name: p.detach().contiguous().cpu() for name, p in self.actor.model.module.named_parameters()}
+        state = {name: p.detach().contiguous().cpu() for name, p in self.engine.module.named_parameters()}
         blob: bytes = safetensors.torch.save(state)
         return blob
 

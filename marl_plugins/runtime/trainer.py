@@ -29,7 +29,7 @@ from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.run import Run, optimiser_steps
 from marl_plugins.runtime.checkpoints import Checkpoints, tag
 from marl_plugins.runtime.display import Display
-from marl_plugins.runtime.policies import PolicyHost, raised_by
+from marl_plugins.runtime.policies import PolicyHost, advantages, raised_by
 from marl_plugins.runtime.records import Records
 from marl_plugins.runtime.rollout import Rollout
 
@@ -184,10 +184,8 @@ class Trainer:
         hosts = [self.trained[name] for name in by_policy]
         await _all(host.make_experience(by_policy[host.policy.name]) for host in hosts)
         self.drift = {host.policy.name: host.drift() for host in hosts}
-        returns = [batch for host in hosts for batch in host.returns(self.estimator)]
-        statistics = self.estimator.statistics(returns)
-        for host in hosts:
-            host.finish_advantages(self.estimator, statistics)
+        if hosts:
+            advantages(hosts, self.estimator)
         return dict(by_policy)
 
     async def _update(self, by_policy: Mapping[str, list[Row]], k: int) -> dict[str, dict[str, float]]:
@@ -228,10 +226,7 @@ class Trainer:
         """Save every policy and the plugins' state as one step."""
         with self._progress("checkpoint"), writing(f"step {step}", self.checkpoints.folder):
             state = {"step": step}
-            await _all(
-                host.remote(*host.group.async_run_method("save_checkpoint", tag(step), state))
-                for host in self.trained.values()
-            )
+            await _all(host.save(tag(step), state) for host in self.trained.values())
             versions = {name: host.version for name, host in self.trained.items()}
             self.checkpoints.commit(step, versions, self.run.fingerprint(), self.plugins.state())
         self.saved = step
@@ -239,7 +234,7 @@ class Trainer:
     async def save_models(self) -> None:
         """Each policy's weights in Hugging Face format, in its own folder."""
         with self._progress("saving models"), writing("the final weights", self.records.folder):
-            await _all(host.remote(*host.group.async_save_model()) for host in self.trained.values())
+            await _all(host.save_model() for host in self.trained.values())
 
     def _show_first_prompts(self, trajectories: Sequence[Trajectory]) -> None:
         """Print the context of every role's first action, as the model saw it; once per role."""

@@ -2,7 +2,9 @@
 
 import asyncio
 import copy
+import dataclasses
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,19 +12,79 @@ import ray
 import safetensors.torch
 import torch
 
+from marl_plugins.core.estimators import Whitened
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.grid import plan_grid
 from marl_plugins.core.rows import Row
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
+from marl_plugins.gae import Gae
+from marl_plugins.groups import ESTIMATORS
 from marl_plugins.hosts import cpu
 from marl_plugins.plan import build_run
-from marl_plugins.reinforce_pp import ReinforcePlusPlus
+from marl_plugins.reinforce_pp import FlashReinforce, ReinforcePlusPlus
 from marl_plugins.run import Policy, training_gpus
-from marl_plugins.runtime.driver import quiet
+from marl_plugins.runtime.checkpoints import Checkpoints, tag
+from marl_plugins.runtime.driver import Session, quiet
 from marl_plugins.runtime.engines import Budget, EnginePool
-from marl_plugins.runtime.policies import ExperienceMaker, PolicyHost, PolicyTrainer, ReferenceInPolicy, row_experience
+from marl_plugins.runtime.policies import (
+    ExperienceMaker,
+    PolicyHost,
+    PolicyTrainer,
+    ReferenceInPolicy,
+    RemoteExperienceMaker,
+    advantages,
+    apply_length_penalties,
+    row_experience,
+)
 from marl_plugins.runtime.policy_actor import RemotePolicyActor
 from marl_plugins.runtime.tiny_model import resolve
+
+SUMS = Path(__file__).resolve().parent.parent / "recipes" / "sums" / "tiny.yaml"
+
+
+@pytest.mark.parametrize(
+    ("name", "estimator"),
+    [
+        ("reinforce", ReinforcePlusPlus(gamma=0.9)),
+        ("flash_reinforce", FlashReinforce()),
+        *[(name, estimator()) for name, estimator in ESTIMATORS.items()],
+        ("gae", Gae(gamma=0.9, lambd=0.8)),
+    ],
+)
+@pytest.mark.parametrize("divide", [True, False])
+def test_every_estimator_is_upstreams_for_one_role_and_one_action(relay, name, estimator, divide):
+    """Advantages and returns of the same experiences by upstream's `compute_advantages_and_returns` and by ours."""
+    args = copy.deepcopy(arguments(relay))
+    args.rollout.n_samples_per_prompt, args.algo.advantage.estimator, args.algo.advantage.no_std_norm = 4, name, not divide
+    args.algo.advantage.gamma, args.algo.advantage.lambd = estimator.gamma, 0.8
+    args.reward.overlong_buffer_len, args.reward.clip_range = 3, [-0.5, 0.6]
+    args.rollout.max_new_tokens = 9
+    if isinstance(estimator, Whitened):
+        estimator = dataclasses.replace(estimator, divide=divide)
+    rows = recorded_rows(24, seed=5)
+    for n, row in enumerate(rows):
+        row.trajectory.task, row.trajectory.sample = Task(f"t{n // 4}", "p"), n % 4
+        row.action.shown_ids = rows[4 * (n // 4)].action.shown_ids
+    maker = object.__new__(RemoteExperienceMaker)
+    maker.args, maker.tokenizer, maker.advantage_estimator = args, SimpleNamespace(pad_token_id=0), name
+    maker.strategy, maker.kl_ctl = SimpleNamespace(args=args), SimpleNamespace(value=0.1)
+    ours = maker.split_rollout_samples([row_experience(row) for row in rows])
+    draw = torch.Generator().manual_seed(0)
+    for e in ours:
+        e.kl, e.values = torch.randn(2, *e.action_mask.shape, generator=draw) * e.action_mask
+        e.action_log_probs = torch.zeros(e.action_mask.shape)
+    theirs = maker.compute_advantages_and_returns(copy.deepcopy(ours))
+    host = PolicyHost(
+        Policy("p", "tiny"), args, SimpleNamespace(kl_ctl=maker.kl_ctl), EnginePool("p", [], None, None), "cpu"
+    )
+    host.experiences, host.batches = ours, [rows[i : i + 4] for i in range(0, 24, 4)]
+    apply_length_penalties(ours, args)
+    advantages([host], estimator)
+    for mine, other in zip(ours, theirs, strict=True):
+        mask = mine.action_mask.bool()
+        torch.testing.assert_close(mine.advantages[mask], other.advantages[mask], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(mine.returns[mask], other.returns[mask], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(mine.info["return"], other.info["return"], rtol=1e-5, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -136,10 +198,8 @@ def weights(host):
 
 async def prepare(host, rows):
     """Everything up to the update."""
-    estimator = ReinforcePlusPlus()
     await host.make_experience(rows)
-    statistics = estimator.statistics(host.returns(estimator))
-    host.finish_advantages(estimator, statistics)
+    advantages([host], ReinforcePlusPlus())
 
 
 async def step(host, rows, k):
@@ -309,21 +369,101 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_synced(hosts)
 
 def test_joint_normalisation_over_two_real_policies(hosts):
     """Advantages of two policies' real rows, KL penalty included, against float64 over both."""
-    estimator = ReinforcePlusPlus()
     one, two = hosts["zero0"], hosts["zero2"]
     rows = {one: recorded_rows(5, seed=21), two: recorded_rows(9, seed=22)}
     for host, mine in rows.items():
         asyncio.run(host.make_experience(mine))
-    batches = [b for host in rows for b in host.returns(estimator)]
-    flat = torch.cat([returns[mask.bool()].double() for _, returns, mask in batches])
-    statistics = estimator.statistics(batches)
-    for host, mine in rows.items():
-        host.finish_advantages(estimator, statistics)
-        for row in mine:
-            item = host.items[id(row)]
-            chosen = item.action_mask.bool()
-            want = (item.returns[chosen].double() - flat.mean()) / flat.std(unbiased=False)
-            torch.testing.assert_close(item.advantages[chosen].double(), want, rtol=1e-5, atol=1e-6)
+    advantages(list(rows), ReinforcePlusPlus())
+    items = [host.items[id(row)] for host, mine in rows.items() for row in mine]
+    flat = torch.cat([item.returns[item.action_mask.bool()].double() for item in items])
+    for item in items:
+        chosen = item.action_mask.bool()
+        want = (item.returns[chosen].double() - flat.mean()) / flat.std(unbiased=False)
+        torch.testing.assert_close(item.advantages[chosen].double(), want, rtol=1e-5, atol=1e-6)
+
+
+def start_with_critic(folder, *flags):
+    """The policy of the recipe `sums` on one rank and its critic on two, as the driver starts them, without engines."""
+    words = [
+        "--recipe",
+        str(SUMS),
+        "--mapping",
+        "shared",
+        "--algo.advantage.estimator",
+        "gae",
+        "--algo.advantage.lambd",
+        "0.9",
+    ]
+    words += ["--critic.num_gpus_per_node", "2", "--critic.adam.lr", "1e-3", "--critic.save_value_network", *flags]
+    words += ["--train.micro_batch_size", "2", "--rollout.micro_batch_size", "4", "--actor.lr_warmup_ratio", "0"]
+    run, _ = build_run([*words, "--ckpt.path", str(folder / "checkpoints"), "--ckpt.output_dir", str(folder / "out")])
+    checkpoints = Checkpoints(folder / "checkpoints", 3, critics=True)
+    manifest = checkpoints.open(run.args.ckpt.load_enable, run.fingerprint())
+    session, (policy,) = Session(run), run.policies
+    trainer, loading = session._trainer(policy, session._launch(policy, None), [], 100)
+    ray.get(loading)
+    args = run.policy_args["shared"]
+    host = PolicyHost(policy, args, trainer, EnginePool("shared", [], lambda: None, Budget(0)), "cpu")
+    return host, session.estimator, run, checkpoints, manifest
+
+
+async def gae_step(host, estimator, number, rows):
+    host.step = number
+    await host.make_experience(rows)
+    advantages([host], estimator)
+    return await host.update(rows, 2)
+
+
+def critic_weights(host):
+    """Of its first rank."""
+
+    def work(actor):
+        return [p.detach().clone() for p in actor.engine.module.parameters()]
+
+    return ray.get(host.critic._actor_handlers[0].__ray_call__.remote(work))
+
+
+def test_policy_and_critic_train_save_and_resume_as_one(cluster, tmp_path):
+    """Three steps with a save after the second; processes that resume from it repeat the third, metrics and weights."""
+    host, estimator, run, checkpoints, _ = start_with_critic(tmp_path)
+    rows, found, start = recorded_rows(11, seed=1), [], critic_weights(host)
+    for number in (1, 2, 3):
+        found.append(asyncio.run(gae_step(host, estimator, number, rows)))
+        if number == 2:
+            asyncio.run(host.save(tag(2), {"step": 2}))
+            checkpoints.commit(2, {"shared": 2}, run.fingerprint(), {})
+    for metrics in found:
+        for name, ranks in (("", 1), ("critic_", 2)):
+            grid = plan_grid(11, ranks, 2, 2)
+            assert metrics[f"{name}optimiser_steps"] == 2
+            assert metrics[f"{name}rows_per_rank"] == grid.rows_per_rank
+            assert metrics[f"{name}fill_rows"] == grid.fill > 0
+        assert metrics["critic_grad_norm"] > 0
+    assert found[2]["critic_loss"] < found[0]["critic_loss"]
+    assert not all(torch.equal(a, b) for a, b in zip(start, critic_weights(host), strict=True))
+    asyncio.run(host.save_model())
+    saved = safetensors.torch.load_file(tmp_path / "out" / "shared_critic" / "model.safetensors")
+    torch.testing.assert_close(saved["score.weight"], critic_weights(host)[-1])
+
+    resumed, estimator, _, _, manifest = start_with_critic(tmp_path, "--ckpt.load_enable")
+    assert manifest["step"] == 2
+    assert asyncio.run(gae_step(resumed, estimator, 3, rows)) == found[2]
+    assert all(torch.equal(a, b) for a, b in zip(critic_weights(resumed), critic_weights(host), strict=True))
+    one, two = weights(resumed), weights(host)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+    resumed.args.critic.freezing_steps = 4
+    metrics = asyncio.run(gae_step(resumed, estimator, 4, rows))
+    assert (metrics["optimiser_steps"], metrics["critic_optimiser_steps"]) == (0, 2)
+    assert all(torch.equal(one[name], value) for name, value in weights(resumed).items())
+    metrics = asyncio.run(gae_step(resumed, estimator, 5, rows))  # and then on this step's rows alone
+    assert metrics["rows_per_rank"] == plan_grid(11, 1, 2, 2).rows_per_rank
+
+    asyncio.run(resumed.make_experience(rows))
+    advantages([resumed], estimator)
+    resumed.items[id(rows[4])].returns[:] = float("nan")
+    with pytest.raises(RunEnded, match=r"policy 'shared', step 5: critic_loss is not finite \(11 rows, the first t0/0/a\)"):
+        asyncio.run(resumed.update(rows, 2))
 
 
 def test_forward_passes_pad_their_dispatch_to_the_ranks(hosts):
