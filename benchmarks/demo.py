@@ -1,15 +1,23 @@
 """What `make demo` learns, over seeds, beside its controls: `make bench-demo` (two hours on two cores), or
 
-    python -m benchmarks.demo --out FOLDER [--seeds 5] [--control_seeds 3]
+    python -m benchmarks.demo --out FOLDER [--seeds 5] [--control_seeds 3] [--arms ARM ...]
 
     coach         recipes/mathchat/tiny.yaml: rewards per action from the rubric coach
     outcome       tiny_outcome.yaml: the same rollouts and budget, every action rewarded with the outcome
-    shared        one policy for the three roles
     frozen        learning rate 0 (a few steps: nothing changes, and evaluations repeat their samples)
-    coach - ROLE  the coach's final weights with one role's initial weights put back
+    coach - ROLE  the coach's final weights with one role's initial weights put back (`put_back`)
+    shared        one policy for the three roles
+
+and, with `--arms`, how credit is assigned and normalised, the coach's rewards being the same (seven minutes a run):
+
+    backprop      contributions to the outcome beside the scores (marl_plugins.reward_backprop, rules)
+    policy, role  advantages normalised by policy or role in place of all together
+    group         GRPO's: four samples of 32 tasks, compared by role and turn
+    descendants   an action is credited with the rewards of all that depends on it, normalised by role
 
 Success of the whole system on 400 held-out problems, sampled at the training temperature: "before" is step 0, "after" the mean
-of the last three evaluations. Gains in points with 95 % t-intervals over seeds. Finished runs in FOLDER are not repeated.
+of the last three evaluations. Gains in points with 95 % t-intervals over seeds; steps to 0.65 are those of the first evaluation
+there (every ten steps; a run that does not get there counts as its last step). Finished runs in FOLDER are not repeated.
 """
 
 from __future__ import annotations
@@ -31,11 +39,20 @@ from marl_plugins.shipped import recipes_root
 
 MATHCHAT = recipes_root() / "mathchat"
 ROLES = ("solver", "coder", "verifier")
+COACH = ["--recipe", str(MATHCHAT / "tiny.yaml")]
 ARMS: dict[str, list[str]] = {
-    "coach": ["--recipe", str(MATHCHAT / "tiny.yaml")],
+    "coach": COACH,
     "outcome": ["--recipe", str(MATHCHAT / "tiny_outcome.yaml")],
-    "shared": ["--recipe", str(MATHCHAT / "tiny.yaml"), "--mapping", "shared"],
-    "frozen": ["--recipe", str(MATHCHAT / "tiny.yaml"), "--actor.adam.lr", "0", "--max_steps", "8", "--eval.steps", "2"],
+    "shared": [*COACH, "--mapping", "shared"],
+    "backprop": [*COACH, "--plugin", "marl_plugins.reward_backprop"],
+    "policy": [*COACH, "--reinforce_pp.normalise", "policy"],
+    "role": [*COACH, "--reinforce_pp.normalise", "role"],
+    "group": [
+        *(*COACH, "--algo.advantage.estimator", "group_norm", "--groups.by", "task+role+turn"),
+        *("--rollout.batch_size", "32", "--rollout.n_samples_per_prompt", "4"),
+    ],
+    "descendants": [*COACH, "--reinforce_pp.scope", "trajectory", "--reinforce_pp.normalise", "role"],
+    "frozen": [*COACH, "--actor.adam.lr", "0", "--max_steps", "8", "--eval.steps", "2"],
 }
 T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
 """Two-sided 95 % quantile of Student's t by number of seeds."""
@@ -101,20 +118,39 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/bench-demo"))
     parser.add_argument("--seeds", type=int, default=5, help="of the coach")
     parser.add_argument("--control_seeds", type=int, default=3, help="of everything else")
+    parser.add_argument(
+        "--arms", nargs="+", choices=[*ARMS, "put_back"], default=["coach", "outcome", "frozen", "put_back", "shared"]
+    )
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    print(
-        "| arm | seeds | before | after | gain in points | seconds | peak GiB |\n|---|---|---|---|---|---|---|", flush=True
-    )
-    for arm in ("coach", "outcome", "frozen"):
-        print(row(arm, options.seeds if arm == "coach" else options.control_seeds, options.out), flush=True)
-    whole = [put_back("none", seed, options.out) for seed in range(options.control_seeds)]
+    print("| arm | seeds | before | after | gain in points | steps to 0.65 | seconds | peak GiB |", flush=True)
+    print("|---|---|---|---|---|---|---|---|", flush=True)
+    for arm in options.arms:
+        if arm == "put_back":
+            without_each(options.control_seeds, options.out)
+        else:
+            print(row(arm, options.seeds if arm == "coach" else options.control_seeds, options.out), flush=True)
+
+
+def without_each(seeds: int, out: Path) -> None:
+    """The lines of the roles that are put back."""
+    whole = [put_back("none", seed, out) for seed in range(seeds)]
     for role in ROLES:
-        without = [put_back(role, seed, options.out) for seed in range(options.control_seeds)]
+        without = [put_back(role, seed, out) for seed in range(seeds)]
         losses = [w - all_ for w, all_ in zip(without, whole, strict=True)]
         means = f"{statistics.fmean(whole):.3f} | {statistics.fmean(without):.3f}"
-        print(f"| coach - {role} | {len(losses)} | {means} | {points(losses)} | | |", flush=True)
-    print(row("shared", options.control_seeds, options.out), flush=True)
+        print(f"| coach - {role} | {seeds} | {means} | {points(losses)} | | | |", flush=True)
+
+
+def steps_to(folder: Path, success: float) -> int:
+    """The step of the first evaluation with at least this success, or the run's last step."""
+    step = 0
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        metrics = json.loads(line)
+        step = metrics["step"]
+        if metrics.get("eval/outcome", 0.0) >= success:
+            break
+    return int(step)
 
 
 def row(arm: str, seeds: int, out: Path) -> str:
@@ -124,7 +160,9 @@ def row(arm: str, seeds: int, out: Path) -> str:
     gains = [a - b for a, b in zip(after, before, strict=True)]
     seconds, peak = statistics.median(r["seconds"] for r in runs), max(r["peak_gib"] for r in runs)
     means = f"{statistics.fmean(before):.3f} | {statistics.fmean(after):.3f}"
-    return f"| {arm} | {len(runs)} | {means} | {points(gains)} | {seconds:.0f} | {peak:.1f} |"
+    steps = [steps_to(out / f"{arm}-{seed}", 0.65) for seed in range(seeds)]
+    reached = f"{statistics.fmean(steps):.0f} ({min(steps)}-{max(steps)})"
+    return f"| {arm} | {len(runs)} | {means} | {points(gains)} | {reached} | {seconds:.0f} | {peak:.1f} |"
 
 
 if __name__ == "__main__":

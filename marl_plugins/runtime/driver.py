@@ -28,7 +28,7 @@ from marl_plugins.hosts import cpu
 from marl_plugins.run import Policy, Run, critic_gpus, describe, needed_devices, optimiser_steps, training_gpus
 from marl_plugins.runtime.checkpoints import Checkpoints
 from marl_plugins.runtime.display import Display
-from marl_plugins.runtime.records import Records
+from marl_plugins.runtime.records import Records, held
 from marl_plugins.runtime.report import legend, table, write_report
 from marl_plugins.runtime.tiny_model import resolve
 from marl_plugins.tiny import is_tiny
@@ -42,11 +42,16 @@ def train(run: Run, *, debug: bool, as_json: bool) -> int:
         RunEnded: A run that had to end in a known way.
         KeyboardInterrupt: The user stopped it; everything started has been shut down.
     """
-    roles = list(run.recipe.roles)
-    display = Display(as_json, roles)
+    display = Display(as_json, list(run.recipe.roles))
     for warning in run.warnings:
         display.say(f"warning: {warning}")
     prepare_environment(run, debug)
+    with held(_absolute(run.args.ckpt.output_dir)):
+        return _train(run, display, debug)
+
+
+def _train(run: Run, display: Display, debug: bool) -> int:
+    roles = list(run.recipe.roles)
     critics = any(critic_gpus(args) for args in run.policy_args.values())
     checkpoints = Checkpoints(_absolute(run.args.ckpt.path), run.args.ckpt.max_num, critics)
     session = Session(run)

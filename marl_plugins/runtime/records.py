@@ -13,10 +13,12 @@ earlier one left to `earlier-1/`, `earlier-2/`, ...
 from __future__ import annotations
 
 import copy
+import fcntl
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +53,7 @@ class Records:
                 self.moved_to = move_aside(folder)
             (folder / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
         except OSError as error:
-            raise ConfigurationError(f"--ckpt.output_dir {folder}: cannot be written: {error.strerror}") from None
+            raise unwritable(folder, error) from None
         self.tensorboard, self.wandb = _trackers(args)
 
     def step(
@@ -79,6 +81,37 @@ class Records:
         for logger in (self.tensorboard, self.wandb):
             if logger is not None:
                 logger.close()
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold a folder for this process; the kernel lets go of it however the process ends.
+
+    Raises:
+        ConfigurationError: It cannot be written, or another run holds it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / "lock").open("a+", encoding="utf-8")
+    except OSError as error:
+        raise unwritable(folder, error) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise ConfigurationError(
+                f"--ckpt.output_dir {folder}: another run (process {file.read().strip() or 'unknown'}) is writing to it; wait for "
+                "it, or give this one a folder of its own"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def unwritable(folder: Path, error: OSError) -> ConfigurationError:
+    return ConfigurationError(f"--ckpt.output_dir {folder}: cannot be written: {error.strerror}")
 
 
 def _plain(value: float) -> float | None:

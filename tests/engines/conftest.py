@@ -1,4 +1,4 @@
-"""Real processes: Ray, DeepSpeed, vLLM. A run is started at most three times for all tests of this folder."""
+"""Real processes: Ray, DeepSpeed, vLLM. Runs are started once for all tests of this folder: they take most of its time."""
 
 import os
 import signal
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from engines.relay import Started, write_recipe
+from openai_server import Reply, openai_server, verdict
 
 from marl_plugins.hosts import cpu
 
@@ -81,6 +82,45 @@ def killed(tmp_path_factory, relay):
 def resumed(killed):
     """Third start-up: the killed run goes on."""
     return killed.run("--ckpt.load_enable")
+
+
+MARKER = """
+    from pathlib import Path
+    from marl_plugins import hookimpl
+
+    @hookimpl
+    def marl_log(step, metrics):
+        Path(__file__).with_name("trained").write_text(str(step))
+"""
+
+
+@pytest.fixture(scope="session")
+def coached(tmp_path_factory, relay):
+    """Fourth start-up: an endpoint as the coach, which refuses the key once a step has been trained; a critic per policy."""
+    folder = tmp_path_factory.mktemp("coached")
+    (folder / "marker.py").write_text(textwrap.dedent(MARKER))
+    trained, renewed = folder / "trained", folder / "renewed"
+
+    def answer(body, count):
+        if trained.exists() and not renewed.exists():
+            return Reply("key has expired", 401)
+        return Reply("busy", 503) if count % 10 == 0 else verdict(body, 5 + count % 5)
+
+    with openai_server(answer) as (url, bodies):
+        words = ["--plugin", "marl_plugins.coach", "--coach.model", "m", "--coach.base_url", url]
+        words += ["--plugin", str(folder / "marker.py"), "--algo.advantage.estimator", "gae"]
+        run = Started(folder, relay, *words)
+        run.run(code=1)
+        run.bodies, run.renew = bodies, renewed.touch
+        run.log_before = run.log.read_text()
+        yield run
+
+
+@pytest.fixture(scope="session")
+def renewed(coached):
+    """Fifth start-up: the key is taken again, and the run goes on."""
+    coached.renew()
+    return coached.run("--ckpt.load_enable")
 
 
 def wait_until(condition, seconds=120.0):

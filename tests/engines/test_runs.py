@@ -1,6 +1,8 @@
 """Whole runs through the real engines: exact records, ragged rows on two ranks, kills and resumption."""
 
 import json
+import subprocess
+import sys
 from collections import Counter, defaultdict
 
 import pytest
@@ -149,3 +151,48 @@ def test_and_ends_with_the_same_weights(resumed, undisturbed):
     for name in ("first", "second"):
         one, two = ((run.output / name / "model.safetensors").read_bytes() for run in (resumed, undisturbed))
         assert one == two
+
+
+def test_a_run_that_cannot_go_on_is_saved_where_it_stands(coached):
+    """The recipe saves every second step; what could not be judged is step 2."""
+    assert "refuses the key (401); is $OPENAI_API_KEY right?" in coached.log_before
+    assert "step 1 is saved" in coached.log_before
+    assert "Traceback" not in coached.log_before
+
+
+def test_and_goes_on_from_there(renewed):
+    assert "resuming after step 1" in renewed.log.read_text()
+    assert [m["step"] for m in renewed.metrics] == [1, 2, 3]
+    assert renewed.processes() == []
+
+
+def test_the_coach_judged_every_action_and_the_label_stood_in_one_prompt_of_each_trajectory(renewed):
+    for m in renewed.metrics:
+        assert m["coach/missing"] == 0.0
+        assert 0.5 <= m["coach/first/score"] <= 0.9
+        assert m["coach/repeats"] > 0
+    judged = [a for _, a in actions(renewed)]
+    assert all(a["score"] is not None and a["explanation"] for a in judged)
+    with_label = [b for b in renewed.bodies if "The right answer:" in b["messages"][0]["content"]]
+    assert len(with_label) >= sum(any(a["role"] == "judge" for a in t["actions"]) for t in renewed.trajectories)
+
+
+def test_critics_are_trained_beside_their_policies(renewed):
+    for m in renewed.metrics:
+        for policy in ("first", "second"):
+            assert m[f"policy/{policy}/critic_optimiser_steps"] == m[f"policy/{policy}/optimiser_steps"] == 2
+            assert m[f"policy/{policy}/critic_loss"] > 0
+    losses = [m["policy/first/critic_loss"] for m in renewed.metrics]
+    assert losses[-1] < losses[0]
+
+
+def test_saved_weights_evaluate_as_the_run_did(undisturbed, relay):
+    """Sixth start-up, engines only: seeds are those of the run's own evaluations."""
+    words = ["eval", "--recipe", str(relay), "--models", str(undisturbed.output), "--only", "first", "second", "--json"]
+    done = subprocess.run([sys.executable, "-m", "marl_plugins", *words], capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads(done.stdout.splitlines()[-1])
+    last = undisturbed.evaluations[-1]
+    assert {k: result[k] for k in ("outcome", "low", "high", "lost")} == {
+        k: last[f"eval/{k}"] for k in ("outcome", "low", "high", "lost")
+    }

@@ -1,13 +1,15 @@
-"""TensorBoard and W&B through upstream's own loggers: the numbers arrive, the key does not."""
+"""A run's records: one run at a time writes them; TensorBoard and W&B get the numbers, not the key."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.plan import build_run
 from marl_plugins.run import describe
-from marl_plugins.runtime.records import Records
+from marl_plugins.runtime.records import Records, held
 
 KEY = "f00dcafe" * 5
 
@@ -28,6 +30,23 @@ def records(tmp_path, monkeypatch):
         made.step(step, {"role/solver/reward": step / 4, "eval/outcome": 0.5}, [], None)
     made.close()
     return tmp_path
+
+
+def test_two_runs_do_not_write_to_one_folder(tmp_path):
+    with (
+        held(tmp_path / "out"),
+        pytest.raises(ConfigurationError, match=rf"another run \(process {os.getpid()}\) is writing to it"),
+        held(tmp_path / "out"),
+    ):
+        pass
+    with held(tmp_path / "out"):
+        pass
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="cannot be written: Not a directory"), held(tmp_path / "file" / "out"):
+        pass
 
 
 def test_the_numbers_arrive_and_the_key_is_written_nowhere(records):
