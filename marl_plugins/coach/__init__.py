@@ -15,6 +15,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Awaitable, Sequence
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from marl_plugins.run import Run
 
 PROMPTS = Path(__file__).parent / "prompts"
+NEEDED = ("openai", "tenacity", "aiolimiter")
+"""What a model as the coach wants installed."""
 
 
 class Coach(Protocol):
@@ -193,6 +196,10 @@ def _path(run: Run, name: str) -> Path | None:
 
 
 def _model_coach(run: Run, model: str) -> Coach:
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        raise ConfigurationError(
+            f"--coach.model needs {', '.join(missing)}, which is not installed: pip install 'openrlhf-marl[coach]'"
+        )
     from marl_plugins.coach.accounts import Answers, Budget
     from marl_plugins.coach.client import Client, Endpoint
     from marl_plugins.coach.model import ModelCoach, read_prompt
