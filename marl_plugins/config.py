@@ -75,7 +75,7 @@ class LimitsConfig(Model):
     """Bounds of a run."""
 
     task_seconds: float = pydantic.Field(600.0, gt=0)
-    """Deadline of one trajectory; past it, it is lost to infrastructure."""
+    """Deadline of one trajectory; past it, it is lost to infrastructure. Its scores have as long again, or are missing."""
     engine_restarts: int = pydantic.Field(3, ge=0)
     """So many dead engines are replaced in a run before its trajectories are lost."""
 

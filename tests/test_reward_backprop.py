@@ -41,31 +41,39 @@ def attributions(edges, value, attributor):
 
 
 @given(st.lists(real, min_size=1, max_size=8), real)
-def test_contributions_add_up_to_the_value_and_none_outgrows_the_gap(contributions, value):
-    given_ = {str(n): c for n, c in enumerate(contributions)}
-    done = conserve(given_, value)
+def test_contributions_add_up_to_the_value_and_keep_their_order(contributions, value):
+    """So the most blamed never becomes the most credited, and no contribution outgrows what was lacking."""
+    done = conserve(dict(enumerate(contributions)), value)
     gap = value - sum(contributions)
     assert sum(done.values()) == pytest.approx(value, abs=1e-9)
-    for path, before in given_.items():
-        assert abs(done[path] - before) <= abs(gap) + 1e-12
-        if before == 0.0 and any(contributions):
-            assert done[path] == 0.0
+    for a, before in enumerate(contributions):
+        assert abs(done[a] - before) <= abs(gap) + 1e-9
+        assert all(done[a] <= done[b] + 1e-9 for b, other in enumerate(contributions) if before <= other)
 
 
-@given(st.lists(st.floats(0.01, 1), min_size=1, max_size=8), st.floats(0.01, 1))
-def test_contributions_of_one_sign_are_rescaled(contributions, value):
-    done = conserve({str(n): c for n, c in enumerate(contributions)}, value)
-    factor = value / sum(contributions)
-    assert list(done.values()) == pytest.approx([c * factor for c in contributions])
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0.01, 1), st.sampled_from([-1, 1]))
+def test_contributions_of_the_values_sign_are_rescaled_and_who_did_not_matter_stays_at_0(sizes, value, sign):
+    done = conserve({n: sign * c for n, c in enumerate(sizes)}, sign * value)
+    if not any(sizes):
+        assert list(done.values()) == pytest.approx([sign * value / len(sizes)] * len(sizes))
+        return
+    assert list(done.values()) == pytest.approx([sign * value * (c / sum(sizes)) for c in sizes])
+    assert all(done[n] == 0.0 for n, c in enumerate(sizes) if c == 0.0)
 
 
 @pytest.mark.parametrize(
-    ("given_", "value"), [([0.0, 0.0], -1.0), ([0.5, -0.5], -1.0), ([1e-300, -1e-300], 1.0), ([1.0], 0.0)]
+    ("given_", "value", "expected"),
+    [
+        ([0.0, 0.0], -1.0, [-0.5, -0.5]),
+        ([0.5, -0.5], -1.0, [0.0, -1.0]),
+        ([1e-300, -1e-300], 1.0, [0.5, 0.5]),
+        ([-0.5, 0.0, 0.0], 1.0, [0.0, 0.5, 0.5]),  # blame in a success: it stays the least
+        ([0.3, 0.0], -1.0, [-0.35, -0.65]),
+        ([1.0], 0.0, [0.0]),
+    ],
 )
-def test_nothing_is_divided_by_a_sum_that_cancels(given_, value):
-    done = conserve(dict(enumerate(given_)), value)
-    assert sum(done.values()) == pytest.approx(value)
-    assert all(abs(d) <= 2.0 for d in done.values())
+def test_nothing_is_divided_by_a_sum_that_cancels(given_, value, expected):
+    assert list(conserve(dict(enumerate(given_)), value).values()) == pytest.approx(expected)
 
 
 @given(st.data())
@@ -180,6 +188,36 @@ def test_a_fault_that_can_be_seen_is_blamed(guilty, text, tools):
     assert sum(found.values()) == pytest.approx(-1.0)
 
 
+def test_a_mended_program_and_a_form_that_a_later_turn_has_are_no_faults():
+    t = make_trajectory(
+        {"modeller": [], "modeller2": ["modeller"], "reporter": ["modeller2"]}, roles={"modeller2": "modeller"}
+    )
+    first, second, reporter = t.actions
+    first.text = second.text = "```python\nfit('table.csv')\n```"
+    first.tool_results = (ToolResult("python", "", "NameError: fit", False),)
+    second.before, second.tool_results = first, (ToolResult("python", "", "RMSE 3.25", True),)
+    reporter.text = "It is 3.25"
+    assert blame(t) == pytest.approx({"modeller": 0.0, "modeller2": 0.0, "reporter": -1.0})
+    second.tool_results = (ToolResult("python", "", "NameError: fit", False),)
+    reporter.text = "There is none: \\boxed{}"
+    found = blame(t)
+    assert found["modeller"] < 0 and found["modeller2"] < 0
+
+
+@pytest.mark.parametrize("text", ["The error is \\boxed{3{,}250}", "\\boxed{3250.0}", "3000 + 251 = 3251 \\boxed{3251}"])
+def test_numbers_are_compared_by_value_and_may_be_computed_in_the_text(text):
+    t, _, modeller, reporter = pipeline()
+    modeller.tool_results = (ToolResult("python", "", "RMSE 3,250", True),)
+    reporter.text = text
+    assert blame(t) == pytest.approx({"loader": -1 / 3, "modeller": -1 / 3, "reporter": -1 / 3})
+
+
+def test_a_success_is_shared_alike_also_where_paths_meet():
+    t = make_trajectory({"solver": [], "coder": ["solver"], "verifier": ["solver", "coder"]})
+    found = asyncio.run(backward(t, "1 of 1", 1.0, Rules(dict.fromkeys(("solver", "coder", "verifier"), "Do it."))))
+    assert list(conserve({p: a.contribution for p, a in found.items()}, 1.0).values()) == pytest.approx([1 / 3] * 3)
+
+
 # The plugin
 
 
@@ -204,8 +242,8 @@ def scored(outcome, scores, edges=None):
 def test_a_reward_joins_the_score_with_the_contribution():
     t = scored(0.0, [0.8, 0.6, None])
     metrics = credited([t], ["--reward_backprop.alpha", "0.5", "--reward_backprop.beta", "2"])
-    # c takes a half of -1, b a half of the rest, and the gap of -0.25 is spread as 2 to 1.
-    deltas = {"a": 0.0, "b": -0.25 - 0.25 / 3, "c": -0.5 - 0.5 / 3}
+    # c takes a half of -1, b a half of the rest; all of one sign, they are rescaled to -1.
+    deltas = {"a": 0.0, "b": -1 / 3, "c": -2 / 3}
     assert {a.path: a.contribution for a in t.actions} == pytest.approx(deltas)
     assert [a.reward for a in t.actions[:2]] == pytest.approx([0.5 * 0.8, 0.5 * 0.6 + 2 * deltas["b"]])
     assert t.actions[2].reward is None  # its own verdict is missing

@@ -472,3 +472,16 @@ def test_a_verdict_that_could_not_be_had_says_why(chat):
 
     got = run(diamond, chat, score_action=score)
     assert {(a.score, a.unscored) for a in got.actions} == {(None, "coach")}
+
+
+def test_a_score_that_does_not_come_in_time_is_missing_and_takes_no_other_with_it(chat):
+    async def score(action, seen):
+        await asyncio.sleep(30 if action.role == "b" else 0)
+        return 0.5
+
+    async def workflow(task, roles, tools):
+        return await roles.b(q=await roles.a(q=task.prompt))
+
+    got = run(workflow, chat, score_action=score, seconds=0.2)
+    assert got.infrastructure_failure is None
+    assert [(a.role, a.score, a.unscored) for a in got.actions] == [("a", 0.5, ""), ("b", None, "deadline")]

@@ -67,7 +67,7 @@ class RubricCoach:
             total += criterion.points
             criteria[criterion.name] = 10 * share
             notes.append(f"{criterion.name} {share * criterion.points:g}/{criterion.points:g}")
-        return Verdict(score=10 * held / total, criteria=criteria, explanation="; ".join(notes))
+        return Verdict(score=10 * (held / total), criteria=criteria, explanation="; ".join(notes))
 
 
 def load_rubric(path: Path, roles: Sequence[str]) -> dict[str, list[Criterion]]:

@@ -190,7 +190,7 @@ class _Run:
         self.run_seed = run_seed
         self.generate = generate
         self.score_action = score_action
-        self.scoring: list[asyncio.Task[None]] = []
+        self.scoring: dict[asyncio.Task[None], Action] = {}
         self.branches: set[asyncio.Task[Any]] = set()
         self.taken: set[str] = set()
         self.ended = False
@@ -329,7 +329,22 @@ class _Run:
             except InfrastructureFailure as failure:  # a verdict that cannot be had is missing, never invented
                 action.unscored = failure.kind
 
-        self.scoring.append(asyncio.create_task(score()))
+        self.scoring[asyncio.create_task(score())] = action
+
+    async def finish_scoring(self, seconds: float | None) -> None:
+        """Wait for the scores that are still out; one that does not come in time is missing, the others stay.
+
+        Raises:
+            Exception: What a scorer raises besides `InfrastructureFailure`.
+        """
+        if not self.scoring:
+            return
+        done, late = await asyncio.wait(self.scoring, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+        for task in late:
+            self.scoring[task].unscored = "deadline"
+            task.cancel()
 
     async def settle(self, main: asyncio.Task[Any] | None) -> None:
         """After an agent failure in one branch: let the other branches run to their own end.
@@ -416,8 +431,8 @@ async def run_workflow(
         sample: Index among the samples of the task.
         step, run_seed: Part of every request's seed.
         last_role: The role whose last action is scored with the label.
-        seconds: The whole trajectory's deadline; past it the trajectory is lost to infrastructure (`deadline`), because the
-            agents themselves are bounded by turns and tokens.
+        seconds: Deadline of the agents' work; past it the trajectory is lost to infrastructure (`deadline`), because the agents
+            themselves are bounded by turns and tokens. Scores that are out when they are done have as long again.
 
     Raises:
         Exception: Whatever the recipe's own code raises by mistake; it ends the run.
@@ -436,9 +451,8 @@ async def run_workflow(
                 failure = agent_failure_in(error)
                 trajectory.agent_failure, trajectory.detail = failure.kind, str(failure)
                 await run.settle(main)
-            run.score_last_role(returned)
-            if run.scoring:
-                await asyncio.gather(*run.scoring)
+        run.score_last_role(returned)
+        await run.finish_scoring(seconds)
     except InfrastructureFailure as failure:
         trajectory.infrastructure_failure, trajectory.detail = failure.kind, str(failure)
     except TimeoutError:

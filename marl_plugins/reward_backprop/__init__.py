@@ -13,8 +13,8 @@ Where one attribution cannot be had the decomposition of that trajectory is unkn
 
 from __future__ import annotations
 
-import asyncio
 import json
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from marl_plugins import hookimpl
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, nearest
+from marl_plugins.core.workflow import checked_score
 
 if TYPE_CHECKING:
     import argparse
@@ -41,6 +42,7 @@ class _State:
         self.attributor: Attributor | None = None
         self.alpha = self.beta = 1.0
         self.weights: dict[str, float] = {}
+        self.asks_a_model = False
         self.metrics: dict[str, float] = {}
 
 
@@ -51,8 +53,8 @@ _state = _State()
 def marl_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("reward backpropagation (marl_plugins.reward_backprop)")
     add = group.add_argument
-    add("--reward_backprop.alpha", type=float, default=1.0, help="weight of an action's own score, in [0, 1]")
-    add("--reward_backprop.beta", type=float, default=1.0, help="weight of its contribution to the outcome, in [-1, 1]")
+    add("--reward_backprop.alpha", type=float, default=1.0, help="what an action's own score weighs")
+    add("--reward_backprop.beta", type=float, default=1.0, help="what its contribution to the outcome weighs")
     add(
         "--reward_backprop.attributor",
         choices=["rules", "model"],
@@ -76,7 +78,7 @@ def marl_configure(run: Run) -> list[str]:
     problems = [
         f"--reward_backprop.{name} {getattr(args, name):g}: expected 0 or more"
         for name in ("alpha", "beta")
-        if not getattr(args, name) >= 0
+        if not 0 <= getattr(args, name) < math.inf
     ]
     if args.alpha == args.beta == 0:
         problems.append("--reward_backprop.alpha and --reward_backprop.beta are both 0: every reward would be 0")
@@ -93,7 +95,7 @@ def _weights(text: str | None) -> dict[str, float]:
     try:
         given = json.loads(text or "{}")
         weights = {str(name): float(weight) for name, weight in given.items()}
-        if text is not None and not (weights and all(w > 0 for w in weights.values())):
+        if text is not None and not (weights and all(0 < w < math.inf for w in weights.values())):
             raise ValueError("weights have to be more than 0")
     except (ValueError, TypeError, AttributeError) as error:
         raise ConfigurationError(
@@ -123,6 +125,7 @@ def _attributor(run: Run) -> Attributor:
             "--reward_backprop.attributor model asks the coach's model: name --plugin marl_plugins.coach before "
             "marl_plugins.reward_backprop, with --coach.model NAME"
         )
+    _state.asks_a_model = True
     return ModelAttributor(client, prompt, duties)
 
 
@@ -131,6 +134,7 @@ def value_of(trajectory: Trajectory) -> float | None:
 
     Raises:
         ConfigurationError: The grader did not write a part that is weighed.
+        ValueError: A part is not in [0, 1].
     """
     if trajectory.outcome is None:
         return None
@@ -144,15 +148,26 @@ def value_of(trajectory: Trajectory) -> float | None:
             f"{trajectory.task.id}{nearest(missing[0], parts)}"
         )
     total = sum(_state.weights.values())
-    return sum(w * (2.0 * parts[name] - 1.0) for name, w in _state.weights.items()) / total
+    checked = {name: checked_score(parts[name], f"outcome's part {name!r}") or 0.0 for name in _state.weights}
+    return sum(w * (2.0 * checked[name] - 1.0) for name, w in _state.weights.items()) / total
 
 
 @hookimpl
 async def marl_credit(trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
     """f_t for every action of every trajectory that has an outcome."""
+    from marl_plugins.reward_backprop.backward import Together
+
     alive = [t for t in trajectories if not t.infrastructure_failure and t.actions]
-    gaps = await asyncio.gather(*(_credit(t) for t in alive))
-    _state.metrics = _measured(alive, [g for g in gaps if g is not None])
+    async with Together() as group:
+        work = [group.create_task(_credit(t)) for t in alive]
+    gaps = [g for task in work if (g := task.result()) is not None]
+    _state.metrics = _measured(alive, gaps)
+    if _state.asks_a_model:
+        from marl_plugins import coach
+
+        judged = [a for t in alive for a in t.actions]
+        lost = [a for a in judged if a.reward is None]
+        coach.leave_out_if_too_many_are_missing(judged, lost)
     return trajectories
 
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.trajectory import Action, Trajectory
 from marl_plugins.core.workflow import Seen
 
@@ -84,20 +85,21 @@ async def backward(trajectory: Trajectory, outcome: str, value: float, attributo
         notes = tuple((roles[c], a.passed_on) for c, a in said.items() if a.passed_on)
         return await attributor.attribute(action, Seen.of(trajectory, action), Residual(outcome, value, left[path], notes))
 
-    async with _first_failure() as group:
+    async with Together() as group:
         for action in reversed(trajectory.actions):  # children come after their parents
             tasks[action.path] = group.create_task(one(action))
     return {a.path: tasks[a.path].result() for a in trajectory.actions}
 
 
-class _first_failure(asyncio.TaskGroup):
-    """A task group that raises the first failure itself, not a group of them."""
+class Together(asyncio.TaskGroup):
+    """A task group that raises a failure itself, not a group of them: what ends the run before what is merely missing."""
 
     async def __aexit__(self, *error: object) -> None:
         try:
             await super().__aexit__(*error)  # type: ignore[arg-type]
         except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None
+            worst, rest = group.split(lambda e: not isinstance(e, InfrastructureFailure | BaseExceptionGroup))
+            raise (worst or rest or group).exceptions[0] from None
 
 
 def _share(to: Mapping[str, float], parent: str, parents: Sequence[str]) -> float:
@@ -107,17 +109,17 @@ def _share(to: Mapping[str, float], parent: str, parents: Sequence[str]) -> floa
 
 
 def conserve(contributions: Mapping[str, float], value: float) -> dict[str, float]:
-    """Contributions that add up to v (MAPPA eq. 7): the gap is spread in proportion to their sizes, equally if all are 0.
+    """Contributions that add up to v (MAPPA eq. 7).
 
-        delta'_t = delta_t + (v - sum delta) * |delta_t| / sum |delta|
-
-    Where all have one sign this is the rescaling by v / sum delta. It never divides by a sum in which blame and credit
-    cancel, so no contribution grows beyond itself plus the gap; and an action that mattered to nobody stays at 0.
+    Where all are of v's sign they are rescaled by v / sum: an action that mattered to nobody stays at 0. Else, where blame and
+    credit cancel, point the other way or are missing altogether, what lacks is everybody's alike and is spread equally; a
+    division by a sum of both signs would blow contributions up, or turn blame into credit. Either way their order is kept.
     """
     if not contributions:
         return {}
-    size = sum(abs(c) for c in contributions.values())
-    gap = value - sum(contributions.values())
-    if size == 0.0:
-        return {path: gap / len(contributions) for path in contributions}
-    return {path: c + gap * (abs(c) / size) for path, c in contributions.items()}
+    total = sum(contributions.values())
+    sign = 1.0 if value > 0 else -1.0
+    if total and all(sign * c >= 0.0 for c in contributions.values()):
+        return {path: value * (c / total) for path, c in contributions.items()}
+    gap = (value - total) / len(contributions)
+    return {path: c + gap for path, c in contributions.items()}

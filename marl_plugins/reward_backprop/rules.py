@@ -22,7 +22,9 @@ from marl_plugins.core.trajectory import Action
 from marl_plugins.core.workflow import Seen
 from marl_plugins.reward_backprop.backward import Attribution, Residual
 
-NUMBER = re.compile(r"-?\d+(?:[.,]\d+)*")
+NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?")
+MENDED = "mended"
+"""Begins what a turn passes on that has put right what the turn before had done wrong."""
 FILE = re.compile(r"[\w-]+\.(?:csv|json|txt|npy|npz|pkl|joblib|parquet|md|py|html|png)\b")
 MISSING = re.compile(r"(?:No such file|not found|FileNotFound)[^\n]*?['\"]?(" + FILE.pattern + r")", re.IGNORECASE)
 QUOTED_WORD = re.compile(
@@ -43,33 +45,42 @@ class Rules:
         self.duties = duties
 
     async def attribute(self, action: Action, seen: Seen, residual: Residual) -> Attribution:
-        faults = list(self.faults(action, seen))
-        weight = min(1.0, sum(w for w, _ in faults))
+        turns_after = [note for role, note in residual.notes if role == action.role]
+        mended = any(note.startswith(MENDED) for note in turns_after)
+        faults = list(self.faults(action, seen, later=bool(turns_after), mended=mended))
         why = "; ".join(text for _, text in faults)
-        if residual.value < 0:
-            to, note = self._producer(action, seen)
-            passed_on = note or ("" if weight == 1.0 else "no fault seen here" if not faults else "partly explained here")
-            return Attribution(residual.left * weight, passed_on, why or note, to)
-        # A success is worth as much to every faultless action on the way: its ancestors and itself share what has arrived.
-        share = 0.0 if faults else residual.left / (1 + len(seen.before))
-        return Attribution(share, "the rest is theirs whose work was used", why or "did its part")
+        if residual.value >= 0:  # all who are without a fault share it alike, once contributions are made to add up
+            return Attribution(0.0 if faults else residual.value, "a success", why or "did its part")
+        to, note = self._producer(action, seen)
+        if mended or _mends(action):
+            note = f"{MENDED}; {note}" if note else MENDED
+        weight = min(1.0, sum(w for w, _ in faults))
+        return Attribution(
+            residual.left * weight, note or ("partly explained here" if faults else "no fault seen here"), why, to
+        )
 
-    def faults(self, action: Action, seen: Seen) -> Iterator[tuple[float, str]]:
-        """What is wrong with an action by itself, as (weight, words)."""
+    def faults(self, action: Action, seen: Seen, later: bool = False, mended: bool = False) -> Iterator[tuple[float, str]]:
+        """What is wrong with an action by itself, as (weight, words).
+
+        Args:
+            later: The conversation went on, so that its form is a later turn's matter.
+            mended: A later turn's program ran where this one's had failed.
+        """
         text = action.text.strip()
         if not text:
             yield 1.0, "said nothing"
             return
         if action.generation.finish == "length":
             yield 0.9, "was cut off"
-        elif text.count("```") % 2:
+        elif len(re.findall(r"^```", text, re.MULTILINE)) % 2:
             yield 0.6, "a fenced block is not closed"
         missing = self._missing(action)
-        if action.tool_results and not action.tool_results[-1].ok and not missing:
+        if _failed(action) and not missing and not mended:
             yield 0.8, "its program failed and was left so"
         if missing and not self._makers(missing, seen):
             yield 0.8, f"looked for {missing}, which nobody was to make"
-        yield from self._ignored(action, self.duties[action.role])
+        if not later:
+            yield from self._ignored(action, self.duties[action.role])
         yield from self._strange_number(action, seen)
 
     def _ignored(self, action: Action, duties: str) -> Iterator[tuple[float, str]]:
@@ -96,10 +107,11 @@ class Rules:
         results = [r.output for r in action.tool_results] or [r.output for a in seen.before for r in a.tool_results]
         if not results or (action.tool_results and action.before is None and "```" in action.text):
             return  # nothing to pass on, or a program of its own, which may hold any number
-        numbers = NUMBER.findall(action.text)
+        said = numbers(action.text)
         known = " ".join([seen.prompt, *(t for _, t in seen.messages), *(a.text for a in seen.before), *results])
-        if numbers and numbers[-1] not in NUMBER.findall(known):
-            yield 0.7, f"gives {numbers[-1]}, which is in nothing it had seen"
+        computed = numbers(" ".join(re.findall(r"[=\u2248]\s*(\S+)", action.text)))  # by itself, in what it says
+        if said and said[-1] not in numbers(known) and said[-1] not in computed:
+            yield 0.7, f"gives {said[-1]:g}, which is in nothing it had seen"
 
     def _missing(self, action: Action) -> str | None:
         """A file that the action's tools did not find."""
@@ -121,6 +133,20 @@ class Rules:
         first = makers[0]
         towards = [p for p in action.parents if p == first.path or _above(p, first.path, seen)]
         return dict.fromkeys(towards, 1.0), f"{missing} is not there; {first.role} was to make it"
+
+
+def numbers(text: str) -> list[float]:
+    """The numbers in a text, by value: 60,000 and 60{,}000 and 60000.0 are one."""
+    return [float(found.replace(",", "")) for found in NUMBER.findall(text.replace("{,}", ","))]
+
+
+def _failed(action: Action) -> bool:
+    return bool(action.tool_results) and not action.tool_results[-1].ok
+
+
+def _mends(action: Action) -> bool:
+    """Whether the action's program runs where that of the turn before had failed."""
+    return action.before is not None and _failed(action.before) and bool(action.tool_results) and not _failed(action)
 
 
 def _above(path: str, wanted: str, seen: Seen) -> bool:

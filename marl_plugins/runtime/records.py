@@ -74,7 +74,8 @@ class Records:
 
     def _append(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
         lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-        with (self.folder / name).open("a", encoding="utf-8") as file:
+        # Half a surrogate pair, which a text may hold and UTF-8 may not, becomes the escape that JSON has for it.
+        with (self.folder / name).open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(lines)
 
     def close(self) -> None:
