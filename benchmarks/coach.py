@@ -77,7 +77,7 @@ async def ours(url: str, calls: int) -> dict[str, Any]:
     started = time.perf_counter()
     scores = await asyncio.gather(*(one(n) for n in range(calls)))
     seconds = time.perf_counter() - started
-    return {"seconds": seconds, "scores": scores, "each": coach.client.latencies, "lost": {}}
+    return {"seconds": seconds, "scores": scores, "each": coach.asker.latencies, "lost": {}}
 
 
 def peer(python: str, kind: str, url: str, calls: int) -> dict[str, Any]:

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING
 
 from marl_plugins import coach, hookimpl
 from marl_plugins.coach import verdict
-from marl_plugins.coach.client import Request
+from marl_plugins.coach.asking import Request
 from marl_plugins.coach.rubric import RubricCoach, load_rubric
 from marl_plugins.coach.verdict import Verdict
 
 if TYPE_CHECKING:
-    from marl_plugins.coach.client import Client
+    from marl_plugins.coach.asking import Asker
     from marl_plugins.core.trajectory import Action
     from marl_plugins.core.workflow import Seen
     from marl_plugins.run import Run
 
 
 class Through:
-    def __init__(self, rubric: RubricCoach, client: Client):
+    def __init__(self, rubric: RubricCoach, asker: Asker):
         self.rubric = rubric
-        self.client = client
+        self.asker = asker
         self.asked = 0
 
     async def judge(self, action: Action, seen: Seen) -> Verdict:
@@ -42,15 +42,15 @@ class Through:
         def again(nonce: str, form: str) -> str:
             return verdict.again(nonce, form, False)
 
-        found = Verdict.model_validate(await self.client.judge(Request(prompt, parse, again, {})))
+        found = Verdict.model_validate(await self.asker.judge(Request(prompt, parse, again, {})))
         assert found.score == score, f"a verdict of {found.score} where the rubric says {score}"
         return found
 
 
 @hookimpl
 def marl_configure(run: Run) -> None:
-    """The coach has been configured before: its client stays, what it is asked changes."""
-    client = coach.shared_client()
-    if client is not None:
+    """The coach has been configured before: its asker stays, what it is asked changes."""
+    asker = coach.shared_asker()
+    if asker is not None:
         rubric = load_rubric(run.folder / "tiny_rubric.py", list(run.recipe.roles))
-        coach._state.coach = Through(RubricCoach(rubric), client)
+        coach._state.coach = Through(RubricCoach(rubric), asker)

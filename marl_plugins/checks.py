@@ -85,7 +85,9 @@ def check_policies(run: Run, recipe: Recipe, origins: Origins) -> list[str]:
         if run.policies and policy not in names:
             problems.append(f"role {role!r} is mapped to policy {policy!r}, which does not exist{nearest(policy, names)}")
     for name in recipe.policies:
-        if name not in names:
+        if name not in names and name in run.idle:
+            run.warnings.append(f"policy {name!r} of the recipe plays no role with {run.idle[name]}")
+        elif name not in names:
             problems.append(
                 f"{origins.where('policies', name)}: no role is mapped to policy {name!r}{nearest(name, names)}"
             )

@@ -47,7 +47,7 @@ class PolicyConfig(Model):
     model: str | None = None
     """Folder, hub name, or `tiny` (built on the spot, see marl_plugins/tiny.py). Default: the recipe's."""
     trainable: bool = True
-    """False: it only generates; its actions are recorded and never trained on."""
+    """False: it only generates; its actions are recorded and never trained on. `--coach.policy` may name it."""
     flags: dict[str, Any] = {}
     """Upstream flags for this policy only, such as `actor.adam.lr: 1.0e-6`."""
 

@@ -13,7 +13,7 @@ from marl_plugins.commandline import split_flags
 from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.hosts.upstream_cli import Parser
 from marl_plugins.plan import build_run
-from marl_plugins.run import Run
+from marl_plugins.run import Run, engines_only
 
 OWN = ("models", "only")
 
@@ -49,16 +49,24 @@ def main(words: Sequence[str]) -> int:
     options = parser().parse_args([w for f in flags if f.name in OWN for w in (f"--{f.name}", *f.words)])
     rest = [w for f in flags if f.name not in OWN for w in f.argv]
     run, theirs = build_run(rest)
+    take_players(run)
     if options.models:
         take_models(run, options.models, options.only)
     elif options.only:
         raise ConfigurationError("--only says which policies are taken from --models FOLDER, which is not given")
-    run.policies = [replace(policy, trainable=False) for policy in run.policies]
     run.dry_run = False
     result = evaluate(run, debug=theirs.debug, as_json=theirs.json)
     if theirs.json:
         print(json.dumps(result))
     return 0
+
+
+def take_players(run: Run) -> None:
+    """Keep the policies that play a role, as engines only: nothing is trained, and no coach is asked."""
+    playing = {run.recipe.policy_of(role) for role in run.recipe.roles}
+    run.policies = [replace(policy, trainable=False) for policy in run.policies if policy.name in playing]
+    for policy in run.policies:
+        engines_only(run.policy_args[policy.name])
 
 
 def take_models(run: Run, folder: Path, only: Sequence[str]) -> None:

@@ -12,7 +12,8 @@ per token. Four kinds:
 * **around**: a *first* that other plugins may wrap (`@hookimpl(wrapper=True)`, a generator function with one `yield`).
 
 Hooks marked *async* return an awaitable (write them as `async def`); a wrapper around one gets and returns an awaitable.
-Nothing between `marl_tasks` and `marl_sync` may block the event loop.
+Nothing between `marl_tasks` and `marl_sync` may block the event loop. A hook that is awaited may ask a policy of the run:
+`text = await run.ask("judge", [{"role": "user", "content": question}], max_tokens=64)` (`run` is what `marl_configure` got).
 
 `VERSION` counts incompatible changes; a plugin may state the version it was written for as `MARL_HOOKS = 1`.
 """
@@ -99,6 +100,8 @@ def marl_workflow(run: Run) -> Workflow | None:
 def marl_policies(run: Run) -> Sequence[Policy] | None:
     """The trainable and frozen models. *first*; once at configuration. Built-in: the recipe's `mapping` and `policies`.
 
+    A plugin that needs one policy more adds it as a wrapper (`recipe_policy(run, name)` in marl_plugins/run.py makes it).
+
     Example:
 
         @hookimpl
@@ -125,7 +128,8 @@ def marl_tools(run: Run) -> Sequence[Tool] | None:
 
 @hookspec(firstresult=True)
 def marl_generate(call: Call, engines: EnginePool) -> Awaitable[Generation] | None:
-    """Answer one request of a role by the engines of its policy. *around, async*; once per action.
+    """Answer one request of a role by the engines of its policy. *around, async*; once per action, and for each question of a
+    plugin (`run.ask`), whose `call.role` is empty.
     Built-in: `marl_plugins.routing`, the least loaded engine.
 
     Raise `InfrastructureFailure` when no engine can answer; the trajectory is then left out.

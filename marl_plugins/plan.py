@@ -38,7 +38,7 @@ from marl_plugins.config import Origins, Recipe, RoleConfig, find_recipe, load_r
 from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.hosts import cpu, upstream_cli
 from marl_plugins.manager import Plugins
-from marl_plugins.run import Run
+from marl_plugins.run import Run, engines_only
 
 DEFAULTS = {"algo.advantage.estimator": "reinforce", "vllm.num_engines": 1, "ckpt.best_metric_key": "none"}
 """Where this project's default differs from upstream's."""
@@ -101,9 +101,8 @@ def build_run(words: Sequence[str]) -> tuple[Run, argparse.Namespace]:
     else:
         recipe, folder = implicit_recipe(), data_folder()
     assert recipe is not None
-    dropped: list[str] = []
     if options.mapping:
-        recipe, dropped = _remap(recipe, options.mapping)
+        recipe = _remap(recipe, options.mapping)
         origins.lines = {k: v for k, v in origins.lines.items() if k[:1] != ("mapping",)}
 
     if recipe.tasks and any(f.name == "data.prompt_dataset" for f in command_line):  # the command line beats the recipe
@@ -139,7 +138,8 @@ def build_run(words: Sequence[str]) -> tuple[Run, argparse.Namespace]:
     # `--flag` arguments of a recipe are kept even when the command line repeats them: argparse takes the last one.
     run = Run(recipe, folder, plugins, args, [], {}, device, frozenset(f.name for f in given))
     run.on_command_line = frozenset(f.name for f in shared_cli)
-    run.warnings += [f"policy {name!r} of the recipe plays no role with --mapping {options.mapping}" for name in dropped]
+    if options.mapping:
+        run.idle = dict.fromkeys(recipe.policies, f"--mapping {options.mapping}")
     run.dry_run = options.dry_run
     run.max_steps, run.logical_gpus = options.max_steps, options.logical_gpus
     if run.estimator is not None:
@@ -176,6 +176,8 @@ def build_run(words: Sequence[str]) -> tuple[Run, argparse.Namespace]:
             policy_args.actor.model_name_or_path = policy.model
         problems, warnings = upstream_cli.validate(policy_args, root)
         refused[policy.name] = problems
+        if not policy.trainable:
+            engines_only(policy_args)
         run.warnings += [w for w in warnings if w not in run.warnings]
         policy_args.ckpt.path = str(Path(args.ckpt.path) / policy.name)
         policy_args.ckpt.output_dir = str(Path(args.ckpt.output_dir) / policy.name)
@@ -214,22 +216,11 @@ def implicit_recipe() -> Recipe:
     return Recipe(name="single", roles={"agent": RoleConfig(prompt="prompt.md")}, workflow="workflow.py")
 
 
-def _remap(recipe: Recipe, mapping: str) -> tuple[Recipe, list[str]]:
-    """The recipe with another mapping, and its policies that play no role any more."""
+def _remap(recipe: Recipe, mapping: str) -> Recipe:
+    """The recipe with another mapping."""
     if mapping in ("separate", "shared"):
-        return _without_idle_policies(recipe.model_copy(update={"mapping": mapping}))
+        return recipe.model_copy(update={"mapping": mapping})
     pairs = [part.partition("=") for part in mapping.split(",")]
     if any(not role or not equals or not policy for role, equals, policy in pairs):
         raise ConfigurationError(f"--mapping {mapping}: expected separate, shared, or role=policy,role=policy")
-    return _without_idle_policies(recipe.model_copy(update={"mapping": {role: policy for role, _, policy in pairs}}))
-
-
-def _without_idle_policies(recipe: Recipe) -> tuple[Recipe, list[str]]:
-    mapped = isinstance(recipe.mapping, str) or recipe.mapping
-    used = (
-        {recipe.policy_of(r) for r in recipe.roles if isinstance(recipe.mapping, str) or r in recipe.mapping}
-        if mapped
-        else set()
-    )
-    kept = {name: config for name, config in recipe.policies.items() if name in used}
-    return recipe.model_copy(update={"policies": kept}), [name for name in recipe.policies if name not in used]
+    return recipe.model_copy(update={"mapping": {role: policy for role, _, policy in pairs}})

@@ -5,17 +5,20 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_plugins.config import PolicyConfig, Recipe, RoleConfig
 from marl_plugins.core.trajectory import Task
 from marl_plugins.hosts import upstream_cli
 from marl_plugins.manager import Plugins, load_file
+
+if TYPE_CHECKING:
+    from marl_plugins.runtime.questions import Questions
 
 
 @dataclass(frozen=True)
@@ -47,13 +50,16 @@ class Run:
         folder: The recipe's folder; its files are relative to it.
         plugins: The active plugins.
         args: All flags for the whole run, nested as upstream has them (`args.actor.adam.lr`), the plugins' included.
-        policies: In the order of their first role.
+        policies: In the order of their first role; then those that play none.
         policy_args: The same for each policy, with its own flags applied.
         device: `cpu` or `cuda`.
         given: Flags that were given by name, on the command line or in the recipe.
         on_command_line: The ones among them that were given on the command line, for all policies.
         warnings: What upstream's validation had to say.
         dry_run: Only the plan is wanted: nothing may be started or asked over a network.
+        idle: Policies of the recipe that this run does without, and the flag for which it does; others without a role are
+            errors.
+        questions: Set once the engines run, for `ask`.
     """
 
     recipe: Recipe
@@ -69,10 +75,31 @@ class Run:
     max_steps: int | None = None
     logical_gpus: int | None = None
     dry_run: bool = False
+    idle: dict[str, str] = field(default_factory=dict)
+    questions: Questions | None = None
     _tasks: dict[str, list[Task]] = field(default_factory=dict)
 
     def role(self, name: str) -> RoleConfig:
         return self.recipe.roles[name]
+
+    async def ask(self, policy: str, messages: Sequence[Mapping[str, str]], *, max_tokens: int) -> str:
+        """What a policy of the run answers to chat messages, by its own engines and chat template: for plugins.
+
+        Greedily, and through `marl_generate` as every request goes, with an empty `call.role`. From any hook that is awaited;
+        a trained policy in a rollout or an evaluation only, because its engines may sleep at other times
+        (`--vllm.enable_sleep`). A frozen policy's never do.
+
+        Args:
+            messages: Each with `role` and `content`.
+            max_tokens: At most so many new tokens, and what `--data.max_len` leaves.
+
+        Raises:
+            InfrastructureFailure: No engine is left, or the messages leave no room for an answer.
+            RuntimeError: No engine runs yet.
+        """
+        if self.questions is None:
+            raise RuntimeError("run.ask: the engines do not run yet; ask from a hook that is awaited")
+        return await self.questions.ask(policy, messages, max_tokens)
 
     @property
     def output(self) -> Path:
@@ -171,22 +198,26 @@ def digest(value: Any) -> str:
 
 def policies_of(run: Run) -> list[Policy]:
     """The recipe's policies: one per name in the mapping, in the order of the roles."""
-    policies: dict[str, Policy] = {}
-    for role in run.recipe.roles:
-        if isinstance(run.recipe.mapping, dict) and role not in run.recipe.mapping:
-            continue
-        name = run.recipe.policy_of(role)
-        if name not in policies:
-            config = run.recipe.policies.get(name, PolicyConfig())
-            given = run.args.actor.model_name_or_path
-            model = config.model or run.recipe.model
-            if given and ("actor.model_name_or_path" in run.on_command_line or not model):
-                model = given
-            elif model and model.startswith("."):
-                model = str(run.folder / model)  # a recipe's paths are relative to it
-            model = model or ""
-            policies[name] = Policy(name, model, trainable=config.trainable, flags=config.flags)
-    return list(policies.values())
+    mapping = run.recipe.mapping
+    mapped = [role for role in run.recipe.roles if isinstance(mapping, str) or role in mapping]  # else said elsewhere
+    return [recipe_policy(run, name) for name in dict.fromkeys(map(run.recipe.policy_of, mapped))]
+
+
+def recipe_policy(run: Run, name: str) -> Policy:
+    """The policy that the recipe describes under a name, with the model it is to have."""
+    config = run.recipe.policies.get(name, PolicyConfig())
+    given = run.args.actor.model_name_or_path
+    model = config.model or run.recipe.model
+    if given and ("actor.model_name_or_path" in run.on_command_line or not model):
+        model = given
+    elif model and model.startswith("."):
+        model = str(run.folder / model)  # a recipe's paths are relative to it
+    return Policy(name, model or "", trainable=config.trainable, flags=config.flags)
+
+
+def engines_only(args: SimpleNamespace) -> None:
+    """Flags of a policy that is not trained: its engines have their devices to themselves, and need not sleep for anybody."""
+    args.train.colocate_all = args.vllm.enable_sleep = False
 
 
 def optimiser_steps(run: Run, tasks: int) -> list[int]:

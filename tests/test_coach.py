@@ -105,10 +105,10 @@ def test_a_coach_reads_what_the_agent_saw_with_heads_and_tails_and_never_the_lab
     assert shown(action, last_of(seen), "")["label"] == SECRET
 
 
-def test_the_coach_needs_one_of_two_and_the_command_line_beats_the_recipe():
-    with pytest.raises(ConfigurationError, match=r"needs one of --coach\.rubric FILE and --coach\.model NAME, got neither"):
+def test_the_coach_needs_one_of_three_and_the_command_line_beats_the_recipe():
+    with pytest.raises(ConfigurationError, match=r"--coach\.model NAME and --coach\.policy NAME, got none"):
         build_run(["--recipe", "tests/recipes/sums/tiny.yaml", "--plugin", "marl_plugins.coach", "--dry-run"])
-    with pytest.raises(ConfigurationError, match="got both"):
+    with pytest.raises(ConfigurationError, match=r"got --coach\.rubric and --coach\.model"):
         build_run([*TINY, "--dry-run", "--coach.model", "m", "--coach.rubric", "recipes/mathchat/tiny_rubric.py"])
     build_run([*TINY, "--dry-run", "--coach.model", "m"])
 

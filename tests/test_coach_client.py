@@ -106,7 +106,7 @@ def test_what_may_pass_is_repeated(hurdle, action, seen):
     with openai_server(lambda body, n: hurdle if n < 3 else verdict(body, 4)) as (url, bodies):
         coach = coach_at(url, form="text", timeout=0.5)
         assert judge(coach, (action, seen))[0].score == 4
-        counts, seconds = coach.client.take()
+        counts, seconds = coach.asker.take()
     assert (len(bodies), counts["repeats"], len(seconds)) == (3, 2, 1)
 
 
@@ -178,7 +178,7 @@ def test_no_more_requests_are_in_flight_than_allowed_and_pauses_hold_no_place(ac
         verdicts = judge(coach, *[(action, seen)] * 40)
     assert [v.score for v in verdicts] == [5] * 40
     assert most[0] <= 4
-    assert coach.client.peak == 4
+    assert coach.asker.peak == 4
 
 
 def test_requests_per_minute_are_spaced(action, seen):
@@ -221,7 +221,7 @@ def test_a_record_holds_what_was_served_from_the_cache_too(tmp_path, action, see
 def test_what_the_answer_depends_on_is_in_the_key(action, seen):
     def key(**settings):
         coach = coach_at("http://127.0.0.1:9/v1", **settings)
-        return coach.client.key(coach.request(action, seen))
+        return coach.asker.key(coach.request(action, seen))
 
     keys = [key(), key(model="n"), key(max_tokens=5), key(body={"seed": 1}), key(form="json")]
     action.text = "y"

@@ -1,8 +1,9 @@
 """The coach: a score from 0 to 10 for every action, while the rollout goes on (MAPPA, section 3).
 
-Two kinds: `--coach.rubric FILE`, clear rules, offline and deterministic; and `--coach.model NAME`, a language model behind
-any OpenAI-compatible endpoint. Either sees what the agent saw and did, never the label; only for the last action of the
-last role does it get the label too, and with `--coach.ground_truth none` not even there.
+Three kinds: `--coach.rubric FILE`, clear rules, offline and deterministic; `--coach.model NAME`, a language model behind any
+OpenAI-compatible endpoint; `--coach.policy NAME`, a frozen policy of the run, on the run's own engines. Each sees what the
+agent saw and did, never the label; only for the last action of the last role does it get the label too, and with
+`--coach.ground_truth none` not even there.
 
 A verdict that cannot be had is missing: that action is not trained on, enters no statistics, and is counted. Where more than
 `--coach.max_missing` of a step's verdicts are missing the whole step is left out, and three such steps end the run.
@@ -13,27 +14,29 @@ from __future__ import annotations
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Generator, Sequence
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from marl_plugins import hookimpl
-from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused, nearest
 from marl_plugins.core.workflow import Seen, SeenLast
+from marl_plugins.run import recipe_policy
 
 if TYPE_CHECKING:
     import argparse
 
-    from marl_plugins.coach.client import Client
+    from marl_plugins.coach.accounts import Budget
+    from marl_plugins.coach.asking import Asker
     from marl_plugins.coach.verdict import Verdict
     from marl_plugins.core.trajectory import Action, Trajectory
-    from marl_plugins.run import Run
+    from marl_plugins.run import Policy, Run
 
 PROMPTS = Path(__file__).parent / "prompts"
 NEEDED = ("openai", "tenacity", "aiolimiter")
-"""What a model as the coach wants installed."""
+"""What a model at an endpoint wants installed."""
 
 
 class Coach(Protocol):
@@ -47,7 +50,8 @@ class _State:
 
     def __init__(self) -> None:
         self.coach: Coach | None = None
-        self.client: Client | None = None
+        self.asker: Asker | None = None
+        self.budget: Budget | None = None
         self.ground_truth = True
         self.max_missing = 0.0
         self.verdicts: dict[int, tuple[Verdict | None, bool]] = {}
@@ -64,6 +68,7 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("--coach.rubric", metavar="FILE", help="rules in a .py file with `RUBRIC`; no model, no network")
     add("--coach.model", metavar="NAME", help="a model at an OpenAI-compatible endpoint, in the rubric's place")
+    add("--coach.policy", metavar="NAME", help="a policy of the recipe with `trainable: false`, on the run's own engines")
     add(
         "--coach.ground_truth",
         choices=["last", "none"],
@@ -124,44 +129,100 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
     add("--coach.replay", metavar="FILE", help="answer from what was recorded, without an endpoint")
 
 
+@hookimpl(wrapper=True)
+def marl_policies(run: Run) -> Generator[None, list[Policy], list[Policy]]:
+    """The policies with the coach's among them, which need not play a role."""
+    policies = yield
+    name = run.args.coach.policy
+    if name not in run.recipe.policies or any(p.name == name for p in policies):
+        return policies
+    kinds = _kinds(run)
+    if "policy" in kinds:
+        return [*policies, recipe_policy(run, name)]
+    run.idle[name] = f"--coach.{kinds[0]}"
+    return policies
+
+
 @hookimpl
 def marl_configure(run: Run) -> list[str]:
     global _state
     _state = _State()
-    given, args = run.on_command_line, run.args.coach
-    rubric, model = args.rubric, args.model
-    if rubric and model and ("coach.rubric" in given) != ("coach.model" in given):  # the command line beats the recipe
-        rubric, model = (rubric, None) if "coach.rubric" in given else (None, model)
-    if bool(rubric) == bool(model):
-        got = "both" if rubric else "neither"
-        return [f"marl_plugins.coach needs one of --coach.rubric FILE and --coach.model NAME, got {got}"]
-    problems = _out_of_range(args)
-    if not 0.0 <= args.max_missing <= 1.0:
-        problems.append(f"--coach.max_missing {args.max_missing:g}: expected a share, 0 to 1")
+    args, kinds = run.args.coach, _kinds(run)
+    if len(kinds) != 1:
+        got = " and ".join(f"--coach.{kind}" for kind in kinds) or "none"
+        return [
+            "marl_plugins.coach needs one of --coach.rubric FILE, --coach.model NAME and --coach.policy NAME, got " + got
+        ]
+    kind, name = kinds[0], getattr(args, kinds[0])
+    problems = _without_effect(run, kind) + _out_of_range(args)
     _state.ground_truth, _state.max_missing = args.ground_truth == "last", args.max_missing
     try:
-        if rubric:
-            if lone := [f for f in NEED_A_MODEL if f"coach.{f}" in given]:
-                problems.append(f"--coach.{lone[0]} is about a model's verdicts, and this coach is a rubric ({rubric})")
+        if kind == "rubric":
             from marl_plugins.coach.rubric import RubricCoach, load_rubric
 
             path = _path(run, "rubric")
             assert path is not None
             _state.coach = RubricCoach(load_rubric(path, list(run.recipe.roles)))
-        elif not problems:
-            _state.coach = _model_coach(run, model)
+        elif kind == "policy":
+            problems += _policy_problems(run, name)
+            _state.coach = _policy_coach(run, name)
+        else:
+            problems += _endpoint_problems(args)
+            if not problems:
+                _state.coach = _endpoint_coach(run, name)
     except ConfigurationError as error:
         problems += error.problems
     return problems
 
 
+KINDS = {"rubric": "a rubric", "model": "a model at an endpoint", "policy": "a policy of the run"}
 AT_LEAST = {"max_tokens": 1, "retries": 0, "concurrency": 1, "price_in": 0, "price_out": 0}
 MORE_THAN_0 = ("timeout", "deadline", "per_minute", "budget", "budget_tokens")
-NEED_A_MODEL = (
-    *("base_url", "api_key_env", "prompt", "last_prompt", "form", "body", "cache", "record", "replay"),
-    *AT_LEAST,
-    *MORE_THAN_0,
+OF_A_MODEL = ("prompt", "last_prompt", "max_tokens", "deadline")
+OF_AN_ENDPOINT = (
+    *("base_url", "api_key_env", "form", "body", "cache", "record", "replay", "timeout", "retries", "concurrency"),
+    *("per_minute", "price_in", "price_out", "budget", "budget_tokens"),
 )
+
+
+def _kinds(run: Run) -> list[str]:
+    """The kinds of coach that are asked for: on the command line, which beats the recipe, or else in the recipe."""
+    given = [kind for kind in KINDS if getattr(run.args.coach, kind)]
+    return [kind for kind in given if f"coach.{kind}" in run.on_command_line] or given
+
+
+def _without_effect(run: Run, kind: str) -> list[str]:
+    """Flags that were given beside the coach and mean nothing to its kind."""
+    about = {
+        "rubric": dict.fromkeys(OF_A_MODEL + OF_AN_ENDPOINT, "a model's verdicts"),
+        "policy": dict.fromkeys(OF_AN_ENDPOINT, "an endpoint"),
+    }
+    beside = run.on_command_line if f"coach.{kind}" in run.on_command_line else run.given
+    return [
+        f"--coach.{flag} is about {what}, and this coach is {KINDS[kind]} ({getattr(run.args.coach, kind)})"
+        for flag, what in about.get(kind, {}).items()
+        if f"coach.{flag}" in beside
+    ]
+
+
+def _policy_problems(run: Run, name: str) -> list[str]:
+    trainable = {p.name: p.trainable for p in run.policies}
+    if trainable.get(name):
+        return [
+            f"--coach.policy {name}: that policy is trained, and would be on its own verdicts, which is not supported; name one "
+            "with `trainable: false`"
+        ]
+    if name not in trainable:
+        frozen = {p.name for p in run.policies if not p.trainable}
+        frozen |= {known for known, config in run.recipe.policies.items() if not config.trainable}
+        cure = nearest(name, frozen) or f"; add it to the recipe: `policies: {{{name}: {{model: ..., trainable: false}}}}`"
+        return [f"--coach.policy {name}: there is no frozen policy of that name{cure}"]
+    args, longest = run.policy_args.get(name), run.args.coach.max_tokens
+    if args is not None and longest >= args.data.max_len:
+        return [
+            f"--coach.max_tokens {longest} leaves no room for a question in --data.max_len {args.data.max_len} of policy {name!r}"
+        ]
+    return []
 
 
 def _out_of_range(args: Any) -> list[str]:
@@ -173,6 +234,13 @@ def _out_of_range(args: Any) -> list[str]:
         value = getattr(args, name)
         if value is not None and not value > 0:
             problems.append(f"--coach.{name} {value:g}: expected more than 0")
+    if not 0.0 <= args.max_missing <= 1.0:
+        problems.append(f"--coach.max_missing {args.max_missing:g}: expected a share, 0 to 1")
+    return problems
+
+
+def _endpoint_problems(args: Any) -> list[str]:
+    problems = []
     if args.budget is not None and not (args.price_in or args.price_out):
         problems.append(
             "--coach.budget counts dollars and needs --coach.price_in and --coach.price_out, or use --coach.budget_tokens"
@@ -195,40 +263,52 @@ def _path(run: Run, name: str) -> Path | None:
     return None if value is None else Path(value) if f"coach.{name}" in run.on_command_line else run.folder / value
 
 
-def _model_coach(run: Run, model: str) -> Coach:
+def _policy_coach(run: Run, name: str) -> Coach:
+    from marl_plugins.coach.policy import PolicyAsker
+
+    _state.asker = PolicyAsker(run, name, run.args.coach.max_tokens, run.args.coach.deadline)
+    return _model_coach(run, _state.asker)
+
+
+def _endpoint_coach(run: Run, model: str) -> Coach:
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         raise ConfigurationError(
             f"--coach.model needs {', '.join(missing)}, which is not installed: pip install 'openrlhf-marl[coach]'"
         )
     from marl_plugins.coach.accounts import Answers, Budget
     from marl_plugins.coach.client import Client, Endpoint
-    from marl_plugins.coach.model import ModelCoach, read_prompt
 
     args = run.args.coach
     names = {f.name for f in fields(Endpoint)} - {"model", "body"}
     endpoint = Endpoint(model=model, body=json.loads(args.body or "{}"), **{n: getattr(args, n) for n in names})
+    replay = _path(run, "replay")
+    if replay is not None and not replay.is_file():
+        raise ConfigurationError(f"--coach.replay {replay}: no such file; --coach.record FILE makes one")
+    cache, record = _path(run, "cache"), _path(run, "record")
+    # For a dry run nothing is asked, and no file is made.
+    answers = Answers() if run.dry_run else Answers(replay or cache, record or cache)
+    _state.budget = Budget(args.budget_tokens, args.budget, (args.price_in, args.price_out))
+    _state.asker = Client(endpoint, _state.budget, answers, replay is not None)
+    return _model_coach(run, _state.asker)
+
+
+def _model_coach(run: Run, asker: Asker) -> Coach:
+    from marl_plugins.coach.model import ModelCoach, read_prompt
+
     prompts = (
         read_prompt(_path(run, "prompt") or PROMPTS / "action.md", with_label=False),
         read_prompt(_path(run, "last_prompt") or PROMPTS / "last_action.md", with_label=True),
     )
-    replay = _path(run, "replay")
-    if replay is not None and not replay.is_file():
-        raise ConfigurationError(f"--coach.replay {replay}: no such file; --coach.record FILE makes one")
     duties = {name: (run.folder / role.prompt).read_text(encoding="utf-8") for name, role in run.recipe.roles.items()}
-    cache, record = _path(run, "cache"), _path(run, "record")
-    # For a dry run nothing is asked, and no file is made.
-    answers = Answers() if run.dry_run else Answers(replay or cache, record or cache)
-    budget = Budget(args.budget_tokens, args.budget, (args.price_in, args.price_out))
-    _state.client = Client(endpoint, budget, answers, replay is not None)
-    coach = ModelCoach(_state.client, prompts, duties)
+    coach = ModelCoach(asker, prompts, duties)
     if not run.dry_run:
         coach.probe()
     return coach
 
 
-def shared_client() -> Client | None:
-    """The run's client, where the coach is a model: what else asks a model asks through it, within the same limits."""
-    return _state.client
+def shared_asker() -> Asker | None:
+    """What the coach is asked through, where it is a model: what else asks it does so within the same limits."""
+    return _state.asker
 
 
 @hookimpl
@@ -267,7 +347,7 @@ def marl_credit(trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
         if id(a) in _state.verdicts
     ]
     _state.metrics = _measured(judged)
-    spent = _state.client and _state.client.budget.spent()
+    spent = _state.budget and _state.budget.spent()
     missing = [a for _, a, verdict, _ in judged if verdict is None]
     if spent and missing:
         raise RunPaused(f"the coach's budget is spent: {spent}; raise it to go on")
@@ -314,29 +394,29 @@ def _measured(judged: Sequence[tuple[Trajectory, Action, Verdict | None, bool]])
 def marl_log(step: int, metrics: dict[str, float]) -> None:
     """What was judged in the step, how long it took and what it has cost so far."""
     metrics |= _state.metrics
-    if _state.client is not None:
-        counts, seconds = _state.client.take()
-        metrics |= {f"coach/{name}": float(counts[name]) for name in ("requests", "repeats", "cached", "asked_again")}
+    if _state.asker is not None:
+        counts, seconds = _state.asker.take()
+        metrics |= {f"coach/{name}": float(counts[name]) for name in _state.asker.counted}
         if seconds:
             metrics["coach/seconds/mean"] = statistics.fmean(seconds)
             metrics["coach/seconds/p99"] = sorted(seconds)[int(0.99 * (len(seconds) - 1))]
-        budget = _state.client.budget
-        metrics["coach/tokens"] = float(budget.spent_in + budget.spent_out)
-        if budget.price != (0.0, 0.0):
-            metrics["coach/cost"] = budget.cost
+    if _state.budget is not None:
+        metrics["coach/tokens"] = float(_state.budget.spent_in + _state.budget.spent_out)
+        if _state.budget.price != (0.0, 0.0):
+            metrics["coach/cost"] = _state.budget.cost
     _state.verdicts.clear()
     _state.metrics = {}
 
 
 @hookimpl
 def marl_state() -> dict[str, int]:
-    budget = _state.client and _state.client.budget
+    budget = _state.budget
     return {"tokens_in": budget.spent_in, "tokens_out": budget.spent_out} if budget else {}
 
 
 @hookimpl
 def marl_restore(state: dict[str, int]) -> None:
     """A resumed run goes on counting against its budget."""
-    if _state.client is not None and state:
-        _state.client.budget.spent_in += state["tokens_in"]
-        _state.client.budget.spent_out += state["tokens_out"]
+    if _state.budget is not None and state:
+        _state.budget.spent_in += state["tokens_in"]
+        _state.budget.spent_out += state["tokens_out"]

@@ -1,7 +1,5 @@
 """One OpenAI-compatible endpoint, asked many times: limits, repeats, a deadline, a budget, and answers that are kept.
 
-    judgement = await client.judge(request)
-
 Two kinds of failure. What may pass (429, 5xx, a connection, a time-out, an answer that is not in the protocol) is repeated
 with growing, random pauses, or after what `Retry-After` asks for; when that does not help within the deadline, this one
 judgement is missing (`InfrastructureFailure`). What cannot pass (a refused key, an unknown model, a request that the
@@ -16,13 +14,13 @@ import json
 import os
 import secrets
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from marl_plugins.coach.accounts import Answers, Budget
+from marl_plugins.coach.asking import Asker, Call, Form, Message, Request
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
 
 if TYPE_CHECKING:
@@ -35,8 +33,6 @@ ONE_REQUEST = {"content_filter", "context_length_exceeded", "string_above_max_le
 """Codes of a 400 that speak of what was asked, not of how; that judgement is missing, and the run goes on."""
 NEVER_PASSES = {"insufficient_quota"}
 """Codes of a 429 that no waiting cures."""
-
-Message = dict[str, str]
 
 
 class Malformed(Exception):
@@ -73,34 +69,7 @@ class Endpoint:
         return f"coach endpoint {self.base_url}, model {self.model!r}"
 
 
-@dataclass
-class _Call:
-    """One judgement while it is asked for; `begun` is when its first request was sent."""
-
-    messages: list[Message]
-    schema: Mapping[str, Any]
-    begun: float | None = None
-
-
-@dataclass(frozen=True)
-class Request:
-    """One thing to be judged.
-
-    Args:
-        prompt: `(nonce, form)` to the whole prompt. The nonce is a random word that nobody who wrote what is judged can
-            know; it marks the quoted part and the lines of the verdict.
-        parse: `(answer, nonce, form)` to the judgement as JSON values, or None where the answer holds none.
-        again: `(nonce, form)` to what is said when it held none.
-        schema: JSON schema of the answer, for structured output.
-    """
-
-    prompt: Callable[[str, str], str]
-    parse: Callable[[str, str, str], dict[str, Any] | None]
-    again: Callable[[str, str], str]
-    schema: Mapping[str, Any]
-
-
-class Client:
+class Client(Asker):
     """Asks an endpoint, within its limits. One for the whole run: its limits are the run's.
 
     Args:
@@ -108,23 +77,16 @@ class Client:
         replay: Whether to answer from them alone, without a network.
     """
 
+    counted: ClassVar = ("requests", "repeats", "cached", "asked_again")
+
     def __init__(self, endpoint: Endpoint, budget: Budget, answers: Answers, replay: bool = False):
+        super().__init__("text" if endpoint.form == "auto" else endpoint.form, endpoint.deadline)
         self.endpoint = endpoint
         self.budget = budget
         self.answers = answers
         self.replay = replay
-        self.form: Literal["json", "text"] = "text" if endpoint.form == "auto" else endpoint.form
-        self.counts: Counter[str] = Counter()
-        self.latencies: list[float] = []
         self.in_flight = self.peak = 0
         self._client: Any = None
-
-    def take(self) -> tuple[Counter[str], list[float]]:
-        """Counts (requests, repeats, cached, asked_again) and seconds per judgement, from its first request on,
-        since the last call."""
-        counts, latencies = self.counts, self.latencies
-        self.counts, self.latencies = Counter(), []
-        return counts, latencies
 
     async def judge(self, request: Request) -> dict[str, Any]:
         """The judgement, from the kept answers or from the endpoint.
@@ -140,18 +102,7 @@ class Client:
             return known
         if self.replay:
             raise InfrastructureFailure("coach_replay", "the recorded answers hold none for this")
-        call = _Call([], request.schema)
-        try:
-            async with asyncio.timeout(self.endpoint.deadline) as deadline:
-                judgement = await self._asked(request, call)
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            raise InfrastructureFailure(
-                "coach_deadline", f"no judgement within {self.endpoint.deadline:g} s (--coach.deadline)"
-            ) from None
-        assert call.begun is not None
-        self.latencies.append(time.monotonic() - call.begun)
+        judgement = await super().judge(request)
         self.answers.put(key, judgement)
         return judgement
 
@@ -164,24 +115,7 @@ class Client:
         parts = [e.model, e.form, e.max_tokens, dict(e.body), request.prompt("", e.form), request.schema]
         return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
-    async def _asked(self, request: Request, call: _Call) -> dict[str, Any]:
-        nonce = secrets.token_hex(4)
-        call.messages.append({"role": "user", "content": request.prompt(nonce, self.form)})
-        text = await self._answer(call)
-        judgement = request.parse(text, nonce, self.form)
-        if judgement is None:
-            self.counts["asked_again"] += 1
-            call.messages += [
-                {"role": "assistant", "content": text[:4000] or "..."},
-                {"role": "user", "content": request.again(nonce, self.form)},
-            ]
-            text = await self._answer(call)
-            judgement = request.parse(text, nonce, self.form)
-        if judgement is None:
-            raise InfrastructureFailure("coach_verdict", f"twice no verdict in the answer; the second: {text[:200]!r}")
-        return judgement
-
-    async def _answer(self, call: _Call) -> str:
+    async def answer(self, call: Call) -> str:
         """One answer, with repeats."""
         import openai
         from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt
@@ -207,7 +141,7 @@ class Client:
             raise InfrastructureFailure("coach_protocol", str(error)) from error
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    async def _request(self, call: _Call) -> str:
+    async def _request(self, call: Call) -> str:
         """One request, when the limits allow it; a pause before a repeat holds no place."""
         e = self.endpoint
         if self._client is None:
@@ -288,7 +222,7 @@ class Client:
         """
         if self.replay:
             return
-        forms: list[Literal["json", "text"]]
+        forms: list[Form]
         forms = ["json", "text"] if self.endpoint.form == "auto" else [self.endpoint.form]
         for form in forms:
             self.form = form

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.coach import verdict
-from marl_plugins.coach.client import Request
+from marl_plugins.coach.asking import Request
 from marl_plugins.coach.verdict import Verdict
 from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.core.workflow import Seen, SeenLast
 
 if TYPE_CHECKING:
-    from marl_plugins.coach.client import Client
+    from marl_plugins.coach.asking import Asker
     from marl_plugins.core.trajectory import Action
 
 FIELDS = ("task", "role", "duties", "messages", "before", "action", "tools", "files", "fence", "form")
@@ -33,8 +33,8 @@ class ModelCoach:
         duties: By role, the text of its prompt.
     """
 
-    def __init__(self, client: Client, prompts: tuple[str, str], duties: Mapping[str, str]):
-        self.client = client
+    def __init__(self, asker: Asker, prompts: tuple[str, str], duties: Mapping[str, str]):
+        self.asker = asker
         self.prompts = prompts
         self.duties = duties
 
@@ -45,7 +45,7 @@ class ModelCoach:
             InfrastructureFailure: It cannot be had.
             RunPaused: None can be had from now on.
         """
-        return Verdict.model_validate(await self.client.judge(self.request(action, seen)))
+        return Verdict.model_validate(await self.asker.judge(self.request(action, seen)))
 
     def request(self, action: Action, seen: Seen) -> Request:
         last = isinstance(seen, SeenLast)
@@ -67,7 +67,7 @@ class ModelCoach:
         def prompt(nonce: str, form: str) -> str:
             return f"This tries out the form of your answers. Give a score of 7.\n{verdict.instruction(nonce, form, False)}"
 
-        self.client.probe(_request(prompt, False))
+        self.asker.probe(_request(prompt, False))
 
 
 def _request(prompt: Callable[[str, str], str], last: bool) -> Request:

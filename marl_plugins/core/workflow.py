@@ -45,7 +45,8 @@ class Call:
         context_ids: The exact prompt.
         max_tokens: At most so many new tokens.
         seed: Derived from (run seed, step, task, sample, action path).
-        role, task, sample, path, step: What the request is for.
+        role, task, sample, path, step: What the request is for; empty in a plugin's question (`run.ask`), which belongs to no
+            action, and whose seed is derived from the run's and what is asked.
     """
 
     policy: str

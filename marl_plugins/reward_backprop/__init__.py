@@ -59,7 +59,7 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         "--reward_backprop.attributor",
         choices=["rules", "model"],
         default="rules",
-        help="rules over what can be read of an action, offline; or the coach's model (--coach.model)",
+        help="rules over what can be read of an action, offline; or the coach's model (--coach.model, --coach.policy)",
     )
     add("--reward_backprop.prompt", metavar="FILE", help="the model's prompt; default: the package's")
     add(
@@ -119,14 +119,14 @@ def _attributor(run: Run) -> Attributor:
     given = args.prompt and "reward_backprop.prompt" not in run.on_command_line
     path = run.folder / args.prompt if given else Path(args.prompt) if args.prompt else PROMPT
     prompt = read_prompt(path)
-    client = coach.shared_client() if "marl_plugins.coach" in run.plugins.names else None
-    if client is None:
+    asker = coach.shared_asker() if "marl_plugins.coach" in run.plugins.names else None
+    if asker is None:
         raise ConfigurationError(
             "--reward_backprop.attributor model asks the coach's model: name --plugin marl_plugins.coach before "
-            "marl_plugins.reward_backprop, with --coach.model NAME"
+            "marl_plugins.reward_backprop, with --coach.model NAME or --coach.policy NAME"
         )
     _state.asks_a_model = True
-    return ModelAttributor(client, prompt, duties)
+    return ModelAttributor(asker, prompt, duties)
 
 
 def value_of(trajectory: Trajectory) -> float | None:

@@ -1,4 +1,4 @@
-"""A language model as the attributor, asked through the coach's client and within its limits."""
+"""A language model as the attributor, asked as the coach is and within its limits."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import pydantic
 
-from marl_plugins.coach.client import Request
+from marl_plugins.coach.asking import Request
 from marl_plugins.coach.model import FIELDS as SEEN_FIELDS
 from marl_plugins.coach.model import checked_prompt, shown
 from marl_plugins.coach.verdict import AROUND, BEFORE, LONGEST_EXPLANATION, json_object, value_of
 from marl_plugins.reward_backprop.backward import Attribution, Residual
 
 if TYPE_CHECKING:
-    from marl_plugins.coach.client import Client
+    from marl_plugins.coach.asking import Asker
     from marl_plugins.core.trajectory import Action
     from marl_plugins.core.workflow import Seen
 
@@ -49,8 +49,8 @@ class ModelAttributor:
         duties: By role, the text of its prompt.
     """
 
-    def __init__(self, client: Client, prompt: str, duties: Mapping[str, str]):
-        self.client = client
+    def __init__(self, asker: Asker, prompt: str, duties: Mapping[str, str]):
+        self.asker = asker
         self.prompt = prompt
         self.duties = duties
 
@@ -71,7 +71,7 @@ class ModelAttributor:
         def prompt(nonce: str, form: str) -> str:
             return self.prompt.format(**fields, fence=nonce, form=instruction(nonce, form))
 
-        said = _Said.model_validate(await self.client.judge(Request(prompt, parse, again, SCHEMA)))
+        said = _Said.model_validate(await self.asker.judge(Request(prompt, parse, again, SCHEMA)))
         return Attribution(said.contribution / 10, said.passed_on, said.explanation)
 
 

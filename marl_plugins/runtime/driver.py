@@ -265,6 +265,7 @@ class Session:
             raise ConfigurationError(problems)
         self.estimator = estimator
         self.tokenizers = self._tokenizers()
+        self.chats = self._chats()
         self.roles = self._roles()
 
     def warm_start(self, display: Display) -> None:
@@ -275,8 +276,9 @@ class Session:
         if config is None or module is None:
             return
         demonstrations = draw(module.demonstrate, self.train_tasks, config)
+        playing = {role.policy for role in self.roles.values()}  # whoever plays no role has nothing to learn from them
         for policy in self.run.policies:
-            if is_tiny(policy.model):
+            if is_tiny(policy.model) and policy.name in playing:
                 folder = self.run.policy_args[policy.name].actor.model_name_or_path
                 self._load_from(policy, warm_start(policy.model, folder, demonstrations, self.roles, config, display))
 
@@ -295,14 +297,18 @@ class Session:
         run = self.run
         self.hosts = self._start()
         self.trained = {name: host for name, host in self.hosts.items() if host.trainer is not None}
+        from marl_plugins.runtime.questions import Questions
         from marl_plugins.runtime.rollout import Rollout
 
+        pools = {name: host.engines for name, host in self.hosts.items()}
+        longest = {name: args.data.max_len for name, args in run.policy_args.items()}
+        run.questions = Questions(run.plugins, pools, self.chats, longest, run.args.train.seed)
         self.rollout = Rollout(
             run.plugins,
             run.plugins.hook.marl_workflow(run=run),
             self.roles,
             self.tools,
-            {name: host.engines for name, host in self.hosts.items()},
+            pools,
             run.args.train.seed,
             run.recipe.limits.task_seconds,
         )
@@ -340,16 +346,20 @@ class Session:
             raise ConfigurationError(problems)
         return tokenizers
 
-    def _roles(self) -> dict[str, RoleSpec]:
-        roles, problems, formats = {}, [], {}
+    def _chats(self) -> dict[str, ChatFormat]:
+        chats, problems = {}, []
         for policy, tokenizer in self.tokenizers.items():
             try:
-                formats[policy] = ChatFormat(tokenizer, policy)
-                self._try_template(policy, formats[policy])
+                chats[policy] = ChatFormat(tokenizer, policy)
+                self._try_template(policy, chats[policy])
             except ConfigurationError as error:
                 problems += error.problems
         if problems:
             raise ConfigurationError(problems)
+        return chats
+
+    def _roles(self) -> dict[str, RoleSpec]:
+        roles = {}
         for name, role in self.run.recipe.roles.items():
             policy = self.run.recipe.policy_of(name)
             args = self.run.policy_args[policy]
@@ -360,7 +370,7 @@ class Session:
                     (self.run.folder / role.prompt).read_text(encoding="utf-8"),
                     (self.run.folder / role.system).read_text(encoding="utf-8") if role.system else None,
                 ),
-                chat=formats[policy],
+                chat=self.chats[policy],
                 sampling=Sampling(
                     temperature=args.rollout.temperature,
                     top_p=args.rollout.top_p,

@@ -75,6 +75,22 @@ FILES = {
             async def echo(call):
                 return ToolResult("echo", call, f"<{call}>", ok=True)
             return [Tool("echo", echo, find=lambda text: [text] if len(text) % 2 else [])]
+
+        @hookimpl
+        def marl_configure(run):
+            global asked
+            asked = run
+
+        @hookimpl(wrapper=True)
+        def marl_score_outcome(trajectory):
+            # A plugin asks a policy: what it says has to be the same in a run that was killed and resumed.
+            inner = yield
+            async def work():
+                question = {"role": "user", "content": f"{trajectory.answer}?"}
+                said = await asked.ask("judge", [question], max_tokens=4)
+                trajectory.outcome_parts = {"said": float(sum(map(ord, said)))}
+                return await inner
+            return work()
     """,
 }
 

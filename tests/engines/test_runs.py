@@ -98,6 +98,11 @@ def test_the_evaluation_is_counted(undisturbed):
     assert all(m["eval/low"] <= m["eval/outcome"] <= m["eval/high"] for m in found)
 
 
+def test_a_plugin_may_ask_a_policy_of_the_run(undisturbed):
+    """What it was told is in the records; that it repeats is seen with everything else in the resumed run's."""
+    assert all("said" in t["outcome_parts"] for t in undisturbed.trajectories)
+
+
 def test_a_finished_run_leaves_its_report(undisturbed):
     assert "| success on 3 held-out tasks |" in (undisturbed.output / "report.md").read_text()
     assert (undisturbed.output / "curves.png").read_bytes().startswith(b"\x89PNG")
