@@ -54,7 +54,6 @@ def main(words: Sequence[str]) -> int:
         take_models(run, options.models, options.only)
     elif options.only:
         raise ConfigurationError("--only says which policies are taken from --models FOLDER, which is not given")
-    run.dry_run = False
     result = evaluate(run, debug=theirs.debug, as_json=theirs.json)
     if theirs.json:
         print(json.dumps(result))

@@ -57,7 +57,8 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 
 @hookspec
 def marl_configure(run: Run) -> Sequence[str] | None:
-    """Complete or refuse the configuration. *each*; once, before anything is started; also for `--dry-run`.
+    """Complete or refuse the configuration. *each*; once, before anything is started; also for `--dry-run`: nothing may be
+    opened or asked over a network here (`marl_start`).
 
     Returns: problems, each saying what was got, what was expected and the cure; they are shown together with all others.
 
@@ -67,6 +68,21 @@ def marl_configure(run: Run) -> Sequence[str] | None:
         def marl_configure(run):
             if run.args.brevity.limit < 1:
                 return [f"--brevity.limit is {run.args.brevity.limit}; it must be at least 1"]
+    """
+
+
+@hookspec
+def marl_start(run: Run) -> None:
+    """Open what a training needs besides (a file, a service), and try it. *each*; once, when the whole configuration is right
+    and before any process is started; not for `--dry-run`, nor for `openrlhf eval`.
+
+    Raise `ConfigurationError` when it cannot be had.
+
+    Example:
+
+        @hookimpl
+        def marl_start(run):
+            log.open(run.output / "brevity.log")
     """
 
 

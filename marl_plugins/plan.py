@@ -140,7 +140,6 @@ def build_run(words: Sequence[str]) -> tuple[Run, argparse.Namespace]:
     run.on_command_line = frozenset(f.name for f in shared_cli)
     if options.mapping:
         run.idle = dict.fromkeys(recipe.policies, f"--mapping {options.mapping}")
-    run.dry_run = options.dry_run
     run.max_steps, run.logical_gpus = options.max_steps, options.logical_gpus
     if run.estimator is not None:
         builder.problems += check_estimator_flags(good, actions, run.estimator)

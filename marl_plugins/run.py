@@ -56,7 +56,6 @@ class Run:
         given: Flags that were given by name, on the command line or in the recipe.
         on_command_line: The ones among them that were given on the command line, for all policies.
         warnings: What upstream's validation had to say.
-        dry_run: Only the plan is wanted: nothing may be started or asked over a network.
         idle: Policies of the recipe that this run does without, and the flag for which it does; others without a role are
             errors.
         questions: Set once the engines run, for `ask`.
@@ -74,7 +73,6 @@ class Run:
     warnings: list[str] = field(default_factory=list)
     max_steps: int | None = None
     logical_gpus: int | None = None
-    dry_run: bool = False
     idle: dict[str, str] = field(default_factory=dict)
     questions: Questions | None = None
     _tasks: dict[str, list[Task]] = field(default_factory=dict)

@@ -23,20 +23,23 @@ class Reply:
     headers: dict = field(default_factory=dict)
     seconds: float = 0.0
     tokens: tuple = (100, 10)
+    finish: str = "stop"
+    refusal: str | None = None
     raw: bytes | None = None
     reset: bool = False
 
 
 def nonce_in(body):
-    """The nonce that the verdict's line has to carry, as a coach would read it off its instructions."""
-    return re.findall(r"^SCORE (\w+):", body["messages"][-1]["content"], re.MULTILINE)[-1]
+    """The nonce that the verdict has to carry, as a coach would read it off its instructions."""
+    said = body["messages"][-1]["content"]
+    return re.findall(r'"nonce": "(\w+)"' if "response_format" in body else r"^SCORE (\w+):", said, re.MULTILINE)[-1]
 
 
 def verdict(body, score, correct="yes", says="It was fine."):
     """A coach that does what it is told, in whichever form it is asked for."""
     prompt = body["messages"][-1]["content"]
     if "response_format" in body:
-        given = {"explanation": says, "criteria": [], "score": score}
+        given = {"nonce": nonce_in(body), "explanation": says, "criteria": [], "score": score}
         if "correct" in body["response_format"]["json_schema"]["schema"]["properties"]:
             given["correct"] = correct == "yes"
         return json.dumps(given)
@@ -99,7 +102,9 @@ def openai_server(answer):
 def content(reply):
     if reply.status != 200:
         return {"error": {"message": reply.text, "type": "x", "code": reply.code}}
-    message = {"role": "assistant", "content": reply.text}
-    usage = {"prompt_tokens": reply.tokens[0], "completion_tokens": reply.tokens[1], "total_tokens": sum(reply.tokens)}
-    choice = {"index": 0, "message": message, "finish_reason": "stop"}
-    return {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice], "usage": usage}
+    message = {"role": "assistant", "content": None if reply.refusal else reply.text, "refusal": reply.refusal}
+    prompt, completion = reply.tokens or (0, 0)
+    usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    choice = {"index": 0, "message": message, "finish_reason": reply.finish}
+    whole = {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
+    return whole if reply.tokens is None else {**whole, "usage": usage}

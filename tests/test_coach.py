@@ -56,6 +56,11 @@ def test_a_criterion_that_reads_the_label_without_saying_so_has_none_to_read(act
         judge([Criterion("cheats", 1, lambda a, s: a.text == s.label)], action, seen)
 
 
+@pytest.mark.parametrize("points", [(0.2, 0.7), (0.1, 0.2, 0.3), (1.1, 2.2, 3.3), (3, 7)])
+def test_all_points_held_are_a_score_of_10(points, action, seen):
+    assert judge([Criterion(str(p), p, lambda a, s: True) for p in points], action, seen).score == 10
+
+
 def test_mistakes_in_a_rubric_are_reported_together(tmp_path):
     file = tmp_path / "rubric.py"
     file.write_text(
@@ -83,6 +88,9 @@ def test_placeholders_of_a_prompt_are_checked(tmp_path):
     assert "no placeholder {tsak}; did you mean 'task'?" in str(caught.value)
     file.write_text("{action} {form}")
     with pytest.raises(ConfigurationError, match=r"\{fence\} is missing; without it .* where the agent's text ends"):
+        read_prompt(file, with_label=False)
+    file.write_text("{action:{label}} {fence} {form}")
+    with pytest.raises(ConfigurationError, match="has a format, and stands for a text"):
         read_prompt(file, with_label=False)
     file.write_text("{action")
     with pytest.raises(ConfigurationError, match=r"write {{ and }} for braces"):
@@ -131,7 +139,7 @@ def test_what_is_wrong_with_the_flags_is_said_together():
         ConfigurationError, match=r"--coach\.timeout is about a model's verdicts, and this coach is a rubric"
     ):
         build_run([*TINY, "--dry-run", "--coach.timeout", "3"])
-    with pytest.raises(ConfigurationError, match=r"no such file; --coach\.record FILE makes one"):
+    with pytest.raises(ConfigurationError, match=r"holds no verdicts; --coach\.record FILE keeps those"):
         build_run([*TINY, "--dry-run", "--coach.model", "m", "--coach.replay", "nowhere.jsonl"])
 
 
@@ -139,8 +147,9 @@ def test_an_endpoint_that_is_down_is_said_at_start_and_not_asked_by_a_dry_run(tm
     words = [*TINY, "--coach.model", "m", "--coach.base_url", "http://127.0.0.1:9/v1"]
     build_run([*words, "--coach.cache", str(tmp_path / "c.jsonl"), "--dry-run"])
     assert not list(tmp_path.iterdir())
+    run, _ = build_run(words)
     with pytest.raises(ConfigurationError, match="cannot be reached"):
-        build_run(words)
+        run.plugins.hook.marl_start(run=run)
 
 
 class Scripted:
@@ -216,22 +225,56 @@ def test_without_ground_truth_nobody_gets_the_label():
     assert sum(isinstance(seen, SeenLast) for seen in plugin._state.coach.asked) == 2
 
 
-def test_a_spent_budget_ends_the_run_with_its_state_and_is_counted_on_after_a_resume(action, seen):
+def test_a_spent_budget_ends_the_run_with_its_state_and_is_counted_on_after_a_resume(tmp_path):
+    """Also where the run was killed, for the account is a file of its own."""
     with openai_server(lambda body, n: Reply(verdict(body, 6), tokens=(90, 10))) as (url, _):
-        words = ["--coach.model", "m", "--coach.base_url", url, "--coach.budget_tokens", "350", "--coach.retries", "0"]
-        build_run([*TINY, *words])  # the probe takes 100
+        words = [
+            "--coach.model",
+            "m",
+            "--coach.base_url",
+            url,
+            "--coach.budget_tokens",
+            "350",
+            "--ckpt.output_dir",
+            str(tmp_path),
+        ]
         trajectory = make_trajectory({"solver": [], "coder": [], "verifier": []})
         trajectory.actions_scored = True
 
         async def score():
             return [await plugin.marl_score_action(a, Seen.of(trajectory, a)) for a in trajectory.actions]
 
+        run, _ = build_run([*TINY, *words])
+        run.plugins.hook.marl_start(run=run)  # the probe takes 100
         assert asyncio.run(score()) == [0.6, 0.6, 0.6]
         assert plugin.marl_credit([trajectory]) == [trajectory]  # all that was asked was had
-        kept = plugin.marl_state()
-        build_run([*TINY, *words])
-        plugin.marl_restore(kept)
+        run, _ = build_run([*TINY, *words, "--ckpt.load_enable"])
+        run.plugins.hook.marl_start(run=run)
         with pytest.raises(InfrastructureFailure, match="spent"):
             asyncio.run(score())
         with pytest.raises(RunPaused, match=r"budget is spent: 500 tokens of --coach\.budget_tokens 350"):
             plugin.marl_credit([trajectory])
+        run, _ = build_run([*TINY, *words])
+        run.plugins.hook.marl_start(run=run)  # a run of its own begins with nothing spent
+        assert asyncio.run(score()) == [0.6, 0.6, 0.6]
+
+
+def test_scores_that_did_not_come_in_time_count_as_missing():
+    async def too_slow():
+        task = asyncio.create_task(plugin._score(trajectory.actions[0], Seen.of(trajectory, trajectory.actions[0])))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    class Sleeping:
+        async def judge(self, action, seen):
+            await asyncio.sleep(60)
+
+    build_run([*TINY, "--dry-run"])
+    plugin._state.coach = Sleeping()
+    trajectory = make_trajectory({"solver": []})
+    asyncio.run(too_slow())
+    plugin.marl_credit([trajectory])
+    metrics = {}
+    plugin.marl_log(1, metrics)
+    assert metrics["coach/missing"] == 1.0

@@ -2,14 +2,17 @@
 
 import asyncio
 import json
+import re
 import time
+from dataclasses import replace
+from email.utils import formatdate
 
 import pytest
 from openai_server import Reply, nonce_in, openai_server, verdict
 
 from marl_plugins.coach import PROMPTS
 from marl_plugins.coach.accounts import Answers, Budget
-from marl_plugins.coach.client import Client, Endpoint
+from marl_plugins.coach.client import Client, Endpoint, seconds_of
 from marl_plugins.coach.model import ModelCoach, read_prompt
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
 from marl_plugins.core.workflow import SeenLast
@@ -81,10 +84,98 @@ def test_an_answer_without_a_verdict_is_asked_about_once_with_the_task_in_sight(
     assert (failure.kind, len(bodies)) == ("coach_verdict", 2)
 
 
+def different(action, seen, count):
+    """So many actions of which no two are alike."""
+    return [(replace(action, text=f"x{n}"), seen) for n in range(count)]
+
+
 def test_every_request_has_a_nonce_of_its_own(action, seen):
     with openai_server(lambda body, n: verdict(body, 4)) as (url, bodies):
-        judge(coach_at(url, form="text"), (action, seen), (action, seen))
+        judge(coach_at(url, form="text"), *different(action, seen, 2))
     assert len({nonce_in(b) for b in bodies}) == 2
+
+
+def test_the_same_question_at_the_same_time_is_asked_once_and_has_one_answer(action, seen):
+    with openai_server(lambda body, n: Reply(verdict(body, n), seconds=0.1)) as (url, bodies):
+        coach = coach_at(url, form="text")
+        assert [v.score for v in judge(coach, *[(action, seen)] * 4)] == [1, 1, 1, 1]
+        counts, _ = coach.asker.take()
+    assert (len(bodies), counts["cached"]) == (1, 3)
+
+
+def test_who_gives_up_on_a_shared_question_does_not_take_it_from_the_others(action, seen):
+    async def two(coach):
+        first = asyncio.create_task(coach.judge(action, seen))
+        second = asyncio.create_task(coach.judge(action, seen))
+        await asyncio.sleep(0.05)
+        first.cancel()
+        verdict = await second
+        third = asyncio.create_task(coach.judge(*different(action, seen, 1)[0]))
+        await asyncio.sleep(0.05)
+        third.cancel()
+        await asyncio.gather(first, third, return_exceptions=True)
+        await asyncio.sleep(0.05)
+        return verdict, asyncio.all_tasks() - {asyncio.current_task()}
+
+    with openai_server(lambda body, n: Reply(verdict(body, 5), seconds=0.3)) as (url, _):
+        found, left = asyncio.run(two(coach_at(url, form="text")))
+    assert found.score == 5
+    assert not left
+
+
+def test_an_answer_that_was_cut_off_holds_no_verdict(action, seen):
+    def answer(body, n):
+        return Reply(verdict(body, 1), finish="length") if n == 1 else verdict(body, 10)
+
+    with openai_server(answer) as (url, bodies):
+        assert judge(coach_at(url, form="text"), (action, seen))[0].score == 10
+    assert len(bodies) == 2
+
+
+def test_a_refusal_is_not_asked_again(action, seen):
+    with openai_server(lambda body, n: Reply(refusal="I will not judge this.")) as (url, bodies):
+        (failure,) = judge(coach_at(url, form="text"), (action, seen))
+    assert (failure.kind, len(bodies)) == ("coach_refused", 1)
+
+
+def test_a_repeat_does_not_queue_behind_everything_else(action, seen):
+    order = []
+
+    def answer(body, n):
+        number = re.findall(r"^x(\d+)$", body["messages"][0]["content"], re.MULTILINE)[0]
+        if number == "0" and order.count("0") < 2:
+            order.append(number)
+            return Reply("busy", 503, headers={"Retry-After": "0"})
+        order.append(number)
+        return verdict(body, 5)
+
+    with openai_server(answer) as (url, _):
+        judge(coach_at(url, form="text", concurrency=2), *different(action, seen, 40))
+    assert len(order) - 1 - order[::-1].index("0") < 20
+
+
+def test_retry_after_may_be_a_date():
+    assert seconds_of("7.5") == 7.5
+    assert 50 < seconds_of(formatdate(time.time() + 60, usegmt=True)) <= 60
+    assert seconds_of("Wed, 21 Oct 2015 07:28:00 GMT") == 0.0
+    assert seconds_of("soon") is None
+
+
+def test_a_text_with_half_a_surrogate_pair_is_kept(tmp_path, action, seen):
+    file = tmp_path / "verdicts.jsonl"
+    with openai_server(lambda body, n: verdict(body, 5, says="Odd: \ud83d and \u2028.")) as (url, bodies):
+        for _ in range(2):
+            (found,) = judge(coach_at(url, form="json", answers=Answers(file, [file])), (action, seen))
+    assert "\ud83d and \u2028" in found.explanation
+    assert len(bodies) == 1
+
+
+def test_a_budget_needs_an_endpoint_that_counts(action, seen):
+    with (
+        openai_server(lambda body, n: Reply(verdict(body, 7), tokens=None)) as (url, _),
+        pytest.raises(ConfigurationError, match="does not say how many tokens an answer took"),
+    ):
+        coach_at(url, Budget(tokens=100)).probe()
 
 
 @pytest.mark.parametrize(
@@ -131,6 +222,8 @@ def test_retry_after_is_heeded(action, seen):
         (Reply(seconds=0.4), "coach_timeout"),
         (Reply(reset=True), "coach_unreachable"),
         (Reply("too long", 400, code="context_length_exceeded"), "coach_refused"),
+        (Reply("This model's maximum context length is 4096 tokens, and you asked for 9000", 400), "coach_refused"),
+        (Reply("payload too large", 413), "coach_refused"),
     ],
 )
 def test_what_does_not_pass_is_a_missing_verdict_with_its_reason(reply, kind, action, seen):
@@ -175,7 +268,7 @@ def test_no_more_requests_are_in_flight_than_allowed_and_pauses_hold_no_place(ac
 
     with openai_server(answer) as (url, _):
         coach = coach_at(url, form="text", concurrency=4)
-        verdicts = judge(coach, *[(action, seen)] * 40)
+        verdicts = judge(coach, *different(action, seen, 40))
     assert [v.score for v in verdicts] == [5] * 40
     assert most[0] <= 4
     assert coach.asker.peak == 4
@@ -189,17 +282,17 @@ def test_requests_per_minute_are_spaced(action, seen):
         return verdict(body, 5)
 
     with openai_server(answer) as (url, _):
-        judge(coach_at(url, form="text", per_minute=1200), *[(action, seen)] * 16)
+        judge(coach_at(url, form="text", per_minute=1200), *different(action, seen, 16))
     assert max(begun) - min(begun) >= 0.4  # fifteen more at 20 a second; the first may have been slow to arrive
 
 
 def test_kept_answers_are_not_asked_for_again_and_replay_needs_no_endpoint(tmp_path, action, seen):
     file = tmp_path / "verdicts.jsonl"
     with openai_server(lambda body, n: verdict(body, 6, says="Kept.")) as (url, bodies):
-        judge(coach_at(url, form="text", answers=Answers(file, file)), (action, seen))
+        judge(coach_at(url, form="text", answers=Answers(file, [file])), (action, seen))
         file.write_text(file.read_text() + '{"key": "torn')  # killed while writing
-        (again,) = judge(coach_at(url, form="text", answers=Answers(file, file)), (action, seen))
-        judge(coach_at(url, form="text", answers=Answers(file, file)), (action, last_of(seen)))
+        (again,) = judge(coach_at(url, form="text", answers=Answers(file, [file])), (action, seen))
+        judge(coach_at(url, form="text", answers=Answers(file, [file])), (action, last_of(seen)))
     assert (again.score, len(bodies)) == (6, 2)
     offline = coach_at("http://127.0.0.1:9/v1", form="text", answers=Answers(file), replay=True)
     offline.probe()
@@ -212,8 +305,8 @@ def test_kept_answers_are_not_asked_for_again_and_replay_needs_no_endpoint(tmp_p
 def test_a_record_holds_what_was_served_from_the_cache_too(tmp_path, action, seen):
     cache, record = tmp_path / "cache.jsonl", tmp_path / "deep" / "record.jsonl"
     with openai_server(lambda body, n: verdict(body, 6)) as (url, bodies):
-        judge(coach_at(url, form="text", answers=Answers(cache, cache)), (action, seen))
-        judge(coach_at(url, form="text", answers=Answers(cache, record)), (action, seen))
+        judge(coach_at(url, form="text", answers=Answers(cache, [cache])), (action, seen))
+        judge(coach_at(url, form="text", answers=Answers(cache, [cache, record])), (action, seen))
     assert len(bodies) == 1
     assert json.loads(record.read_text())["judgement"]["score"] == 6
 
@@ -234,7 +327,7 @@ def test_tokens_and_dollars_are_counted_and_a_spent_budget_asks_no_more(action, 
     with openai_server(lambda body, n: Reply(verdict(body, 6), tokens=(1000, 200))) as (url, bodies):
         budget = Budget(tokens=2400, price=(1.0, 5.0))
         coach = coach_at(url, budget, form="text", concurrency=1)
-        found = judge(coach, *[(action, seen)] * 3)
+        found = judge(coach, *different(action, seen, 3))
     assert [getattr(f, "kind", None) or f.score for f in found] == [6, 6, "coach_budget"]
     assert len(bodies) == 2
     assert budget.cost == pytest.approx(2 * (1000 * 1 + 200 * 5) / 1e6)

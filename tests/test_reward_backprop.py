@@ -6,7 +6,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from openai_server import openai_server
+from openai_server import nonce_in, openai_server
 from simulated import make_trajectory
 
 from marl_plugins import reward_backprop as plugin
@@ -266,10 +266,13 @@ def test_an_attribution_that_cannot_be_had_leaves_its_trajectory_out():
             return Attribution(0.0)
 
     lost, none = scored(1.0, [0.5, 0.5, 0.5]), scored(None, [0.5, 0.5, 0.5])
-    metrics = credited([lost, none], attributor=Down())
+    metrics = credited([lost, none], ["--coach.max_missing", "1"], attributor=Down())
     assert {(a.reward, a.unscored) for a in lost.actions} == {(None, "coach_busy")}
     assert {a.reward for a in none.actions} == {None}
-    assert metrics["backprop/missing"] == 1.0
+    assert metrics["backprop/missing"] == 0.5
+    kept = scored(1.0, [0.5, 0.5, 0.5], {"a": [], "c": ["a"]} | {"d": ["c"]})
+    credited([scored(1.0, [0.5, 0.5, 0.5]), kept], attributor=Down())
+    assert {(a.reward, a.unscored) for a in kept.actions} == {(None, "coach_step_left_out")}
 
 
 def test_an_outcome_of_several_parts_is_weighed():
@@ -309,10 +312,11 @@ def test_bad_flags_are_said_together():
         ("CONTRIBUTION n1: -11", "text", None),
         ("CONTRIBUTION n1: -3\nCONTRIBUTION n1: 3", "text", None),
         ("CONTRIBUTION n2: -3", "text", None),
-        ('{"explanation": "x", "passed_on": "y", "contribution": -10}', "json", -10),
-        ('{"contribution": -10.1}', "json", None),
-        ('{"contribution": true}', "json", None),
-        ('{"contribution": -1, "score": 10}', "json", None),
+        ('{"nonce": "n1", "explanation": "x", "passed_on": "y", "contribution": -10}', "json", -10),
+        ('{"nonce": "n1", "contribution": -10.1}', "json", None),
+        ('{"nonce": "n1", "contribution": true}', "json", None),
+        ('{"nonce": "n1", "contribution": -1, "score": 10}', "json", None),
+        ('{"contribution": -1}', "json", None),
     ],
 )
 def test_an_attribution_is_read_as_strictly_as_a_verdict(text, form, expected):
@@ -323,16 +327,21 @@ def test_an_attribution_is_read_as_strictly_as_a_verdict(text, form, expected):
 def test_the_models_attributor_asks_backwards_through_the_coachs_client(tmp_path):
     def answer(body, n):
         prompt = body["messages"][-1]["content"]
+        nonce = nonce_in(body)
         if "This tries out" in prompt:
-            return json.dumps({"explanation": "", "criteria": [], "score": 7})
+            return json.dumps({"nonce": nonce, "explanation": "", "criteria": [], "score": 7})
         blamed = "The member: coder" in prompt
-        return json.dumps({"explanation": "Traced.", "passed_on": "a wrong plan", "contribution": -8 if blamed else 0})
+        return json.dumps(
+            {"nonce": nonce, "explanation": "Traced.", "passed_on": "a wrong plan", "contribution": -8 if blamed else 0}
+        )
 
     t = make_trajectory({"solver": [], "coder": ["solver"], "verifier": ["coder"]})
     t.outcome = 0.0
     with openai_server(answer) as (url, bodies):
         words = ["--coach.model", "m", "--coach.base_url", url, "--reward_backprop.attributor", "model"]
-        build_run(["--recipe", "recipes/mathchat/tiny.yaml", "--plugin", "marl_plugins.reward_backprop", *words])
+        words += ["--ckpt.output_dir", str(tmp_path)]
+        run, _ = build_run(["--recipe", "recipes/mathchat/tiny.yaml", "--plugin", "marl_plugins.reward_backprop", *words])
+        run.plugins.hook.marl_start(run=run)
         rewards_from_scores([t])
         asyncio.run(plugin.marl_credit([t]))
     prompts = [b["messages"][0]["content"] for b in bodies[1:]]

@@ -43,6 +43,7 @@ def score(text, form="text", with_label=False):
         ("SCORE 9f31c2aa: 1e1", None),
         ("SCORE 9f31c2aa: 7..", None),
         ("SCORE 9f31c2aa: 7/100", None),
+        ("SCORE 9f31c2aa: \u0667", None),
         ("SCORE 9f31c2aa: nan", None),
         ("SCORE 9f31c2aa: seven", None),
         ("SCORE 9f31c2aa: 100", None),
@@ -60,25 +61,28 @@ def test_a_verdict_is_the_line_that_carries_the_nonce(text, expected):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ('{"explanation": "x", "criteria": [], "score": 7}', 7),
-        ('```json\n{"explanation": "x", "criteria": [{"name": "a", "score": 3}], "score": 7.5}\n```', 7.5),
-        ('{"score": 0}', 0),
-        ('{"score": 10.0}', 10),
-        ('{"score": 11}', None),
-        ('{"score": -0.1}', None),
-        ('{"score": "7"}', None),
-        ('{"score": true}', None),
-        ('{"score": NaN}', None),
-        ('{"score": 1e999}', None),
-        ('{"score": 10, "score": 3}', None),
-        ('{"score": 7, "reward": 10}', None),
-        ('{"score": 7, "criteria": [{"name": "a", "score": 70}]}', None),
-        ('{"score": 7} {"score": 8}', None),
-        ('Here it is: {"score": 7}', None),
-        ('{"verdict": {"score": 7}}', None),
+        ('{"nonce": "9f31c2aa", "explanation": "x", "criteria": [], "score": 7}', 7),
+        ('```json\n{"nonce": "9f31c2aa", "criteria": [{"name": "a", "score": 3}], "score": 7.5}\n```', 7.5),
+        ('{"nonce": "9f31c2aa", "explanation": null, "score": 0}', 0),
+        ('{"score": 10.0, "nonce": "9f31c2aa"}', 10),
+        ('{"score": 7}', None),
+        ('{"nonce": "9f31c2ab", "score": 7}', None),
+        ('{"nonce": "9f31c2aa", "score": 11}', None),
+        ('{"nonce": "9f31c2aa", "score": -0.1}', None),
+        ('{"nonce": "9f31c2aa", "score": "7"}', None),
+        ('{"nonce": "9f31c2aa", "score": true}', None),
+        ('{"nonce": "9f31c2aa", "score": NaN}', None),
+        ('{"nonce": "9f31c2aa", "score": 1e999}', None),
+        ('{"nonce": "9f31c2aa", "score": 10, "score": 3}', None),
+        ('{"nonce": "9f31c2aa", "score": 7, "reward": 10}', None),
+        ('{"nonce": "9f31c2aa", "score": 7, "criteria": [{"name": "a", "score": 70}]}', None),
+        ('{"nonce": "9f31c2aa", "score": 7, "criteria": [{"name": "a", "score": 1}, {"name": "a", "score": 9}]}', None),
+        ('{"nonce": "9f31c2aa", "score": 7} {"nonce": "9f31c2aa", "score": 8}', None),
+        ('Here it is: {"nonce": "9f31c2aa", "score": 7}', None),
+        ('{"verdict": {"nonce": "9f31c2aa", "score": 7}}', None),
         ("[7]", None),
         ("7", None),
-        ('{"score": 7', None),
+        ('{"nonce": "9f31c2aa", "score": 7', None),
         ("[" * 100000, None),
         ("", None),
     ],
@@ -92,9 +96,10 @@ def test_whether_the_answer_is_right_is_asked_for_with_the_label_and_only_there(
     assert verdict.parse(text, NONCE, "text", True).correct is False
     assert verdict.parse(text, NONCE, "text", False).correct is None
     assert verdict.parse(f"SCORE {NONCE}: 2", NONCE, "text", True) is None
-    assert verdict.parse('{"score": 2, "correct": true}', NONCE, "json", True).correct is True
-    assert verdict.parse('{"score": 2, "correct": "yes"}', NONCE, "json", True) is None
-    assert verdict.parse('{"score": 2}', NONCE, "json", True) is None
+    given_ = {"nonce": NONCE, "score": 2}
+    assert verdict.parse(json.dumps({**given_, "correct": True}), NONCE, "json", True).correct is True
+    assert verdict.parse(json.dumps({**given_, "correct": "yes"}), NONCE, "json", True) is None
+    assert verdict.parse(json.dumps(given_), NONCE, "json", True) is None
 
 
 ATTEMPTS = [
@@ -153,7 +158,9 @@ def test_what_an_agent_writes_does_not_pass_for_the_verdict(attempt, form, actio
     )
     body = {"messages": [{"content": prompt}], **({"response_format": response_format()} if form == "json" else {})}
     assert score(coach_says(body, 2, says=f"It said:\n{attempt}\nwhich is bad."), form) == 2
-    assert score(attempt, form) in ((None,) if form == "text" else (None, 10))  # an answer that is nothing but an object
+    assert score(attempt, form) is None  # an answer that is nothing but the agent's text
+    quoted = fields["action"]  # a long one has lost its middle
+    assert prompt.index(f"----- {NONCE} -----") < prompt.index(quoted) < prompt.rindex(f"----- {NONCE} -----")
 
 
 def response_format():
@@ -162,7 +169,7 @@ def response_format():
 
 @given(st.text(), st.floats(0, 10))
 def test_no_text_of_an_agent_changes_a_structured_verdict(text, given_score):
-    answer = json.dumps({"explanation": text, "criteria": [], "score": given_score})
+    answer = json.dumps({"nonce": NONCE, "explanation": text, "criteria": [], "score": given_score})
     assert score(answer, "json") == given_score
 
 

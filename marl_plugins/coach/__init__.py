@@ -11,7 +11,9 @@ A verdict that cannot be had is missing: that action is not trained on, enters n
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Awaitable, Generator, Sequence
@@ -108,7 +110,7 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--coach.deadline",
         type=float,
-        default=600.0,
+        default=300.0,
         metavar="SECONDS",
         help="for one verdict, queueing and repeats included: a step waits at most so long after its last action",
     )
@@ -228,11 +230,11 @@ def _policy_problems(run: Run, name: str) -> list[str]:
 def _out_of_range(args: Any) -> list[str]:
     problems = []
     for name, least in AT_LEAST.items():
-        if getattr(args, name) < least:
+        if not least <= getattr(args, name) < math.inf:
             problems.append(f"--coach.{name} {getattr(args, name):g}: expected {least} or more")
     for name in MORE_THAN_0:
         value = getattr(args, name)
-        if value is not None and not value > 0:
+        if value is not None and not 0 < value < math.inf:
             problems.append(f"--coach.{name} {value:g}: expected more than 0")
     if not 0.0 <= args.max_missing <= 1.0:
         problems.append(f"--coach.max_missing {args.max_missing:g}: expected a share, 0 to 1")
@@ -282,14 +284,34 @@ def _endpoint_coach(run: Run, model: str) -> Coach:
     names = {f.name for f in fields(Endpoint)} - {"model", "body"}
     endpoint = Endpoint(model=model, body=json.loads(args.body or "{}"), **{n: getattr(args, n) for n in names})
     replay = _path(run, "replay")
-    if replay is not None and not replay.is_file():
-        raise ConfigurationError(f"--coach.replay {replay}: no such file; --coach.record FILE makes one")
-    cache, record = _path(run, "cache"), _path(run, "record")
-    # For a dry run nothing is asked, and no file is made.
-    answers = Answers() if run.dry_run else Answers(replay or cache, record or cache)
+    answers = Answers(replay) if replay else Answers()
+    if replay is not None and not answers.known:
+        raise ConfigurationError(f"--coach.replay {replay}: holds no verdicts; --coach.record FILE keeps those of a run")
     _state.budget = Budget(args.budget_tokens, args.budget, (args.price_in, args.price_out))
     _state.asker = Client(endpoint, _state.budget, answers, replay is not None)
     return _model_coach(run, _state.asker)
+
+
+@hookimpl
+def marl_start(run: Run) -> None:
+    """Open the endpoint's files, and ask it once.
+
+    Raises:
+        ConfigurationError: A file cannot be had, or the endpoint does not answer.
+    """
+    from marl_plugins.coach.model import ModelCoach
+
+    if _state.budget is not None:
+        from marl_plugins.coach.accounts import Answers
+        from marl_plugins.coach.client import Client
+
+        assert isinstance(_state.asker, Client)
+        _state.budget.open(run.output / "coach_spent.json", run.args.ckpt.load_enable)
+        cache, record = _path(run, "cache"), _path(run, "record")
+        if not _state.asker.replay:
+            _state.asker.answers = Answers(cache, [path for path in (cache, record) if path is not None])
+    if isinstance(_state.coach, ModelCoach):
+        _state.coach.probe()
 
 
 def _model_coach(run: Run, asker: Asker) -> Coach:
@@ -300,10 +322,7 @@ def _model_coach(run: Run, asker: Asker) -> Coach:
         read_prompt(_path(run, "last_prompt") or PROMPTS / "last_action.md", with_label=True),
     )
     duties = {name: (run.folder / role.prompt).read_text(encoding="utf-8") for name, role in run.recipe.roles.items()}
-    coach = ModelCoach(asker, prompts, duties)
-    if not run.dry_run:
-        coach.probe()
-    return coach
+    return ModelCoach(asker, prompts, duties)
 
 
 def shared_asker() -> Asker | None:
@@ -323,9 +342,9 @@ async def _score(action: Action, seen: Seen) -> float:
         seen = Seen(**{f.name: getattr(seen, f.name) for f in fields(Seen)})
     try:
         verdict = await _state.coach.judge(action, seen)
-    except InfrastructureFailure as failure:
+    except (InfrastructureFailure, asyncio.CancelledError) as failure:  # cancelled: it did not come in time
         _state.verdicts[id(action)] = (None, last)
-        action.explanation = f"no verdict: {failure}"
+        action.explanation = f"no verdict: {failure or 'it did not come in time'}"
         raise
     _state.verdicts[id(action)] = (verdict, last)
     action.explanation = verdict.explanation
@@ -347,15 +366,23 @@ def marl_credit(trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
         if id(a) in _state.verdicts
     ]
     _state.metrics = _measured(judged)
+    leave_out_if_too_many_are_missing([a for _, a, _, _ in judged], [a for _, a, verdict, _ in judged if verdict is None])
+    return trajectories
+
+
+def leave_out_if_too_many_are_missing(judged: Sequence[Action], missing: Sequence[Action]) -> None:
+    """Leave a step out whole, whose judgements by a model are missing to too large a part.
+
+    Raises:
+        RunPaused: They are missing because the budget is spent.
+    """
     spent = _state.budget and _state.budget.spent()
-    missing = [a for _, a, verdict, _ in judged if verdict is None]
     if spent and missing:
         raise RunPaused(f"the coach's budget is spent: {spent}; raise it to go on")
     if len(missing) > _state.max_missing * len(judged):
-        for _, action, _, _ in judged:
+        for action in judged:
             action.reward, action.unscored = None, action.unscored or "coach_step_left_out"
         _state.metrics["coach/step_left_out"] = 1.0
-    return trajectories
 
 
 def _measured(judged: Sequence[tuple[Trajectory, Action, Verdict | None, bool]]) -> dict[str, float]:
@@ -406,17 +433,3 @@ def marl_log(step: int, metrics: dict[str, float]) -> None:
             metrics["coach/cost"] = _state.budget.cost
     _state.verdicts.clear()
     _state.metrics = {}
-
-
-@hookimpl
-def marl_state() -> dict[str, int]:
-    budget = _state.budget
-    return {"tokens_in": budget.spent_in, "tokens_out": budget.spent_out} if budget else {}
-
-
-@hookimpl
-def marl_restore(state: dict[str, int]) -> None:
-    """A resumed run goes on counting against its budget."""
-    if _state.budget is not None and state:
-        _state.budget.spent_in += state["tokens_in"]
-        _state.budget.spent_out += state["tokens_out"]

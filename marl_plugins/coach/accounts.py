@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from marl_plugins.core.failures import ConfigurationError
 
 @dataclass
 class Budget:
-    """What may be spent in a run, its resumed parts included.
+    """What may be spent in a run, its resumed and its killed parts included.
 
     Args:
         tokens: Of prompts and answers together; None for no limit.
@@ -25,6 +27,11 @@ class Budget:
     price: tuple[float, float] = (0.0, 0.0)
     spent_in: int = 0
     spent_out: int = 0
+    file: Path | None = None
+
+    @property
+    def limited(self) -> bool:
+        return self.tokens is not None or self.dollars is not None
 
     @property
     def cost(self) -> float:
@@ -38,44 +45,53 @@ class Budget:
             return f"${self.cost:.2f} of --coach.budget {self.dollars:g}"
         return None
 
+    def open(self, file: Path, resumed: bool) -> None:
+        """Keep the account in a file, that of the run that is resumed.
+
+        Raises:
+            ConfigurationError: The file cannot be read.
+        """
+        self.file = file
+        if resumed and file.exists():
+            try:
+                kept = json.loads(file.read_text(encoding="utf-8"))
+                self.spent_in, self.spent_out = int(kept["tokens_in"]), int(kept["tokens_out"])
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise ConfigurationError(f"{file}: the coach's account cannot be read: {error}") from None
+
+    def add(self, tokens_in: int, tokens_out: int) -> None:
+        self.spent_in += tokens_in
+        self.spent_out += tokens_out
+        if self.file is not None:
+            fresh = self.file.with_suffix(".new")
+            fresh.write_text(json.dumps({"tokens_in": self.spent_in, "tokens_out": self.spent_out}), encoding="utf-8")
+            os.replace(fresh, self.file)
+
 
 class Answers:
-    """Judgements by key, kept in a file of one JSON object per line; a half-written last line is passed over.
+    """Judgements by key, kept in files of one JSON object per line; a half-written last line is passed over.
 
     Args:
         read: File to answer from; may be missing.
-        write: File to add to; may be the same.
+        write: Files to add to; the one that is read may be among them.
 
     Raises:
         ConfigurationError: A file cannot be read or written.
     """
 
-    def __init__(self, read: Path | None = None, write: Path | None = None):
-        self.known: dict[str, dict[str, Any]] = {}
-        self.file: Any = None
-        self.written: set[str] = set()
+    def __init__(self, read: Path | None = None, write: Sequence[Path] = ()):
+        self.files: list[tuple[Any, set[str]]] = []
         try:
-            if read is not None and read.exists():
-                self.known = self._load(read)
-            if write is not None:
-                write.parent.mkdir(parents=True, exist_ok=True)
-                self.written = set(self.known if write == read else self._load(write) if write.exists() else ())
-                self.file = write.open("a", encoding="utf-8")
-                if write.stat().st_size and not write.read_bytes().endswith(b"\n"):
-                    self.file.write("\n")
+            self.known = _load(read) if read is not None and read.exists() else {}
+            for path in write:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                held = set(_load(path)) if path.exists() else set()
+                file = path.open("a", encoding="utf-8")
+                if path.stat().st_size and not path.read_bytes().endswith(b"\n"):
+                    file.write("\n")
+                self.files.append((file, held))
         except OSError as error:
             raise ConfigurationError(f"coach answers in {error.filename}: {error.strerror}") from None
-
-    @staticmethod
-    def _load(path: Path) -> dict[str, dict[str, Any]]:
-        known = {}
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                record = json.loads(line)
-                known[record["key"]] = dict(record["judgement"])
-            except (ValueError, TypeError, KeyError):
-                continue
-        return known
 
     def get(self, key: str) -> dict[str, Any] | None:
         judgement = self.known.get(key)
@@ -84,11 +100,24 @@ class Answers:
         return judgement
 
     def put(self, key: str, judgement: dict[str, Any]) -> None:
-        self.known[key] = judgement
-        self._write(key, judgement)
+        if self.files:  # else nothing is kept; what is asked twice at a time is asked once anyway
+            self.known[key] = judgement
+            self._write(key, judgement)
 
     def _write(self, key: str, judgement: dict[str, Any]) -> None:
-        if self.file is not None and key not in self.written:
-            self.written.add(key)
-            self.file.write(json.dumps({"key": key, "judgement": judgement}, ensure_ascii=False) + "\n")
-            self.file.flush()
+        for file, held in self.files:
+            if key not in held:
+                held.add(key)
+                file.write(json.dumps({"key": key, "judgement": judgement}) + "\n")
+                file.flush()
+
+
+def _load(path: Path) -> dict[str, dict[str, Any]]:
+    known = {}
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        try:
+            record = json.loads(line)
+            known[record["key"]] = dict(record["judgement"])
+        except (ValueError, TypeError, KeyError):
+            continue
+    return known

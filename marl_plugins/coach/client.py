@@ -2,8 +2,9 @@
 
 Two kinds of failure. What may pass (429, 5xx, a connection, a time-out, an answer that is not in the protocol) is repeated
 with growing, random pauses, or after what `Retry-After` asks for; when that does not help within the deadline, this one
-judgement is missing (`InfrastructureFailure`). What cannot pass (a refused key, an unknown model, a request that the
-endpoint does not take) ends the run at once, with everything up to the last step saved (`RunPaused`).
+judgement is missing (`InfrastructureFailure`), as it is where the endpoint will not judge this very question (too long, a
+filter, a refusal). What cannot pass (a refused key, an unknown model, a field that the endpoint does not take) ends the run
+at once, with everything up to the last step saved (`RunPaused`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from marl_plugins.coach.accounts import Answers, Budget
@@ -29,14 +32,29 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 """Seconds: a repeat waits a random part of the first, then of twice that, ... up to the longest."""
-ONE_REQUEST = {"content_filter", "context_length_exceeded", "string_above_max_length"}
-"""Codes of a 400 that speak of what was asked, not of how; that judgement is missing, and the run goes on."""
+ONE_REQUEST = re.compile(
+    r"content.?(?:filter|management|polic)|context.?(?:length|window)|too (?:long|large|many tokens)|maximum.*(?:length|context)",
+    re.I,
+)
+"""What a 400 says that speaks of this question and not of how it is asked: that judgement is missing, and the run goes on."""
 NEVER_PASSES = {"insufficient_quota"}
 """Codes of a 429 that no waiting cures."""
 
 
 class Malformed(Exception):
     """An answer that is not in the protocol."""
+
+
+class Refused(Exception):
+    """The model will not answer this question; asking again costs and does not help."""
+
+
+@dataclass
+class _Shared:
+    """A judgement that is being asked for, and how many wait for it: the same question at the same time has one answer."""
+
+    task: asyncio.Task[dict[str, Any]]
+    waiting: int = 0
 
 
 @dataclass(frozen=True)
@@ -57,8 +75,8 @@ class Endpoint:
     model: str
     api_key_env: str = "OPENAI_API_KEY"
     timeout: float = 60.0
-    deadline: float = 600.0
-    retries: int = 6
+    deadline: float = 300.0
+    retries: int = 12
     concurrency: int = 32
     per_minute: float | None = None
     max_tokens: int = 1024
@@ -86,6 +104,7 @@ class Client(Asker):
         self.answers = answers
         self.replay = replay
         self.in_flight = self.peak = 0
+        self.pending: dict[str, _Shared] = {}
         self._client: Any = None
 
     async def judge(self, request: Request) -> dict[str, Any]:
@@ -102,9 +121,31 @@ class Client(Asker):
             return known
         if self.replay:
             raise InfrastructureFailure("coach_replay", "the recorded answers hold none for this")
+        shared = self.pending.get(key)
+        if shared is None:
+            shared = self.pending[key] = _Shared(asyncio.create_task(self._judged(key, request)))
+            shared.task.add_done_callback(lambda _: self.pending.pop(key, None))
+        else:
+            self.counts["cached"] += 1
+        shared.waiting += 1
+        try:
+            return await asyncio.shield(shared.task)
+        finally:
+            shared.waiting -= 1
+            if not shared.waiting:  # nobody wants it any more
+                shared.task.cancel()
+
+    async def _judged(self, key: str, request: Request) -> dict[str, Any]:
+        if self._client is None:
+            self._open()
         judgement = await super().judge(request)
         self.answers.put(key, judgement)
         return judgement
+
+    async def _asked(self, request: Request, call: Call) -> dict[str, Any]:
+        """Only so many judgements are under way at a time that a repeat does not queue behind the whole step."""
+        async with self._under_way:
+            return await super()._asked(request, call)
 
     def key(self, request: Request) -> str:
         """Names a question by all that its answer depends on: model, form, limits and the prompt without its nonce.
@@ -137,6 +178,8 @@ class Client(Asker):
             raise InfrastructureFailure("coach_timeout", f"no answer within {self.endpoint.timeout:g} s") from error
         except openai.APIConnectionError as error:
             raise InfrastructureFailure("coach_unreachable", str(error.__cause__ or error)) from error
+        except Refused as error:
+            raise InfrastructureFailure("coach_refused", str(error)) from error
         except (openai.APIError, Malformed) as error:
             raise InfrastructureFailure("coach_protocol", str(error)) from error
         raise AssertionError("unreachable: the last attempt returns or raises")
@@ -144,8 +187,6 @@ class Client(Asker):
     async def _request(self, call: Call) -> str:
         """One request, when the limits allow it; a pause before a repeat holds no place."""
         e = self.endpoint
-        if self._client is None:
-            self._open()
         async with AsyncExitStack() as limits:
             await limits.enter_async_context(self._slots)
             if self._rate is not None:
@@ -177,6 +218,7 @@ class Client(Asker):
         e = self.endpoint
         self._client = openai.AsyncOpenAI(base_url=e.base_url, api_key=api_key(e), timeout=e.timeout, max_retries=0)
         self._slots = asyncio.Semaphore(e.concurrency)
+        self._under_way = asyncio.Semaphore(2 * e.concurrency)
         # One request per time slice rather than a minute's worth at once.
         self._rate = None if e.per_minute is None else AsyncLimiter(1, 60.0 / e.per_minute)
 
@@ -192,16 +234,29 @@ class Client(Asker):
         return {name: value for name, value in (body | dict(e.body)).items() if value is not None}
 
     def _text(self, answer: Any) -> str:
+        """The text of an answer; empty where it was cut off, for what is cut may be a verdict.
+
+        Raises:
+            Malformed: It is not in the protocol.
+            Refused: The model will not say.
+        """
         try:
             usage = answer.get("usage") or {}
-            self.budget.spent_in += int(usage.get("prompt_tokens") or 0)
-            self.budget.spent_out += int(usage.get("completion_tokens") or 0)
-            text = answer["choices"][0]["message"]["content"]
-        except (AttributeError, LookupError, TypeError, ValueError):
-            text = None
+            used = (int(usage.get(f"{name}_tokens") or 0) for name in ("prompt", "completion"))
+            self.budget.add(*(max(0, tokens) for tokens in used))
+            choice = answer["choices"][0]
+            text, refusal, finish = (
+                choice["message"].get("content"),
+                choice["message"].get("refusal"),
+                choice.get("finish_reason"),
+            )
+        except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
+            raise Malformed(f"no text in the answer {answer!r:.200}") from error
+        if refusal or finish == "content_filter":
+            raise Refused(str(refusal or finish)[:200])
         if not isinstance(text, str):
             raise Malformed(f"no text in the answer {answer!r:.200}")
-        return text
+        return "" if finish == "length" else text
 
     def _missing_or_fatal(self, error: openai.APIStatusError) -> Exception:
         status, code = error.status_code, str(error.code or "")
@@ -210,8 +265,8 @@ class Client(Asker):
                 return InfrastructureFailure("coach_busy", f"HTTP 429 after {self.endpoint.retries} repeats")
             if status >= 500 or status in (408, 409):
                 return InfrastructureFailure("coach_server", f"HTTP {status}: {error.message[:200]}")
-            if code in ONE_REQUEST:
-                return InfrastructureFailure("coach_refused", f"HTTP {status}: {code}")
+            if status == 413 or (status in (400, 422) and ONE_REQUEST.search(f"{code} {error.message}")):
+                return InfrastructureFailure("coach_refused", f"HTTP {status}: {error.message[:200]}")
         return RunPaused(f"{self.endpoint}: {said(error, self.endpoint)}")
 
     def probe(self, request: Request) -> None:
@@ -241,17 +296,18 @@ class Client(Asker):
         messages: list[Message] = [{"role": "user", "content": request.prompt(nonce, self.form)}]
         try:
             with openai.OpenAI(base_url=e.base_url, api_key=api_key(e), timeout=e.timeout, max_retries=1) as client:
-                text = self._text(
-                    client.post("/chat/completions", cast_to=object, body=self.body(messages, request.schema))
-                )
+                answer = client.post("/chat/completions", cast_to=object, body=self.body(messages, request.schema))
+                text = self._text(answer)
         except openai.APITimeoutError:
             return f"no answer within {e.timeout:g} s, twice; is it overloaded? --coach.timeout raises the limit", True
         except openai.APIConnectionError as error:
             return f"cannot be reached ({error.__cause__ or error}); is it running?", True
         except openai.APIStatusError as error:
             return said(error, e), error.status_code not in (400, 422)
-        except (openai.APIError, Malformed, ValueError) as error:
+        except (openai.APIError, Malformed, Refused, ValueError) as error:
             return f"does not answer as an OpenAI-compatible endpoint does: {error}", True
+        if self.budget.limited and not (isinstance(answer, dict) and answer.get("usage")):
+            return "does not say how many tokens an answer took, so that a budget cannot be kept", True
         if request.parse(text, nonce, self.form) is None:
             return (
                 f"asked for a score of 7 it said {text[:200]!r}, which is not the form it was asked for; use a model that "
@@ -291,9 +347,20 @@ def _pause(state: RetryCallState) -> float:
 
     error = state.outcome.exception() if state.outcome else None
     headers = getattr(getattr(error, "response", None), "headers", {})
-    try:
-        asked = float(headers.get("retry-after", ""))
-    except ValueError:  # none, or a date
+    asked = seconds_of(headers.get("retry-after", ""))
+    if asked is None:
         return float(wait_random_exponential(multiplier=FIRST_PAUSE, max=LONGEST_PAUSE)(state))
     # Everyone who is told the same time comes back spread out a little.
-    return max(0.0, asked) * (1 + 0.1 * secrets.randbelow(1000) / 1000)
+    return asked * (1 + 0.1 * secrets.randbelow(1000) / 1000)
+
+
+def seconds_of(retry_after: str) -> float | None:
+    """What a `Retry-After` header asks for: seconds, or until a date; None where it is neither."""
+    try:
+        return max(0.0, float(retry_after))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
+    except ValueError:
+        return None

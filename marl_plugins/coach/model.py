@@ -130,7 +130,10 @@ def placeholders(path: Path) -> tuple[str, set[str]]:
     """
     try:
         text = path.read_text(encoding="utf-8")
-        return text, {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
+        found = [(name, spec, how) for _, name, spec, how in string.Formatter().parse(text) if name is not None]
+        if odd := [name for name, spec, how in found if spec or how]:
+            raise ValueError(f"{{{odd[0]}}} has a format, and stands for a text")
+        return text, {name for name, _, _ in found}
     except OSError as error:
         raise ConfigurationError(f"coach prompt {path}: {error.strerror}") from None
     except ValueError as error:
@@ -150,7 +153,7 @@ def shown(action: Action, seen: Seen, duties: str) -> dict[str, str]:
         "files": ", ".join(sorted({f for a in (*seen.before, action) for r in a.tool_results for f in r.files})) or "none",
     }
     if isinstance(seen, SeenLast):
-        fields |= {"label": str(seen.label), "answer": str(seen.answer)}
+        fields |= {"label": shorten(str(seen.label)), "answer": shorten(str(seen.answer))}
     return fields
 
 

@@ -1,10 +1,10 @@
 """What a coach says of one action, and how it is read: strictly, because a wrong reading is a wrong reward.
 
     text    lines that carry the request's nonce: `CORRECT 9f31c2aa: yes`, `SCORE 9f31c2aa: 7.5`
-    json    one object of the schema and nothing around it (structured output)
+    json    one object of the schema with the nonce in it, and nothing around it (structured output)
 
-Whoever wrote what is judged cannot know the nonce, and cannot write outside of a string in the object, so nothing that the
-coach quotes passes for its verdict. What is ambiguous or out of range is no verdict; nothing is clamped or guessed.
+Whoever wrote what is judged cannot know the nonce, so nothing that the coach quotes passes for its verdict. What is ambiguous
+or out of range is no verdict; nothing is clamped or guessed.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ def schema(with_label: bool) -> dict[str, Any]:
         "additionalProperties": False,
     }
     fields: dict[str, Any] = {
+        "nonce": {"type": "string"},
         "explanation": {"type": "string"},
         "criteria": {"type": "array", "items": criterion},
         **({"correct": {"type": "boolean"}} if with_label else {}),
@@ -70,8 +71,9 @@ def instruction(nonce: str, form: str, with_label: bool) -> str:
     if form == "json":
         correct = ', "correct": true or false (is the team\'s answer right?)' if with_label else ""
         return (
-            'Answer with one JSON object: {"explanation": two sentences on what was good and what was not, "criteria": '
-            f'a list of {{"name", "score"}} for what you looked at (may be empty){correct}, "score": 0 (useless) to 10 (perfect)}}.'
+            f'Answer with one JSON object: {{"nonce": "{nonce}", "explanation": two sentences on what was good and what was '
+            'not, "criteria": a list of {"name", "score"} for what you looked at (may be empty)'
+            f'{correct}, "score": 0 (useless) to 10 (perfect)}}.'
         )
     correct = f"CORRECT {nonce}: yes or no (is the team's answer right?)\n" if with_label else ""
     lines = f"{correct}SCORE {nonce}: a number from 0 (useless) to 10 (perfect)"
@@ -85,7 +87,7 @@ def again(nonce: str, form: str, with_label: bool) -> str:
 
 def parse(text: str, nonce: str, form: str, with_label: bool) -> Verdict | None:
     """The verdict in an answer, or None."""
-    return _parse_json(text, with_label) if form == "json" else _parse_lines(text, nonce, with_label)
+    return _parse_json(text, nonce, with_label) if form == "json" else _parse_lines(text, nonce, with_label)
 
 
 def _parse_lines(text: str, nonce: str, with_label: bool) -> Verdict | None:
@@ -117,35 +119,39 @@ def value_of(text: str, name: str, nonce: str, value: str) -> str | None:
 @functools.cache
 def _patterns(name: str, value: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
     """`NAME word` anywhere in a line, and the whole line `NAME word: value`."""
-    marked = re.compile(rf"\b{name}\b{AROUND}([0-9a-z]+)", re.IGNORECASE)
-    line = re.compile(rf"{BEFORE}{name}{AROUND}([0-9a-z]+){AROUND}[:=]{AROUND}{value}{AROUND}", re.IGNORECASE)
+    marked = re.compile(rf"\b{name}\b{AROUND}([0-9a-z]+)", re.IGNORECASE | re.ASCII)
+    line = re.compile(rf"{BEFORE}{name}{AROUND}([0-9a-z]+){AROUND}[:=]{AROUND}{value}{AROUND}", re.IGNORECASE | re.ASCII)
     return marked, line
 
 
 FENCED = re.compile(r"\s*```(?:json)?\s*\n(.*)\n```\s*", re.DOTALL)
 
 
-def _parse_json(text: str, with_label: bool) -> Verdict | None:
-    given = json_object(text)
+def _parse_json(text: str, nonce: str, with_label: bool) -> Verdict | None:
+    given = json_object(text, nonce)
     if given is None or (with_label and given.get("correct") is None):
         return None
     try:
-        criteria = {c["name"]: c["score"] for c in given.pop("criteria", [])}
-        given["explanation"] = str(given.get("explanation", ""))[:LONGEST_EXPLANATION]
+        named = given.pop("criteria", [])
+        criteria = {c["name"]: c["score"] for c in named}
+        if len(criteria) < len(named):
+            return None
+        given["explanation"] = (given.get("explanation") or "")[:LONGEST_EXPLANATION]
         verdict = Verdict(**given, criteria=criteria)
     except (pydantic.ValidationError, TypeError, KeyError):
         return None
     return verdict if with_label else verdict.model_copy(update={"correct": None})
 
 
-def json_object(text: str) -> dict[str, Any] | None:
-    """The one JSON object that an answer is, alone or in one fenced block; None for anything else."""
+def json_object(text: str, nonce: str) -> dict[str, Any] | None:
+    """The one JSON object that an answer is, alone or in one fenced block, with the nonce in it, which is taken out; None for
+    anything else."""
     fenced = FENCED.fullmatch(text)
     try:
         data = json.loads(fenced.group(1) if fenced else text, object_pairs_hook=_no_twins, parse_constant=_no_constant)
     except (ValueError, RecursionError):
         return None
-    return data if isinstance(data, dict) else None
+    return data if isinstance(data, dict) and data.pop("nonce", None) == nonce else None
 
 
 def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

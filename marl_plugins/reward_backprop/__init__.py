@@ -42,7 +42,6 @@ class _State:
         self.attributor: Attributor | None = None
         self.alpha = self.beta = 1.0
         self.weights: dict[str, float] = {}
-        self.asks_a_model = False
         self.metrics: dict[str, float] = {}
 
 
@@ -119,13 +118,12 @@ def _attributor(run: Run) -> Attributor:
     given = args.prompt and "reward_backprop.prompt" not in run.on_command_line
     path = run.folder / args.prompt if given else Path(args.prompt) if args.prompt else PROMPT
     prompt = read_prompt(path)
-    asker = coach.shared_asker() if "marl_plugins.coach" in run.plugins.names else None
+    asker = coach.shared_asker() if "marl_plugins.coach" in run.plugins.names[: run.plugins.names.index(__name__)] else None
     if asker is None:
         raise ConfigurationError(
             "--reward_backprop.attributor model asks the coach's model: name --plugin marl_plugins.coach before "
             "marl_plugins.reward_backprop, with --coach.model NAME or --coach.policy NAME"
         )
-    _state.asks_a_model = True
     return ModelAttributor(asker, prompt, duties)
 
 
@@ -160,19 +158,18 @@ async def marl_credit(trajectories: Sequence[Trajectory]) -> Sequence[Trajectory
     alive = [t for t in trajectories if not t.infrastructure_failure and t.actions]
     async with Together() as group:
         work = [group.create_task(_credit(t)) for t in alive]
-    gaps = [g for task in work if (g := task.result()) is not None]
-    _state.metrics = _measured(alive, gaps)
-    if _state.asks_a_model:
+    found = {id(t): task.result() for t, task in zip(alive, work, strict=True)}
+    lost = [t for t in alive if isinstance(found[id(t)], InfrastructureFailure)]
+    _state.metrics = _measured(alive, [gap for gap in found.values() if isinstance(gap, float)], len(lost))
+    if lost:  # a model's doing; rules answer always
         from marl_plugins import coach
 
-        judged = [a for t in alive for a in t.actions]
-        lost = [a for a in judged if a.reward is None]
-        coach.leave_out_if_too_many_are_missing(judged, lost)
+        coach.leave_out_if_too_many_are_missing([a for t in alive for a in t.actions], [a for t in lost for a in t.actions])
     return trajectories
 
 
-async def _credit(trajectory: Trajectory) -> float | None:
-    """Write one trajectory's rewards; how far its contributions were from adding up, None where there are none."""
+async def _credit(trajectory: Trajectory) -> float | InfrastructureFailure | None:
+    """Write one trajectory's rewards; how far its contributions were from adding up, or why there are none."""
     from marl_plugins.reward_backprop.backward import backward, conserve
 
     assert _state.attributor is not None
@@ -187,7 +184,7 @@ async def _credit(trajectory: Trajectory) -> float | None:
     except InfrastructureFailure as failure:
         for action in trajectory.actions:
             action.reward, action.unscored = None, action.unscored or failure.kind
-        return None
+        return failure
     raw = {path: attribution.contribution for path, attribution in found.items()}
     contributions = conserve(raw, value)
     for action in trajectory.actions:
@@ -209,7 +206,7 @@ def in_words(trajectory: Trajectory) -> str:
     return f"{trajectory.outcome:.3g} of 1" + (f" ({parts})" if parts else "")
 
 
-def _measured(trajectories: Sequence[Trajectory], gaps: Sequence[float]) -> dict[str, float]:
+def _measured(trajectories: Sequence[Trajectory], gaps: Sequence[float], lost: int) -> dict[str, float]:
     by_role: dict[str, list[float]] = defaultdict(list)
     for action in (a for t in trajectories for a in t.actions):
         if action.contribution is not None:
@@ -217,7 +214,7 @@ def _measured(trajectories: Sequence[Trajectory], gaps: Sequence[float]) -> dict
     metrics = {f"backprop/{role}/contribution": statistics.fmean(found) for role, found in sorted(by_role.items())}
     metrics |= {f"backprop/{role}/spread": statistics.pstdev(found) for role, found in sorted(by_role.items())}
     if trajectories:
-        metrics["backprop/missing"] = 1.0 - len(gaps) / len(trajectories)
+        metrics["backprop/missing"] = lost / len(trajectories)
     if gaps:
         metrics["backprop/gap"] = statistics.fmean(gaps)
     return metrics

@@ -11,7 +11,7 @@ import pydantic
 
 from marl_plugins.coach.asking import Request
 from marl_plugins.coach.model import FIELDS as SEEN_FIELDS
-from marl_plugins.coach.model import checked_prompt, shown
+from marl_plugins.coach.model import checked_prompt, shorten, shown
 from marl_plugins.coach.verdict import AROUND, BEFORE, LONGEST_EXPLANATION, json_object, value_of
 from marl_plugins.reward_backprop.backward import Attribution, Residual
 
@@ -25,11 +25,12 @@ NUMBER = r"([+-]?(?:10(?:\.0+)?|\d(?:\.\d+)?))(?:\s*/\s*10(?:\.0+)?)?\.?"
 SCHEMA = {
     "type": "object",
     "properties": {
+        "nonce": {"type": "string"},
         "explanation": {"type": "string"},
         "passed_on": {"type": "string"},
         "contribution": {"type": "number", "minimum": -10, "maximum": 10},
     },
-    "required": ["explanation", "passed_on", "contribution"],
+    "required": ["nonce", "explanation", "passed_on", "contribution"],
     "additionalProperties": False,
 }
 
@@ -62,10 +63,11 @@ class ModelAttributor:
             RunPaused: None can be had from now on.
         """
         fields = shown(action, seen, self.duties[action.role]) | {
-            "outcome": residual.outcome,
+            "outcome": shorten(residual.outcome),
             "value": f"{10 * residual.value:+.1f}",
             "left": f"{10 * residual.left:+.1f}",
-            "residual": "\n".join(f"<{role}> {note}" for role, note in residual.notes) or "nothing; this step is the last",
+            "residual": shorten("\n".join(f"<{role}> {note}" for role, note in residual.notes))
+            or "nothing; this step is the last",
         }
 
         def prompt(nonce: str, form: str) -> str:
@@ -87,8 +89,8 @@ def read_prompt(path: Path) -> str:
 def instruction(nonce: str, form: str) -> str:
     if form == "json":
         return (
-            'Answer with one JSON object: {"explanation": two sentences, "passed_on": what the earlier steps have to answer '
-            'for, in words, "contribution": -10 (this step ruined it) to 10 (this step made it)}.'
+            f'Answer with one JSON object: {{"nonce": "{nonce}", "explanation": two sentences, "passed_on": what the earlier '
+            'steps have to answer for, in words, "contribution": -10 (this step ruined it) to 10 (this step made it)}.'
         )
     return (
         "Explain in two sentences. Then end with exactly:\n"
@@ -104,7 +106,7 @@ def again(nonce: str, form: str) -> str:
 def parse(text: str, nonce: str, form: str) -> dict[str, Any] | None:
     """The attribution in an answer, or None; as strict as a verdict (coach/verdict.py)."""
     if form == "json":
-        given = json_object(text)
+        given = json_object(text, nonce)
         try:
             return None if given is None else _Said.model_validate(given).model_dump()
         except pydantic.ValidationError:

@@ -47,6 +47,7 @@ def train(run: Run, *, debug: bool, as_json: bool) -> int:
         display.say(f"warning: {warning}")
     prepare_environment(run, debug)
     with held(_absolute(run.args.ckpt.output_dir)):
+        run.plugins.hook.marl_start(run=run)
         return _train(run, display, debug)
 
 
