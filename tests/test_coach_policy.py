@@ -230,6 +230,16 @@ def test_a_question_that_is_too_long_or_finds_no_engine_is_a_missing_verdict(rec
     assert metrics()["coach/missing"] == 1.0
 
 
+def test_a_text_that_is_no_utf8_is_judged_as_well(recipe, action, seen):
+    def model(prompt):
+        prompt.encode()  # as a tokenizer does
+        return verdict(body(prompt), 4 if "\\ud83d" in prompt else 0)
+
+    started(recipe, model)
+    action.text = "half of \ud83d"
+    assert scores((action, seen)) == [0.4]
+
+
 def test_an_answer_ends_where_the_policys_context_does(recipe):
     run = started(recipe, lambda prompt: "x" * 100)
 

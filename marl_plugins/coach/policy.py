@@ -6,6 +6,7 @@ none the worse for it: it hangs on every word that is judged, and on the rest of
 
 from __future__ import annotations
 
+import json
 import time
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,8 @@ class PolicyAsker(Asker):
         self.max_tokens = max_tokens
 
     def nonce(self, request: Request) -> str:
-        return f"{derive_seed(self.run.args.train.seed, 'nonce', request.prompt('', self.form)):08x}"
+        question = json.dumps(request.prompt("", self.form))  # in ASCII: a text may hold half a surrogate pair
+        return f"{derive_seed(self.run.args.train.seed, 'nonce', question):08x}"
 
     async def answer(self, call: Call) -> str:
         """The policy's answer.

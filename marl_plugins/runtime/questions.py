@@ -38,7 +38,7 @@ class Questions:
 
     async def ask(self, policy: str, messages: Sequence[Mapping[str, str]], max_tokens: int) -> str:
         """See `Run.ask`."""
-        context = self.chats[policy].opening([dict(m) for m in messages])
+        context = self.chats[policy].opening([{name: encodable(text) for name, text in m.items()} for m in messages])
         longest = self.longest[policy]
         room = longest - len(context)
         if room < 1:
@@ -60,3 +60,8 @@ class Questions:
         )
         generation: Generation = await self.hook.marl_generate(call=call, engines=self.pools[policy])
         return self.chats[policy].text(generation.ids)
+
+
+def encodable(text: str) -> str:
+    """A text that a tokenizer takes: half a surrogate pair becomes its escape."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
