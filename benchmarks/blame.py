@@ -6,10 +6,13 @@ in a folder of the trajectory, and really fail. In every trajectory one agent is
 after it works on as well as it can. The blamed agent is the one with the lowest mean reward; a tie counts as the guilty one's
 share of it.
 
-    outcome        the outcome's 0 for everyone: what training on outcomes has
-    coach          an offline coach that judges each action by what can be read of it (the rules' faults, and a program that
-                   fails), as a per-action coach does: not told how it ended, nor what others made of it
-    coach + back   the same scores and the rules' backward pass (marl_plugins.reward_backprop), alpha = beta = 1
+    outcome   the outcome's 0 for everyone: what training on outcomes has
+    plain     an offline coach that sees symptoms alone: nothing said, cut off, a program that failed
+    strict    an offline coach with the rules' own eyes for faults, and a program that failed
+    + back    the same scores and the rules' backward pass (marl_plugins.reward_backprop), alpha = beta = 1
+
+Neither coach is told how it ended, nor what others made of an action. The strict one shares the attributor's list of faults, so
+between it and "+ back" only the routing of blame can differ; the plain one shows what the backward pass adds to a weaker coach.
 
 The rules read what a coach's model is shown and nothing else. They were written for the first kinds of fault and frozen; the
 kinds under NEW were added afterwards.
@@ -35,6 +38,7 @@ from marl_plugins.reward_backprop.backward import backward, conserve
 from marl_plugins.reward_backprop.rules import Rules
 from marl_plugins.tools.python import find_programs
 
+METHODS = ("outcome", "plain", "plain + back", "strict", "strict + back")
 ROLES = ("planner", "collector", "analyst", "reporter")
 DUTIES = {
     "planner": "List the items of the order, one per line, as name,count,price. Order: {order}",
@@ -234,17 +238,20 @@ async def trajectory_of(kind: str, faults: dict[str, tuple[str, Fault]], seed: i
 async def rewards(trajectory: Trajectory) -> dict[str, dict[str, float]]:
     """Mean reward by role, by method."""
     rules = Rules(DUTIES)
-    process = {}
+    plain, strict = {}, {}
     for action in trajectory.actions:
-        faults = sum(w for w, _ in rules.faults(action, Seen.of(trajectory, action)))
         failed = 0.8 if action.tool_results and not action.tool_results[-1].ok else 0.0
-        process[action.path] = 1.0 - min(1.0, max(faults, failed))
+        symptoms = max(failed, float(not action.text.strip() or action.generation.finish == "length"))
+        faults = sum(w for w, _ in rules.faults(action, Seen.of(trajectory, action)))
+        plain[action.path], strict[action.path] = 1.0 - symptoms, 1.0 - min(1.0, max(faults, failed))
     found = await backward(trajectory, "0 of 1", -1.0, rules)
     deltas = conserve({path: a.contribution for path, a in found.items()}, -1.0)
     by_method = {
-        "outcome": dict.fromkeys(process, 0.0),
-        "coach": process,
-        "coach + back": {path: p + deltas[path] for path, p in process.items()},
+        "outcome": dict.fromkeys(plain, 0.0),
+        "plain": plain,
+        "plain + back": {path: p + deltas[path] for path, p in plain.items()},
+        "strict": strict,
+        "strict + back": {path: p + deltas[path] for path, p in strict.items()},
     }
     result = {}
     for method, by_path in by_method.items():
@@ -277,7 +284,7 @@ async def measure(faults: dict[str, tuple[str, Fault]], tasks: int, seeds: int) 
 
 def line(name: str, hits: dict[str, list[float]]) -> str:
     cells = []
-    for method in ("outcome", "coach", "coach + back"):
+    for method in METHODS:
         found = hits[method]
         share = sum(found) / len(found)
         low, high = wilson(share, len(found))
@@ -290,7 +297,7 @@ async def main() -> None:
     parser.add_argument("--tasks", type=int, default=40, help="per kind and seed")
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
-    print("| fault (guilty) | failures | outcome | coach | coach + back |\n|---|---|---|---|---|", flush=True)
+    print(f"| fault (guilty) | failures | {' | '.join(METHODS)} |\n|{'---|' * (2 + len(METHODS))}", flush=True)
     for name, faults in (("known kinds", KNOWN), ("new kinds", NEW)):
         if faults:
             print(line(f"**{name}**", await measure(faults, options.tasks, options.seeds)), flush=True)
