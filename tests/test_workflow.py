@@ -2,12 +2,13 @@
 
 import asyncio
 import contextlib
+import gc
 import time
 
 import pytest
 from simulated import simulated_engine
 
-from marl_plugins.core.failures import AgentFailure, InfrastructureFailure
+from marl_plugins.core.failures import AgentFailure, InfrastructureFailure, RunPaused
 from marl_plugins.core.trajectory import Task, ToolResult
 from marl_plugins.core.workflow import RoleSpec, Sampling, SeenLast, Tool, run_workflow
 
@@ -485,3 +486,19 @@ def test_a_score_that_does_not_come_in_time_is_missing_and_takes_no_other_with_i
     got = run(workflow, chat, score_action=score, seconds=0.2)
     assert got.infrastructure_failure is None
     assert [(a.role, a.score, a.unscored) for a in got.actions] == [("a", 0.5, ""), ("b", None, "deadline")]
+
+
+def test_scorers_that_fail_together_fail_once(chat, caplog):
+    """What ends the run is raised; nothing is left for the event loop to complain of."""
+
+    async def score(action, seen):
+        await asyncio.sleep(0.01)
+        raise RunPaused(f"no more scores, {action.role}")
+
+    async def workflow(task, roles, tools):
+        return await asyncio.gather(*(roles.a(q=str(n)) for n in range(5)))
+
+    with pytest.raises(RunPaused, match="no more scores"):
+        run(workflow, chat, score_action=score)
+    gc.collect()
+    assert not caplog.records

@@ -10,6 +10,7 @@ at once, with everything up to the last step saved (`RunPaused`).
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import json
 import os
@@ -124,7 +125,7 @@ class Client(Asker):
         shared = self.pending.get(key)
         if shared is None:
             shared = self.pending[key] = _Shared(asyncio.create_task(self._judged(key, request)))
-            shared.task.add_done_callback(lambda _: self.pending.pop(key, None))
+            shared.task.add_done_callback(functools.partial(self._answered, key))
         else:
             self.counts["cached"] += 1
         shared.waiting += 1
@@ -134,6 +135,11 @@ class Client(Asker):
             shared.waiting -= 1
             if not shared.waiting:  # nobody wants it any more
                 shared.task.cancel()
+
+    def _answered(self, key: str, task: asyncio.Task[dict[str, Any]]) -> None:
+        self.pending.pop(key, None)
+        if not task.cancelled():
+            task.exception()  # whoever still waits raises it
 
     async def _judged(self, key: str, request: Request) -> dict[str, Any]:
         if self._client is None:

@@ -361,10 +361,11 @@ class _Run:
 
     async def cancel(self, main: asyncio.Task[Any] | None) -> None:
         self.ended = True
-        pending = [t for t in (*self.branches, *self.scoring) if t is not main and not t.done()]
-        for task in pending:
+        mine = [t for t in (*self.branches, *self.scoring) if t is not main]
+        for task in mine:
             task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
+        # Those that have ended too: a failure that came beside the first one is nobody's to report.
+        await asyncio.gather(*mine, return_exceptions=True)
 
 
 def checked_score(score: float | None, of: str) -> float | None:
