@@ -108,7 +108,7 @@ def coached(tmp_path_factory, relay):
 
     with openai_server(answer) as (url, bodies):
         words = ["--plugin", "marl_plugins.coach", "--coach.model", "m", "--coach.base_url", url]
-        words += ["--plugin", str(folder / "marker.py"), "--algo.advantage.estimator", "gae"]
+        words += ["--plugin", str(folder / "marker.py"), "--algo.advantage.estimator", "gae", "--critic.adam.lr", "1e-3"]
         run = Started(folder, relay, *words)
         run.run(code=1)
         run.bodies, run.renew = bodies, renewed.touch

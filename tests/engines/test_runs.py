@@ -187,8 +187,9 @@ def test_critics_are_trained_beside_their_policies(renewed):
         for policy in ("first", "second"):
             assert m[f"policy/{policy}/critic_optimiser_steps"] == m[f"policy/{policy}/optimiser_steps"] == 2
             assert m[f"policy/{policy}/critic_loss"] > 0
-    losses = [m["policy/first/critic_loss"] for m in renewed.metrics]
-    assert losses[-1] < losses[0]
+    for policy in ("first", "second"):  # rewards lie between 0.5 and 0.9, values begin near 0
+        values = [m[f"policy/{policy}/critic_values"] for m in renewed.metrics]
+        assert values[-1] > values[0] + 0.05
 
 
 def test_saved_weights_evaluate_as_the_run_did(undisturbed, relay):
