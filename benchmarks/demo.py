@@ -8,13 +8,6 @@
     coach - ROLE  the coach's final weights with one role's initial weights put back (`put_back`)
     shared        one policy for the three roles
 
-and, with `--arms`, how credit is assigned and normalised, the coach's rewards being the same (seven minutes a run):
-
-    backprop      contributions to the outcome beside the scores (marl_plugins.reward_backprop, rules)
-    policy, role  advantages normalised by policy or role in place of all together
-    group         GRPO's: four samples of 32 tasks, compared by role and turn
-    descendants   an action is credited with the rewards of all that depends on it, normalised by role
-
 Success of the whole system on 400 held-out problems, sampled at the training temperature: "before" is step 0, "after" the mean
 of the last three evaluations. Gains in points with 95 % t-intervals over seeds; steps to 0.65 are those of the first evaluation
 there (every ten steps; a run that does not get there counts as its last step). Finished runs in FOLDER are not repeated.
@@ -44,26 +37,18 @@ ARMS: dict[str, list[str]] = {
     "coach": COACH,
     "outcome": ["--recipe", str(MATHCHAT / "tiny_outcome.yaml")],
     "shared": [*COACH, "--mapping", "shared"],
-    "backprop": [*COACH, "--plugin", "marl_plugins.reward_backprop"],
-    "policy": [*COACH, "--reinforce_pp.normalise", "policy"],
-    "role": [*COACH, "--reinforce_pp.normalise", "role"],
-    "group": [
-        *(*COACH, "--algo.advantage.estimator", "group_norm", "--groups.by", "task+role+turn"),
-        *("--rollout.batch_size", "32", "--rollout.n_samples_per_prompt", "4"),
-    ],
-    "descendants": [*COACH, "--reinforce_pp.scope", "trajectory", "--reinforce_pp.normalise", "role"],
     "frozen": [*COACH, "--actor.adam.lr", "0", "--max_steps", "8", "--eval.steps", "2"],
 }
 T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
 """Two-sided 95 % quantile of Student's t by number of seeds."""
 
 
-def train(arm: str, seed: int, out: Path) -> dict[str, Any]:
+def train(arm: str, flags: Sequence[str], seed: int, out: Path) -> dict[str, Any]:
     """One run's report, with its seconds and peak memory; from its files where it has been made before."""
     folder = out / f"{arm}-{seed}"
     done = folder / "bench.json"
     if not done.exists():
-        words = ["train", *ARMS[arm], "--train.seed", str(seed), "--json"]
+        words = ["train", *flags, "--train.seed", str(seed), "--json"]
         words += ["--ckpt.output_dir", str(folder), "--ckpt.path", str(folder / "checkpoints")]
         started = time.monotonic()
         peak, text = watched(words, str(folder))
@@ -155,7 +140,7 @@ def steps_to(folder: Path, success: float) -> int:
 
 def row(arm: str, seeds: int, out: Path) -> str:
     """One arm's line of the table."""
-    runs = [train(arm, seed, out) for seed in range(seeds)]
+    runs = [train(arm, ARMS[arm], seed, out) for seed in range(seeds)]
     before, after = ([r["report"]["held_out"][when]["outcome"] for r in runs] for when in ("before", "after"))
     gains = [a - b for a, b in zip(after, before, strict=True)]
     seconds, peak = statistics.median(r["seconds"] for r in runs), max(r["peak_gib"] for r in runs)
