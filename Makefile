@@ -1,6 +1,6 @@
 # make install   everything into .venv (once; seconds when nothing has changed)
 # make demo      three roles on three policies learn to solve word problems, through the real engines; ten minutes
-# make test      lint, types and all tests
+# make test      lint, types, all tests, and upstream's own with our plugins loaded and without
 # make unit      the tests that start no engine, under a minute
 # make bench     the benchmarks of docs/benchmarks.md
 # make bench-demo   the demo over five seeds beside its controls; two hours
@@ -26,6 +26,7 @@ unit: install
 
 test: lint
 	$(PY) -m pytest -q
+	.venv/bin/openrlhf compat $$($(PY) -c 'from marl_plugins.hosts.releases import TRAINED; print(TRAINED)') --tests
 
 bench: install
 	$(PY) -m benchmarks.run

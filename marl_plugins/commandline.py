@@ -99,7 +99,7 @@ def recipe_flags(flags: Mapping[str, Any], where: Callable[[str], str]) -> list[
 
 
 def check_flags(
-    flags: Iterable[Given], parser: argparse.ArgumentParser, actions: Mapping[str, argparse.Action], per_policy: bool
+    flags: Iterable[Given], parser: upstream_cli.Parser, actions: Mapping[str, argparse.Action], per_policy: bool
 ) -> list[str]:
     problems = []
     for flag in flags:
@@ -111,7 +111,12 @@ def check_flags(
                 problems.append(f"{flag.where}: {flag.name}: false is for switches; this flag takes a value")
             continue
         entry = FLAGS.get(flag.name)
-        if entry and entry.status == "refused" and not _is_default(flag, actions[flag.name]):
+        if not entry and flag.name in parser.of_upstream:
+            problems.append(
+                f"{flag.where}: --{flag.name} is new in openrlhf {upstream_cli.upstream_version()}; what becomes of it with "
+                "several policies is not known yet. Take it out, or install a newer openrlhf-marl"
+            )
+        elif entry and entry.status == "refused" and not _is_default(flag, actions[flag.name]):
             problems.append(f"{flag.where}: --{flag.name} cannot be used: {entry.note}")
         elif entry and entry.status == "replaced":
             problems.append(f"{flag.where}: --{flag.name} has no effect here: replaced {entry.note}")

@@ -15,7 +15,9 @@ Hooks marked *async* return an awaitable (write them as `async def`); a wrapper 
 Nothing between `marl_tasks` and `marl_sync` may block the event loop. A hook that is awaited may ask a policy of the run:
 `text = await run.ask("judge", [{"role": "user", "content": question}], max_tokens=64)` (`run` is what `marl_configure` got).
 
-`VERSION` counts incompatible changes; a plugin may state the version it was written for as `MARL_HOOKS = 1`.
+`VERSION` is major.minor: the major changes when a plugin that worked may no longer (a hook or an argument gone, or another
+meaning), the minor when something is added. A plugin may state what it was written for as `MARL_HOOKS = "1.0"`; another major is
+refused, and so is a minor that is not there yet.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from marl_plugins.runtime.engines import EnginePool
     from marl_plugins.runtime.policies import PolicyHost
 
-VERSION = 1
+VERSION = "1.0"
 
 hookspec = pluggy.HookspecMarker("marl")
 

@@ -102,12 +102,8 @@ class Plugins:
         return found
 
     def _register(self, name: str, module: ModuleType, problems: list[str]) -> None:
-        written_for = getattr(module, "MARL_HOOKS", hookspecs.VERSION)
-        if written_for != hookspecs.VERSION:
-            problems.append(
-                f"plugin {name}: written for version {written_for} of the hooks, this is openrlhf-marl {__version__} with "
-                f"version {hookspecs.VERSION}; install a matching release of one of them"
-            )
+        if mismatch := _other_hooks(getattr(module, "MARL_HOOKS", hookspecs.VERSION)):
+            problems.append(f"plugin {name}: {mismatch}")
             return
         try:
             self.manager.register(module, name)
@@ -199,6 +195,23 @@ class Plugins:
     def versions(self) -> dict[str, str]:
         """Name to version of the active plugins, for the run's manifest: a file's is its content's digest."""
         return {name: version_of(name) for name in self.names}
+
+
+def _other_hooks(written_for: object) -> str | None:
+    """Why a plugin that was written for a version of the hooks cannot be used with these, and the cure."""
+    parts = str(written_for).split(".")
+    if len(parts) != 2 or not all(part.isdecimal() for part in parts):
+        return f'MARL_HOOKS = {written_for!r}: expected "major.minor", as in MARL_HOOKS = "{hookspecs.VERSION}"'
+    wanted, present = (tuple(int(part) for part in version) for version in (parts, hookspecs.VERSION.split(".")))
+    here = f"this is openrlhf-marl {__version__} with version {hookspecs.VERSION}"
+    if wanted > present:
+        return f"written for version {written_for} of the hooks, {here}; install a newer openrlhf-marl"
+    if wanted[0] < present[0]:
+        return (
+            f"written for version {written_for} of the hooks, {here}, where some of them have changed (docs/compatibility.md); "
+            "install a newer release of the plugin, or an older openrlhf-marl"
+        )
+    return None
 
 
 def load(name: str) -> ModuleType:

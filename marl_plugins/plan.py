@@ -36,7 +36,7 @@ from marl_plugins.commandline import (
 )
 from marl_plugins.config import Origins, Recipe, RoleConfig, find_recipe, load_recipe
 from marl_plugins.core.failures import ConfigurationError, nearest
-from marl_plugins.hosts import cpu, upstream_cli
+from marl_plugins.hosts import cpu, releases, upstream_cli
 from marl_plugins.manager import Plugins
 from marl_plugins.run import Run, engines_only
 
@@ -83,6 +83,8 @@ def build_run(words: Sequence[str]) -> tuple[Run, argparse.Namespace]:
     """
     builder = Builder()
     root = upstream_cli.upstream_root()
+    if impossible := releases.refusal(upstream_cli.upstream_version()):
+        raise ConfigurationError(impossible)
     own = own_parser()
     command_line = split_flags(words, "command line")
     ours = [f for f in command_line if f.name in OWN_FLAGS]
@@ -140,6 +142,10 @@ def build_run(words: Sequence[str]) -> tuple[Run, argparse.Namespace]:
     run.on_command_line = frozenset(f.name for f in shared_cli)
     if options.mapping:
         run.idle = dict.fromkeys(recipe.policies, f"--mapping {options.mapping}")
+    if upstream_cli.upstream_version() != releases.TRAINED:
+        run.warnings.append(
+            f"openrlhf {upstream_cli.upstream_version()} is {releases.standing(upstream_cli.upstream_version())}"
+        )
     run.max_steps, run.logical_gpus = options.max_steps, options.logical_gpus
     if run.estimator is not None:
         builder.problems += check_estimator_flags(good, actions, run.estimator)

@@ -13,7 +13,8 @@ from marl_plugins.config import load_recipe
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.tasks import read_tasks
 from marl_plugins.hosts import upstream_cli
-from marl_plugins.hosts.flags import FLAGS
+from marl_plugins.hosts.flags import FLAGS, flags_of
+from marl_plugins.hosts.releases import TRAINED
 from marl_plugins.hosts.seams import check_seams
 from marl_plugins.plan import build_run
 from marl_plugins.run import describe
@@ -386,9 +387,7 @@ def test_a_plugin_alone_makes_one_role_of_upstreams_own_flags(tmp_path):
 
 
 def test_the_flag_table_is_upstreams_parser():
-    parser = upstream_cli.build_parser(upstream_cli.upstream_root())
-    theirs = {o[2:] for a in parser._actions for o in a.option_strings if o.startswith("--") and o != "--help"}
-    assert set(FLAGS) == theirs
+    assert flags_of(TRAINED) == upstream_cli.build_parser(upstream_cli.upstream_root()).of_upstream
 
 
 def test_flags_that_are_not_honoured_say_why():

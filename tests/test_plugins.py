@@ -61,9 +61,26 @@ def test_two_answers_to_one_question_are_an_error_that_names_both(plugin):
     assert "marl_estimator" in problem
 
 
-def test_another_version_of_the_hooks_is_refused(plugin):
-    file = plugin("old", "MARL_HOOKS = 99\n@hookimpl\ndef marl_log(metrics): pass")
-    assert any("written for version 99 of the hooks" in p for p in problems(file))
+@pytest.mark.parametrize(
+    ("stated", "said"),
+    [
+        ('"99.0"', "written for version 99.0 of the hooks, this is openrlhf-marl"),
+        ('"1.99"', "install a newer openrlhf-marl"),
+        ('"0.4"', "install a newer release of the plugin"),
+        ("1", 'expected "major.minor"'),
+        ('"one"', 'expected "major.minor"'),
+    ],
+)
+def test_another_version_of_the_hooks_is_refused_with_the_reason(plugin, stated, said):
+    file = plugin("other", f"MARL_HOOKS = {stated}\n@hookimpl\ndef marl_log(metrics): pass")
+    (problem,) = problems(file)
+    assert "other.py" in problem
+    assert said in problem
+
+
+def test_the_version_it_was_written_for_is_taken(plugin):
+    file = plugin("same", 'MARL_HOOKS = "1.0"\n@hookimpl\ndef marl_log(metrics): pass')
+    assert Plugins([file]).names == [file]
 
 
 def test_first_result_hooks_are_known():

@@ -12,15 +12,21 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from marl_plugins.hosts.releases import concerns
+
 Status = Literal["all", "policy", "replaced", "refused"]
 
 
 class Flag(NamedTuple):
-    """What becomes of a flag, and why; a flag of some estimators only is refused with all others."""
+    """What becomes of a flag, and why; a flag of some estimators only is refused with all others.
+
+    `releases` are the versions of upstream that have it, all where it is empty.
+    """
 
     status: Status
     note: str = ""
     estimators: tuple[str, ...] = ()
+    releases: str = ""
 
 
 _ASYNC = "asynchronous training of several policies is not supported yet"
@@ -141,9 +147,24 @@ FLAGS.update(
         "use_ms": Flag("refused", "point --actor.model_name_or_path at a downloaded folder instead"),
     }
 )
+_RELEASES = {
+    ">=0.11.2": "actor.loss_agg_mode algo.advantage.is_correction_level algo.advantage.is_correction_mode "
+    "algo.advantage.is_correction_gating",
+    ">=0.11.1": "algo.kl.unbiased_gradient",
+    "<0.11.2": "algo.advantage.is_correction_enable algo.advantage.is_correction_type",
+}
+"""Flags that only some releases have."""
+for _releases, _names in _RELEASES.items():
+    for _name in _names.split():
+        FLAGS[_name] = FLAGS.get(_name, Flag("policy"))._replace(releases=_releases)
 for _name in [name.removeprefix("actor.") for name in FLAGS if name.startswith("actor.")]:
     if _name.partition(".")[0] in ("optim", "muon", "adam", "lr_scheduler", "lr_warmup_ratio", "min_lr_ratio", "max_norm"):
         FLAGS[f"critic.{_name}"] = Flag("policy", "", ("gae",))
+
+
+def flags_of(version: str) -> set[str]:
+    """The flags of the table that a release of upstream has."""
+    return {name for name, flag in FLAGS.items() if concerns(flag.releases, version)}
 
 
 def table() -> str:
@@ -151,5 +172,6 @@ def table() -> str:
     lines = ["| flag | here | note |", "|---|---|---|"]
     for name, flag in sorted(FLAGS.items()):
         only = f"only with estimator {', '.join(flag.estimators)}" if flag.estimators else ""
-        lines.append(f"| `--{name}` | {flag.status} | {'; '.join(filter(None, [flag.note, only]))} |")
+        releases = f"openrlhf{flag.releases}" if flag.releases else ""
+        lines.append(f"| `--{name}` | {flag.status} | {'; '.join(filter(None, [flag.note, only, releases]))} |")
     return "\n".join(lines)

@@ -1,7 +1,7 @@
 """Every place of upstream that this project relies on: dotted name, expected signature, why. Checked without importing it.
 
-Signatures are those of OpenRLHF 0.11.2. `openrlhf doctor` compares the table with the installed release and names each
-seam that is gone or has changed.
+Signatures are those of OpenRLHF 0.11.2; where an earlier release differs, the row says which releases it is for. `openrlhf doctor`
+compares the table with the installed release, `openrlhf compat` with any other; they name each seam that is gone or has changed.
 """
 
 from __future__ import annotations
@@ -11,17 +11,21 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from marl_plugins.hosts.releases import TRAINED, WINDOWED, concerns
+
 
 class Seam(NamedTuple):
     """A function, method, class or module attribute of upstream.
 
-    `signature` is the parameter names of a function (annotations and defaults do not matter), None for anything else.
+    `signature` is the parameter names of a function (annotations and defaults do not matter), None for anything else;
+    `releases` the versions that the row is for, all where it is empty.
     """
 
     module: str
     name: str
     signature: str | None
     why: str
+    releases: str = ""
 
 
 SEAMS = (
@@ -77,6 +81,7 @@ SEAMS = (
         "ActorPPOTrainer.training_step",
         "self, experience, kl_ctl, step, loss_batch_info",
         "its metrics leave weightless rows out",
+        WINDOWED,
     ),
     Seam("trainer.ray.ppo_critic", "CriticModelActor", None, "subclassed"),
     Seam(
@@ -105,6 +110,7 @@ SEAMS = (
         "CriticPPOTrainer.training_step",
         "self, experience, step, loss_batch_info",
         "its metrics leave weightless rows out",
+        WINDOWED,
     ),
     Seam("trainer.ray.launcher", "ReferenceModelActor", None, "subclassed"),
     Seam(
@@ -180,10 +186,10 @@ SEAMS = (
 )
 
 
-def check_seams(root: Path) -> list[str]:
-    """What of the table does not hold in an upstream package folder; empty when all of it does."""
+def check_seams(root: Path, version: str = TRAINED) -> list[str]:
+    """What of the table does not hold in the package folder of a release of upstream; empty when all of it does."""
     problems = []
-    for seam in SEAMS:
+    for seam in seams_of(version):
         path = _file(root, seam.module)
         if path is None:
             problems.append(f"openrlhf.{seam.module} is gone ({seam.name}: {seam.why})")
@@ -196,6 +202,11 @@ def check_seams(root: Path) -> list[str]:
                 f"openrlhf.{seam.module}.{seam.name} takes ({found[seam.name]}), expected ({seam.signature}) ({seam.why})"
             )
     return problems
+
+
+def seams_of(version: str) -> list[Seam]:
+    """The rows of the table that are for a release."""
+    return [seam for seam in SEAMS if concerns(seam.releases, version)]
 
 
 def _file(root: Path, module: str) -> Path | None:

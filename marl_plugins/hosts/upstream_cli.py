@@ -86,6 +86,9 @@ def _execute(statements: list[ast.stmt], path: Path, namespace: dict[str, Any]) 
 class Parser(argparse.ArgumentParser):
     """A parser that raises `ConfigurationError` where argparse would print and exit."""
 
+    of_upstream: frozenset[str] = frozenset()
+    """Names of the flags that upstream itself has; plugins add theirs later."""
+
     def error(self, message: str) -> Any:
         raise ConfigurationError(message)
 
@@ -101,6 +104,8 @@ def build_parser(root: Path) -> Parser:
     parser = _execute(_main_block(root / CLI)[0], root / CLI, dict(names))["parser"]
     assert isinstance(parser, Parser)
     parser._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+    options = (option for action in parser._actions for option in action.option_strings)
+    parser.of_upstream = frozenset(o[2:] for o in options if o.startswith("--") and o != "--help")
     return parser
 
 

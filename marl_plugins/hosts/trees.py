@@ -1,0 +1,150 @@
+"""A release of upstream to look at: a checkout, an unpacked wheel, a wheel file or a published version; never imported."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from email.parser import HeaderParser
+from pathlib import Path
+from typing import NamedTuple
+
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.hosts.releases import parsed
+
+CLI = "cli/train_ppo_ray.py"
+
+
+class Tree(NamedTuple):
+    """A release on disk."""
+
+    root: Path
+    """Folder to put on `sys.path`: it holds `openrlhf/`, and `tests/` where the release ships its tests."""
+    version: str
+    """As the release says itself, or `unknown`."""
+    origin: str
+    """What it is, for people: `checkout`, `unpacked wheel`, ..."""
+
+    @property
+    def package(self) -> Path:
+        return self.root / "openrlhf"
+
+    @property
+    def tests(self) -> Path | None:
+        """The folder of upstream's own tests."""
+        return self.root / "tests" if list((self.root / "tests").glob("test_*.py")) else None
+
+
+@contextlib.contextmanager
+def open_tree(source: str) -> Iterator[Tree]:
+    """The release that a path or a version names; what had to be unpacked is gone afterwards.
+
+    Raises:
+        ConfigurationError: There is no such path or published version, it is something else, or parts of it are missing.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        yield _folder(path)
+    elif path.is_file():
+        with tempfile.TemporaryDirectory(prefix="openrlhf-") as unpacked:
+            yield _unpack(path, Path(unpacked))
+    elif os.sep not in source and parsed(source):
+        with tempfile.TemporaryDirectory(prefix="openrlhf-") as unpacked:
+            yield _unpack(download(source), Path(unpacked))
+    else:
+        raise ConfigurationError(
+            f"{source}: no such file or folder, and not a version; expected a checkout, a wheel, or a version like 0.11.2"
+        )
+
+
+def _folder(path: Path) -> Tree:
+    """A checkout, an unpacked wheel (its files may lie in `*.data/purelib`), or the package's own folder."""
+    if path.name == "openrlhf" and (path / CLI).is_file():
+        path = path.resolve().parent
+    pure = sorted(path.glob("openrlhf-*.data/purelib"))
+    root = pure[0] if pure else path
+    metadata = sorted(path.glob("openrlhf-*.dist-info"))
+    if metadata:
+        _complete(path, metadata[0])
+    if not (root / "openrlhf").is_dir():
+        raise ConfigurationError(
+            f"{path}: there is no folder openrlhf/ in it; expected a checkout of OpenRLHF, an unpacked wheel, or a version"
+        )
+    if not (root / "openrlhf" / CLI).is_file():
+        raise ConfigurationError(
+            f"{path}: openrlhf/{CLI} is missing: not an OpenRLHF that can be known here, or only a part of one; check it out again"
+        )
+    if metadata:
+        headers = HeaderParser().parsestr((metadata[0] / "METADATA").read_text(encoding="utf-8"))
+        return Tree(root, headers.get("Version", "unknown"), "unpacked wheel" if pure else "installed")
+    stated = path / "version.txt"
+    version = stated.read_text(encoding="utf-8").strip() if stated.is_file() else "unknown"
+    return Tree(root, version, "checkout" if stated.is_file() else "folder")
+
+
+def _complete(path: Path, metadata: Path) -> None:
+    """A wheel's record names all its files: what of the package is not there was not unpacked."""
+    record = metadata / "RECORD"
+    if not record.is_file():
+        raise ConfigurationError(f"{metadata}: RECORD is missing, so the wheel is not whole: unpack it again")
+    with record.open(encoding="utf-8", newline="") as lines:
+        names = [row[0] for row in csv.reader(lines) if row and row[0].endswith(".py") and "openrlhf/" in row[0]]
+    missing = [name for name in names if not (path / name).is_file()]
+    if missing:
+        raise ConfigurationError(
+            f"{path}: half unpacked: {len(missing)} of the {len(names)} files in the wheel's RECORD are missing, the first "
+            f"{missing[0]}; unpack it again"
+        )
+
+
+def _unpack(wheel: Path, folder: Path) -> Tree:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder)
+    except (zipfile.BadZipFile, EOFError) as error:
+        raise ConfigurationError(f"{wheel}: not a whole wheel ({error}); download it again") from None
+    if not list(folder.glob("openrlhf-*.dist-info")):
+        found = ", ".join(sorted(p.name for p in folder.glob("*.dist-info"))) or "no *.dist-info"
+        raise ConfigurationError(f"{wheel}: a wheel of openrlhf was expected, it holds {found}")
+    return _folder(folder)._replace(origin="wheel")
+
+
+def download(version: str) -> Path:
+    """The wheel of a published version, without its dependencies; downloaded once.
+
+    Raises:
+        ConfigurationError: pip cannot get it; with pip's last words.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "openrlhf-marl" / "releases"
+    cache.mkdir(parents=True, exist_ok=True)
+    found = sorted(cache.glob(f"openrlhf-{version}-*.whl"))
+    if found:
+        return found[0]
+    with tempfile.TemporaryDirectory(dir=cache, prefix=".new-") as fresh:
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--only-binary",
+            ":all:",
+            "--dest",
+            fresh,
+        ]
+        # Upstream's code is the same in the wheels of all Pythons; the tag is one that every release has.
+        command += ["--python-version", "3.11", "--platform", "manylinux1_x86_64", f"openrlhf=={version}"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        wheels = sorted(Path(fresh).glob("*.whl"))
+        if done.returncode or not wheels:
+            said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
+            reason = re.sub(r"^ERROR: ", "", said[0]) if said else "pip gave no wheel"
+            raise ConfigurationError(f"openrlhf {version} could not be downloaded: {reason[:200]}; or give a path")
+        return wheels[0].rename(cache / wheels[0].name)

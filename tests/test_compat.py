@@ -1,0 +1,194 @@
+"""`openrlhf compat`: a release of upstream is looked at without importing it."""
+
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from marl_plugins import compat
+from marl_plugins.cli import main
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.hosts import releases, upstream_cli
+from marl_plugins.hosts.trees import Tree, open_tree
+from marl_plugins.plan import build_run
+
+ROOT = Path(__file__).parent.parent
+TINY = ROOT / "tests" / "recipes" / "sums" / "tiny.yaml"
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """The installed release as a checkout of its own."""
+    root = tmp_path / "checkout"
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(upstream_cli.upstream_root(), root / "openrlhf", ignore=ignored)
+    (root / "version.txt").write_text("0.11.2\n")
+    return root
+
+
+def wheel(folder, root, version="0.11.2", name="openrlhf", keep=lambda path: True):
+    """A wheel of a checkout, laid out as upstream's are."""
+    target = folder / f"{name}-{version}-py3-none-any.whl"
+    files = sorted((root / "openrlhf").rglob("*.py"))
+    pure = f"{name}-{version}.data/purelib/"
+    with zipfile.ZipFile(target, "w") as archive:
+        for path in filter(keep, files):
+            archive.write(path, pure + str(path.relative_to(root)))
+        info = f"{name}-{version}.dist-info"
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        archive.writestr(f"{info}/RECORD", "".join(f"{pure}{p.relative_to(root)},sha256=x,1\n" for p in files))
+    return target
+
+
+def looked(capsys, *words):
+    code = main(["compat", *map(str, words), "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["good"] is (code == 0)
+    return code, {area["what"]: area for area in answer["areas"]}
+
+
+def refused(capsys, source):
+    assert main(["compat", str(source)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("error:") == 1
+    return said
+
+
+@pytest.mark.parametrize("version", [*releases.CHECKED, releases.TRAINED])
+def test_every_published_release_that_is_supported_fits(version, capsys):
+    code, areas = looked(capsys, version)
+    assert code == 0, areas
+    assert version in areas["release"]["found"]
+    assert not areas["flags"]["warnings"]
+
+
+def test_a_checkout_a_wheel_and_the_package_folder_are_the_same_to_it(checkout, tmp_path, capsys):
+    file = wheel(tmp_path, checkout)
+    with zipfile.ZipFile(file) as archive:
+        archive.extractall(tmp_path / "unpacked")
+    answers = [looked(capsys, path) for path in (checkout, file, tmp_path / "unpacked", checkout / "openrlhf")]
+    for code, areas in answers:
+        assert code == 0
+        assert areas["seams"] == answers[0][1]["seams"]
+        assert areas["flags"] == answers[0][1]["flags"]
+
+
+def test_upstream_is_not_imported(checkout, tmp_path, capsys):
+    (checkout / "openrlhf" / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    assert looked(capsys, checkout)[0] == 0
+
+
+def test_what_a_newer_release_changed_is_named(checkout, capsys):
+    (checkout / "version.txt").write_text("0.13.0\n")
+    actor = checkout / "openrlhf/trainer/ray/ppo_actor.py"
+    actor.write_text(actor.read_text().replace("def fit(self, kl_ctl: float = 0)", "def fit(self, kl: float = 0)"))
+    cli = checkout / "openrlhf/cli/train_ppo_ray.py"
+    cli.write_text(
+        cli.read_text()
+        .replace('"--train.batch_size"', '"--train.rows"')
+        .replace("args.train.batch_size", "args.train.rows")
+        .replace("if args.train.agent_func_path:", "if args.train.no_such.thing:", 1)
+    )
+    code, areas = looked(capsys, checkout)
+    assert code == 1
+    assert "newer than any release known here" in areas["release"]["found"]
+    assert any("PolicyModelActor.fit takes (self, kl)" in p for p in areas["seams"]["problems"])
+    assert areas["flags"]["problems"] == ["--train.batch_size is gone; a recipe that sets it is refused"]
+    assert areas["flags"]["warnings"] == ["--train.rows is new; refused until it is known here"]
+    assert any("no_such" in p for p in areas["validation"]["problems"])
+
+
+def test_a_newer_release_that_has_everything_is_a_warning(checkout, capsys):
+    (checkout / "version.txt").write_text("0.12.0\n")
+    assert main(["compat", str(checkout)]) == 0
+    said = capsys.readouterr().out
+    assert "warning: openrlhf 0.12.0 has not been tried" in said
+    assert "everything that is relied on is there" in said
+
+
+def test_a_command_line_without_its_usual_shape_is_one_message(checkout, capsys):
+    (checkout / "openrlhf/cli/train_ppo_ray.py").write_text("def main(): pass\n")
+    code, areas = looked(capsys, checkout)
+    assert code == 1
+    assert len(areas["command line"]["problems"]) == 1
+
+
+def test_a_checkout_of_something_else(tmp_path, capsys):
+    (tmp_path / "other" / "src").mkdir(parents=True)
+    assert "there is no folder openrlhf/ in it; expected" in refused(capsys, tmp_path / "other")
+
+
+def test_a_package_of_the_same_name_that_is_something_else(tmp_path, capsys):
+    (tmp_path / "openrlhf").mkdir()
+    (tmp_path / "openrlhf" / "__init__.py").touch()
+    assert "openrlhf/cli/train_ppo_ray.py is missing" in refused(capsys, tmp_path)
+
+
+def test_a_half_unpacked_wheel_says_how_much_is_missing(checkout, tmp_path, capsys):
+    file = wheel(tmp_path, checkout, keep=lambda path: "trainer" not in str(path.relative_to(checkout)))
+    with zipfile.ZipFile(file) as archive:
+        archive.extractall(tmp_path / "half")
+    said = refused(capsys, tmp_path / "half")
+    assert "half unpacked" in said
+    assert "trainer/" in said
+
+
+def test_a_broken_wheel_and_one_of_something_else(checkout, tmp_path, capsys):
+    broken = tmp_path / "openrlhf-0.11.2-py3-none-any.whl"
+    broken.write_bytes(b"PK not a zip")
+    assert "not a whole wheel" in refused(capsys, broken)
+    assert "it holds other-1.0.dist-info" in refused(capsys, wheel(tmp_path, checkout, "1.0", "other"))
+
+
+def test_a_path_that_does_not_exist_and_a_version_that_was_never_published(tmp_path, capsys):
+    assert "no such file or folder, and not a version" in refused(capsys, tmp_path / "nothing")
+    assert "openrlhf 0.10.999 could not be downloaded" in refused(capsys, "0.10.999")
+
+
+def test_the_workflows_are_yaml_and_ours_runs_every_release():
+    ours = yaml.safe_load((ROOT / ".github/workflows/compatibility.yml").read_text())
+    assert ours["jobs"]["release"]["strategy"]["matrix"]["version"] == [*releases.CHECKED, releases.TRAINED]
+    theirs = yaml.safe_load((Path(compat.__file__).parent / "upstream_ci" / "workflow.yml").read_text())
+    assert theirs["jobs"]["compatibility"]["steps"][-1]["run"] == "openrlhf compat . --tests"
+
+
+def test_help_teaches(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["compat", "--help"])
+    assert ended.value.code == 0
+    assert "openrlhf compat 0.11.1" in capsys.readouterr().out
+
+
+def test_runs_are_refused_with_a_release_whose_loss_cannot_be_filled(monkeypatch):
+    monkeypatch.setattr(upstream_cli, "upstream_version", lambda: "0.10.3")
+    with pytest.raises(ConfigurationError, match=r"install openrlhf>=0.10.4"):
+        build_run(["--recipe", str(TINY)])
+
+
+def test_runs_with_a_release_that_is_only_checked_say_so(monkeypatch):
+    monkeypatch.setattr(upstream_cli, "upstream_version", lambda: "0.11.0")
+    run, _ = build_run(["--recipe", str(TINY)])
+    assert any("0.11.0 is checked" in warning for warning in run.warnings)
+
+
+def test_a_new_flag_of_upstreams_is_refused_when_set(checkout, monkeypatch):
+    """Nobody has decided what becomes of it with several policies."""
+    cli = checkout / "openrlhf/cli/train_ppo_ray.py"
+    anchor = 'parser.add_argument("--use_ms"'
+    assert anchor in cli.read_text()
+    cli.write_text(cli.read_text().replace(anchor, f'parser.add_argument("--train.brand_new", type=int)\n    {anchor}'))
+    monkeypatch.setattr(upstream_cli, "upstream_root", lambda: checkout / "openrlhf")
+    build_run(["--recipe", str(TINY)])
+    with pytest.raises(ConfigurationError) as caught:
+        build_run(["--recipe", str(TINY), "--train.brand_new", "1"])
+    assert "--train.brand_new is new in openrlhf" in caught.value.problems[0]
+
+
+def test_an_unreadable_version_counts_as_the_trained_one(checkout):
+    (checkout / "version.txt").write_text("main\n")
+    with open_tree(str(checkout)) as tree:
+        assert tree == Tree(checkout, "main", "checkout")
+        assert not any(area.problems for area in compat.look(tree))
