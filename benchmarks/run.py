@@ -20,5 +20,5 @@ def light_commands() -> None:
 
 if __name__ == "__main__":
     light_commands()
-    for module in ("arithmetic", "weight_sync", "startup"):
+    for module in ("arithmetic", "compat", "weight_sync", "startup"):
         subprocess.run([sys.executable, "-W", "ignore", "-m", f"benchmarks.{module}"], check=True)

@@ -1,0 +1,66 @@
+"""Seconds of `openrlhf compat` on a local tree, and what passing through adds to upstream's start: `python -m benchmarks.compat`
+
+Passing through, as where there is an accelerator: `openrlhf train FLAGS` replaces itself by upstream's command. Both get a flag
+that upstream refuses, so that the time is that of every import up to its parser. Pairs run one after the other, in turn first;
+upstream's flash_attn, which needs CUDA, is an empty package here.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from marl_plugins.hosts import cpu, upstream_cli
+
+PAIRS = 7
+REFUSED = ["--no.such.flag", "1"]
+
+
+def seconds(command: Sequence[str], env: dict[str, str], said: str) -> float:
+    """Wall clock of a command that has to say something."""
+    started = time.perf_counter()
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    taken = time.perf_counter() - started
+    assert said in done.stdout + done.stderr, done.stderr[-1000:]
+    return taken
+
+
+def main() -> None:
+    python, tree = sys.executable, str(upstream_cli.upstream_root())
+    looks = [
+        seconds([python, "-m", "marl_plugins", "compat", tree], dict(os.environ), "everything that is relied on")
+        for _ in range(5)
+    ]
+    print(
+        f"openrlhf compat {Path(tree).name}/: {statistics.median(looks):.2f} s ({min(looks):.2f}-{max(looks):.2f})",
+        flush=True,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        for module, functions in cpu.FLASH_ATTN.items():
+            package = Path(folder, *module.split("."))
+            package.mkdir(parents=True, exist_ok=True)
+            (package / "__init__.py").write_text("".join(f"{name} = None\n" for name in functions))
+        env = {**os.environ, cpu.DEVICE: "cuda", "PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])}
+        commands = {
+            "through": [python, "-m", "marl_plugins", "train", *REFUSED],
+            "direct": [python, "-m", "openrlhf.cli.train_ppo_ray", *REFUSED],
+        }
+        times: dict[str, list[float]] = {name: [] for name in commands}
+        for pair in range(PAIRS):
+            for name in sorted(commands, reverse=pair % 2 == 1):
+                times[name].append(seconds(commands[name], env, "unrecognized arguments: --no.such.flag"))
+    added = [a - b for a, b in zip(times["through"], times["direct"], strict=True)]
+    print(
+        f"upstream's start: {statistics.median(times['direct']):.2f} s; passing through adds {statistics.median(added):.2f} s "
+        f"({min(added):.2f} to {max(added):.2f} over {PAIRS} pairs)"
+    )
+
+
+if __name__ == "__main__":
+    main()
