@@ -139,8 +139,18 @@ def test_what_is_wrong_with_the_flags_is_said_together():
         ConfigurationError, match=r"--coach\.timeout is about a model's verdicts, and this coach is a rubric"
     ):
         build_run([*TINY, "--dry-run", "--coach.timeout", "3"])
+    nobody = ["--coach.ground_truth", "none", "--coach.last_prompt", "recipes/mathchat/prompts/solver.md"]
+    with pytest.raises(ConfigurationError, match=r"judged with the label, and --coach\.ground_truth is none"):
+        build_run([*TINY, "--dry-run", "--coach.model", "m", *nobody])
     with pytest.raises(ConfigurationError, match=r"holds no verdicts; --coach\.record FILE keeps those"):
         build_run([*TINY, "--dry-run", "--coach.model", "m", "--coach.replay", "nowhere.jsonl"])
+
+
+def test_a_limit_at_which_verdicts_cannot_come_in_time_is_said():
+    slow = build_run([*TINY, "--dry-run", "--coach.model", "m", "--coach.per_minute", "60"])[0].warnings
+    assert [w for w in slow if "300 verdicts within --coach.deadline 300 s, and a step has some 384 actions" in w] == slow
+    fast = build_run([*TINY, "--dry-run", "--coach.model", "m", "--coach.per_minute", "600"])[0].warnings
+    assert fast == []
 
 
 def test_an_endpoint_that_is_down_is_said_at_start_and_not_asked_by_a_dry_run(tmp_path):

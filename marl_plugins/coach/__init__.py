@@ -170,6 +170,7 @@ def marl_configure(run: Run) -> list[str]:
             _state.coach = _policy_coach(run, name)
         else:
             problems += _endpoint_problems(args)
+            run.warnings += _too_slow(run)
             if not problems:
                 _state.coach = _endpoint_coach(run, name)
     except ConfigurationError as error:
@@ -200,7 +201,9 @@ def _without_effect(run: Run, kind: str) -> list[str]:
         "policy": dict.fromkeys(OF_AN_ENDPOINT, "an endpoint"),
     }
     beside = run.on_command_line if f"coach.{kind}" in run.on_command_line else run.given
-    return [
+    nobody = "coach.last_prompt" in beside and run.args.coach.ground_truth == "none" and kind != "rubric"
+    with_label = ["--coach.last_prompt is about the action that is judged with the label, and --coach.ground_truth is none"]
+    return (with_label if nobody else []) + [
         f"--coach.{flag} is about {what}, and this coach is {KINDS[kind]} ({getattr(run.args.coach, kind)})"
         for flag, what in about.get(kind, {}).items()
         if f"coach.{flag}" in beside
@@ -257,6 +260,21 @@ def _endpoint_problems(args: Any) -> list[str]:
     except ValueError as error:
         problems.append(f"--coach.body {args.body!r}: {error}; expected a JSON object of request fields")
     return problems
+
+
+def _too_slow(run: Run) -> list[str]:
+    """What is said of a limit per minute at which a step's verdicts cannot come in time."""
+    args, rollout = run.args.coach, run.args.rollout
+    if not args.per_minute:
+        return []
+    actions = rollout.batch_size * rollout.n_samples_per_prompt * len(run.recipe.roles)
+    in_time = args.per_minute * args.deadline / 60
+    if in_time >= actions:
+        return []
+    return [
+        f"--coach.per_minute {args.per_minute:g} is {in_time:.0f} verdicts within --coach.deadline {args.deadline:g} s, and a step "
+        f"has some {actions} actions: verdicts will be missing; raise one of the two, or lower --rollout.batch_size"
+    ]
 
 
 def _path(run: Run, name: str) -> Path | None:
