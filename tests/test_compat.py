@@ -69,9 +69,12 @@ def test_a_checkout_a_wheel_and_the_package_folder_are_the_same_to_it(checkout, 
     file = wheel(tmp_path, checkout)
     with zipfile.ZipFile(file) as archive:
         archive.extractall(tmp_path / "unpacked")
-    answers = [looked(capsys, path) for path in (checkout, file, tmp_path / "unpacked", checkout / "openrlhf")]
+    inner = tmp_path / "unpacked" / "openrlhf-0.11.2.data" / "purelib"
+    paths = (checkout, file, tmp_path / "unpacked", inner, inner / "openrlhf", checkout / "openrlhf")
+    answers = [looked(capsys, path) for path in paths]
     for code, areas in answers:
         assert code == 0
+        assert "openrlhf 0.11.2" in areas["release"]["found"]
         assert areas["seams"] == answers[0][1]["seams"]
         assert areas["flags"] == answers[0][1]["flags"]
 

@@ -65,8 +65,11 @@ def open_tree(source: str) -> Iterator[Tree]:
 
 def _folder(path: Path) -> Tree:
     """A checkout, an unpacked wheel (its files may lie in `*.data/purelib`), or the package's own folder."""
+    path = path.resolve()
     if path.name == "openrlhf" and (path / CLI).is_file():
-        path = path.resolve().parent
+        path = path.parent
+    if path.match("openrlhf-*.data/purelib"):
+        path = path.parents[1]
     pure = sorted(path.glob("openrlhf-*.data/purelib"))
     root = pure[0] if pure else path
     metadata = sorted(path.glob("openrlhf-*.dist-info"))
