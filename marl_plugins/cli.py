@@ -1,4 +1,4 @@
-"""The command `openrlhf`: train, eval, recipes, plugins, doctor. Imports nothing heavy until a run really starts."""
+"""The command `openrlhf`: train, eval, recipes, plugins, patch, doctor. Imports nothing heavy until a run really starts."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ openrlhf {version}: multi-agent training as plugins for an unmodified OpenRLHF
   openrlhf eval --recipe RECIPE [--models RUN]   success of any models on a recipe's held-out tasks
   openrlhf recipes list | show | copy            recipes that are shipped, and your own from them
   openrlhf plugins [--json]                      plugins that are found, and what they hook into
+  openrlhf patch status | apply | revert         thin patches for those who carry a checkout of upstream
   openrlhf doctor [--json]                       whether training can work here, and what to do where not
   openrlhf --version
 
@@ -78,15 +79,18 @@ def _dispatch(words: list[str]) -> int:
         from marl_plugins.recipes_command import main as recipes
 
         return recipes(rest)
+    if command == "patch":
+        from marl_plugins.patch_command import main as patch
+
+        return patch(rest)
     if command == "doctor":
         from marl_plugins.doctor import main as doctor
 
         return doctor(rest)
     from marl_plugins.core.failures import nearest
 
-    raise ConfigurationError(
-        f"unknown command {command!r}{nearest(command, ['train', 'eval', 'recipes', 'plugins', 'doctor'])} (openrlhf --help)"
-    )
+    commands = ["train", "eval", "recipes", "plugins", "patch", "doctor"]
+    raise ConfigurationError(f"unknown command {command!r}{nearest(command, commands)} (openrlhf --help)")
 
 
 def _train(words: list[str]) -> int:
