@@ -1,4 +1,4 @@
-"""The command `openrlhf`: train, eval, recipes, plugins, doctor. Imports nothing heavy until a run really starts."""
+"""The command `openrlhf`: train, eval, recipes, plugins, patch, doctor. Imports nothing heavy until a run really starts."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ openrlhf {version}: multi-agent training as plugins for an unmodified OpenRLHF
   openrlhf recipes list | show | copy            recipes that are shipped, and your own from them
   openrlhf plugins [--json]                      plugins that are found, and what they hook into
   openrlhf compat PATH | VERSION                 whether another release of upstream still fits
+  openrlhf patch status | apply | revert         thin patches for those who carry a checkout of upstream
   openrlhf doctor [--json]                       whether training can work here, and what to do where not
   openrlhf --version
 
@@ -83,13 +84,17 @@ def _dispatch(words: list[str]) -> int:
         from marl_plugins.compat import main as compat
 
         return compat(rest)
+    if command == "patch":
+        from marl_plugins.patch_command import main as patch
+
+        return patch(rest)
     if command == "doctor":
         from marl_plugins.doctor import main as doctor
 
         return doctor(rest)
     from marl_plugins.core.failures import nearest
 
-    known = ["train", "eval", "recipes", "plugins", "compat", "doctor"]
+    known = ["train", "eval", "recipes", "plugins", "compat", "patch", "doctor"]
     raise ConfigurationError(f"unknown command {command!r}{nearest(command, known)} (openrlhf --help)")
 
 

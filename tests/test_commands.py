@@ -116,6 +116,7 @@ def test_the_wheel_carries_recipes_that_can_be_listed_copied_and_planned(tmp_pat
     assert "mathchat/tiny.yaml" in listed.stdout, listed.stderr
     assert str(tmp_path / "unpacked") in command("recipes", "show", "mathchat").stdout
     assert command("recipes", "copy", "mathchat", "mine").returncode == 0
+    assert "0001-importable-parser-and-main" in command("patch", "--help").stdout
     planned = command("train", "--recipe", "mine/tiny.yaml", "--dry-run")
     assert planned.returncode == 0, planned.stderr
     assert "prompts/tiny/solver.md" in planned.stdout

@@ -58,17 +58,20 @@ def upstream_version() -> str:
 
 @lru_cache
 def _main_block(path: Path) -> tuple[list[ast.stmt], list[ast.stmt]]:
-    """Statements of the `__main__` block before and after `args = parser.parse_args()`, up to `train(args)`."""
+    """Statements of the `__main__` block before and after `args = parser.parse_args()`, up to `train(args)`.
+
+    Our patch 0001 puts the same statements into `build_parser`, which ends with a `return`, and `main`.
+    """
     tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
-    for node in tree.body:
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'":
-            body = node.body
-            break
-    else:
+    blocks = {node.name: node.body for node in tree.body if isinstance(node, ast.FunctionDef)}
+    mains = [n.body for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "__name__ == '__main__'"]
+    if not mains:
         raise ConfigurationError(f"{path}: no `if __name__ == '__main__'` block; this OpenRLHF release is not supported")
+    patched = "build_parser" in blocks
+    body = [*blocks["build_parser"][:-1], *blocks["main"]] if patched else mains[0]
     sources = [ast.unparse(statement) for statement in body]
     try:
-        parse = sources.index("args = parser.parse_args()")
+        parse = sources.index("args = build_parser().parse_args(argv)" if patched else "args = parser.parse_args()")
         train = sources.index("train(args)")
     except ValueError:
         raise ConfigurationError(

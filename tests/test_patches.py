@@ -1,0 +1,455 @@
+"""The thin patches to upstream: they apply, they work, they can be taken off, and no command leaves half of one."""
+
+import difflib
+import hashlib
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from upstream_suite import copy_upstream, run_upstream_tests
+
+from marl_plugins.cli import main
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.hosts import upstream_cli
+from marl_plugins.hosts.patches import DoesNotApply, all_series, apply_hunks, read_patch, recognise
+from marl_plugins.hosts.seams import check_seams
+from marl_plugins.shipped import data
+
+ROOT = Path(__file__).resolve().parent.parent
+SERIES = next(s for s in all_series() if s.title == "openrlhf 0.11.2")
+NAMES = [p.name for p in SERIES.patches]
+FILES = list(SERIES.tree.released)
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """The touched files of the release in a tree of their own, one of them executable."""
+    for file in FILES:
+        target = tmp_path / "tree" / file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(upstream_cli.upstream_root().parent / file, target)
+    (tmp_path / "tree" / FILES[0]).chmod(0o755)
+    return tmp_path / "tree"
+
+
+def contents(tree):
+    """Every file with its bytes and mode, so that nothing can be left behind."""
+    return {
+        str(p.relative_to(tree)): (p.read_bytes(), p.stat().st_mode)
+        for p in tree.rglob("*")
+        if p.is_file() and ".git" not in p.parts
+    }
+
+
+def command(*words):
+    assert main(["patch", *words]) == 0
+
+
+def report(capsys, *words):
+    capsys.readouterr()
+    command(*words, "--json")
+    return json.loads(capsys.readouterr().out)
+
+
+def states(capsys, tree):
+    return {p["name"]: p["state"] for p in report(capsys, "status", "--to", str(tree))["patches"]}
+
+
+# --- the patches
+
+
+def test_every_set_of_patches_applies_compiles_is_recognised_and_comes_off_again(tree):
+    released = contents(tree)
+    seen = []
+    for number in range(len(NAMES) + 1):
+        for names in itertools.combinations(NAMES, number):
+            recognise(tree).change(frozenset(names))  # also from any set to any other
+            assert recognise(tree).having("applied") == set(names)
+            assert not recognise(tree).having("interrupted")
+            for file in FILES:
+                compile((tree / file).read_bytes(), file, "exec")
+            seen.append(contents(tree))
+    assert all(a != b for a, b in itertools.combinations(seen, 2))
+    recognise(tree).change(frozenset())
+    assert contents(tree) == released
+
+
+def test_what_we_rely_on_is_there_with_the_patches_too(tmp_path):
+    tree = copy_upstream(tmp_path / "tree")
+    command("apply", "--to", str(tree))
+    assert check_seams(tree / "openrlhf") == []
+
+
+def test_git_understands_the_patches_in_any_order(tree, tmp_path):
+    for order in (NAMES, NAMES[::-1]):
+        other = tmp_path / order[0]
+        shutil.copytree(tree, other)
+        for name in order:
+            subprocess.run(["git", "apply", str(SERIES.folder / f"{name}.patch")], cwd=other, check=True)
+        recognised = recognise(other)
+        assert recognised.having("applied") == set(NAMES)
+        recognised.change(frozenset())
+        assert contents(other) == contents(tree)
+
+
+@pytest.mark.parametrize("path", sorted(data("patches").glob("*/*/*.patch")), ids=lambda p: p.stem)
+def test_every_patch_says_what_it_is_and_whose(path):
+    header = path.read_text().partition("diff --git")[0]
+    assert path.parent.name in header and "Apache-2.0" in header and "http" in header
+    assert len(header.splitlines()[0]) < 80
+    diff = path.read_text().partition("diff --git")[2]
+    assert len(re.findall("^[-+][^-+]", diff, re.MULTILINE)) < 60
+
+
+def test_the_patched_command_line_is_read_without_importing_it(tree):
+    before = upstream_cli.build_parser(upstream_cli.upstream_root())
+    recognise(tree).change(frozenset(NAMES[:1]))
+    after = upstream_cli.build_parser(tree / "openrlhf")
+    assert flags(after) == flags(before)
+    statements = upstream_cli._main_block(tree / "openrlhf" / upstream_cli.CLI)[1]
+    assert len(statements) == len(upstream_cli._main_block(upstream_cli.upstream_root() / upstream_cli.CLI)[1])
+
+
+def flags(parser):
+    """All flags with default and type."""
+    return without_time([[a.option_strings, repr(a.default), getattr(a.type, "__name__", None)] for a in parser._actions])
+
+
+def without_time(found):
+    """The run's default name has the time in it."""
+    return [[o, re.sub(r"\d{4}T\d\d:\d\d", "NOW", d), t] for o, d, t in found]
+
+
+@pytest.mark.engines
+def test_upstream_with_the_patches_runs_our_workflow(tmp_path):
+    tree = copy_upstream(tmp_path / "tree")
+    command("apply", "--to", str(tree))
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests/patched_tree.py")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tree, ROOT, ROOT / "tests")))},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    seen = json.loads(done.stdout.partition("SEEN ")[2])
+    assert seen["package"] == str(tree / "openrlhf")
+
+    # 0001: the same flags three ways; the command works from Python
+    assert without_time(seen["flags"]) == without_time(seen["flags_without_import"])
+    assert without_time(seen["flags"]) == flags(upstream_cli.build_parser(upstream_cli.upstream_root()))
+    assert "--actor.model_name_or_path" in seen["help"]
+    assert seen["trained"] == ["m", ["r.py"], 6]  # parsed, nested, and completed by its validation
+
+    # 0002: one dict per action; the verdict of the role is its own
+    plans, solutions = seen["samples"][0], seen["samples"][1]
+    assert [plans["reward"], solutions["reward"]] == [0.0, 1.0]
+    assert "".join(map(chr, solutions["observation_tokens"])) == "u:2+2, fails 1 | 17^a:22^"
+    # 0004: the sample whose executor raised is None in its place, the others are there
+    assert [s and s["reward"] for s in seen["samples"]] == [0.0, 1.0, None, 0.0, 1.0]
+    # 0003
+    context = {"prompt": "2+2, fails 1", "is_eval": False, "global_step": 3, "datasource": "sums"}
+    assert seen["sample_contexts"] == [{**context, "sample_index": i} for i in range(3)]
+    assert seen["as_before"] == [{"prompt": "q"}, {"prompt": "q"}]
+
+    # Through upstream's generator: b fails and c takes its place; two samples a step, as upstream has it; a, c, then d.
+    a, c, d = ([[p, 0.0, 2], [p, 1.0, 3]] for p in "acd")
+    assert seen["steps"] == [[a, 3, False], [c, 0, False], [d, 1, True], [a, 3, False]]
+    assert [(x["prompt"], x["global_step"], x["is_eval"]) for x in seen["step_contexts"][:4]] == [
+        ("a", 0, False),
+        ("b fails 0", 0, False),
+        ("c", 0, False),
+        ("d", 2, False),
+    ]
+    assert {x["datasource"] for x in seen["step_contexts"][:4]} == {f"source of {p}" for p in ("a", "b fails 0", "c", "d")}
+    assert seen["evaluated"] == [*a, *c]
+    assert all(x["is_eval"] and x["global_step"] == 7 for x in seen["eval_contexts"])
+    assert seen["all_fail"] == "Executors failed on 3 prompts, 2 were asked for"
+
+    # The steps that upstream's loops tell: the synchronous one goes on from step 5 and evaluates at 6, the other is at 6.
+    told = [(kind, words["global_step"], words["max_len"]) for kind, words in seen["loops"]]
+    assert told == [("train", 5, 8), ("eval", 6, 8), ("train", 6, 8), ("train", 6, 8)]
+
+
+@pytest.mark.engines
+def test_upstreams_own_tests_say_the_same_with_the_patches(tmp_path):
+    tree = copy_upstream(tmp_path / "tree")
+    before = run_upstream_tests(tree)
+    command("apply", "--to", str(tree))
+    after = run_upstream_tests(tree)
+    assert after == before
+    assert len(before) == 221 and set(before.values()) == {"passed"}
+
+
+# --- the command
+
+
+def test_twice_is_once_and_back_is_where_we_were(tree, capsys):
+    released = contents(tree)
+    first = report(capsys, "apply", "--to", str(tree), "0002", NAMES[3])
+    assert [(p["name"], p["was"], p["state"]) for p in first["patches"]] == [
+        (NAMES[1], "absent", "applied"),
+        (NAMES[3], "absent", "applied"),
+    ]
+    assert first["changed"] == FILES[3:]
+    patched = contents(tree)
+    assert report(capsys, "apply", "--to", str(tree), "0002")["changed"] == [] and contents(tree) == patched
+    assert [mode for _, mode in patched.values()] == [mode for _, mode in released.values()]
+    assert list(states(capsys, tree).values()) == ["absent", "applied", "absent", "applied"]
+    command("apply", "--to", str(tree))
+    text = capsys.readouterr().out
+    assert text.count("already applied") == 2 and "changed: " + ", ".join(FILES) in text
+    command("revert", "--to", str(tree), "0003")
+    assert list(states(capsys, tree).values()) == ["applied", "applied", "absent", "applied"]
+    command("revert", "--to", str(tree))
+    command("revert", "--to", str(tree))
+    assert contents(tree) == released
+
+
+def test_help_teaches(capsys):
+    command()
+    text = capsys.readouterr().out
+    assert "openrlhf patch revert --to ~/OpenRLHF" in text and "need" in text
+    assert all(name in text for name in NAMES)
+
+
+def test_an_unpacked_wheel_is_found(tree, tmp_path):
+    shutil.move(tree, tmp_path / "wheel" / "openrlhf-0.11.2.data" / "purelib")
+    command("apply", "--to", str(tmp_path / "wheel"))
+    assert recognise(tmp_path / "wheel").having("applied") == set(NAMES)
+
+
+def refused(capsys, tree, *parts, words=("status", "apply", "revert")):
+    """Every command refuses the tree, says these words, and touches nothing."""
+    before = contents(tree)
+    for word in words:
+        assert main(["patch", word, "--to", str(tree)]) == 2
+        said = capsys.readouterr().err
+        for part in parts:
+            assert part in said
+        assert contents(tree) == before
+
+
+def test_refused_is_a_tree_that_is_none(tmp_path, capsys):
+    refused(capsys, tmp_path, "no tree that there are patches for", "openrlhf/cli/train_ppo_ray.py")
+    refused(capsys, tmp_path / "nowhere", "no tree that there are patches for")
+    assert main(["patch", "apply"]) == 2
+    assert "--to" in capsys.readouterr().err
+
+
+def test_refused_is_a_changed_file_before_and_after_patching(tree, capsys):
+    for _ in range(2):
+        path = tree / FILES[4]
+        good = path.read_bytes()
+        for bad in (
+            good + b"\n",
+            good.replace(b"\n", b"\r\n"),
+            good.replace(b"num_samples: int = 1", b"num_samples: int = 2"),
+        ):
+            path.write_bytes(bad)
+            refused(capsys, tree, str(path), "CRLF line ends" if b"\r" in bad else "changes that are not ours")
+        path.write_bytes(good)
+        command("apply", "--to", str(tree))
+        capsys.readouterr()
+
+
+def test_refused_is_a_tree_that_is_not_whole_or_linked(tree, capsys):
+    path = tree / FILES[2]
+    path.rename(tree / "elsewhere")
+    refused(capsys, tree, f"{path}: cannot be read", "is the tree complete?")
+    path.symlink_to(tree / "elsewhere")
+    refused(capsys, tree, "a symbolic link to")
+
+
+def test_refused_is_another_release(tree, capsys):
+    (tree / FILES[0]).write_text((tree / FILES[0]).read_text() + "# newer\n")
+    (tree / "version.txt").write_text("0.11.3\n")
+    refused(capsys, tree, "is openrlhf 0.11.3 by its own account; these patches are for 0.11.2")
+    (tree / "version.txt").unlink()
+    (tree / "openrlhf-0.11.1.dist-info").mkdir()
+    refused(capsys, tree, "is openrlhf 0.11.1 by its own account")
+
+
+def test_refused_is_a_name_that_no_patch_has(tree, capsys):
+    assert main(["patch", "apply", "--to", str(tree), "0004-no-abort"]) == 2
+    assert "did you mean '0004-no-abort-on-exception'?" in capsys.readouterr().err
+
+
+def test_a_git_checkout_is_refused_while_dirty_and_clean_again_after_a_revert(tree, capsys):
+    def git(*words):
+        who = ["-c", "user.name=t", "-c", "user.email=t@t"]
+        return subprocess.run(["git", *who, *words], cwd=tree, check=True, capture_output=True, text=True).stdout
+
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "release")
+    path = tree / FILES[3]
+    path.write_text(path.read_text().replace("timeout=10.0", "timeout=20.0"))
+    refused(capsys, tree, "changes that are not ours", f"git -C {tree} diff -- {FILES[3]}", "git apply")
+    git("checkout", "-q", ".")
+    command("apply", "--to", str(tree))
+    assert git("diff", "--name-only").split() == sorted(FILES)
+    git("commit", "-qam", "patched")
+    assert set(states(capsys, tree).values()) == {"applied"}
+    command("revert", "--to", str(tree))
+    git("checkout", "-q", "HEAD~1", "--", ".")
+    assert git("diff", "HEAD~1") == ""
+
+
+def test_a_tree_that_cannot_be_written_is_left_as_it_was(tree, capsys, monkeypatch):
+    before = contents(tree)
+
+    def full(fd):
+        raise OSError(28, "No space left on device", "x")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert main(["patch", "apply", "--to", str(tree)]) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert contents(tree) == before
+
+
+KILLED = """
+import os, signal, sys
+left, rename = int(sys.argv[3]), os.replace
+def replace(*paths):
+    global left
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+    left -= 1
+    rename(*paths)
+os.replace = replace
+from marl_plugins.cli import main
+main(["patch", sys.argv[1], "--to", sys.argv[2]])
+"""
+
+
+@pytest.mark.parametrize("kind", ["apply", "revert"])
+def test_a_command_that_is_killed_can_be_ended_or_undone(kind, tree, tmp_path, capsys):
+    released = contents(tree)
+    command("apply", "--to", str(tree))
+    patched = contents(tree)
+    if kind == "apply":
+        command("revert", "--to", str(tree))
+    interrupted = 0
+    for renames in range(len(FILES)):
+        broken = tmp_path / f"killed{renames}"
+        shutil.copytree(tree, broken)
+        child = [sys.executable, "-c", KILLED, kind, str(broken), str(renames)]
+        assert subprocess.run(child, cwd=ROOT, capture_output=True).returncode == -signal.SIGKILL
+        seen = report(capsys, "status", "--to", str(broken))
+        assert len(seen["leftovers"]) == len(FILES) - renames
+        command("status", "--to", str(broken))
+        assert "a command was killed here" in capsys.readouterr().out
+        done = [p["state"] for p in seen["patches"]]
+        interrupted += "interrupted" in done
+        assert set(done) - {"interrupted"} <= {"applied", "absent"}
+        for cure, target in (("apply", patched), ("revert", released)):
+            healed = tmp_path / f"healed{renames}{cure}"
+            shutil.copytree(broken, healed)
+            command(cure, "--to", str(healed))
+            assert contents(healed) == target
+        if "interrupted" in done:  # also where another patch is named
+            command("apply", "--to", str(broken), "0001")
+            assert "interrupted" not in states(capsys, broken).values()
+    assert interrupted >= 3
+
+
+# --- the engine, on trees and patches of any kind
+
+
+def diff_of(before, after, context):
+    """What `git diff` would print of one file."""
+    sides = [re.findall(rb"[^\n]*\n|[^\n]+", text) for text in (before, after)]
+    lines = difflib.diff_bytes(difflib.unified_diff, *sides, b"a/file", b"b/file", n=context)
+    ended = [line if line.endswith(b"\n") else line + b"\n\\ No newline at end of file\n" for line in lines]
+    return b"What it is for\n\ndiff --git a/file b/file\n" + b"".join(ended)
+
+
+texts = st.lists(st.sampled_from([b"a\n", b"b\n", b"\n", b"c\r\n", b"-- x\n", b"@@ -1 +1 @@\n"]), max_size=12).map(b"".join)
+
+
+@given(before=texts, after=texts, end=st.sampled_from([b"", b"z"]), context=st.integers(0, 3))
+def test_applying_and_taking_off_is_the_identity(before, after, end, context):
+    before, after = before + end, after + end[: len(after) % 2]
+    if before == after:
+        return
+    patch = read_patch(diff_of(before, after, context), "p")
+    assert patch.title == "What it is for"
+    assert apply_hunks(before, patch.hunks["file"]) == after
+    assert apply_hunks(after, patch.hunks["file"], reverse=True) == before
+
+
+def test_a_hunk_is_found_where_it_was_moved_to_but_never_guessed():
+    before = b"".join(b"%d\n" % n for n in range(20))
+    hunks = read_patch(diff_of(before, before.replace(b"9\n10\n", b"nine\n10\n"), 1), "p").hunks["file"]
+    assert apply_hunks(b"new\nnew\n" + before, hunks) == b"new\nnew\n" + before.replace(b"9\n10\n", b"nine\n10\n")
+    for text in (before.replace(b"8\n", b"8 \n"), b"x\n" + before + before, b""):
+        with pytest.raises(DoesNotApply):
+            apply_hunks(text, hunks)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        (b"only words\n", "changes nothing"),
+        (b"t\ndiff --git a/f b/f\n", "expected `--- a/FILE`"),
+        (b"t\ndiff --git a/f b/f\n--- /dev/null\n+++ b/f\n@@ -0,0 +1 @@\n+a\n", "of an existing file"),
+        (b"t\ndiff --git a/f b/g\n--- a/f\n+++ b/g\n@@ -1 +1 @@\n-a\n+b\n", "of an existing file"),
+        (b"t\ndiff --git a/f b/f\n--- a/f\n+++ b/f\n@@ -1,2 +1 @@\n-a\n", "has 1 and 0 lines, not 2 and 1"),
+        (b"t\ndiff --git a/f b/f\n--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\nmore\n", "expected `diff --git"),
+    ],
+)
+def test_what_is_no_patch_is_refused(text, part):
+    with pytest.raises(ConfigurationError, match=re.escape(part)):
+        read_patch(text, "p.patch")
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    """Two releases of a made-up host with CRLF files; the second patch of the first release builds upon its first."""
+    first, second = b"one\r\ntwo\r\n", b"one\r\ntwo\r\nthree\r\n"
+    steps = {"1.0": [first, b"one\r\nTWO\r\n", b"one\r\nTWO!\r\n"], "2.0": [second, b"one\r\ntwo\r\nTHREE\r\n"]}
+    for version, texts in steps.items():
+        folder = tmp_path / "patches" / "other" / version
+        folder.mkdir(parents=True)
+        for number, (before, after) in enumerate(itertools.pairwise(texts)):
+            (folder / f"{number:04}-p.patch").write_bytes(diff_of(before, after, 1))
+        (folder / "tree.yaml").write_text(
+            f"host: other\nversion: '{version}'\nlicence: MIT\nsource: http://x\nrecognise: [file]\n"
+            f"released:\n  file: {hashlib.sha256(texts[0]).hexdigest()}\n"
+        )
+    (tmp_path / "checkout").mkdir()
+    return steps
+
+
+def test_a_host_may_have_several_releases_and_patches_that_build_upon_each_other(hosts, tmp_path):
+    series = all_series(tmp_path / "patches")
+    file = tmp_path / "checkout" / "file"
+    for version, texts in hosts.items():
+        for number, text in enumerate(texts):
+            file.write_bytes(text)
+            tree = recognise(tmp_path / "checkout", series)
+            assert tree.series.title == f"other {version}" and len(tree.having("applied")) == number
+    file.write_bytes(hosts["1.0"][0])
+    with pytest.raises(ConfigurationError, match="0001-p cannot be on the tree without the others"):
+        recognise(tmp_path / "checkout", series).change(frozenset({"0001-p"}))
+    assert recognise(tmp_path / "checkout", series).change(frozenset({"0000-p", "0001-p"})) == ["file"]
+    assert file.read_bytes() == hosts["1.0"][2]
+
+
+def test_a_series_names_exactly_the_files_that_it_touches(hosts, tmp_path):
+    path = tmp_path / "patches/other/1.0/tree.yaml"
+    path.write_text(path.read_text() + "  another: abc\n")
+    with pytest.raises(ConfigurationError, match="differing: another"):
+        all_series(tmp_path / "patches")
+    path.write_text(path.read_text().replace("licence", "license"))
+    with pytest.raises(ConfigurationError, match=r"1\.0/tree\.yaml: licence: Field required"):
+        all_series(tmp_path / "patches")
