@@ -1,0 +1,47 @@
+"""A release's own tests, run against it in a process of their own."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from xml.etree import ElementTree
+
+
+def run_suite(root: Path, environment: Mapping[str, str], *words: str) -> dict[str, str]:
+    """Outcome of each test in `root/tests` by its name: `passed`, `failed` (also in its set-up) or `skipped`.
+
+    Args:
+        root: Folder with `openrlhf/` and `tests/`.
+        environment: Of the process; `PYTHONPATH` has to begin with `root`.
+        words: More of pytest's arguments.
+
+    Raises:
+        RuntimeError: The tests could not be run, with the end of what was printed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.xml")
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-c",
+            os.devnull,
+            "--rootdir",
+            str(root),
+            "--junitxml",
+            str(report),
+        ]
+        command += ["-p", "no:cacheprovider", *words, "tests"]
+        env = {**environment, "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
+        if not report.exists():
+            raise RuntimeError(f"upstream's tests did not run:\n{(done.stdout + done.stderr)[-4000:]}")
+        outcomes = {}
+        for case in ElementTree.parse(report).iter("testcase"):
+            found = {child.tag for child in case} & {"failure", "error", "skipped"}
+            outcome = "passed" if not found else "skipped" if found == {"skipped"} else "failed"
+            outcomes[f"{case.get('classname')}::{case.get('name')}"] = outcome
+    return outcomes
