@@ -22,7 +22,7 @@ openrlhf {version}: multi-agent training as plugins for an unmodified OpenRLHF
   openrlhf eval --recipe RECIPE [--models RUN]   success of any models on a recipe's held-out tasks
   openrlhf recipes list | show | copy            recipes that are shipped, and your own from them
   openrlhf plugins [--json]                      plugins that are found, and what they hook into
-  openrlhf doctor [--json]                       whether training can work here, and what to do where not
+  openrlhf doctor [--recipe RECIPE] [--static]   whether training can work here, and what to do where not
   openrlhf --version
 
 Begin with:  openrlhf train --recipe mathchat/tiny.yaml --max_steps 5
