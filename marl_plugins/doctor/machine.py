@@ -163,9 +163,8 @@ def extensions(device: str) -> Path:
 def unwritable(folder: Path) -> str | None:
     """Why no file can be made in a folder, which may not exist yet; None where one can."""
     try:
-        with tempfile.TemporaryFile(
-            dir=existing(folder)
-        ):  # tried, because permissions are not all: read-only mounts, quotas, root
+        # Tried, because permissions are not all: read-only mounts, quotas, root.
+        with tempfile.TemporaryFile(dir=existing(folder)):
             return None
     except OSError as error:
         return error.strerror or str(error)

@@ -64,8 +64,6 @@ def devices(run: Run, cards: Cards) -> list[Finding]:
     needed = needed_devices(run)
     total, parts = sum(needed.values()), ", ".join(f"{name} {count}" for name, count in needed.items())
     if run.device == "cpu":
-        if run.logical_gpus is not None and run.logical_gpus < total:
-            return [red("layout", f"needs {total} logical GPUs ({parts})", f"--logical_gpus {total}, or leave it out")]
         return [fine("layout", f"{total} logical GPUs ({parts})")]
     if os.environ.get("RAY_ADDRESS"):
         return [remark("layout", f"needs {total} GPUs ({parts}) of the cluster at RAY_ADDRESS")]
