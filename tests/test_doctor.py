@@ -494,7 +494,7 @@ def test_limits_in_which_no_program_can_run():
 
 
 def asked(*words):
-    return services.coach_endpoint(None, own_parser().parse_args(words))
+    return services.coach_endpoint(None, services.endpoint_of(own_parser().parse_args(words)))
 
 
 def test_a_coach_that_judges():
@@ -551,10 +551,10 @@ def test_a_recipes_own_coach_is_asked():
     with openai_server(lambda body, n: verdict(body, 7)) as (url, bodies):
         words = ["--recipe", TINY, "--coach.model", "m", "--coach.base_url", url]
         run, _ = wanted.plan(words)
-        assert services.coach_endpoint(run, own_parser().parse_args(words))[0].good is True
+        assert services.coach_endpoint(run, services.endpoint_of(own_parser().parse_args(words)))[0].good is True
     assert len(bodies) == 1
     run, _ = wanted.plan(["--recipe", TINY])  # judged by rules
-    assert services.coach_endpoint(run, own_parser().parse_args([])) == []
+    assert services.coach_endpoint(run, services.endpoint_of(own_parser().parse_args([]))) == []
 
 
 # --- what a recipe wants ------------------------------------------------------------------------------------------------

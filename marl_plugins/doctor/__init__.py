@@ -83,7 +83,7 @@ def own_parser() -> upstream_cli.Parser:
 
 def examine(options: argparse.Namespace, words: Sequence[str]) -> list[Finding]:
     """All findings, in the order in which they are shown."""
-    device = cpu.device()
+    device, endpoint = cpu.device(), services.endpoint_of(options)
     there, cards = versions.installed(), gpus.look()
     plan, findings = wanted.plan(words) if options.recipe or options.plugin else (None, [])
     looks: list[Check] = [
@@ -95,7 +95,7 @@ def examine(options: argparse.Namespace, words: Sequence[str]) -> list[Finding]:
         lambda: host.upstream(),
         lambda: versions.versions(there, device, cards),
         lambda: host.operators(device),
-        lambda: wanted.extras(plan, bool(getattr(options, "coach.model"))),
+        lambda: wanted.extras(plan, bool(endpoint.model)),
         lambda: services.trackers(plan.args.logger if plan else None),
     ]
     looks += [] if plan is None else [lambda: wanted.devices(plan, cards)]
@@ -104,7 +104,7 @@ def examine(options: argparse.Namespace, words: Sequence[str]) -> list[Finding]:
         lambda: engines.training(device),
         lambda: engines.ray(),
         lambda: services.sandbox(wanted.python_tool(plan)),
-        lambda: services.coach_endpoint(plan, options),
+        lambda: services.coach_endpoint(plan, endpoint),
     ]
     findings = [f for look in looks for f in look()] + findings
     if not options.static:

@@ -62,8 +62,17 @@ def sandbox(config: PythonToolConfig | None) -> list[Finding]:
     return [fine("sandbox", f"runs programs, and stops what is over its limits ({time.monotonic() - started:.1f} s)")]
 
 
-def coach_endpoint(run: Run | None, options: argparse.Namespace) -> list[Finding]:
-    """Ask the coach as a run does before it starts: the recipe's, or that of the flags; with a key alone, which models it has."""
+def endpoint_of(options: argparse.Namespace) -> Endpoint:
+    """The endpoint of the coach's flags.
+
+    Raises:
+        ConfigurationError: They are wrong.
+    """
+    return coach.endpoint_of(SimpleNamespace(**{k.removeprefix("coach."): v for k, v in vars(options).items()}))
+
+
+def coach_endpoint(run: Run | None, endpoint: Endpoint) -> list[Finding]:
+    """Ask the coach as a run does before it starts: the run's, or that of the flags; with a key alone, which models it has."""
     from marl_plugins.coach.accounts import Answers, Budget
     from marl_plugins.coach.client import Client
 
@@ -72,7 +81,6 @@ def coach_endpoint(run: Run | None, options: argparse.Namespace) -> list[Finding
         return probe(asker) if isinstance(asker, Client) else []
     if any(find_spec(name) is None for name in coach.NEEDED):
         return []  # said among the extras
-    endpoint = coach.endpoint_of(SimpleNamespace(**{k.removeprefix("coach."): v for k, v in vars(options).items()}))
     if endpoint.model:
         return probe(Client(endpoint, Budget(), Answers()))
     asked_for = endpoint.base_url != own_default("base_url")
