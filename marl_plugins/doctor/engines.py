@@ -21,14 +21,14 @@ SECONDS = 180.0
 """For one of them; a first import on a cold disk takes a minute."""
 
 ENGINE = """
-import marl_plugins.runtime.engine_actor, json, torch, vllm
-from vllm.platforms import current_platform as platform
-print(json.dumps({"vllm": vllm.__version__, "device": platform.device_type, "gpus": torch.cuda.device_count()}))
+import marl_plugins.runtime.engine_actor, json, torch, vllm, vllm.platforms
+device = vllm.platforms.current_platform.device_type
+print(json.dumps({"vllm": vllm.__version__, "device": device, "gpus": torch.cuda.device_count()}))
 """
 TRAINING = """
-import marl_plugins.runtime.policy_actor, json, deepspeed
-from deepspeed.accelerator import get_accelerator
-print(json.dumps({"deepspeed": deepspeed.__version__, "device": get_accelerator()._name}))
+import marl_plugins.runtime.policy_actor, json, deepspeed, deepspeed.accelerator
+device = deepspeed.accelerator.get_accelerator()._name
+print(json.dumps({"deepspeed": deepspeed.__version__, "device": device}))
 """
 RAY = """
 import json, os, ray, sys

@@ -12,6 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import Distribution
 from pathlib import Path
 
@@ -57,6 +58,7 @@ def versions(there: There, device: str, cards: Cards) -> list[Finding]:
     ]
 
 
+@cache
 def pinned(*files: str) -> dict[str, Requirement]:
     """The tested versions, by name."""
     found: dict[str, Requirement] = {}
