@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
@@ -33,7 +33,7 @@ Exit code 0: training can work here; 1: a line marked MEND stands in its way; 2:
 docs/doctor.md says what each line means.
 """
 
-Check = Callable[[], Iterable[Finding]]
+Check = Callable[[], list[Finding]]
 
 
 def main(words: Sequence[str]) -> int:
@@ -85,31 +85,31 @@ def examine(options: argparse.Namespace, words: Sequence[str]) -> list[Finding]:
     """All findings, in the order in which they are shown."""
     device, endpoint = cpu.device(), services.endpoint_of(options)
     there, cards = versions.installed(), gpus.look()
-    plan, findings = wanted.plan(words) if options.recipe or options.plugin else (None, [])
-    looks: list[Check] = [
-        lambda: machine.machine(device),
-        lambda: gpus.gpus(cards, device),
-        lambda: machine.folders(device, wanted.hub_models(plan)),
-        lambda: machine.network(device),
-        lambda: [machine.command()],
-        lambda: host.upstream(),
-        lambda: versions.versions(there, device, cards),
-        lambda: host.operators(device),
-        lambda: wanted.extras(plan, bool(endpoint.model)),
-        lambda: services.trackers(plan.args.logger if plan else None),
+    plan, planned = wanted.plan(words) if options.recipe or options.plugin else (None, [])
+    looked = [
+        *machine.machine(device),
+        *gpus.gpus(cards, device),
+        *machine.folders(device, wanted.hub_models(plan)),
+        *machine.network(device),
+        machine.command(),
+        *host.upstream(),
+        *versions.versions(there, device, cards),
+        *host.operators(device),
+        *wanted.extras(plan, bool(endpoint.model)),
+        *services.trackers(plan.args.logger if plan else None),
+        *planned,
+        *(wanted.devices(plan, cards) if plan else []),
     ]
-    looks += [] if plan is None else [lambda: wanted.devices(plan, cards)]
+    if options.static:
+        return looked
+    from marl_plugins.runtime.display import Display
+
     tries: list[Check] = [
         lambda: engines.engines(device),
         lambda: engines.training(device),
-        lambda: engines.ray(),
+        engines.ray,
         lambda: services.sandbox(wanted.python_tool(plan)),
         lambda: services.coach_endpoint(plan, endpoint),
     ]
-    findings = [f for look in looks for f in look()] + findings
-    if not options.static:
-        from marl_plugins.runtime.display import Display
-
-        with Display(as_json=True).phase("trying the engines, Ray, the sandbox"), ThreadPoolExecutor() as pool:
-            findings += [f for found in pool.map(lambda check: list(check()), tries) for f in found]
-    return findings
+    with Display(as_json=True).phase("trying the engines, Ray, the sandbox"), ThreadPoolExecutor() as pool:
+        return looked + [finding for found in pool.map(lambda check: check(), tries) for finding in found]
