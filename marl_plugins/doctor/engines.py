@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -19,6 +20,8 @@ from marl_plugins.hosts import cpu
 
 SECONDS = 180.0
 """For one of them; a first import on a cold disk takes a minute."""
+GRACE = 5.0
+"""Seconds between ending one and giving up on what it said."""
 
 ENGINE = """
 import marl_plugins.runtime.engine_actor, json, torch, vllm, vllm.platforms
@@ -160,7 +163,8 @@ def tried(script: str, device: str, *arguments: str) -> tuple[dict[str, Any] | N
         out, said = process.communicate(timeout=SECONDS)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # with whatever it has started
-        process.communicate()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # what is in a session of its own may hold the pipes
+            process.communicate(timeout=GRACE)
         return None, SECONDS, f"not done after {SECONDS:.0f} s"
     seconds = time.monotonic() - started
     if process.returncode:
