@@ -449,11 +449,17 @@ def test_what_hangs_is_ended_with_what_it_has_started(apart, monkeypatch, tmp_pa
     assert time.monotonic() - started < 30
     if apart:  # cannot be known; it must not keep us waiting, and we clear up after the test
         os.kill(int(file.read_text()), 9)
-    state = Path(f"/proc/{file.read_text()}/stat")
     until = time.monotonic() + 20
-    while state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":  # a signal takes its time
+    while alive(file.read_text()):  # a signal takes its time
         assert time.monotonic() < until, "still there"
         time.sleep(0.05)
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_ray_that_runs_or_has_left_sessions(tmp_path):
