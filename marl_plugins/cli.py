@@ -24,7 +24,7 @@ openrlhf {version}: multi-agent training as plugins for an unmodified OpenRLHF
   openrlhf plugins [--json]                      plugins that are found, and what they hook into
   openrlhf compat PATH | VERSION                 whether another release of upstream still fits
   openrlhf patch status | apply | revert         thin patches for those who carry a checkout of upstream
-  openrlhf doctor [--json]                       whether training can work here, and what to do where not
+  openrlhf doctor [--recipe RECIPE] [--static]   whether training can work here, and what to do where not
   openrlhf --version
 
 Begin with:  openrlhf train --recipe mathchat/tiny.yaml --max_steps 5

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from marl_plugins.coach.accounts import Budget
     from marl_plugins.coach.asking import Asker
+    from marl_plugins.coach.client import Endpoint
     from marl_plugins.coach.verdict import Verdict
     from marl_plugins.core.trajectory import Action, Trajectory
     from marl_plugins.run import Policy, Run
@@ -172,7 +173,7 @@ def marl_configure(run: Run) -> list[str]:
             problems += _endpoint_problems(args)
             run.warnings += _too_slow(run)
             if not problems:
-                _state.coach = _endpoint_coach(run, name)
+                _state.coach = _endpoint_coach(run)
     except ConfigurationError as error:
         problems += error.problems
     return problems
@@ -290,23 +291,35 @@ def _policy_coach(run: Run, name: str) -> Coach:
     return _model_coach(run, _state.asker)
 
 
-def _endpoint_coach(run: Run, model: str) -> Coach:
+def endpoint_of(args: Any) -> Endpoint:
+    """The endpoint that the flags describe (`args.base_url`, ...).
+
+    Raises:
+        ConfigurationError: They do not.
+    """
+    from marl_plugins.coach.client import Endpoint
+
+    if problems := _endpoint_problems(args):
+        raise ConfigurationError(problems)
+    names = {f.name for f in fields(Endpoint)} - {"body"}
+    return Endpoint(body=json.loads(args.body or "{}"), **{n: getattr(args, n) for n in names})
+
+
+def _endpoint_coach(run: Run) -> Coach:
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         raise ConfigurationError(
             f"--coach.model needs {', '.join(missing)}, which is not installed: pip install 'openrlhf-marl[coach]'"
         )
     from marl_plugins.coach.accounts import Answers, Budget
-    from marl_plugins.coach.client import Client, Endpoint
+    from marl_plugins.coach.client import Client
 
     args = run.args.coach
-    names = {f.name for f in fields(Endpoint)} - {"model", "body"}
-    endpoint = Endpoint(model=model, body=json.loads(args.body or "{}"), **{n: getattr(args, n) for n in names})
     replay = _path(run, "replay")
     answers = Answers(replay) if replay else Answers()
     if replay is not None and not answers.known:
         raise ConfigurationError(f"--coach.replay {replay}: holds no verdicts; --coach.record FILE keeps those of a run")
     _state.budget = Budget(args.budget_tokens, args.budget, (args.price_in, args.price_out))
-    _state.asker = Client(endpoint, _state.budget, answers, replay is not None)
+    _state.asker = Client(endpoint_of(args), _state.budget, answers, replay is not None)
     return _model_coach(run, _state.asker)
 
 

@@ -44,7 +44,13 @@ def environment() -> dict[str, str]:
         "TORCHINDUCTOR_CACHE_DIR": str(Path(sys.prefix) / "var" / "torchinductor"),
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    return {name: value if name == DEVICE else os.environ.get(name, value) for name, value in ours.items()}
+    here = str(
+        Path(sys.prefix) / "bin"
+    )  # DeepSpeed asks for ninja at every start; this environment's need not be activated
+    path = os.environ.get("PATH", "").split(os.pathsep)
+    ours["PATH"] = os.pathsep.join(filter(None, [*path, *([] if here in path else [here])]))
+    kept = {DEVICE, "PATH"}
+    return {name: value if name in kept else os.environ.get(name, value) for name, value in ours.items()}
 
 
 class _Device(str):

@@ -128,5 +128,5 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
     for name in header:
         table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # as it is: `package[extra]` is no markup
     Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120).print(table)

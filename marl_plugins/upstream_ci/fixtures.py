@@ -1,7 +1,6 @@
 """A pytest plugin: the release under test, and how to import it in place of the installed one."""
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,9 +34,4 @@ def environment(tree: Tree) -> dict[str, str]:
     ours = str(Path(__file__).resolve().parents[2])
     on_cpu = cpu.environment() if cpu.device() == "cpu" else {}
     path = os.pathsep.join([str(tree.root), ours, *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {
-        **os.environ,
-        **on_cpu,
-        "PYTHONPATH": path,
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-    }
+    return {**os.environ, **on_cpu, "PYTHONPATH": path}
