@@ -187,7 +187,7 @@ def _read(path: Path, origins: Origins, chain: list[Path]) -> dict[str, Any]:
             raise ConfigurationError(
                 f"{path}: a recipe is a mapping of keys, got {'nothing' if node is None else type(node).__name__}"
             )
-        own: dict[str, Any] = _build(node, path, (), origins, yaml.SafeLoader(""))
+        own: dict[str, Any] = build(node, path, (), origins, yaml.SafeLoader(""))
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{path}: is not UTF-8 text (byte {error.start})") from None
     except RecursionError:
@@ -214,7 +214,7 @@ def _read(path: Path, origins: Origins, chain: list[Path]) -> dict[str, Any]:
     return merged
 
 
-def _build(node: yaml.Node, path: Path, key: tuple[str, ...], origins: Origins, loader: yaml.SafeLoader) -> Any:
+def build(node: yaml.Node, path: Path, key: tuple[str, ...], origins: Origins, loader: yaml.SafeLoader) -> Any:
     if isinstance(node, yaml.MappingNode):
         built: dict[str, Any] = {}
         for name_node, value_node in node.value:
@@ -223,12 +223,12 @@ def _build(node: yaml.Node, path: Path, key: tuple[str, ...], origins: Origins, 
             if name in built:
                 raise ConfigurationError(f"{path}:{name_node.start_mark.line + 1}: key {name!r} is given twice")
             origins.lines[here] = (path, name_node.start_mark.line + 1)
-            built[name] = _build(value_node, path, here, origins, loader)
+            built[name] = build(value_node, path, here, origins, loader)
         return built
     if isinstance(node, yaml.SequenceNode):
         for number, item in enumerate(node.value):
             origins.lines[(*key, str(number))] = (path, item.start_mark.line + 1)
-        return [_build(item, path, (*key, str(n)), origins, loader) for n, item in enumerate(node.value)]
+        return [build(item, path, (*key, str(n)), origins, loader) for n, item in enumerate(node.value)]
     value = loader.construct_object(node)
     if (
         isinstance(value, str) and isinstance(node, yaml.ScalarNode) and node.style is None

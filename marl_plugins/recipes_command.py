@@ -1,4 +1,4 @@
-"""`openrlhf recipes list | show | copy`: the recipes that are shipped, and one's own made from them."""
+"""`openrlhf recipes list | show | copy | import`: the recipes that are shipped, and one's own made from them or from others'."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.trajectory import Generation, Task, Trajectory
 from marl_plugins.core.workflow import Call, RoleSpec, Sampling, Tool, run_workflow
 from marl_plugins.hosts.upstream_cli import Parser
+from marl_plugins.imports.shapes import KINDS
 from marl_plugins.manager import load_file
 from marl_plugins.shipped import recipes_root
 
@@ -27,12 +28,34 @@ def main(words: Sequence[str]) -> int:
     copying = commands.add_parser("copy", help="copy a recipe, to start one's own")
     copying.add_argument("recipe", help="name of a shipped recipe, or a folder with a recipe.yaml")
     copying.add_argument("folder", type=Path, help="where to; it must not exist yet")
+    importing = commands.add_parser(
+        "import",
+        help="a recipe from a MARTI or MAPPA configuration",
+        description="Turn a MARTI or MAPPA configuration, with its prompts and data, into a recipe. Its README lists what was "
+        "taken, what was left out and why, and what to look at. See docs/marti.md.",
+        epilog="Example: openrlhf recipes import marti/cli/configs/ma_chain.yaml --to my_recipe --model Qwen/Qwen2.5-3B-Instruct",
+    )
+    add = importing.add_argument
+    add("source", type=Path, help="a Hydra .yaml, a .json with agent specifications, or the .sh that launches a run")
+    add("--to", type=Path, required=True, metavar="FOLDER", help="where to; it must not exist yet")
+    add("--model", metavar="NAME", help="model of all agents, where the source leaves it open or another is wanted")
+    add("--train-data", type=Path, metavar="FILE", help=".json or .jsonl; default: what the source names")
+    add("--eval-data", type=Path, metavar="FILE", help="held-out tasks; default: what the source names")
+    add("--workflow", choices=KINDS, help="shape to begin with, where the source's workflow has no counterpart")
+    add(
+        "--grader", type=Path, metavar="FILE", help="a .py with score_outcome(trajectory); default: the one for mathematics"
+    )
+    add("--skip-unknown", action="store_true", help="leave out what is unknown, and list it in the README")
     for command in (listing, showing):
         command.add_argument("--json", action="store_true", help="print JSON instead of tables")
     options = parser.parse_args(list(words))
     if options.command is None:
         parser.print_help()
         return 0
+    if options.command == "import":
+        from marl_plugins.recipes_import import run, wanted_from
+
+        return run(options.source, wanted_from(options))
     if options.command == "copy":
         return copy(options.recipe, options.folder)
     return show(options.recipe, options.json) if options.command == "show" else list_all(options.json)

@@ -15,7 +15,7 @@ from marl_plugins.core.tasks import read_tasks
 from marl_plugins.hosts import upstream_cli
 from marl_plugins.hosts.flags import FLAGS, flags_of
 from marl_plugins.hosts.releases import TRAINED
-from marl_plugins.hosts.seams import check_seams
+from marl_plugins.hosts.seams import check_seams, seams_of
 from marl_plugins.plan import build_run
 from marl_plugins.run import describe
 from marl_plugins.shipped import recipes_root
@@ -395,7 +395,7 @@ def test_flags_that_are_not_honoured_say_why():
 
 
 def test_all_seams_hold_in_the_installed_release():
-    assert check_seams(upstream_cli.upstream_root()) == []
+    assert check_seams(upstream_cli.upstream_root(), seams_of(TRAINED)) == []
 
 
 def test_a_changed_seam_is_named(tmp_path):
@@ -404,7 +404,7 @@ def test_a_changed_seam_is_named(tmp_path):
     file = root / "trainer/ray/ppo_actor.py"
     file.write_text(file.read_text().replace("def fit(self, kl_ctl: float = 0)", "def fit(self, kl: float = 0)"))
     (root / "trainer/ppo_utils/length_penalty.py").unlink()
-    found = check_seams(root)
+    found = check_seams(root, seams_of(TRAINED))
     only(found, "PolicyModelActor.fit takes (self, kl), expected (self, kl_ctl)")
     only(found, "openrlhf.trainer.ppo_utils.length_penalty is gone")
     assert len(found) == 2

@@ -15,13 +15,10 @@ from dataclasses import asdict
 
 from marl_plugins import __version__, coach
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.findings import Finding, all_good
 from marl_plugins.doctor import engines, gpus, host, machine, services, versions, wanted
-from marl_plugins.doctor.findings import Finding
 from marl_plugins.hosts import cpu, upstream_cli
 
-__all__ = ["Finding", "main"]
-
-MARKS = {True: "ok", False: "MEND", None: ""}
 EXAMPLES = """\
   openrlhf doctor                                    everything, in under a minute
   openrlhf doctor --static                           look only: start nothing, ask nobody, a second
@@ -49,16 +46,13 @@ def main(words: Sequence[str]) -> int:
             "or --plugin"
         )
     findings = examine(options, [w for w in words if w not in ("--json", "--static")])
-    good = all(f.good is not False for f in findings)
+    good = all_good(findings)
     if options.json:
         print(json.dumps({"version": __version__, "good": good, "findings": [asdict(f) for f in findings]}, indent=2))
     else:
-        from marl_plugins.runtime.display import print_table
+        from marl_plugins.runtime.display import print_findings
 
-        rows = [[MARKS[f.good], f.what, f.found, f.cure] for f in findings]
-        print_table(f"openrlhf-marl {__version__}", ["", "what", "found", "what to do"], rows)
-        for line in dict.fromkeys(f"{f.what}: {f.cure}" for f in findings if f.good is False):
-            print(line)  # once more, in one piece each, to be copied
+        print_findings(f"openrlhf-marl {__version__}", findings)
         print("training can work here" if good else "training cannot work here yet: see the lines marked MEND")
     return 0 if good else 1
 

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.doctor.findings import Finding, fine, red, remark
+from marl_plugins.core.findings import Finding, fine, red, remark
 from marl_plugins.doctor.machine import temporary, unwritable
 from marl_plugins.hosts import cpu
 

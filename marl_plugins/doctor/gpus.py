@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from marl_plugins.doctor.findings import Finding, fine, red, remark
+from marl_plugins.core.findings import Finding, fine, red, remark
 from marl_plugins.hosts import cpu
 
 SECONDS = 30.0

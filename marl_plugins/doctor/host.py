@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.doctor.findings import Finding, fine, red, remark
+from marl_plugins.core.findings import Finding, fine, red, remark
 from marl_plugins.doctor.machine import extensions
 from marl_plugins.hosts import cpu, upstream_cli
 from marl_plugins.hosts.prebuild import STALE
@@ -38,9 +38,10 @@ def upstream() -> list[Finding]:
 
 
 def seams(root: Path, version: str) -> list[Finding]:
-    problems = check_seams(root, version)
+    table = seams_of(version)
+    problems = check_seams(root, table)
     if not problems:
-        return [fine("seams", f"all {len(seams_of(version))} places of upstream that are relied on are as expected")]
+        return [fine("seams", f"all {len(table)} places of upstream that are relied on are as expected")]
     cure = f"pip install --no-deps openrlhf=={TRAINED}, or a release of openrlhf-marl for yours"
     return [red("seams", problem, cure) for problem in problems]
 

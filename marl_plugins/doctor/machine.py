@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from marl_plugins.doctor.findings import Finding, fine, red, red_if, remark
+from marl_plugins.core.findings import Finding, fine, red, red_if, remark
 from marl_plugins.hosts import cpu
 
 GIB = 2**30

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from marl_plugins import coach
 from marl_plugins.config import PythonToolConfig
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, nearest
-from marl_plugins.doctor.findings import Finding, fine, red, red_if, remark
+from marl_plugins.core.findings import Finding, fine, red, red_if, remark
 
 if TYPE_CHECKING:
     from marl_plugins.coach.client import Endpoint

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from marl_plugins import coach
 from marl_plugins.config import PythonToolConfig
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.doctor.findings import Finding, fine, red, red_if, remark
+from marl_plugins.core.findings import Finding, fine, red, red_if, remark
 from marl_plugins.tiny import is_tiny
 
 if TYPE_CHECKING:

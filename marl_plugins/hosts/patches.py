@@ -373,11 +373,9 @@ def _said_version(root: Path, host: str) -> str:
 def _why_unknown(root: Path, series: Series, file: str, content: bytes) -> str:
     if series.look_into(file, content.replace(b"\r\n", b"\n")):
         return f"has CRLF line ends where {series.title} has LF; check it out again with core.autocrlf=false"
-    cure = "unpack the release again"
+    cure = f"get it again ({series.tree.source})"
     if (root / ".git").exists():
-        cure = (
-            f"see `git -C {root} diff -- {file}`, then `git stash` or commit your work and check out v{series.tree.version}"
-        )
+        cure = f"see `git -C {root} diff -- {file}`, then `git stash` or commit your work and check out what the patches are for"
     return (
         f"has changes that are not ours: it is neither as released in {series.title} nor with patches of this series "
         f"(sha256 {_sha256(content)[:12]}, released: {series.tree.released[file][:12]}); {cure}; "

@@ -7,11 +7,11 @@ compares the table with the installed release, `openrlhf compat` with any other;
 from __future__ import annotations
 
 import ast
-from functools import lru_cache
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from marl_plugins.hosts.releases import TRAINED, WINDOWED, concerns
+from marl_plugins.hosts.releases import WINDOWED, concerns
 
 
 class Seam(NamedTuple):
@@ -186,20 +186,23 @@ SEAMS = (
 )
 
 
-def check_seams(root: Path, version: str = TRAINED) -> list[str]:
-    """What of the table does not hold in the package folder of a release of upstream; empty when all of it does."""
+def check_seams(root: Path, seams: Sequence[Seam], package: str = "openrlhf") -> list[str]:
+    """What of a table does not hold in a package folder; empty when all of it does."""
     problems = []
-    for seam in seams_of(version):
+    read: dict[Path, dict[str, str | None]] = {}
+    for seam in seams:
         path = _file(root, seam.module)
         if path is None:
-            problems.append(f"openrlhf.{seam.module} is gone ({seam.name}: {seam.why})")
+            problems.append(f"{package}.{seam.module} is gone ({seam.name}: {seam.why})")
             continue
-        found = _names(path)
+        if path not in read:
+            read[path] = _names(path)
+        found = read[path]
         if seam.name not in found:
-            problems.append(f"openrlhf.{seam.module}.{seam.name} is gone ({seam.why})")
+            problems.append(f"{package}.{seam.module}.{seam.name} is gone ({seam.why})")
         elif seam.signature is not None and found[seam.name] != seam.signature:
             problems.append(
-                f"openrlhf.{seam.module}.{seam.name} takes ({found[seam.name]}), expected ({seam.signature}) ({seam.why})"
+                f"{package}.{seam.module}.{seam.name} takes ({found[seam.name]}), expected ({seam.signature}) ({seam.why})"
             )
     return problems
 
@@ -217,7 +220,6 @@ def _file(root: Path, module: str) -> Path | None:
     return None
 
 
-@lru_cache
 def _names(path: Path) -> dict[str, str | None]:
     """Names that a module defines or imports, methods as `Class.method`; functions with their parameter names."""
     names: dict[str, str | None] = {}
@@ -232,7 +234,7 @@ def _names(path: Path) -> dict[str, str | None]:
             elif isinstance(node, ast.Import | ast.ImportFrom):
                 names.update({prefix + (alias.asname or alias.name): None for alias in node.names})
 
-    visit(ast.parse(path.read_text(encoding="utf-8")).body, "")
+    visit(ast.parse(path.read_text(encoding="utf-8"), str(path)).body, "")
     return names
 
 

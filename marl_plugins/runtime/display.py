@@ -25,6 +25,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from marl_plugins.core.findings import Finding
+
 Column = tuple[str, str, str]
 FIRST: tuple[Column, ...] = (("step", "step", "{:.0f}"), ("outcome", "outcome/mean", "{:.3f}"))
 REWARD: Column = ("reward", "reward/mean", "{:.3f}")
@@ -130,3 +132,13 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
     for row in rows:
         table.add_row(*map(Text, row))  # as it is: `package[extra]` is no markup
     Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120).print(table)
+
+
+MARKS = {True: "ok", False: "MEND", None: ""}
+
+
+def print_findings(title: str, findings: Sequence[Finding]) -> None:
+    """A table of findings, and below it what to do about the red ones once more, in one piece each, to be copied."""
+    print_table(title, ["", "what", "found", "what to do"], [[MARKS[f.good], f.what, f.found, f.cure] for f in findings])
+    for line in dict.fromkeys(f"{f.what}: {f.cure}" for f in findings if f.good is False):
+        print(line)

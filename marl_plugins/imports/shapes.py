@@ -1,0 +1,151 @@
+"""Their workflows as ours. Three shapes are known by name: a chain, a debate, and a mixture of proposers with an aggregator.
+
+A workflow of any other shape is Python that has to be written again; `--workflow` says which shape to begin with.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Literal
+
+from marl_plugins.imports.prompts import fields_of
+
+Kind = Literal["chain", "debate", "mixture"]
+KINDS: tuple[Kind, ...] = ("chain", "debate", "mixture")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How agents follow each other.
+
+    Args:
+        tools: Places of the agents that use the tool.
+        turns: Names in `workflow_args` of the agents' numbers of turns.
+    """
+
+    kind: Kind
+    tools: tuple[int, ...] = ()
+    turns: tuple[str, ...] = ()
+
+
+MATHCHAT = ("generator_max_turns", "coder_max_turns", "refiner_max_turns")
+SHAPES = {
+    "chain_workflow": Shape("chain"),
+    "chain-of-agents": Shape("chain"),
+    "mathchat_workflow": Shape("chain", (1,), MATHCHAT),
+    "mathchat_workflow_with_coach": Shape("chain", (1,), MATHCHAT),
+    "dsbench_workflow": Shape("chain", (0, 1, 2), ("data_engineer_max_turns", "modeler_max_turns", "analyst_max_turns")),
+    "debate_workflow": Shape("debate"),
+    "multi-agents-debate": Shape("debate"),
+    "mixture-of-agents": Shape("mixture"),
+}
+"""By the workflow's file, else by `agent_workflow`."""
+
+TAKEN = ("task", "roles", "tools", "run", "problem", "others", "computed", "asyncio", "random", "re")
+"""Names that a workflow of ours has already."""
+
+
+BOX = r'BOX = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}")'
+"""A line of a debate's workflow: what is in a box, braces one deep."""
+
+
+def shape_name(workflow_file: str | None, agent_workflow: str | None) -> str:
+    return PurePosixPath(workflow_file).stem if workflow_file else (agent_workflow or "chain-of-agents")
+
+
+def identifier(name: str, used: Sequence[str]) -> str:
+    """A name that a role can have."""
+    base = re.sub(r"\W+", "_", name.strip()).strip("_").lower() or "agent"
+    base = f"agent_{base}" if base[0].isdigit() else base
+    base = f"{base}_" if base in TAKEN or keyword.iskeyword(base) else base
+    number, chosen = 1, base
+    while chosen in used:
+        number += 1
+        chosen = f"{base}_{number}"
+    return chosen
+
+
+def chain(prompts: Mapping[str, str], with_tools: Sequence[str]) -> str:
+    """One role after the other, each given the fields that its prompt has; of a role with tools, their answers too."""
+    lines: list[str] = []
+    computing = ""
+    names = list(prompts)
+    for name, prompt in prompts.items():
+        arguments, after = [], []
+        for field in fields_of(prompt):
+            said_by = computing if field == "computed" else field
+            if field == "problem":
+                arguments.append("problem=task.prompt")
+            elif said_by in with_tools:
+                arguments.append(f"{field}={said_by}_said")
+                after.append(said_by)
+            else:
+                arguments.append(f"{field}={said_by}")
+        arguments += [f"after=[{', '.join(dict.fromkeys(after))}]"] if after else []
+        start = "return" if name == names[-1] else f"{name} ="
+        lines.append(f"    {start} await roles.{name}({', '.join(arguments)})")
+        if name in with_tools and name != names[-1]:
+            lines.append(f'    {name}_said = f"{{{name}}}\\n\\n{{{name}.tool_output}}"')
+            computing = name
+    return f'"""{" -> ".join(names)}."""\n\n\nasync def run(task, roles, tools):\n' + "\n".join(lines) + "\n"
+
+
+def debate(names: Sequence[str], again: str, rounds: int, contain_self: bool, most: int, shuffle: bool) -> str:
+    """All roles answer, then answer again with the others' answers before them; most votes win."""
+    shuffled = '    random.Random(f"{task.id} {number} {place}").shuffle(shown)\n' if shuffle else ""
+    own = "list(answers)" if contain_self else "[a for i, a in enumerate(answers) if i != place]"
+    arguments = ["problem=task.prompt"] if "problem" in fields_of(again) else []
+    arguments += ["others=others"] if "others" in fields_of(again) else []
+    return f'''"""A debate: every role answers, then answers again knowing the others' answers; most votes win."""
+
+import asyncio
+{"import random" + chr(10) if shuffle else ""}import re
+
+NAMES = {tuple(names)!r}
+ROUNDS = {rounds}
+{BOX}
+MOST = {most}
+"""So many answers an agent is shown."""
+
+
+async def run(task, roles, tools):
+    answers = await asyncio.gather(*(getattr(roles, name)(problem=task.prompt) for name in NAMES))
+    for number in range(1, ROUNDS):
+        places = range(len(NAMES))
+        answers = await asyncio.gather(*(answer_again(task, roles, answers, number, place) for place in places))
+    return majority(answers)
+
+
+async def answer_again(task, roles, answers, number, place):
+    shown = {own}
+{shuffled}    others = "\\n\\n".join(f"Agent {{i}}: {{a}}" for i, a in enumerate(shown[:MOST], 1))
+    role = getattr(roles, f"{{NAMES[place]}}_again")
+    return await role({", ".join([*arguments, "after=shown[:MOST]"])})
+
+
+def majority(answers):
+    """The first of the answers whose box most of them have."""
+    boxes = [(BOX.findall(str(a)) or [str(a)])[-1].strip() for a in answers]
+    return answers[max(range(len(boxes)), key=lambda i: (boxes.count(boxes[i]), -i))]
+'''
+
+
+def mixture(names: Sequence[str], last: str) -> str:
+    """All but the last answer at once; the last one sees their answers."""
+    arguments = [f"{field}={'task.prompt' if field == 'problem' else field}" for field in fields_of(last)]
+    return f'''"""A mixture: {", ".join(names[:-1])} propose, {names[-1]} decides."""
+
+import asyncio
+
+NAMES = {tuple(names[:-1])!r}
+
+
+async def run(task, roles, tools):
+    answers = await asyncio.gather(*(getattr(roles, name)(problem=task.prompt) for name in NAMES))
+    others = "\\n\\n".join(f"Agent {{i}}: {{a}}" for i, a in enumerate(answers, 1))
+    return await roles.{names[-1]}({", ".join([*arguments, "after=list(answers)"])})
+'''

@@ -1,0 +1,642 @@
+"""`openrlhf recipes import`: configurations of MARTI's and MAPPA's form, written for these tests, become recipes that load."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+from simulated import CharacterChat
+
+from marl_plugins.coach.model import read_prompt
+from marl_plugins.config import load_recipe
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.tasks import read_tasks
+from marl_plugins.core.trajectory import Generation, Task
+from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
+from marl_plugins.hosts.flags import FLAGS
+from marl_plugins.imports import items, options, prompts, read, shapes
+from marl_plugins.manager import load_file
+from marl_plugins.plan import build_run
+from marl_plugins.recipes_command import main
+from marl_plugins.recipes_import import Wanted, convert
+
+ROOT = Path(__file__).resolve().parent.parent
+
+DEFAULT = """\
+agent_workflow: base
+shared_agents: false
+verify_task: math
+packing_samples: true
+default_agent:
+  is_tuning: true
+  pretrain: null
+  advantage_estimator: gae
+  critic_learning_rate: 9.0e-6
+  n_samples_per_prompt: 1
+  rollout_batch_size: 8
+  train_batch_size: 8
+  prompt_max_len: 1000
+  generate_max_len: 24
+  freezing_actor_steps: -1
+"""
+
+MATHCHAT = """\
+defaults:
+  - default
+  - _self_
+agent_workflow: "chain-of-agents"
+workflow_func_path: "marti/worlds/workflows/mathchat_workflow_with_coach.py"
+workflow_args:
+  generator_max_turns: 1
+  coder_max_turns: 2
+  refiner_max_turns: 1
+  enable_ground_truth_eval: true
+  coach_model: "gemini-small"
+  coach_prompt_template: |
+    Judge {agent_role} of {agent_name} on {problem}.
+    Shown {agent_input}, it said {agent_output}; tools: {tool_observation}.
+    Right: {ground_truth_answer}. Braces {{stay}}.
+    PROCESS_SCORE: [0 to 10]
+    - ANSWER_CORRECT: [0 or 1]
+tools_config:
+  num_workers: 4
+  tools:
+    code_interpreter: {type: sandbox_fusion, timeout: 7, rate_limit: 3}
+agents:
+  - thinker: {role: thinker, is_tuning: true, is_reasoning_model: true}
+  - coder: {role: coder}
+  - checker: {role: checker}
+prompt_data: "json@./data/SUMS"
+eval_dataset: "json@./data/SUMS"
+input_key: problem
+label_key: answer
+default_agent:
+  advantage_estimator: "reinforce_plus_plus"
+  n_samples_per_prompt: 2
+  actor_learning_rate: 1.0e-6
+  zero_stage: 3
+  vllm_enable_sleep: true
+  colocate_all_models: true
+  actor_num_gpus_per_node: 2
+  ref_num_gpus_per_node: 2
+  vllm_num_engines: 2
+filter_agents_data: true
+"""
+
+WORKFLOW = '''\
+async def workflow(prompt, label, agents, **rest):
+    generator_prompt = """Think about
+{problem}"""
+    coder_prompt = """Check with a program: {problem}
+{solution}
+as {{a: 1}}"""
+    refiner_prompt = "Decide {problem} from {execution}"
+'''
+
+AGENT = """\
+AGENT{n}="{{
+    \\"{n}\\": {{
+        \\"role\\": \\"{role}\\",
+        \\"pretrain\\": \\"${{PRETRAIN}}\\",
+        \\"is_tuning\\": {tuning},
+        \\"chat_template\\": [\\"{template}\\"]
+    }}
+}}"
+"""
+
+SCRIPT = """\
+#!/bin/bash
+# AGENT0="not this one"
+MODEL_DIR="hub"   # a comment with "quotes
+SHORT=${{1:-"small"}}
+PRETRAIN="${{MODEL_DIR}}/${{SHORT}}"
+LOG=$(date +%Y).log
+export OTHER='$PRETRAIN'
+WORKFLOW_ARGS="{{
+    \\"num_rounds\\": 3
+}}"
+{agents}
+echo "starting" > /dev/null
+python3 -m openrlhf.cli.multi_agent_train_ppo_ray \\
+    --agents {names} \\
+    --workflow_args "$WORKFLOW_ARGS" \\
+    --workflow_func_path openrlhf/agent_workflows/{workflow}.py \\
+    --advantage_estimator group_norm \\
+    --rollout_batch_size 4 \\
+    --n_samples_per_prompt 2 \\
+    --train_batch_size 8 \\
+    --prompt_max_len 600 --generate_max_len 16 \\
+    --actor_learning_rate 1e-6 \\
+    --bf16 \\
+    --prompt_data json@data/SUMS \\
+    --input_key="problem" \\
+    --label_key=answer \\
+    --save_path "$LOG" 2>&1 | tee out.log
+"""
+
+
+def sums(count, start=0):
+    return [
+        {"problem": f"What is {n} + {n}?", "answer": 2 * n, "id": n - start, "extra_info": json.dumps({"size": n})}
+        for n in range(start, start + count)
+    ]
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A tree of MAPPA's layout: configurations, a workflow with prompts, data."""
+    for folder in ("marti/cli/configs", "marti/worlds/workflows", "data/SUMS", "scripts"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "marti/cli/configs/default.yaml").write_text(DEFAULT)
+    (tmp_path / "marti/cli/configs/mathchat.yaml").write_text(MATHCHAT)
+    (tmp_path / "marti/worlds/workflows/mathchat_workflow_with_coach.py").write_text(WORKFLOW)
+    (tmp_path / "data/SUMS/train.json").write_text(json.dumps(sums(40)))
+    (tmp_path / "data/SUMS/test.jsonl").write_text("\n".join(map(json.dumps, sums(10, start=35))))
+    return tmp_path
+
+
+@pytest.fixture
+def config(checkout):
+    """MATHCHAT's file; `config(old, new)` changes it."""
+    path = checkout / "marti/cli/configs/mathchat.yaml"
+
+    def edit(*pairs):
+        text = path.read_text()
+        for old, new in pairs:
+            assert old in text
+            text = text.replace(old, new)
+        path.write_text(text)
+        return path
+
+    return edit
+
+
+def script(checkout, workflow="chain_workflow", templates=None, tuning=("true", "true", "false")):
+    templates = templates or {
+        "writer": "\\\\$question\\\\n\\\\nin \\\\\\\\boxed{}",
+        "critic": "Of $question: $writer",
+        "editor": "$question $writer $critic costs $5",
+    }
+    agents = "".join(
+        AGENT.format(n=n, role=role, template=text, tuning=tuning[n % 3])
+        for n, (role, text) in enumerate(templates.items())
+    )
+    names = " ".join(f'"$AGENT{n}"' for n in range(len(templates)))
+    path = checkout / "scripts/run.sh"
+    path.write_text(SCRIPT.format(agents=agents, names=names, workflow=workflow))
+    return path
+
+
+def imported(source, *words, folder=None):
+    """The folder of a recipe that was imported by the command, and has loaded on GPUs and on a CPU."""
+    folder = folder or source.parent / "made"
+    assert main(["import", str(source), "--to", str(folder), *words]) == 0
+    return folder
+
+
+def loads(folder, monkeypatch, *words):
+    runs = []
+    for file, device in (("recipe.yaml", "cuda"), ("tiny.yaml", "cpu")):
+        monkeypatch.setenv("MARL_PLUGINS_DEVICE", device)
+        runs.append(build_run(["--recipe", str(folder / file), *words])[0])
+    assert main(["show", str(folder)]) == 0
+    return runs[0]
+
+
+def problems(source, **wanted):
+    folder = source.parent / "never"
+    with pytest.raises(ConfigurationError) as caught:
+        convert(source, Wanted(folder, **{"model": "hub/small", **wanted}))
+    assert not folder.exists()
+    return caught.value.problems
+
+
+def only(found, *parts):
+    matching = [p for p in found if all(part in p for part in parts)]
+    assert len(matching) == 1, f"{parts} in {found}"
+    return matching[0]
+
+
+def answers(folder, texts):
+    """What the roles of a recipe are shown when they answer as given; the answer of the workflow last."""
+    recipe, _ = load_recipe(folder / "recipe.yaml")
+    chat, shown = CharacterChat(), {}
+    workflow = load_file(folder / "workflow.py", f"imported_{folder.name}").run
+
+    def spec(name):
+        def render(fields):
+            text = (folder / recipe.roles[name].prompt).read_text().format(**fields)
+            shown.setdefault(name, text)
+            return [{"role": "user", "content": text}]
+
+        return RoleSpec(name, name, render, chat, Sampling(1.0, 1.0, 100, 10000))
+
+    async def generate(call):
+        ids = chat.encode(texts[call.role])
+        return Generation(ids, (0.0,) * len(ids), "stop", call.policy, 0)
+
+    roles = {name: spec(name) for name in recipe.roles}
+    task = Task("t", "What is 1 + 1?", "2")
+    trajectory = asyncio.run(run_workflow(workflow, task, 0, step=0, run_seed=0, roles=roles, tools={}, generate=generate))
+    return shown, trajectory
+
+
+def test_mappas_configuration_becomes_a_recipe_that_loads(config, monkeypatch, capsys):
+    folder = imported(config(), "--model", "hub/small")
+    run = loads(folder, monkeypatch)
+    assert list(run.recipe.roles) == ["thinker", "coder", "checker"]
+    coder = run.recipe.roles["coder"]
+    assert (coder.tools, coder.max_turns, coder.endless_tools) == (["python"], 2, "go_on")
+    assert run.recipe.tools.python.seconds == 7
+    assert run.args.algo.advantage.estimator == "reinforce"
+    assert (run.args.rollout.n_samples_per_prompt, run.args.train.batch_size) == (2, 8)
+    assert run.args.data.max_len == 1024 and run.args.rollout.max_new_tokens == 24
+    assert run.args.coach.model == "gemini-small" and "generativelanguage" in run.args.coach.base_url
+    assert len(run.tasks("train")) == 40 and len(run.tasks("eval")) == 5
+    assert run.tasks("train")[3].metadata == {"size": 3}
+    assert "What is 35" not in (folder / "data/eval.jsonl").read_text()
+    out = capsys.readouterr().out
+    assert "thinker -> coder" in out and "5 items are trained on too" in out
+
+
+def test_prompts_come_from_the_workflows_python_where_the_configuration_has_none(config):
+    folder = imported(config(), "--model", "hub/small")
+    assert (folder / "prompts/thinker.md").read_text() == "Think about\n{problem}\n"
+    assert (folder / "prompts/coder.md").read_text().endswith("{problem}\n{thinker}\nas {{a: 1}}\n")
+    assert (folder / "prompts/checker.md").read_text() == "Decide {problem} from {computed}\n"
+    workflow = (folder / "workflow.py").read_text()
+    assert 'coder_said = f"{coder}\\n\\n{coder.tool_output}"' in workflow and "after=[coder]" in workflow
+
+
+def test_the_coachs_template_becomes_two_prompts_that_are_checked(config):
+    folder = imported(config(), "--model", "hub/small")
+    common = read_prompt(folder / "prompts/coach.md", with_label=False)
+    last = read_prompt(folder / "prompts/coach_last.md", with_label=True)
+    assert "Judge {role} of {role} on {task}." in common and "Braces {{stay}}." in common
+    assert "Right: N/A." in common and "Right: {label}." in last
+    for text in (common, last):
+        assert "----- {fence} -----\n{action}\n----- {fence} -----" in text
+        assert "SCORE" not in text and "CORRECT" not in text and text.endswith("{form}\n")
+    assert "PROCESS_SCORE: [0 to 10]; - ANSWER_CORRECT" in (folder / "README.md").read_text()
+
+
+def test_a_label_that_every_agents_score_saw_is_flagged(config, capsys):
+    folder = imported(config(("{ground_truth_answer}", "{label}")), "--model", "hub/small")
+    assert "Right: N/A." in (folder / "prompts/coach.md").read_text()
+    assert "{label} let the label into the score of every agent" in capsys.readouterr().out
+
+
+def test_an_agents_prompt_may_not_show_the_label(checkout, config):
+    workflow = checkout / "marti/worlds/workflows/mathchat_workflow_with_coach.py"
+    workflow.write_text(WORKFLOW.replace("{execution}", "{execution}, which is {label}"))
+    for skip in (False, True):
+        only(problems(config(), skip_unknown=skip), "refiner_prompt", "'label' shows an agent the label; delete it")
+
+
+def test_what_a_prompt_cannot_be_given_stays_as_text_where_it_is_skipped(checkout, config, monkeypatch):
+    workflow = checkout / "marti/worlds/workflows/mathchat_workflow_with_coach.py"
+    workflow.write_text(WORKFLOW.replace("Think about", "Use {files} and {tools!r:>3}"))
+    only(problems(config()), "generator_prompt: 'files' is nothing that an agent can be shown", "--skip-unknown")
+    folder = imported(config(), "--model", "hub/small", "--skip-unknown")
+    assert (folder / "prompts/thinker.md").read_text().startswith("Use {{files}} and {{tools}}\n{problem}")
+    loads(folder, monkeypatch)
+
+
+def test_unknown_keys_are_reported_together_with_file_line_and_nearest_name(config):
+    path = config(
+        ("agent_workflow: ", "agent_workfow: x\nagent_workflow: "),
+        ("  zero_stage: 3", "  zero_stag: 3"),
+        ("coder: {role: coder}", "coder: {role: coder, is_tunning: true}"),
+        ("  coach_model:", "  coach_modle: x\n  coach_model:"),
+        ("  num_workers: 4", "  num_worker: 4"),
+        ("rate_limit: 3}", "rate_limits: 3}"),
+        ("{agent_role}", "{agent_rol}"),
+    )
+    found = problems(path)
+    line = path.read_text().splitlines().index("agent_workfow: x") + 1
+    only(found, f"mathchat.yaml:{line}: unknown key 'agent_workfow'", "did you mean 'agent_workflow'?", "--skip-unknown")
+    only(found, "unknown key 'default_agent.zero_stag'", "'zero_stage'")
+    only(found, "unknown key 'agents.1.coder.is_tunning'", "'is_tuning'")
+    only(found, "unknown key 'workflow_args.coach_modle'", "'coach_model'")
+    only(found, "unknown key 'tools_config.num_worker'", "'num_workers'")
+    only(found, "unknown key 'tools_config.tools.code_interpreter.rate_limits'")
+    only(found, "coach_prompt_template", "no placeholder {agent_rol}", "'agent_role'")
+    assert len(found) == 7
+
+
+def test_the_command_ends_with_code_2_and_writes_nothing(config, tmp_path):
+    path = config(("  zero_stage: 3", "  zero_stag: 3"))
+    words = ["recipes", "import", str(path), "--to", str(tmp_path / "made")]
+    done = subprocess.run([sys.executable, "-m", "marl_plugins", *words], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "default_agent.zero_stag" in done.stderr and "give --model NAME_OR_FOLDER" in done.stderr
+    assert not (tmp_path / "made").exists()
+
+
+def test_unknown_keys_are_listed_where_they_are_skipped(config, monkeypatch):
+    path = config(("  zero_stage: 3", "  zero_stag: 3"), ("type: sandbox_fusion", "type: search_engine"))
+    folder = imported(path, "--model", "hub/small", "--skip-unknown")
+    readme = (folder / "README.md").read_text()
+    assert "unknown key 'default_agent.zero_stag'" in readme and "'search_engine' has no counterpart" in readme
+    loads(folder, monkeypatch)
+
+
+def test_the_readme_lists_what_was_taken_and_what_was_not(config):
+    readme = (imported(config(), "--model", "hub/small") / "README.md").read_text()
+    taken, left_out = readme.split("## Left out")
+    assert "| `actor_learning_rate` | `actor.adam.lr: 1e-06` |" in taken
+    assert "| `filter_agents_data` | not needed" in left_out
+    assert "critic_learning_rate" not in readme and "packing_samples" not in readme  # of default.yaml, changed by nobody
+
+
+def test_a_launch_script_of_mappas_overrides_its_configuration(checkout, config, monkeypatch):
+    path = checkout / "scripts/train.sh"
+    path.write_text(
+        "MODEL=hub/other\nROOT=$(pwd)\npython -m marti.cli.commands.train \\\n  --config-name mathchat \\\n"
+        '  default_agent.pretrain="${MODEL}" \\\n  `# a remark` \\\n  default_agent.rollout_batch_size=4 \\\n'
+        '  prompt_data="${ROOT}/data/SUMS/train.json" \\\n  workflow_args.coder_max_turns=3 \\\n'
+        "  +default_agent.no_such=1 2>&1 | tee log\n"
+    )
+    only(problems(path, model=None), "train.sh:10: unknown key 'default_agent.no_such'")
+    folder = imported(path, "--skip-unknown")
+    run = loads(folder, monkeypatch)
+    assert run.recipe.model == "hub/other" and run.recipe.roles["coder"].max_turns == 3
+    assert run.args.rollout.batch_size == 4
+
+
+def test_agent_specifications_in_a_v2_script_become_roles(checkout, monkeypatch):
+    folder = imported(script(checkout))
+    run = loads(folder, monkeypatch)
+    assert run.recipe.model == "hub/small"
+    assert {p.name: p.trainable for p in run.policies} == {"writer": True, "critic": True, "editor": False}
+    assert run.args.algo.advantage.estimator == "group_norm" and run.args.groups.by == "task+role+turn"
+    assert (folder / "prompts/writer.md").read_text() == "{problem}\n\nin \\boxed{{}}\n"
+    assert (folder / "prompts/editor.md").read_text() == "{problem} {writer} {critic} costs $5\n"
+    shown, trajectory = answers(folder, {"writer": "two", "critic": "good", "editor": "2"})
+    assert shown["editor"] == "What is 1 + 1? two good costs $5\n" and trajectory.answer == "2"
+
+
+def test_lines_in_a_script_are_those_of_the_agents_text(checkout):
+    path = script(checkout)
+    path.write_text(path.read_text().replace('\\"is_tuning\\": false', '\\"is_tunning\\": false'))
+    line = next(n for n, text in enumerate(path.read_text().splitlines(), 1) if "is_tunning" in text)
+    only(problems(path), f"run.sh:{line}: unknown key 'agents.2.2.is_tunning'")
+
+
+@pytest.mark.parametrize("layout", ["agents", "alone", "list"])
+def test_agent_specifications_in_a_json_file(checkout, layout, monkeypatch):
+    agents = {"0": {"role": "a", "pretrain": "hub/a", "actor_learning_rate": 1e-6}, "1": {"role": "b", "pretrain": "hub/b"}}
+    whole = {
+        "agents": {"default_agent": {"temperature": 0.7}, "agents": agents, "prompt_data": "data/SUMS/train.json"},
+        "alone": agents,
+        "list": [{name: config} for name, config in agents.items()],
+    }[layout]
+    path = checkout / "agents.json"
+    path.write_text(json.dumps(whole, indent=2))
+    data = ["--train-data", str(checkout / "data/SUMS/train.json")]
+    flags = ["--train.batch_size", "8", "--rollout.batch_size", "8"]
+    run = loads(imported(path, *data), monkeypatch, *flags)
+    assert {p.name: p.model for p in run.policies} == {"a": "hub/a", "b": "hub/b"}
+    assert run.policy_args["a"].actor.adam.lr == 1e-6
+    path.write_text(json.dumps(whole, indent=2).replace('"pretrain": "hub/b"', '"pretrian": "hub/b"'))
+    line = next(n for n, text in enumerate(path.read_text().splitlines(), 1) if "pretrian" in text)
+    only(problems(path, train_data=checkout / "data/SUMS/train.json"), f"agents.json:{line}: unknown key", "'pretrain'")
+
+
+def test_a_debate_answers_in_rounds_and_votes(checkout, monkeypatch):
+    templates = {"generator": 'Solve $question\\", \\"Of $responses_str say $question', "other": "Solve $question"}
+    folder = imported(script(checkout, "debate_workflow", templates))
+    recipe = loads(folder, monkeypatch).recipe
+    assert recipe.policy_of("generator_again") == recipe.policy_of("generator") == "generator"
+    said = {
+        "generator": "\\boxed{\\frac{1}{2}}",
+        "other": "1",
+        "generator_again": "it is \\boxed{2}",
+        "other_again": "\\boxed{3}",
+    }
+    shown, trajectory = answers(folder, said)
+    assert Counter(a.role for a in trajectory.actions) == {
+        "generator": 1,
+        "other": 1,
+        "generator_again": 2,
+        "other_again": 2,
+    }
+    assert shown["generator_again"].startswith("Of Agent 1: ") and trajectory.answer == "it is \\boxed{2}"
+    majority = load_file(folder / "workflow.py", "imported_majority").majority
+    assert (
+        majority(["\\boxed{\\frac{1}{2}}", "\\boxed{\\frac{1}{3}}", "so \\boxed{\\frac{1}{3}}"]) == "\\boxed{\\frac{1}{3}}"
+    )
+
+
+def test_a_mixture_proposes_and_decides(checkout, monkeypatch):
+    templates = {"generator": "$question", "aggregator": "$question: $responses_str"}
+    path = script(checkout, "odd_workflow", templates)
+    only(problems(path), "'odd_workflow' has no counterpart", "--workflow chain, debate, mixture")
+    folder = imported(path, "--workflow", "mixture")
+    loads(folder, monkeypatch)
+    shown, trajectory = answers(folder, {"generator": "5", "aggregator": "6"})
+    assert shown["aggregator"] == "What is 1 + 1?: Agent 1: 5\n" and trajectory.answer == "6"
+    assert trajectory.actions[-1].parents == (trajectory.actions[0].path,)
+
+
+def test_agents_that_differ_where_they_may_not_are_an_error(config):
+    found = problems(config(("coder: {role: coder}", "coder: {role: coder, train_batch_size: 4}")))
+    only(found, "train_batch_size differs between agents", "make them equal")
+
+
+def test_numbers_that_cannot_be_are_mended_and_said(config, monkeypatch, capsys):
+    path = config(
+        ("n_samples_per_prompt: 2", "n_samples_per_prompt: 3\n  train_batch_size: 16"),
+        ("vllm_num_engines: 2", "vllm_num_engines: 4"),
+    )
+    run = loads(imported(path, "--model", "hub/small"), monkeypatch)
+    assert (run.args.train.batch_size, run.args.vllm.num_engines) == (12, 2)
+    out = capsys.readouterr().out
+    assert "16 does not divide a step's 24 trajectories; 12 is taken" in out and "vllm.num_engines: 2 was taken" in out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "parts"),
+    [
+        ("  - default\n", "  - missing\n", ["mathchat.yaml:1: defaults: missing", "delete the entry"]),
+        ("agents:", "agenst:", ["has no `agents`"]),
+        ("./data/SUMS", "/nowhere", ["prompt_data: /nowhere (train) was not found", "--train-data FILE"]),
+        ("reinforce_plus_plus", "magic", ["advantage_estimator: got magic", "expected one of"]),
+        ("{problem}", "{problem", ["coach_prompt_template", "write {{ and }} for braces"]),
+        ("filter_agents_data: true", "workflow_args: {}", ["key 'workflow_args' is given twice"]),
+        ("agent_workflow:", "\tagent_workflow:", ["cannot be read"]),
+        ("  - coder: {role: coder}", "  - coder", ["agents: expected `NAME: {...}`, got 'coder'"]),
+        (
+            "    code_interpreter: {type: sandbox_fusion, timeout: 7, rate_limit: 3}",
+            "    code_interpreter: 3",
+            ["expected settings"],
+        ),
+        (
+            "coder_max_turns: 2",
+            "coder_max_turns: many",
+            ["yaml:8: workflow_args.coder_max_turns: expected a number", "'many'"],
+        ),
+        ("n_samples_per_prompt: 2", "n_samples_per_prompt: ${n}", ["n_samples_per_prompt: expected a number", "'${n}'"]),
+    ],
+)
+def test_what_stands_in_the_way_is_named(config, old, new, parts):
+    only(problems(config((old, new))), *parts)
+
+
+def test_without_a_grader_a_coach_is_needed(config, monkeypatch):
+    chess = ("filter_agents_data: true", "verify_task: chess")
+    only(problems(config(chess, ("  coach_model:", "  coach_type:"))), "verify_task 'chess' has no grader", "--grader FILE")
+    folder = imported(config(("  coach_type:", "  coach_model:")), "--model", "hub/small")
+    assert "the coach alone scores" in (folder / "README.md").read_text()
+    loads(folder, monkeypatch)
+
+
+def test_shared_agents_have_one_policy(config, monkeypatch):
+    path = config(("filter_agents_data: true", "shared_agents: true"))
+    assert [p.name for p in loads(imported(path, "--model", "hub/small"), monkeypatch).policies] == ["shared"]
+
+
+def test_a_folder_that_exists_is_left_alone(config, tmp_path):
+    with pytest.raises(ConfigurationError, match="exists already"):
+        main(["import", str(config()), "--to", str(tmp_path)])
+
+
+def test_a_grader_and_data_can_be_given(config, checkout, monkeypatch):
+    grader = checkout / "mine.py"
+    grader.write_text("def score_outcome(trajectory):\n    return 1.0\n")
+    held_out = checkout / "held_out.json"
+    held_out.write_text("\n".join(map(json.dumps, sums(3, start=90))))  # JSON Lines under the name of JSON
+    folder = imported(config(), "--model", "m/m", "--grader", str(grader), "--eval-data", str(held_out))
+    assert (folder / "grader.py").read_text() == grader.read_text()
+    assert len(loads(folder, monkeypatch).tasks("eval")) == 3
+
+
+@pytest.mark.parametrize("form", ["list", "lines", "one list under a key"])
+def test_data_in_their_layouts(tmp_path, form):
+    rows = [{"prompt": [{"role": "user", "content": "a"}], "label": 1, "metadata": {"k": 2}}, {"prompt": "b", "label": "x"}]
+    text = {
+        "list": json.dumps(rows),
+        "lines": "\n".join(map(json.dumps, rows)),
+        "one list under a key": json.dumps({"d": rows}),
+    }
+    path = tmp_path / "d.json"
+    path.write_text(text[form])
+    found = items.with_ids(items.read_items(path, "input", "label", "metadata"), "eval-")
+    assert found == [{"prompt": "a", "answer": 1, "k": 2, "id": "eval-0"}, {"prompt": "b", "answer": "x", "id": "eval-1"}]
+    out = tmp_path / "out.jsonl"
+    out.write_text("\n".join(map(json.dumps, found)))
+    assert [t.label for t in read_tasks(out)] == [1, "x"]
+
+
+def test_broken_items_are_named(tmp_path):
+    path = tmp_path / "d.jsonl"
+    path.write_text('{"prompt": "a", "answer": 1}\n{"prompt": ""}\n{"prompt": "c"}')
+    with pytest.raises(ConfigurationError) as caught:
+        items.read_items(path, None, None, None)
+    only(caught.value.problems, "d.jsonl:2: no text under 'prompt'")
+    only(caught.value.problems, "1 of 2 items have no label")
+    path.write_text('{"prompt": "a"}\n{')
+    with pytest.raises(ConfigurationError, match=r"d\.jsonl:2: not JSON"):
+        items.read_items(path, None, None, None)
+
+
+def test_a_label_of_none_everywhere_is_no_label(tmp_path):
+    path = tmp_path / "d.json"
+    path.write_text(json.dumps([{"prompt": "a", "answer": None}]))
+    assert items.read_items(path, None, None, None) == [{"prompt": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "parts"),
+    [
+        ("a.yaml", "", ["expected a mapping"]),
+        ("a.yaml", "agents: 3", ["has no `agents`"]),
+        ("a.yaml", "agents: [3]", ["a.yaml:1: agents: expected `NAME: {...}`, got 3"]),
+        ("a.json", '{"agents": ', ["a.json:1: cannot be read"]),
+        ("a.json", "[1]", ["agents: expected `NAME: {...}`, got 1"]),
+        ("a.sh", "echo hello", ["starts neither multi_agent_train_ppo_ray"]),
+        ("a.sh", "python -m marti.cli.multi_agent_train_ppo_ray --agents 'no: [' --x", ["a.sh:1: cannot be read"]),
+        ("a.sh", "python -m marti.cli.multi_agent_train_ppo_ray --agents 7", ["agents: expected `NAME: {...}`, got 7"]),
+        (
+            "a.sh",
+            "python -m marti.cli.commands.train --config-name none",
+            ["--config-name none: no marti/cli/configs/none.yaml"],
+        ),
+        ("a.toml", "", ["expected a .yaml"]),
+        ("no_such.yaml", None, ["cannot be read: No such file"]),
+    ],
+)
+def test_what_is_no_configuration_is_said(tmp_path, name, text, parts):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    only(problems(tmp_path / name), *parts)
+
+
+def test_the_shell_is_read_as_a_shell_would():
+    text = 'A=1 # x\nexport B="b $A" C=\'$A\'\nrun ${B} "${C}" ${D:-"d e"} $E x\\ y "q\\"\\$z" `no` $(a (b)) 2>&1 | tee\n'
+    words = next(read.commands(text))
+    assert [w.text for w in words] == ["run", "b 1", "$A", "d e", "$E", "x y", 'q"$z', "$(a (b))"]
+    assert {w.line for w in words[3:]} == {3} and words[1].line == 2
+
+
+def test_every_option_has_one_place_and_every_flag_exists():
+    assert not set(options.FLAGS_OF) & set(options.READ) and not set(options.FLAGS_OF) & set(options.LEFT_OUT)
+    assert not set(options.READ) & set(options.LEFT_OUT)
+    for option in options.FLAGS_OF.values():
+        assert FLAGS[option.flag].status in ("all", "policy"), option
+
+
+def test_the_table_is_in_the_documents():
+    assert options.table() in (ROOT / "docs/marti.md").read_text()
+
+
+def test_coach_placeholders_are_ours():
+    assert set(prompts.COACH.values()) <= {*prompts.FIELDS, *prompts.LABEL_FIELDS}
+
+
+def test_importing_loads_nothing_heavy(config, tmp_path):
+    words = ["recipes", "import", str(config()), "--to", str(tmp_path / "made"), "--model", "hub/small"]
+    code = (
+        f"import sys; from marl_plugins.cli import main; assert main({words!r}) == 0; "
+        "print([m for m in ('torch', 'ray', 'transformers', 'numpy', 'openai', 'openrlhf') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_the_help_teaches(capsys):
+    with pytest.raises(SystemExit):
+        main(["import", "--help"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "--skip-unknown" in out and "openrlhf recipes import marti/cli/configs/ma_chain.yaml --to my_recipe" in out
+
+
+def test_names_of_roles_can_be_called():
+    assert shapes.identifier("Agent 1: Solver", ()) == "agent_1_solver"
+    assert shapes.identifier("0", ()) == "agent_0" and shapes.identifier("class", ()) == "class_"
+    assert shapes.identifier("task", ()) == "task_" and shapes.identifier("a", ("a", "a_2")) == "a_3"
+
+
+def checkouts():
+    """Real configurations of MAPPA's or MARTI's, where MARTI_CHECKOUT or MAPPA_CHECKOUT name a checkout."""
+    for variable, files in (
+        ("MARTI_CHECKOUT", ["examples/multi-agent/run_train_mathchat.sh", "examples/multi-agent/run_train_mad.sh"]),
+        ("MAPPA_CHECKOUT", ["marti/cli/configs/mathchat_with_coach.yaml", "scripts/run_train_mathchat.sh"]),
+    ):
+        if root := os.environ.get(variable):
+            yield from (Path(root) / file for file in files)
+
+
+@pytest.mark.parametrize("source", [None, *checkouts()], ids=lambda p: p.name if p else "mini")
+def test_sources_import_and_load(source, config, checkout, monkeypatch, tmp_path):
+    words = ["--model", "hub/small", "--train-data", str(checkout / "data/SUMS/train.json")]
+    folder = imported(source or config(), *words, folder=tmp_path / "recipe")
+    text = (folder / "recipe.yaml").read_text()
+    data = yaml.safe_load(text)
+    assert data["flags"].get("train.batch_size")
+    loads(folder, monkeypatch)

@@ -1,0 +1,294 @@
+"""MARTI checkouts: what they are, what is known to be wrong with them, and the patches for it.
+
+Every test of the patches runs on a miniature of MARTI's tree and, where MARTI_CHECKOUT names one, on a real checkout too.
+"""
+
+import ast
+import asyncio
+import importlib.util
+import os
+import shutil
+from itertools import combinations
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from marl_plugins.cli import main
+from marl_plugins.hosts import marti
+from marl_plugins.hosts.patches import all_series, apply_hunks
+
+MINI = Path(__file__).parent / "marti_v2"
+REAL = os.environ.get("MARTI_CHECKOUT")
+TREES = [pytest.param(MINI, id="mini"), *([pytest.param(Path(REAL), id="real")] if REAL else [])]
+SERIES = next(s for s in all_series() if s.title == "marti v2")
+PATCH = {p.name.partition("-")[0]: p for p in SERIES.patches}
+NAMES = ("M1", "M5", "M8", "M16")
+
+
+def copy_of(tree, folder):
+    """The package of a checkout and its version.txt."""
+    shutil.copytree(tree / "marti", folder / "marti")
+    shutil.copy(tree / "version.txt", folder)
+    return folder
+
+
+def apply(folder, *names, reverse=False):
+    """By the engine of `openrlhf patch`, which itself takes only trees whose every byte it knows."""
+    for name in names:
+        for file, hunks in PATCH[name].hunks.items():
+            path = folder / file
+            path.write_bytes(apply_hunks(path.read_bytes(), hunks, reverse=reverse))
+
+
+def states(folder):
+    """Of each known defect: whether it is gone."""
+    return {f.what: f.good for f in marti.check(folder) if f.what in NAMES}
+
+
+def texts(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.py")}
+
+
+@pytest.fixture
+def mini(tmp_path):
+    """A copy of the miniature; `mini.load(module)` runs a module of it."""
+    folder = copy_of(MINI, tmp_path)
+
+    def load(module):
+        path = folder / "marti" / (module.replace(".", "/") + ".py")
+        spec = importlib.util.spec_from_file_location(f"marti_mini_{path.stem}", path)
+        loaded = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(loaded)
+        return loaded
+
+    return SimpleNamespace(folder=folder, load=load)
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_a_checkout_of_v2_is_recognised_with_its_seams_and_defects(tree):
+    assert marti.recognise(tree) == marti.recognise(tree / "marti") == marti.V2
+    findings = marti.check(tree)
+    assert [f.good for f in findings if f.what in ("marti", "seams")] == [True, True]
+    assert states(tree) == dict.fromkeys(NAMES, False)
+    assert all(f.cure for f in findings if f.good is False)
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_all_patches_apply_compile_and_are_seen_as_repairs(tree, tmp_path):
+    folder = copy_of(tree, tmp_path)
+    before = texts(folder)
+    apply(folder, *NAMES)
+    changed = {path: text for path, text in texts(folder).items() if text != before[path]}
+    for text in changed.values():
+        compile(text, "patched", "exec")
+    assert {str(path) for path in changed} == set(SERIES.tree.released)
+    assert states(folder) == dict.fromkeys(NAMES, True)
+    assert [f.good for f in marti.check(folder) if f.what == "seams"] == [True]
+    apply(folder, *reversed(NAMES), reverse=True)
+    assert texts(folder) == before
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("pair", list(combinations(NAMES, 2)), ids="-".join)
+def test_each_patch_mends_its_own_defect_in_any_order(tree, pair, tmp_path):
+    folder = copy_of(tree, tmp_path)
+    for name in reversed(pair):
+        apply(folder, name)
+        assert states(folder)[name] is True
+    assert states(folder) == {name: name in pair for name in NAMES}
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_the_command_takes_the_commit_that_the_patches_are_for_and_nothing_else(tree, tmp_path, capsys):
+    folder = copy_of(tree, tmp_path)
+    before = texts(folder)
+    code = main(["patch", "apply", "--to", str(folder)])
+    if tree == MINI:
+        assert code == 2
+        assert "it is neither as released in marti v2 nor with patches" in capsys.readouterr().err
+    else:
+        assert code == 0
+        assert states(folder) == dict.fromkeys(NAMES, True)
+        assert main(["patch", "revert", "--to", str(folder)]) == 0
+    assert texts(folder) == before
+
+
+def test_the_patches_are_small_and_say_whose_lines_they_have():
+    for name in NAMES:
+        text = (SERIES.folder / f"{PATCH[name].name}.patch").read_text()
+        header, _, body = text.partition("\n--- ")
+        assert "MARTI's, commit a2fe2c7 (MIT" in header
+        lines = body.splitlines()
+        assert len([line for line in lines if line.startswith("+") and not line.startswith("+++")]) <= 8
+        assert len([line for line in lines if line.startswith(" ")]) <= 12
+
+
+class Actor:
+    """An agent that counts what it gets and how often it is fitted."""
+
+    def __init__(self):
+        self.got, self.fits = [], 0
+
+    def append(self, samples):
+        assert samples, "upstream's groups refuse an empty list"
+        self.got += samples
+
+    def fit(self):
+        self.fits += 1
+
+
+def train(mini, batches, agents=3, filtering=False):
+    actors = [Actor() for _ in range(agents)]
+    maker = mini.load("trainer.ppo_utils.multi_agent_experience_maker").MultiAgent_RemoteExperienceMaker(actors)
+    strategy = SimpleNamespace(args=SimpleNamespace(dynamic_filtering_for_agents=filtering))
+    trainer = mini.load("trainer.multi_agent_ppotrainer").MultiAgent_PPOTrainer
+    trainer("", strategy, actors, experience_maker=maker, batches=batches).fit()
+    return actors
+
+
+FULL = [[(0, "a"), (1, "b"), (2, "c")]]
+
+
+@pytest.mark.parametrize("filtering", [False, True])
+def test_m1_agents_are_trained_without_the_flag_too(mini, filtering):
+    assert [a.fits for a in train(mini, FULL, filtering=filtering)] == [filtering] * 3
+    apply(mini.folder, "M1")
+    assert [a.fits for a in train(mini, FULL, filtering=filtering)] == [1, 1, 1]
+
+
+def test_m5_an_agent_without_samples_shifts_nobody(mini):
+    def maker():
+        return mini.load("trainer.ppo_utils.multi_agent_experience_maker").MultiAgent_RemoteExperienceMaker([0, 1, 2])
+
+    def of(maker):
+        return maker.get_agent_experiences(maker.make_experience([(0, "a"), (2, "c")]))
+
+    assert of(maker()) == [[(0, "a")], [(2, "c")]]  # agent 2's samples in agent 1's place
+    with pytest.raises(IndexError):
+        train(mini, [[(0, "a"), (2, "c")]])
+    apply(mini.folder, "M5", "M1")
+    assert of(maker()) == [[(0, "a")], [], [(2, "c")]]
+    actors = train(mini, [[(0, "a"), (2, "c")]])
+    assert [a.got for a in actors] == [[(0, "a")], [], [(2, "c")]]
+    assert [a.fits for a in actors] == [1, 0, 1]
+
+
+def test_m8_the_coders_result_is_read(mini):
+    def outcome(status="Finished"):
+        async def execute_tool(name, parameters, metadata):
+            return "42\n", {"run_status": status}
+
+        manager = SimpleNamespace(execute_tool=execute_tool)
+        workflow = mini.load("agent_workflows.mathchat_workflow").workflow
+        return asyncio.run(workflow("?", "42", [str] * 3, manager))
+
+    content, answers = outcome()
+    assert content == "ERROR" and answers[1] == "Answer is \\boxedERROR"
+    apply(mini.folder, "M8")
+    content, answers = outcome()
+    assert content == "42\n" and answers[1] == "Answer is \\boxed{42}"
+    assert outcome("TimeLimitExceeded")[1][1] == "Answer is \\boxed{None}"
+
+
+def test_m16_two_agents_save_to_two_folders(mini):
+    def saved():
+        folders = []
+        strategy = SimpleNamespace(
+            args=SimpleNamespace(save_path="out"), save_model=lambda model, tokenizer, path: folders.append((model, path))
+        )
+        group = mini.load("trainer.ray.launcher").RayActorGroup
+        actor = mini.load("trainer.ray.ppo_actor").PolicyModelActor
+        critic = mini.load("trainer.ray.ppo_critic").CriticModelActor
+        config = {"is_tuning": True, "critic_pretrain": "c", "save_value_network": True, "save_path": "out"}
+        for name in "01":
+            groups = [group([kind(strategy, name, None)]) for kind in (actor, critic)]
+            mini.load("cli.multi_agent_train_ppo_ray").Agent(name, config, *groups).save_actor_and_critic_model()
+        groups[0].async_save_model()  # as the single-agent trainers do
+        return [path for _, path in folders]
+
+    assert saved() == ["out", "out_critic", "out", "out_critic", "out"]
+    apply(mini.folder, "M16")
+    assert saved() == ["out/0", "out/0_critic", "out/1", "out/1_critic", "out"]
+
+
+TRAINER, MAKER = "trainer/multi_agent_ppotrainer.py", "trainer/ppo_utils/multi_agent_experience_maker.py"
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "old", "new"),
+    [
+        ("M1", TRAINER, "            if self.pass_rate[agent_idx] is None:\n                continue\n", ""),
+        ("M1", TRAINER, "= [None for _ in range(self.num_agents)]\n                if", "= [1] * 3\n                if"),
+        ("M5", MAKER, "aid in sorted(self.groups.keys())", "aid, _ in enumerate(self.agent_list)"),
+        ("M16", "trainer/ray/ppo_actor.py", "            args.save_path,", "            self.folder,"),
+    ],
+)
+def test_a_repair_of_another_kind_counts(mini, name, file, old, new):
+    path = mini.folder / "marti" / file
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    assert states(mini.folder) == {other: other == name for other in NAMES}
+
+
+def test_half_a_repair_is_none(mini):
+    path = mini.folder / "marti/trainer/ray/ppo_actor.py"
+    path.write_text(path.read_text().replace("(self):", "(self, save_path=None):").replace("args.save_path,", "save_path,"))
+    assert states(mini.folder)["M16"] is False
+    path = mini.folder / "marti/agent_workflows/mathchat_workflow.py"
+    path.write_text(path.read_text().replace('["status"]', '["run_status"]'))
+    assert states(mini.folder)["M8"] is False
+
+
+def test_what_is_gone_or_changed_is_named(mini):
+    package = mini.folder / "marti"
+    wrapper = package / "agent_workflows/workflow_wrapper.py"
+    wrapper.write_text(wrapper.read_text().replace("workflow_args=self", "arguments=self"))
+    cli = package / "cli/multi_agent_train_ppo_ray.py"
+    cli.write_text(cli.read_text().replace('"--default_agent"', '"--default"').replace("pg_id, ", ""))
+    (package / "trainer/ray/ppo_actor.py").unlink()
+    found = {f.found: f for f in marti.check(mini.folder) if f.what == "seams"}
+    assert not any(f.good for f in found.values())
+    for text in (
+        "not given 'workflow_args'",
+        "no flag --default_agent",
+        "init_agent takes",
+        "trainer.ray.ppo_actor is gone",
+    ):
+        assert len([f for f in found if text in f]) == 1, text
+    (m16,) = [f for f in marti.check(mini.folder) if f.what == "M16"]
+    assert m16.good is None and "cannot tell" in m16.found
+
+
+def test_a_broken_file_is_named(mini):
+    (mini.folder / "marti/trainer/ray/launcher.py").write_text("def (:")
+    assert "launcher.py:1: not Python" in marti.check(mini.folder)[-1].found
+
+
+def test_v01_and_mappa_are_for_importing_only(tmp_path):
+    for folder in ("marti/controllers", "marti/worlds"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "marti/controllers/multi_agent_controller.py").write_text("")
+    (tmp_path / "version.txt").write_text("0.1")
+    assert marti.recognise(tmp_path) == marti.V01
+    (tmp_path / "marti/verifiers/coach").mkdir(parents=True)
+    assert marti.recognise(tmp_path) == marti.MAPPA
+    (finding,) = marti.check(tmp_path)
+    assert finding.good is None and "import formats only" in finding.found and "recipes import" in finding.cure
+
+
+def test_anything_else_is_not_marti(tmp_path, mini):
+    assert marti.recognise(tmp_path / "no_such_folder") is None
+    (finding,) = marti.check(tmp_path / "no_such_folder")
+    assert finding.good is False and finding.cure
+    (mini.folder / "version.txt").write_text("3.0")
+    assert marti.recognise(mini.folder) is None
+    (mini.folder / "version.txt").unlink()
+    assert marti.recognise(mini.folder) == marti.V2
+
+
+def test_nothing_of_marti_is_imported():
+    tree = ast.parse(Path(marti.__file__).read_text())
+    modules = [n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
+    assert not any(str(m).split(".")[0] == "marti" for m in modules)
