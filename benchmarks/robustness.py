@@ -1,6 +1,6 @@
-"""Learning with a coach that fails: `python -m benchmarks.robustness --out FOLDER [--seeds 3]` (four minutes a run)
+"""Learning with a coach that fails: `python -m benchmarks.robustness --out FOLDER [--seeds 3]` (three minutes a run)
 
-Thirty steps of the demo's recipe, its rubric's verdicts asked for at a local endpoint (benchmarks/rubric_endpoint.py) that fails a
+Twenty steps of the demo's recipe, its rubric's verdicts asked for at a local endpoint (benchmarks/rubric_endpoint.py) that fails a
 fifth of all requests, in eight ways; once with the client's repeats and once without any, so that verdicts go missing. Beside
 them the same with an endpoint that never fails. A verdict that is not the rubric's ends the run. Success is that of the last step,
 on 400 held-out problems. Finished runs in FOLDER are not repeated.
@@ -72,7 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.robustness", description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("runs/bench-robustness"))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--max_steps", type=int, default=30)
+    parser.add_argument("--max_steps", type=int, default=20)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     after: dict[str, list[float]] = {}
