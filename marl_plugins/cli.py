@@ -20,7 +20,7 @@ openrlhf {version}: multi-agent training as plugins for an unmodified OpenRLHF
   openrlhf train [upstream's flags]              upstream's own trainer, unchanged
   openrlhf train --help                          all flags
   openrlhf eval --recipe RECIPE [--models RUN]   success of any models on a recipe's held-out tasks
-  openrlhf recipes list | show | copy            recipes that are shipped, and your own from them
+  openrlhf recipes list | show | copy | import   shipped recipes; your own from one of them, or from MARTI
   openrlhf plugins [--json]                      plugins that are found, and what they hook into
   openrlhf compat PATH | VERSION                 whether another release of upstream still fits
   openrlhf patch status | apply | revert         thin patches for those who carry a checkout of upstream
