@@ -15,6 +15,8 @@ Hooks marked *async* return an awaitable (write them as `async def`); a wrapper 
 Nothing between `marl_tasks` and `marl_sync` may block the event loop. A hook that is awaited may ask a policy of the run:
 `text = await run.ask("judge", [{"role": "user", "content": question}], max_tokens=64)` (`run` is what `marl_configure` got).
 
+Tests that any plugin has to pass are in `marl_plugins.contracts`, for its author to run.
+
 `VERSION` is major.minor: the major changes when a plugin that worked may no longer (a hook or an argument gone, or another
 meaning), the minor when something is added. A plugin may state what it was written for as `MARL_HOOKS = "1.0"`; another major is
 refused, and so is a minor that is not there yet.

@@ -1,0 +1,248 @@
+"""Tests that any plugin has to pass, for its author to run: pytest runs every method of a subclass.
+
+    # test_brevity.py
+    from marl_plugins.contracts import PluginContract
+
+    class TestBrevity(PluginContract):
+        plugin = "brevity.py"                      # as after --plugin: a dotted name, an entry point or a file
+        flags = ["--brevity.limit", "8"]           # what it needs to be given, if anything
+
+No engines, no GPU and no network; a second. A contract of a hook that the plugin does not implement passes. The trajectories are
+made up: tasks with several samples, each a chain of the recipe's roles, with scores and outcomes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import dataclasses
+import json
+import math
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from marl_plugins.core.credit import rewards_from_scores, sum_over_scope
+from marl_plugins.core.estimators import Estimator, group_key
+from marl_plugins.core.rows import Row, rows_of
+from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
+from marl_plugins.plan import build_run
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from marl_plugins.run import Run
+
+HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "openrlhf")
+TASKS, SAMPLES = 3, 4
+
+
+class PluginContract:
+    """What a plugin promises by the hooks that it implements (marl_plugins/hookspecs.py)."""
+
+    plugin: ClassVar[str]
+    flags: ClassVar[Sequence[str]] = ()
+    recipe: ClassVar[str] = "mathchat/tiny.yaml"
+    """The recipe that it is tried with; a shipped one, or your own."""
+
+    @property
+    def run(self) -> Run:
+        """A run with the plugin, checked and not started."""
+        return build_run(["--recipe", self.recipe, "--plugin", self.plugin, *self.flags])[0]
+
+    def test_it_is_taken_into_a_run(self) -> None:
+        """Found, its hooks known, its configuration accepted, and nothing opened by planning."""
+        assert self._name(self.run) in [*self.run.plugins.names, *self._builtins()]
+
+    def test_importing_it_is_light(self) -> None:
+        """`--help` and `--dry-run` import every plugin that is named; torch and the engines take seconds."""
+        script = (
+            "import sys; from marl_plugins.manager import load; load(sys.argv[1]); "
+            f"print([m for m in {HEAVY!r} if m in sys.modules])"
+        )
+        done = subprocess.run([sys.executable, "-c", script, self.plugin], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == "[]", f"imported with the plugin: {done.stdout}; import them in functions"
+
+    def test_credit_keeps_what_was_sampled(self) -> None:
+        """Rewards are numbers or None; the trajectories stay, and what was sampled, seen and scored in them."""
+        run = self.run
+        given = _trajectories(run)
+        before = [_sampled(t) for t in copy.deepcopy(given)]
+        credited = self._credited(run, given)
+        assert [id(t) for t in credited] == [id(t) for t in given], (
+            "marl_credit has to return the trajectories it was given"
+        )
+        assert [_sampled(t) for t in credited] == before, "marl_credit may change reward, contribution and unscored only"
+        for action in (a for t in credited for a in t.actions):
+            good = action.reward is None or math.isfinite(action.reward)
+            assert good, f"marl_credit gave {action.path} the reward {action.reward}"
+
+    def test_credit_does_not_hang_on_the_order_of_arrival(self) -> None:
+        run = self.run
+        one, two = _trajectories(run), _trajectories(run)[::-1]
+        state = _states(run)
+        first = _rewards(self._credited(run, one))
+        run.plugins.restore(state)
+        assert _close(first, _rewards(self._credited(run, two))), (
+            "the rewards of the same trajectories in another order differ"
+        )
+
+    def test_select_chooses_among_the_rows(self) -> None:
+        """Every kept row is one that was given, once; every other says why it is left out."""
+        run = self.run
+        rows = _rows(run)
+        kept = list(asyncio.run(run.plugins.chain("marl_select", rows, run=run, steps=1)))
+        assert len({id(row) for row in kept}) == len(kept), "marl_select returned a row twice"
+        assert {id(row) for row in kept} <= {id(row) for row in rows}, "marl_select returned a row that it was not given"
+        silent = [r.name for r in rows if not any(r is k for k in kept) and r.action.left_out is None]
+        assert not silent, f"left out without `row.action.left_out`: {silent[:3]}"
+
+    def test_advantages_do_not_hang_on_the_order_of_rows(self) -> None:
+        run = self.run
+        estimator, rows = _estimator(run), _rows(run)
+        shuffled = random.Random(0).sample(rows, len(rows))
+        assert _close(_advantages(estimator, rows), _advantages(estimator, shuffled))
+
+    def test_advantages_do_not_hang_on_batches(self) -> None:
+        """Statistics span what the policies hold, however it is cut into micro-batches."""
+        run = self.run
+        estimator, rows = _estimator(run), _rows(run)
+        assert _close(_advantages(estimator, rows), _advantages(estimator, rows, size=5))
+
+    def test_advantages_are_finite_where_all_rewards_are_the_same(self) -> None:
+        run = self.run
+        rows = [dataclasses.replace(row, reward=0.7) for row in _rows(run)]
+        assert all(math.isfinite(value) for value in _advantages(_estimator(run), rows).values())
+
+    def test_an_advantage_reaches_no_further_than_its_scope(self) -> None:
+        """`scope` action: no other row's reward matters; group: none of another group."""
+        run = self.run
+        estimator, rows = _estimator(run), _rows(run)
+        if estimator.scope == "batch":
+            return
+        other = [dataclasses.replace(rows[0], reward=rows[0].reward + 1.0), *rows[1:]]
+        group = group_key(rows[0], estimator.group_by) if estimator.group_by else rows[0].name
+        near = {r.name for r in rows if estimator.group_by and group_key(r, estimator.group_by) == group} | {rows[0].name}
+        far = [{n: v for n, v in _advantages(estimator, r).items() if n not in near} for r in (rows, other)]
+        assert _close(*far), f"{type(estimator).__name__} says scope {estimator.scope!r}, and a row of another one matters"
+
+    def test_metrics_are_numbers(self) -> None:
+        run = self.run
+        metrics: dict[str, float] = {}
+        run.plugins.hook.marl_log(step=1, metrics=metrics)
+        wrong = {name: value for name, value in metrics.items() if not isinstance(value, int | float)}
+        assert not wrong, f"marl_log gave what no tracker takes: {wrong}"
+
+    def test_state_comes_back_from_json(self) -> None:
+        run = self.run
+        self._credited(run, _trajectories(run))
+        state = _states(run)
+        run.plugins.restore(json.loads(json.dumps(state)))
+        assert _states(run) == state, "marl_restore of what marl_state returned gives another state"
+
+    def _credited(self, run: Run, trajectories: list[Trajectory]) -> list[Trajectory]:
+        rewards_from_scores(trajectories)
+        credited: list[Trajectory] = asyncio.run(run.plugins.chain("marl_credit", trajectories))
+        return credited
+
+    def _name(self, run: Run) -> str:
+        from marl_plugins.manager import load
+
+        return str(Path(self.plugin).resolve()) if self.plugin.endswith(".py") else load(self.plugin).__name__
+
+    @staticmethod
+    def _builtins() -> Sequence[str]:
+        from marl_plugins.manager import BUILTINS
+
+        return BUILTINS
+
+
+def _trajectories(run: Run) -> list[Trajectory]:
+    """`SAMPLES` of each of `TASKS` tasks: the recipe's roles one after the other, of which one missed its score."""
+    draw, made = random.Random(0), []
+    for task in range(TASKS):
+        for sample in range(SAMPLES):
+            trajectory = Trajectory(Task(f"t{task}", "2+2=", "4"), sample, step=1, actions_scored=True)
+            trajectory.outcome = float(draw.random() < 0.5)
+            trajectory.answer = "4" if trajectory.outcome else "5"
+            for role in run.recipe.roles:
+                parents = tuple(a.path for a in trajectory.actions[-1:])
+                trajectory.actions.append(_action(run, role, parents, draw))
+            made.append(trajectory)
+    missing = made[0].actions[0]
+    missing.score, missing.unscored = None, "coach_busy"
+    return made
+
+
+def _action(run: Run, role: str, parents: tuple[str, ...], draw: random.Random) -> Action:
+    policy = run.recipe.policy_of(role)
+    ids = tuple(draw.randrange(3, 250) for _ in range(draw.randint(1, 12)))
+    generation = Generation(ids, tuple(-draw.random() for _ in ids), draw.choice(["stop", "length"]), policy, 0)
+    shown = (("user", "2+2="),)
+    return Action(role, role, policy, 0, (1, 2, 3), generation, "4", shown, None, parents, (), draw.random())
+
+
+def _sampled(trajectory: Trajectory) -> list[tuple[Any, ...]]:
+    return [
+        (a.path, a.role, a.policy, a.turn, a.shown_ids, a.generation, a.text, a.parents, a.score, trajectory.outcome)
+        for a in trajectory.actions
+    ]
+
+
+def _rewards(trajectories: Sequence[Trajectory]) -> dict[str, float | None]:
+    return {f"{t.task.id}/{t.sample}/{a.path}": a.reward for t in trajectories for a in t.actions}
+
+
+def _states(run: Run) -> dict[str, Any]:
+    return json.loads(json.dumps(run.plugins.state()))  # type: ignore[no-any-return]
+
+
+def _rows(run: Run) -> list[Row]:
+    trajectories = _trajectories(run)
+    rewards_from_scores(trajectories)
+    sum_over_scope(trajectories, "action")
+    return rows_of(trajectories, frozenset(policy.name for policy in run.policies if policy.trainable))
+
+
+def _estimator(run: Run) -> Estimator:
+    estimator: Estimator = run.plugins.hook.marl_estimator(run=run)
+    return estimator
+
+
+def _advantages(estimator: Estimator, rows: Sequence[Row], size: int | None = None) -> dict[str, float]:
+    """Mean advantage of each row's tokens, through the four stages, in batches of `size` rows."""
+    import torch
+
+    shaped = estimator.shape(rows, torch.tensor([row.reward for row in rows]))
+    batches: list[tuple[Sequence[Row], Tensor, Tensor]] = []
+    for start in range(0, len(rows), size or len(rows)):
+        part = rows[start : start + (size or len(rows))]
+        lengths = [len(row.action.generation.ids) for row in part]
+        mask = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
+        rewards = torch.zeros(mask.shape)
+        for number, length in enumerate(lengths):
+            rewards[number, length - 1] = shaped[start + number]
+        advantages, _ = estimator.estimate(
+            rewards, mask.long(), torch.zeros(mask.shape) if estimator.needs_critic else None
+        )
+        batches.append((part, advantages, mask.long()))
+    statistics = estimator.statistics(batches)
+    found = {}
+    for part, advantages, mask in batches:
+        applied = estimator.apply(part, advantages, statistics)
+        for row, values, real in zip(part, applied, mask.bool(), strict=True):
+            found[row.name] = float(values[real].mean())
+    return found
+
+
+def _close(one: dict[str, Any], two: dict[str, Any]) -> bool:
+    """Whether the same names have the same numbers, but for the last digits of float32; None is like None only."""
+
+    def same(a: float | None, b: float | None) -> bool:
+        return a is b if a is None or b is None else math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-5)
+
+    return one.keys() == two.keys() and all(same(value, two[name]) for name, value in one.items())
