@@ -263,7 +263,14 @@ def test_what_is_gone_or_changed_is_named(mini):
 
 def test_a_broken_file_is_named(mini):
     (mini.folder / "marti/trainer/ray/launcher.py").write_text("def (:")
-    assert "launcher.py:1: not Python" in marti.check(mini.folder)[-1].found
+    (mini.folder / "marti/trainer/ray/ppo_actor.py").write_bytes(b"\xff")
+    (mini.folder / "version.txt").write_bytes(b"2.\xff")
+    found = marti.check(mini.folder)
+    broken = [f.found for f in found if f.what == "seams"]
+    assert len(broken) == 2
+    assert any("launcher.py:1: is not Python" in problem for problem in broken)
+    assert any("ppo_actor.py: cannot be read as Python" in problem for problem in broken)
+    assert [f.good for f in found if f.what == "M16"] == [None]
 
 
 def test_v01_and_mappa_are_for_importing_only(tmp_path):

@@ -365,7 +365,7 @@ def _said_version(root: Path, host: str) -> str:
     """What a checkout's `version.txt` or an installation's metadata say; empty where there is neither."""
     file = root / "version.txt"
     if file.is_file():
-        return file.read_text(encoding="utf-8").strip()
+        return file.read_text(encoding="utf-8", errors="replace").strip()
     folders = sorted(root.glob(f"{host}-*.dist-info"))
     return folders[0].name.removesuffix(".dist-info").partition("-")[2] if folders else ""
 
