@@ -10,6 +10,7 @@ A defect is looked for in the code that has it, not by checksums: a checkout tha
 from __future__ import annotations
 
 import ast
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -177,7 +178,9 @@ def _look(defect: Defect, package: Path) -> Finding:
         return Finding(defect.name, None, f"cannot tell whether {defect.symptom}: {where} has another shape")
     if present:
         found = f"{defect.symptom} ({defect.files[0]})"
-        return Finding(defect.name, False, found, f"openrlhf patch apply {defect.name} --to {package.parent}")
+        return Finding(
+            defect.name, False, found, f"openrlhf patch apply {defect.name} --to {shlex.quote(str(package.parent))}"
+        )
     return Finding(defect.name, True, f"repaired; it was: {defect.symptom}")
 
 
