@@ -479,13 +479,37 @@ def test_numbers_that_cannot_be_are_mended_and_said(config, monkeypatch, capsys)
         (
             "coder_max_turns: 2",
             "coder_max_turns: many",
-            ["yaml:8: workflow_args.coder_max_turns: expected a number", "'many'"],
+            ["yaml:8: workflow_args.coder_max_turns: expected a whole number", "'many'"],
         ),
-        ("n_samples_per_prompt: 2", "n_samples_per_prompt: ${n}", ["n_samples_per_prompt: expected a number", "'${n}'"]),
+        (
+            "n_samples_per_prompt: 2",
+            "n_samples_per_prompt: ${n}",
+            ["n_samples_per_prompt: expected a whole number", "'${n}'"],
+        ),
+        ("n_samples_per_prompt: 2", "n_samples_per_prompt: 2.5", ["n_samples_per_prompt: expected a whole number", "2.5"]),
+        ("timeout: 7,", "timeout: soon,", ["tools_config.tools.code_interpreter.timeout: expected seconds, got 'soon'"]),
+        ("filter_agents_data: true", "is_tuning: 'false'", ["is_tuning: expected true or false, got 'false'"]),
+        ("filter_agents_data: true", "shared_agents: 'no'", ["shared_agents: expected true or false, got 'no'"]),
+        ("filter_agents_data: true", "pretrain: 7", ["pretrain: expected text, got 7"]),
+        ("filter_agents_data: true", "chat_template: {a: b}", ["chat_template: expected text, or a list of texts, got {"]),
+        ("  - coder: {role: coder}", "  - coder: {role: [coder]}", ["yaml:", ": role: expected text, got ['coder']"]),
     ],
 )
 def test_what_stands_in_the_way_is_named(config, old, new, parts):
     only(problems(config((old, new))), *parts)
+
+
+def test_a_whole_number_may_be_written_with_a_point(config, monkeypatch):
+    path = config(("n_samples_per_prompt: 2", "n_samples_per_prompt: 2.0\n  train_batch_size: 8.0"))
+    run = loads(imported(path, "--model", "hub/small"), monkeypatch)
+    assert (run.args.rollout.n_samples_per_prompt, run.args.train.batch_size) == (2, 8)
+
+
+def test_settings_of_none_are_as_if_they_were_not_there(config, monkeypatch):
+    path = config(("coder_max_turns: 2", "coder_max_turns: null"), ("zero_stage: 3", "generate_max_len: null"))
+    run = loads(imported(path, "--model", "hub/small"), monkeypatch)
+    assert run.recipe.roles["coder"].max_turns == 1
+    assert run.args.data.max_len == 2024
 
 
 def test_without_a_grader_a_coach_is_needed(config, monkeypatch):
@@ -620,6 +644,7 @@ def test_names_of_roles_can_be_called():
     assert shapes.identifier("Agent 1: Solver", ()) == "agent_1_solver"
     assert shapes.identifier("0", ()) == "agent_0" and shapes.identifier("class", ()) == "class_"
     assert shapes.identifier("task", ()) == "task_" and shapes.identifier("a", ("a", "a_2")) == "a_3"
+    assert shapes.identifier("Lös er", ()) == "l_s_er" and shapes.identifier("求解", ()) == "agent"
 
 
 def checkouts():
