@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 import zipfile
 from pathlib import Path
 
@@ -205,6 +206,20 @@ def test_a_broken_wheel_and_one_of_something_else(checkout, tmp_path, capsys):
 def test_a_path_that_does_not_exist_and_a_version_that_was_never_published(tmp_path, capsys):
     assert "no such file or folder, and not a version" in refused(capsys, tmp_path / "nothing")
     assert "openrlhf 0.10.999 could not be downloaded" in refused(capsys, "0.10.999")
+
+
+def test_a_version_is_asked_for_as_pip_writes_it_and_an_index_that_is_not_there_is_said(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    said = "ERROR: Could not find a version that satisfies the requirement openrlhf (from versions: none)\n"
+    asked = []
+
+    def pip(command, **_):
+        asked.append(command[-1])
+        return subprocess.CompletedProcess(command, 1, "", said)
+
+    monkeypatch.setattr(subprocess, "run", pip)
+    assert "is the network there" in refused(capsys, "v0.11.1")
+    assert asked == ["openrlhf==0.11.1"]
 
 
 def test_the_workflows_are_yaml_and_ours_runs_every_release():

@@ -575,6 +575,14 @@ def test_a_label_of_none_everywhere_is_no_label(tmp_path):
     assert items.read_items(path, None, None, None) == [{"prompt": "a"}]
 
 
+@pytest.mark.parametrize("text", ["3", "null", '"prompt"'])
+def test_what_is_no_list_of_items_is_said(tmp_path, text):
+    path = tmp_path / "train.json"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match="expected a list of items"):
+        items.read_items(path, None, None, None)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "parts"),
     [
@@ -592,6 +600,11 @@ def test_a_label_of_none_everywhere_is_no_label(tmp_path):
             ["--config-name none: no marti/cli/configs/none.yaml"],
         ),
         ("a.toml", "", ["expected a .yaml"]),
+        ("a.yaml", "x: 1\nagents: \x07", ["a.yaml:2: cannot be read: a control character"]),
+        ("a.yaml", "agents: &all [*all]", ["contains itself"]),
+        ("a.yaml", "defaults: [a]\nagents: &all [{}]\n---\n", ["a.yaml:3: cannot be read"]),
+        ("a.sh", "python -m marti.cli.multi_agent_train_ppo_ray --default_agent", ["--default_agent has no value"]),
+        ("a.sh", "python -m marti.cli.multi_agent_train_ppo_ray x --seed 1", ["expected a flag, got 'x'"]),
         ("no_such.yaml", None, ["cannot be read: No such file"]),
     ],
 )
@@ -599,6 +612,22 @@ def test_what_is_no_configuration_is_said(tmp_path, name, text, parts):
     if text is not None:
         (tmp_path / name).write_text(text)
     only(problems(tmp_path / name), *parts)
+
+
+@pytest.mark.parametrize(
+    ("word", "part"),
+    [
+        ("agents.0.role=a", "agents.0.role: there are no settings"),
+        ("verify_task.kind=a", "verify_task.kind: there are no settings"),
+        ("~default_agent.seed", "expected key=value, got '~default_agent.seed'"),
+    ],
+)
+def test_overrides_that_cannot_be_followed_are_named(config, tmp_path, word, part):
+    path = config()
+    script = tmp_path / "run.sh"
+    script.write_text(f"python -m marti.cli.commands.train --config-name {path.stem} {word} num_episodes=1\n")
+    (tmp_path / f"{path.stem}.yaml").write_text("verify_task: math\nagents: [{a: {pretrain: m}}]\n")
+    only(problems(script), "run.sh:1: ", part)
 
 
 def test_the_shell_is_read_as_a_shell_would():

@@ -55,9 +55,9 @@ def open_tree(source: str) -> Iterator[Tree]:
     elif path.is_file():
         with tempfile.TemporaryDirectory(prefix="openrlhf-") as unpacked:
             yield _unpack(path, Path(unpacked))
-    elif os.sep not in source and parsed(source):
+    elif os.sep not in source and (version := parsed(source)):
         with tempfile.TemporaryDirectory(prefix="openrlhf-") as unpacked:
-            yield _unpack(download(source), Path(unpacked))
+            yield _unpack(download(str(version)), Path(unpacked))
     else:
         raise ConfigurationError(
             f"{source}: no such file or folder, and not a version; expected a checkout, a wheel, or a version like 0.11.2"
@@ -153,5 +153,8 @@ def download(version: str) -> Path:
         if done.returncode or not wheels:
             said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
             reason = re.sub(r"^ERROR: ", "", said[0]) if said else "pip gave no wheel"
-            raise ConfigurationError(f"openrlhf {version} could not be downloaded: {reason[:200]}; or give a path")
+            if "(from versions: none)" in reason:  # pip says so of an index that it cannot reach, too
+                reason = "pip found no version at all; is the network there (pip config list)?"
+            reason = reason.partition(" (from versions")[0]
+            raise ConfigurationError(f"openrlhf {version} could not be downloaded: {reason[:300]}; or give a path")
         return wheels[0].rename(cache / wheels[0].name)
