@@ -172,8 +172,8 @@ def _check_form(made: Import) -> None:
             key = ".".join(filter(None, ("tools_config.tools", name)))
             wrong.append(f"{made.where('tools_config', 'tools', name)}: {key}: expected settings, got {config!r:.80}")
         elif not isinstance(config.get("timeout"), int | float | None):
-            place = ("tools_config", "tools", name, "timeout")
-            wrong.append(f"{made.where(*place)}: {'.'.join(place)}: expected seconds, got {config['timeout']!r:.80}")
+            where = made.where("tools_config", "tools", name, "timeout")
+            wrong.append(f"{where}: tools_config.tools.{name}.timeout: expected seconds, got {config['timeout']!r:.80}")
     for number, agent in enumerate(settings["agents"]):
         if not isinstance(agent, dict) or not all(isinstance(config, dict | None) for config in agent.values()):
             wrong.append(f"{made.where('agents', number)}: agents: expected `NAME: {{...}}`, got {agent!r:.80}")
@@ -382,6 +382,9 @@ def _roles(made: Import, shape: Shape, roles: Mapping[str, Mapping[str, Any]], t
         written[name] = role
         if f"{name}_again" in texts:
             written[f"{name}_again"] = {**role, "prompt": f"prompts/{name}_again.md"}
+        if config.get("is_api_model"):
+            what = f"{made.where('agents')}: is_api_model: a model behind an API cannot play {name!r}; a policy would"
+            made.unknown(what, "delete it to train its pretrain in its place")
     made.recipe["roles"] = written
     made.recipe["workflow"] = "workflow.py"
     order = list(roles)

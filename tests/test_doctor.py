@@ -74,6 +74,7 @@ def test_a_red_line_ends_with_code_1_and_its_cure_in_one_piece(capsys, monkeypat
     ("words", "part"),
     [
         (["--satic"], "unknown argument '--satic'"),
+        (["--logger.wandb.key=secret"], "unknown argument '--logger.wandb.key' ("),
         (["--vllm.num_engines", "2"], "go with --recipe"),
         (["--coach.timeout", "soon"], "--coach.timeout"),
         (["--coach.body", "[]", "--coach.model", "m"], "expected a JSON object"),

@@ -490,6 +490,11 @@ def test_numbers_that_cannot_be_are_mended_and_said(config, monkeypatch, capsys)
         ("timeout: 7,", "timeout: soon,", ["tools_config.tools.code_interpreter.timeout: expected seconds, got 'soon'"]),
         ("filter_agents_data: true", "is_tuning: 'false'", ["is_tuning: expected true or false, got 'false'"]),
         ("filter_agents_data: true", "shared_agents: 'no'", ["shared_agents: expected true or false, got 'no'"]),
+        (
+            "  - coder: {role: coder}",
+            "  - coder: {is_api_model: true}",
+            ["is_api_model: a model behind an API cannot play"],
+        ),
         ("filter_agents_data: true", "pretrain: 7", ["pretrain: expected text, got 7"]),
         ("filter_agents_data: true", "chat_template: {a: b}", ["chat_template: expected text, or a list of texts, got {"]),
         ("  - coder: {role: coder}", "  - coder: {role: [coder]}", ["yaml:", ": role: expected text, got ['coder']"]),
