@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from marl_plugins.hosts.patches import Tree, all_series, recognise
+from marl_plugins.hosts.patches import Tree, all_series, alone, recognise
 from marl_plugins.hosts.upstream_cli import Parser
 
 ABOUT = """\
@@ -38,15 +38,16 @@ def main(words: Sequence[str]) -> int:
     if options.command is None:
         parser.print_help()
         return 0
-    tree = recognise(options.to)
-    named = tree.series.named(options.names)
-    changed: list[str] = []
-    before = tree.states
-    if options.command != "status":
-        interrupted = tree.having("interrupted")
-        kept = tree.having("applied")
-        changed = tree.change(kept | interrupted | named if options.command == "apply" else kept - named)
-        tree = recognise(options.to, [tree.series])
+    with alone(options.to):
+        tree = recognise(options.to)
+        named = tree.series.named(options.names)
+        changed: list[str] = []
+        before = tree.states
+        if options.command != "status":
+            interrupted = tree.having("interrupted")
+            kept = tree.having("applied")
+            changed = tree.change(kept | interrupted | named if options.command == "apply" else kept - named)
+            tree = recognise(options.to, [tree.series])
     _report(tree, before, named, changed, options)
     return 0
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,9 +115,10 @@ def run(source: Path, wanted: Wanted) -> int:
     print(f"{len(made.left_out)} options were left out and {len(made.notes)} things are to be looked at: see README.md")
     for note in made.notes:
         print(f"  look at: {note}")
-    print(f"  openrlhf recipes show {wanted.folder}")
-    print(f"  openrlhf train --recipe {wanted.folder} --dry-run            # on GPUs")
-    print(f"  openrlhf train --recipe {wanted.folder / 'tiny.yaml'} --dry-run  # on a CPU")
+    folder, tiny = (shlex.quote(str(path)) for path in (wanted.folder, wanted.folder / "tiny.yaml"))
+    print(f"  openrlhf recipes show {folder}")
+    print(f"  openrlhf train --recipe {folder} --dry-run            # on GPUs")
+    print(f"  openrlhf train --recipe {tiny} --dry-run  # on a CPU")
     return 0
 
 
@@ -169,11 +171,45 @@ def _check_form(made: Import) -> None:
         if not isinstance(config, dict):
             key = ".".join(filter(None, ("tools_config.tools", name)))
             wrong.append(f"{made.where('tools_config', 'tools', name)}: {key}: expected settings, got {config!r:.80}")
+        elif not isinstance(config.get("timeout"), int | float | None):
+            where = made.where("tools_config", "tools", name, "timeout")
+            wrong.append(f"{where}: tools_config.tools.{name}.timeout: expected seconds, got {config['timeout']!r:.80}")
     for number, agent in enumerate(settings["agents"]):
         if not isinstance(agent, dict) or not all(isinstance(config, dict | None) for config in agent.values()):
             wrong.append(f"{made.where('agents', number)}: agents: expected `NAME: {{...}}`, got {agent!r:.80}")
     if wrong:
         raise ConfigurationError(wrong)
+    places: list[tuple[Key, Any]] = [((), settings), *(((k,), settings.get(k)) for k in ("default_agent", "workflow_args"))]
+    places += [(("agents", str(n), name), c) for n, agent in enumerate(settings["agents"]) for name, c in agent.items()]
+    for place, mapping in places:
+        for key, value in (mapping or {}).items():
+            expected = _expected(key, value)
+            if expected:
+                wrong.append(f"{made.where(*place, key)}: {key}: expected {expected}, got {value!r:.80}")
+    if wrong:
+        raise ConfigurationError(wrong)
+
+
+TEXTS = (
+    *("agent_workflow", "workflow_func_path", "advantage_estimator", "pretrain", "role"),
+    *("coach_model", "coach_prompt_template"),
+)
+SWITCHES = (
+    *("shared_agents", "is_tuning", "code_execution"),
+    *("contain_self", "shuffle_responses", "enable_ground_truth_eval"),
+)
+
+
+def _expected(key: str, value: Any) -> str | None:
+    """What a setting that the import itself looks at should be; None where it is that."""
+    if key in TEXTS and not isinstance(value, str | None):
+        return "text"
+    if key in SWITCHES and not isinstance(value, bool | None):
+        return "true or false"
+    if key == "chat_template":
+        texts = value if isinstance(value, list) else [value]
+        return None if value is None or all(isinstance(text, str) for text in texts) else "text, or a list of texts"
+    return None
 
 
 COUNTED = (
@@ -182,22 +218,30 @@ COUNTED = (
 )
 
 
-def _check_numbers(made: Import, agents: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-    """Raise where a number that is reckoned with is none."""
+def _check_numbers(made: Import, agents: Sequence[tuple[str, dict[str, Any]]]) -> None:
+    """Raise where a number that is reckoned with is none; whole numbers such as 1.0e+3 become integers."""
     wrong = []
     arguments = made.source.settings.get("workflow_args") or {}
     turns = [key for shape in shapes.SHAPES.values() for key in shape.turns]
+    tools = made.source.settings.get("tools_config") or {}
     counted = [(f"workflow_args.{key}", arguments.get(key)) for key in (*turns, "num_rounds", "max_others")]
+    counted += [("tools_config.max_turns", tools.get("max_turns"))]
     counted += [(key, config.get(key)) for _, config in agents for key in COUNTED]
     for key, value in dict.fromkeys((key, repr(value)) for key, value in counted if not _count(value)):
         place = [k for k in made.source.origins.lines if k and k[-1] == key.rpartition(".")[2]]
-        wrong.append(f"{made.where(*(place[-1] if place else ()))}: {key}: expected a number of at least 1, got {value}")
+        wrong.append(
+            f"{made.where(*(place[-1] if place else ()))}: {key}: expected a whole number of at least 1, got {value}"
+        )
     if wrong:
         raise ConfigurationError([*made.problems, *wrong])
+    for _, config in agents:
+        config.update({key: int(config[key]) for key in COUNTED if config.get(key) is not None})
 
 
 def _count(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and value >= 1)
+    return value is None or (
+        isinstance(value, int | float) and not isinstance(value, bool) and value >= 1 and value % 1 == 0
+    )
 
 
 def _check_known(made: Import) -> None:
@@ -326,7 +370,7 @@ def _roles(made: Import, shape: Shape, roles: Mapping[str, Mapping[str, Any]], t
     for number, (name, config) in enumerate(roles.items()):
         role: dict[str, Any] = {"prompt": f"prompts/{name}.md"}
         turns_key = shape.turns[number] if number < len(shape.turns) else None
-        turns = int(arguments.get(turns_key, tools.get("max_turns", 1) if number in shape.tools else 1))
+        turns = int(arguments.get(turns_key) or (number in shape.tools and tools.get("max_turns")) or 1)
         if number in shape.tools or config.get("code_execution"):
             role["tools"] = ["python"]
             if turns > 1:
@@ -338,6 +382,9 @@ def _roles(made: Import, shape: Shape, roles: Mapping[str, Mapping[str, Any]], t
         written[name] = role
         if f"{name}_again" in texts:
             written[f"{name}_again"] = {**role, "prompt": f"prompts/{name}_again.md"}
+        if config.get("is_api_model"):
+            what = f"{made.where('agents')}: is_api_model: a model behind an API cannot play {name!r}; a policy would"
+            made.unknown(what, "delete it to train its pretrain in its place")
     made.recipe["roles"] = written
     made.recipe["workflow"] = "workflow.py"
     order = list(roles)
@@ -347,13 +394,13 @@ def _roles(made: Import, shape: Shape, roles: Mapping[str, Mapping[str, Any]], t
         if rounds not in (None, len(order)):
             made.notes.append(f"{made.where('workflow_args', 'num_rounds')}: num_rounds {rounds}: the chain here runs once")
     elif shape.kind == "debate":
-        rounds, most = int(arguments.get("num_rounds", len(order))), int(arguments.get("max_others", 5))
-        flags = bool(arguments.get("contain_self", True)), bool(arguments.get("shuffle_responses", True))
+        rounds, most = int(arguments.get("num_rounds") or len(order)), int(arguments.get("max_others") or 5)
+        flags = arguments.get("contain_self") is not False, arguments.get("shuffle_responses") is not False
         made.files["workflow.py"] = shapes.debate(order, texts[f"{order[0]}_again"], rounds, flags[0], most, flags[1])
         made.recipe["mapping"] = {role: role.removesuffix("_again") for role in written}
     else:
         made.files["workflow.py"] = shapes.mixture(order, texts[order[-1]])
-        if arguments.get("num_rounds", 2) != 2:
+        if arguments.get("num_rounds") not in (None, 2):
             made.notes.append(f"{made.where('workflow_args', 'num_rounds')}: the proposers here answer once")
     seconds = [config["timeout"] for config in (tools.get("tools") or {}).values() if config.get("timeout")]
     if seconds and any("tools" in role for role in written.values()):
@@ -481,7 +528,7 @@ def _lengths(made: Import, roles: Mapping[str, Mapping[str, Any]], flags: dict[s
     config = {**settings, **next(iter(roles.values()))}
     longest = config.get("max_len") or None
     if longest is None and config.get("prompt_max_len"):
-        longest = config["prompt_max_len"] + config.get("generate_max_len", 1024)
+        longest = config["prompt_max_len"] + (config.get("generate_max_len") or 1024)
     if longest is not None:
         flags["data.max_len"] = int(longest)
         made.taken.append(("max_len, prompt_max_len", f"`data.max_len: {longest}`"))

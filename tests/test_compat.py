@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 import zipfile
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def wheel(folder, root, version="0.11.2", name="openrlhf", keep=lambda path: Tru
     target = folder / f"{name}-{version}-py3-none-any.whl"
     files = sorted((root / "openrlhf").rglob("*.py"))
     pure = f"{name}-{version}.data/purelib/"
-    with zipfile.ZipFile(target, "w") as archive:
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in filter(keep, files):
             archive.write(path, pure + str(path.relative_to(root)))
         info = f"{name}-{version}.dist-info"
@@ -122,6 +123,45 @@ def test_a_command_line_without_its_usual_shape_is_one_message(checkout, capsys)
     assert len(found[("command line", False)]) == 1
 
 
+CLI, CONFIG, LAUNCHER = "cli/train_ppo_ray.py", "utils/config.py", "trainer/ray/launcher.py"
+PARSER = "    parser = argparse.ArgumentParser()\n"
+GROUP = PARSER.replace("()", "().add_argument_group()")
+END = "    train(args)\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "what", "part"),
+    [
+        (CLI, PARSER, f"{PARSER}    add_more(parser)\n", "command line", "name 'add_more' is not defined"),
+        (CLI, PARSER, f"    import torch\n{PARSER}", "command line", "torch is imported"),
+        (CLI, PARSER, GROUP, "command line", "is no ArgumentParser"),
+        (CLI, PARSER, "    def (\n", "command line", "is not Python"),
+        (CLI, END, f"    check(args)\n{END}", "validation", "NameError"),
+        (CLI, "train.agent_func_path", "train.func_path", "validation", "is gone"),
+        (LAUNCHER, "import", "<<<<<<< HEAD\nimport", "seams", "launcher.py:1: is not Python"),
+        (LAUNCHER, "import", "\0import", "seams", "null bytes"),
+        (CONFIG, "def hierarchize", "def nested", "command line", "KeyError: 'hierarchize'"),
+        (CONFIG, "def hierarchize", "import openrlhf.x\ndef hierarchize", "command line", "openrlhf.x is imported"),
+    ],
+)
+def test_whatever_an_unknown_release_holds_is_a_line(checkout, capsys, file, old, new, what, part):
+    path = checkout / "openrlhf" / file
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    code, found = looked(capsys, checkout)
+    assert code == 1
+    assert any(part in line for line in found[(what, False)]), found
+
+
+def test_a_parser_with_a_description_and_helpers_of_its_own_is_read(checkout, capsys):
+    cli = checkout / "openrlhf/cli/train_ppo_ray.py"
+    given = "    import sys\n    parser = argparse.ArgumentParser(sys.argv[0], formatter_class=argparse.HelpFormatter)\n"
+    text = cli.read_text().replace(PARSER, given)
+    cli.write_text(text.replace("if __name__ ==", "def build_parser():\n    pass\n\n\nif __name__ =="))
+    assert looked(capsys, checkout)[0] == 0
+
+
 def test_a_checkout_of_something_else(tmp_path, capsys):
     (tmp_path / "other" / "src").mkdir(parents=True)
     assert "there is no folder openrlhf/ in it; expected" in refused(capsys, tmp_path / "other")
@@ -142,16 +182,44 @@ def test_a_half_unpacked_wheel_says_how_much_is_missing(checkout, tmp_path, caps
     assert "trainer/" in said
 
 
+def test_a_wheel_without_its_metadata_is_not_whole(checkout, tmp_path, capsys):
+    with zipfile.ZipFile(wheel(tmp_path, checkout)) as archive:
+        archive.extractall(tmp_path / "half")
+    (metadata,) = (tmp_path / "half").glob("*.dist-info/METADATA")
+    metadata.unlink()
+    assert "METADATA is missing" in refused(capsys, tmp_path / "half")
+
+
 def test_a_broken_wheel_and_one_of_something_else(checkout, tmp_path, capsys):
     broken = tmp_path / "openrlhf-0.11.2-py3-none-any.whl"
     broken.write_bytes(b"PK not a zip")
     assert "not a whole wheel" in refused(capsys, broken)
+    whole = wheel(tmp_path, checkout)
+    with zipfile.ZipFile(whole) as archive:
+        start = max(archive.infolist(), key=lambda member: member.compress_size).header_offset + 400
+    content = whole.read_bytes()
+    whole.write_bytes(content[:start] + b"\x5a" * 50 + content[start + 50 :])
+    assert "not a whole wheel" in refused(capsys, whole)
     assert "it holds other-1.0.dist-info" in refused(capsys, wheel(tmp_path, checkout, "1.0", "other"))
 
 
 def test_a_path_that_does_not_exist_and_a_version_that_was_never_published(tmp_path, capsys):
     assert "no such file or folder, and not a version" in refused(capsys, tmp_path / "nothing")
     assert "openrlhf 0.10.999 could not be downloaded" in refused(capsys, "0.10.999")
+
+
+def test_a_version_is_asked_for_as_pip_writes_it_and_an_index_that_is_not_there_is_said(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    said = "ERROR: Could not find a version that satisfies the requirement openrlhf (from versions: none)\n"
+    asked = []
+
+    def pip(command, **_):
+        asked.append(command[-1])
+        return subprocess.CompletedProcess(command, 1, "", said)
+
+    monkeypatch.setattr(subprocess, "run", pip)
+    assert "is the network there" in refused(capsys, "v0.11.1")
+    assert asked == ["openrlhf==0.11.1"]
 
 
 def test_the_workflows_are_yaml_and_ours_runs_every_release():

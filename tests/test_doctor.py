@@ -74,6 +74,7 @@ def test_a_red_line_ends_with_code_1_and_its_cure_in_one_piece(capsys, monkeypat
     ("words", "part"),
     [
         (["--satic"], "unknown argument '--satic'"),
+        (["--logger.wandb.key=secret"], "unknown argument '--logger.wandb.key' ("),
         (["--vllm.num_engines", "2"], "go with --recipe"),
         (["--coach.timeout", "soon"], "--coach.timeout"),
         (["--coach.body", "[]", "--coach.model", "m"], "expected a JSON object"),
@@ -479,6 +480,7 @@ def test_ray_that_runs_or_has_left_sessions(tmp_path):
             file.truncate(2 * GIB)  # takes no room on the disk
     (finding,) = engines.left_over(processes, sessions)
     assert "2 GiB in 1 sessions" in finding.found
+    assert finding.cure == f"rm -r {sessions}/session_2026-01-01_00-00-00_000000_99"  # 18 is running
 
 
 # --- the sandbox --------------------------------------------------------------------------------------------------------
@@ -529,10 +531,11 @@ def test_a_coach_that_judges():
     ("reply", "found", "cure"),
     [
         (Reply(f"wrong key {SECRET}", 401), "refuses the key (401)", "export OPENAI_API_KEY=..."),
+        (Reply(f"not this key: {SECRET}", 400), "not this key: ...", "it has qwen3, llama4"),
         (Reply("no such model", 404), "no such model", "it has qwen3, llama4; did you mean 'qwen3'?"),
         ("I would rather talk about the weather.", "not the form it was asked for", "it has qwen3, llama4"),
     ],
-    ids=["401", "404", "off the point"],
+    ids=["401", "400", "404", "off the point"],
 )
 def test_a_coach_that_will_not_do(reply, found, cure, monkeypatch, capsys):
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
@@ -541,6 +544,15 @@ def test_a_coach_that_will_not_do(reply, found, cure, monkeypatch, capsys):
     assert finding.good is False
     assert found in finding.found and cure in finding.cure
     assert SECRET not in finding.found + finding.cure
+
+
+def test_a_password_in_the_address_is_not_shown():
+    with openai_server(lambda body, n: verdict(body, 7), models=["a"]) as (url, _):
+        url = url.replace("//", f"//me:{SECRET}@")
+        for words in ([], ["--coach.model", "m"]):
+            (finding,) = asked("--coach.base_url", url, *words)
+            assert finding.good is not False and "127.0.0.1" in finding.found
+            assert SECRET not in finding.found + finding.cure
 
 
 def test_a_coach_that_is_down():
@@ -601,6 +613,20 @@ def test_modules_that_the_recipes_files_import(tmp_path, capsys, monkeypatch):
     assert any("imports nothing_of_that_name" in found and good is False for good, found, _ in about(findings, "extras"))
     run, _ = wanted.plan(["--recipe", TINY])
     assert "math_verify" in wanted.imports(run)
+
+
+def test_modules_that_can_be_done_without_are_not_asked_for(tmp_path, capsys):
+    assert main(["recipes", "copy", "mathchat", str(tmp_path / "mine")]) == 0
+    with (tmp_path / "mine" / "grader.py").open("a") as file:
+        file.write(
+            "\n\ntry:\n    import faster_one\nexcept ImportError:\n    faster_one = None\n"
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import types_only\n"
+            "def later():\n    import helpers.inside\n"
+        )
+    (tmp_path / "mine" / "helpers").mkdir()
+    run, _ = wanted.plan(["--recipe", str(tmp_path / "mine" / "tiny.yaml")])
+    assert all(f.good is not False for f in wanted.extras(run, endpoint=False))
+    assert not {"faster_one", "types_only"} & wanted.imports(run).keys()
 
 
 def test_extras_are_red_where_they_are_used(monkeypatch):

@@ -479,13 +479,42 @@ def test_numbers_that_cannot_be_are_mended_and_said(config, monkeypatch, capsys)
         (
             "coder_max_turns: 2",
             "coder_max_turns: many",
-            ["yaml:8: workflow_args.coder_max_turns: expected a number", "'many'"],
+            ["yaml:8: workflow_args.coder_max_turns: expected a whole number", "'many'"],
         ),
-        ("n_samples_per_prompt: 2", "n_samples_per_prompt: ${n}", ["n_samples_per_prompt: expected a number", "'${n}'"]),
+        (
+            "n_samples_per_prompt: 2",
+            "n_samples_per_prompt: ${n}",
+            ["n_samples_per_prompt: expected a whole number", "'${n}'"],
+        ),
+        ("n_samples_per_prompt: 2", "n_samples_per_prompt: 2.5", ["n_samples_per_prompt: expected a whole number", "2.5"]),
+        ("timeout: 7,", "timeout: soon,", ["tools_config.tools.code_interpreter.timeout: expected seconds, got 'soon'"]),
+        ("filter_agents_data: true", "is_tuning: 'false'", ["is_tuning: expected true or false, got 'false'"]),
+        ("filter_agents_data: true", "shared_agents: 'no'", ["shared_agents: expected true or false, got 'no'"]),
+        (
+            "  - coder: {role: coder}",
+            "  - coder: {is_api_model: true}",
+            ["is_api_model: a model behind an API cannot play"],
+        ),
+        ("filter_agents_data: true", "pretrain: 7", ["pretrain: expected text, got 7"]),
+        ("filter_agents_data: true", "chat_template: {a: b}", ["chat_template: expected text, or a list of texts, got {"]),
+        ("  - coder: {role: coder}", "  - coder: {role: [coder]}", ["yaml:", ": role: expected text, got ['coder']"]),
     ],
 )
 def test_what_stands_in_the_way_is_named(config, old, new, parts):
     only(problems(config((old, new))), *parts)
+
+
+def test_a_whole_number_may_be_written_with_a_point(config, monkeypatch):
+    path = config(("n_samples_per_prompt: 2", "n_samples_per_prompt: 2.0\n  train_batch_size: 8.0"))
+    run = loads(imported(path, "--model", "hub/small"), monkeypatch)
+    assert (run.args.rollout.n_samples_per_prompt, run.args.train.batch_size) == (2, 8)
+
+
+def test_settings_of_none_are_as_if_they_were_not_there(config, monkeypatch):
+    path = config(("coder_max_turns: 2", "coder_max_turns: null"), ("zero_stage: 3", "generate_max_len: null"))
+    run = loads(imported(path, "--model", "hub/small"), monkeypatch)
+    assert run.recipe.roles["coder"].max_turns == 1
+    assert run.args.data.max_len == 2024
 
 
 def test_without_a_grader_a_coach_is_needed(config, monkeypatch):
@@ -551,6 +580,14 @@ def test_a_label_of_none_everywhere_is_no_label(tmp_path):
     assert items.read_items(path, None, None, None) == [{"prompt": "a"}]
 
 
+@pytest.mark.parametrize("text", ["3", "null", '"prompt"'])
+def test_what_is_no_list_of_items_is_said(tmp_path, text):
+    path = tmp_path / "train.json"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match="expected a list of items"):
+        items.read_items(path, None, None, None)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "parts"),
     [
@@ -568,6 +605,11 @@ def test_a_label_of_none_everywhere_is_no_label(tmp_path):
             ["--config-name none: no marti/cli/configs/none.yaml"],
         ),
         ("a.toml", "", ["expected a .yaml"]),
+        ("a.yaml", "x: 1\nagents: \x07", ["a.yaml:2: cannot be read: a control character"]),
+        ("a.yaml", "agents: &all [*all]", ["contains itself"]),
+        ("a.yaml", "defaults: [a]\nagents: &all [{}]\n---\n", ["a.yaml:3: cannot be read"]),
+        ("a.sh", "python -m marti.cli.multi_agent_train_ppo_ray --default_agent", ["--default_agent has no value"]),
+        ("a.sh", "python -m marti.cli.multi_agent_train_ppo_ray x --seed 1", ["expected a flag, got 'x'"]),
         ("no_such.yaml", None, ["cannot be read: No such file"]),
     ],
 )
@@ -575,6 +617,22 @@ def test_what_is_no_configuration_is_said(tmp_path, name, text, parts):
     if text is not None:
         (tmp_path / name).write_text(text)
     only(problems(tmp_path / name), *parts)
+
+
+@pytest.mark.parametrize(
+    ("word", "part"),
+    [
+        ("agents.0.role=a", "agents.0.role: there are no settings"),
+        ("verify_task.kind=a", "verify_task.kind: there are no settings"),
+        ("~default_agent.seed", "expected key=value, got '~default_agent.seed'"),
+    ],
+)
+def test_overrides_that_cannot_be_followed_are_named(config, tmp_path, word, part):
+    path = config()
+    script = tmp_path / "run.sh"
+    script.write_text(f"python -m marti.cli.commands.train --config-name {path.stem} {word} num_episodes=1\n")
+    (tmp_path / f"{path.stem}.yaml").write_text("verify_task: math\nagents: [{a: {pretrain: m}}]\n")
+    only(problems(script), "run.sh:1: ", part)
 
 
 def test_the_shell_is_read_as_a_shell_would():
@@ -620,6 +678,7 @@ def test_names_of_roles_can_be_called():
     assert shapes.identifier("Agent 1: Solver", ()) == "agent_1_solver"
     assert shapes.identifier("0", ()) == "agent_0" and shapes.identifier("class", ()) == "class_"
     assert shapes.identifier("task", ()) == "task_" and shapes.identifier("a", ("a", "a_2")) == "a_3"
+    assert shapes.identifier("Lös er", ()) == "l_s_er" and shapes.identifier("求解", ()) == "agent"
 
 
 def checkouts():

@@ -106,7 +106,13 @@ def test_the_command_takes_the_commit_that_the_patches_are_for_and_nothing_else(
     code = main(["patch", "apply", "--to", str(folder)])
     if tree == MINI:
         assert code == 2
-        assert "it is neither as released in marti v2 nor with patches" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "it is neither as released in marti v2 nor with patches" in said
+        assert "by its own account" not in said
+        (folder / "version.txt").unlink()  # v2 without it too, as `compat` says
+        assert main(["patch", "apply", "--to", str(folder)]) == 2
+        assert "it is neither as released in marti v2" in capsys.readouterr().err
+        (folder / "version.txt").write_bytes((tree / "version.txt").read_bytes())
     else:
         assert code == 0
         assert states(folder) == dict.fromkeys(NAMES, True)
@@ -263,7 +269,14 @@ def test_what_is_gone_or_changed_is_named(mini):
 
 def test_a_broken_file_is_named(mini):
     (mini.folder / "marti/trainer/ray/launcher.py").write_text("def (:")
-    assert "launcher.py:1: not Python" in marti.check(mini.folder)[-1].found
+    (mini.folder / "marti/trainer/ray/ppo_actor.py").write_bytes(b"\xff")
+    (mini.folder / "version.txt").write_bytes(b"2.\xff")
+    found = marti.check(mini.folder)
+    broken = [f.found for f in found if f.what == "seams"]
+    assert len(broken) == 2
+    assert any("launcher.py:1: is not Python" in problem for problem in broken)
+    assert any("ppo_actor.py: cannot be read as Python" in problem for problem in broken)
+    assert [f.good for f in found if f.what == "M16"] == [None]
 
 
 def test_v01_and_mappa_are_for_importing_only(tmp_path):

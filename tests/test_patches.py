@@ -20,10 +20,9 @@ from hypothesis import strategies as st
 from marl_plugins.cli import main
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.hosts import cpu, upstream_cli
-from marl_plugins.hosts.patches import DoesNotApply, all_series, apply_hunks, read_patch, recognise
+from marl_plugins.hosts.patches import DoesNotApply, all_series, alone, apply_hunks, read_patch, recognise
 from marl_plugins.hosts.releases import TRAINED
 from marl_plugins.hosts.seams import check_seams, seams_of
-from marl_plugins.shipped import data
 from marl_plugins.upstream_ci.suite import run_suite
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -113,7 +112,7 @@ def test_git_understands_the_patches_in_any_order(tree, tmp_path):
         assert contents(other) == contents(tree)
 
 
-@pytest.mark.parametrize("path", sorted(data("patches").glob("*/*/*.patch")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", sorted(SERIES.folder.glob("*.patch")), ids=lambda p: p.stem)
 def test_every_patch_says_what_it_is_and_whose(path):
     header = path.read_text().partition("diff --git")[0]
     assert path.parent.name in header and "Apache-2.0" in header and "http" in header
@@ -252,7 +251,7 @@ def refused(capsys, tree, *parts, words=("status", "apply", "revert")):
 
 def test_refused_is_a_tree_that_is_none(tmp_path, capsys):
     refused(capsys, tmp_path, "no tree that there are patches for", "openrlhf/cli/train_ppo_ray.py")
-    refused(capsys, tmp_path / "nowhere", "no tree that there are patches for")
+    refused(capsys, tmp_path / "nowhere", "nowhere: no such folder")
     assert main(["patch", "apply"]) == 2
     assert "--to" in capsys.readouterr().err
 
@@ -314,6 +313,28 @@ def test_a_git_checkout_is_refused_while_dirty_and_clean_again_after_a_revert(tr
     command("revert", "--to", str(tree))
     git("checkout", "-q", "HEAD~1", "--", ".")
     assert git("diff", "HEAD~1") == ""
+
+
+def test_cures_can_be_typed_where_a_path_has_spaces(tree, tmp_path, capsys):
+    tree = tree.rename(tmp_path / "my tree")
+    (tree / ".git").mkdir()
+    (tree / FILES[0]).write_text("mine\n")
+    refused(capsys, tree, f"git -C '{tree}' diff -- {FILES[0]}")
+
+
+def test_two_commands_on_a_tree_wait_for_each_other(tree, capsys):
+    words = [sys.executable, "-m", "marl_plugins", "patch", "apply", "--to", str(tree), "0001"]
+    with alone(tree):
+        other = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+        with pytest.raises(subprocess.TimeoutExpired):
+            other.wait(timeout=3)
+        assert set(states_of(tree)) == {"absent"}
+    assert other.wait(timeout=60) == 0
+    assert sorted(states_of(tree)) == ["absent", "absent", "absent", "applied"]
+
+
+def states_of(tree):
+    return recognise(tree).states.values()
 
 
 def test_a_tree_that_cannot_be_written_is_left_as_it_was(tree, capsys, monkeypatch):

@@ -85,7 +85,12 @@ class Endpoint:
     body: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return f"coach endpoint {self.base_url}, model {self.model!r}"
+        return f"coach endpoint {self.shown_url}, model {self.model!r}"
+
+    @property
+    def shown_url(self) -> str:
+        """The address without the password that may stand in it."""
+        return re.sub(r"//[^/@]*@", "//", self.base_url)
 
 
 class Client(Asker):
@@ -326,7 +331,9 @@ def said(error: openai.APIStatusError, endpoint: Endpoint) -> str:
     """A refusal in words, with the cure where there is one."""
     if error.status_code in (401, 403):
         return f"refuses the key ({error.status_code}); is ${endpoint.api_key_env} right?"
-    text = f"HTTP {error.status_code}: {error.message[:300]}"
+    key = os.environ.get(endpoint.api_key_env)
+    message = error.message.replace(key, "...") if key else error.message  # some servers repeat it
+    text = f"HTTP {error.status_code}: {message[:300]}"
     if error.status_code == 404:
         text += "; is --coach.base_url right (it usually ends in /v1), and --coach.model the name that the endpoint uses?"
     if error.code in NEVER_PASSES:

@@ -42,8 +42,8 @@ def main(words: Sequence[str]) -> int:
     options, others = parser.parse_known_args(words)
     if others and not (options.recipe or options.plugin):
         raise ConfigurationError(
-            f"openrlhf doctor: unknown argument {others[0]!r} (openrlhf doctor --help); flags of `openrlhf train` go with --recipe "
-            "or --plugin"
+            f"openrlhf doctor: unknown argument {others[0].partition('=')[0]!r} (openrlhf doctor --help); "
+            "flags of `openrlhf train` go with --recipe or --plugin"
         )
     findings = examine(options, [w for w in words if w not in ("--json", "--static")])
     good = all_good(findings)

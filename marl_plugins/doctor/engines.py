@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -123,15 +124,27 @@ def left_over(processes: Path, sessions: Path) -> list[Finding]:
         findings.append(remark("ray", found, "if nobody uses it: ray stop"))
     gone = [
         s
-        for s in sessions.glob("session_*_*")
+        for s in sorted(sessions.glob("session_*_*"))
         if not s.is_symlink() and not (processes / s.name.rpartition("_")[2]).exists()
     ]
-    size = sum(file.stat().st_size for s in gone for file in s.rglob("*") if file.is_file() and not file.is_symlink())
+    size = sum(map(_size, gone))
     if size > 2**30:
+        names = " ".join(shlex.quote(str(s)) for s in gone[:8])  # by name: others may be running
+        more = f"  # and then the other {len(gone) - 8}" if len(gone) > 8 else ""
         findings.append(
-            remark("ray", f"{size / 2**30:.0f} GiB in {len(gone)} sessions that have ended", f"rm -r {sessions}/session_2*")
+            remark("ray", f"{size / 2**30:.0f} GiB in {len(gone)} sessions that have ended", f"rm -r {names}{more}")
         )
     return findings
+
+
+def _size(folder: Path) -> int:
+    """Bytes in a folder, as far as it can be read and is still there."""
+    size = 0
+    for place, _, files in os.walk(folder):
+        for name in files:
+            with contextlib.suppress(OSError):
+                size += os.lstat(Path(place, name)).st_size
+    return size
 
 
 def _words(cmdline: Path) -> list[str]:

@@ -127,7 +127,7 @@ def _cure(endpoint: Endpoint, problem: str) -> str:
 def models(endpoint: Endpoint) -> list[Finding]:
     """Nothing says that this endpoint would be used: a remark, whatever it answers."""
     names, problem = names_at(endpoint)
-    place = urlsplit(endpoint.base_url).netloc
+    place = urlsplit(endpoint.shown_url).netloc
     if problem:
         return [remark("coach", f"{place}: {problem}", "matters with --coach.model NAME only")]
     key = f"takes the key in {endpoint.api_key_env} and has" if os.environ.get(endpoint.api_key_env) else "has"

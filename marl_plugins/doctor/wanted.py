@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -93,13 +93,15 @@ def extras(run: Run | None, endpoint: bool) -> list[Finding]:
         findings.append(red_if(used, "extras", f"{', '.join(missing)} not installed, for {what}", cure))
     known = {name for modules, _ in EXTRAS.values() for name in modules}
     for name, file in imported.items():
-        if name not in known and find_spec(name) is None and not (file.parent / f"{name}.py").is_file():
-            findings.append(red("extras", f"{file} imports {name}, which is not installed", f"pip install {name}"))
+        beside = file.parent / f"{name}.py", file.parent / name
+        if name not in known and find_spec(name) is None and not any(path.exists() for path in beside):
+            cure = f"pip install {name}, or what it is called there"
+            findings.append(red("extras", f"{file} imports {name}, which is not installed", cure))
     return [fine("extras", ", ".join(have)), *findings] if have else findings
 
 
 def imports(run: Run) -> dict[str, Path]:
-    """Top-level modules that the recipe's own files import, also inside functions, and one file that does."""
+    """Top-level modules that the recipe's own files cannot do without, also inside functions, and one file that says so."""
     recipe = run.recipe
     demonstrations = recipe.warm_start.demonstrations if recipe.warm_start else None
     names = [
@@ -111,9 +113,23 @@ def imports(run: Run) -> dict[str, Path]:
     ]
     found: dict[str, Path] = {}
     for file in (run.folder / name for name in names if name):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in _always(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 found |= {alias.name.partition(".")[0]: file for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 found[node.module.partition(".")[0]] = file
     return found
+
+
+def _always(node: ast.AST) -> Iterator[ast.AST]:
+    """A tree's nodes without what is only tried (`except ImportError`), or read by type checkers."""
+    yield node
+    match node:
+        case ast.Try(handlers=[_, *_]) if any("ImportError" in ast.unparse(h) for h in node.handlers):
+            within: list[ast.AST] = [*node.handlers, *node.orelse, *node.finalbody]
+        case ast.If() if "TYPE_CHECKING" in ast.unparse(node.test):
+            within = list(node.orelse)
+        case _:
+            within = list(ast.iter_child_nodes(node))
+    for child in within:
+        yield from _always(child)

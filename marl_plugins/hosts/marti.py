@@ -10,12 +10,14 @@ A defect is looked for in the code that has it, not by checksums: a checkout tha
 from __future__ import annotations
 
 import ast
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.findings import Finding
-from marl_plugins.hosts.seams import Seam, check_seams
+from marl_plugins.hosts.seams import Seam, check_seams, syntax_tree
 
 V2, V01, MAPPA = "marti v2", "marti v0.1", "mappa"
 
@@ -131,7 +133,7 @@ def recognise(root: Path) -> str | None:
     if package is None:
         return None
     version = package.parent / "version.txt"
-    said = version.read_text(encoding="utf-8").strip() if version.is_file() else ""
+    said = version.read_text(encoding="utf-8", errors="replace").strip() if version.is_file() else ""
     if (package / "trainer/multi_agent_ppotrainer.py").is_file() and (package / "agent_workflows").is_dir():
         return V2 if not said or said.split(".")[0] == "2" else None
     if (package / "controllers/multi_agent_controller.py").is_file() and (package / "worlds").is_dir():
@@ -151,10 +153,7 @@ def check(root: Path) -> list[Finding]:
         found = f"{name}: import formats only; its trainer shares nothing with MARTI-v2's, so nothing else is checked"
         return [Finding("marti", None, found, "openrlhf recipes import CONFIG.yaml --to FOLDER")]
     findings = [Finding("marti", True, f"MARTI-v2 in {package}")]
-    try:
-        gone = [*check_seams(package, SEAMS, "marti"), *_contract(package), *_flags(package)]
-    except SyntaxError as error:
-        return [*findings, Finding("seams", False, f"{error.filename}:{error.lineno}: not Python", "restore the file")]
+    gone = [*check_seams(package, SEAMS, "marti"), *_contract(package), *_flags(package)]
     findings += [Finding("seams", False, problem, "check out MARTI main at a2fe2c7") for problem in gone]
     if not gone:
         findings.append(
@@ -172,36 +171,36 @@ def _package(root: Path) -> Path | None:
 
 
 def _look(defect: Defect, package: Path) -> Finding:
-    paths = [package / file for file in defect.files]
-    present = defect.present(*map(_tree, paths)) if all(path.is_file() for path in paths) else None
+    trees = [_tree(package / file) for file in defect.files]
+    present = defect.present(*trees) if all(trees) else None
     if present is None:
         where = ", ".join(defect.files)
         return Finding(defect.name, None, f"cannot tell whether {defect.symptom}: {where} has another shape")
     if present:
         found = f"{defect.symptom} ({defect.files[0]})"
-        return Finding(defect.name, False, found, f"openrlhf patch apply {defect.name} --to {package.parent}")
+        return Finding(
+            defect.name, False, found, f"openrlhf patch apply {defect.name} --to {shlex.quote(str(package.parent))}"
+        )
     return Finding(defect.name, True, f"repaired; it was: {defect.symptom}")
 
 
 def _contract(package: Path) -> list[str]:
     """What is wrong with the way workflows are called."""
-    path = package / "agent_workflows/workflow_wrapper.py"
-    if not path.is_file():
-        return []  # its seam says so
-    for node in ast.walk(_tree(path)):
+    tree = _tree(package / "agent_workflows/workflow_wrapper.py")
+    for node in ast.walk(tree) if tree else ():
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "self.workflow_func":
             given = {keyword.arg for keyword in node.keywords}
             return [f"workflows are not given {name!r} any more" for name in CONTRACT if name not in given]
-    return ["marti.agent_workflows.workflow_wrapper calls no self.workflow_func any more"]
+    return ["marti.agent_workflows.workflow_wrapper calls no self.workflow_func any more"] if tree else []
 
 
 def _flags(package: Path) -> list[str]:
-    path = package / "cli/multi_agent_train_ppo_ray.py"
-    if not path.is_file():
-        return []  # its seam says so
+    tree = _tree(package / "cli/multi_agent_train_ppo_ray.py")
+    if tree is None:
+        return []
     there = {
         node.args[0].value
-        for node in ast.walk(_tree(path))
+        for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "add_argument"
@@ -211,8 +210,12 @@ def _flags(package: Path) -> list[str]:
     return [f"marti.cli.multi_agent_train_ppo_ray has no flag {flag} any more" for flag in FLAGS if flag not in there]
 
 
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+def _tree(path: Path) -> ast.Module | None:
+    """A file of the checkout; None where there is none that is Python: its seam says so."""
+    try:
+        return syntax_tree(path)
+    except ConfigurationError:
+        return None
 
 
 def _function(tree: ast.Module, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:

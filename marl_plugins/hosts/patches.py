@@ -15,12 +15,14 @@ there is no journal to lose. No `patch` or `git` program takes part, and nothing
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import itertools
 import os
 import re
+import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +31,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.hosts.releases import parsed
 from marl_plugins.shipped import data
 
 # --- unified diffs ---------------------------------------------------------------------------------------------------------
@@ -315,6 +318,8 @@ def recognise(path: Path, among: Sequence[Series] | None = None) -> Tree:
     Raises:
         ConfigurationError: It is none that there are patches for, or a touched file is neither as released nor as patched.
     """
+    if not path.is_dir():
+        raise ConfigurationError(f"{path}: no such folder; --to takes the folder that contains the package")
     series = all_series() if among is None else among
     roots = [path, *sorted(path.glob("*.data/purelib"))]
     candidates = [(r, s) for r in roots for s in series if all((r / mark).exists() for mark in s.tree.recognise)]
@@ -354,7 +359,7 @@ def _look(root: Path, series: Series) -> Tree | list[str]:
         else:
             released[file], names[file] = known
     said = _said_version(root, series.tree.host)
-    if problems and said not in ("", series.tree.version):
+    if problems and said and parsed(said) != parsed(series.tree.version):
         problems.insert(
             0, f"{root}: is {series.tree.host} {said} by its own account; these patches are for {series.tree.version}"
         )
@@ -365,7 +370,7 @@ def _said_version(root: Path, host: str) -> str:
     """What a checkout's `version.txt` or an installation's metadata say; empty where there is neither."""
     file = root / "version.txt"
     if file.is_file():
-        return file.read_text(encoding="utf-8").strip()
+        return file.read_text(encoding="utf-8", errors="replace").strip()
     folders = sorted(root.glob(f"{host}-*.dist-info"))
     return folders[0].name.removesuffix(".dist-info").partition("-")[2] if folders else ""
 
@@ -375,15 +380,31 @@ def _why_unknown(root: Path, series: Series, file: str, content: bytes) -> str:
         return f"has CRLF line ends where {series.title} has LF; check it out again with core.autocrlf=false"
     cure = f"get it again ({series.tree.source})"
     if (root / ".git").exists():
-        cure = f"see `git -C {root} diff -- {file}`, then `git stash` or commit your work and check out what the patches are for"
+        seen = f"git -C {shlex.quote(str(root))} diff -- {file}"
+        cure = f"see `{seen}`, then `git stash` or commit your work and check out what the patches are for"
     return (
         f"has changes that are not ours: it is neither as released in {series.title} nor with patches of this series "
         f"(sha256 {_sha256(content)[:12]}, released: {series.tree.released[file][:12]}); {cure}; "
-        f"to keep your changes: git apply {series.folder}/NAME.patch"
+        f"to keep your changes: git apply {shlex.quote(str(series.folder))}/NAME.patch"
     )
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def alone(root: Path) -> Iterator[None]:
+    """No other of our commands works on the tree meanwhile; where it is none, `recognise` says so."""
+    if not root.is_dir():
+        yield
+        return
+    folder = os.open(root, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks: then nobody else has to be at work
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def _beside(path: Path) -> Path:

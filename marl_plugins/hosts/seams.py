@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.hosts.releases import WINDOWED, concerns
 
 
@@ -189,15 +190,21 @@ SEAMS = (
 def check_seams(root: Path, seams: Sequence[Seam], package: str = "openrlhf") -> list[str]:
     """What of a table does not hold in a package folder; empty when all of it does."""
     problems = []
-    read: dict[Path, dict[str, str | None]] = {}
+    read: dict[Path, dict[str, str | None] | None] = {}
     for seam in seams:
         path = _file(root, seam.module)
         if path is None:
             problems.append(f"{package}.{seam.module} is gone ({seam.name}: {seam.why})")
             continue
         if path not in read:
-            read[path] = _names(path)
+            try:
+                read[path] = _names(path)
+            except ConfigurationError as error:
+                read[path] = None
+                problems += error.problems
         found = read[path]
+        if found is None:
+            continue
         if seam.name not in found:
             problems.append(f"{package}.{seam.module}.{seam.name} is gone ({seam.why})")
         elif seam.signature is not None and found[seam.name] != seam.signature:
@@ -234,8 +241,22 @@ def _names(path: Path) -> dict[str, str | None]:
             elif isinstance(node, ast.Import | ast.ImportFrom):
                 names.update({prefix + (alias.asname or alias.name): None for alias in node.names})
 
-    visit(ast.parse(path.read_text(encoding="utf-8"), str(path)).body, "")
+    visit(syntax_tree(path).body, "")
     return names
+
+
+def syntax_tree(path: Path) -> ast.Module:
+    """A file of the tree that is looked at.
+
+    Raises:
+        ConfigurationError: It cannot be read, or is not Python.
+    """
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"), str(path))
+    except SyntaxError as error:
+        raise ConfigurationError(f"{path}:{error.lineno}: is not Python ({error.msg})") from None
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path}: cannot be read as Python ({error})") from None
 
 
 def _parameters(arguments: ast.arguments) -> str:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from email.parser import HeaderParser
 from pathlib import Path
@@ -54,9 +55,9 @@ def open_tree(source: str) -> Iterator[Tree]:
     elif path.is_file():
         with tempfile.TemporaryDirectory(prefix="openrlhf-") as unpacked:
             yield _unpack(path, Path(unpacked))
-    elif os.sep not in source and parsed(source):
+    elif os.sep not in source and (version := parsed(source)):
         with tempfile.TemporaryDirectory(prefix="openrlhf-") as unpacked:
-            yield _unpack(download(source), Path(unpacked))
+            yield _unpack(download(str(version)), Path(unpacked))
     else:
         raise ConfigurationError(
             f"{source}: no such file or folder, and not a version; expected a checkout, a wheel, or a version like 0.11.2"
@@ -87,15 +88,16 @@ def _folder(path: Path) -> Tree:
         headers = HeaderParser().parsestr((metadata[0] / "METADATA").read_text(encoding="utf-8"))
         return Tree(root, headers.get("Version", "unknown"), "unpacked wheel" if pure else "installed")
     stated = path / "version.txt"
-    version = stated.read_text(encoding="utf-8").strip() if stated.is_file() else "unknown"
+    version = stated.read_text(encoding="utf-8", errors="replace").strip() if stated.is_file() else "unknown"
     return Tree(root, version, "checkout" if stated.is_file() else "folder")
 
 
 def _complete(path: Path, metadata: Path) -> None:
     """A wheel's record names all its files: what of the package is not there was not unpacked."""
     record = metadata / "RECORD"
-    if not record.is_file():
-        raise ConfigurationError(f"{metadata}: RECORD is missing, so the wheel is not whole: unpack it again")
+    for file in (record, metadata / "METADATA"):
+        if not file.is_file():
+            raise ConfigurationError(f"{metadata}: {file.name} is missing, so the wheel is not whole: unpack it again")
     with record.open(encoding="utf-8", newline="") as lines:
         names = [row[0] for row in csv.reader(lines) if row and row[0].endswith(".py") and "openrlhf/" in row[0]]
     missing = [name for name in names if not (path / name).is_file()]
@@ -110,8 +112,10 @@ def _unpack(wheel: Path, folder: Path) -> Tree:
     try:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(folder)
-    except (zipfile.BadZipFile, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
         raise ConfigurationError(f"{wheel}: not a whole wheel ({error}); download it again") from None
+    except OSError as error:
+        raise ConfigurationError(f"{wheel}: cannot be unpacked into {folder} ({error.strerror or error})") from None
     if not list(folder.glob("openrlhf-*.dist-info")):
         found = ", ".join(sorted(p.name for p in folder.glob("*.dist-info"))) or "no *.dist-info"
         raise ConfigurationError(f"{wheel}: a wheel of openrlhf was expected, it holds {found}")
@@ -149,5 +153,8 @@ def download(version: str) -> Path:
         if done.returncode or not wheels:
             said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
             reason = re.sub(r"^ERROR: ", "", said[0]) if said else "pip gave no wheel"
-            raise ConfigurationError(f"openrlhf {version} could not be downloaded: {reason[:200]}; or give a path")
+            if "(from versions: none)" in reason:  # pip says so of an index that it cannot reach, too
+                reason = "pip found no version at all; is the network there (pip config list)?"
+            reason = reason.partition(" (from versions")[0]
+            raise ConfigurationError(f"openrlhf {version} could not be downloaded: {reason[:300]}; or give a path")
         return wheels[0].rename(cache / wheels[0].name)

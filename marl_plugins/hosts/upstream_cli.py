@@ -2,19 +2,21 @@
 
 `openrlhf/cli/train_ppo_ray.py` builds its parser and validates under `if __name__ == "__main__"` (lines 197-771 of 0.11.2),
 where nobody can import it. The statements up to `parse_args` are compiled and executed here as the parser, the ones after
-it up to `train(args)` as the validation. Nothing of upstream is imported, so `--help` takes a fraction of a second.
+it up to `train(args)` as the validation. Nothing but Python's own modules is imported, so `--help` takes a fraction of a second.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import builtins
 import contextlib
 import importlib.metadata
 import importlib.util
 import io
 import os
 import re
+import sys
 from collections.abc import Callable
 from datetime import datetime
 from functools import lru_cache
@@ -23,6 +25,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.hosts.seams import syntax_tree
 
 CLI = "cli/train_ppo_ray.py"
 NOT_OURS = (
@@ -62,12 +65,12 @@ def _main_block(path: Path) -> tuple[list[ast.stmt], list[ast.stmt]]:
 
     Our patch 0001 puts the same statements into `build_parser`, which ends with a `return`, and `main`.
     """
-    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    tree = syntax_tree(path)
     blocks = {node.name: node.body for node in tree.body if isinstance(node, ast.FunctionDef)}
     mains = [n.body for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "__name__ == '__main__'"]
     if not mains:
         raise ConfigurationError(f"{path}: no `if __name__ == '__main__'` block; this OpenRLHF release is not supported")
-    patched = "build_parser" in blocks
+    patched = {"build_parser", "main"} <= blocks.keys()
     body = [*blocks["build_parser"][:-1], *blocks["main"]] if patched else mains[0]
     sources = [ast.unparse(statement) for statement in body]
     try:
@@ -82,8 +85,21 @@ def _main_block(path: Path) -> tuple[list[ast.stmt], list[ast.stmt]]:
 
 
 def _execute(statements: list[ast.stmt], path: Path, namespace: dict[str, Any]) -> dict[str, Any]:
+    namespace["__builtins__"] = {**vars(builtins), "__import__": _import_standard}
     exec(compile(ast.Module(statements, type_ignores=[]), str(path), "exec"), namespace)
     return namespace
+
+
+def _import_standard(name: str, *rest: Any) -> Any:
+    """`import` for statements of upstream's: anything but Python's own modules takes seconds, or is another release."""
+    if name.partition(".")[0] not in sys.stdlib_module_names:
+        raise ImportError(f"{name} is imported, which only a run can do")
+    return __import__(name, *rest)
+
+
+def _cannot(path: Path, error: Exception, what: str) -> ConfigurationError:
+    """What upstream's own statements raised; those of an unknown release may raise anything."""
+    return ConfigurationError(f"{path}: {what} without importing it ({type(error).__name__}: {error})")
 
 
 class Parser(argparse.ArgumentParser):
@@ -99,13 +115,20 @@ class Parser(argparse.ArgumentParser):
 def build_parser(root: Path) -> Parser:
     """Upstream's own parser, with all its flags and defaults."""
     names = {
-        "argparse": SimpleNamespace(ArgumentParser=lambda: Parser(prog="openrlhf train", allow_abbrev=False)),
+        "argparse": SimpleNamespace(
+            **{**vars(argparse), "ArgumentParser": lambda *_, **__: Parser(prog="openrlhf train", allow_abbrev=False)}
+        ),
         "os": os,
         "datetime": datetime,
     }
+    statements = _main_block(root / CLI)[0]
+    try:
+        parser = _execute(statements, root / CLI, dict(names))["parser"]
+    except Exception as error:
+        raise _cannot(root / CLI, error, "its parser cannot be built") from None
+    if not isinstance(parser, Parser):
+        raise ConfigurationError(f"{root / CLI}: its `parser` is no ArgumentParser; this OpenRLHF release is not supported")
     # argparse's own pattern knows no exponents and takes -1e-5 for a flag.
-    parser = _execute(_main_block(root / CLI)[0], root / CLI, dict(names))["parser"]
-    assert isinstance(parser, Parser)
     parser._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
     options = (option for action in parser._actions for option in action.option_strings)
     parser.of_upstream = frozenset(o[2:] for o in options if o.startswith("--") and o != "--help")
@@ -115,8 +138,11 @@ def build_parser(root: Path) -> Parser:
 @lru_cache
 def _hierarchize(root: Path) -> Callable[[Any], SimpleNamespace]:
     path = root / "utils/config.py"
-    function = _execute(ast.parse(path.read_text(encoding="utf-8")).body, path, {})["hierarchize"]
-    assert callable(function)
+    statements = syntax_tree(path).body
+    try:
+        function = _execute(statements, path, {})["hierarchize"]
+    except Exception as error:
+        raise _cannot(path, error, "its hierarchize cannot be had") from None
     return cast(Callable[[Any], SimpleNamespace], function)
 
 
@@ -134,7 +160,10 @@ def validate(args: SimpleNamespace, root: Path) -> tuple[list[str], list[str]]:
     said = io.StringIO()
     problems = []
     # The recipe's workflow stands where upstream expects an agent function; without one it asks for a reward model.
-    args.train.agent_func_path = args.train.agent_func_path or "recipe"
+    try:
+        args.train.agent_func_path, args.reward.remote_url = args.train.agent_func_path or "recipe", args.reward.remote_url
+    except AttributeError as error:
+        return [f"upstream's validation failed: a flag that it is run with is gone ({error})"], []
     statements = [s for s in _main_block(root / CLI)[1] if not any(word in ast.unparse(s) for word in NOT_OURS)]
     namespace = {"args": args}
     with contextlib.redirect_stdout(said):
@@ -143,7 +172,9 @@ def validate(args: SimpleNamespace, root: Path) -> tuple[list[str], list[str]]:
                 _execute([statement], root / CLI, namespace)
             except AssertionError as error:
                 problems.append(f"upstream refuses the flags: {error}")
-            except (AttributeError, TypeError) as error:
-                problems.append(f"upstream's validation (train_ppo_ray.py:{statement.lineno}) failed: {error}")
+            except Exception as error:  # statements of an unknown release may raise anything
+                problems.append(
+                    f"upstream's validation (train_ppo_ray.py:{statement.lineno}) failed: {type(error).__name__}: {error}"
+                )
     args.train.agent_func_path, args.reward.remote_url = None, None
     return problems, [line for line in said.getvalue().splitlines() if line.strip()]

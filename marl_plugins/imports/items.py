@@ -87,6 +87,8 @@ def _rows(path: Path) -> list[tuple[str, Any]]:
         if isinstance(whole, dict):
             lists = [v for v in whole.values() if isinstance(v, list)]
             whole = lists[0] if len(lists) == 1 else [whole]
+        if not isinstance(whole, list):
+            raise ConfigurationError(f"{path}: expected a list of items, or one item on each line, got {whole!r:.80}")
         return [(f"{path}: item {n}", row) for n, row in enumerate(whole, 1)]
     except json.JSONDecodeError:
         pass  # one object per line

@@ -96,6 +96,11 @@ def parse(text: str, path: Path, key: Key, origins: Origins, first_line: int = 1
     except yaml.MarkedYAMLError as error:
         line = (error.problem_mark.line if error.problem_mark else 0) + first_line
         raise ConfigurationError(f"{path}:{line}: cannot be read: {error.problem}") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + first_line
+        raise ConfigurationError(f"{path}:{line}: cannot be read: a control character, {error.character:#x}") from None
+    except RecursionError:
+        raise ConfigurationError(f"{path}: cannot be read: something in it contains itself (`&x [*x]`)") from None
     origins.lines.update({k: (file, line + first_line - 1) for k, (file, line) in own.lines.items()})
     return built
 
@@ -137,8 +142,11 @@ def _hydra(source: Source, path: Path) -> None:
             where = origins.where("defaults")
             problems.append(f"{where}: defaults: {name}: {base} is not there; put it there, or delete the entry")
             continue
-        inherited = parse(_text(base), base, (), source.origins)
-        source.settings = merge(source.settings, inherited or {})
+        inherited = parse(_text(base), base, (), source.origins) or {}
+        if not isinstance(inherited, dict):
+            problems.append(f"{base}: expected a mapping of keys")
+            continue
+        source.settings = merge(source.settings, inherited)
     if problems:
         raise ConfigurationError(problems)
     source.inherited = set(source.origins.lines) - set(origins.lines)
@@ -169,6 +177,8 @@ def _v2_flags(source: Source, words: list[Word]) -> None:
     number = 0
     while number < len(words):
         word = words[number]
+        if not word.text.startswith("--"):
+            raise ConfigurationError(f"{source.path}:{word.line}: expected a flag, got {word.text!r:.80}")
         name, equals, inline = word.text[2:].partition("=")
         values = [Word(inline, word.line)] if equals else []
         number += 1
@@ -176,6 +186,8 @@ def _v2_flags(source: Source, words: list[Word]) -> None:
             values.append(words[number])
             number += 1
         source.origins.lines[(name,)] = (source.path, word.line)
+        if name in JSON_FLAGS and not values:
+            raise ConfigurationError(f"{source.path}:{word.line}: --{name} has no value; JSON is expected")
         if name == "agents":
             found = [
                 parse(_json(v.text), source.path, (name, str(n)), source.origins, v.line) for n, v in enumerate(values)
@@ -196,14 +208,18 @@ def _overrides(source: Source, words: list[Word]) -> None:
     if config is None:
         raise ConfigurationError(f"{source.path}: --config-name {name}: no marti/cli/configs/{name}.yaml above the script")
     _hydra(source, config)
-    for word in words:
+    for before, word in zip(["", *texts], words, strict=False):
         key, equals, value = word.text.lstrip("+").partition("=")
         path = tuple(key.split("."))
-        if not equals or key.startswith("-") or not all(path):
-            continue
-        inner: dict[str, Any] = source.settings
+        if key.startswith("-") or (before.startswith("-") and not equals):
+            continue  # a flag of Hydra's, or its value
+        if not equals or not all(path):
+            raise ConfigurationError(f"{source.path}:{word.line}: expected key=value, got {word.text!r:.80}; delete it")
+        inner: Any = source.settings
         for part in path[:-1]:
-            inner = inner.setdefault(part, {})
+            inner = inner.setdefault(part, {}) if isinstance(inner, dict) else None
+        if not isinstance(inner, dict):
+            raise ConfigurationError(f"{source.path}:{word.line}: {key}: there are no settings in which it could stand")
         inner[path[-1]] = parse(value, source.path, path, source.origins, word.line) if value else None
         for length in range(1, len(path) + 1):
             source.inherited.discard(path[:length])

@@ -59,7 +59,7 @@ def shape_name(workflow_file: str | None, agent_workflow: str | None) -> str:
 
 def identifier(name: str, used: Sequence[str]) -> str:
     """A name that a role can have."""
-    base = re.sub(r"\W+", "_", name.strip()).strip("_").lower() or "agent"
+    base = re.sub(r"\W+", "_", name.strip(), flags=re.ASCII).strip("_").lower() or "agent"
     base = f"agent_{base}" if base[0].isdigit() else base
     base = f"{base}_" if base in TAKEN or keyword.iskeyword(base) else base
     number, chosen = 1, base
