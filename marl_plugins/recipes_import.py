@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +17,11 @@ from typing import Any, cast
 
 import yaml
 
-from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.hosts.flags import FLAGS
-from marl_plugins.imports import options, prompts, shapes
+from marl_plugins.imports import checks, options, prompts, shapes
 from marl_plugins.imports.items import TASKS, apart, in_folder, read_items, with_ids
-from marl_plugins.imports.read import Key, Source, read
+from marl_plugins.imports.read import Source, read
 from marl_plugins.imports.shapes import KINDS, Kind, Shape
 from marl_plugins.shipped import recipes_root
 
@@ -105,10 +106,7 @@ def run(source: Path, wanted: Wanted) -> int:
         raise ConfigurationError(f"{wanted.folder}: exists already; give a folder that does not")
     made = convert(source, wanted)
     try:
-        for name, text in made.files.items():
-            path = wanted.folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+        _write(made.files, wanted.folder)
     except OSError as error:
         raise ConfigurationError(f"{wanted.folder}: cannot be written: {error.strerror or error}") from None
     print(f"imported {source} to {wanted.folder}: {len(made.recipe['roles'])} roles, {len(made.taken)} options taken")
@@ -122,6 +120,18 @@ def run(source: Path, wanted: Wanted) -> int:
     return 0
 
 
+def _write(files: Mapping[str, str], folder: Path) -> None:
+    """All files or none: beside the folder first, and moved there when they are complete."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as beside:
+        whole = Path(beside) / folder.name
+        for name, text in files.items():
+            path = whole / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        whole.rename(folder)
+
+
 def convert(path: Path, wanted: Wanted) -> Import:
     """The recipe's files.
 
@@ -129,12 +139,14 @@ def convert(path: Path, wanted: Wanted) -> Import:
         ConfigurationError: Everything that is wrong, at once.
     """
     made = Import(read(path), wanted)
+    checks.check_form(made.source)
     settings = made.source.settings
-    _check_form(made)
-    _check_known(made)
+    for problem in checks.unknown(made.source):
+        made.unknown(problem, "delete it")
     shape = _shape(made)
     agents = _agents(made)
-    _check_numbers(made, agents)
+    if wrong := checks.numbers(made.source, agents):
+        raise ConfigurationError([*made.problems, *wrong])
     roles: dict[str, dict[str, Any]] = {}
     for theirs, config in agents:
         name = str(config.get("role") or theirs)
@@ -157,119 +169,6 @@ def convert(path: Path, wanted: Wanted) -> Import:
     made.files["recipe.yaml"] = yaml.safe_dump(made.recipe, sort_keys=False, width=120, allow_unicode=True)
     made.files["README.md"] = _readme(made)
     return made
-
-
-def _check_form(made: Import) -> None:
-    """Raise what would make the rest meaningless: something else where settings are expected."""
-    settings, wrong = made.source.settings, []
-    for key in ("default_agent", "workflow_args", "tools_config"):
-        if not isinstance(settings.get(key), dict | None):
-            wrong.append(f"{made.where(key)}: {key}: expected settings, got {settings[key]!r:.80}")
-    tools = settings.get("tools_config")
-    tools = tools.get("tools") if isinstance(tools, dict) else None
-    for name, config in tools.items() if isinstance(tools, dict) else [("", tools)] if tools else []:
-        if not isinstance(config, dict):
-            key = ".".join(filter(None, ("tools_config.tools", name)))
-            wrong.append(f"{made.where('tools_config', 'tools', name)}: {key}: expected settings, got {config!r:.80}")
-        elif not isinstance(config.get("timeout"), int | float | None):
-            where = made.where("tools_config", "tools", name, "timeout")
-            wrong.append(f"{where}: tools_config.tools.{name}.timeout: expected seconds, got {config['timeout']!r:.80}")
-    for number, agent in enumerate(settings["agents"]):
-        if not isinstance(agent, dict) or not all(isinstance(config, dict | None) for config in agent.values()):
-            wrong.append(f"{made.where('agents', number)}: agents: expected `NAME: {{...}}`, got {agent!r:.80}")
-    if wrong:
-        raise ConfigurationError(wrong)
-    places: list[tuple[Key, Any]] = [((), settings), *(((k,), settings.get(k)) for k in ("default_agent", "workflow_args"))]
-    places += [(("agents", str(n), name), c) for n, agent in enumerate(settings["agents"]) for name, c in agent.items()]
-    for place, mapping in places:
-        for key, value in (mapping or {}).items():
-            expected = _expected(key, value)
-            if expected:
-                wrong.append(f"{made.where(*place, key)}: {key}: expected {expected}, got {value!r:.80}")
-    if wrong:
-        raise ConfigurationError(wrong)
-
-
-TEXTS = (
-    *("agent_workflow", "workflow_func_path", "advantage_estimator", "pretrain", "role"),
-    *("coach_model", "coach_prompt_template"),
-)
-SWITCHES = (
-    *("shared_agents", "is_tuning", "code_execution"),
-    *("contain_self", "shuffle_responses", "enable_ground_truth_eval"),
-)
-
-
-def _expected(key: str, value: Any) -> str | None:
-    """What a setting that the import itself looks at should be; None where it is that."""
-    if key in TEXTS and not isinstance(value, str | None):
-        return "text"
-    if key in SWITCHES and not isinstance(value, bool | None):
-        return "true or false"
-    if key == "chat_template":
-        texts = value if isinstance(value, list) else [value]
-        return None if value is None or all(isinstance(text, str) for text in texts) else "text, or a list of texts"
-    return None
-
-
-COUNTED = (
-    *("rollout_batch_size", "n_samples_per_prompt", "train_batch_size", "max_samples", "max_len", "prompt_max_len"),
-    *("generate_max_len", "actor_num_nodes", "actor_num_gpus_per_node", "vllm_num_engines", "vllm_tensor_parallel_size"),
-)
-
-
-def _check_numbers(made: Import, agents: Sequence[tuple[str, dict[str, Any]]]) -> None:
-    """Raise where a number that is reckoned with is none; whole numbers such as 1.0e+3 become integers."""
-    wrong = []
-    arguments = made.source.settings.get("workflow_args") or {}
-    turns = [key for shape in shapes.SHAPES.values() for key in shape.turns]
-    tools = made.source.settings.get("tools_config") or {}
-    counted = [(f"workflow_args.{key}", arguments.get(key)) for key in (*turns, "num_rounds", "max_others")]
-    counted += [("tools_config.max_turns", tools.get("max_turns"))]
-    counted += [(key, config.get(key)) for _, config in agents for key in COUNTED]
-    for key, value in dict.fromkeys((key, repr(value)) for key, value in counted if not _count(value)):
-        place = [k for k in made.source.origins.lines if k and k[-1] == key.rpartition(".")[2]]
-        wrong.append(
-            f"{made.where(*(place[-1] if place else ()))}: {key}: expected a whole number of at least 1, got {value}"
-        )
-    if wrong:
-        raise ConfigurationError([*made.problems, *wrong])
-    for _, config in agents:
-        config.update({key: int(config[key]) for key in COUNTED if config.get(key) is not None})
-
-
-def _count(value: Any) -> bool:
-    return value is None or (
-        isinstance(value, int | float) and not isinstance(value, bool) and value >= 1 and value % 1 == 0
-    )
-
-
-def _check_known(made: Import) -> None:
-    """Report every key that is in no table."""
-    settings = made.source.settings
-
-    def check(mapping: Any, place: Key, known: Iterable[str]) -> None:
-        for key in mapping if isinstance(mapping, dict) else ():
-            if key not in known:
-                name = ".".join([*place, key])
-                made.unknown(f"{made.where(*place, key)}: unknown key {name!r}{nearest(key, known)}", "delete it")
-
-    check(settings, (), options.SETTINGS)
-    check(settings.get("default_agent"), ("default_agent",), options.SETTINGS)
-    for number, agent in enumerate(settings["agents"]):
-        for name, config in agent.items() if isinstance(agent, dict) else ():
-            check(config, ("agents", str(number), name), options.SETTINGS)
-    turns = {name for shape in shapes.SHAPES.values() for name in shape.turns}
-    workflow = {*options.COACH_FLAGS, *options.WORKFLOW_READ, *options.WORKFLOW_LEFT_OUT, *turns}
-    check(settings.get("workflow_args"), ("workflow_args",), workflow)
-    tools = settings.get("tools_config") or {}
-    check(tools, ("tools_config",), {**options.TOOLS_READ, **options.TOOLS_LEFT_OUT})
-    for name, config in (tools.get("tools") or {}).items():
-        place = ("tools_config", "tools", name)
-        check(config, place, {**options.TOOL_READ, **options.TOOL_LEFT_OUT})
-        if config.get("type") != "sandbox_fusion":
-            what = f"{made.where(*place)}: tool {name!r} of type {config.get('type')!r} has no counterpart"
-            made.unknown(f"{what}; a plugin with marl_tools adds tools", "delete it")
 
 
 def _shape(made: Import) -> Shape:

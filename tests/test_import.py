@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import resource
 import subprocess
 import sys
 from collections import Counter
@@ -533,6 +534,19 @@ def test_shared_agents_have_one_policy(config, monkeypatch):
 def test_a_folder_that_exists_is_left_alone(config, tmp_path):
     with pytest.raises(ConfigurationError, match="exists already"):
         main(["import", str(config()), "--to", str(tmp_path)])
+
+
+def test_a_disk_that_fills_up_leaves_no_half_recipe(config, tmp_path):
+    folder = tmp_path / "here" / "made"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1500, before[1]))  # bytes that a file may have: some of them have more
+    try:
+        with pytest.raises(ConfigurationError, match="made: cannot be written: File too large"):
+            main(["import", str(config()), "--to", str(folder), "--model", "hub/small"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(folder.parent.iterdir()) == []
+    assert main(["import", str(config()), "--to", str(folder), "--model", "hub/small"]) == 0
 
 
 def test_a_grader_and_data_can_be_given(config, checkout, monkeypatch):

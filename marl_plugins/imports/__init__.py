@@ -1,2 +1,2 @@
-"""Other frameworks' configurations as recipes: reading them (`read`), what each option becomes (`options`), prompts
+"""Other frameworks' configurations as recipes: reading them (`read`, `checks`), what each option becomes (`options`), prompts
 (`prompts`), workflows (`shapes`) and data (`items`). `marl_plugins/recipes_import.py` puts them together."""

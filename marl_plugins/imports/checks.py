@@ -1,0 +1,130 @@
+"""Whether a configuration can be reckoned with at all: settings where settings are expected, numbers that count, known keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.imports import options, shapes
+from marl_plugins.imports.read import Key, Source
+
+TEXTS = (
+    *("agent_workflow", "workflow_func_path", "advantage_estimator", "pretrain", "role"),
+    *("coach_model", "coach_prompt_template"),
+)
+"""Keys whose value is a text."""
+SWITCHES = (
+    *("shared_agents", "is_tuning", "code_execution"),
+    *("contain_self", "shuffle_responses", "enable_ground_truth_eval"),
+)
+"""Keys whose value is true or false."""
+COUNTED = (
+    *("rollout_batch_size", "n_samples_per_prompt", "train_batch_size", "max_samples", "max_len", "prompt_max_len"),
+    *("generate_max_len", "actor_num_nodes", "actor_num_gpus_per_node", "vllm_num_engines", "vllm_tensor_parallel_size"),
+)
+"""Keys whose value is a whole number of at least 1."""
+
+
+def check_form(source: Source) -> None:
+    """Raise what would make the rest meaningless.
+
+    Raises:
+        ConfigurationError: Something else stands where settings, a text or a switch is expected.
+    """
+    settings, where, wrong = source.settings, source.origins.where, []
+    for key in ("default_agent", "workflow_args", "tools_config"):
+        if not isinstance(settings.get(key), dict | None):
+            wrong.append(f"{where(key)}: {key}: expected settings, got {settings[key]!r:.80}")
+    tools = settings.get("tools_config")
+    tools = tools.get("tools") if isinstance(tools, dict) else None
+    for name, config in tools.items() if isinstance(tools, dict) else [("", tools)] if tools else []:
+        if not isinstance(config, dict):
+            key = ".".join(filter(None, ("tools_config.tools", name)))
+            wrong.append(f"{where('tools_config', 'tools', name)}: {key}: expected settings, got {config!r:.80}")
+        elif not isinstance(config.get("timeout"), int | float | None):
+            line = where("tools_config", "tools", name, "timeout")
+            wrong.append(f"{line}: tools_config.tools.{name}.timeout: expected seconds, got {config['timeout']!r:.80}")
+    for number, agent in enumerate(settings["agents"]):
+        if not isinstance(agent, dict) or not all(isinstance(config, dict | None) for config in agent.values()):
+            wrong.append(f"{where('agents', number)}: agents: expected `NAME: {{...}}`, got {agent!r:.80}")
+    if wrong:
+        raise ConfigurationError(wrong)
+    places: list[tuple[Key, Any]] = [((), settings), *(((k,), settings.get(k)) for k in ("default_agent", "workflow_args"))]
+    places += [(("agents", str(n), name), c) for n, agent in enumerate(settings["agents"]) for name, c in agent.items()]
+    for place, mapping in places:
+        for key, value in (mapping or {}).items():
+            expected = _expected(key, value)
+            if expected:
+                wrong.append(f"{where(*place, key)}: {key}: expected {expected}, got {value!r:.80}")
+    if wrong:
+        raise ConfigurationError(wrong)
+
+
+def _expected(key: str, value: Any) -> str | None:
+    """What a setting that the import itself looks at should be; None where it is that."""
+    if key in TEXTS and not isinstance(value, str | None):
+        return "text"
+    if key in SWITCHES and not isinstance(value, bool | None):
+        return "true or false"
+    if key == "chat_template":
+        texts = value if isinstance(value, list) else [value]
+        return None if value is None or all(isinstance(text, str) for text in texts) else "text, or a list of texts"
+    return None
+
+
+def numbers(source: Source, agents: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
+    """What is wrong with the numbers that are reckoned with; where nothing is, 1.0e+3 becomes an integer, in place.
+
+    Args:
+        agents: Each with all settings that hold for it.
+    """
+    wrong = []
+    arguments = source.settings.get("workflow_args") or {}
+    turns = [key for shape in shapes.SHAPES.values() for key in shape.turns]
+    tools = source.settings.get("tools_config") or {}
+    counted = [(f"workflow_args.{key}", arguments.get(key)) for key in (*turns, "num_rounds", "max_others")]
+    counted += [("tools_config.max_turns", tools.get("max_turns"))]
+    counted += [(key, config.get(key)) for _, config in agents for key in COUNTED]
+    for key, value in dict.fromkeys((key, repr(value)) for key, value in counted if not _count(value)):
+        place = [k for k in source.origins.lines if k and k[-1] == key.rpartition(".")[2]]
+        wrong.append(
+            f"{source.origins.where(*(place[-1] if place else ()))}: {key}: expected a whole number of at least 1, got {value}"
+        )
+    if not wrong:
+        for _, config in agents:
+            config.update({key: int(config[key]) for key in COUNTED if config.get(key) is not None})
+    return wrong
+
+
+def _count(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, int | float) and not isinstance(value, bool) and value >= 1 and value % 1 == 0
+    )
+
+
+def unknown(source: Source) -> Iterator[str]:
+    """Every key that is in no table, and every tool without a counterpart."""
+    settings, where = source.settings, source.origins.where
+
+    def check(mapping: Any, place: Key, known: Iterable[str]) -> Iterator[str]:
+        for key in mapping if isinstance(mapping, dict) else ():
+            if key not in known:
+                yield f"{where(*place, key)}: unknown key {'.'.join([*place, key])!r}{nearest(key, known)}"
+
+    yield from check(settings, (), options.SETTINGS)
+    yield from check(settings.get("default_agent"), ("default_agent",), options.SETTINGS)
+    for number, agent in enumerate(settings["agents"]):
+        for name, config in agent.items() if isinstance(agent, dict) else ():
+            yield from check(config, ("agents", str(number), name), options.SETTINGS)
+    turns = {name for shape in shapes.SHAPES.values() for name in shape.turns}
+    workflow = {*options.COACH_FLAGS, *options.WORKFLOW_READ, *options.WORKFLOW_LEFT_OUT, *turns}
+    yield from check(settings.get("workflow_args"), ("workflow_args",), workflow)
+    tools = settings.get("tools_config") or {}
+    yield from check(tools, ("tools_config",), {**options.TOOLS_READ, **options.TOOLS_LEFT_OUT})
+    for name, config in (tools.get("tools") or {}).items():
+        place = ("tools_config", "tools", name)
+        yield from check(config, place, {**options.TOOL_READ, **options.TOOL_LEFT_OUT})
+        if config.get("type") != "sandbox_fusion":
+            what = f"{where(*place)}: tool {name!r} of type {config.get('type')!r} has no counterpart"
+            yield f"{what}; a plugin with marl_tools adds tools"
