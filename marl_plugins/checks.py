@@ -13,7 +13,10 @@ from pathlib import Path
 
 from marl_plugins.config import Origins, Recipe
 from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.core.trajectory import Task
+from marl_plugins.hosts import cpu
 from marl_plugins.manager import Plugins, load_file
+from marl_plugins.rehearsal import rehearse
 from marl_plugins.run import Run, critic_gpus, engine_gpus, flag_value, needed_devices, optimiser_steps, training_gpus
 from marl_plugins.tiny import is_tiny
 from marl_plugins.tiny import parse as parse_tiny
@@ -22,7 +25,7 @@ NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 
 
 def tool_names_of(plugins: Plugins, run: Run) -> set[str] | None:
-    return {tool.name for tools in plugins.hook.marl_tools(run=run) for tool in tools}
+    return {tool.name for tools in plugins.planned("marl_tools", run=run) for tool in tools or ()}
 
 
 def _where_mapping(origins: Origins, *key: str) -> str:
@@ -227,7 +230,8 @@ def check_numbers(run: Run) -> list[str]:
             )
         if run.device == "cpu" and (a.train.colocate_all or a.vllm.enable_sleep or a.ds.enable_sleep):
             mine.append(
-                "--train.colocate_all, --vllm.enable_sleep and --ds.enable_sleep share a GPU's memory; there is none here"
+                "--train.colocate_all, --vllm.enable_sleep and --ds.enable_sleep share a GPU's memory, and there is none here; use "
+                f"a recipe for CPUs (the shipped ones have a tiny.yaml), or set {cpu.DEVICE}=cuda to see the plan for GPUs"
             )
         for role, config in run.recipe.roles.items():
             if plays(run, role, name) and config.max_new_tokens and config.max_new_tokens >= a.data.max_len:
@@ -236,7 +240,10 @@ def check_numbers(run: Run) -> list[str]:
                 )
         settings = parse_tiny(a.actor.model_name_or_path) if is_tiny(a.actor.model_name_or_path) else None
         if settings and a.data.max_len > settings["positions"]:
-            mine.append(f"--data.max_len {a.data.max_len} is over the {settings['positions']} positions of its tiny model")
+            mine.append(
+                f"--data.max_len {a.data.max_len} is over the {settings['positions']} positions of its tiny model; lower it, or "
+                f"name the model tiny:positions={a.data.max_len}"
+            )
         if a.rollout.max_new_tokens is not None and a.rollout.max_new_tokens >= a.data.max_len:
             mine.append(
                 f"--rollout.max_new_tokens {a.rollout.max_new_tokens} leaves no room for a prompt in --data.max_len "
@@ -346,6 +353,17 @@ def check_files(run: Run, origins: Origins) -> list[str]:
     if not recipe.tasks and not run.args.data.prompt_dataset and not run.plugins.claims("marl_tasks"):
         problems.append("there are no tasks: give the recipe `tasks:`, or --data.prompt_dataset FILE")
     return problems
+
+
+def check_workflow(run: Run, tools: set[str] | None) -> list[str]:
+    """Mistakes of the recipe's workflow that show without any model; what else it raises is a warning."""
+    if run.plugins.claims("marl_workflow"):
+        return []
+    tasks = [] if hub_tasks(run) else run.tasks("train")
+    task = tasks[0] if tasks else Task("example", "an example", "0")
+    found = rehearse(run.workflow_module.run, run.recipe, run.folder, task, tools or ())
+    run.warnings += found.odd
+    return found.wrong
 
 
 def hub_tasks(run: Run) -> bool:

@@ -31,6 +31,10 @@ Begin with:  openrlhf train --recipe mathchat/tiny.yaml --max_steps 5
 """
 
 
+MULTI_AGENT = ("--mapping", "--max_steps", "--logical_gpus", "--dry-run")
+"""Flags of `openrlhf train` that upstream's own trainer does not have."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; its exit code: 0 good, 1 the run ended early, 2 to be mended by the user, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -43,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for problem in error.problems:
             print(f"error: {problem}", file=sys.stderr)
         if len(error.problems) > 1:
-            print(f"{len(error.problems)} problems; nothing was started", file=sys.stderr)
+            print(f"{len(error.problems)} problems; nothing was done", file=sys.stderr)
         return 2
     except RunEnded as error:
         if debug:
@@ -102,6 +106,11 @@ def _train(words: list[str]) -> int:
     if "--help" in words or "-h" in words:
         return _train_help(words)
     if not any(w.partition("=")[0] in ("--recipe", "--plugin") for w in words):
+        if ours := [w for w in words if w.partition("=")[0] in MULTI_AGENT]:
+            raise ConfigurationError(
+                f"{ours[0]} is about multi-agent training, and nothing multi-agent was asked for: give --recipe RECIPE or "
+                "--plugin NAME as well"
+            )
         return _pass_through(words)
     from marl_plugins.plan import build_run
     from marl_plugins.run import describe
@@ -132,7 +141,7 @@ def _train_help(words: list[str]) -> int:
         names += [n if not n.endswith(".py") else str(path.parent / n) for n in load_recipe(path)[0].plugins]
     names += [f.words[0] for f in flags if f.name == "plugin"]
     upstream = upstream_cli.build_parser(upstream_cli.upstream_root())
-    Plugins(names).hook.marl_options(parser=upstream)
+    Plugins(names).options(upstream)
     ours = own_parser()
     ours.usage = "openrlhf train --recipe RECIPE [--plugin NAME ...] [flags]"
     ours.description = "Train a multi-agent system with OpenRLHF. A flag beats the recipe, which beats the defaults."

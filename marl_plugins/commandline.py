@@ -10,6 +10,7 @@ from typing import Any
 from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.hosts import upstream_cli
 from marl_plugins.hosts.flags import FLAGS
+from marl_plugins.manager import SHIPPED
 
 OWN_FLAGS = ("recipe", "plugin", "mapping", "max_steps", "logical_gpus", "dry-run", "debug", "json")
 
@@ -104,7 +105,7 @@ def check_flags(
     problems = []
     for flag in flags:
         if flag.name not in actions:
-            problems.append(f"{flag.where}: unknown flag --{flag.name}{nearest(flag.name, actions)}")
+            problems.append(f"{flag.where}: unknown flag --{flag.name}{_cure(flag.name, actions)}")
             continue
         if flag.off:
             if actions[flag.name].nargs != 0:
@@ -119,7 +120,7 @@ def check_flags(
         elif entry and entry.status == "refused" and not _is_default(flag, actions[flag.name]):
             problems.append(f"{flag.where}: --{flag.name} cannot be used: {entry.note}")
         elif entry and entry.status == "replaced":
-            problems.append(f"{flag.where}: --{flag.name} has no effect here: replaced {entry.note}")
+            problems.append(f"{flag.where}: --{flag.name} has no effect here: replaced: {entry.note}")
         elif per_policy and (entry is None or entry.status != "policy"):
             problems.append(f"{flag.where}: --{flag.name} holds for the whole run and cannot differ per policy")
         else:
@@ -128,6 +129,14 @@ def check_flags(
             except ConfigurationError as error:
                 problems += [f"{flag.where}: {p}" for p in error.problems]
     return problems
+
+
+def _cure(name: str, known: Iterable[str]) -> str:
+    """What to do about a flag that nobody has: name the shipped plugin that would, or the flag that was meant."""
+    owners = [plugin for plugin in SHIPPED if plugin.rpartition(".")[2] == name.partition(".")[0]]
+    if owners and not any(n.startswith(name.partition(".")[0] + ".") for n in known):
+        return f"; it is {owners[0]}'s: add --plugin {owners[0]}"
+    return nearest(name, known)
 
 
 def check_estimator_flags(flags: Iterable[Given], actions: Mapping[str, argparse.Action], estimator: str) -> list[str]:

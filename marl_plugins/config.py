@@ -156,10 +156,10 @@ def find_recipe(name: str) -> Path:
             candidate = candidate / "recipe.yaml"
         if candidate.is_file():
             return candidate
-    known = [p.parent.name for p in shipped.glob("*/recipe.yaml")]
+    known = [p.parent.name if p.name == "recipe.yaml" else f"{p.parent.name}/{p.name}" for p in shipped.glob("*/*.yaml")]
     raise ConfigurationError(
         f"--recipe {name}: no such file, no folder with a recipe.yaml, and no recipe of that name is shipped"
-        f"{nearest(path.name, known)}"
+        f"{nearest(name, known)}"
     )
 
 

@@ -6,13 +6,15 @@ named by dotted module name, by entry-point name (group `marl_plugins`), or by t
 
 from __future__ import annotations
 
+import argparse
+import functools
 import hashlib
 import importlib
 import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -44,6 +46,13 @@ SHIPPED = (
 )
 """The capabilities in this package that a user names."""
 CHAINS = ("marl_credit", "marl_select")
+AWAITED = tuple(
+    n for n, spec in vars(hookspecs).items() if "Awaitable" in str(getattr(spec, "__annotations__", {}).get("return"))
+)
+OF_FILES = ("marl_plugin_", "marl_recipe_")
+"""What the modules of `.py` files are called."""
+OWN = ("marl_options", "marl_state", "marl_restore")
+"""Hooks that are each plugin's own; they cannot be wrapped."""
 FIRST = tuple(
     name for name, spec in vars(hookspecs).items() if getattr(spec, "marl_spec", {}) and spec.marl_spec["firstresult"]
 )
@@ -105,12 +114,19 @@ class Plugins:
         if mismatch := _other_hooks(getattr(module, "MARL_HOOKS", hookspecs.VERSION)):
             problems.append(f"plugin {name}: {mismatch}")
             return
+        known = [n for n in vars(hookspecs) if n.startswith("marl_")]
+        if wrong := [*_unknown_arguments(module), *_out_of_time(module)]:
+            problems.extend(f"plugin {name}: {problem}" for problem in wrong)
+            return
         try:
             self.manager.register(module, name)
         except pluggy.PluginValidationError as error:
             problems.append(f"plugin {name}: {' '.join(str(error).split())}")
             return
-        known = [n for n in vars(hookspecs) if n.startswith("marl_")]
+        for caller in map(self.manager.hook.__getattribute__, AWAITED):
+            for impl in caller.get_hookimpls():
+                if impl.plugin_name == name and not impl.wrapper and not impl.hookwrapper:
+                    impl.function = _awaitable(impl.function)
         for attribute, value in vars(module).items():
             marked = hasattr(value, "marl_impl")
             wraps = marked and (value.marl_impl["wrapper"] or value.marl_impl["hookwrapper"])
@@ -119,7 +135,7 @@ class Plugins:
                     f"plugin {name}: {attribute} is marked trylast and would be asked after the built-in, which always answers; "
                     "take trylast out"
                 )
-            if wraps and attribute in ("marl_state", "marl_restore"):
+            if wraps and attribute in OWN:
                 problems.append(f"plugin {name}: {attribute} is each plugin's own and cannot be wrapped")
             if wraps and attribute in CHAINS:
                 problems.append(
@@ -152,6 +168,54 @@ class Plugins:
     def hook(self) -> Any:
         """pluggy's callers, for hooks of kind *each*, *first* and *around*."""
         return self.manager.hook
+
+    def options(self, parser: argparse.ArgumentParser) -> None:
+        """Let every plugin add its flags.
+
+        Raises:
+            ConfigurationError: A flag exists already, or does not carry a name that says whose it is.
+        """
+        problems = []
+        for impl in reversed(self.manager.hook.marl_options.get_hookimpls()):
+            before = set(parser._option_string_actions)
+            try:
+                impl.function(parser=parser)
+            except argparse.ArgumentError as error:
+                problems.append(
+                    f"plugin {impl.plugin_name}: adds a flag that exists already: {error}; plugins name flags after themselves"
+                )
+            except Exception as error:  # the plugin's own code, of any kind
+                problems.append(self._in_users_code("marl_options", error))
+            added = sorted(set(parser._option_string_actions) - before)
+            problems += [
+                f"plugin {impl.plugin_name}: adds the flag {flag}; plugins name flags after themselves: --NAME.{flag.lstrip('-')}"
+                for flag in added
+                if "." not in flag
+            ]
+        if problems:
+            raise ConfigurationError(problems)
+
+    def planned(self, hook: str, **arguments: Any) -> Any:
+        """The answers to a hook that is called before anything starts.
+
+        Raises:
+            ConfigurationError: A plugin's or a recipe's own code fails, with its file and line.
+        """
+        try:
+            return getattr(self.hook, hook)(**arguments)
+        except ConfigurationError:
+            raise
+        except Exception as error:  # the user's own code, of any kind
+            raise ConfigurationError(self._in_users_code(hook, error)) from error
+
+    def _in_users_code(self, hook: str, error: Exception) -> str:
+        """Where a user's code failed; a failure of this package's is raised as it is."""
+        theirs = {name.partition(".")[0] for name in self.names if not name.endswith(".py")} - {__name__.partition(".")[0]}
+        for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+            module = frame.f_globals.get("__name__", "")
+            if module.startswith(OF_FILES) or module.partition(".")[0] in theirs:
+                return f"{frame.f_code.co_filename}:{line}: {hook}: {type(error).__name__}: {error}"
+        raise error
 
     async def chain(self, hook: str, value: Any, **arguments: Any) -> Any:
         """Pass `value` (the hook's first argument) through the implementations, built-ins first, then in the order given."""
@@ -212,6 +276,45 @@ def _other_hooks(written_for: object) -> str | None:
             "install a newer release of the plugin, or an older openrlhf-marl"
         )
     return None
+
+
+def _unknown_arguments(module: ModuleType) -> list[str]:
+    """Hooks that ask for arguments which they are not given."""
+    problems = []
+    for name, spec in vars(hookspecs).items():
+        function = getattr(module, name, None)
+        if name.startswith("marl_") and inspect.isfunction(function) and hasattr(function, "marl_impl"):
+            known = list(inspect.signature(spec).parameters)
+            problems += [
+                f"{name} has no argument {wanted!r}{nearest(wanted, known)}"
+                for wanted in inspect.signature(function).parameters
+                if wanted not in known
+            ]
+    return problems
+
+
+def _out_of_time(module: ModuleType) -> list[str]:
+    """Hooks written as `async def` that nobody awaits."""
+    plain = {n for n in vars(hookspecs) if n.startswith("marl_")} - {*AWAITED, *CHAINS}
+    return [
+        f"{name} is `async def`, and is not awaited; write `def` (docs/hooks.md says which hooks are async)"
+        for name in sorted(plain)
+        if inspect.iscoroutinefunction(getattr(module, name, None))
+    ]
+
+
+def _awaitable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook that is awaited may be a plain function too."""
+
+    async def ready(value: Any) -> Any:
+        return value
+
+    @functools.wraps(function)
+    def call(*given: Any) -> Any:
+        answer = function(*given)
+        return answer if answer is None or inspect.isawaitable(answer) else ready(answer)
+
+    return call
 
 
 def load(name: str) -> ModuleType:

@@ -97,8 +97,9 @@ def _report(
     from marl_plugins.runtime.display import print_table
 
     already = "" if options.command == "status" else "already "
+    real = tree.root.resolve()
     print_table(
-        f"{tree.series.title} in {tree.root}",
+        f"{tree.series.title} in {tree.root}" + (f" ({real})" if real != tree.root.absolute() else ""),
         ["state", "patch", "what it is for"],
         [
             [(already if before[p.name] == tree.states[p.name] else "") + tree.states[p.name], p.name, p.title]

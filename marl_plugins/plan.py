@@ -19,6 +19,7 @@ from marl_plugins.checks import (
     check_policies,
     check_roles,
     check_tasks,
+    check_workflow,
     hub_tasks,
     model_problem,
     name_policies,
@@ -115,18 +116,13 @@ def build_run(words: Sequence[str]) -> tuple[Run, argparse.Namespace]:
         builder.problems += check_roles(recipe, origins, folder, tool_names=None)
         builder.stop_if_wrong()
     parser = upstream_cli.build_parser(root)
-    try:
-        plugins.hook.marl_options(parser=parser)
-    except argparse.ArgumentError as error:
-        raise ConfigurationError(
-            f"a plugin adds a flag that exists already: {error}; plugins name flags after themselves"
-        ) from None
+    plugins.options(parser)
     actions = {o[2:]: a for a in parser._actions for o in a.option_strings if o.startswith("--")}
 
     device = cpu.device()
     defaults = {**DEFAULTS, **(CPU_DEFAULTS if device == "cpu" else {})}
     base = recipe_flags(defaults, lambda _: "default")
-    from_recipe = recipe_flags(recipe.flags, lambda n: origins.where("flags", n))
+    from_recipe = [_beside(f, folder) for f in recipe_flags(recipe.flags, lambda n: origins.where("flags", n))]
     shared_cli = [f for f in theirs if not f.name.startswith("policy.")]
     policy_cli = [f for f in theirs if f.name.startswith("policy.")]
     given = [*from_recipe, *shared_cli]
@@ -149,8 +145,9 @@ def build_run(words: Sequence[str]) -> tuple[Run, argparse.Namespace]:
     run.max_steps, run.logical_gpus = options.max_steps, options.logical_gpus
     if run.estimator is not None:
         builder.problems += check_estimator_flags(good, actions, run.estimator)
-    builder.problems += check_roles(recipe, origins, folder, tool_names_of(plugins, run))
-    policies = builder.attempt(lambda: plugins.hook.marl_policies(run=run)) or []
+    tools: set[str] | None = builder.attempt(lambda: tool_names_of(plugins, run))
+    builder.problems += check_roles(recipe, origins, folder, tools)
+    policies = builder.attempt(lambda: plugins.planned("marl_policies", run=run)) or []
     run.policies = list(policies)
     builder.problems += check_policies(run, recipe, origins)
     named: dict[str, str] = {}
@@ -205,10 +202,24 @@ def build_run(words: Sequence[str]) -> tuple[Run, argparse.Namespace]:
     builder.problems += check_files(run, origins)
     if not builder.problems and not hub_tasks(run):
         builder.problems += builder.attempt(lambda: check_tasks(run)) or []
-    for problems in plugins.hook.marl_configure(run=run):
+    if not builder.problems:
+        builder.problems += check_workflow(run, tools)
+    for problems in builder.attempt(lambda: plugins.planned("marl_configure", run=run)) or []:
         builder.problems += [problems] if isinstance(problems, str) else problems
     builder.stop_if_wrong()
     return run, options
+
+
+FILES = ("data.prompt_dataset", "eval.dataset", "reward.remote_url")
+"""Upstream's flags that may name a file; a recipe's is relative to the recipe, as all its paths are."""
+
+
+def _beside(flag: Given, folder: Path) -> Given:
+    if flag.name not in FILES or len(flag.words) != 1:
+        return flag
+    name = flag.words[0]
+    is_file = name.startswith(".") or Path(name).suffix in (".json", ".jsonl", ".py")
+    return replace(flag, words=(str(folder / name),)) if is_file else flag
 
 
 def data_folder() -> Path:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.config import Recipe, find_recipe, load_recipe
+from marl_plugins.config import find_recipe, load_recipe
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.trajectory import Generation, Task, Trajectory
-from marl_plugins.core.workflow import Call, RoleSpec, Sampling, Tool, run_workflow
+from marl_plugins.core.trajectory import Task
 from marl_plugins.hosts.upstream_cli import Parser
 from marl_plugins.imports.shapes import KINDS
 from marl_plugins.manager import load_file
+from marl_plugins.rehearsal import rehearse
 from marl_plugins.shipped import recipes_root
 
 
@@ -84,7 +83,9 @@ def show(name: str, as_json: bool) -> int:
     path = find_recipe(name)
     recipe, _ = load_recipe(path)
     settings = recipe.model_dump(exclude_defaults=True, exclude={"roles", "name", "description"})
-    edges = graph(recipe, path.parent)
+    workflow = load_file(path.parent / recipe.workflow, f"marl_recipe_{recipe.name}_workflow").run
+    seen = rehearse(workflow, recipe, path.parent, Task("example", "an example", "0"), ["python"])
+    edges = seen.graph or [f"({problem})" for problem in seen.wrong + seen.odd]
     about = {
         "name": recipe.name,
         "file": str(path),
@@ -118,48 +119,6 @@ def show(name: str, as_json: bool) -> int:
     print("\nSettings:")
     print("\n".join("  " + line for line in yaml.safe_dump(settings, sort_keys=False).splitlines()))
     return 0
-
-
-def graph(recipe: Recipe, folder: Path) -> list[str]:
-    """The dependency graph of one run, every answer being empty; a workflow that branches on answers has other runs too."""
-    workflow = load_file(folder / recipe.workflow, f"marl_recipe_{recipe.name}_workflow").run
-    try:
-        trajectory: Trajectory = asyncio.run(_run(workflow, recipe))
-    except Exception as error:  # the recipe's own code, of any kind, on answers that it never meets
-        return [f"(the workflow does not run on empty answers: {type(error).__name__}: {error})"]
-    names = {a.path: a.role + (f" (turn {a.turn + 1})" if a.turn else "") for a in trajectory.actions}
-    return [
-        f"{', '.join(names[p] for p in action.parents) or 'task'} -> {names[action.path]}" for action in trajectory.actions
-    ]
-
-
-async def _run(workflow: Any, recipe: Recipe) -> Trajectory:
-    class Nothing:
-        """A chat format in which everything is empty."""
-
-        def opening(self, messages: Any) -> tuple[int, ...]:
-            return ()
-
-        def text(self, ids: Any) -> str:
-            return ""
-
-    async def generate(call: Call) -> Generation:
-        return Generation((0,), (0.0,), "stop", call.policy, 0)
-
-    async def answer(text: str) -> Any:
-        from marl_plugins.core.trajectory import ToolResult
-
-        return ToolResult("tool", text, "", ok=True)
-
-    chat: Any = Nothing()
-    roles = {
-        name: RoleSpec(name, recipe.policy_of(name), lambda fields: [], chat, Sampling(1.0, 1.0, 1, 2))
-        for name in recipe.roles
-    }
-    tools = {name: Tool(name, answer, lambda text: []) for role in recipe.roles.values() for name in role.tools}
-    return await run_workflow(
-        workflow, Task("example", "an example", "0"), 0, step=0, run_seed=0, roles=roles, tools=tools, generate=generate
-    )
 
 
 def copy(name: str, folder: Path) -> int:

@@ -18,6 +18,7 @@ from typing import Any, cast
 import yaml
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.hosts import cpu
 from marl_plugins.hosts.flags import FLAGS
 from marl_plugins.imports import checks, options, prompts, shapes
 from marl_plugins.imports.items import TASKS, apart, in_folder, read_items, with_ids
@@ -115,7 +116,9 @@ def run(source: Path, wanted: Wanted) -> int:
         print(f"  look at: {note}")
     folder, tiny = (shlex.quote(str(path)) for path in (wanted.folder, wanted.folder / "tiny.yaml"))
     print(f"  openrlhf recipes show {folder}")
-    print(f"  openrlhf train --recipe {folder} --dry-run            # on GPUs")
+    print(
+        f"  openrlhf train --recipe {folder} --dry-run            # on GPUs; {cpu.DEVICE}=cuda before it plans for them elsewhere"
+    )
     print(f"  openrlhf train --recipe {tiny} --dry-run  # on a CPU")
     return 0
 
@@ -530,7 +533,11 @@ def _data(made: Import) -> None:
     taken = min(len(items), made.recipe["flags"].get("data.max_samples", math.inf))
     samples = made.recipe["flags"].get("rollout.n_samples_per_prompt", 1)
     if taken * samples < made.recipe["flags"].get("train.batch_size", 1):
-        made.problems.append(f"{train}: {taken} tasks x {samples} samples are fewer than train_batch_size trajectories")
+        batch = made.recipe["flags"]["train.batch_size"]
+        made.problems.append(
+            f"{train}: {taken} tasks x {samples} samples are fewer than the {batch} trajectories of train_batch_size; "
+            "give more data (--train-data FILE), or lower train_batch_size in a copy of the source"
+        )
 
 
 def _file(made: Import, key: str, given: Path | None, split: str, *, needed: bool) -> Path | None:

@@ -160,7 +160,7 @@ class Run:
     def tasks(self, split: str) -> list[Task]:
         """The tasks of `train` or `eval`, read once."""
         if split not in self._tasks:
-            self._tasks[split] = list(self.plugins.hook.marl_tasks(run=self, split=split) or [])
+            self._tasks[split] = list(self.plugins.planned("marl_tasks", run=self, split=split) or [])
         return self._tasks[split]
 
     def fingerprint(self) -> dict[str, Any]:
@@ -291,6 +291,8 @@ def describe(run: Run) -> dict[str, Any]:
             for p in run.policies
         },
         "devices": needed_devices(run),
+        "devices_together": sum(needed_devices(run).values()),
+        "tasks": _counted(run),
         "step": {
             "tasks": run.args.rollout.batch_size,
             "trajectories": run.trajectories,
@@ -307,6 +309,15 @@ def describe(run: Run) -> dict[str, Any]:
         },
         "warnings": run.warnings,
     }
+
+
+def _counted(run: Run) -> dict[str, int]:
+    """Tasks of each split, and training steps, as far as tasks have been read: those of a hub are left to a real start."""
+    counts: dict[str, int] = {split: len(run._tasks[split]) for split in ("train", "eval") if split in run._tasks}
+    if "train" in counts:
+        steps = len(optimiser_steps(run, counts["train"])) * run.args.train.num_episodes
+        counts["steps"] = steps if run.max_steps is None else min(steps, run.max_steps)
+    return counts
 
 
 SECRETS = ("logger.wandb.key",)

@@ -227,8 +227,9 @@ def test_retry_after_is_heeded(action, seen):
     ],
 )
 def test_what_does_not_pass_is_a_missing_verdict_with_its_reason(reply, kind, action, seen):
+    timeout = 0.2 if kind == "coach_timeout" else 5.0  # a busy machine is slower than 0.2 s
     with openai_server(lambda body, n: reply) as (url, _):
-        (failure,) = judge(coach_at(url, form="text", timeout=0.2, retries=1), (action, seen))
+        (failure,) = judge(coach_at(url, form="text", timeout=timeout, retries=1), (action, seen))
     assert isinstance(failure, InfrastructureFailure)
     assert failure.kind == kind
 

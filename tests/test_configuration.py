@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from marl_plugins.cli import main
 from marl_plugins.config import load_recipe
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.tasks import read_tasks
@@ -536,7 +537,7 @@ def test_a_mistake_ends_with_code_2_and_no_traceback():
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
     assert re.search(r"error: command line: unknown flag --actor.adam.rl; did you mean", result.stderr)
-    assert "2 problems; nothing was started" in result.stderr
+    assert "2 problems; nothing was done" in result.stderr
 
 
 def test_debug_gives_the_traceback():
@@ -573,3 +574,50 @@ def test_files_that_are_no_recipe(tmp_path, text):
     (tmp_path / "r.yaml").write_text(text)
     with pytest.raises(ConfigurationError, match=r"r\.yaml"):
         load_recipe(tmp_path / "r.yaml")
+
+
+def test_a_workflows_mistakes_stop_the_plan(recipe):
+    recipe("roles.solver(", "roles.solvr(", "workflow.py")
+    only(problems("--recipe", str(recipe.folder / "tiny.yaml")), "workflow.py:", "no role 'solvr'; did you mean 'solver'?")
+
+
+def test_a_workflow_that_needs_real_answers_is_a_warning(recipe):
+    recipe("roles.solver(", "roles.solver(nothing=[][0], ", "workflow.py")
+    run, _ = build_run(["--recipe", str(recipe.folder / "tiny.yaml")])
+    only(run.warnings, "workflow.py:", "does not run on empty answers: IndexError")
+
+
+def test_a_recipes_own_code_that_fails_is_named(recipe):
+    recipe("def load(split", "def load(splt", "tasks.py")
+    only(problems("--recipe", str(recipe.folder / "tiny.yaml")), "tasks.py:", "marl_tasks: NameError")
+
+
+def test_a_recipes_data_are_beside_it(recipe, tmp_path, monkeypatch):
+    recipe("tasks: tasks.py", "")
+    recipe("flags:", "flags:\n  data.prompt_dataset: own.jsonl")
+    rows = [json.dumps({"problem": f"{n}+{n}=", "answer": str(n + n)}) for n in range(64)]
+    (recipe.folder / "own.jsonl").write_text("\n".join(rows))
+    monkeypatch.chdir(tmp_path)
+    run, _ = build_run(["--recipe", "mathchat/tiny.yaml"])
+    assert len(run.tasks("train")) == 64
+    (tmp_path / "other.jsonl").write_text("\n".join(rows[:32]))  # a command line's is beside whoever types it
+    run, _ = build_run(["--recipe", "mathchat/tiny.yaml", "--data.prompt_dataset", "other.jsonl"])
+    assert len(run.tasks("train")) == 32
+
+
+def test_a_shipped_plugins_flag_names_the_plugin():
+    found = problems("--recipe", str(SUMS / "tiny.yaml"), "--coach.policy", "judge", "--nobody.knows", "1")
+    only(found, "unknown flag --coach.policy; it is marl_plugins.coach's: add --plugin marl_plugins.coach")
+    assert any(p.endswith("unknown flag --nobody.knows") for p in found)
+
+
+def test_what_is_multi_agent_alone_is_not_upstreams(capsys):
+    assert main(["train", "--dry-run"]) == 2
+    assert "--dry-run is about multi-agent training" in capsys.readouterr().err
+
+
+def test_the_plan_counts_tasks_steps_and_devices():
+    run, _ = build_run(["--recipe", "mathchat/tiny.yaml", "--max_steps", "7"])
+    plan = describe(run)
+    assert plan["tasks"] == {"train": len(run.tasks("train")), "eval": 400, "steps": 7}
+    assert plan["devices_together"] == sum(plan["devices"].values())

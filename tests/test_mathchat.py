@@ -80,8 +80,8 @@ def test_a_demonstration_is_what_a_rollout_would_show_and_sample(tmp_path):
     """Token for token: the opening, what was said with its end, what the tool answered in between."""
     transformers = pytest.importorskip("transformers")
     from marl_plugins.core.demonstrations import Demonstration, encode
+    from marl_plugins.core.prompts import prompt_renderer
     from marl_plugins.core.workflow import RoleSpec, Sampling
-    from marl_plugins.runtime.driver import prompt_renderer
     from marl_plugins.runtime.tiny_model import resolve
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(resolve("tiny"))

@@ -287,6 +287,19 @@ def test_refused_is_another_release(tree, capsys):
     (tree / "version.txt").unlink()
     (tree / "openrlhf-0.11.1.dist-info").mkdir()
     refused(capsys, tree, "is openrlhf 0.11.1 by its own account")
+    (tree / "openrlhf-0.11.1.dist-info").rename(tree.parent / "openrlhf-0.11.1.dist-info")
+    pure = tree.parent / "openrlhf-0.11.1.data" / "purelib"
+    shutil.move(tree, pure)
+    assert main(["patch", "apply", "--to", str(pure.parents[1])]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "is openrlhf 0.11.1 by its own account" in said
+
+
+def test_a_linked_folder_says_where_it_is(tree, tmp_path, capsys):
+    link = tmp_path / "link"
+    link.symlink_to(tree)
+    assert main(["patch", "status", "--to", str(link)]) == 0
+    assert str(tree) in "".join(capsys.readouterr().out.split())
 
 
 def test_refused_is_a_name_that_no_patch_has(tree, capsys):

@@ -1,5 +1,6 @@
 """Finding, checking and calling plugins."""
 
+import argparse
 import asyncio
 import textwrap
 
@@ -181,3 +182,54 @@ def test_what_would_never_be_asked_is_refused(plugin):
         Plugins([plugin("b", "@hookimpl(hookwrapper=True)\ndef marl_select(rows):\n    yield")])
     with pytest.raises(ConfigurationError, match="marl_state is each plugin's own and cannot be wrapped"):
         Plugins([plugin("c", "@hookimpl(wrapper=True)\ndef marl_state():\n    return (yield)")])
+
+
+def test_a_score_may_be_plain_or_awaited(plugin):
+    """The likeliest slip of all: a recipe's grader may be a plain function as well."""
+    for name, body in (
+        ("plain", "def marl_score_outcome(trajectory): return 0.5"),
+        ("late", "async def marl_score_outcome(): return 0.5"),
+    ):
+        plugins = Plugins([plugin(name, "@hookimpl\n" + body)])
+
+        async def score(plugins=plugins):
+            return await plugins.hook.marl_score_outcome(trajectory=None)
+
+        assert asyncio.run(score()) == 0.5
+    silent = Plugins([plugin("silent", "@hookimpl\ndef marl_score_outcome(trajectory): return None")])
+    last = silent.hook.marl_score_outcome.get_hookimpls()[-1]
+    assert last.plugin_name.endswith("silent.py") and last.function(None) is None  # so that the next is asked
+
+
+def test_what_is_not_awaited_may_not_be_async(plugin):
+    (problem,) = problems(plugin("late", "@hookimpl\nasync def marl_configure(run): pass"))
+    assert "marl_configure is `async def`, and is not awaited" in problem
+
+
+@pytest.mark.parametrize(
+    ("body", "parts"),
+    [
+        ("parser.add_argument('--limit')", ["late.py: adds the flag --limit", "--NAME.limit"]),
+        ("parser.add_argument('--taken.flag')", ["late.py: adds a flag that exists already", "--taken.flag"]),
+        ("1 / 0", ["late.py:4: marl_options: ZeroDivisionError"]),
+    ],
+)
+def test_a_plugins_flags_are_its_own(plugin, body, parts):
+    plugins = Plugins([plugin("late", f"@hookimpl\ndef marl_options(parser):\n    {body}")])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--taken.flag")
+    with pytest.raises(ConfigurationError) as caught:
+        plugins.options(parser)
+    assert all(part in caught.value.problems[0] for part in parts)
+
+
+def test_what_a_plugin_raises_while_planning_names_its_file_and_line(plugin):
+    plugins = Plugins([plugin("clumsy", "@hookimpl\ndef marl_tasks(run, split):\n    return run.nothing")])
+    with pytest.raises(ConfigurationError, match=r"clumsy\.py:4: marl_tasks: AttributeError"):
+        plugins.planned("marl_tasks", run=object(), split="train")
+
+
+def test_what_this_package_raises_is_not_the_users(plugin):
+    plugins = Plugins([plugin("fine", "@hookimpl\ndef marl_log(step): pass")])
+    with pytest.raises(AttributeError):  # the built-in, which is given no run
+        plugins.planned("marl_tasks", run=object(), split="train")

@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from marl_plugins.core.conversation import ChatFormat  # noqa: E402
+from marl_plugins.core.prompts import prompt_renderer  # noqa: E402
 from marl_plugins.runtime.display import Display  # noqa: E402
-from marl_plugins.runtime.driver import prompt_renderer  # noqa: E402
 from marl_plugins.runtime.tiny_model import resolve  # noqa: E402
 from marl_plugins.runtime.warm_start import draw, warm_start  # noqa: E402
 

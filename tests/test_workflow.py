@@ -207,7 +207,7 @@ def test_a_bug_in_the_recipe_is_not_swallowed(chat):
     async def broken(task, roles, tools):
         return await roles.nobody(q="x")
 
-    with pytest.raises(AttributeError, match="no role 'nobody'; its roles: a, b, c"):
+    with pytest.raises(AttributeError, match="no role 'nobody'; valid: a, b, c"):
         run(broken, chat)
 
 

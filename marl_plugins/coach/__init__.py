@@ -157,6 +157,7 @@ def marl_configure(run: Run) -> list[str]:
             "marl_plugins.coach needs one of --coach.rubric FILE, --coach.model NAME and --coach.policy NAME, got " + got
         ]
     kind, name = kinds[0], getattr(args, kinds[0])
+    run.given -= {f"coach.{other}" for other in KINDS if other != kind}  # a recipe's, which the command line beats
     problems = _without_effect(run, kind) + _out_of_range(args)
     _state.ground_truth, _state.max_missing = args.ground_truth == "last", args.max_missing
     try:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from marl_plugins.core.conversation import ChatFormat
-from marl_plugins.core.failures import AgentFailure, InfrastructureFailure
+from marl_plugins.core.failures import AgentFailure, InfrastructureFailure, nearest
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.trajectory import Action, Generation, Task, ToolResult, Trajectory, action_path
 
@@ -95,6 +95,14 @@ class RoleSpec:
     """Whether a tool call in the last of several turns is an agent failure; else the workflow goes on with that action."""
 
 
+class NotInRecipe(AttributeError):
+    """A workflow asks for a role or a tool that there is none of."""
+
+
+class Miscalled(TypeError):
+    """A workflow calls a role with other fields than its prompt has."""
+
+
 Generate = Callable[[Call], Awaitable[Generation]]
 ScoreAction = Callable[[Action, "Seen"], Awaitable[float | None] | None]
 """An awaitable score, or None where nobody scores this action."""
@@ -146,9 +154,11 @@ class Roles:
         try:
             spec = self._specs[name]
         except KeyError:
-            raise AttributeError(f"the recipe has no role {name!r}; its roles: {', '.join(sorted(self._specs))}") from None
+            raise NotInRecipe(f"the recipe has no role {name!r}{nearest(name, self._specs)}") from None
 
-        async def call(*, after: Sequence[Action] = (), **fields: Any) -> Action:
+        async def call(*nameless: Any, after: Sequence[Action] = (), **fields: Any) -> Action:
+            if nameless:
+                raise Miscalled(f"role {name!r} takes its fields by name: roles.{name}(FIELD=...), got {nameless[0]!r:.60}")
             return await self._run.role(spec, fields, after)
 
         return call
@@ -165,7 +175,7 @@ class Tools:
         try:
             tool = self._tools[name]
         except KeyError:
-            raise AttributeError(f"the recipe has no tool {name!r}; its tools: {', '.join(sorted(self._tools))}") from None
+            raise NotInRecipe(f"the recipe has no tool {name!r}{nearest(name, self._tools)}") from None
 
         async def call(text: str) -> ToolResult:
             self._run.enter()
@@ -214,7 +224,7 @@ class _Run:
         try:
             messages = spec.render({k: str(v) for k, v in fields.items()})
         except KeyError as error:
-            raise TypeError(f"role {spec.name!r} was called with the wrong fields: {error.args[0]}") from None
+            raise Miscalled(f"role {spec.name!r} was called with the wrong fields: {error.args[0]}") from None
         shown_ids = context = spec.chat.opening(messages)
         shown = tuple((m["role"], m["content"]) for m in messages)
         before: Action | None = None

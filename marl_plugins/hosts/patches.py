@@ -360,9 +360,7 @@ def _look(root: Path, series: Series) -> Tree | list[str]:
             released[file], names[file] = known
     said = _said_version(root, series.tree.host)
     if problems and said and parsed(said) != parsed(series.tree.version):
-        problems.insert(
-            0, f"{root}: is {series.tree.host} {said} by its own account; these patches are for {series.tree.version}"
-        )
+        return [f"{root}: is {series.tree.host} {said} by its own account; these patches are for {series.tree.version}"]
     return problems or Tree(root, series, released, names)
 
 
@@ -371,7 +369,8 @@ def _said_version(root: Path, host: str) -> str:
     file = root / "version.txt"
     if file.is_file():
         return file.read_text(encoding="utf-8", errors="replace").strip()
-    folders = sorted(root.glob(f"{host}-*.dist-info"))
+    beside = root.parents[1] if root.match("*.data/purelib") else root  # of an unpacked wheel
+    folders = sorted(beside.glob(f"{host}-*.dist-info"))
     return folders[0].name.removesuffix(".dist-info").partition("-")[2] if folders else ""
 
 
@@ -383,7 +382,7 @@ def _why_unknown(root: Path, series: Series, file: str, content: bytes) -> str:
         seen = f"git -C {shlex.quote(str(root))} diff -- {file}"
         cure = f"see `{seen}`, then `git stash` or commit your work and check out what the patches are for"
     return (
-        f"has changes that are not ours: it is neither as released in {series.title} nor with patches of this series "
+        f"has changes that are not ours, or is another release's: neither as released in {series.title} nor with patches of it "
         f"(sha256 {_sha256(content)[:12]}, released: {series.tree.released[file][:12]}); {cure}; "
         f"to keep your changes: git apply {shlex.quote(str(series.folder))}/NAME.patch"
     )

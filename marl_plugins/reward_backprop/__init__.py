@@ -118,12 +118,12 @@ def _attributor(run: Run) -> Attributor:
     given = args.prompt and "reward_backprop.prompt" not in run.on_command_line
     path = run.folder / args.prompt if given else Path(args.prompt) if args.prompt else PROMPT
     prompt = read_prompt(path)
-    asker = coach.shared_asker() if "marl_plugins.coach" in run.plugins.names[: run.plugins.names.index(__name__)] else None
+    before = "marl_plugins.coach" in run.plugins.names[: run.plugins.names.index(__name__)]
+    asker = coach.shared_asker() if before else None
     if asker is None:
-        raise ConfigurationError(
-            "--reward_backprop.attributor model asks the coach's model: name --plugin marl_plugins.coach before "
-            "marl_plugins.reward_backprop, with --coach.model NAME or --coach.policy NAME"
-        )
+        what = "--reward_backprop.attributor model asks the coach's model: "
+        cure = "" if before else "name --plugin marl_plugins.coach before marl_plugins.reward_backprop, with "
+        raise ConfigurationError(f"{what}{cure or 'give '}--coach.model NAME or --coach.policy NAME")
     return ModelAttributor(asker, prompt, duties)
 
 

@@ -9,12 +9,11 @@ import importlib
 import logging
 import os
 import signal
-import string
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ from marl_plugins.checks import check_tasks
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.estimators import check_estimator
 from marl_plugins.core.failures import ConfigurationError, RunEnded
+from marl_plugins.core.prompts import prompt_renderer
 from marl_plugins.core.workflow import RoleSpec, Sampling, Tool
 from marl_plugins.hosts import cpu
 from marl_plugins.run import Policy, Run, critic_gpus, describe, needed_devices, optimiser_steps, training_gpus
@@ -47,7 +47,7 @@ def train(run: Run, *, debug: bool, as_json: bool) -> int:
         display.say(f"warning: {warning}")
     prepare_environment(run, debug)
     with held(_absolute(run.args.ckpt.output_dir)):
-        run.plugins.hook.marl_start(run=run)
+        run.plugins.planned("marl_start", run=run)
         return _train(run, display, debug)
 
 
@@ -546,20 +546,3 @@ def _placement_group(args: Any) -> Any:
     group = placement_group([{"GPU": 1, "CPU": 1}] * training_gpus(args), strategy="PACK")
     ray.get(group.ready())
     return group
-
-
-def prompt_renderer(prompt: str, system: str | None) -> Any:
-    """`render(fields)` for a role: its opening messages; a field that the workflow did not give is a KeyError that names it.
-
-    A prompt need not use all that the workflow gives: one workflow may have several sets of prompts.
-    """
-    formatter = string.Formatter()
-    wanted = {name for text in (prompt, system or "") for _, name, _, _ in formatter.parse(text) if name is not None}
-
-    def render(fields: Mapping[str, str]) -> list[dict[str, str]]:
-        if not fields.keys() >= wanted:
-            raise KeyError(f"the prompt has places for {sorted(wanted)}, the workflow gave {sorted(fields)}")
-        messages = [{"role": "system", "content": system.format(**fields)}] if system is not None else []
-        return [*messages, {"role": "user", "content": prompt.format(**fields)}]
-
-    return render

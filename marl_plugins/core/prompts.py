@@ -1,0 +1,23 @@
+"""A role's prompt files as chat messages."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Mapping
+
+
+def prompt_renderer(prompt: str, system: str | None) -> Callable[[Mapping[str, str]], list[dict[str, str]]]:
+    """`render(fields)` for a role: its opening messages; a field that the workflow did not give is a KeyError that names it.
+
+    A prompt need not use all that the workflow gives: one workflow may have several sets of prompts.
+    """
+    formatter = string.Formatter()
+    wanted = {name for text in (prompt, system or "") for _, name, _, _ in formatter.parse(text) if name is not None}
+
+    def render(fields: Mapping[str, str]) -> list[dict[str, str]]:
+        if not fields.keys() >= wanted:
+            raise KeyError(f"the prompt has places for {sorted(wanted)}, the workflow gave {sorted(fields)}")
+        messages = [{"role": "system", "content": system.format(**fields)}] if system is not None else []
+        return [*messages, {"role": "user", "content": prompt.format(**fields)}]
+
+    return render
