@@ -27,8 +27,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from marl_plugins.core.credit import rewards_from_scores, sum_over_scope
 from marl_plugins.core.estimators import Estimator, group_key
+from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.rows import Row, rows_of
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
+from marl_plugins.core.workflow import Seen, checked_score
 from marl_plugins.plan import build_run
 
 if TYPE_CHECKING:
@@ -90,6 +92,30 @@ class PluginContract:
         assert _close(first, _rewards(self._credited(run, two))), (
             "the rewards of the same trajectories in another order differ"
         )
+
+    def test_scores_lie_between_0_and_1(self) -> None:
+        """Or are None: missing. A scorer that cannot be reached says so (`InfrastructureFailure`)."""
+        run, name = self.run, self._name(self.run)
+        scorers = {}
+        for hook in ("marl_score_action", "marl_score_outcome"):
+            impls = getattr(run.plugins.hook, hook).get_hookimpls()
+            scorers[hook] = next((i for i in impls if i.plugin_name == name and not i.wrapper and not i.hookwrapper), None)
+
+        async def score(impl: Any, given: dict[str, Any], of: str) -> None:
+            answer = impl.function(*(given[wanted] for wanted in impl.argnames))
+            try:
+                checked_score(None if answer is None else await answer, of)
+            except InfrastructureFailure:
+                return
+            except ValueError as error:
+                raise AssertionError(str(error)) from error
+
+        for trajectory in _trajectories(run):
+            if impl := scorers["marl_score_outcome"]:
+                asyncio.run(score(impl, {"trajectory": trajectory}, "outcome"))
+            for action in trajectory.actions if scorers["marl_score_action"] else ():
+                given = {"action": action, "seen": Seen.of(trajectory, action)}
+                asyncio.run(score(scorers["marl_score_action"], given, f"action of role {action.role!r}"))
 
     def test_select_chooses_among_the_rows(self) -> None:
         """Every kept row is one that was given, once; every other says why it is left out."""

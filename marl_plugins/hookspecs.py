@@ -11,7 +11,8 @@ per token. Four kinds:
 * **chain**: the value passes through the implementations in the order in which the plugins were named.
 * **around**: a *first* that other plugins may wrap (`@hookimpl(wrapper=True)`, a generator function with one `yield`).
 
-Hooks marked *async* return an awaitable (write them as `async def`); a wrapper around one gets and returns an awaitable.
+Hooks marked *async* are awaited (write them as `async def`; a plain function's answer is taken as well); the others must not be
+`async def`. A wrapper around an awaited one gets and returns an awaitable.
 Nothing between `marl_tasks` and `marl_sync` may block the event loop. A hook that is awaited may ask a policy of the run:
 `text = await run.ask("judge", [{"role": "user", "content": question}], max_tokens=64)` (`run` is what `marl_configure` got).
 

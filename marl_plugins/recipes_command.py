@@ -32,7 +32,8 @@ def main(words: Sequence[str]) -> int:
         help="a recipe from a MARTI or MAPPA configuration",
         description="Turn a MARTI or MAPPA configuration, with its prompts and data, into a recipe. Its README lists what was "
         "taken, what was left out and why, and what to look at. See docs/marti.md.",
-        epilog="Example: openrlhf recipes import marti/cli/configs/ma_chain.yaml --to my_recipe --model Qwen/Qwen2.5-3B-Instruct",
+        epilog="Example: openrlhf recipes import marti/cli/configs/ma_chain.yaml --to my_recipe --model Qwen/Qwen2.5-3B-Instruct "
+        "--train-data train.json",
     )
     add = importing.add_argument
     add("source", type=Path, help="a Hydra .yaml, a .json with agent specifications, or the .sh that launches a run")

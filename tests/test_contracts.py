@@ -47,6 +47,11 @@ class TestGae(PluginContract):
 
 
 BROKEN = {
+    "scores_lie_between_0_and_1": """
+        @hookimpl
+        def marl_score_outcome(trajectory):
+            return 7.0
+    """,
     "importing_it_is_light": "import torch",
     "credit_keeps_what_was_sampled": """
         @hookimpl
