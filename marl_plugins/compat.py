@@ -31,7 +31,8 @@ def main(words: Sequence[str]) -> int:
     parser = upstream_cli.Parser(
         prog="openrlhf compat",
         description="Whether a release of OpenRLHF still has every function, class and flag this project relies on.",
-        epilog="examples:  openrlhf compat 0.11.1    openrlhf compat ../OpenRLHF    openrlhf compat openrlhf-0.11.2-*.whl --tests",
+        epilog="examples:\n  openrlhf compat 0.11.1\n  openrlhf compat ../OpenRLHF\n"
+        "  openrlhf compat openrlhf-0.11.2-cp311-cp311-manylinux1_x86_64.whl --tests",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(

@@ -233,7 +233,8 @@ def test_help_teaches(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["compat", "--help"])
     assert ended.value.code == 0
-    assert "openrlhf compat 0.11.1" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "openrlhf compat 0.11.1" in text and ".whl --tests" in text and "*" not in text
 
 
 def test_runs_are_refused_with_a_release_whose_loss_cannot_be_filled(monkeypatch):

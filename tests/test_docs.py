@@ -1,19 +1,32 @@
 """The documents say what the code does."""
 
+import asyncio
+import importlib
 import inspect
+import random
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
+import pages
 import pytest
+from simulated import CharacterChat, make_trajectory
 
-from marl_plugins import hookspecs
-from marl_plugins.hosts.flags import table
-from marl_plugins.manager import Plugins
+from marl_plugins import config, hookspecs
+from marl_plugins.coach.rubric import RubricCoach, load_rubric
+from marl_plugins.core.demonstrations import Demonstration
+from marl_plugins.core.trajectory import Generation, Task, ToolResult
+from marl_plugins.core.workflow import RoleSpec, Sampling, Seen, SeenLast, Tool, run_workflow
+from marl_plugins.manager import Plugins, load_file
+from marl_plugins.plan import build_run, implicit_recipe
+from marl_plugins.run import needed_devices
 
 ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
 
 
 def text_of(function):
@@ -44,8 +57,217 @@ def test_every_hook_says_its_kind_and_shows_an_implementation_that_registers(nam
     assert Plugins([str(file)]).claims(name)
 
 
-def test_the_flag_table_is_the_codes():
-    assert table() in (ROOT / "docs/flags.md").read_text()
+@pytest.mark.parametrize(("page", "heading"), pages.TABLES, ids=str)
+def test_every_table_is_the_codes(page, heading):
+    """`python tests/pages.py` writes them anew."""
+    text = (DOCS / page).read_text()
+    start, end = pages.table_under(text, heading)
+    assert text[start:end] == pages.TABLES[page, heading]() + "\n"
+
+
+def test_the_tables_leave_nothing_out():
+    models = {m for m in vars(config).values() if inspect.isclass(m) and issubclass(m, config.Model)} - {config.Model}
+    assert models == set(pages.RECIPE.values())
+    keys = {f"{model.__name__}.{name}": text for model in models for name, (_, text) in pages._fields(model).items()}
+    assert {name for name, text in keys.items() if not text} == pages.SAYS_ITSELF.keys()
+    flags = {action.option_strings[0] for _, action in pages.own_flags()}
+    assert {"--recipe", "--models", "--coach.policy", "--reinforce_pp.scope", "--groups.by", "--gae.scope"} <= flags
+
+
+def test_links_between_the_pages_lead_somewhere():
+    for page in DOCS.glob("*.md"):
+        for link, name in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", page.read_text()):
+            target = (page.parent / link).resolve() if link else page
+            assert target.exists(), (page, link)
+            if name:
+                headings = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
+                assert name in map(pages.anchor, headings), (page, name)
+
+
+# --- hooks.md -------------------------------------------------------------------------------------------------------------
+
+
+def words():
+    """Rows of the table "Where the words live": name, module, and what is said."""
+    text = (DOCS / "hooks.md").read_text()
+    start, end = pages.table_under(text, "Where the words live")
+    return [re.split(r" \| ", line.strip("| \n"), maxsplit=2) for line in text[start:end].splitlines()[2:]]
+
+
+@pytest.mark.parametrize(("name", "module", "about"), words(), ids=lambda w: w[:20])
+def test_the_words_live_where_the_page_says(name, module, about):
+    module, name = module.strip("`"), name.strip("`")
+    if module.startswith("marl_plugins.runtime"):  # importing it takes half a minute
+        source = (ROOT / (module.replace(".", "/") + ".py")).read_text()
+        assert f"\nclass {name}" in source and "for annotations only" in about
+        return
+    word = getattr(importlib.import_module(module), name)
+    fields = re.findall(r"`([a-z_]+)(?:\([a-z]+\))?`", about.partition("beside it")[0])
+    if inspect.isclass(word) and not issubclass(word, Exception):
+        has = {*dir(word), *inspect.signature(word).parameters}
+        assert fields and set(fields) <= has
+
+
+def test_every_word_of_the_hooks_is_in_the_table():
+    named = {name.strip("`") for name, _, _ in words()}
+    said = {w for f in HOOKS.values() for w in re.findall(r"[A-Z]\w+", str(inspect.signature(f)))}
+    assert said - {"Sequence", "Awaitable", "Any", "None", "ArgumentParser"} <= named
+
+
+def test_the_contract_tests_of_the_page_run(tmp_path, monkeypatch):
+    code = fenced("hooks.md", "# test_brevity.py")
+    (tmp_path / "test_brevity.py").write_text(code)
+    (tmp_path / "brevity.py").write_text(
+        re.search(r"```python\n(# brevity\.py.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+    )
+    shutil.copytree(ROOT / "recipes" / "mathchat", tmp_path / "my_recipe")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(ROOT)
+    kit = load_file(tmp_path / "test_brevity.py", "test_docs_contract").TestBrevity()
+    assert kit.run.folder == Path("my_recipe") and kit.run.args.brevity.limit == 8
+    tests = [name for name in dir(kit) if name.startswith("test_")]
+    for name in tests:
+        getattr(kit, name)()
+    assert len(tests) > 5
+
+
+# --- coach.md -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_rubric_of_the_page_judges(tmp_path):
+    (tmp_path / "rules.py").write_text(fenced("coach.md", "# rules.py"))
+    coach = RubricCoach(load_rubric(tmp_path / "rules.py", list(implicit_recipe().roles)))
+    action = make_trajectory({"agent": []}).actions[0]
+    action.text = "4"
+    seen = Seen("t", "2+2", "agent", (), ())
+    assert asyncio.run(coach.judge(action, seen)).share == 1.0
+    wrong = asyncio.run(coach.judge(action, SeenLast(**vars(seen), label="5", answer="4")))
+    assert wrong.share == pytest.approx(0.3)
+
+
+# --- recipes.md -----------------------------------------------------------------------------------------------------------
+
+
+def fenced(page, first):
+    """The fenced block of a page that has a line."""
+    blocks = re.findall(r"^```\w+\n(.*?)^```$", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
+    (block,) = [b for b in blocks if first in b.splitlines()]
+    return block
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """The page's recipe, written out."""
+    for name, text in re.findall(
+        r"^`pair/(\S+)`:\n\n```\w+\n(.*?)^```$", (DOCS / "recipes.md").read_text(), re.MULTILINE | re.DOTALL
+    ):
+        (tmp_path / "pair" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "pair" / name).write_text(text)
+    return tmp_path / "pair"
+
+
+def simulated(workflow, task, prompts, says, tools=None, finish="stop"):
+    """A trajectory of a workflow whose roles say what `says(role, prompt)` gives."""
+
+    async def generate(call):
+        said = says(call.role, CharacterChat().text(call.context_ids))
+        ids = (*CharacterChat.encode(said), ord("^"))
+        return Generation(ids, tuple(-0.5 for _ in ids), finish, call.policy, 0)
+
+    def role(name):
+        def render(fields):
+            return [{"role": "user", "content": prompts[name].format(**fields)}]
+
+        return RoleSpec(name, name, render, CharacterChat(), Sampling(1.0, 1.0, 32, 2000))
+
+    roles = {name: role(name) for name in prompts}
+    return asyncio.run(
+        run_workflow(workflow, task, 0, step=1, run_seed=0, roles=roles, tools=tools or {}, generate=generate)
+    )
+
+
+def test_the_recipe_of_the_page_is_complete(pair):
+    run, options = build_run(["--recipe", str(pair), "--dry-run"])
+    assert options.dry_run and run.warnings == [] and [p.name for p in run.policies] == ["solver", "checker"]
+    assert len(run.tasks("train")) == 40 and len(run.tasks("eval")) == 10
+    assert [p.name for p in build_run(["--recipe", str(pair), "--mapping", "shared"])[0].policies] == ["shared"]
+
+
+@pytest.mark.parametrize(("said", "outcome"), [("17", 1.0), (" 17\n", 1.0), ("18", 0.0)])
+def test_the_recipe_of_the_page_works(pair, said, outcome):
+    run = build_run(["--recipe", str(pair)])[0]
+    prompts = {name: (pair / role.prompt).read_text() for name, role in run.recipe.roles.items()}
+    task = run.tasks("train")[0]
+
+    def says(role, prompt):
+        assert task.prompt in prompt and ("The answer was: 10+7 is 17" in prompt) == (role == "checker")
+        return "10+7 is 17" if role == "solver" else said
+
+    trajectory = simulated(run.workflow_module.run, task, prompts, says)
+    solver, checker = trajectory.actions
+    assert checker.parents == (solver.path,) and trajectory.answer == said
+    assert run.grader_module.score_outcome(trajectory) == outcome
+
+
+def test_extends_on_the_page_does_what_is_said(tmp_path):
+    shutil.copytree(ROOT / "recipes" / "mathchat", tmp_path / "mine")
+    text = re.search(r"^    extends: recipe\.yaml(?:.*\n)+?(?=\n)", (DOCS / "recipes.md").read_text(), re.MULTILINE)[0]
+    with (tmp_path / "mine" / "recipe.yaml").open("a") as file:
+        file.write("\nwarm_start: {demonstrations: demonstrations.py, steps: 1}\n")
+    (tmp_path / "mine" / "other.yaml").write_text(textwrap.dedent(text))
+    recipe, _ = config.load_recipe(tmp_path / "mine" / "other.yaml")
+    assert recipe.model == "tiny" and recipe.warm_start is None and recipe.grader == "grader.py"
+    assert recipe.roles["coder"].max_turns == 2 and recipe.roles["coder"].tools == ["python"]
+    assert recipe.flags["train.colocate_all"] is False and "rollout.max_new_tokens" not in recipe.flags
+
+
+def the_long_workflow(tmp_path):
+    (tmp_path / "workflow.py").write_text(fenced("recipes.md", "import asyncio"))
+    return load_file(tmp_path / "workflow.py", "test_docs_workflow").run
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_the_workflow_of_the_page_does_what_is_said(tmp_path, ok):
+    async def answer(code):
+        return ToolResult("python", code, "17", ok=ok)
+
+    def says(role, prompt):
+        return {"planner": "add", "critic": "10+7", "writer": "17"}.get(role, f"{len(asked)}+{asked.append(0) or 1}")
+
+    asked = []
+    prompts = dict.fromkeys(("planner", "solver", "critic", "writer"), "?")
+    tools = {"python": Tool("python", answer, lambda text: [])}
+    got = simulated(the_long_workflow(tmp_path), Task("t", "10+7", "17"), prompts, says, tools)
+    by_role = {a.role: a for a in got.actions}
+    assert [a.role for a in got.actions].count("solver") == 2
+    if not ok:
+        assert got.agent_failure == "no_answer" and "writer" not in by_role and got.answer is None
+        return
+    assert got.answer == "17" and by_role["writer"].parents == (by_role["critic"].path,)
+    assert set(by_role["critic"].parents) & {a.path for a in got.actions if a.role in ("solver", "critic")}
+
+
+def test_the_grader_and_the_demonstrations_of_the_page(tmp_path, pair):
+    (tmp_path / "grader.py").write_text(fenced("recipes.md", "def score_action(action, seen):"))
+    score = load_file(tmp_path / "grader.py", "test_docs_grader").score_action
+    action = SimpleNamespace(text="4 ", generation=SimpleNamespace(ids=(1,) * 40))
+    seen = Seen("t", "2+2", "checker", (), ())
+    assert score(action, seen) == 0.0 and score(action, SeenLast(**vars(seen), label="4", answer="4")) == 0.8
+    (pair / "demonstrations.py").write_text(fenced("recipes.md", "def demonstrate(task, rng):"))
+    with (pair / "recipe.yaml").open("a") as file:
+        file.write("warm_start: {demonstrations: demonstrations.py, steps: 2}\n")
+    run = build_run(["--recipe", str(pair)])[0]
+    shown = list(run.demonstrations_module.demonstrate(run.tasks("train")[0], random.Random(0)))
+    assert all(isinstance(d, Demonstration) for d in shown) and [d.role for d in shown] == list(run.recipe.roles)
+
+
+def test_a_plan_for_gpus_can_be_made_without_any(monkeypatch):
+    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
+    run = build_run(["--recipe", "mathchat", "--dry-run"])[0]
+    assert run.device == "cuda" and needed_devices(run) == {"solver": 1, "coder": 1, "verifier": 1}
+
+
+# --- the README and the package -----------------------------------------------------------------------------------------
 
 
 def test_the_readmes_plugin_works_and_has_fifteen_lines(tmp_path):

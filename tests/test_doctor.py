@@ -79,6 +79,8 @@ def test_a_red_line_ends_with_code_1_and_its_cure_in_one_piece(capsys, monkeypat
         (["--coach.timeout", "soon"], "--coach.timeout"),
         (["--coach.body", "[]", "--coach.model", "m"], "expected a JSON object"),
         (["--recipe"], "expected one argument"),
+        (["--recipe", "mathchta"], "error: --recipe mathchta: no such file"),
+        (["--static", "--json", "--recipe", "mathchta"], "did you mean 'mathchat'?"),
     ],
     ids=str,
 )
@@ -94,7 +96,9 @@ def test_help_teaches(capsys):
         assert part in text
 
 
-@pytest.mark.parametrize("words", [[], ["--recipe", TINY], ["--coach.model", "m"]], ids=str)
+@pytest.mark.parametrize(
+    "words", [[], ["--recipe", TINY], ["--coach.model", "m"], ["--recipe", TINY, "--coach.model", "m"]], ids=str
+)
 def test_static_imports_nothing_heavy(words):
     script = (
         "import sys; from marl_plugins.cli import main; main(sys.argv[1:]); "
@@ -600,7 +604,64 @@ def test_a_plan_that_is_wrong_is_red_line_by_line(capsys):
     assert code == 1
     assert len([1 for good, _, _ in about(findings, "plan") if good is False]) == 2
     findings, code = static(capsys, "--recipe", TINY, "--logical_gpus", "2")
-    assert code == 1 and "6" in about(findings, "plan")[0][1]
+    ((_, found, cure),) = about(findings, "plan")
+    assert code == 1 and found.endswith("the plan needs 6 (solver 2, coder 2, verifier 2)")
+    assert cure.startswith("use fewer engines (--vllm.num_engines)") and "--mapping shared" in cure
+
+
+@pytest.mark.parametrize(
+    ("problem", "found", "cure"),
+    [
+        ("unknown flag --x; did you mean 'y'?", "unknown flag --x", "did you mean 'y'?"),
+        ("a: b; x is 3: expected 4; valid: 4, 5", "a: b; x is 3", "expected 4; valid: 4, 5"),
+        (
+            "policy 'a': it has no model: give `model:` in the recipe",
+            "policy 'a': it has no model",
+            "give `model:` in the recipe",
+        ),
+        ("--seed is -1; it must be at least 0", "--seed is -1", "it must be at least 0"),
+    ],
+)
+def test_a_problems_own_cure_is_what_to_do(problem, found, cure):
+    line = wanted.problem_line(problem, None)
+    assert (line.good, line.found, line.cure) == (False, found, cure)
+
+
+def test_a_problem_that_says_no_cure_gets_one(tmp_path):
+    line = wanted.problem_line("train.batch_size 5 does not divide 8", None)
+    assert line.found == "train.batch_size 5 does not divide 8" and "docs/recipes.md" in line.cure
+    gpu = "--ds.enable_sleep shares a GPU's memory"
+    for recipe in ("mathchat", "recipes/mathchat", str(recipes_root() / "mathchat" / "recipe.yaml")):
+        cure = wanted.problem_line(gpu, recipe).cure
+        assert "tiny.yaml is for machines without GPUs" in cure and "MARL_PLUGINS_DEVICE=cuda" in cure
+    for recipe in (None, TINY, str(tmp_path)):
+        assert "tiny.yaml" not in wanted.problem_line(gpu, recipe).cure
+
+
+def test_a_gpu_recipe_on_this_machine_is_told_which_one_fits(capsys):
+    findings, code = static(capsys, "--recipe", "mathchat")
+    assert code == 1
+    assert all("--recipe mathchat/tiny.yaml" in cure for good, _, cure in about(findings, "plan") if good is False)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--coach.model", "m"],
+        ["--coach.base_url", "http://localhost:1/v1"],
+        ["--recipe", TINY, "--coach.model", "m", "--coach.base_url", "http://localhost:1/v1"],
+    ],
+    ids=str,
+)
+def test_static_says_that_the_coach_was_not_tried(words, capsys):
+    findings, code = static(capsys, *words)
+    assert code == 0
+    assert about(findings, "coach") == [(None, "not tried (--static)", "openrlhf doctor, without --static, asks it")]
+
+
+@pytest.mark.parametrize("words", [[], ["--recipe", TINY]], ids=str)
+def test_static_says_nothing_of_a_coach_that_is_not_asked_for(words, capsys):
+    assert about(static(capsys, *words)[0], "coach") == []
 
 
 def test_modules_that_the_recipes_files_import(tmp_path, capsys, monkeypatch):

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 from marl_plugins import __version__, coach
+from marl_plugins.config import find_recipe
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.findings import Finding, all_good
 from marl_plugins.doctor import engines, gpus, host, machine, services, versions, wanted
@@ -45,6 +46,8 @@ def main(words: Sequence[str]) -> int:
             f"openrlhf doctor: unknown argument {others[0].partition('=')[0]!r} (openrlhf doctor --help); "
             "flags of `openrlhf train` go with --recipe or --plugin"
         )
+    if options.recipe:
+        find_recipe(options.recipe)  # one that is not there is a wrong command
     findings = examine(options, [w for w in words if w not in ("--json", "--static")])
     good = all_good(findings)
     if options.json:
@@ -79,7 +82,7 @@ def examine(options: argparse.Namespace, words: Sequence[str]) -> list[Finding]:
     """All findings, in the order in which they are shown."""
     device, endpoint = cpu.device(), services.endpoint_of(options)
     there, cards = versions.installed(), gpus.look()
-    plan, planned = wanted.plan(words) if options.recipe or options.plugin else (None, [])
+    plan, planned = wanted.plan(words, options.recipe) if options.recipe or options.plugin else (None, [])
     looked = [
         *machine.machine(device),
         *gpus.gpus(cards, device),
@@ -95,7 +98,7 @@ def examine(options: argparse.Namespace, words: Sequence[str]) -> list[Finding]:
         *(wanted.devices(plan, cards) if plan else []),
     ]
     if options.static:
-        return looked
+        return looked + services.coach_left_out(plan, endpoint)
     from marl_plugins.runtime.display import Display
 
     tries: list[Check] = [

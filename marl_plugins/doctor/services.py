@@ -19,7 +19,7 @@ from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.findings import Finding, fine, red, red_if, remark
 
 if TYPE_CHECKING:
-    from marl_plugins.coach.client import Endpoint
+    from marl_plugins.coach.client import Client, Endpoint
     from marl_plugins.run import Run
 
 LOOK = 10.0
@@ -77,8 +77,8 @@ def coach_endpoint(run: Run | None, endpoint: Endpoint) -> list[Finding]:
     from marl_plugins.coach.client import Client
 
     if run is not None:
-        asker = coach.shared_asker() if "marl_plugins.coach" in run.plugins.names else None
-        return probe(asker) if isinstance(asker, Client) else []
+        client = client_of(run)
+        return probe(client) if client else []
     if any(find_spec(name) is None for name in coach.NEEDED):
         return []  # said among the extras
     if endpoint.model:
@@ -87,6 +87,22 @@ def coach_endpoint(run: Run | None, endpoint: Endpoint) -> list[Finding]:
     if asked_for or os.environ.get(endpoint.api_key_env):
         return models(endpoint)
     return []
+
+
+def client_of(run: Run) -> Client | None:
+    """What asks the run's coach, where that is a model at an endpoint."""
+    from marl_plugins.coach.client import Client
+
+    asker = coach.shared_asker() if "marl_plugins.coach" in run.plugins.names else None
+    return asker if isinstance(asker, Client) else None
+
+
+def coach_left_out(run: Run | None, endpoint: Endpoint) -> list[Finding]:
+    """What `--static` says of a coach at an endpoint, of which nobody is asked."""
+    asked_for = bool(endpoint.model) or endpoint.base_url != own_default("base_url")
+    if run is not None:
+        asked_for = client_of(run) is not None
+    return [remark("coach", "not tried (--static)", "openrlhf doctor, without --static, asks it")] if asked_for else []
 
 
 def own_default(flag: str) -> Any:

@@ -1,0 +1,175 @@
+"""The parts of docs/ that are made from the code: `python tests/pages.py` writes them, tests/test_docs.py compares them.
+
+Each part stands under a heading of its page: the first table there, or (in hooks.md) everything from the first hook on.
+"""
+
+import argparse
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+from marl_plugins import config, evaluate, hookspecs
+from marl_plugins.commandline import own_parser
+from marl_plugins.hosts import flags
+from marl_plugins.manager import BUILTINS, SHIPPED, load
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+
+RECIPE = {
+    "The recipe": config.Recipe,
+    "`roles: NAME:`": config.RoleConfig,
+    "`policies: NAME:`": config.PolicyConfig,
+    "`tools:`": config.ToolsConfig,
+    "`tools: python:`": config.PythonToolConfig,
+    "`limits:`": config.LimitsConfig,
+    "`warm_start:`": config.WarmStartConfig,
+}
+"""Headings of recipes.md."""
+SAYS_ITSELF = {
+    "Recipe.name": "Lower-case letters, digits and underscores, a letter first.",
+    "Recipe.description": "One line, for `openrlhf recipes list`.",
+    "Recipe.roles": "Each role by its name. The last one is scored with the label, where a coach is.",
+    "Recipe.tools": "Settings of the built-in tools.",
+    "Recipe.plugins": "As after `--plugin`, which adds to them.",
+    "Recipe.limits": "Bounds of a run.",
+    "ToolsConfig.python": "Limits of one run of a program.",
+    "PythonToolConfig.seconds": "Wall time; a program that is not done by then is stopped.",
+    "PythonToolConfig.memory_mb": "Memory of the program.",
+    "WarmStartConfig.steps": "Optimiser steps.",
+    "WarmStartConfig.learning_rate": "At its height.",
+    "WarmStartConfig.seed": "Of the order and of the demonstrations.",
+}
+"""Keys that config.py has no text for."""
+KINDS = {
+    "str": "text",
+    "int": "whole number",
+    "float": "number",
+    "bool": "`true`, `false`",
+    "list[str]": "list of texts",
+    "dict[str, str]": "role to policy",
+    "dict[str, Any]": "flag to value",
+}
+
+
+def recipe_table(model: type[config.Model]) -> str:
+    """A model's keys as Markdown."""
+    lines = ["| key | value | default | meaning |", "|---|---|---|---|"]
+    for name, (annotation, text) in _fields(model).items():
+        info = model.model_fields[name]
+        bounds = [f"at least {m.ge}" for m in info.metadata if hasattr(m, "ge")]
+        bounds += [f"above {m.gt}" for m in info.metadata if hasattr(m, "gt")]
+        default = "has to be given" if info.is_required() else _default(info.default)
+        meaning = text or SAYS_ITSELF[f"{model.__name__}.{name}"]
+        lines.append(f"| `{name}` | {', '.join([_kind(annotation), *bounds])} | {default} | {meaning} |")
+    return "\n".join(lines)
+
+
+def _fields(model: type[config.Model]) -> dict[str, tuple[str, str]]:
+    """Annotation and docstring of each key, from the source."""
+    (body,) = (
+        node.body for node in ast.parse(textwrap.dedent(inspect.getsource(model))).body if isinstance(node, ast.ClassDef)
+    )
+    found: dict[str, tuple[str, str]] = {}
+    for statement, following in zip(body, [*body[1:], None], strict=True):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            text = ""
+            if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+                text = " ".join(str(following.value.value).split())
+            found[statement.target.id] = (ast.unparse(statement.annotation), text)
+    return found
+
+
+def _kind(annotation: str) -> str:
+    """What a value is, in words."""
+    kinds = []
+    for part in annotation.split(" | "):
+        if part.startswith("Literal["):
+            kinds += [f"`{word}`" for word in re.findall(r"'(.*?)'", part)]
+        elif part in KINDS:
+            kinds.append(KINDS[part])
+        elif part != "None":  # a model of its own
+            name = re.sub(r"dict\[str, (.*)\]", r"\1", part)
+            kinds.append(next(f"[keys](#{anchor(h)})" for h, model in RECIPE.items() if model.__name__ == name))
+    return ", ".join(kinds)
+
+
+def anchor(heading: str) -> str:
+    """A heading's anchor, as GitHub makes it."""
+    return re.sub(r"[^a-z0-9_ -]", "", heading.lower()).replace(" ", "-")
+
+
+def _default(value: object) -> str:
+    if isinstance(value, config.Model) or value in (None, "", [], {}):
+        return ""
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def own_flags() -> Iterator[tuple[str, argparse.Action]]:
+    """This project's own flags of `openrlhf train` and `openrlhf eval`, and whose each is."""
+    parsers = [("`openrlhf train`", own_parser()), ("`openrlhf eval`", evaluate.parser())]
+    for name in dict.fromkeys([*SHIPPED, *BUILTINS]):
+        parser = argparse.ArgumentParser(add_help=False)
+        if hasattr(module := load(name), "marl_options"):
+            module.marl_options(parser)
+        parsers.append((f"`{name}`", parser))
+    for whose, parser in parsers:
+        for action in parser._actions:
+            yield whose, action
+
+
+def own_flags_table() -> str:
+    """This project's own flags as Markdown."""
+    lines = ["| flag | of | default | what |", "|---|---|---|---|"]
+    for whose, action in own_flags():
+        choices = ", ".join(f"`{c}`" for c in action.choices or ())
+        value = f" {action.metavar}" if isinstance(action.metavar, str) and not choices else ""
+        what = "; ".join(filter(None, [str(action.help or "").replace("|", "\\|"), choices]))
+        default = (
+            ""
+            if any(action.default is nothing for nothing in (None, False)) or action.default == []
+            else f"`{action.default}`"
+        )
+        lines.append(f"| `{action.option_strings[0]}{value}` | {whose} | {default} | {what} |")
+    return "\n".join(lines)
+
+
+def hooks() -> str:
+    """Every hook with its signature and its text."""
+    parts = []
+    for name, function in vars(hookspecs).items():
+        if name.startswith("marl_"):
+            parts += [f"## `{name}{inspect.signature(function)}`".replace("'", ""), inspect.cleandoc(function.__doc__)]
+    return "\n\n".join(parts) + "\n"
+
+
+def table_under(text: str, heading: str) -> tuple[int, int]:
+    """Where the first table after a heading begins and ends."""
+    start = re.search(rf"^#+ {re.escape(heading)}\n", text, re.MULTILINE)
+    assert start, f"no heading {heading!r}"
+    table = re.compile(r"(^\|.*\n)+", re.MULTILINE).search(text, start.end())
+    assert table, f"no table under {heading!r}"
+    return table.start(), table.end()
+
+
+TABLES = {
+    **{("recipes.md", heading): lambda model=model: recipe_table(model) for heading, model in RECIPE.items()},
+    ("flags.md", "This project's own"): own_flags_table,
+    ("flags.md", "Upstream's, and what becomes of each"): flags.table,
+}
+"""The tables that are made from the code, by page and heading."""
+
+
+def main() -> None:
+    for (page, heading), make in TABLES.items():
+        text = (DOCS / page).read_text(encoding="utf-8")
+        start, end = table_under(text, heading)
+        (DOCS / page).write_text(text[:start] + make() + "\n" + text[end:], encoding="utf-8")
+    text = (DOCS / "hooks.md").read_text(encoding="utf-8")
+    (DOCS / "hooks.md").write_text(text[: text.index("## `marl_")] + hooks(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
