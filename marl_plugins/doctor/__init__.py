@@ -82,7 +82,7 @@ def examine(options: argparse.Namespace, words: Sequence[str]) -> list[Finding]:
     """All findings, in the order in which they are shown."""
     device, endpoint = cpu.device(), services.endpoint_of(options)
     there, cards = versions.installed(), gpus.look()
-    plan, planned = wanted.plan(words, options.recipe) if options.recipe or options.plugin else (None, [])
+    plan, planned = wanted.plan(words) if options.recipe or options.plugin else (None, [])
     looked = [
         *machine.machine(device),
         *gpus.gpus(cards, device),

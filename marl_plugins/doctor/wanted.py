@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import ast
 import os
-import re
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marl_plugins import coach
-from marl_plugins.config import PythonToolConfig, find_recipe
+from marl_plugins.config import PythonToolConfig
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.findings import Finding, fine, red, red_if, remark
-from marl_plugins.hosts import cpu
 from marl_plugins.tiny import is_tiny
 
 if TYPE_CHECKING:
@@ -27,21 +25,10 @@ EXTRAS = {
     "plots": (("matplotlib",), "curves.png"),
 }
 """Modules of this package's extras, and what they are for; TensorBoard's is among the trackers."""
-CURE = re.compile(
-    r"[;:] ((?:use|give|take|set|write|name|rename|add|install|copy|point|leave|lower|raise|change|expected|did you mean|"
-    r"valid:|it must|it is \d)\b.*)$",
-    re.DOTALL,
-)
-"""Where a problem's cure begins."""
-OF_A_GPU = re.compile(r"\bGPUs?\b|\bon CPU\b")
 
 
-def plan(words: Sequence[str], recipe: str | None = None) -> tuple[Run | None, list[Finding]]:
-    """The checked run of these flags of `openrlhf train`; without one, all that is wrong with them.
-
-    Args:
-        recipe: What `--recipe` among them says, for its cures.
-    """
+def plan(words: Sequence[str]) -> tuple[Run | None, list[Finding]]:
+    """The checked run of these flags of `openrlhf train`; without one, all that is wrong with them."""
     from marl_plugins.hosts import upstream_cli
     from marl_plugins.plan import build_run
 
@@ -52,34 +39,21 @@ def plan(words: Sequence[str], recipe: str | None = None) -> tuple[Run | None, l
     try:
         run, _ = build_run(words)
     except ConfigurationError as error:
-        return None, [problem_line(problem, recipe) for problem in error.problems]
+        return None, [problem_line(problem) for problem in error.problems]
     roles = ", ".join(run.recipe.roles)
     return run, [
         fine("plan", f"{run.recipe.name}: {len(run.recipe.roles)} roles ({roles}) on {len(run.policies)} policies")
     ]
 
 
-def problem_line(problem: str, recipe: str | None) -> Finding:
-    """A problem of the plan as a red line: what is wrong, and the cure that the problem says itself."""
-    if cure := CURE.search(problem):
-        return red("plan", problem[: cure.start()], cure.group(1))
-    if OF_A_GPU.search(problem) and cpu.device() == "cpu":
-        there = f"{cpu.DEVICE}=cuda plans for GPUs all the same"
-        tiny = tiny_recipe(recipe)
-        return red("plan", problem, f"--recipe {tiny} is for machines without GPUs; {there}" if tiny else there)
-    return red("plan", problem, "change it in the recipe (docs/recipes.md) or on the command line (docs/flags.md)")
-
-
-def tiny_recipe(recipe: str | None) -> str | None:
-    """The `tiny.yaml` beside a recipe, as `--recipe` takes it, where there is one."""
-    if recipe is None or Path(recipe).name == "tiny.yaml":
-        return None
-    tiny = str(Path(recipe).with_name("tiny.yaml") if recipe.endswith((".yaml", ".yml")) else Path(recipe) / "tiny.yaml")
-    try:
-        find_recipe(tiny)
-    except ConfigurationError:
-        return None
-    return tiny
+def problem_line(problem: str) -> Finding:
+    """A problem of the plan as a red line; after the last semicolon a problem says its cure."""
+    found, _, cure = problem.rpartition("; ")
+    return red(
+        "plan",
+        found or cure,
+        cure if found else "change it in the recipe (docs/recipes.md) or on the command line (docs/flags.md)",
+    )
 
 
 def hub_models(run: Run | None) -> bool:
