@@ -32,7 +32,7 @@ class Rehearsal:
     Args:
         graph: Who saw whom, a line per action.
         wrong: Mistakes that no answer would change, with file and line.
-        odd: What the workflow raised besides, perhaps because answers are never empty in a run.
+        odd: What the workflow raised besides: an agent may really say nothing, and a run would end there.
     """
 
     graph: list[str] = field(default_factory=list)
@@ -58,7 +58,7 @@ def rehearse(
         return Rehearsal(wrong=[f"{file}: run is a plain function; write `async def run(task, roles, tools)`"])
     try:
         trajectory = asyncio.run(_run(workflow, recipe, folder, task, tools))
-    except Exception as error:  # the recipe's own code, of any kind, on answers that it never meets
+    except Exception as error:  # the recipe's own code, of any kind
         leaves = list(_leaves(error))
         if wrong := [f"{_line(e, file)}: {e}" for e in leaves if isinstance(e, Miscalled | NotInRecipe)]:
             return Rehearsal(wrong=wrong)
