@@ -123,8 +123,8 @@ class Plugins:
         except pluggy.PluginValidationError as error:
             problems.append(f"plugin {name}: {' '.join(str(error).split())}")
             return
-        for caller in map(self.manager.hook.__getattribute__, AWAITED):
-            for impl in caller.get_hookimpls():
+        for hook in AWAITED:
+            for impl in getattr(self.manager.hook, hook).get_hookimpls():
                 if impl.plugin_name == name and not impl.wrapper and not impl.hookwrapper:
                     impl.function = _awaitable(impl.function)
         for attribute, value in vars(module).items():
