@@ -34,7 +34,7 @@ def seconds(command: Sequence[str], env: dict[str, str], said: str) -> float:
 def main() -> None:
     python, tree = sys.executable, str(upstream_cli.upstream_root())
     looks = [
-        seconds([python, "-m", "marl_plugins", "compat", tree], dict(os.environ), "everything that is relied on")
+        seconds([python, "-m", "marl_plugins", "compat", tree], dict(os.environ), "every place that is relied on is there")
         for _ in range(5)
     ]
     print(
