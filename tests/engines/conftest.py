@@ -123,8 +123,8 @@ def renewed(coached):
     return coached.run("--ckpt.load_enable")
 
 
-def wait_until(condition, seconds=120.0):
-    """Wait for something to hold; whether it did. Ray's own agents take up to a minute to notice a dead raylet."""
+def wait_until(condition, seconds=300.0):
+    """Wait for something to hold; whether it did. Ray's own agents take a minute or two to notice that their node has gone."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():
