@@ -10,7 +10,6 @@ import os
 import shutil
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from marl_plugins.core.failures import ConfigurationError
@@ -42,19 +41,13 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     for lock in clear_stale_locks(folder):
         print(f"removed a stale build lock: {lock}")
-    with ProcessPoolExecutor() as pool:  # each is one file, which one core compiles
-        for name, seconds in zip(OPERATORS, pool.map(build, OPERATORS), strict=True):
-            print(f"{name}: ready after {seconds:.0f} s")
-    return 0
-
-
-def build(name: str) -> float:
-    """Build one operator; the seconds it took."""
     from deepspeed.accelerator import get_accelerator
 
-    started = time.monotonic()
-    get_accelerator().create_op_builder(name).load(verbose=False)
-    return time.monotonic() - started
+    for name in OPERATORS:
+        started = time.monotonic()
+        get_accelerator().create_op_builder(name).load(verbose=False)
+        print(f"{name}: ready after {time.monotonic() - started:.0f} s")
+    return 0
 
 
 if __name__ == "__main__":
