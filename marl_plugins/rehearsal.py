@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,10 +55,9 @@ def rehearse(
         inspect.signature(workflow).bind(None, None, None)
     except TypeError as error:
         return Rehearsal(wrong=[f"{file}: run is called with task, roles and tools: {error}"])
-    if not inspect.iscoroutinefunction(workflow):
-        return Rehearsal(wrong=[f"{file}: run is a plain function; write `async def run(task, roles, tools)`"])
     try:
-        trajectory = asyncio.run(_run(workflow, recipe, folder, task, tools))
+        with ThreadPoolExecutor(1) as apart:  # a notebook's thread has an event loop already
+            trajectory = apart.submit(asyncio.run, _run(workflow, recipe, folder, task, tools)).result()
     except Exception as error:  # the recipe's own code, of any kind
         leaves = list(_leaves(error))
         if wrong := [f"{_line(e, file)}: {e}" for e in leaves if isinstance(e, Miscalled | NotInRecipe)]:
@@ -111,6 +111,15 @@ async def _run(workflow: Callable[..., Any], recipe: Recipe, folder: Path, task:
     def text(file: str) -> str:
         return (folder / file).read_text(encoding="utf-8")
 
+    async def run(task: Task, roles: Any, tools: Any) -> Any:
+        answer = workflow(task, roles, tools)
+        if not inspect.isawaitable(answer):
+            raise Miscalled("run is a plain function; write `async def run(task, roles, tools)`")
+        answer = await answer
+        if inspect.isawaitable(answer):
+            raise Miscalled("run returns a call that nobody waits for; write `await` before it")
+        return answer
+
     chat: Any = Nothing()
     roles = {
         name: RoleSpec(
@@ -125,5 +134,5 @@ async def _run(workflow: Callable[..., Any], recipe: Recipe, folder: Path, task:
     names = {*tools, *(name for role in recipe.roles.values() for name in role.tools)}
     silent = {name: Tool(name, answer, lambda text: []) for name in names}
     return await run_workflow(
-        workflow, task, 0, step=0, run_seed=0, roles=roles, tools=silent, generate=generate, seconds=SECONDS
+        run, task, 0, step=0, run_seed=0, roles=roles, tools=silent, generate=generate, seconds=SECONDS
     )

@@ -1,5 +1,7 @@
 """A workflow's mistakes are found before anything starts, by one run of it without any model."""
 
+import asyncio
+
 import pytest
 
 from marl_plugins.config import load_recipe
@@ -44,7 +46,9 @@ def test_a_good_workflow_shows_who_sees_whom(rehearsed):
         (GOOD.replace("a=a, q=''", "a=a"), 4, "the prompt has places for ['a', 'q'], the workflow gave ['a']"),
         (GOOD.replace("a=a, q=''", "a"), 4, "role 'editor' takes its fields by name: roles.editor(FIELD=...)"),
         (GOOD.replace("return await", "await tools.serch('x')\n    return await"), 4, "no tool 'serch'; did you mean 'search'?"),
-        (GOOD.replace("async def", "def").replace("await ", ""), 2, "write `async def run(task, roles, tools)`"),
+        ("def run(task, roles, tools):\n    return str(roles)", 2, "write `async def run(task, roles, tools)`"),
+        (GOOD.replace("a = await", "a ="), 4, "role 'editor' was given a call that nobody waits for as 'a'; write `await`"),
+        (GOOD.replace("return await", "return"), 2, "run returns a call that nobody waits for; write `await` before it"),
         (GOOD.replace("roles, tools", "roles"), 2, "run is called with task, roles and tools"),
         ("async def run(task, roles, tools):\n    async with asyncio.TaskGroup() as g:\n        "
          "g.create_task(roles.editor(a='', q=''))\n        g.create_task(roles.writer())", 2, "['q'], the workflow gave []"),
@@ -71,3 +75,12 @@ def test_a_workflow_that_waits_for_a_good_answer_is_left_there(rehearsed):
     )
     assert len(found.graph) == MOST_CALLS
     assert (found.wrong, found.odd) == ([], [])
+
+
+def test_a_wrapped_workflow_and_a_notebook_are_fine(rehearsed):
+    code = GOOD.replace("def run", "def inner") + "def run(task, roles, tools):\n    return inner(task, roles, tools)\n"
+
+    async def notebook():
+        return rehearsed(code)
+
+    assert asyncio.run(notebook()).graph == ["task -> writer", "writer -> editor"]

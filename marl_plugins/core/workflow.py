@@ -14,6 +14,7 @@ branching and looping workflows are just Python.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -100,7 +101,7 @@ class NotInRecipe(AttributeError):
 
 
 class Miscalled(TypeError):
-    """A workflow calls a role with other fields than its prompt has."""
+    """A workflow calls a role with other fields than its prompt has, or does not wait for one."""
 
 
 Generate = Callable[[Call], Awaitable[Generation]]
@@ -219,6 +220,11 @@ class _Run:
 
     async def role(self, spec: RoleSpec, fields: Mapping[str, Any], after: Sequence[Action]) -> Action:
         self.enter()
+        for name, value in (*fields.items(), *(("after", action) for action in after)):
+            if inspect.isawaitable(value):
+                raise Miscalled(
+                    f"role {spec.name!r} was given a call that nobody waits for as {name!r}; write `await` before it"
+                )
         given = [*after, *(f for f in fields.values() if isinstance(f, Action))]
         parents = tuple(dict.fromkeys(a.path for a in given))
         try:
