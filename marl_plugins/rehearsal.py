@@ -19,7 +19,16 @@ from marl_plugins.config import Recipe
 from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.prompts import prompt_renderer
 from marl_plugins.core.trajectory import Generation, Task, ToolResult, Trajectory
-from marl_plugins.core.workflow import Call, Miscalled, NotInRecipe, RoleSpec, Sampling, Tool, run_workflow
+from marl_plugins.core.workflow import (
+    Call,
+    Miscalled,
+    NotInRecipe,
+    RoleSpec,
+    Sampling,
+    Tool,
+    refuse_unawaited,
+    run_workflow,
+)
 
 MOST_CALLS = 200
 SECONDS = 10.0
@@ -115,10 +124,9 @@ async def _run(workflow: Callable[..., Any], recipe: Recipe, folder: Path, task:
         answer = workflow(task, roles, tools)
         if not inspect.isawaitable(answer):
             raise Miscalled("run is a plain function; write `async def run(task, roles, tools)`")
-        answer = await answer
-        if inspect.isawaitable(answer):
-            raise Miscalled("run returns a call that nobody waits for; write `await` before it")
-        return answer
+        returned = await answer
+        refuse_unawaited(returned, "run returns")
+        return returned
 
     chat: Any = Nothing()
     roles = {

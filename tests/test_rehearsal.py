@@ -47,7 +47,7 @@ def test_a_good_workflow_shows_who_sees_whom(rehearsed):
         (GOOD.replace("a=a, q=''", "a"), 4, "role 'editor' takes its fields by name: roles.editor(FIELD=...)"),
         (GOOD.replace("return await", "await tools.serch('x')\n    return await"), 4, "no tool 'serch'; did you mean 'search'?"),
         ("def run(task, roles, tools):\n    return str(roles)", 2, "write `async def run(task, roles, tools)`"),
-        (GOOD.replace("a = await", "a ="), 4, "role 'editor' was given a call that nobody waits for as 'a'; write `await`"),
+        (GOOD.replace("a = await", "a ="), 4, "role 'editor' was given, as 'a', a call that nobody waits for; write `await`"),
         (GOOD.replace("return await", "return"), 2, "run returns a call that nobody waits for; write `await` before it"),
         (GOOD.replace("roles, tools", "roles"), 2, "run is called with task, roles and tools"),
         ("async def run(task, roles, tools):\n    async with asyncio.TaskGroup() as g:\n        "

@@ -221,10 +221,7 @@ class _Run:
     async def role(self, spec: RoleSpec, fields: Mapping[str, Any], after: Sequence[Action]) -> Action:
         self.enter()
         for name, value in (*fields.items(), *(("after", action) for action in after)):
-            if inspect.isawaitable(value):
-                raise Miscalled(
-                    f"role {spec.name!r} was given a call that nobody waits for as {name!r}; write `await` before it"
-                )
+            refuse_unawaited(value, f"role {spec.name!r} was given, as {name!r},")
         given = [*after, *(f for f in fields.values() if isinstance(f, Action))]
         parents = tuple(dict.fromkeys(a.path for a in given))
         try:
@@ -382,6 +379,14 @@ class _Run:
             task.cancel()
         # Those that have ended too: a failure that came beside the first one is nobody's to report.
         await asyncio.gather(*mine, return_exceptions=True)
+
+
+def refuse_unawaited(value: Any, what: str) -> None:
+    """Raise `Miscalled` where a workflow passes on a call as such, and not its answer."""
+    if inspect.isawaitable(value):
+        if inspect.iscoroutine(value):
+            value.close()  # or Python says once more that it was never awaited
+        raise Miscalled(f"{what} a call that nobody waits for; write `await` before it")
 
 
 def checked_score(score: float | None, of: str) -> float | None:
