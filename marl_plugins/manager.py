@@ -23,7 +23,7 @@ from typing import Any
 import pluggy
 
 from marl_plugins import __version__, hookspecs
-from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.core.failures import ConfigurationError, RunEnded, nearest
 
 GROUP = "marl_plugins"
 BUILTINS = (
@@ -203,7 +203,7 @@ class Plugins:
         """
         try:
             return getattr(self.hook, hook)(**arguments)
-        except ConfigurationError:
+        except (ConfigurationError, RunEnded):
             raise
         except Exception as error:  # the user's own code, of any kind
             raise ConfigurationError(self._in_users_code(hook, error)) from error
@@ -287,8 +287,8 @@ def _unknown_arguments(module: ModuleType) -> list[str]:
             known = list(inspect.signature(spec).parameters)
             problems += [
                 f"{name} has no argument {wanted!r}{nearest(wanted, known)}"
-                for wanted in inspect.signature(function).parameters
-                if wanted not in known
+                for wanted, parameter in inspect.signature(function).parameters.items()
+                if wanted not in known and parameter.default is parameter.empty  # one with a default is the plugin's own
             ]
     return problems
 

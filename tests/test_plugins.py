@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.failures import ConfigurationError, RunPaused
 from marl_plugins.manager import FIRST, Plugins
 
 
@@ -34,6 +34,17 @@ def test_a_misspelt_hook_is_corrected(plugin):
 def test_an_unknown_argument_names_plugin_and_argument(plugin):
     file = plugin("wrong", "@hookimpl\ndef marl_select(rowz): return rowz")
     assert any("wrong.py" in p and "rowz" in p for p in problems(file))
+
+
+def test_an_argument_with_a_default_is_the_plugins_own(plugin):
+    plugins = Plugins([plugin("own", "@hookimpl\ndef marl_log(step, seen=[]): seen.append(step)")])
+    plugins.hook.marl_log(step=1, metrics={})
+
+
+def test_a_plugin_may_end_the_run_when_it_starts(plugin):
+    code = "from marl_plugins.core.failures import RunPaused\n@hookimpl\ndef marl_start(run): raise RunPaused('no disk')"
+    with pytest.raises(RunPaused, match="no disk"):
+        Plugins([plugin("ends", code)]).planned("marl_start", run=None)
 
 
 def test_an_unmarked_function_would_never_be_called(plugin):
