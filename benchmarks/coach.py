@@ -23,9 +23,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from marl_plugins.asking.accounts import Answers, Budget
+from marl_plugins.asking.endpoint import Client, Endpoint
 from marl_plugins.coach import PROMPTS
-from marl_plugins.coach.accounts import Answers, Budget
-from marl_plugins.coach.client import Client, Endpoint
 from marl_plugins.coach.model import ModelCoach, read_prompt
 from marl_plugins.core.trajectory import Action, Generation, Task
 from marl_plugins.core.workflow import Call, RoleSpec, Sampling, Seen, run_workflow

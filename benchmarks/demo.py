@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.startup import memory
-from marl_plugins.shipped import recipes_root
+from marl_plugins.core.shipped import recipes_root
 
 MATHCHAT = recipes_root() / "mathchat"
 ROLES = ("solver", "coder", "verifier")

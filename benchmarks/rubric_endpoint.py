@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from marl_plugins import coach, hookimpl
+from marl_plugins.asking.asker import Request
 from marl_plugins.coach import verdict
-from marl_plugins.coach.asking import Request
 from marl_plugins.coach.rubric import RubricCoach, load_rubric
 from marl_plugins.coach.verdict import Verdict
 
 if TYPE_CHECKING:
-    from marl_plugins.coach.asking import Asker
+    from marl_plugins.asking.asker import Asker
     from marl_plugins.core.trajectory import Action
     from marl_plugins.core.workflow import Seen
     from marl_plugins.run import Run

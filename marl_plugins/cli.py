@@ -77,23 +77,23 @@ def _dispatch(words: list[str]) -> int:
     if command == "plugins":
         return _plugins(rest)
     if command == "eval":
-        from marl_plugins.evaluate import main as evaluate
+        from marl_plugins.commands.evaluate import main as evaluate
 
         return evaluate(rest)
     if command == "recipes":
-        from marl_plugins.recipes_command import main as recipes
+        from marl_plugins.commands.recipes import main as recipes
 
         return recipes(rest)
     if command == "compat":
-        from marl_plugins.compat import main as compat
+        from marl_plugins.commands.compat import main as compat
 
         return compat(rest)
     if command == "patch":
-        from marl_plugins.patch_command import main as patch
+        from marl_plugins.commands.patch import main as patch
 
         return patch(rest)
     if command == "doctor":
-        from marl_plugins.doctor import main as doctor
+        from marl_plugins.commands.doctor import main as doctor
 
         return doctor(rest)
     from marl_plugins.core.failures import nearest
@@ -112,7 +112,7 @@ def _train(words: list[str]) -> int:
                 "--plugin NAME as well"
             )
         return _pass_through(words)
-    from marl_plugins.plan import build_run
+    from marl_plugins.plan.build import build_run
     from marl_plugins.run import describe
 
     run, options = build_run(words)
@@ -130,10 +130,10 @@ def _train(words: list[str]) -> int:
 
 def _train_help(words: list[str]) -> int:
     """Our flags first, then the active plugins', then upstream's."""
-    from marl_plugins.commandline import own_parser, split_flags
-    from marl_plugins.config import find_recipe, load_recipe
+    from marl_plugins.core.recipe import find_recipe, load_recipe
     from marl_plugins.hosts import upstream_cli
     from marl_plugins.manager import Plugins
+    from marl_plugins.plan.flags import own_parser, split_flags
 
     flags = [f for f in split_flags([w for w in words if w not in ("--help", "-h")], "command line") if f.words]
     names = []

@@ -31,7 +31,7 @@ from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.rows import Row, rows_of
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
 from marl_plugins.core.workflow import Seen, checked_score
-from marl_plugins.plan import build_run
+from marl_plugins.plan.build import build_run
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from marl_plugins.core.workflow import Call, Seen, Tool, Workflow
     from marl_plugins.run import Policy, Run
     from marl_plugins.runtime.engines import EnginePool
-    from marl_plugins.runtime.policies import PolicyHost
+    from marl_plugins.runtime.policy import PolicyHost
 
 VERSION = "1.0"
 

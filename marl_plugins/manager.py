@@ -27,12 +27,12 @@ from marl_plugins.core.failures import ConfigurationError, RunEnded, nearest
 
 GROUP = "marl_plugins"
 BUILTINS = (
-    "marl_plugins.recipe",
+    "marl_plugins.builtin.recipe",
     "marl_plugins.routing",
     "marl_plugins.reinforce_pp",
     "marl_plugins.groups",
     "marl_plugins.gae",
-    "marl_plugins.host",
+    "marl_plugins.builtin.upstream",
 )
 """Always active and asked last: what a run does where no named plugin answers."""
 SHIPPED = (

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from marl_plugins.config import PolicyConfig, Recipe, RoleConfig
+from marl_plugins.core.recipe import PolicyConfig, Recipe, RoleConfig
 from marl_plugins.core.trajectory import Task
 from marl_plugins.hosts import upstream_cli
 from marl_plugins.manager import Plugins, load_file

@@ -11,10 +11,12 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from marl_plugins import config, evaluate, hookspecs
-from marl_plugins.commandline import own_parser
+from marl_plugins import hookspecs
+from marl_plugins.commands import evaluate
+from marl_plugins.core import recipe as config
 from marl_plugins.hosts import flags
 from marl_plugins.manager import BUILTINS, SHIPPED, load
+from marl_plugins.plan.flags import own_parser
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 

@@ -17,7 +17,7 @@ from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.rows import rows_of
 from marl_plugins.core.trajectory import ToolResult
 from marl_plugins.core.workflow import Seen, SeenLast
-from marl_plugins.plan import build_run
+from marl_plugins.plan.build import build_run
 
 SECRET = "the-label-42"
 ROOT = Path(__file__).parent.parent

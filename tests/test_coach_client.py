@@ -10,9 +10,9 @@ from email.utils import formatdate
 import pytest
 from openai_server import Reply, nonce_in, openai_server, verdict
 
+from marl_plugins.asking.accounts import Answers, Budget
+from marl_plugins.asking.endpoint import Client, Endpoint, seconds_of
 from marl_plugins.coach import PROMPTS
-from marl_plugins.coach.accounts import Answers, Budget
-from marl_plugins.coach.client import Client, Endpoint, seconds_of
 from marl_plugins.coach.model import ModelCoach, read_prompt
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
 from marl_plugins.core.workflow import SeenLast

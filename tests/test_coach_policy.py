@@ -11,12 +11,12 @@ from simulated import CharacterChat, make_trajectory
 
 from marl_plugins import coach, reward_backprop
 from marl_plugins.cli import main
+from marl_plugins.commands.evaluate import take_players
 from marl_plugins.core.credit import rewards_from_scores
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.core.workflow import SeenLast
-from marl_plugins.evaluate import take_players
-from marl_plugins.plan import build_run
+from marl_plugins.plan.build import build_run
 from marl_plugins.run import describe
 
 Questions = pytest.importorskip("marl_plugins.runtime.questions").Questions

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from marl_plugins.cli import main
+from marl_plugins.commands.evaluate import take_models
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.evaluate import take_models
-from marl_plugins.plan import build_run
-from marl_plugins.shipped import recipes_root
+from marl_plugins.core.shipped import recipes_root
+from marl_plugins.plan.build import build_run
 
 TINY = str(recipes_root() / "mathchat" / "tiny.yaml")
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from marl_plugins import compat
 from marl_plugins.cli import main
+from marl_plugins.commands import compat
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.findings import all_good
 from marl_plugins.hosts import releases, upstream_cli
 from marl_plugins.hosts.trees import Tree, open_tree
-from marl_plugins.plan import build_run
+from marl_plugins.plan.build import build_run
 
 ROOT = Path(__file__).parent.parent
 TINY = ROOT / "tests" / "recipes" / "sums" / "tiny.yaml"
@@ -225,7 +225,7 @@ def test_a_version_is_asked_for_as_pip_writes_it_and_an_index_that_is_not_there_
 def test_the_workflows_are_yaml_and_ours_runs_every_release():
     ours = yaml.safe_load((ROOT / ".github/workflows/compatibility.yml").read_text())
     assert ours["jobs"]["release"]["strategy"]["matrix"]["version"] == [*releases.CHECKED, releases.TRAINED]
-    theirs = yaml.safe_load((Path(compat.__file__).parent / "upstream_ci" / "workflow.yml").read_text())
+    theirs = yaml.safe_load((ROOT / "marl_plugins" / "upstream_ci" / "workflow.yml").read_text())
     assert theirs["jobs"]["compatibility"]["steps"][-1]["run"] == "openrlhf compat . --tests"
 
 

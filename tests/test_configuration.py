@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from marl_plugins.cli import main
-from marl_plugins.config import load_recipe
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.recipe import load_recipe
+from marl_plugins.core.shipped import recipes_root
 from marl_plugins.core.tasks import read_tasks
 from marl_plugins.hosts import upstream_cli
 from marl_plugins.hosts.flags import FLAGS, flags_of
 from marl_plugins.hosts.releases import TRAINED
 from marl_plugins.hosts.seams import check_seams, seams_of
-from marl_plugins.plan import build_run
+from marl_plugins.plan.build import build_run
 from marl_plugins.run import describe
-from marl_plugins.shipped import recipes_root
 
 ROOT = Path(__file__).resolve().parent.parent
 SUMS = ROOT / "tests" / "recipes" / "sums"

@@ -16,13 +16,14 @@ import pages
 import pytest
 from simulated import CharacterChat, make_trajectory
 
-from marl_plugins import config, hookspecs
+from marl_plugins import hookspecs
 from marl_plugins.coach.rubric import RubricCoach, load_rubric
+from marl_plugins.core import recipe as config
 from marl_plugins.core.demonstrations import Demonstration
 from marl_plugins.core.trajectory import Generation, Task, ToolResult
 from marl_plugins.core.workflow import RoleSpec, Sampling, Seen, SeenLast, Tool, run_workflow
 from marl_plugins.manager import Plugins, load_file
-from marl_plugins.plan import build_run, implicit_recipe
+from marl_plugins.plan.build import build_run, implicit_recipe
 from marl_plugins.run import needed_devices
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -14,11 +14,11 @@ import pytest
 from openai_server import Reply, openai_server, verdict
 
 from marl_plugins.cli import main
-from marl_plugins.config import PythonToolConfig
-from marl_plugins.doctor import engines, gpus, host, machine, own_parser, services, versions, wanted
-from marl_plugins.doctor.gpus import Card, Cards
+from marl_plugins.commands.doctor import engines, gpus, host, machine, own_parser, services, versions, wanted
+from marl_plugins.commands.doctor.gpus import Card, Cards
+from marl_plugins.core.recipe import PythonToolConfig
+from marl_plugins.core.shipped import recipes_root
 from marl_plugins.runtime.display import print_table
-from marl_plugins.shipped import recipes_root
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = str(recipes_root() / "mathchat" / "tiny.yaml")

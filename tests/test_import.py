@@ -14,17 +14,17 @@ import yaml
 from simulated import CharacterChat
 
 from marl_plugins.coach.model import read_prompt
-from marl_plugins.config import load_recipe
+from marl_plugins.commands.imports import items, options, prompts, read, shapes
+from marl_plugins.commands.imports.write import Wanted, convert
+from marl_plugins.commands.recipes import main
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.recipe import load_recipe
 from marl_plugins.core.tasks import read_tasks
 from marl_plugins.core.trajectory import Generation, Task
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
 from marl_plugins.hosts.flags import FLAGS
-from marl_plugins.imports import items, options, prompts, read, shapes
 from marl_plugins.manager import load_file
-from marl_plugins.plan import build_run
-from marl_plugins.recipes_command import main
-from marl_plugins.recipes_import import Wanted, convert
+from marl_plugins.plan.build import build_run
 
 ROOT = Path(__file__).resolve().parent.parent
 

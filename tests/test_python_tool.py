@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marl_plugins.config import PythonToolConfig
+from marl_plugins.core.recipe import PythonToolConfig
 from marl_plugins.tools.python import HeadAndTail, find_programs, run_program, runner
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.plan import build_run
+from marl_plugins.plan.build import build_run
 from marl_plugins.run import describe
 from marl_plugins.runtime.records import Records, held
 

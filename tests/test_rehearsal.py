@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from marl_plugins.config import load_recipe
+from marl_plugins.core.recipe import load_recipe
 from marl_plugins.core.trajectory import Task
 from marl_plugins.manager import load_file
-from marl_plugins.rehearsal import MOST_CALLS, rehearse
+from marl_plugins.plan.rehearsal import MOST_CALLS, rehearse
 
 RECIPE = """
 name: two

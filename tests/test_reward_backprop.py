@@ -13,7 +13,7 @@ from marl_plugins import reward_backprop as plugin
 from marl_plugins.core.credit import rewards_from_scores
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.trajectory import ToolResult
-from marl_plugins.plan import build_run
+from marl_plugins.plan.build import build_run
 from marl_plugins.reward_backprop.backward import Attribution, backward, conserve
 from marl_plugins.reward_backprop.model import parse
 from marl_plugins.reward_backprop.rules import Rules

@@ -30,9 +30,9 @@ from marl_plugins.run import recipe_policy
 if TYPE_CHECKING:
     import argparse
 
-    from marl_plugins.coach.accounts import Budget
-    from marl_plugins.coach.asking import Asker
-    from marl_plugins.coach.client import Endpoint
+    from marl_plugins.asking.accounts import Budget
+    from marl_plugins.asking.asker import Asker
+    from marl_plugins.asking.endpoint import Endpoint
     from marl_plugins.coach.verdict import Verdict
     from marl_plugins.core.trajectory import Action, Trajectory
     from marl_plugins.run import Policy, Run
@@ -286,7 +286,7 @@ def _path(run: Run, name: str) -> Path | None:
 
 
 def _policy_coach(run: Run, name: str) -> Coach:
-    from marl_plugins.coach.policy import PolicyAsker
+    from marl_plugins.asking.policy import PolicyAsker
 
     _state.asker = PolicyAsker(run, name, run.args.coach.max_tokens, run.args.coach.deadline)
     return _model_coach(run, _state.asker)
@@ -298,7 +298,7 @@ def endpoint_of(args: Any) -> Endpoint:
     Raises:
         ConfigurationError: They do not.
     """
-    from marl_plugins.coach.client import Endpoint
+    from marl_plugins.asking.endpoint import Endpoint
 
     if problems := _endpoint_problems(args):
         raise ConfigurationError(problems)
@@ -311,8 +311,8 @@ def _endpoint_coach(run: Run) -> Coach:
         raise ConfigurationError(
             f"--coach.model needs {', '.join(missing)}, which is not installed: pip install 'openrlhf-marl[coach]'"
         )
-    from marl_plugins.coach.accounts import Answers, Budget
-    from marl_plugins.coach.client import Client
+    from marl_plugins.asking.accounts import Answers, Budget
+    from marl_plugins.asking.endpoint import Client
 
     args = run.args.coach
     replay = _path(run, "replay")
@@ -334,8 +334,8 @@ def marl_start(run: Run) -> None:
     from marl_plugins.coach.model import ModelCoach
 
     if _state.budget is not None:
-        from marl_plugins.coach.accounts import Answers
-        from marl_plugins.coach.client import Client
+        from marl_plugins.asking.accounts import Answers
+        from marl_plugins.asking.endpoint import Client
 
         assert isinstance(_state.asker, Client)
         _state.budget.open(run.output / "coach_spent.json", run.args.ckpt.load_enable)

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from marl_plugins.asking.asker import Request
 from marl_plugins.coach import verdict
-from marl_plugins.coach.asking import Request
 from marl_plugins.coach.verdict import Verdict
 from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.core.workflow import Seen, SeenLast
 
 if TYPE_CHECKING:
-    from marl_plugins.coach.asking import Asker
+    from marl_plugins.asking.asker import Asker
     from marl_plugins.core.trajectory import Action
 
 FIELDS = ("task", "role", "duties", "messages", "before", "action", "tools", "files", "fence", "form")

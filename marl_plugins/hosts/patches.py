@@ -31,8 +31,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.core.shipped import data
 from marl_plugins.hosts.releases import parsed
-from marl_plugins.shipped import data
 
 # --- unified diffs ---------------------------------------------------------------------------------------------------------
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import pydantic
 
-from marl_plugins.coach.asking import Request
+from marl_plugins.asking.asker import Request
 from marl_plugins.coach.model import FIELDS as SEEN_FIELDS
 from marl_plugins.coach.model import checked_prompt, shorten, shown
 from marl_plugins.coach.verdict import AROUND, BEFORE, LONGEST_EXPLANATION, json_object, value_of
 from marl_plugins.reward_backprop.backward import Attribution, Residual
 
 if TYPE_CHECKING:
-    from marl_plugins.coach.asking import Asker
+    from marl_plugins.asking.asker import Asker
     from marl_plugins.core.trajectory import Action
     from marl_plugins.core.workflow import Seen
 

@@ -18,20 +18,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from marl_plugins.checks import check_tasks
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.estimators import check_estimator
 from marl_plugins.core.failures import ConfigurationError, RunEnded
 from marl_plugins.core.prompts import prompt_renderer
+from marl_plugins.core.tiny import is_tiny
 from marl_plugins.core.workflow import RoleSpec, Sampling, Tool
 from marl_plugins.hosts import cpu
+from marl_plugins.plan.checks import check_tasks
 from marl_plugins.run import Policy, Run, critic_gpus, describe, needed_devices, optimiser_steps, training_gpus
 from marl_plugins.runtime.checkpoints import Checkpoints
 from marl_plugins.runtime.display import Display
 from marl_plugins.runtime.records import Records, held
 from marl_plugins.runtime.report import legend, table, write_report
 from marl_plugins.runtime.tiny_model import resolve
-from marl_plugins.tiny import is_tiny
 
 
 def train(run: Run, *, debug: bool, as_json: bool) -> int:
@@ -487,7 +487,7 @@ class Session:
 
     def _trainer(self, policy: Policy, launched: Launched, engines: Sequence[Any], max_steps: int) -> tuple[Any, list[Any]]:
         """Upstream's trainer of a policy, and what to wait for until its models are loaded."""
-        from marl_plugins.runtime.policies import PolicyTrainer, ReferenceInPolicy
+        from marl_plugins.runtime.policy import PolicyTrainer, ReferenceInPolicy
 
         group, reference, critic = launched
         args = self.run.policy_args[policy.name]
@@ -533,7 +533,7 @@ def _strategy(args: Any, ranks: int) -> Any:
 
 
 def _host(policy: Policy, args: Any, trainer: Any, pool: Any, run: Run) -> Any:
-    from marl_plugins.runtime.policies import PolicyHost
+    from marl_plugins.runtime.policy import PolicyHost
 
     return PolicyHost(policy, args, trainer, pool, run.device)
 

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from marl_plugins.tiny import is_tiny, parse
+from marl_plugins.core.tiny import is_tiny, parse
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<' + message['role'] + '>\n' + message['content'] }}"

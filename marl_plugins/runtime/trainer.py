@@ -29,7 +29,7 @@ from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.run import Run, optimiser_steps
 from marl_plugins.runtime.checkpoints import Checkpoints, tag
 from marl_plugins.runtime.display import Display
-from marl_plugins.runtime.policies import PolicyHost, advantages, raised_by
+from marl_plugins.runtime.policy import PolicyHost, advantages, raised_by
 from marl_plugins.runtime.records import Records
 from marl_plugins.runtime.rollout import Rollout
 

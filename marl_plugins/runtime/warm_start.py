@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.config import WarmStartConfig
 from marl_plugins.core.demonstrations import Demonstration, encode
+from marl_plugins.core.recipe import WarmStartConfig
 from marl_plugins.core.trajectory import Task
 from marl_plugins.core.workflow import RoleSpec
 from marl_plugins.runtime.display import Display

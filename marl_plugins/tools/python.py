@@ -19,8 +19,8 @@ from collections.abc import Awaitable, Callable
 from math import ceil
 from pathlib import Path
 
-from marl_plugins.config import PythonToolConfig
 from marl_plugins.core.failures import InfrastructureFailure
+from marl_plugins.core.recipe import PythonToolConfig
 from marl_plugins.core.trajectory import ToolResult
 from marl_plugins.core.workflow import Tool
 

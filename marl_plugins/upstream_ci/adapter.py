@@ -25,7 +25,7 @@ from marl_plugins.core.rows import Row
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
 from marl_plugins.hosts import upstream_cli
 from marl_plugins.runtime.critic_actor import CriticActor
-from marl_plugins.runtime.policies import row_experience, weightless
+from marl_plugins.runtime.policy import row_experience, weightless
 from marl_plugins.runtime.tiny_model import resolve
 
 FLAGS = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from marl_plugins.compat import look
+from marl_plugins.commands.compat import look
 from marl_plugins.core.findings import all_good
 from marl_plugins.hosts.trees import Tree
 

@@ -8,4 +8,4 @@ PLUGINS = Plugins([*SHIPPED])
 import marl_plugins.runtime.policy_actor  # noqa: E402  # isort: skip
 import marl_plugins.runtime.critic_actor  # noqa: E402
 import marl_plugins.runtime.engine_actor  # noqa: E402
-import marl_plugins.runtime.policies  # noqa: E402, F401
+import marl_plugins.runtime.policy  # noqa: E402, F401

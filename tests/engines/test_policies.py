@@ -20,13 +20,13 @@ from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
 from marl_plugins.gae import Gae
 from marl_plugins.groups import ESTIMATORS
 from marl_plugins.hosts import cpu
-from marl_plugins.plan import build_run
+from marl_plugins.plan.build import build_run
 from marl_plugins.reinforce_pp import FlashReinforce, ReinforcePlusPlus
 from marl_plugins.run import Policy, training_gpus
 from marl_plugins.runtime.checkpoints import Checkpoints, tag
 from marl_plugins.runtime.driver import Session, quiet
 from marl_plugins.runtime.engines import Budget, EnginePool
-from marl_plugins.runtime.policies import (
+from marl_plugins.runtime.policy import (
     ExperienceMaker,
     PolicyHost,
     PolicyTrainer,

@@ -9,7 +9,7 @@ from marl_plugins import hookimpl
 from marl_plugins.core.rows import Row
 
 if TYPE_CHECKING:
-    from marl_plugins.runtime.policies import PolicyHost
+    from marl_plugins.runtime.policy import PolicyHost
 
 
 @hookimpl

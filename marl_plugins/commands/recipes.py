@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.config import find_recipe, load_recipe
+from marl_plugins.commands.imports.shapes import KINDS
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.recipe import find_recipe, load_recipe
+from marl_plugins.core.shipped import recipes_root
 from marl_plugins.core.trajectory import Task
 from marl_plugins.hosts.upstream_cli import Parser
-from marl_plugins.imports.shapes import KINDS
 from marl_plugins.manager import load_file
-from marl_plugins.rehearsal import rehearse
-from marl_plugins.shipped import recipes_root
+from marl_plugins.plan.rehearsal import rehearse
 
 
 def main(words: Sequence[str]) -> int:
@@ -53,7 +53,7 @@ def main(words: Sequence[str]) -> int:
         parser.print_help()
         return 0
     if options.command == "import":
-        from marl_plugins.recipes_import import run, wanted_from
+        from marl_plugins.commands.imports.write import run, wanted_from
 
         return run(options.source, wanted_from(options))
     if options.command == "copy":

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from marl_plugins.commands.imports import options, shapes
+from marl_plugins.commands.imports.read import Key, Source
 from marl_plugins.core.failures import ConfigurationError, nearest
-from marl_plugins.imports import options, shapes
-from marl_plugins.imports.read import Key, Source
 
 TEXTS = (
     *("agent_workflow", "workflow_func_path", "advantage_estimator", "pretrain", "role"),

@@ -11,15 +11,15 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from marl_plugins.config import Origins, Recipe
 from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.core.recipe import Origins, Recipe
+from marl_plugins.core.tiny import is_tiny
+from marl_plugins.core.tiny import parse as parse_tiny
 from marl_plugins.core.trajectory import Task
 from marl_plugins.hosts import cpu
 from marl_plugins.manager import Plugins, load_file
-from marl_plugins.rehearsal import rehearse
+from marl_plugins.plan.rehearsal import rehearse
 from marl_plugins.run import Run, critic_gpus, engine_gpus, flag_value, needed_devices, optimiser_steps, training_gpus
-from marl_plugins.tiny import is_tiny
-from marl_plugins.tiny import parse as parse_tiny
 
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 

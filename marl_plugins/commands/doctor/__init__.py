@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 from marl_plugins import __version__, coach
-from marl_plugins.config import find_recipe
+from marl_plugins.commands.doctor import engines, gpus, host, machine, services, versions, wanted
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.findings import Finding, all_good
-from marl_plugins.doctor import engines, gpus, host, machine, services, versions, wanted
+from marl_plugins.core.recipe import find_recipe
 from marl_plugins.hosts import cpu, upstream_cli
 
 EXAMPLES = """\

@@ -13,7 +13,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from marl_plugins.checks import (
+from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.core.recipe import Origins, Recipe, RoleConfig, find_recipe, load_recipe
+from marl_plugins.hosts import cpu, releases, upstream_cli
+from marl_plugins.manager import Plugins
+from marl_plugins.plan.checks import (
     check_files,
     check_numbers,
     check_policies,
@@ -25,7 +29,7 @@ from marl_plugins.checks import (
     name_policies,
     tool_names_of,
 )
-from marl_plugins.commandline import (
+from marl_plugins.plan.flags import (
     OWN_FLAGS,
     Given,
     check_estimator_flags,
@@ -35,10 +39,6 @@ from marl_plugins.commandline import (
     recipe_flags,
     split_flags,
 )
-from marl_plugins.config import Origins, Recipe, RoleConfig, find_recipe, load_recipe
-from marl_plugins.core.failures import ConfigurationError, nearest
-from marl_plugins.hosts import cpu, releases, upstream_cli
-from marl_plugins.manager import Plugins
 from marl_plugins.run import Run, engines_only
 
 DEFAULTS = {"algo.advantage.estimator": "reinforce", "vllm.num_engines": 1, "ckpt.best_metric_key": "none"}
@@ -224,7 +224,7 @@ def _beside(flag: Given, folder: Path) -> Given:
 
 def data_folder() -> Path:
     """Folder of the one-role recipe that stands in where `--plugin` is given without `--recipe`."""
-    return Path(__file__).resolve().parent / "core" / "single"
+    return Path(__file__).resolve().parent / "single"
 
 
 def implicit_recipe() -> Recipe:

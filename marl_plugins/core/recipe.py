@@ -146,7 +146,7 @@ def find_recipe(name: str) -> Path:
     Raises:
         ConfigurationError: There is none.
     """
-    from marl_plugins.shipped import recipes_root
+    from marl_plugins.core.shipped import recipes_root
 
     path = Path(name)
     shipped = recipes_root()

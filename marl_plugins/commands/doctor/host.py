@@ -8,9 +8,9 @@ import sys
 import time
 from pathlib import Path
 
+from marl_plugins.commands.doctor.machine import extensions
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.findings import Finding, fine, red, remark
-from marl_plugins.doctor.machine import extensions
 from marl_plugins.hosts import cpu, upstream_cli
 from marl_plugins.hosts.prebuild import STALE
 from marl_plugins.hosts.releases import TRAINED, known, refusal, standing

@@ -17,14 +17,14 @@ from typing import Any, cast
 
 import yaml
 
+from marl_plugins.commands.imports import checks, options, prompts, shapes
+from marl_plugins.commands.imports.items import TASKS, apart, in_folder, read_items, with_ids
+from marl_plugins.commands.imports.read import Source, read
+from marl_plugins.commands.imports.shapes import KINDS, Kind, Shape
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.shipped import recipes_root
 from marl_plugins.hosts import cpu
 from marl_plugins.hosts.flags import FLAGS
-from marl_plugins.imports import checks, options, prompts, shapes
-from marl_plugins.imports.items import TASKS, apart, in_folder, read_items, with_ids
-from marl_plugins.imports.read import Source, read
-from marl_plugins.imports.shapes import KINDS, Kind, Shape
-from marl_plugins.shipped import recipes_root
 
 ENDPOINTS = {
     "gemini": ("https://generativelanguage.googleapis.com/v1beta/openai/", "GEMINI_API_KEY"),

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from marl_plugins import coach
-from marl_plugins.config import PythonToolConfig
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, nearest
 from marl_plugins.core.findings import Finding, fine, red, red_if, remark
+from marl_plugins.core.recipe import PythonToolConfig
 
 if TYPE_CHECKING:
-    from marl_plugins.coach.client import Client, Endpoint
+    from marl_plugins.asking.endpoint import Client, Endpoint
     from marl_plugins.run import Run
 
 LOOK = 10.0
@@ -73,8 +73,8 @@ def endpoint_of(options: argparse.Namespace) -> Endpoint:
 
 def coach_endpoint(run: Run | None, endpoint: Endpoint) -> list[Finding]:
     """Ask the coach as a run does before it starts: the run's, or that of the flags; with a key alone, which models it has."""
-    from marl_plugins.coach.accounts import Answers, Budget
-    from marl_plugins.coach.client import Client
+    from marl_plugins.asking.accounts import Answers, Budget
+    from marl_plugins.asking.endpoint import Client
 
     if run is not None:
         client = client_of(run)
@@ -91,7 +91,7 @@ def coach_endpoint(run: Run | None, endpoint: Endpoint) -> list[Finding]:
 
 def client_of(run: Run) -> Client | None:
     """What asks the run's coach, where that is a model at an endpoint."""
-    from marl_plugins.coach.client import Client
+    from marl_plugins.asking.endpoint import Client
 
     asker = coach.shared_asker() if "marl_plugins.coach" in run.plugins.names else None
     return asker if isinstance(asker, Client) else None
@@ -154,7 +154,7 @@ def names_at(endpoint: Endpoint) -> tuple[list[str], str | None]:
     """The models that an endpoint lists, or why it does not."""
     import openai
 
-    from marl_plugins.coach.client import api_key, said
+    from marl_plugins.asking.endpoint import api_key, said
 
     try:
         with openai.OpenAI(base_url=endpoint.base_url, api_key=api_key(endpoint), timeout=LOOK, max_retries=0) as client:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marl_plugins import coach
-from marl_plugins.config import PythonToolConfig
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.findings import Finding, fine, red, red_if, remark
-from marl_plugins.tiny import is_tiny
+from marl_plugins.core.recipe import PythonToolConfig
+from marl_plugins.core.tiny import is_tiny
 
 if TYPE_CHECKING:
-    from marl_plugins.doctor.gpus import Cards
+    from marl_plugins.commands.doctor.gpus import Cards
     from marl_plugins.run import Run
 
 EXTRAS = {
@@ -30,7 +30,7 @@ EXTRAS = {
 def plan(words: Sequence[str]) -> tuple[Run | None, list[Finding]]:
     """The checked run of these flags of `openrlhf train`; without one, all that is wrong with them."""
     from marl_plugins.hosts import upstream_cli
-    from marl_plugins.plan import build_run
+    from marl_plugins.plan.build import build_run
 
     try:
         upstream_cli.upstream_root()

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.config import Recipe
 from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.prompts import prompt_renderer
+from marl_plugins.core.recipe import Recipe
 from marl_plugins.core.trajectory import Generation, Task, ToolResult, Trajectory
 from marl_plugins.core.workflow import (
     Call,

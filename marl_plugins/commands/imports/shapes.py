@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Literal
 
-from marl_plugins.imports.prompts import fields_of
+from marl_plugins.commands.imports.prompts import fields_of
 
 Kind = Literal["chain", "debate", "mixture"]
 KINDS: tuple[Kind, ...] = ("chain", "debate", "mixture")

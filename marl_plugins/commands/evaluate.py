@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.commandline import split_flags
 from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.hosts.upstream_cli import Parser
-from marl_plugins.plan import build_run
+from marl_plugins.plan.build import build_run
+from marl_plugins.plan.flags import split_flags
 from marl_plugins.run import Run, engines_only
 
 OWN = ("models", "only")
