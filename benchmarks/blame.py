@@ -7,7 +7,7 @@ after it works on as well as it can. The blamed agent is the one with the lowest
 share of it.
 
     outcome   the outcome's 0 for everyone: what training on outcomes has
-    plain     an offline coach that sees symptoms alone: nothing said, cut off, a program that failed
+    plain     an offline coach that sees symptoms alone: no answer, cut off, a program that failed
     strict    an offline coach with the rules' own eyes for faults, and a program that failed
     + back    the same scores and the rules' backward pass (marl_plugins.reward_backprop), alpha = beta = 1
 
@@ -32,8 +32,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from marl_plugins.core.intervals import wilson
+from marl_plugins.core.scoring import Seen
 from marl_plugins.core.trajectory import Generation, Task, ToolResult, Trajectory
-from marl_plugins.core.workflow import Call, RoleSpec, Sampling, Seen, Tool, run_workflow
+from marl_plugins.core.workflow import Call, RoleSpec, Sampling, Tool, ToolCall, run_workflow
 from marl_plugins.reward_backprop.backward import backward, conserve
 from marl_plugins.reward_backprop.rules import Rules
 from marl_plugins.tools.python import find_programs
@@ -107,7 +108,7 @@ HONEST: dict[str, Callable[[str], str]] = {
     "reporter": reporter,
 }
 
-# The faults: (guilty, said -> said instead; the second turn of who has two is said to be one).
+# The faults: (guilty, answer -> answer instead); the second of two turns is marked as such.
 
 Fault = Callable[[str, bool, random.Random], tuple[str, str]]
 
@@ -120,44 +121,44 @@ def swap_digit(text: str, rng: random.Random) -> str:
 
 
 def later(change: Callable[[str, random.Random], str]) -> Fault:
-    """A fault in what is said once the program has run."""
-    return lambda said, second, rng: (change(said, rng) if second else said, "stop")
+    """A fault in the answer after the program has run."""
+    return lambda answer, second, rng: (change(answer, rng) if second else answer, "stop")
 
 
 def program(change: Callable[[str], str]) -> Fault:
     """A fault in the program."""
-    return lambda said, second, rng: (said if second else change(said), "stop")
+    return lambda answer, second, rng: (answer if second else change(answer), "stop")
 
 
-def cut(said: str, second: bool, rng: random.Random) -> tuple[str, str]:
-    return said[: max(4, len(said) // 2)], "length"
+def cut(answer: str, second: bool, rng: random.Random) -> tuple[str, str]:
+    return answer[: max(4, len(answer) // 2)], "length"
 
 
 KNOWN: dict[str, tuple[str, Fault]] = {
-    "missing file": ("collector", program(lambda said: said.replace("items.csv", "itms.csv"))),
+    "missing file": ("collector", program(lambda answer: answer.replace("items.csv", "itms.csv"))),
     "wrong number passed on": ("analyst", later(swap_digit)),
-    "wrong number reported": ("reporter", lambda said, second, rng: (swap_digit(said, rng), "stop")),
-    "ignored instruction": ("reporter", lambda said, second, rng: (said.replace("TOTAL", "It is"), "stop")),
+    "wrong number reported": ("reporter", lambda answer, second, rng: (swap_digit(answer, rng), "stop")),
+    "ignored instruction": ("reporter", lambda answer, second, rng: (answer.replace("TOTAL", "It is"), "stop")),
     "truncated plan": ("planner", cut),
     "truncated program": ("collector", cut),
-    "program left broken": ("analyst", program(lambda said: said.replace("int(p)", "int(q)"))),
-    "nothing said": ("collector", lambda said, second, rng: ("", "stop")),
+    "program left broken": ("analyst", program(lambda answer: answer.replace("int(p)", "int(q)"))),
+    "nothing said": ("collector", lambda answer, second, rng: ("", "stop")),
 }
 WRITE = "open('items.csv', 'w').write("
 NEW: dict[str, tuple[str, Fault]] = {
-    "item left out": ("planner", lambda said, second, rng: (said.rpartition("\n")[0], "stop")),
-    "count of one": ("planner", lambda said, second, rng: (re.sub(r",\d+,", ",1,", said), "stop")),
+    "item left out": ("planner", lambda answer, second, rng: (answer.rpartition("\n")[0], "stop")),
+    "count of one": ("planner", lambda answer, second, rng: (re.sub(r",\d+,", ",1,", answer), "stop")),
     "rows twice": (
         "collector",
-        program(lambda said: said.replace(WRITE, WRITE + "2 * ('\\n' + ").replace(")\n```", "))\n```")),
+        program(lambda answer: answer.replace(WRITE, WRITE + "2 * ('\\n' + ").replace(")\n```", "))\n```")),
     ),
-    "header row": ("collector", program(lambda said: said.replace(WRITE, WRITE + "'name,count,price\\n' + "))),
-    "prices in cents": ("collector", program(lambda said: re.sub(r"(,\d+,\d+)", r"\g<1>00", said))),
-    "printed, not saved": ("collector", program(lambda said: said.replace(WRITE, "print("))),
-    "wrong formula": ("analyst", program(lambda said: said.replace("int(c) * int(p)", "int(c) + int(p)"))),
-    "rounded": ("analyst", later(lambda said, rng: re.sub(r"\d(?!\d)", "0", said))),
-    "no number": ("analyst", later(lambda said, rng: "I have computed it.")),
-    "two lines": ("reporter", lambda said, second, rng: ("Dear customer,\n" + said, "stop")),
+    "header row": ("collector", program(lambda answer: answer.replace(WRITE, WRITE + "'name,count,price\\n' + "))),
+    "prices in cents": ("collector", program(lambda answer: re.sub(r"(,\d+,\d+)", r"\g<1>00", answer))),
+    "printed, not saved": ("collector", program(lambda answer: answer.replace(WRITE, "print("))),
+    "wrong formula": ("analyst", program(lambda answer: answer.replace("int(c) * int(p)", "int(c) + int(p)"))),
+    "rounded": ("analyst", later(lambda answer, rng: re.sub(r"\d(?!\d)", "0", answer))),
+    "no number": ("analyst", later(lambda answer, rng: "I have computed it.")),
+    "two lines": ("reporter", lambda answer, second, rng: ("Dear customer,\n" + answer, "stop")),
 }
 
 
@@ -169,10 +170,10 @@ def engine(kind: str, faults: dict[str, tuple[str, Fault]], rng: random.Random) 
 
     async def generate(call: Call) -> Generation:
         shown = "".join(map(chr, call.context_ids))
-        said, finish = HONEST[call.role](shown), "stop"
+        answer, finish = HONEST[call.role](shown), "stop"
         if call.role == guilty:
-            said, finish = fault(said, "\nuser:" in shown, rng)
-        ids = tuple(map(ord, said))
+            answer, finish = fault(answer, "\nuser:" in shown, rng)
+        ids = tuple(map(ord, answer))
         return Generation(ids, (0.0,) * len(ids), finish, call.policy, 0)
 
     return generate
@@ -181,17 +182,17 @@ def engine(kind: str, faults: dict[str, tuple[str, Fault]], rng: random.Random) 
 def shell(folder: str) -> Tool:
     """Runs programs in a folder that the trajectory's agents share."""
 
-    async def run(text: str) -> ToolResult:
+    async def run(call: ToolCall) -> ToolResult:
         before = set(os.listdir(folder))
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", "-c", text),
+            *(sys.executable, "-I", "-S", "-c", call.text),
             cwd=folder,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
         output, _ = await process.communicate()
         files = tuple(sorted(set(os.listdir(folder)) - before))
-        return ToolResult("python", text, output.decode().strip(), process.returncode == 0, files=files)
+        return ToolResult("python", call.text, output.decode().strip(), process.returncode == 0, files=files)
 
     return Tool("python", run, find_programs)
 

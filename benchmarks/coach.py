@@ -1,9 +1,9 @@
 """The coach's client: `python -m benchmarks.coach [--calls 2000] [--verifiers PYTHON]`
 
-1. Judgements a second from a local server (a process of its own: 50 ms, 5 % 429, 1 % broken answers), 64 in flight, beside the
+1. Judgements a second from a local server (a separate process: 50 ms, 5 % 429, 1 % broken answers), 64 in flight, beside the
    official client kept open with repeats by hand and, with `--verifiers PYTHON` (an interpreter that has `verifiers`), its
    `Judge.evaluate`. All ask the same questions; every score that comes back has to be the right one.
-2. The wall clock of a step whose verdicts take 2 to 5 s: scored while the rollout goes on, as the runtime does, and one after
+2. The wall clock of a step whose verdicts take 2 to 5 s: scored while the rollout continues, as the runtime does, and one after
    the other, each action's verdict awaited before the next action. Generation is simulated (0.5 s an action).
 """
 
@@ -23,12 +23,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.asking.accounts import Answers, Budget
-from marl_plugins.asking.endpoint import Client, Endpoint
-from marl_plugins.coach import PROMPTS
-from marl_plugins.coach.model import ModelCoach, read_prompt
+from marl_plugins.asking.asker import endpoint_asker
+from marl_plugins.asking.endpoint import Endpoint
+from marl_plugins.coach.model import PROMPTS, ModelCoach, read_prompt
+from marl_plugins.core.scoring import Seen
 from marl_plugins.core.trajectory import Action, Generation, Task
-from marl_plugins.core.workflow import Call, RoleSpec, Sampling, Seen, run_workflow
+from marl_plugins.core.workflow import Call, RoleSpec, Sampling, run_workflow
 
 HERE = Path(__file__).parent
 LIMIT = 64
@@ -53,12 +53,12 @@ def stats(url: str) -> dict[str, int]:
 
 
 def model_coach(url: str) -> ModelCoach:
-    endpoint = Endpoint(f"{url}/v1", "m", concurrency=LIMIT, form="text")
+    endpoint = Endpoint("coach", f"{url}/v1", "m", concurrency=LIMIT, form="text")
     prompts = (
         read_prompt(PROMPTS / "action.md", with_label=False),
         read_prompt(PROMPTS / "last_action.md", with_label=True),
     )
-    return ModelCoach(Client(endpoint, Budget(), Answers()), prompts, {"solver": "Solve it."})
+    return ModelCoach(endpoint_asker(endpoint), prompts, {"solver": "Solve it."})
 
 
 def step(number: int) -> tuple[Action, Seen]:
@@ -77,7 +77,8 @@ async def ours(url: str, calls: int) -> dict[str, Any]:
     started = time.perf_counter()
     scores = await asyncio.gather(*(one(n) for n in range(calls)))
     seconds = time.perf_counter() - started
-    return {"seconds": seconds, "scores": scores, "each": coach.asker.latencies, "lost": {}}
+    await coach.asker.close()
+    return {"seconds": seconds, "scores": scores, "each": coach.asker.tally.seconds, "lost": {}}
 
 
 def peer(python: str, kind: str, url: str, calls: int) -> dict[str, Any]:
@@ -176,6 +177,7 @@ async def a_step(url: str, overlapped: bool, trajectories: int) -> float:
         )
     )
     seconds = time.perf_counter() - started
+    await coach.asker.close()
     if overlapped:
         assert all(a.score == t.sample % 11 / 10 for t in found for a in t.actions)
     return seconds

@@ -1,4 +1,4 @@
-"""A local server that speaks the chat-completions protocol, slowly and not always well; a process of its own.
+"""A local server that speaks the chat-completions protocol, slowly and not always well; a separate process.
 
     python benchmarks/coach_server.py SECONDS '{"429": 0.05, "broken": 0.01}'    (latency or LOW-HIGH; shares of each failure)
 

@@ -1,8 +1,8 @@
 """Seconds of `openrlhf compat` on a local tree, and what passing through adds to upstream's start: `python -m benchmarks.compat`
 
-Passing through, as where there is an accelerator: `openrlhf train FLAGS` replaces itself by upstream's command. Both get a flag
-that upstream refuses, so that the time is that of every import up to its parser. Pairs run one after the other, in turn first;
-upstream's flash_attn, which needs CUDA, is an empty package here.
+On a machine with an accelerator `openrlhf train FLAGS` replaces itself with upstream's command. Both get a flag that upstream
+refuses, so that the time covers every import up to its parser. The two run in pairs, with the order alternating;
+upstream's flash_attn, which requires CUDA, is an empty package here.
 """
 
 from __future__ import annotations
@@ -19,26 +19,24 @@ from pathlib import Path
 from marl_plugins.hosts import cpu, upstream_cli
 
 PAIRS = 7
+GOOD = "everything that this project depends on is there"
 REFUSED = ["--no.such.flag", "1"]
 
 
-def seconds(command: Sequence[str], env: dict[str, str], said: str) -> float:
-    """Wall clock of a command that has to say something."""
+def time_command(command: Sequence[str], env: dict[str, str], expected: str) -> float:
+    """Wall clock of a command whose output must contain a text."""
     started = time.perf_counter()
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     taken = time.perf_counter() - started
-    assert said in done.stdout + done.stderr, done.stderr[-1000:]
+    assert expected in done.stdout + done.stderr, done.stderr[-1000:]
     return taken
 
 
 def main() -> None:
     python, tree = sys.executable, str(upstream_cli.upstream_root())
-    looks = [
-        seconds([python, "-m", "marl_plugins", "compat", tree], dict(os.environ), "every place that is relied on is there")
-        for _ in range(5)
-    ]
+    checks = [time_command([python, "-m", "marl_plugins", "compat", tree], dict(os.environ), GOOD) for _ in range(5)]
     print(
-        f"openrlhf compat {Path(tree).name}/: {statistics.median(looks):.2f} s ({min(looks):.2f}-{max(looks):.2f})",
+        f"openrlhf compat {Path(tree).name}/: {statistics.median(checks):.2f} s ({min(checks):.2f}-{max(checks):.2f})",
         flush=True,
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -54,7 +52,7 @@ def main() -> None:
         times: dict[str, list[float]] = {name: [] for name in commands}
         for pair in range(PAIRS):
             for name in sorted(commands, reverse=pair % 2 == 1):
-                times[name].append(seconds(commands[name], env, "unrecognized arguments: --no.such.flag"))
+                times[name].append(time_command(commands[name], env, "unrecognized arguments: --no.such.flag"))
     added = [a - b for a, b in zip(times["through"], times["direct"], strict=True)]
     print(
         f"upstream's start: {statistics.median(times['direct']):.2f} s; passing through adds {statistics.median(added):.2f} s "

@@ -9,15 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from marl_plugins import coach, hookimpl
-from marl_plugins.asking.asker import Request
+from marl_plugins.asking.request import Request
 from marl_plugins.coach import verdict
 from marl_plugins.coach.rubric import RubricCoach, load_rubric
+from marl_plugins.coach.state import CoachState
 from marl_plugins.coach.verdict import Verdict
 
 if TYPE_CHECKING:
     from marl_plugins.asking.asker import Asker
+    from marl_plugins.core.scoring import Seen
     from marl_plugins.core.trajectory import Action
-    from marl_plugins.core.workflow import Seen
     from marl_plugins.run import Run
 
 
@@ -50,7 +51,7 @@ class Through:
 @hookimpl
 def marl_configure(run: Run) -> None:
     """The coach has been configured before: its asker stays, what it is asked changes."""
-    asker = coach.shared_asker()
+    asker = coach.asker_of(run)
     if asker is not None:
         rubric = load_rubric(run.folder / "tiny_rubric.py", list(run.recipe.roles))
-        coach._state.coach = Through(RubricCoach(rubric), asker)
+        run.state(CoachState).coach = Through(RubricCoach(rubric), asker)

@@ -29,13 +29,16 @@ from marl_plugins.core.credit import rewards_from_scores, sum_over_scope
 from marl_plugins.core.estimators import Estimator, group_key
 from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.rows import Row, rows_of
+from marl_plugins.core.scoring import Seen, checked_score
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
-from marl_plugins.core.workflow import Seen, checked_score
-from marl_plugins.plan.build import build_run
+from marl_plugins.loading import load
+from marl_plugins.manager import BUILTINS
+from marl_plugins.plan.build import build_plan
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from marl_plugins.plan.plan import Plan
     from marl_plugins.run import Run
 
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "openrlhf")
@@ -51,18 +54,18 @@ class PluginContract:
     """The recipe that it is tried with; a shipped one, or your own."""
 
     @property
-    def run(self) -> Run:
-        """A run with the plugin, checked and not started."""
-        return build_run(["--recipe", self.recipe, "--plugin", self.plugin, *self.flags])[0]
+    def plan(self) -> Plan:
+        """A run with the plugin, checked and not started; a new one every time."""
+        return build_plan(["--recipe", self.recipe, "--plugin", self.plugin, *self.flags])
 
-    def test_it_is_taken_into_a_run(self) -> None:
+    def test_it_is_active_in_a_run(self) -> None:
         """Found, its hooks known, its configuration accepted, and nothing opened by planning."""
-        assert self._name(self.run) in [*self.run.plugins.names, *self._builtins()]
+        assert self._name() in [*self.plan.run.plugins, *BUILTINS]
 
     def test_importing_it_is_light(self) -> None:
         """`--help` and `--dry-run` import every plugin that is named; torch and the engines take seconds."""
         script = (
-            "import sys; from marl_plugins.manager import load; load(sys.argv[1]); "
+            "import sys; from marl_plugins.loading import load; load(sys.argv[1]); "
             f"print([m for m in {HEAVY!r} if m in sys.modules])"
         )
         done = subprocess.run([sys.executable, "-c", script, self.plugin], capture_output=True, text=True)
@@ -71,34 +74,33 @@ class PluginContract:
 
     def test_credit_keeps_what_was_sampled(self) -> None:
         """Rewards are numbers or None; the trajectories stay, and what was sampled, seen and scored in them."""
-        run = self.run
-        given = _trajectories(run)
+        plan = self.plan
+        given = _trajectories(plan.run)
         before = [_sampled(t) for t in copy.deepcopy(given)]
-        credited = self._credited(run, given)
+        credited = _credited(plan, given)
         assert [id(t) for t in credited] == [id(t) for t in given], (
             "marl_credit has to return the trajectories it was given"
         )
-        assert [_sampled(t) for t in credited] == before, "marl_credit may change reward, contribution and unscored only"
+        assert [_sampled(t) for t in credited] == before, "marl_credit may change reward, terms, notes and unscored only"
         for action in (a for t in credited for a in t.actions):
             good = action.reward is None or math.isfinite(action.reward)
             assert good, f"marl_credit gave {action.path} the reward {action.reward}"
+            json.dumps([action.terms, action.notes])  # recorded
 
-    def test_credit_does_not_hang_on_the_order_of_arrival(self) -> None:
-        run = self.run
-        one, two = _trajectories(run), _trajectories(run)[::-1]
-        state = _states(run)
-        first = _rewards(self._credited(run, one))
-        run.plugins.restore(state)
-        assert _close(first, _rewards(self._credited(run, two))), (
-            "the rewards of the same trajectories in another order differ"
-        )
+    def test_credit_does_not_depend_on_the_order_of_arrival(self) -> None:
+        plan = self.plan
+        one, two = _trajectories(plan.run), _trajectories(plan.run)[::-1]
+        state = _states(plan)
+        first = _rewards(_credited(plan, one))
+        plan.plugins.restore(plan.run, state)
+        assert _close(first, _rewards(_credited(plan, two))), "the rewards of the same trajectories in another order differ"
 
     def test_scores_lie_between_0_and_1(self) -> None:
-        """Or are None: missing. A scorer that cannot be reached says so (`InfrastructureFailure`)."""
-        run, name = self.run, self._name(self.run)
+        """Or are None: missing. A scorer that is unavailable says so (`InfrastructureFailure`)."""
+        plan, name = self.plan, self._name()
         scorers = {}
         for hook in ("marl_score_action", "marl_score_outcome"):
-            impls = getattr(run.plugins.hook, hook).get_hookimpls()
+            impls = plan.plugins.implementations(hook)
             scorers[hook] = next((i for i in impls if i.plugin_name == name and not i.wrapper and not i.hookwrapper), None)
 
         async def score(impl: Any, given: dict[str, Any], of: str) -> None:
@@ -110,44 +112,44 @@ class PluginContract:
             except ValueError as error:
                 raise AssertionError(str(error)) from error
 
-        for trajectory in _trajectories(run):
+        for trajectory in _trajectories(plan.run):
             if impl := scorers["marl_score_outcome"]:
-                asyncio.run(score(impl, {"trajectory": trajectory}, "outcome"))
+                asyncio.run(score(impl, {"run": plan.run, "trajectory": trajectory}, "outcome"))
             for action in trajectory.actions if scorers["marl_score_action"] else ():
-                given = {"action": action, "seen": Seen.of(trajectory, action)}
+                given = {"run": plan.run, "action": action, "seen": Seen.of(trajectory, action)}
                 asyncio.run(score(scorers["marl_score_action"], given, f"action of role {action.role!r}"))
 
     def test_select_chooses_among_the_rows(self) -> None:
         """Every kept row is one that was given, once; every other says why it is left out."""
-        run = self.run
-        rows = _rows(run)
-        kept = list(asyncio.run(run.plugins.chain("marl_select", rows, run=run, steps=1)))
+        plan = self.plan
+        rows = _rows(plan.run)
+        kept = list(asyncio.run(plan.plugins.chain("marl_select", rows, run=plan.run, steps=1)))
         assert len({id(row) for row in kept}) == len(kept), "marl_select returned a row twice"
         assert {id(row) for row in kept} <= {id(row) for row in rows}, "marl_select returned a row that it was not given"
         silent = [r.name for r in rows if not any(r is k for k in kept) and r.action.left_out is None]
         assert not silent, f"left out without `row.action.left_out`: {silent[:3]}"
 
-    def test_advantages_do_not_hang_on_the_order_of_rows(self) -> None:
-        run = self.run
-        estimator, rows = _estimator(run), _rows(run)
+    def test_advantages_do_not_depend_on_the_order_of_rows(self) -> None:
+        plan = self.plan
+        estimator, rows = _estimator(plan), _rows(plan.run)
         shuffled = random.Random(0).sample(rows, len(rows))
         assert _close(_advantages(estimator, rows), _advantages(estimator, shuffled))
 
-    def test_advantages_do_not_hang_on_batches(self) -> None:
-        """Statistics span what the policies hold, however it is cut into micro-batches."""
-        run = self.run
-        estimator, rows = _estimator(run), _rows(run)
+    def test_advantages_do_not_depend_on_batches(self) -> None:
+        """Statistics span the rows of all policies, however they are cut into micro-batches."""
+        plan = self.plan
+        estimator, rows = _estimator(plan), _rows(plan.run)
         assert _close(_advantages(estimator, rows), _advantages(estimator, rows, size=5))
 
     def test_advantages_are_finite_where_all_rewards_are_the_same(self) -> None:
-        run = self.run
-        rows = [dataclasses.replace(row, reward=0.7) for row in _rows(run)]
-        assert all(math.isfinite(value) for value in _advantages(_estimator(run), rows).values())
+        plan = self.plan
+        rows = [dataclasses.replace(row, reward=0.7) for row in _rows(plan.run)]
+        assert all(math.isfinite(value) for value in _advantages(_estimator(plan), rows).values())
 
     def test_an_advantage_reaches_no_further_than_its_scope(self) -> None:
         """`scope` action: no other row's reward matters; group: none of another group."""
-        run = self.run
-        estimator, rows = _estimator(run), _rows(run)
+        plan = self.plan
+        estimator, rows = _estimator(plan), _rows(plan.run)
         if estimator.scope == "batch":
             return
         other = [dataclasses.replace(rows[0], reward=rows[0].reward + 1.0), *rows[1:]]
@@ -157,34 +159,28 @@ class PluginContract:
         assert _close(*far), f"{type(estimator).__name__} says scope {estimator.scope!r}, and a row of another one matters"
 
     def test_metrics_are_numbers(self) -> None:
-        run = self.run
+        plan = self.plan
         metrics: dict[str, float] = {}
-        run.plugins.hook.marl_log(step=1, metrics=metrics)
+        plan.plugins.hook.marl_log(run=plan.run, step=1, metrics=metrics)
         wrong = {name: value for name, value in metrics.items() if not isinstance(value, int | float)}
         assert not wrong, f"marl_log gave what no tracker takes: {wrong}"
 
     def test_state_comes_back_from_json(self) -> None:
-        run = self.run
-        self._credited(run, _trajectories(run))
-        state = _states(run)
-        run.plugins.restore(json.loads(json.dumps(state)))
-        assert _states(run) == state, "marl_restore of what marl_state returned gives another state"
+        plan = self.plan
+        _credited(plan, _trajectories(plan.run))
+        state = _states(plan)
+        fresh = self.plan  # a resumed run is another process
+        fresh.plugins.restore(fresh.run, json.loads(json.dumps(state)))
+        assert _states(fresh) == state, "marl_restore of what marl_state returned gives another state"
 
-    def _credited(self, run: Run, trajectories: list[Trajectory]) -> list[Trajectory]:
-        rewards_from_scores(trajectories)
-        credited: list[Trajectory] = asyncio.run(run.plugins.chain("marl_credit", trajectories))
-        return credited
-
-    def _name(self, run: Run) -> str:
-        from marl_plugins.manager import load
-
+    def _name(self) -> str:
         return str(Path(self.plugin).resolve()) if self.plugin.endswith(".py") else load(self.plugin).__name__
 
-    @staticmethod
-    def _builtins() -> Sequence[str]:
-        from marl_plugins.manager import BUILTINS
 
-        return BUILTINS
+def _credited(plan: Plan, trajectories: list[Trajectory]) -> list[Trajectory]:
+    rewards_from_scores(trajectories)
+    credited: list[Trajectory] = asyncio.run(plan.plugins.chain("marl_credit", trajectories, run=plan.run))
+    return credited
 
 
 def _trajectories(run: Run) -> list[Trajectory]:
@@ -223,8 +219,8 @@ def _rewards(trajectories: Sequence[Trajectory]) -> dict[str, float | None]:
     return {f"{t.task.id}/{t.sample}/{a.path}": a.reward for t in trajectories for a in t.actions}
 
 
-def _states(run: Run) -> dict[str, Any]:
-    return json.loads(json.dumps(run.plugins.state()))  # type: ignore[no-any-return]
+def _states(plan: Plan) -> dict[str, Any]:
+    return json.loads(json.dumps(plan.plugins.state(plan.run)))  # type: ignore[no-any-return]
 
 
 def _rows(run: Run) -> list[Row]:
@@ -234,8 +230,8 @@ def _rows(run: Run) -> list[Row]:
     return rows_of(trajectories, frozenset(policy.name for policy in run.policies if policy.trainable))
 
 
-def _estimator(run: Run) -> Estimator:
-    estimator: Estimator = run.plugins.hook.marl_estimator(run=run)
+def _estimator(plan: Plan) -> Estimator:
+    estimator: Estimator = plan.plugins.hook.marl_estimator(run=plan.run)
     return estimator
 
 

@@ -15,8 +15,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from marl_plugins import hookimpl
+from marl_plugins.core.options import at_least
 from marl_plugins.core.rows import Row
 from marl_plugins.core.seeds import derive_seed
+from marl_plugins.hosts.devices import training_gpus
 
 if TYPE_CHECKING:
     from marl_plugins.run import Run
@@ -30,17 +32,10 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--filter_agents_data.multiple",
-        type=int,
+        type=at_least(1),
         default=None,
-        help="keep a multiple of so many rows per policy; default: micro-batch x ranks x optimiser steps, which needs no fill",
-    )
-
-
-@hookimpl
-def marl_configure(run: Run) -> list[str]:
-    multiple = run.args.filter_agents_data.multiple
-    return (
-        [] if multiple is None or multiple >= 1 else [f"--filter_agents_data.multiple is {multiple}; it must be at least 1"]
+        metavar="N",
+        help="keep a multiple of N rows per policy; default: micro-batch x ranks x optimiser steps, which needs no fill",
     )
 
 
@@ -59,8 +54,6 @@ def marl_select(rows: Sequence[Row], run: Run, steps: int) -> list[Row]:
 
 
 def _batch(run: Run, policy: str, steps: int) -> int:
-    from marl_plugins.run import training_gpus
-
     args = run.policy_args[policy]
     return int(args.train.micro_batch_size * training_gpus(args) * steps)
 

@@ -43,7 +43,7 @@ class Gae(Whitened):
     def estimate(self, rewards: Tensor, mask: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor]:
         from marl_plugins.core.advantages import masked_gae
 
-        assert values is not None, "check_estimator has seen to a critic"
+        assert values is not None, "check_estimator requires a critic"
         return masked_gae(values, rewards, mask, self.gamma, self.lambd)
 
 
@@ -54,7 +54,7 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 
 @hookimpl
 def marl_configure(run: Run) -> list[str]:
-    return run.belongs_elsewhere("gae.scope", ["gae"])
+    return run.unused_flag("gae.scope", ["gae"])
 
 
 @hookimpl

@@ -3,7 +3,7 @@
 They are upstream's `rloo`, `reinforce_baseline`, `dr_grpo` and `group_norm` (experience_maker.py:268-275), to which they are
 equal for one role and one action per trajectory. The baseline is taken from the action's *return*, summed over
 `--groups.scope` before, never from rewards that are summed afterwards: normalising rewards turn by turn takes from the
-decision to go on what going on is worth, and so teaches agents when to stop (verl issue 7244; tests/test_bias.py).
+decision to continue what continuing is worth, and so teaches agents when to stop (verl issue 7244; tests/test_bias.py).
 
 A baseline says something only of returns that had the same to begin with. So the members of a group must have been shown the
 very same context, which is checked, at configuration as far as it can be known and at every step; `--groups.by
@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from marl_plugins import hookimpl
@@ -37,14 +37,10 @@ class GroupMean(Estimator):
 
     The mean holds the action's own return: in a group of n the expected gradient is (n - 1)/n of the true one. Where agents
     decide how many turns there are n differs between turns, and late turns weigh less. Alone in its group: advantage 0.
-
-    Args:
-        counts: Of the last step, for the metrics: groups, and rows in whose group no other trajectory had any.
     """
 
     scope: Literal["action", "group", "batch"] = "group"
     group_by: GroupBy | None = "task"
-    counts: dict[str, float] = field(default_factory=dict, compare=False)
 
     def shape(self, rows: Sequence[Row], rewards: Tensor) -> Tensor:
         assert self.group_by is not None
@@ -52,13 +48,17 @@ class GroupMean(Estimator):
         if self.group_by != "task+role+turn":
             same_context(rows, groups, self.group_by)
         # In float64 the mean of equal rewards is that reward: no noise is left over that could be divided by.
-        shaped = self.centre(rows, groups, rewards.double())
+        return self.centre(rows, groups, rewards.double()).to(rewards.dtype)
+
+    def metrics(self, rows: Sequence[Row]) -> dict[str, float]:
+        """The number of groups, and of rows in whose group no other trajectory has any."""
+        assert self.group_by is not None
+        groups = [group_key(row, self.group_by) for row in rows]
         samples = defaultdict(set)
         for row, group in zip(rows, groups, strict=True):
             samples[group].add(row.trajectory.sample)
         alone = sum(len(samples[group]) == 1 for group in groups)
-        self.counts.update({"groups/count": float(len(samples)), "groups/alone": float(alone)})
-        return shaped.to(rewards.dtype)
+        return {"groups/count": float(len(samples)), "groups/alone": float(alone)}
 
     def centre(self, rows: Sequence[Row], groups: Sequence[str], returns: Tensor) -> Tensor:
         """Returns (rows,), float64, to what is left of them, (rows,)."""
@@ -170,9 +170,6 @@ def mean_of_others(keys: Sequence[Hashable], samples: Sequence[int], values: Ten
     return torch.where(count > 0, (sum_by(keys, values) - sum_by(own, values)) / count.clamp(min=1), otherwise)
 
 
-_estimator: GroupMean | None = None
-
-
 @hookimpl
 def marl_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("group baselines (marl_plugins.groups)")
@@ -189,9 +186,9 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 @hookimpl
 def marl_configure(run: Run) -> list[str]:
     if run.estimator not in ESTIMATORS:
-        return [p for flag in ("groups.by", "groups.scope") for p in run.belongs_elsewhere(flag, ESTIMATORS)]
-    turns = max((role.max_turns for role in run.trained_roles.values()), default=1)
-    problems = check_estimator(_made(run), 2, len(run.trained_roles), turns)  # too few samples is upstream's own check
+        return [p for flag in ("groups.by", "groups.scope") for p in run.unused_flag(flag, ESTIMATORS)]
+    # too few samples is upstream's own check
+    problems = check_estimator(_made(run), 2, len(run.trained_roles), run.turns)
     return [f"--groups.by: {problem}" for problem in problems]
 
 
@@ -203,13 +200,4 @@ def _made(run: Run) -> GroupMean:
 
 @hookimpl
 def marl_estimator(run: Run) -> Estimator | None:
-    global _estimator
-    _estimator = _made(run) if run.args.algo.advantage.estimator in ESTIMATORS else None
-    return _estimator
-
-
-@hookimpl
-def marl_log(step: int, metrics: dict[str, float]) -> None:
-    if _estimator is not None:
-        metrics |= _estimator.counts
-        _estimator.counts.clear()
+    return _made(run) if run.args.algo.advantage.estimator in ESTIMATORS else None

@@ -1,97 +1,165 @@
 """The hooks: everything a plugin can change, in the order in which data passes them.
 
-    task -> workflow -> actions -> trajectory -> scores -> credit -> select -> advantages -> grid -> update -> weight sync
+    task -> workflow -> actions -> trajectory -> scores -> credit -> select -> forward -> advantages -> grid -> update -> sync
 
 A plugin is a module (or a `.py` file) with functions of these names, each marked with `@marl_plugins.hookimpl`. It may take
-any subset of a hook's arguments. All hooks are called in the controller process, which holds the run; no hook is called
-per token. Four kinds:
+any subset of a hook's arguments; `run` is one of every hook that is called once there is a run. All hooks are called in the
+controller process, which holds the run; no hook is called per token. Four kinds:
 
 * **each**: all implementations are called, in the order in which the plugins were named.
 * **first**: the first answer that is not None wins; the built-in comes last. Two plugins that both claim one are an error.
 * **chain**: the value passes through the implementations in the order in which the plugins were named.
 * **around**: a *first* that other plugins may wrap (`@hookimpl(wrapper=True)`, a generator function with one `yield`).
 
-Hooks marked *async* are awaited (write them as `async def`; a plain function's answer is taken as well); the others must not be
+Hooks marked *async* are awaited (write them as `async def`; a plain function's answer is accepted too); the others must not be
 `async def`. A wrapper around an awaited one gets and returns an awaitable.
 Nothing between `marl_tasks` and `marl_sync` may block the event loop. A hook that is awaited may ask a policy of the run:
-`text = await run.ask("judge", [{"role": "user", "content": question}], max_tokens=64)` (`run` is what `marl_configure` got).
+`text = await run.ask("judge", [{"role": "user", "content": question}], max_tokens=64)`.
+
+What a plugin keeps from one hook to the next belongs to the run, not to the module: `run.state(Baselines)` is the run's one
+`Baselines()`. What hooks are handed of a running policy is described in `marl_plugins.core.processes`.
 
 Tests that any plugin has to pass are in `marl_plugins.contracts`, for its author to run.
 
-`VERSION` is major.minor: the major changes when a plugin that worked may no longer (a hook or an argument gone, or another
-meaning), the minor when something is added. A plugin may state what it was written for as `MARL_HOOKS = "1.0"`; another major is
-refused, and so is a minor that is not there yet.
+`VERSION` is major.minor: the major changes when a plugin that worked may no longer (a hook or an argument removed, or another
+meaning), the minor when something is added. A plugin may state what it was written for as `MARL_HOOKS = "2.0"`; another major is
+refused, and so is a minor that does not exist yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import pluggy
 
 if TYPE_CHECKING:
     import argparse
 
+    from marl_plugins.core.command import Command
     from marl_plugins.core.estimators import Estimator
+    from marl_plugins.core.policy import Policy
+    from marl_plugins.core.processes import Engines, PolicyProcesses, Prepared
     from marl_plugins.core.rows import Row
+    from marl_plugins.core.scoring import Seen
     from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
-    from marl_plugins.core.workflow import Call, Seen, Tool, Workflow
-    from marl_plugins.run import Policy, Run
-    from marl_plugins.runtime.engines import EnginePool
-    from marl_plugins.runtime.policy import PolicyHost
+    from marl_plugins.core.workflow import Call, Tool, Workflow
+    from marl_plugins.run import Run
 
-VERSION = "1.0"
+VERSION = "2.0"
 
-hookspec = pluggy.HookspecMarker("marl")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-@hookspec
+@dataclass(frozen=True)
+class Kind:
+    """How a hook's implementations are called.
+
+    Args:
+        name: See the module's text.
+        awaited: Whether answers are awaited.
+        own: Whether each plugin is asked for something of its own, so that no other may wrap it.
+    """
+
+    name: Literal["each", "first", "chain", "around"]
+    awaited: bool = False
+    own: bool = False
+
+
+def hook(
+    name: Literal["each", "first", "chain", "around"], *, awaited: bool = False, own: bool = False
+) -> Callable[[F], F]:
+    """Declare a hook and its kind; `KINDS` collects them."""
+
+    def declare(function: F) -> F:
+        function.__dict__["kind"] = Kind(name, awaited, own)
+        declared: F = pluggy.HookspecMarker("marl")(function, firstresult=name in ("first", "around"))
+        return declared
+
+    return declare
+
+
+@hook("each", own=True)
 def marl_options(parser: argparse.ArgumentParser) -> None:
-    """Add flags. *each*; once, before the command line is parsed; heavy imports are not allowed here.
+    """Add flags. *each*; once, before the command line is parsed, so there is no run yet; heavy imports are not allowed here.
 
-    Name them after the plugin; they are read as `run.args.<plugin>.<name>` and may stand in a recipe's `flags:`.
+    Name them after the plugin; they are read as `run.args.<plugin>.<name>` and may stand in a recipe's `flags:`. A type of
+    `marl_plugins.core.options` has every wrong value reported with its place: `at_least(1)`, `above(0)`, `between(0, 1)`,
+    `recipe_file`. Of flags in a mutually exclusive group, one on the command line replaces the recipe's.
 
     Example:
 
         @hookimpl
         def marl_options(parser):
-            parser.add_argument("--brevity.limit", type=int, default=64, help="tokens before the penalty starts")
+            parser.add_argument("--brevity.limit", type=at_least(1), default=64, help="tokens before the penalty starts")
     """
 
 
-@hookspec
-def marl_configure(run: Run) -> Sequence[str] | None:
-    """Complete or refuse the configuration. *each*; once, before anything is started; also for `--dry-run`: nothing may be
-    opened or asked over a network here (`marl_start`).
+@hook("each", own=True)
+def marl_commands() -> Sequence[Command] | None:
+    """Commands of the plugin's own: `openrlhf NAME ...`. *each*; when a command is looked for that is not built in, of all
+    plugins that are found (shipped, entry points) or named with `--plugin`; heavy imports are not allowed here.
 
-    Returns: problems, each saying what was got, what was expected and the cure; they are shown together with all others.
+    `Command(name, usage, about, main)`; `main(words)` gets the words after the name and returns the exit code.
+
+    Example:
+
+        @hookimpl
+        def marl_commands():
+            return [Command("brevity", "RUN", "mean length by role of a run's records", show_lengths)]
+    """
+
+
+@hook("each")
+def marl_configure(run: Run) -> Sequence[str] | None:
+    """Check the configuration. *each*; once, before anything is started; also for `--dry-run`: nothing may be opened or asked
+    over a network here (`marl_start` is for that).
+
+    Returns: problems, each saying what was got, what was expected and the fix; they are reported together with all others. A
+    `Remark` (marl_plugins.core.failures) among them is a warning and prevents nothing.
 
     Example:
 
         @hookimpl
         def marl_configure(run):
-            if run.args.brevity.limit < 1:
-                return [f"--brevity.limit is {run.args.brevity.limit}; it must be at least 1"]
+            if run.args.brevity.limit > run.args.data.max_len:
+                return [Remark(f"--brevity.limit {run.args.brevity.limit} is above --data.max_len: no answer is that long")]
     """
 
 
-@hookspec
-def marl_start(run: Run) -> None:
-    """Open what a training needs besides (a file, a service), and try it. *each*; once, when the whole configuration is right
-    and before any process is started; not for `--dry-run`, nor for `openrlhf eval`.
+@hook("each", awaited=True, own=True)
+def marl_start(run: Run, purpose: Literal["train", "evaluate"]) -> Awaitable[None] | None:
+    """Open what the plugin needs (a file, a service), and try it. *each, async*; once, when the whole configuration is right and
+    before any process is started, by `openrlhf train` and `openrlhf eval`; not for `--dry-run`.
 
-    Raise `ConfigurationError` when it cannot be had.
+    Raise `ConfigurationError` when something is unavailable. An evaluation scores outcomes only and trains nothing.
 
     Example:
 
         @hookimpl
-        def marl_start(run):
-            log.open(run.output / "brevity.log")
+        def marl_start(run, purpose):
+            run.state(Log).file = (run.output / f"brevity-{purpose}.log").open("a")
     """
 
 
-@hookspec(firstresult=True)
+@hook("each", awaited=True, own=True)
+def marl_stop(run: Run) -> Awaitable[None] | None:
+    """Close what `marl_start` or a later hook opened. *each, async*; once, at the end of whatever `marl_start` was called for,
+    also when it failed; after the last hook, in the run's event loop.
+
+    Called for a plugin unless the run failed before its `marl_start` was reached. All plugins' are called, in reverse order,
+    whatever one of them raises.
+
+    Example:
+
+        @hookimpl
+        async def marl_stop(run):
+            run.state(Log).file.close()
+    """
+
+
+@hook("first")
 def marl_tasks(run: Run, split: str) -> Sequence[Task] | None:
     """The tasks of a split, `train` or `eval`. *first*; once per split at start. Built-in: the recipe's loader or data files.
 
@@ -103,7 +171,7 @@ def marl_tasks(run: Run, split: str) -> Sequence[Task] | None:
     """
 
 
-@hookspec(firstresult=True)
+@hook("first")
 def marl_workflow(run: Run) -> Workflow | None:
     """How roles and tools call each other on one task. *first*; once at start. Built-in: the recipe's `workflow.py`.
 
@@ -117,21 +185,22 @@ def marl_workflow(run: Run) -> Workflow | None:
     """
 
 
-@hookspec(firstresult=True)
+@hook("first")
 def marl_policies(run: Run) -> Sequence[Policy] | None:
     """The trainable and frozen models. *first*; once at configuration. Built-in: the recipe's `mapping` and `policies`.
 
-    A plugin that needs one policy more adds it as a wrapper (`recipe_policy(run, name)` in marl_plugins/run.py makes it).
+    A plugin that needs one more policy adds it in a wrapper (`run.recipe_policy(name)` makes the one that the recipe
+    describes). A policy of the recipe that the run does without has `excluded_by`, the flag that excludes it.
 
     Example:
 
-        @hookimpl
+        @hookimpl(wrapper=True)
         def marl_policies(run):
-            return [dataclasses.replace(p, trainable=p.name != "judge") for p in policies_of(run)]
+            return [dataclasses.replace(p, trainable=p.name != "judge") for p in (yield)]
     """
 
 
-@hookspec
+@hook("each")
 def marl_tools(run: Run) -> Sequence[Tool] | None:
     """Tools that roles may name. *each*; while the configuration is checked, and again at start. Built-in: `python`.
 
@@ -142,13 +211,13 @@ def marl_tools(run: Run) -> Sequence[Tool] | None:
         @hookimpl
         def marl_tools(run):
             async def shout(call):
-                return ToolResult("shout", call, call.upper(), ok=True)
+                return ToolResult("shout", call.text, call.text.upper(), ok=True)
             return [Tool("shout", shout, find=lambda text: re.findall(r"<shout>(.*?)</shout>", text))]
     """
 
 
-@hookspec(firstresult=True)
-def marl_generate(call: Call, engines: EnginePool) -> Awaitable[Generation] | None:
+@hook("around", awaited=True)
+def marl_generate(run: Run, call: Call, engines: Engines) -> Awaitable[Generation] | None:
     """Answer one request of a role by the engines of its policy. *around, async*; once per action, and for each question of a
     plugin (`run.ask`), whose `call.role` is empty.
     Built-in: `marl_plugins.routing`, the least loaded engine.
@@ -158,25 +227,25 @@ def marl_generate(call: Call, engines: EnginePool) -> Awaitable[Generation] | No
     Example:
 
         @hookimpl(wrapper=True)
-        def marl_generate():
+        def marl_generate(run):
             answer = yield
             async def timed():
                 started = time.monotonic()
                 generation = await answer
-                waited.append(time.monotonic() - started)
+                run.state(Waits).seconds.append(time.monotonic() - started)
                 return generation
             return timed()
     """
 
 
-@hookspec(firstresult=True)
-def marl_score_action(action: Action, seen: Seen) -> Awaitable[float | None] | None:
-    """Score one action in [0, 1], or None for a missing verdict. *first, async*; once per action, while the rollout goes on.
+@hook("first", awaited=True)
+def marl_score_action(run: Run, action: Action, seen: Seen) -> Awaitable[float | None] | None:
+    """Score one action in [0, 1], or None for a missing verdict. *first, async*; once per action, while the rollout continues.
 
     `seen` is a frozen view of what the action depended on, and holds no label. Only for the last action of the recipe's last
     role is it a `SeenLast`, with the label and the system's answer; that role is scored once the workflow has ended. Write
-    `action.explanation` for people. Raise `InfrastructureFailure` for a verdict that cannot be had, `RunPaused` where none can
-    be had from now on. Never called in an evaluation.
+    `action.explanation` for people. Raise `InfrastructureFailure` for an unavailable verdict, `RunPaused` where all further
+    ones are unavailable too. Never called in an evaluation.
     Built-in: the recipe grader's `score_action`, if it has one.
 
     Example:
@@ -187,11 +256,11 @@ def marl_score_action(action: Action, seen: Seen) -> Awaitable[float | None] | N
     """
 
 
-@hookspec(firstresult=True)
-def marl_score_outcome(trajectory: Trajectory) -> Awaitable[float | None] | None:
+@hook("first", awaited=True)
+def marl_score_outcome(run: Run, trajectory: Trajectory) -> Awaitable[float | None] | None:
     """Score a finished trajectory in [0, 1]. *first, async*; once per trajectory; in evaluations too, so be deterministic.
 
-    Not called for agent failures (0 by definition) nor for infrastructure failures (never scored).
+    Not called for agent failures (0 by definition) or infrastructure failures (never scored).
     Built-in: the recipe grader's `score_outcome`, or the function of `--reward.remote_url file.py`.
 
     Example:
@@ -202,30 +271,30 @@ def marl_score_outcome(trajectory: Trajectory) -> Awaitable[float | None] | None
     """
 
 
-@hookspec
-def marl_credit(trajectories: Sequence[Trajectory]) -> Any:
+@hook("chain")
+def marl_credit(trajectories: Sequence[Trajectory], run: Run) -> Any:
     """Turn scores into one reward (a real number) per action. *chain*; once per step.
 
     Each action's `reward` is its score (the outcome's, where no action was scored) when the first plugin gets it. Change
     `action.reward` in place, None to leave an action out (with the reason in `action.unscored`), and return the trajectories;
-    an `async def` is awaited. Raise `RunPaused` to save the step before and end the run.
+    an `async def` is awaited. `action.add_reward(term, value)` also records what the term was; `action.notes` is for anything
+    else worth recording. Raise `RunPaused` to save the step before and end the run.
 
     Example:
 
         @hookimpl
         def marl_credit(trajectories):
-            for t in trajectories:
-                for a in t.actions:
-                    a.reward = None if a.reward is None else a.reward - 0.01 * len(a.generation.ids)
+            for action in (a for t in trajectories for a in t.actions if a.reward is not None):
+                action.add_reward("brevity", -0.01 * len(action.generation.ids))
             return trajectories
     """
 
 
-@hookspec
+@hook("chain")
 def marl_select(rows: Sequence[Row], run: Run, steps: int) -> Sequence[Row]:  # type: ignore[empty-body]
     """Choose the rows to train on, before statistics are taken. *chain*; once per step, over all policies together.
 
-    `steps` is K, the optimiser steps that are due; fewer than usual in an episode's last batch.
+    `steps` is K, the number of optimiser steps planned; fewer than usual in an episode's last batch.
 
     Return the kept rows; say why by setting `row.action.left_out` on the others.
 
@@ -240,7 +309,7 @@ def marl_select(rows: Sequence[Row], run: Run, steps: int) -> Sequence[Row]:  # 
     """
 
 
-@hookspec(firstresult=True)
+@hook("first")
 def marl_estimator(run: Run) -> Estimator | None:
     """The advantage estimator. *first*; once at start. Built-in: what `--algo.advantage.estimator` names, which is
     `marl_plugins.reinforce_pp` (`reinforce`, `flash_reinforce`), `.groups` (`rloo`, `reinforce_baseline`, `dr_grpo`,
@@ -259,23 +328,25 @@ def marl_estimator(run: Run) -> Estimator | None:
     """
 
 
-@hookspec(firstresult=True)
-def marl_update(host: PolicyHost, rows: Sequence[Row], steps: int) -> Awaitable[dict[str, float]] | None:
-    """Train one policy on its rows, whose advantages are done. *around, async*; once per policy and step, concurrently.
+@hook("around", awaited=True)
+def marl_update(
+    run: Run, policy: PolicyProcesses, prepared: Prepared, steps: int, step: int
+) -> Awaitable[dict[str, float]] | None:
+    """Train one policy on rows whose advantages are known. *around, async*; once per policy and step, concurrently.
 
-    Returns the host's metrics. Built-in: fill the grid, upstream's append and fit.
+    Returns upstream's metrics. Built-in: `policy.update`: fill the grid, upstream's append and fit.
 
     Example:
 
         @hookimpl(wrapper=True)
-        def marl_update(host, rows):
-            print(f"{host.policy.name}: {len(rows)} rows")
+        def marl_update(policy, prepared):
+            print(f"{policy.policy.name}: {len(prepared.rows)} rows")
             return (yield)
     """
 
 
-@hookspec(firstresult=True)
-def marl_sync(host: PolicyHost, version: int) -> Awaitable[bool] | None:
+@hook("around", awaited=True)
+def marl_sync(run: Run, policy: PolicyProcesses, version: int) -> Awaitable[bool] | None:
     """Bring a policy's engines to the weights of `version`; True when done. *around, async*; once per updated policy and step.
 
     Built-in: one transfer of the whole state on CPU, upstream's own broadcast on GPUs.
@@ -283,44 +354,47 @@ def marl_sync(host: PolicyHost, version: int) -> Awaitable[bool] | None:
     Example:
 
         @hookimpl(wrapper=True)
-        def marl_sync(host, version):
-            print(f"{host.policy.name} -> version {version}")
+        def marl_sync(policy, version):
+            print(f"{policy.policy.name} -> version {version}")
             return (yield)
     """
 
 
-@hookspec
-def marl_log(step: int, metrics: dict[str, float]) -> None:
+@hook("each")
+def marl_log(run: Run, step: int, metrics: dict[str, float]) -> None:
     """See (or add to) the metrics of a finished step before they are written. *each*; once per step.
 
     Example:
 
         @hookimpl
-        def marl_log(step, metrics):
-            metrics["brevity/limit"] = 64
+        def marl_log(run, metrics):
+            metrics["brevity/limit"] = run.args.brevity.limit
     """
 
 
-@hookspec
-def marl_state() -> Any:
+@hook("each", own=True)
+def marl_state(run: Run) -> Any:
     """State to keep in checkpoints (JSON values), under the plugin's name. *each*; at every save.
 
     Example:
 
         @hookimpl
-        def marl_state():
-            return {"seen": seen}
+        def marl_state(run):
+            return run.state(Baselines).by_role
     """
 
 
-@hookspec
-def marl_restore(state: Any) -> None:
+@hook("each", own=True)
+def marl_restore(run: Run, state: Any) -> None:
     """Take back what `marl_state` returned; called only for a plugin that has saved state. *each*; on resume, before step one.
 
     Example:
 
         @hookimpl
-        def marl_restore(state):
-            global seen
-            seen = state["seen"]
+        def marl_restore(run, state):
+            run.state(Baselines).by_role = state
     """
+
+
+KINDS: dict[str, Kind] = {name: spec.kind for name, spec in vars().copy().items() if name.startswith("marl_")}
+"""The kind of every hook, by name."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from marl_plugins import hookimpl
 from marl_plugins.core.estimators import Estimator, Whitened, add_scope_flag
+from marl_plugins.core.failures import Remark
 from marl_plugins.core.rows import Row
 
 if TYPE_CHECKING:
@@ -75,14 +76,16 @@ def marl_configure(run: Run) -> list[str]:
     options = run.args.reinforce_pp
     if run.estimator == "reinforce":
         if options.scope == "trajectory" and options.normalise == "global" and len(run.recipe.roles) > 1:
-            run.warnings.append(
-                "--reinforce_pp.scope trajectory with --reinforce_pp.normalise global: the first role's return sums the rewards "
-                "of all that follow, so its advantages lie above the others'; consider --reinforce_pp.normalise role"
-            )
+            return [
+                Remark(
+                    "--reinforce_pp.scope trajectory with --reinforce_pp.normalise global: the first role's return sums the "
+                    "rewards of all that follow, so its advantages lie above the others'; consider --reinforce_pp.normalise role"
+                )
+            ]
         return []
     return [
-        *run.belongs_elsewhere("reinforce_pp.scope", ["reinforce", "flash_reinforce"]),
-        *run.belongs_elsewhere("reinforce_pp.normalise", ["reinforce"]),
+        *run.unused_flag("reinforce_pp.scope", ["reinforce", "flash_reinforce"]),
+        *run.unused_flag("reinforce_pp.normalise", ["reinforce"]),
     ]
 
 

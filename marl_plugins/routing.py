@@ -7,22 +7,22 @@ does not depend on where it ran.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING
 
 from marl_plugins import hookimpl
 
 if TYPE_CHECKING:
+    from marl_plugins.core.processes import Engine, Engines
     from marl_plugins.core.trajectory import Generation
     from marl_plugins.core.workflow import Call
-    from marl_plugins.runtime.engines import Engine, EnginePool
 
 
 @hookimpl
-def marl_generate(call: Call, engines: EnginePool) -> Awaitable[Generation]:
+def marl_generate(call: Call, engines: Engines) -> Awaitable[Generation]:
     return engines.generate(call, least_loaded)
 
 
-def least_loaded(engines: list[Engine]) -> Engine:
+def least_loaded(engines: Sequence[Engine]) -> Engine:
     """The engine with the fewest requests in flight; the first of several."""
     return min(engines, key=lambda engine: engine.load)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 from simulated import CharacterChat, make_trajectory
 
-from marl_plugins.core.workflow import Seen
+from marl_plugins.core.scoring import Seen
 
 settings.register_profile("marl", deadline=None, print_blob=True)
 settings.load_profile("marl")

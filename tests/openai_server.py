@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback that speaks the chat-completions protocol; what it answers is the test's to say."""
+"""A real HTTP server on loopback that speaks the chat-completions protocol; the test decides what it answers."""
 
 import json
 import re
@@ -31,8 +31,8 @@ class Reply:
 
 def nonce_in(body):
     """The nonce that the verdict has to carry, as a coach would read it off its instructions."""
-    said = body["messages"][-1]["content"]
-    return re.findall(r'"nonce": "(\w+)"' if "response_format" in body else r"^SCORE (\w+):", said, re.MULTILINE)[-1]
+    prompt = body["messages"][-1]["content"]
+    return re.findall(r'"nonce": "(\w+)"' if "response_format" in body else r"^SCORE (\w+):", prompt, re.MULTILINE)[-1]
 
 
 def verdict(body, score, correct="yes", says="It was fine."):
@@ -48,17 +48,46 @@ def verdict(body, score, correct="yes", says="It was fine."):
     return f"{says}\n{asked}SCORE {nonce}: {score}"
 
 
+class Bodies(list):
+    """The bodies that a server received."""
+
+    def __init__(self):
+        self.open = 0
+
+    def connections(self):
+        """How many connections are open."""
+        return self.open
+
+
+def eventually(holds, seconds=5.0):
+    """Wait until something holds: another thread sees what we did a little later."""
+    until = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
 @contextmanager
 def openai_server(answer, models=()):
     """Serve `answer(body, count)`: a `Reply`, or a text for a plain one; and the names of `models`, or a `Reply` that refuses.
 
-    Yields the base URL and the list of bodies received.
+    Yields the base URL and the list of bodies received, which also knows how many connections are open.
     """
-    bodies = []
+    bodies = Bodies()
     lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+
+        def setup(self):
+            super().setup()
+            with lock:
+                bodies.open += 1
+
+        def finish(self):
+            with lock:
+                bodies.open -= 1
+            super().finish()
 
         def do_GET(self):
             refused = isinstance(models, Reply)
@@ -75,8 +104,8 @@ def openai_server(answer, models=()):
             with lock:
                 bodies.append(body)
                 count = len(bodies)
-            said = answer(body, count)
-            reply = said if isinstance(said, Reply) else Reply(said)
+            answered = answer(body, count)
+            reply = answered if isinstance(answered, Reply) else Reply(answered)
             time.sleep(reply.seconds)
             if reply.reset:
                 self.connection.shutdown(socket.SHUT_RDWR)

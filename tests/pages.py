@@ -15,7 +15,8 @@ from marl_plugins import hookspecs
 from marl_plugins.commands import evaluate
 from marl_plugins.core import recipe as config
 from marl_plugins.hosts import flags
-from marl_plugins.manager import BUILTINS, SHIPPED, load
+from marl_plugins.loading import SHIPPED, load
+from marl_plugins.manager import BUILTINS
 from marl_plugins.plan.flags import own_parser
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -44,7 +45,7 @@ SAYS_ITSELF = {
     "WarmStartConfig.learning_rate": "At its height.",
     "WarmStartConfig.seed": "Of the order and of the demonstrations.",
 }
-"""Keys that config.py has no text for."""
+"""Keys that core/recipe.py has no text for."""
 KINDS = {
     "str": "text",
     "int": "whole number",
@@ -63,7 +64,7 @@ def recipe_table(model: type[config.Model]) -> str:
         info = model.model_fields[name]
         bounds = [f"at least {m.ge}" for m in info.metadata if hasattr(m, "ge")]
         bounds += [f"above {m.gt}" for m in info.metadata if hasattr(m, "gt")]
-        default = "has to be given" if info.is_required() else _default(info.default)
+        default = "required" if info.is_required() else _default(info.default)
         meaning = text or SAYS_ITSELF[f"{model.__name__}.{name}"]
         lines.append(f"| `{name}` | {', '.join([_kind(annotation), *bounds])} | {default} | {meaning} |")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Run by tests/test_patches.py in a process whose `openrlhf` is a patched tree: prints, as JSON, what was seen there."""
+"""Run by tests/test_patches.py in a process whose `openrlhf` is a patched tree: prints observations as JSON."""
 
 import asyncio
 import contextlib
@@ -30,16 +30,16 @@ def flags(parser):
 # 0001
 seen["flags"] = flags(cli.build_parser())
 seen["flags_without_import"] = flags(upstream_cli.build_parser(Path(openrlhf.__file__).parent))
-with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
+with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
     cli.main(["--help"])
-seen["help"] = said.getvalue()
+seen["help"] = printed.getvalue()
 trained = []
 cli.train = trained.append
 words = "--actor.model_name_or_path m --reward.remote_url r.py --actor.num_gpus_per_node 1 --rollout.batch_size 6"
 cli.main(shlex.split(words))
 seen["trained"] = [trained[0].actor.model_name_or_path, trained[0].reward.remote_url, trained[0].rollout.batch_size]
 
-# 0002, 0003, 0004: upstream's actor, made without an engine, with our executor
+# 0002, 0003, 0004: upstream's actor with our executor and no engine
 Actor = vllm_engine.RolloutRayActor.__ray_metadata__.modified_class
 
 

@@ -39,6 +39,15 @@ def simulated_engine(delays=False, policy_version=0):
     return generate
 
 
+def without_seconds(record):
+    """A record without what measures time."""
+    if isinstance(record, list):
+        return [without_seconds(item) for item in record]
+    if isinstance(record, dict):
+        return {key: without_seconds(value) for key, value in record.items() if key != "seconds"}
+    return record
+
+
 def make_trajectory(edges, policies=None, rewards=None, task="t", sample=0, roles=None):
     """A finished trajectory: `edges` maps each action's path to the paths it saw, in order."""
     trajectory = Trajectory(Task(task, "prompt", "label"), sample, step=1)

@@ -89,7 +89,7 @@ def test_an_older_half_step_of_a_later_number_is_not_deleted_before_it_is_comple
 def test_a_saved_run_is_not_overwritten_by_mistake(checkpoints):
     saved(checkpoints.folder, 2)
     checkpoints.commit(2, {"p": 2, "q": 2}, RUN, {})
-    with pytest.raises(ConfigurationError, match=r"holds a run saved at step 2; go on with --ckpt\.load_enable"):
+    with pytest.raises(ConfigurationError, match=r"holds a run saved at step 2; resume with --ckpt\.load_enable"):
         checkpoints.open(resume=False, fingerprint=RUN)
 
 

@@ -1,23 +1,25 @@
 """The coach as a plugin: rubrics, flags, who gets the label, and what becomes of verdicts that are missing."""
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
-from openai_server import Reply, openai_server, verdict
+from openai_server import Reply, eventually, openai_server, verdict
 from simulated import make_trajectory
 
 from marl_plugins import coach as plugin
-from marl_plugins.coach.model import read_prompt, shorten, shown
+from marl_plugins.coach.model import prompt_fields, read_prompt, shorten
 from marl_plugins.coach.rubric import Criterion, RubricCoach, load_rubric
+from marl_plugins.coach.state import CoachState, asker_of
 from marl_plugins.coach.verdict import Verdict
 from marl_plugins.core.credit import rewards_from_scores, sum_over_scope
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.rows import rows_of
+from marl_plugins.core.scoring import Seen, SeenLast
 from marl_plugins.core.trajectory import ToolResult
-from marl_plugins.core.workflow import Seen, SeenLast
-from marl_plugins.plan.build import build_run
+from marl_plugins.plan.build import build_plan
 
 SECRET = "the-label-42"
 ROOT = Path(__file__).parent.parent
@@ -84,7 +86,7 @@ def test_placeholders_of_a_prompt_are_checked(tmp_path):
     file.write_text("{action} {fence} {form} {label} {tsak}")
     with pytest.raises(ConfigurationError) as caught:
         read_prompt(file, with_label=False)
-    assert "{label} is forbidden here: it may stand in --coach.last_prompt only" in str(caught.value)
+    assert "{label} is forbidden here: it is allowed in --coach.last_prompt only" in str(caught.value)
     assert "no placeholder {tsak}; did you mean 'task'?" in str(caught.value)
     file.write_text("{action} {form}")
     with pytest.raises(ConfigurationError, match=r"\{fence\} is missing; without it .* where the agent's text ends"):
@@ -104,66 +106,150 @@ def test_a_coach_reads_what_the_agent_saw_with_heads_and_tails_and_never_the_lab
     )
     action.tool_results = (ToolResult("python", "p", "12", True, files=("b.csv",)),)
     seen = Seen(**{**vars(seen), "before": (earlier,)})
-    fields = shown(action, seen, "Solve {problem}")
+    fields = prompt_fields(action, seen, "Solve {problem}")
     assert "label" not in fields and "answer" not in fields
     assert fields["before"].startswith("<planner> x\n<tools of planner> failed: Traceback")
     assert fields["before"].endswith("KeyError: 3")
     assert (fields["tools"], fields["files"]) == ("ok: 12", "a.csv, b.csv")
     assert len(shorten("y" * 10**6)) < 5000
-    assert shown(action, last_of(seen), "")["label"] == SECRET
+    assert prompt_fields(action, last_of(seen), "")["label"] == SECRET
 
 
 def test_the_coach_needs_one_of_three_and_the_command_line_beats_the_recipe():
     with pytest.raises(ConfigurationError, match=r"--coach\.model NAME and --coach\.policy NAME, got none"):
-        build_run(["--recipe", "tests/recipes/sums/tiny.yaml", "--plugin", "marl_plugins.coach", "--dry-run"])
-    with pytest.raises(ConfigurationError, match=r"got --coach\.rubric and --coach\.model"):
-        build_run([*TINY, "--dry-run", "--coach.model", "m", "--coach.rubric", "recipes/mathchat/tiny_rubric.py"])
-    build_run([*TINY, "--dry-run", "--coach.model", "m"])
+        build_plan(["--recipe", "tests/recipes/sums/tiny.yaml", "--plugin", "marl_plugins.coach", "--dry-run"])
+    with pytest.raises(ConfigurationError, match=r"command line: --coach\.model and --coach\.rubric exclude each other"):
+        build_plan([*TINY, "--dry-run", "--coach.model", "m", "--coach.rubric", "recipes/mathchat/tiny_rubric.py"])
+    assert asker_of(build_plan([*TINY, "--dry-run", "--coach.model", "m"]).run) is not None
+    assert asker_of(build_plan([*TINY, "--dry-run"]).run) is None
 
 
-def test_what_is_wrong_with_the_flags_is_said_together():
+def test_everything_wrong_with_the_flags_is_reported_together():
     words = ["--coach.model", "m", "--coach.timeout", "0", "--coach.budget", "5", "--coach.body", "[1]"]
-    words += ["--coach.max_missing", "2", "--coach.replay", "x", "--coach.record", "y"]
+    words += ["--coach.max_missing", "2", "--coach.replay", "x", "--coach.record", "y", "--coach.concurrency", "0"]
+    words += [
+        "--coach.retries",
+        "-1",
+        "--coach.budget_tokens",
+        "0",
+        "--coach.price_in",
+        "nan",
+        "--coach.prompt",
+        "nowhere.md",
+    ]
     with pytest.raises(ConfigurationError) as caught:
-        build_run([*TINY, "--dry-run", *words])
+        build_plan([*TINY, "--dry-run", *words])
     text = str(caught.value)
     for part in (
-        "--coach.timeout 0: expected more than 0",
+        "command line: argument --coach.timeout: 0 is out of range: expected above 0",
         "--coach.budget counts dollars and needs --coach.price_in",
-        "--coach.body '[1]': expected an object",
-        "--coach.max_missing 2: expected a share",
+        "argument --coach.body: '[1]': expected a JSON object",
+        "argument --coach.max_missing: 2 is out of range: expected at least 0 and at most 1",
+        "argument --coach.concurrency: 0 is out of range: expected at least 1",
+        "argument --coach.retries: -1 is out of range: expected at least 0",
+        "argument --coach.budget_tokens: 0 is out of range: expected at least 1",
+        "argument --coach.price_in: nan is out of range: expected at least 0",
         "--coach.replay answers from a recording",
+        "x: holds no verdicts",
+        "coach prompt nowhere.md: No such file",
     ):
         assert part in text
     with pytest.raises(
         ConfigurationError, match=r"--coach\.timeout is about a model's verdicts, and this coach is a rubric"
     ):
-        build_run([*TINY, "--dry-run", "--coach.timeout", "3"])
+        build_plan([*TINY, "--dry-run", "--coach.timeout", "3"])
     nobody = ["--coach.ground_truth", "none", "--coach.last_prompt", "recipes/mathchat/prompts/solver.md"]
     with pytest.raises(ConfigurationError, match=r"judged with the label, and --coach\.ground_truth is none"):
-        build_run([*TINY, "--dry-run", "--coach.model", "m", *nobody])
+        build_plan([*TINY, "--dry-run", "--coach.model", "m", *nobody])
     with pytest.raises(ConfigurationError, match=r"holds no verdicts; --coach\.record FILE keeps those"):
-        build_run([*TINY, "--dry-run", "--coach.model", "m", "--coach.replay", "nowhere.jsonl"])
+        build_plan([*TINY, "--dry-run", "--coach.model", "m", "--coach.replay", "nowhere.jsonl"])
 
 
-def test_a_limit_at_which_verdicts_cannot_come_in_time_is_said():
-    slow = build_run([*TINY, "--dry-run", "--coach.model", "m", "--coach.per_minute", "60"])[0].warnings
-    assert [w for w in slow if "300 verdicts within --coach.deadline 300 s, and a step has some 384 actions" in w] == slow
-    fast = build_run([*TINY, "--dry-run", "--coach.model", "m", "--coach.per_minute", "600"])[0].warnings
-    assert fast == []
+def test_a_missing_prompt_of_a_role_is_reported_by_the_plan(tmp_path):
+    shutil.copytree(ROOT / "recipes" / "mathchat", tmp_path / "mine")
+    (tmp_path / "mine" / "prompts" / "tiny" / "coder.md").unlink()
+    with pytest.raises(ConfigurationError, match=r"roles\.coder\.prompt: cannot read .*coder\.md"):
+        build_plan(["--recipe", str(tmp_path / "mine" / "tiny.yaml"), "--coach.model", "m", "--dry-run"])
 
 
-def test_an_endpoint_that_is_down_is_said_at_start_and_not_asked_by_a_dry_run(tmp_path):
+def test_request_fields_reach_the_endpoint_as_they_are():
+    run = build_plan(
+        [*TINY, "--dry-run", "--coach.model", "m", "--coach.body", '{"temperature": null, "a.b": {"c": 1}}']
+    ).run
+    assert asker_of(run).transport.endpoint.body == {"temperature": None, "a.b": {"c": 1}}
+
+
+def test_a_limit_at_which_verdicts_cannot_come_in_time_is_a_warning():
+    slow = build_plan([*TINY, "--dry-run", "--coach.model", "m", "--coach.per_minute", "60"]).run.warnings
+    (warning,) = slow
+    assert "300 verdicts within --coach.deadline 300 s, and a step has some 384 actions" in warning
+    assert build_plan([*TINY, "--dry-run", "--coach.model", "m", "--coach.per_minute", "600"]).run.warnings == ()
+
+
+def test_an_endpoint_that_is_down_is_reported_at_start_and_not_asked_by_a_dry_run(tmp_path):
     words = [*TINY, "--coach.model", "m", "--coach.base_url", "http://127.0.0.1:9/v1"]
-    build_run([*words, "--coach.cache", str(tmp_path / "c.jsonl"), "--dry-run"])
+    plan = build_plan([*words, "--coach.cache", str(tmp_path / "c.jsonl"), "--dry-run"])
     assert not list(tmp_path.iterdir())
-    run, _ = build_run(words)
     with pytest.raises(ConfigurationError, match="cannot be reached"):
-        run.plugins.hook.marl_start(run=run)
+        during(plan, nothing)
+    assert asker_of(plan.run).cache.kept.files == []  # also closed where the start fails
+
+
+async def nothing():
+    pass
+
+
+def during(plan, work, purpose="train"):
+    """Run `work()` while the plan's plugins take part."""
+
+    async def whole():
+        async with plan.plugins.taking_part(plan.run, purpose):
+            return await work()
+
+    return asyncio.run(whole())
+
+
+def test_an_evaluation_needs_no_endpoint(tmp_path):
+    words = ["--coach.model", "m", "--coach.base_url", "http://127.0.0.1:9/v1", "--coach.cache", str(tmp_path / "c.jsonl")]
+    during(build_plan([*TINY, *words, "--ckpt.output_dir", str(tmp_path)]), nothing, "evaluate")
+    assert not list(tmp_path.iterdir())
+
+
+def test_stopping_closes_the_connection_and_the_files(tmp_path):
+    async def score_one():
+        trajectory = make_trajectory({"solver": []})
+        assert (
+            await plugin.marl_score_action(plan.run, trajectory.actions[0], Seen.of(trajectory, trajectory.actions[0]))
+            == 0.6
+        )
+        assert bodies.connections() == 1
+        return asker_of(plan.run).cache.kept.files[0][0]
+
+    with openai_server(lambda body, n: verdict(body, 6)) as (url, bodies):
+        words = ["--coach.model", "m", "--coach.base_url", url, "--coach.record", str(tmp_path / "record.jsonl")]
+        plan = build_plan([*TINY, *words, "--ckpt.output_dir", str(tmp_path)])
+        file = during(plan, score_one)
+        assert file.closed
+        eventually(lambda: bodies.connections() == 0)
+
+
+def test_two_runs_in_one_process_have_separate_states():
+    one, two = (build_plan([*TINY, "--dry-run", "--coach.model", "m"]).run for _ in range(2))
+    assert asker_of(one) is not asker_of(two)
+    one.state(CoachState).coach, two.state(CoachState).coach = Scripted([0.2]), Scripted([0.9])
+    trajectory = make_trajectory({"solver": []})
+    action = trajectory.actions[0]
+    assert asyncio.run(plugin._score(one, action, Seen.of(trajectory, action))) == 0.2
+    plugin.marl_credit([trajectory], one)
+    plugin.marl_credit([trajectory], two)
+    found = [{}, {}]
+    for run, metrics in zip((one, two), found, strict=True):
+        plugin.marl_log(run, metrics)
+    assert found[0]["coach/solver/score"] == 0.2 and "coach/solver/score" not in found[1]
 
 
 class Scripted:
-    """A coach that says what it is told to, in order; None for a verdict that cannot be had."""
+    """A coach that answers what it is told to, in order; None for an unavailable verdict."""
 
     def __init__(self, shares):
         self.shares = list(shares)
@@ -179,8 +265,8 @@ class Scripted:
 
 def step(shares, run_words=(), outcomes=(1.0, 0.0)):
     """Score two trajectories of two roles by a scripted coach, as the workflow does, and give the step its credit."""
-    build_run([*TINY, "--dry-run", *run_words])
-    plugin._state.coach = Scripted(shares)
+    run = build_plan([*TINY, "--dry-run", *run_words]).run
+    run.state(CoachState).coach = coach = Scripted(shares)
     trajectories = [make_trajectory({"solver": [], "verifier": ["solver"]}, task=t) for t in ("a", "b")]
     trajectories[0].task.metadata["type"] = "plus"
     for trajectory, outcome in zip(trajectories, outcomes, strict=True):
@@ -189,20 +275,21 @@ def step(shares, run_words=(), outcomes=(1.0, 0.0)):
             seen = Seen.of(trajectory, action)
             seen = last_of(seen) if action.role == "verifier" else seen
             try:
-                action.score = asyncio.run(plugin._score(action, seen))
+                action.score = asyncio.run(plugin._score(run, action, seen))
             except InfrastructureFailure as failure:
                 action.unscored = failure.kind
     rewards_from_scores(trajectories)
-    plugin.marl_credit(trajectories)
+    plugin.marl_credit(trajectories, run)
     sum_over_scope(trajectories, "action")
     rows = rows_of(trajectories, frozenset({"p"}))
     metrics = {}
-    plugin.marl_log(1, metrics)
-    return trajectories, rows, Ledger.of(1, trajectories, rows), metrics
+    plugin.marl_log(run, metrics)
+    assert run.state(CoachState).verdicts == {}
+    return trajectories, rows, Ledger.of(1, trajectories, rows), metrics, coach
 
 
 def test_verdicts_are_counted_by_role_and_type_and_held_against_the_verifier():
-    _, rows, _, metrics = step([0.2, 0.9, 0.6, 0.8])
+    _, rows, _, metrics, _ = step([0.2, 0.9, 0.6, 0.8])
     assert len(rows) == 4
     assert metrics["coach/solver/score"] == pytest.approx(0.4)
     assert metrics["coach/solver/spread"] == pytest.approx(0.2)
@@ -212,7 +299,7 @@ def test_verdicts_are_counted_by_role_and_type_and_held_against_the_verifier():
 
 
 def test_a_missing_verdict_is_left_out_with_its_reason_and_nothing_is_put_in_its_place():
-    trajectories, rows, ledger, metrics = step([0.2, 0.9, None, 0.8], ["--coach.max_missing", "0.5"])
+    trajectories, rows, ledger, metrics, _ = step([0.2, 0.9, None, 0.8], ["--coach.max_missing", "0.5"])
     assert len(rows) == 3
     assert ledger.left_out == {"solver": {"infrastructure:coach_busy": 1}}
     assert trajectories[1].actions[0].reward is None
@@ -221,7 +308,7 @@ def test_a_missing_verdict_is_left_out_with_its_reason_and_nothing_is_put_in_its
 
 
 def test_a_step_with_too_many_missing_is_left_out_whole():
-    _, rows, ledger, metrics = step([0.2, 0.9, None, 0.8])
+    _, rows, ledger, metrics, _ = step([0.2, 0.9, None, 0.8])
     assert rows == []
     assert ledger.left_out["solver"] == {"infrastructure:coach_step_left_out": 1, "infrastructure:coach_busy": 1}
     assert ledger.left_out["verifier"] == {"infrastructure:coach_step_left_out": 2}
@@ -229,14 +316,14 @@ def test_a_step_with_too_many_missing_is_left_out_whole():
 
 
 def test_without_ground_truth_nobody_gets_the_label():
-    step([0.2, 0.9, 0.5, 0.8], ["--coach.ground_truth", "none"])
-    assert not any(isinstance(seen, SeenLast) for seen in plugin._state.coach.asked)
-    step([0.2, 0.9, 0.5, 0.8])
-    assert sum(isinstance(seen, SeenLast) for seen in plugin._state.coach.asked) == 2
+    *_, coach = step([0.2, 0.9, 0.5, 0.8], ["--coach.ground_truth", "none"])
+    assert not any(isinstance(seen, SeenLast) for seen in coach.asked)
+    *_, coach = step([0.2, 0.9, 0.5, 0.8])
+    assert sum(isinstance(seen, SeenLast) for seen in coach.asked) == 2
 
 
 def test_a_spent_budget_ends_the_run_with_its_state_and_is_counted_on_after_a_resume(tmp_path):
-    """Also where the run was killed, for the account is a file of its own."""
+    """Also where the run was killed, because the account is a separate file."""
     with openai_server(lambda body, n: Reply(verdict(body, 6), tokens=(90, 10))) as (url, _):
         words = [
             "--coach.model",
@@ -251,27 +338,29 @@ def test_a_spent_budget_ends_the_run_with_its_state_and_is_counted_on_after_a_re
         trajectory = make_trajectory({"solver": [], "coder": [], "verifier": []})
         trajectory.actions_scored = True
 
-        async def score():
-            return [await plugin.marl_score_action(a, Seen.of(trajectory, a)) for a in trajectory.actions]
+        def start(*more):
+            run = (plan := build_plan([*TINY, *words, *more])).run
 
-        run, _ = build_run([*TINY, *words])
-        run.plugins.hook.marl_start(run=run)  # the probe takes 100
-        assert asyncio.run(score()) == [0.6, 0.6, 0.6]
-        assert plugin.marl_credit([trajectory]) == [trajectory]  # all that was asked was had
-        run, _ = build_run([*TINY, *words, "--ckpt.load_enable"])
-        run.plugins.hook.marl_start(run=run)
+            async def score():
+                return [await plugin.marl_score_action(run, a, Seen.of(trajectory, a)) for a in trajectory.actions]
+
+            return run, lambda: during(plan, score)
+
+        run, score = start()  # the probe takes 100
+        assert score() == [0.6, 0.6, 0.6]
+        assert plugin.marl_credit([trajectory], run) == [trajectory]  # all that was asked was answered
+        run, score = start("--ckpt.load_enable")
         with pytest.raises(InfrastructureFailure, match="spent"):
-            asyncio.run(score())
+            score()
         with pytest.raises(RunPaused, match=r"budget is spent: 500 tokens of --coach\.budget_tokens 350"):
-            plugin.marl_credit([trajectory])
-        run, _ = build_run([*TINY, *words])
-        run.plugins.hook.marl_start(run=run)  # a run of its own begins with nothing spent
-        assert asyncio.run(score()) == [0.6, 0.6, 0.6]
+            plugin.marl_credit([trajectory], run)
+        run, score = start()  # another run begins with nothing spent
+        assert score() == [0.6, 0.6, 0.6]
 
 
 def test_scores_that_did_not_come_in_time_count_as_missing():
     async def too_slow():
-        task = asyncio.create_task(plugin._score(trajectory.actions[0], Seen.of(trajectory, trajectory.actions[0])))
+        task = asyncio.create_task(plugin._score(run, trajectory.actions[0], Seen.of(trajectory, trajectory.actions[0])))
         await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -280,11 +369,11 @@ def test_scores_that_did_not_come_in_time_count_as_missing():
         async def judge(self, action, seen):
             await asyncio.sleep(60)
 
-    build_run([*TINY, "--dry-run"])
-    plugin._state.coach = Sleeping()
+    run = build_plan([*TINY, "--dry-run"]).run
+    run.state(CoachState).coach = Sleeping()
     trajectory = make_trajectory({"solver": []})
     asyncio.run(too_slow())
-    plugin.marl_credit([trajectory])
+    plugin.marl_credit([trajectory], run)
     metrics = {}
-    plugin.marl_log(1, metrics)
+    plugin.marl_log(run, metrics)
     assert metrics["coach/missing"] == 1.0

@@ -8,27 +8,44 @@ from dataclasses import replace
 from email.utils import formatdate
 
 import pytest
-from openai_server import Reply, nonce_in, openai_server, verdict
+from openai_server import Reply, eventually, nonce_in, openai_server, verdict
 
-from marl_plugins.asking.accounts import Answers, Budget
-from marl_plugins.asking.endpoint import Client, Endpoint, seconds_of
-from marl_plugins.coach import PROMPTS
-from marl_plugins.coach.model import ModelCoach, read_prompt
+from marl_plugins.asking.asker import endpoint_asker
+from marl_plugins.asking.cache import KeptAnswers
+from marl_plugins.asking.endpoint import Endpoint, seconds_of
+from marl_plugins.asking.limits import SpendingBudget
+from marl_plugins.asking.request import Request
+from marl_plugins.coach.model import PROMPTS, ModelCoach, read_prompt, trial_request
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
-from marl_plugins.core.workflow import SeenLast
+from marl_plugins.core.scoring import SeenLast
 
 SECRET = "the-label-42"
 
 
-def coach_at(url, budget=None, answers=None, replay=False, **settings):
+def coach_at(url, budget=None, kept=None, **settings):
     prompts = (
         read_prompt(PROMPTS / "action.md", with_label=False),
         read_prompt(PROMPTS / "last_action.md", with_label=True),
     )
-    endpoint = Endpoint(**{"base_url": url, "model": "m", "timeout": 5.0, "retries": 3, **settings})
-    return ModelCoach(
-        Client(endpoint, budget or Budget(), answers or Answers(), replay), prompts, {"solver": "Solve {problem}"}
-    )
+    endpoint = Endpoint(**{"prefix": "coach", "base_url": url, "model": "m", "timeout": 5.0, "retries": 3, **settings})
+    return ModelCoach(endpoint_asker(endpoint, budget, kept), prompts, {"solver": "Solve {problem}"})
+
+
+def kept_in(file, *more):
+    """Judgements that are read from a file, and added to it and to others."""
+    kept = KeptAnswers("coach", file, [file, *more])
+    kept.open()
+    return kept
+
+
+def replay(file):
+    kept = KeptAnswers("coach", file, replay=True)
+    kept.load()
+    return kept
+
+
+def probe(coach):
+    asyncio.run(coach.asker.probe(trial_request()))
 
 
 def last_of(seen):
@@ -37,7 +54,9 @@ def last_of(seen):
 
 def judge(coach, *pairs):
     async def all_of_them():
-        return await asyncio.gather(*(coach.judge(action, seen) for action, seen in pairs), return_exceptions=True)
+        found = await asyncio.gather(*(coach.judge(action, seen) for action, seen in pairs), return_exceptions=True)
+        await coach.asker.transport.close()  # what is kept stays open
+        return found
 
     return asyncio.run(all_of_them())
 
@@ -46,7 +65,7 @@ def judge(coach, *pairs):
 def test_a_verdict_in_either_form_and_the_label_in_the_last_actions_prompt_alone(form, action, seen):
     with openai_server(lambda body, n: verdict(body, 8, correct="no", says="Good.")) as (url, bodies):
         coach = coach_at(url, form=form)
-        coach.probe()
+        probe(coach)
         first, last = judge(coach, (action, seen), (action, last_of(seen)))
     assert (first.share, first.correct) == (0.8, None)
     assert (last.share, last.correct) == (0.8, False)
@@ -66,7 +85,7 @@ def test_the_form_is_settled_by_what_the_endpoint_takes(action, seen):
     for answer in (without_structured_output, without_a_thought_of_it):
         with openai_server(answer) as (url, bodies):
             coach = coach_at(url)
-            coach.probe()
+            probe(coach)
             assert judge(coach, (action, seen))[0].score == 7
             assert "response_format" not in bodies[-1]
 
@@ -85,7 +104,7 @@ def test_an_answer_without_a_verdict_is_asked_about_once_with_the_task_in_sight(
 
 
 def different(action, seen, count):
-    """So many actions of which no two are alike."""
+    """A number of actions, no two of them alike."""
     return [(replace(action, text=f"x{n}"), seen) for n in range(count)]
 
 
@@ -99,7 +118,7 @@ def test_the_same_question_at_the_same_time_is_asked_once_and_has_one_answer(act
     with openai_server(lambda body, n: Reply(verdict(body, n), seconds=0.1)) as (url, bodies):
         coach = coach_at(url, form="text")
         assert [v.score for v in judge(coach, *[(action, seen)] * 4)] == [1, 1, 1, 1]
-        counts, _ = coach.asker.take()
+        counts, _ = coach.asker.tally.take()
     assert (len(bodies), counts["cached"]) == (1, 3)
 
 
@@ -165,7 +184,7 @@ def test_a_text_with_half_a_surrogate_pair_is_kept(tmp_path, action, seen):
     file = tmp_path / "verdicts.jsonl"
     with openai_server(lambda body, n: verdict(body, 5, says="Odd: \ud83d and \u2028.")) as (url, bodies):
         for _ in range(2):
-            (found,) = judge(coach_at(url, form="json", answers=Answers(file, [file])), (action, seen))
+            (found,) = judge(coach_at(url, form="json", kept=kept_in(file)), (action, seen))
     assert "\ud83d and \u2028" in found.explanation
     assert len(bodies) == 1
 
@@ -173,9 +192,9 @@ def test_a_text_with_half_a_surrogate_pair_is_kept(tmp_path, action, seen):
 def test_a_budget_needs_an_endpoint_that_counts(action, seen):
     with (
         openai_server(lambda body, n: Reply(verdict(body, 7), tokens=None)) as (url, _),
-        pytest.raises(ConfigurationError, match="does not say how many tokens an answer took"),
+        pytest.raises(ConfigurationError, match="does not report how many tokens an answer took"),
     ):
-        coach_at(url, Budget(tokens=100)).probe()
+        probe(coach_at(url, SpendingBudget("coach", tokens=100)))
 
 
 @pytest.mark.parametrize(
@@ -197,7 +216,7 @@ def test_what_may_pass_is_repeated(hurdle, action, seen):
     with openai_server(lambda body, n: hurdle if n < 3 else verdict(body, 4)) as (url, bodies):
         coach = coach_at(url, form="text", timeout=0.5)
         assert judge(coach, (action, seen))[0].score == 4
-        counts, seconds = coach.asker.take()
+        counts, seconds = coach.asker.tally.take()
     assert (len(bodies), counts["repeats"], len(seconds)) == (3, 2, 1)
 
 
@@ -272,7 +291,7 @@ def test_no_more_requests_are_in_flight_than_allowed_and_pauses_hold_no_place(ac
         verdicts = judge(coach, *different(action, seen, 40))
     assert [v.score for v in verdicts] == [5] * 40
     assert most[0] <= 4
-    assert coach.asker.peak == 4
+    assert coach.asker.questioner.inner.inner.peak == 4
 
 
 def test_requests_per_minute_are_spaced(action, seen):
@@ -290,13 +309,13 @@ def test_requests_per_minute_are_spaced(action, seen):
 def test_kept_answers_are_not_asked_for_again_and_replay_needs_no_endpoint(tmp_path, action, seen):
     file = tmp_path / "verdicts.jsonl"
     with openai_server(lambda body, n: verdict(body, 6, says="Kept.")) as (url, bodies):
-        judge(coach_at(url, form="text", answers=Answers(file, [file])), (action, seen))
+        judge(coach_at(url, form="text", kept=kept_in(file)), (action, seen))
         file.write_text(file.read_text() + '{"key": "torn')  # killed while writing
-        (again,) = judge(coach_at(url, form="text", answers=Answers(file, [file])), (action, seen))
-        judge(coach_at(url, form="text", answers=Answers(file, [file])), (action, last_of(seen)))
+        (again,) = judge(coach_at(url, form="text", kept=kept_in(file)), (action, seen))
+        judge(coach_at(url, form="text", kept=kept_in(file)), (action, last_of(seen)))
     assert (again.score, len(bodies)) == (6, 2)
-    offline = coach_at("http://127.0.0.1:9/v1", form="text", answers=Answers(file), replay=True)
-    offline.probe()
+    offline = coach_at("http://127.0.0.1:9/v1", form="text", kept=replay(file))
+    probe(offline)
     assert [v.score for v in judge(offline, (action, seen), (action, last_of(seen)))] == [6, 6]
     action.text = "something else"
     (failure,) = judge(offline, (action, seen))
@@ -306,8 +325,8 @@ def test_kept_answers_are_not_asked_for_again_and_replay_needs_no_endpoint(tmp_p
 def test_a_record_holds_what_was_served_from_the_cache_too(tmp_path, action, seen):
     cache, record = tmp_path / "cache.jsonl", tmp_path / "deep" / "record.jsonl"
     with openai_server(lambda body, n: verdict(body, 6)) as (url, bodies):
-        judge(coach_at(url, form="text", answers=Answers(cache, [cache])), (action, seen))
-        judge(coach_at(url, form="text", answers=Answers(cache, [cache, record])), (action, seen))
+        judge(coach_at(url, form="text", kept=kept_in(cache)), (action, seen))
+        judge(coach_at(url, form="text", kept=kept_in(cache, record)), (action, seen))
     assert len(bodies) == 1
     assert json.loads(record.read_text())["judgement"]["score"] == 6
 
@@ -315,7 +334,7 @@ def test_a_record_holds_what_was_served_from_the_cache_too(tmp_path, action, see
 def test_what_the_answer_depends_on_is_in_the_key(action, seen):
     def key(**settings):
         coach = coach_at("http://127.0.0.1:9/v1", **settings)
-        return coach.asker.key(coach.request(action, seen))
+        return coach.asker.cache.key(coach.request(action, seen))
 
     keys = [key(), key(model="n"), key(max_tokens=5), key(body={"seed": 1}), key(form="json")]
     action.text = "y"
@@ -326,7 +345,7 @@ def test_what_the_answer_depends_on_is_in_the_key(action, seen):
 
 def test_tokens_and_dollars_are_counted_and_a_spent_budget_asks_no_more(action, seen):
     with openai_server(lambda body, n: Reply(verdict(body, 6), tokens=(1000, 200))) as (url, bodies):
-        budget = Budget(tokens=2400, price=(1.0, 5.0))
+        budget = SpendingBudget("coach", tokens=2400, price=(1.0, 5.0))
         coach = coach_at(url, budget, form="text", concurrency=1)
         found = judge(coach, *different(action, seen, 3))
     assert [getattr(f, "kind", None) or f.score for f in found] == [6, 6, "coach_budget"]
@@ -353,5 +372,87 @@ def test_fields_can_be_added_to_requests_and_taken_out(action, seen):
 )
 def test_the_probe_says_what_is_wrong_with_an_endpoint(answer, part):
     with openai_server(answer) as (url, _), pytest.raises(ConfigurationError) as caught:
-        coach_at(url, timeout=0.2).probe()
+        probe(coach_at(url, timeout=0.2))
     assert part in str(caught.value) and url in str(caught.value)
+
+
+def test_the_same_question_has_the_same_key_as_in_earlier_releases(action, seen):
+    """So that what 0.1 recorded can be replayed."""
+
+    def keys(**settings):
+        coach = coach_at("http://127.0.0.1:9/v1", **settings)
+        return [coach.asker.cache.key(coach.request(action, s)) for s in (seen, last_of(seen))]
+
+    assert keys() == ["8fdf3943b36654b6429658cbdaf662d2", "2dc76acd4c8b0467cae11c4a198ab35a"]
+    assert keys(form="json", body={"seed": 1}) == ["51bf2181e70c2838080538d5295bcd57", "2eb6f612a88eaea714eadaf03db2bed2"]
+
+
+def a_request():
+    """What another plugin may ask: a word, repeated."""
+    return Request(
+        prompt=lambda nonce, form: f"Repeat {nonce}.",
+        parse=lambda text, nonce, form: {"word": text} if text == nonce else None,
+        again=lambda nonce, form: f"Repeat {nonce} alone.",
+        schema={},
+    )
+
+
+def ask(url, budget=None, **settings):
+    async def once():
+        asker = endpoint_asker(Endpoint("grader", url, "m", form="text", **settings), budget)
+        try:
+            return await asker.judge(a_request())
+        finally:
+            await asker.close()
+
+    return asyncio.run(once())
+
+
+def test_another_plugins_messages_name_its_own_flags(tmp_path):
+    budget = SpendingBudget("grader", tokens=5)
+    with openai_server(lambda body, n: re.findall(r"Repeat (\w+)", body["messages"][0]["content"])[0]) as (url, _):
+        assert len(ask(url, budget)["word"]) == 8
+        with pytest.raises(InfrastructureFailure, match=r"110 tokens of --grader\.budget_tokens 5$"):
+            ask(url, budget)
+    with openai_server(lambda body, n: Reply(seconds=0.5)) as (url, _):
+        with pytest.raises(InfrastructureFailure, match=r"no answer within 0\.1 s \(--grader\.timeout\), after 0 repeats"):
+            ask(url, timeout=0.1, retries=0)
+        with pytest.raises(InfrastructureFailure, match=r"no judgement within 0\.1 s \(--grader\.deadline\)"):
+            ask(url, deadline=0.1)
+        asker = endpoint_asker(Endpoint("grader", url, "m", timeout=0.1))
+        with pytest.raises(ConfigurationError, match=r"^grader endpoint .*--grader\.timeout raises the limit"):
+            asyncio.run(asker.probe(a_request()))
+    with (
+        openai_server(lambda body, n: Reply("no such model", 404)) as (url, _),
+        pytest.raises(RunPaused, match=r"^grader endpoint .*is --grader\.base_url right .*and --grader\.model the name"),
+    ):
+        ask(url)
+    (tmp_path / "account.json").write_text("{")
+    with pytest.raises(ConfigurationError, match="the grader's account cannot be read"):
+        budget.open(tmp_path / "account.json", resumed=True)
+    with pytest.raises(ConfigurationError, match=r"^grader answers in "):
+        KeptAnswers("grader", write=[tmp_path]).open()
+
+
+def test_closing_ends_what_is_being_asked_and_the_connection(action, seen, tmp_path):
+    """A server sees the connection closed; what was kept is on the disk, and a later judgement connects anew."""
+
+    async def interrupted(coach):
+        await coach.judge(action, seen)
+        assert open_connections() == 1
+        waiting = asyncio.create_task(coach.judge(*different(action, seen, 1)[0]))
+        await asyncio.sleep(0.1)
+        await coach.asker.close()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert coach.asker.cache.kept.files == []
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    with openai_server(lambda body, n: Reply(verdict(body, 5), seconds=0 if n == 1 else 0.4)) as (url, bodies):
+        open_connections = bodies.connections
+        coach = coach_at(url, form="text", kept=kept_in(tmp_path / "kept.jsonl"))
+        asyncio.run(interrupted(coach))
+        eventually(lambda: open_connections() == 0)
+        assert judge(coach, *different(action, seen, 1))[0].score == 5
+        assert len(bodies) == 3
+    assert len((tmp_path / "kept.jsonl").read_text().splitlines()) == 1

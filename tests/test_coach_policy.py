@@ -11,15 +11,15 @@ from simulated import CharacterChat, make_trajectory
 
 from marl_plugins import coach, reward_backprop
 from marl_plugins.cli import main
-from marl_plugins.commands.evaluate import take_players
+from marl_plugins.commands.evaluate import only_players
 from marl_plugins.core.credit import rewards_from_scores
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.scoring import SeenLast
 from marl_plugins.core.trajectory import Generation
-from marl_plugins.core.workflow import SeenLast
-from marl_plugins.plan.build import build_run
-from marl_plugins.run import describe
-
-Questions = pytest.importorskip("marl_plugins.runtime.questions").Questions
+from marl_plugins.plan.build import build_plan
+from marl_plugins.plan.describe import describe, fingerprint
+from marl_plugins.run import Connection
+from marl_plugins.runtime.questions import answering
 
 ROOT = Path(__file__).resolve().parent.parent
 SECRET = "the-label-42"
@@ -52,26 +52,29 @@ def recipe(tmp_path):
 
 def problems(*words):
     with pytest.raises(ConfigurationError) as caught:
-        build_run([*words, "--dry-run"])
+        build_plan([*words, "--dry-run"])
     return caught.value.problems
 
 
 def started(recipe, model, *words):
     """A run whose engines run: `model(prompt)` is what its judge answers, late and in any order."""
-    run, _ = build_run(["--recipe", str(recipe), *words])
-    noise = random.Random()
+    plan = build_plan(["--recipe", str(recipe), *words])
+    run, noise = plan.run, random.Random()
 
     async def engine(call):
         await asyncio.sleep(noise.random() * 0.005)
-        said = model("".join(map(chr, call.context_ids)))
+        answer = model("".join(map(chr, call.context_ids)))
         if call.sampling.temperature:  # what is sampled does not repeat
-            said += str(noise.random())
-        ids = CharacterChat.encode(said)[: call.max_tokens]
+            answer += str(noise.random())
+        ids = CharacterChat.encode(answer)[: call.max_tokens]
         return Generation(ids, (0.0,) * len(ids), "stop", call.policy, 0)
 
+    async def generate(call):
+        return await plan.plugins.hook.marl_generate(run=run, call=call, engines=engine)
+
     args = run.policy_args["judge"]
-    pools, chats, longest = {"judge": engine}, {"judge": CharacterChat()}, {"judge": args.data.max_len}
-    run.questions = Questions(run.plugins, pools, chats, longest, args.train.seed)
+    chats, longest = {"judge": CharacterChat()}, {"judge": args.data.max_len}
+    run.state(Connection).ask = answering(generate, chats, longest, args.train.seed)
     return run
 
 
@@ -80,63 +83,63 @@ def body(prompt):
     return {"messages": [{"content": prompt}]}
 
 
-def scores(*pairs):
+def scores(run, *pairs):
     """The coach's scores of actions, asked for all at once."""
 
     async def all_of_them():
-        return await asyncio.gather(*(coach.marl_score_action(*pair) for pair in pairs), return_exceptions=True)
+        return await asyncio.gather(*(coach.marl_score_action(run, *pair) for pair in pairs), return_exceptions=True)
 
     return asyncio.run(all_of_them())
 
 
-def metrics():
+def metrics(run):
     found = {}
-    coach.marl_log(1, found)
+    coach.marl_log(run, found)
     return found
 
 
 def test_the_coachs_policy_is_planned_as_engines_without_a_role(recipe):
-    run, _ = build_run(["--recipe", str(recipe), "--policy.judge.vllm.num_engines", "2"])
-    plan = describe(run)
-    assert plan["policies"]["judge"]["trainable"] is False
-    assert plan["policies"]["judge"]["ranks"] == 0
-    assert plan["devices"] == {"solver": 2, "coder": 2, "verifier": 2, "judge": 2}
-    assert run.fingerprint()["policies"]["judge"]["trainable"] is False
-    assert {r["policy"] for r in plan["roles"].values()} == {"solver", "coder", "verifier"}
-    run, _ = build_run(["--recipe", str(recipe), "--mapping", "shared"])
-    assert describe(run)["devices"] == {"shared": 2, "judge": 1}
-    run, _ = build_run(["--recipe", str(recipe), "--mapping", "solver=a,coder=a,verifier=judge"])  # it may play one as well
-    assert describe(run)["devices"] == {"a": 2, "judge": 1}
+    plan = build_plan(["--recipe", str(recipe), "--policy.judge.vllm.num_engines", "2"])
+    shown = describe(plan)
+    assert shown["policies"]["judge"]["trainable"] is False
+    assert shown["policies"]["judge"]["ranks"] == 0
+    assert shown["devices"] == {"solver": 2, "coder": 2, "verifier": 2, "judge": 2}
+    assert fingerprint(plan)["policies"]["judge"]["trainable"] is False
+    assert {r["policy"] for r in shown["roles"].values()} == {"solver", "coder", "verifier"}
+    plan = build_plan(["--recipe", str(recipe), "--mapping", "shared"])
+    assert describe(plan)["devices"] == {"shared": 2, "judge": 1}
+    plan = build_plan(["--recipe", str(recipe), "--mapping", "solver=a,coder=a,verifier=judge"])  # it may play one as well
+    assert describe(plan)["devices"] == {"a": 2, "judge": 1}
 
 
 def test_what_is_not_trained_has_its_devices_to_itself_and_never_sleeps(recipe, monkeypatch):
     """So it can be asked after the rollout too, and be spread over more devices than the trained ones."""
     monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
     recipe.write_text(RECIPE.replace("tiny.yaml", "recipe.yaml"))
-    run, _ = build_run(["--recipe", str(recipe), "--policy.judge.vllm.tensor_parallel_size", "4"])
-    assert {name: a.vllm.enable_sleep for name, a in run.policy_args.items()} == {
+    plan = build_plan(["--recipe", str(recipe), "--policy.judge.vllm.tensor_parallel_size", "4"])
+    assert {name: a.vllm.enable_sleep for name, a in plan.run.policy_args.items()} == {
         **dict.fromkeys(("solver", "coder", "verifier"), True),
         "judge": False,
     }
-    assert describe(run)["devices"]["judge"] == 4
-    take_players(run)  # an evaluation asks no coach, and wakes nobody up
+    assert describe(plan)["devices"]["judge"] == 4
+    run = only_players(plan.run)  # an evaluation asks no coach, and wakes nobody up
     assert [p.name for p in run.policies] == ["solver", "coder", "verifier"]
     assert not any(run.policy_args[p.name].vllm.enable_sleep for p in run.policies)
 
 
-def test_all_mistakes_are_said_at_once_with_exit_code_2(recipe, capsys):
+def test_all_mistakes_are_reported_at_once_with_exit_code_2(recipe, capsys):
     words = ["--coach.policy", "jugde", "--coach.budget", "3", "--coach.base_url", "http://127.0.0.1:9/v1"]
     words += ["--coach.max_missing", "2", "--coach.prompt", "nowhere.md"]
     assert main(["train", "--recipe", str(recipe), *words]) == 2
-    said = capsys.readouterr().err
+    err = capsys.readouterr().err
     for part in (
         "--coach.policy jugde: there is no frozen policy of that name; did you mean 'judge'?",
         "--coach.budget is about an endpoint, and this coach is a policy of the run (jugde)",
         "--coach.base_url is about an endpoint",
-        "--coach.max_missing 2: expected a share",
+        "argument --coach.max_missing: 2 is out of range: expected at least 0 and at most 1",
         "nowhere.md: No such file",
     ):
-        assert part in said
+        assert part in err
 
 
 def test_a_policy_that_is_trained_cannot_be_the_coach(recipe):
@@ -155,9 +158,24 @@ def test_an_answer_longer_than_the_policys_context_is_refused(recipe):
 
 def test_another_coach_on_the_command_line_leaves_the_recipes_policy_idle(recipe):
     rubric = str(ROOT / "recipes" / "mathchat" / "tiny_rubric.py")
-    run, _ = build_run(["--recipe", str(recipe), "--coach.rubric", rubric])
-    assert "judge" not in describe(run)["policies"]
-    assert "policy 'judge' of the recipe plays no role with --coach.rubric" in run.warnings
+    for words in (["--coach.rubric", rubric], ["--coach.model", "m"]):
+        plan = build_plan(["--recipe", str(recipe), *words])
+        assert "judge" not in describe(plan)["policies"]
+        assert f"policy 'judge' of the recipe plays no role with {words[0]}" in plan.run.warnings
+        assert plan.run.args.coach.policy is None
+    plan = build_plan(["--recipe", str(recipe), "--coach.policy", "judge"])
+    assert "judge" in describe(plan)["policies"] and not plan.run.warnings
+    recipe.write_text(RECIPE.replace("policies:\n", "policies:\n  second: {model: tiny, trainable: false}\n"))
+    (problem,) = problems("--recipe", str(recipe))  # nobody excludes it
+    assert "no role is mapped to policy 'second'" in problem
+    recipe.write_text(recipe.read_text().replace("second: {model: tiny", 'second: {model: "tiny:positions=4096"'))
+    text = recipe.read_text().replace("coach.policy: judge", "coach.policy: second\n  coach.max_tokens: 99")
+    recipe.write_text(text)
+    plan = build_plan(["--recipe", str(recipe), "--coach.policy", "judge"])
+    assert plan.run.warnings == ("policy 'second' of the recipe plays no role with --coach.policy judge",)
+    recipe.write_text(RECIPE)
+    playing = ["--mapping", "solver=a,coder=a,verifier=judge"]
+    assert "judge" in describe(build_plan(["--recipe", str(recipe), "--coach.rubric", rubric, *playing]))["policies"]
     text = RECIPE.replace("flags:\n  coach.policy: judge\n", f"flags: {{coach.rubric: {rubric}}}")
     recipe.write_text(text)
     assert "no role is mapped to policy 'judge'" in problems("--recipe", str(recipe))[0]
@@ -170,17 +188,17 @@ def test_its_verdicts_are_read_as_an_endpoints_and_the_label_reaches_the_last_ac
         prompts.append(prompt)
         return verdict(body(prompt), 8 if "the member" in prompt.lower() else 0, correct="no", says="Good.")
 
-    started(recipe, model)
+    run = started(recipe, model)
     last = make_trajectory({"verifier": []}).actions[0]
     label = SeenLast("t", "What is it?", "verifier", (("user", "?"),), (), SECRET, "an answer")
-    assert scores((action, seen), (last, label)) == [0.8, 0.8]
+    assert scores(run, (action, seen), (last, label)) == [0.8, 0.8]
     assert "Good." in action.explanation
     assert sum(SECRET in prompt for prompt in prompts) == 1
-    assert metrics()["coach/requests"] == 2
+    assert metrics(run)["coach/requests"] == 2
 
 
 def test_results_depend_on_the_question_and_the_seed_alone(recipe, seen):
-    """Neither on when they are asked nor on what is asked beside them; so a resumed run repeats."""
+    """Neither on when they are asked nor on what else is asked at the time; so a resumed run repeats."""
     actions = make_trajectory({"solver": [], "coder": [], "verifier": []}).actions
     nonces = {}
 
@@ -189,14 +207,14 @@ def test_results_depend_on_the_question_and_the_seed_alone(recipe, seen):
         nonces.setdefault(prompt.replace(word, ""), set()).add(word)
         return verdict(body(prompt), int(word, 16) % 11)
 
-    started(recipe, model)
-    alone = [scores((a, seen))[0] for a in actions]
-    started(recipe, model)
-    assert scores(*[(a, seen) for a in actions] * 5) == alone * 5
+    run = started(recipe, model)
+    alone = [scores(run, (a, seen))[0] for a in actions]
+    run = started(recipe, model)
+    assert scores(run, *[(a, seen) for a in actions] * 5) == alone * 5
     assert all(len(words) == 1 for words in nonces.values())
     assert len(set.union(*nonces.values())) == 3
-    started(recipe, model, "--train.seed", "7")
-    scores(*[(a, seen) for a in actions])
+    run = started(recipe, model, "--train.seed", "7")
+    scores(run, *[(a, seen) for a in actions])
     assert all(len(words) == 2 for words in nonces.values())
 
 
@@ -204,30 +222,30 @@ def test_an_answer_without_a_verdict_is_asked_about_once(recipe, action, seen):
     def comes_round(prompt):
         return verdict(body(prompt), 4) if "That holds no verdict" in prompt else "Seven of ten, I think."
 
-    started(recipe, comes_round)
-    assert scores((action, seen)) == [0.4]
-    assert metrics()["coach/asked_again"] == 1
-    started(recipe, lambda prompt: "Seven of ten, I think.")
-    (failure,) = scores((action, seen))
-    assert (failure.kind, metrics()["coach/requests"]) == ("coach_verdict", 2)
+    run = started(recipe, comes_round)
+    assert scores(run, (action, seen)) == [0.4]
+    assert metrics(run)["coach/asked_again"] == 1
+    run = started(recipe, lambda prompt: "Seven of ten, I think.")
+    (failure,) = scores(run, (action, seen))
+    assert (failure.kind, metrics(run)["coach/requests"]) == ("coach_verdict", 2)
     assert "no verdict" in action.explanation
 
 
 def test_a_question_that_is_too_long_or_finds_no_engine_is_a_missing_verdict(recipe, action, seen):
-    started(recipe, lambda prompt: "", "--policy.judge.data.max_len", "500", "--coach.max_tokens", "9")
-    (failure,) = scores((action, seen))
+    run = started(recipe, lambda prompt: "", "--policy.judge.data.max_len", "500", "--coach.max_tokens", "9")
+    (failure,) = scores(run, (action, seen))
     assert failure.kind == "too_long" and "no room in 500 (--data.max_len)" in str(failure)
 
     def gone(prompt):
         raise InfrastructureFailure("engine", "policy 'judge' has no engine left")
 
-    started(recipe, gone)
+    run = started(recipe, gone)
     trajectory = make_trajectory({"solver": []})
     trajectory.actions_scored = True
-    (failure,) = scores((trajectory.actions[0], seen))
+    (failure,) = scores(run, (trajectory.actions[0], seen))
     assert failure.kind == "engine"
-    coach.marl_credit([trajectory])
-    assert metrics()["coach/missing"] == 1.0
+    coach.marl_credit([trajectory], run)
+    assert metrics(run)["coach/missing"] == 1.0
 
 
 def test_a_text_that_is_no_utf8_is_judged_as_well(recipe, action, seen):
@@ -235,9 +253,9 @@ def test_a_text_that_is_no_utf8_is_judged_as_well(recipe, action, seen):
         prompt.encode()  # as a tokenizer does
         return verdict(body(prompt), 4 if "\\ud83d" in prompt else 0)
 
-    started(recipe, model)
+    run = started(recipe, model)
     action.text = "half of \ud83d"
-    assert scores((action, seen)) == [0.4]
+    assert scores(run, (action, seen)) == [0.4]
 
 
 def test_an_answer_ends_where_the_policys_context_does(recipe):
@@ -251,7 +269,7 @@ def test_an_answer_ends_where_the_policys_context_does(recipe):
 
 
 def test_nobody_can_be_asked_before_the_engines_run(recipe):
-    run, _ = build_run(["--recipe", str(recipe)])
+    run = build_plan(["--recipe", str(recipe)]).run
     with pytest.raises(RuntimeError, match="the engines do not run yet"):
         asyncio.run(run.ask("judge", [{"role": "user", "content": "?"}], max_tokens=1))
 
@@ -263,11 +281,11 @@ def test_the_attributor_asks_the_policy_too(recipe):
         return f"Traced.\nPASSED_ON {word}: a wrong plan\nCONTRIBUTION {word}: {-8 if blamed else 0}"
 
     words = ["--plugin", "marl_plugins.reward_backprop", "--reward_backprop.attributor", "model"]
-    started(recipe, model, *words)
+    run = started(recipe, model, *words)
     trajectory = make_trajectory({"solver": [], "coder": ["solver"], "verifier": ["coder"]})
     trajectory.outcome = 0.0
     rewards_from_scores([trajectory])
-    asyncio.run(reward_backprop.marl_credit([trajectory]))
-    found = {a.role: a.contribution for a in trajectory.actions}
+    asyncio.run(reward_backprop.marl_credit([trajectory], run))
+    found = {a.role: a.notes["reward_backprop"]["contribution"] for a in trajectory.actions}
     assert found == pytest.approx({"solver": 0.0, "coder": -1.0, "verifier": 0.0})
     assert "passed on: a wrong plan" in trajectory.actions[1].explanation

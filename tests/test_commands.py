@@ -1,5 +1,6 @@
 """`openrlhf recipes` and `openrlhf eval` as far as they go without engines."""
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -9,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from marl_plugins.cli import main
-from marl_plugins.commands.evaluate import take_models
+from marl_plugins.commands.evaluate import only_players, with_models
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.shipped import recipes_root
-from marl_plugins.plan.build import build_run
+from marl_plugins.plan.build import build_plan
 
 TINY = str(recipes_root() / "mathchat" / "tiny.yaml")
 
@@ -82,15 +83,61 @@ def test_saved_weights_take_the_place_of_the_recipes_models(tmp_path):
     for name in ("solver", "verifier"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
-    run, _ = build_run(["--recipe", TINY])
-    take_models(run, tmp_path, ["solver"])
-    models = {p.name: p.model for p in run.policies}
+    run = build_plan(["--recipe", TINY]).run
+    changed = with_models(run, tmp_path, ["solver"])
+    models = {p.name: p.model for p in changed.policies}
     assert models == {"solver": str(tmp_path / "solver"), "coder": "tiny", "verifier": "tiny"}
-    assert run.policy_args["solver"].actor.model_name_or_path == str(tmp_path / "solver")
+    assert changed.policy_args["solver"].actor.model_name_or_path == str(tmp_path / "solver")
+    assert {p.model for p in run.policies} == {"tiny"}  # the checked run is as it was
+    assert run.policy_args["solver"].actor.model_name_or_path == "tiny"
     with pytest.raises(
         ConfigurationError, match="no folder 'coder' with a model in it; it holds weights of solver, verifier"
     ):
-        take_models(run, tmp_path, [])
+        with_models(run, tmp_path, [])
+
+
+def test_an_evaluation_trains_nothing():
+    run = build_plan(["--recipe", TINY]).run
+    evaluated = only_players(run)
+    assert not any(p.trainable for p in evaluated.policies) and all(p.trainable for p in run.policies)
+    assert [p.name for p in evaluated.policies] == [p.name for p in run.policies]
+    assert evaluated.state(dict) is run.state(dict)  # plugins meet their state again
+
+
+def test_a_run_is_frozen():
+    run = build_plan(["--recipe", TINY]).run
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        run.policies = ()
+
+
+COMMAND = """
+from marl_plugins import hookimpl
+from marl_plugins.core.command import Command
+
+def main(words):
+    print("called with", words)
+    return 7
+
+@hookimpl
+def marl_commands():
+    return [Command({name!r}, "RUN", "counts what there is to count", main)]
+"""
+
+
+def test_a_plugin_brings_a_command(tmp_path, capsys):
+    (tmp_path / "counting.py").write_text(COMMAND.format(name="count"))
+    assert main(["count", "x", "--plugin", str(tmp_path / "counting.py")]) == 7
+    assert "called with ['x', '--plugin'" in capsys.readouterr().out
+    (tmp_path / "second.py").write_text(COMMAND.format(name="train"))
+    assert main(["count", "x", "--plugin", str(tmp_path / "second.py")]) == 2
+    assert "second.py: brings a command 'train', which exists already; rename it" in capsys.readouterr().err
+
+
+def test_the_shipped_plugins_command_is_listed_and_corrected(capsys):
+    assert main(["--help"]) == 0
+    assert "openrlhf coach RUN --recipe RECIPE" in capsys.readouterr().out
+    assert main(["coahc", "x"]) == 2
+    assert "did you mean 'coach'?" in capsys.readouterr().err
 
 
 def test_the_wheel_carries_recipes_that_can_be_listed_copied_and_planned(tmp_path):

@@ -1,4 +1,4 @@
-"""`openrlhf compat`: a release of upstream is looked at without importing it."""
+"""`openrlhf compat`: a release of upstream is checked without importing it."""
 
 import json
 import shutil
@@ -14,8 +14,8 @@ from marl_plugins.commands import compat
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.findings import all_good
 from marl_plugins.hosts import releases, upstream_cli
-from marl_plugins.hosts.trees import Tree, open_tree
-from marl_plugins.plan.build import build_run
+from marl_plugins.hosts.trees import SourceTree, open_tree
+from marl_plugins.plan.build import build_plan
 
 ROOT = Path(__file__).parent.parent
 TINY = ROOT / "tests" / "recipes" / "sums" / "tiny.yaml"
@@ -23,7 +23,7 @@ TINY = ROOT / "tests" / "recipes" / "sums" / "tiny.yaml"
 
 @pytest.fixture
 def checkout(tmp_path):
-    """The installed release as a checkout of its own."""
+    """The installed release as a checkout."""
     root = tmp_path / "checkout"
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(upstream_cli.upstream_root(), root / "openrlhf", ignore=ignored)
@@ -32,7 +32,7 @@ def checkout(tmp_path):
 
 
 def wheel(folder, root, version="0.11.2", name="openrlhf", keep=lambda path: True):
-    """A wheel of a checkout, laid out as upstream's are."""
+    """A wheel of a checkout, laid out like upstream's."""
     target = folder / f"{name}-{version}-py3-none-any.whl"
     files = sorted((root / "openrlhf").rglob("*.py"))
     pure = f"{name}-{version}.data/purelib/"
@@ -45,7 +45,7 @@ def wheel(folder, root, version="0.11.2", name="openrlhf", keep=lambda path: Tru
     return target
 
 
-def looked(capsys, *words):
+def run_compat(capsys, *words):
     code = main(["compat", *map(str, words), "--json"])
     answer = json.loads(capsys.readouterr().out)
     assert answer["good"] is (code == 0)
@@ -57,26 +57,26 @@ def looked(capsys, *words):
 
 def refused(capsys, *words):
     assert main(["compat", *map(str, words)]) == 2
-    said = capsys.readouterr().err
-    assert said.count("error:") == 1
-    return said
+    output = capsys.readouterr().err
+    assert output.count("error:") == 1
+    return output
 
 
 @pytest.mark.parametrize("version", [*releases.CHECKED, releases.TRAINED])
 def test_every_published_release_that_is_supported_fits(version, capsys):
-    code, found = looked(capsys, version)
+    code, found = run_compat(capsys, version)
     assert code == 0, found
     assert version in str(found[("release", None if version in ("0.10.2", "0.10.3") else True)])
     assert ("flags", None) not in found
 
 
-def test_a_checkout_a_wheel_and_the_package_folder_are_the_same_to_it(checkout, tmp_path, capsys):
+def test_a_checkout_a_wheel_and_the_package_folder_give_the_same_findings(checkout, tmp_path, capsys):
     file = wheel(tmp_path, checkout)
     with zipfile.ZipFile(file) as archive:
         archive.extractall(tmp_path / "unpacked")
     inner = tmp_path / "unpacked" / "openrlhf-0.11.2.data" / "purelib"
     paths = (checkout, file, tmp_path / "unpacked", inner, inner / "openrlhf", checkout / "openrlhf")
-    answers = [looked(capsys, path) for path in paths]
+    answers = [run_compat(capsys, path) for path in paths]
     for code, found in answers:
         assert code == 0
         assert found.pop(("release", True))[0].startswith("openrlhf 0.11.2 (")
@@ -85,10 +85,10 @@ def test_a_checkout_a_wheel_and_the_package_folder_are_the_same_to_it(checkout, 
 
 def test_upstream_is_not_imported(checkout, tmp_path, capsys):
     (checkout / "openrlhf" / "__init__.py").write_text("raise RuntimeError('imported')\n")
-    assert looked(capsys, checkout)[0] == 0
+    assert run_compat(capsys, checkout)[0] == 0
 
 
-def test_what_a_newer_release_changed_is_named(checkout, capsys):
+def test_changes_in_a_newer_release_are_named(checkout, capsys):
     (checkout / "version.txt").write_text("0.13.0\n")
     actor = checkout / "openrlhf/trainer/ray/ppo_actor.py"
     actor.write_text(actor.read_text().replace("def fit(self, kl_ctl: float = 0)", "def fit(self, kl: float = 0)"))
@@ -99,9 +99,9 @@ def test_what_a_newer_release_changed_is_named(checkout, capsys):
         .replace("args.train.batch_size", "args.train.rows")
         .replace("if args.train.agent_func_path:", "if args.train.no_such.thing:", 1)
     )
-    code, found = looked(capsys, checkout)
+    code, found = run_compat(capsys, checkout)
     assert code == 1
-    assert "newer than any release known here" in found[("release", None)][0]
+    assert "newer than any release tested here" in found[("release", None)][0]
     assert "PolicyModelActor.fit takes (self, kl)" in found[("seams", False)][0]
     assert found[("flags", False)] == ["--train.batch_size is gone"]
     assert found[("flags", None)] == ["--train.rows is new"]
@@ -111,14 +111,14 @@ def test_what_a_newer_release_changed_is_named(checkout, capsys):
 def test_a_newer_release_that_has_everything_is_a_warning(checkout, capsys):
     (checkout / "version.txt").write_text("0.12.0\n")
     assert main(["compat", str(checkout)]) == 0
-    said = capsys.readouterr().out
-    assert "only a run can tell whether it works" in said
-    assert "every place that is relied on is there" in said
+    output = capsys.readouterr().out
+    assert "only a run can show whether it works" in output
+    assert "everything that this project depends on is there" in output
 
 
 def test_a_command_line_without_its_usual_shape_is_one_message(checkout, capsys):
     (checkout / "openrlhf/cli/train_ppo_ray.py").write_text("def main(): pass\n")
-    code, found = looked(capsys, checkout)
+    code, found = run_compat(capsys, checkout)
     assert code == 1
     assert len(found[("command line", False)]) == 1
 
@@ -134,7 +134,7 @@ END = "    train(args)\n"
     [
         (CLI, PARSER, f"{PARSER}    add_more(parser)\n", "command line", "name 'add_more' is not defined"),
         (CLI, PARSER, f"    import torch\n{PARSER}", "command line", "torch is imported"),
-        (CLI, PARSER, GROUP, "command line", "is no ArgumentParser"),
+        (CLI, PARSER, GROUP, "command line", "is not an ArgumentParser"),
         (CLI, PARSER, "    def (\n", "command line", "is not Python"),
         (CLI, END, f"    check(args)\n{END}", "validation", "NameError"),
         (CLI, "train.agent_func_path", "train.func_path", "validation", "is gone"),
@@ -144,27 +144,27 @@ END = "    train(args)\n"
         (CONFIG, "def hierarchize", "import openrlhf.x\ndef hierarchize", "command line", "openrlhf.x is imported"),
     ],
 )
-def test_whatever_an_unknown_release_holds_is_a_line(checkout, capsys, file, old, new, what, part):
+def test_anything_in_an_unknown_release_is_a_finding(checkout, capsys, file, old, new, what, part):
     path = checkout / "openrlhf" / file
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
-    code, found = looked(capsys, checkout)
+    code, found = run_compat(capsys, checkout)
     assert code == 1
     assert any(part in line for line in found[(what, False)]), found
 
 
-def test_a_parser_with_a_description_and_helpers_of_its_own_is_read(checkout, capsys):
+def test_a_parser_with_a_description_and_other_functions_is_read(checkout, capsys):
     cli = checkout / "openrlhf/cli/train_ppo_ray.py"
-    given = "    import sys\n    parser = argparse.ArgumentParser(sys.argv[0], formatter_class=argparse.HelpFormatter)\n"
-    text = cli.read_text().replace(PARSER, given)
+    own = "    import sys\n    parser = argparse.ArgumentParser(sys.argv[0], formatter_class=argparse.HelpFormatter)\n"
+    text = cli.read_text().replace(PARSER, own)
     cli.write_text(text.replace("if __name__ ==", "def build_parser():\n    pass\n\n\nif __name__ =="))
-    assert looked(capsys, checkout)[0] == 0
+    assert run_compat(capsys, checkout)[0] == 0
 
 
 def test_a_checkout_of_something_else(tmp_path, capsys):
     (tmp_path / "other" / "src").mkdir(parents=True)
-    assert "there is no folder openrlhf/ in it; expected" in refused(capsys, tmp_path / "other")
+    assert "has no folder openrlhf/; expected" in refused(capsys, tmp_path / "other")
 
 
 def test_a_package_of_the_same_name_that_is_something_else(tmp_path, capsys):
@@ -173,16 +173,16 @@ def test_a_package_of_the_same_name_that_is_something_else(tmp_path, capsys):
     assert "openrlhf/cli/train_ppo_ray.py is missing" in refused(capsys, tmp_path)
 
 
-def test_a_half_unpacked_wheel_says_how_much_is_missing(checkout, tmp_path, capsys):
+def test_a_partly_unpacked_wheel_names_what_is_missing(checkout, tmp_path, capsys):
     file = wheel(tmp_path, checkout, keep=lambda path: "trainer" not in str(path.relative_to(checkout)))
     with zipfile.ZipFile(file) as archive:
         archive.extractall(tmp_path / "half")
-    said = refused(capsys, tmp_path / "half")
-    assert "half unpacked" in said
-    assert "trainer/" in said
+    output = refused(capsys, tmp_path / "half")
+    assert "partly unpacked" in output
+    assert "trainer/" in output
 
 
-def test_a_wheel_without_its_metadata_is_not_whole(checkout, tmp_path, capsys):
+def test_a_wheel_without_its_metadata_is_incomplete(checkout, tmp_path, capsys):
     with zipfile.ZipFile(wheel(tmp_path, checkout)) as archive:
         archive.extractall(tmp_path / "half")
     (metadata,) = (tmp_path / "half").glob("*.dist-info/METADATA")
@@ -193,14 +193,14 @@ def test_a_wheel_without_its_metadata_is_not_whole(checkout, tmp_path, capsys):
 def test_a_broken_wheel_and_one_of_something_else(checkout, tmp_path, capsys):
     broken = tmp_path / "openrlhf-0.11.2-py3-none-any.whl"
     broken.write_bytes(b"PK not a zip")
-    assert "not a whole wheel" in refused(capsys, broken)
+    assert "not a complete wheel" in refused(capsys, broken)
     whole = wheel(tmp_path, checkout)
     with zipfile.ZipFile(whole) as archive:
         start = max(archive.infolist(), key=lambda member: member.compress_size).header_offset + 400
     content = whole.read_bytes()
     whole.write_bytes(content[:start] + b"\x5a" * 50 + content[start + 50 :])
-    assert "not a whole wheel" in refused(capsys, whole)
-    assert "it holds other-1.0.dist-info" in refused(capsys, wheel(tmp_path, checkout, "1.0", "other"))
+    assert "not a complete wheel" in refused(capsys, whole)
+    assert "it contains other-1.0.dist-info" in refused(capsys, wheel(tmp_path, checkout, "1.0", "other"))
 
 
 def test_a_path_that_does_not_exist_and_a_version_that_was_never_published(tmp_path, capsys):
@@ -208,18 +208,18 @@ def test_a_path_that_does_not_exist_and_a_version_that_was_never_published(tmp_p
     assert "openrlhf 0.10.999 could not be downloaded" in refused(capsys, "0.10.999")
 
 
-def test_a_version_is_asked_for_as_pip_writes_it_and_an_index_that_is_not_there_is_said(monkeypatch, tmp_path, capsys):
+def test_versions_are_normalised_for_pip_and_an_unreachable_index_is_reported(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    said = "ERROR: Could not find a version that satisfies the requirement openrlhf (from versions: none)\n"
-    asked = []
+    output = "ERROR: Could not find a version that satisfies the requirement openrlhf (from versions: none)\n"
+    requested = []
 
     def pip(command, **_):
-        asked.append(command[-1])
-        return subprocess.CompletedProcess(command, 1, "", said)
+        requested.append(command[-1])
+        return subprocess.CompletedProcess(command, 1, "", output)
 
     monkeypatch.setattr(subprocess, "run", pip)
-    assert "is the network there" in refused(capsys, "v0.11.1")
-    assert asked == ["openrlhf==0.11.1"]
+    assert "is the index reachable" in refused(capsys, "v0.11.1")
+    assert requested == ["openrlhf==0.11.1"]
 
 
 def test_the_workflows_are_yaml_and_ours_runs_every_release():
@@ -229,7 +229,7 @@ def test_the_workflows_are_yaml_and_ours_runs_every_release():
     assert theirs["jobs"]["compatibility"]["steps"][-1]["run"] == "openrlhf compat . --tests"
 
 
-def test_help_teaches(capsys):
+def test_help_has_examples(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["compat", "--help"])
     assert ended.value.code == 0
@@ -240,39 +240,39 @@ def test_help_teaches(capsys):
 def test_runs_are_refused_with_a_release_whose_loss_cannot_be_filled(monkeypatch):
     monkeypatch.setattr(upstream_cli, "upstream_version", lambda: "0.10.3")
     with pytest.raises(ConfigurationError, match=r"install openrlhf>=0.10.4"):
-        build_run(["--recipe", str(TINY)])
+        build_plan(["--recipe", str(TINY)])
 
 
-def test_runs_with_a_release_that_is_only_checked_say_so(monkeypatch):
+def test_runs_with_a_checked_release_warn(monkeypatch):
     monkeypatch.setattr(upstream_cli, "upstream_version", lambda: "0.11.0")
-    run, _ = build_run(["--recipe", str(TINY)])
+    run = build_plan(["--recipe", str(TINY)]).run
     assert any("0.11.0 is checked" in warning for warning in run.warnings)
 
 
 def test_a_new_flag_of_upstreams_is_refused_when_set(checkout, monkeypatch):
-    """Nobody has decided what becomes of it with several policies."""
+    """Its meaning with several policies is undecided."""
     cli = checkout / "openrlhf/cli/train_ppo_ray.py"
     anchor = 'parser.add_argument("--use_ms"'
     assert anchor in cli.read_text()
     cli.write_text(cli.read_text().replace(anchor, f'parser.add_argument("--train.brand_new", type=int)\n    {anchor}'))
     monkeypatch.setattr(upstream_cli, "upstream_root", lambda: checkout / "openrlhf")
-    build_run(["--recipe", str(TINY)])
+    build_plan(["--recipe", str(TINY)])
     with pytest.raises(ConfigurationError) as caught:
-        build_run(["--recipe", str(TINY), "--train.brand_new", "1"])
+        build_plan(["--recipe", str(TINY), "--train.brand_new", "1"])
     assert "--train.brand_new is new in openrlhf" in caught.value.problems[0]
 
 
 def test_an_unreadable_version_counts_as_the_trained_one(checkout):
     (checkout / "version.txt").write_text("main\n")
     with open_tree(str(checkout)) as tree:
-        assert tree == Tree(checkout, "main", "checkout")
-        assert all_good(compat.look(tree))
+        assert tree == SourceTree(checkout, "main", "checkout")
+        assert all_good(compat.check_release(tree))
 
 
-def test_a_checkout_of_marti_is_looked_at_for_what_it_is(capsys):
-    code, found = looked(capsys, ROOT / "tests" / "marti_v2")
+def test_a_checkout_of_marti_is_checked_as_such(capsys):
+    code, found = run_compat(capsys, ROOT / "tests" / "marti_v2")
     assert code == 1
     assert ("seams", True) in found
     assert ("M8", False) in found
-    said = refused(capsys, ROOT / "tests" / "marti_v2", "--tests")
-    assert "--tests is for releases of OpenRLHF" in said
+    output = refused(capsys, ROOT / "tests" / "marti_v2", "--tests")
+    assert "--tests is for releases of OpenRLHF" in output

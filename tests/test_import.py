@@ -1,4 +1,4 @@
-"""`openrlhf recipes import`: configurations of MARTI's and MAPPA's form, written for these tests, become recipes that load."""
+"""`openrlhf recipes import`: MARTI and MAPPA configurations, written for these tests, become recipes that load."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ import yaml
 from simulated import CharacterChat
 
 from marl_plugins.coach.model import read_prompt
-from marl_plugins.commands.imports import items, options, prompts, read, shapes
+from marl_plugins.commands.imports import items, options, shapes, shell, templates
 from marl_plugins.commands.imports.write import Wanted, convert
 from marl_plugins.commands.recipes import main
 from marl_plugins.core.failures import ConfigurationError
@@ -23,8 +23,8 @@ from marl_plugins.core.tasks import read_tasks
 from marl_plugins.core.trajectory import Generation, Task
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
 from marl_plugins.hosts.flags import FLAGS
-from marl_plugins.manager import load_file
-from marl_plugins.plan.build import build_run
+from marl_plugins.loading import load_file
+from marl_plugins.plan.build import build_plan
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -194,7 +194,7 @@ def script(checkout, workflow="chain_workflow", templates=None, tuning=("true", 
 
 
 def imported(source, *words, folder=None):
-    """The folder of a recipe that was imported by the command, and has loaded on GPUs and on a CPU."""
+    """Import a recipe with the command; its folder."""
     folder = folder or source.parent / "made"
     assert main(["import", str(source), "--to", str(folder), *words]) == 0
     return folder
@@ -204,9 +204,13 @@ def loads(folder, monkeypatch, *words):
     runs = []
     for file, device in (("recipe.yaml", "cuda"), ("tiny.yaml", "cpu")):
         monkeypatch.setenv("MARL_PLUGINS_DEVICE", device)
-        runs.append(build_run(["--recipe", str(folder / file), *words])[0])
+        runs.append(build_plan(["--recipe", str(folder / file), *words]).run)
     assert main(["show", str(folder)]) == 0
     return runs[0]
+
+
+def tasks_of(folder, split):
+    return build_plan(["--recipe", str(folder / "tiny.yaml")]).tasks(split)
 
 
 def problems(source, **wanted):
@@ -224,7 +228,7 @@ def only(found, *parts):
 
 
 def answers(folder, texts):
-    """What the roles of a recipe are shown when they answer as given; the answer of the workflow last."""
+    """What each role of a recipe is shown first when the roles answer with these texts, and the trajectory."""
     recipe, _ = load_recipe(folder / "recipe.yaml")
     chat, shown = CharacterChat(), {}
     workflow = load_file(folder / "workflow.py", f"imported_{folder.name}").run
@@ -258,8 +262,8 @@ def test_mappas_configuration_becomes_a_recipe_that_loads(config, monkeypatch, c
     assert (run.args.rollout.n_samples_per_prompt, run.args.train.batch_size) == (2, 8)
     assert run.args.data.max_len == 1024 and run.args.rollout.max_new_tokens == 24
     assert run.args.coach.model == "gemini-small" and "generativelanguage" in run.args.coach.base_url
-    assert len(run.tasks("train")) == 40 and len(run.tasks("eval")) == 5
-    assert run.tasks("train")[3].metadata == {"size": 3}
+    assert len(tasks_of(folder, "train")) == 40 and len(tasks_of(folder, "eval")) == 5
+    assert tasks_of(folder, "train")[3].metadata == {"size": 3}
     assert "What is 35" not in (folder / "data/eval.jsonl").read_text()
     out = capsys.readouterr().out
     assert "thinker -> coder" in out and "5 items are trained on too" in out
@@ -286,10 +290,10 @@ def test_the_coachs_template_becomes_two_prompts_that_are_checked(config):
     assert "PROCESS_SCORE: [0 to 10]; - ANSWER_CORRECT" in (folder / "README.md").read_text()
 
 
-def test_a_label_that_every_agents_score_saw_is_flagged(config, capsys):
+def test_a_label_that_every_score_saw_is_reported(config, capsys):
     folder = imported(config(("{ground_truth_answer}", "{label}")), "--model", "hub/small")
     assert "Right: N/A." in (folder / "prompts/coach.md").read_text()
-    assert "{label} let the label into the score of every agent" in capsys.readouterr().out
+    assert "{label} showed the label when any agent was scored" in capsys.readouterr().out
 
 
 def test_an_agents_prompt_may_not_show_the_label(checkout, config):
@@ -299,10 +303,12 @@ def test_an_agents_prompt_may_not_show_the_label(checkout, config):
         only(problems(config(), skip_unknown=skip), "refiner_prompt", "'label' shows an agent the label; delete it")
 
 
-def test_what_a_prompt_cannot_be_given_stays_as_text_where_it_is_skipped(checkout, config, monkeypatch):
+def test_unknown_fields_of_a_prompt_stay_as_text_when_skipped(checkout, config, monkeypatch):
     workflow = checkout / "marti/worlds/workflows/mathchat_workflow_with_coach.py"
     workflow.write_text(WORKFLOW.replace("Think about", "Use {files} and {tools!r:>3}"))
-    only(problems(config()), "generator_prompt: 'files' is nothing that an agent can be shown", "--skip-unknown")
+    only(
+        problems(config()), "generator_prompt: 'files' is unknown: no such field can be shown to an agent", "--skip-unknown"
+    )
     folder = imported(config(), "--model", "hub/small", "--skip-unknown")
     assert (folder / "prompts/thinker.md").read_text().startswith("Use {{files}} and {{tools}}\n{problem}")
     loads(folder, monkeypatch)
@@ -339,7 +345,7 @@ def test_the_command_ends_with_code_2_and_writes_nothing(config, tmp_path):
     assert not (tmp_path / "made").exists()
 
 
-def test_unknown_keys_are_listed_where_they_are_skipped(config, monkeypatch):
+def test_unknown_keys_are_listed_when_skipped(config, monkeypatch):
     path = config(("  zero_stage: 3", "  zero_stag: 3"), ("type: sandbox_fusion", "type: search_engine"))
     folder = imported(path, "--model", "hub/small", "--skip-unknown")
     readme = (folder / "README.md").read_text()
@@ -352,7 +358,7 @@ def test_the_readme_lists_what_was_taken_and_what_was_not(config):
     taken, left_out = readme.split("## Left out")
     assert "| `actor_learning_rate` | `actor.adam.lr: 1e-06` |" in taken
     assert "| `filter_agents_data` | not needed" in left_out
-    assert "critic_learning_rate" not in readme and "packing_samples" not in readme  # of default.yaml, changed by nobody
+    assert "critic_learning_rate" not in readme and "packing_samples" not in readme  # of default.yaml, unchanged
 
 
 def test_a_launch_script_of_mappas_overrides_its_configuration(checkout, config, monkeypatch):
@@ -389,12 +395,12 @@ def test_lines_in_a_script_are_those_of_the_agents_text(checkout):
     only(problems(path), f"run.sh:{line}: unknown key 'agents.2.2.is_tunning'")
 
 
-@pytest.mark.parametrize("layout", ["agents", "alone", "list"])
+@pytest.mark.parametrize("layout", ["agents", "unwrapped", "list"])
 def test_agent_specifications_in_a_json_file(checkout, layout, monkeypatch):
     agents = {"0": {"role": "a", "pretrain": "hub/a", "actor_learning_rate": 1e-6}, "1": {"role": "b", "pretrain": "hub/b"}}
     whole = {
         "agents": {"default_agent": {"temperature": 0.7}, "agents": agents, "prompt_data": "data/SUMS/train.json"},
-        "alone": agents,
+        "unwrapped": agents,
         "list": [{name: config} for name, config in agents.items()],
     }[layout]
     path = checkout / "agents.json"
@@ -414,13 +420,13 @@ def test_a_debate_answers_in_rounds_and_votes(checkout, monkeypatch):
     folder = imported(script(checkout, "debate_workflow", templates))
     recipe = loads(folder, monkeypatch).recipe
     assert recipe.policy_of("generator_again") == recipe.policy_of("generator") == "generator"
-    said = {
+    texts = {
         "generator": "\\boxed{\\frac{1}{2}}",
         "other": "1",
         "generator_again": "it is \\boxed{2}",
         "other_again": "\\boxed{3}",
     }
-    shown, trajectory = answers(folder, said)
+    shown, trajectory = answers(folder, texts)
     assert Counter(a.role for a in trajectory.actions) == {
         "generator": 1,
         "other": 1,
@@ -436,8 +442,8 @@ def test_a_debate_answers_in_rounds_and_votes(checkout, monkeypatch):
 
 def test_a_mixture_proposes_and_decides(checkout, monkeypatch):
     templates = {"generator": "$question", "aggregator": "$question: $responses_str"}
-    path = script(checkout, "odd_workflow", templates)
-    only(problems(path), "'odd_workflow' has no counterpart", "--workflow chain, debate, mixture")
+    path = script(checkout, "other_workflow", templates)
+    only(problems(path), "'other_workflow' has no counterpart", "--workflow chain, debate, mixture")
     folder = imported(path, "--workflow", "mixture")
     loads(folder, monkeypatch)
     shown, trajectory = answers(folder, {"generator": "5", "aggregator": "6"})
@@ -445,12 +451,12 @@ def test_a_mixture_proposes_and_decides(checkout, monkeypatch):
     assert trajectory.actions[-1].parents == (trajectory.actions[0].path,)
 
 
-def test_agents_that_differ_where_they_may_not_are_an_error(config):
+def test_agents_that_differ_in_a_run_wide_option_are_an_error(config):
     found = problems(config(("coder: {role: coder}", "coder: {role: coder, train_batch_size: 4}")))
     only(found, "train_batch_size differs between agents", "make them equal")
 
 
-def test_numbers_that_cannot_be_are_mended_and_said(config, monkeypatch, capsys):
+def test_impossible_numbers_are_fixed_and_reported(config, monkeypatch, capsys):
     path = config(
         ("n_samples_per_prompt: 2", "n_samples_per_prompt: 3\n  train_batch_size: 16"),
         ("vllm_num_engines: 2", "vllm_num_engines: 4"),
@@ -458,7 +464,7 @@ def test_numbers_that_cannot_be_are_mended_and_said(config, monkeypatch, capsys)
     run = loads(imported(path, "--model", "hub/small"), monkeypatch)
     assert (run.args.train.batch_size, run.args.vllm.num_engines) == (12, 2)
     out = capsys.readouterr().out
-    assert "16 does not divide a step's 24 trajectories; 12 is taken" in out and "vllm.num_engines: 2 was taken" in out
+    assert "16 does not divide a step's 24 trajectories; 12 is used" in out and "vllm.num_engines was set to 2" in out
 
 
 @pytest.mark.parametrize(
@@ -501,7 +507,7 @@ def test_numbers_that_cannot_be_are_mended_and_said(config, monkeypatch, capsys)
         ("  - coder: {role: coder}", "  - coder: {role: [coder]}", ["yaml:", ": role: expected text, got ['coder']"]),
     ],
 )
-def test_what_stands_in_the_way_is_named(config, old, new, parts):
+def test_wrong_values_are_named(config, old, new, parts):
     only(problems(config((old, new))), *parts)
 
 
@@ -511,18 +517,18 @@ def test_a_whole_number_may_be_written_with_a_point(config, monkeypatch):
     assert (run.args.rollout.n_samples_per_prompt, run.args.train.batch_size) == (2, 8)
 
 
-def test_settings_of_none_are_as_if_they_were_not_there(config, monkeypatch):
+def test_settings_of_none_count_as_missing(config, monkeypatch):
     path = config(("coder_max_turns: 2", "coder_max_turns: null"), ("zero_stage: 3", "generate_max_len: null"))
     run = loads(imported(path, "--model", "hub/small"), monkeypatch)
     assert run.recipe.roles["coder"].max_turns == 1
     assert run.args.data.max_len == 2024
 
 
-def test_without_a_grader_a_coach_is_needed(config, monkeypatch):
+def test_without_a_grader_a_coach_is_required(config, monkeypatch):
     chess = ("filter_agents_data: true", "verify_task: chess")
     only(problems(config(chess, ("  coach_model:", "  coach_type:"))), "verify_task 'chess' has no grader", "--grader FILE")
     folder = imported(config(("  coach_type:", "  coach_model:")), "--model", "hub/small")
-    assert "the coach alone scores" in (folder / "README.md").read_text()
+    assert "only the coach scores" in (folder / "README.md").read_text()
     loads(folder, monkeypatch)
 
 
@@ -531,7 +537,7 @@ def test_shared_agents_have_one_policy(config, monkeypatch):
     assert [p.name for p in loads(imported(path, "--model", "hub/small"), monkeypatch).policies] == ["shared"]
 
 
-def test_a_folder_that_exists_is_left_alone(config, tmp_path):
+def test_an_existing_folder_is_not_changed(config, tmp_path):
     with pytest.raises(ConfigurationError, match="exists already"):
         main(["import", str(config()), "--to", str(tmp_path)])
 
@@ -539,7 +545,7 @@ def test_a_folder_that_exists_is_left_alone(config, tmp_path):
 def test_a_disk_that_fills_up_leaves_no_half_recipe(config, tmp_path):
     folder = tmp_path / "here" / "made"
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1500, before[1]))  # bytes that a file may have: some of them have more
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1500, before[1]))  # bytes per file: some files are larger
     try:
         with pytest.raises(ConfigurationError, match="made: cannot be written: File too large"):
             main(["import", str(config()), "--to", str(folder), "--model", "hub/small"])
@@ -549,14 +555,15 @@ def test_a_disk_that_fills_up_leaves_no_half_recipe(config, tmp_path):
     assert main(["import", str(config()), "--to", str(folder), "--model", "hub/small"]) == 0
 
 
-def test_a_grader_and_data_can_be_given(config, checkout, monkeypatch):
+def test_the_command_line_may_name_grader_and_data(config, checkout, monkeypatch):
     grader = checkout / "mine.py"
     grader.write_text("def score_outcome(trajectory):\n    return 1.0\n")
     held_out = checkout / "held_out.json"
-    held_out.write_text("\n".join(map(json.dumps, sums(3, start=90))))  # JSON Lines under the name of JSON
+    held_out.write_text("\n".join(map(json.dumps, sums(3, start=90))))  # JSON Lines with the suffix of JSON
     folder = imported(config(), "--model", "m/m", "--grader", str(grader), "--eval-data", str(held_out))
     assert (folder / "grader.py").read_text() == grader.read_text()
-    assert len(loads(folder, monkeypatch).tasks("eval")) == 3
+    loads(folder, monkeypatch)
+    assert len(tasks_of(folder, "eval")) == 3
 
 
 @pytest.mark.parametrize("form", ["list", "lines", "one list under a key"])
@@ -595,7 +602,7 @@ def test_a_label_of_none_everywhere_is_no_label(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["3", "null", '"prompt"'])
-def test_what_is_no_list_of_items_is_said(tmp_path, text):
+def test_a_file_without_items_is_an_error(tmp_path, text):
     path = tmp_path / "train.json"
     path.write_text(text)
     with pytest.raises(ConfigurationError, match="expected a list of items"):
@@ -627,7 +634,7 @@ def test_what_is_no_list_of_items_is_said(tmp_path, text):
         ("no_such.yaml", None, ["cannot be read: No such file"]),
     ],
 )
-def test_what_is_no_configuration_is_said(tmp_path, name, text, parts):
+def test_a_file_without_a_configuration_is_an_error(tmp_path, name, text, parts):
     if text is not None:
         (tmp_path / name).write_text(text)
     only(problems(tmp_path / name), *parts)
@@ -636,12 +643,12 @@ def test_what_is_no_configuration_is_said(tmp_path, name, text, parts):
 @pytest.mark.parametrize(
     ("word", "part"),
     [
-        ("agents.0.role=a", "agents.0.role: there are no settings"),
-        ("verify_task.kind=a", "verify_task.kind: there are no settings"),
+        ("agents.0.role=a", "agents.0.role: it is inside a value"),
+        ("verify_task.kind=a", "verify_task.kind: it is inside a value"),
         ("~default_agent.seed", "expected key=value, got '~default_agent.seed'"),
     ],
 )
-def test_overrides_that_cannot_be_followed_are_named(config, tmp_path, word, part):
+def test_impossible_overrides_are_named(config, tmp_path, word, part):
     path = config()
     script = tmp_path / "run.sh"
     script.write_text(f"python -m marti.cli.commands.train --config-name {path.stem} {word} num_episodes=1\n")
@@ -649,9 +656,9 @@ def test_overrides_that_cannot_be_followed_are_named(config, tmp_path, word, par
     only(problems(script), "run.sh:1: ", part)
 
 
-def test_the_shell_is_read_as_a_shell_would():
+def test_scripts_are_split_as_a_shell_would():
     text = 'A=1 # x\nexport B="b $A" C=\'$A\'\nrun ${B} "${C}" ${D:-"d e"} $E x\\ y "q\\"\\$z" `no` $(a (b)) 2>&1 | tee\n'
-    words = next(read.commands(text))
+    words = next(shell.commands(text))
     assert [w.text for w in words] == ["run", "b 1", "$A", "d e", "$E", "x y", 'q"$z', "$(a (b))"]
     assert {w.line for w in words[3:]} == {3} and words[1].line == 2
 
@@ -668,7 +675,7 @@ def test_the_table_is_in_the_documents():
 
 
 def test_coach_placeholders_are_ours():
-    assert set(prompts.COACH.values()) <= {*prompts.FIELDS, *prompts.LABEL_FIELDS}
+    assert set(templates.COACH.values()) <= {*templates.FIELDS, *templates.LABEL_FIELDS}
 
 
 def test_importing_loads_nothing_heavy(config, tmp_path):
@@ -681,7 +688,7 @@ def test_importing_loads_nothing_heavy(config, tmp_path):
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
-def test_the_help_teaches(capsys):
+def test_the_help_has_an_example(capsys):
     with pytest.raises(SystemExit):
         main(["import", "--help"])
     out = " ".join(capsys.readouterr().out.split())
@@ -696,7 +703,7 @@ def test_names_of_roles_can_be_called():
 
 
 def checkouts():
-    """Real configurations of MAPPA's or MARTI's, where MARTI_CHECKOUT or MAPPA_CHECKOUT name a checkout."""
+    """Real configurations, if MARTI_CHECKOUT or MAPPA_CHECKOUT names a checkout."""
     for variable, files in (
         ("MARTI_CHECKOUT", ["examples/multi-agent/run_train_mathchat.sh", "examples/multi-agent/run_train_mad.sh"]),
         ("MAPPA_CHECKOUT", ["marti/cli/configs/mathchat_with_coach.yaml", "scripts/run_train_mathchat.sh"]),

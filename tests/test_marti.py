@@ -1,4 +1,4 @@
-"""MARTI checkouts: what they are, what is known to be wrong with them, and the patches for it.
+"""MARTI checkouts: recognising them, their known defects, and the patches that fix them.
 
 Every test of the patches runs on a miniature of MARTI's tree and, where MARTI_CHECKOUT names one, on a real checkout too.
 """
@@ -16,12 +16,13 @@ import pytest
 
 from marl_plugins.cli import main
 from marl_plugins.hosts import marti
-from marl_plugins.hosts.patches import all_series, apply_hunks
+from marl_plugins.hosts.diffs import apply_hunks
+from marl_plugins.hosts.patches import load_series
 
 MINI = Path(__file__).parent / "marti_v2"
 REAL = os.environ.get("MARTI_CHECKOUT")
 TREES = [pytest.param(MINI, id="mini"), *([pytest.param(Path(REAL), id="real")] if REAL else [])]
-SERIES = next(s for s in all_series() if s.title == "marti v2")
+SERIES = next(s for s in load_series() if s.title == "marti v2")
 PATCH = {p.name.partition("-")[0]: p for p in SERIES.patches}
 NAMES = ("M1", "M5", "M8", "M16")
 
@@ -34,7 +35,7 @@ def copy_of(tree, folder):
 
 
 def apply(folder, *names, reverse=False):
-    """By the engine of `openrlhf patch`, which itself takes only trees whose every byte it knows."""
+    """With the functions of `openrlhf patch`; the command itself accepts only trees that it knows byte for byte."""
     for name in names:
         for file, hunks in PATCH[name].hunks.items():
             path = folder / file
@@ -42,7 +43,7 @@ def apply(folder, *names, reverse=False):
 
 
 def states(folder):
-    """Of each known defect: whether it is gone."""
+    """For each known defect whether it is fixed."""
     return {f.what: f.good for f in marti.check(folder) if f.what in NAMES}
 
 
@@ -71,11 +72,11 @@ def test_a_checkout_of_v2_is_recognised_with_its_seams_and_defects(tree):
     findings = marti.check(tree)
     assert [f.good for f in findings if f.what in ("marti", "seams")] == [True, True]
     assert states(tree) == dict.fromkeys(NAMES, False)
-    assert all(f.cure for f in findings if f.good is False)
+    assert all(f.fix for f in findings if f.good is False)
 
 
 @pytest.mark.parametrize("tree", TREES)
-def test_all_patches_apply_compile_and_are_seen_as_repairs(tree, tmp_path):
+def test_all_patches_apply_compile_and_count_as_fixes(tree, tmp_path):
     folder = copy_of(tree, tmp_path)
     before = texts(folder)
     apply(folder, *NAMES)
@@ -91,7 +92,7 @@ def test_all_patches_apply_compile_and_are_seen_as_repairs(tree, tmp_path):
 
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("pair", list(combinations(NAMES, 2)), ids="-".join)
-def test_each_patch_mends_its_own_defect_in_any_order(tree, pair, tmp_path):
+def test_each_patch_fixes_its_own_defect_in_any_order(tree, pair, tmp_path):
     folder = copy_of(tree, tmp_path)
     for name in reversed(pair):
         apply(folder, name)
@@ -100,16 +101,16 @@ def test_each_patch_mends_its_own_defect_in_any_order(tree, pair, tmp_path):
 
 
 @pytest.mark.parametrize("tree", TREES)
-def test_the_command_takes_the_commit_that_the_patches_are_for_and_nothing_else(tree, tmp_path, capsys):
+def test_the_command_accepts_only_the_commit_that_the_patches_are_for(tree, tmp_path, capsys):
     folder = copy_of(tree, tmp_path)
     before = texts(folder)
     code = main(["patch", "apply", "--to", str(folder)])
     if tree == MINI:
         assert code == 2
-        said = capsys.readouterr().err
-        assert "neither as released in marti v2 nor with patches" in said
-        assert "by its own account" not in said
-        (folder / "version.txt").unlink()  # v2 without it too, as `compat` says
+        output = capsys.readouterr().err
+        assert "neither as released in marti v2 nor with its patches" in output
+        assert "according to its own files" not in output
+        (folder / "version.txt").unlink()  # without it the tree still counts as v2, as in `compat`
         assert main(["patch", "apply", "--to", str(folder)]) == 2
         assert "neither as released in marti v2" in capsys.readouterr().err
         (folder / "version.txt").write_bytes((tree / "version.txt").read_bytes())
@@ -120,7 +121,7 @@ def test_the_command_takes_the_commit_that_the_patches_are_for_and_nothing_else(
     assert texts(folder) == before
 
 
-def test_the_patches_are_small_and_say_whose_lines_they_have():
+def test_the_patches_are_small_and_name_their_origin():
     for name in NAMES:
         text = (SERIES.folder / f"{PATCH[name].name}.patch").read_text()
         header, _, body = text.partition("\n--- ")
@@ -131,7 +132,7 @@ def test_the_patches_are_small_and_say_whose_lines_they_have():
 
 
 class Actor:
-    """An agent that counts what it gets and how often it is fitted."""
+    """An agent that records its samples and counts its fits."""
 
     def __init__(self):
         self.got, self.fits = [], 0
@@ -157,13 +158,13 @@ FULL = [[(0, "a"), (1, "b"), (2, "c")]]
 
 
 @pytest.mark.parametrize("filtering", [False, True])
-def test_m1_agents_are_trained_without_the_flag_too(mini, filtering):
+def test_m1_agents_are_trained_without_the_flag(mini, filtering):
     assert [a.fits for a in train(mini, FULL, filtering=filtering)] == [filtering] * 3
     apply(mini.folder, "M1")
     assert [a.fits for a in train(mini, FULL, filtering=filtering)] == [1, 1, 1]
 
 
-def test_m5_an_agent_without_samples_shifts_nobody(mini):
+def test_m5_an_agent_without_samples_shifts_no_other(mini):
     def maker():
         return mini.load("trainer.ppo_utils.multi_agent_experience_maker").MultiAgent_RemoteExperienceMaker([0, 1, 2])
 
@@ -230,7 +231,7 @@ TRAINER, MAKER = "trainer/multi_agent_ppotrainer.py", "trainer/ppo_utils/multi_a
         ("M16", "trainer/ray/ppo_actor.py", "            args.save_path,", "            self.folder,"),
     ],
 )
-def test_a_repair_of_another_kind_counts(mini, name, file, old, new):
+def test_another_fix_counts(mini, name, file, old, new):
     path = mini.folder / "marti" / file
     text = path.read_text()
     assert old in text
@@ -238,7 +239,7 @@ def test_a_repair_of_another_kind_counts(mini, name, file, old, new):
     assert states(mini.folder) == {other: other == name for other in NAMES}
 
 
-def test_half_a_repair_is_none(mini):
+def test_half_a_fix_does_not_count(mini):
     path = mini.folder / "marti/trainer/ray/ppo_actor.py"
     path.write_text(path.read_text().replace("(self):", "(self, save_path=None):").replace("args.save_path,", "save_path,"))
     assert states(mini.folder)["M16"] is False
@@ -247,7 +248,7 @@ def test_half_a_repair_is_none(mini):
     assert states(mini.folder)["M8"] is False
 
 
-def test_what_is_gone_or_changed_is_named(mini):
+def test_missing_and_changed_seams_are_named(mini):
     package = mini.folder / "marti"
     wrapper = package / "agent_workflows/workflow_wrapper.py"
     wrapper.write_text(wrapper.read_text().replace("workflow_args=self", "arguments=self"))
@@ -257,8 +258,8 @@ def test_what_is_gone_or_changed_is_named(mini):
     found = {f.found: f for f in marti.check(mini.folder) if f.what == "seams"}
     assert not any(f.good for f in found.values())
     for text in (
-        "not given 'workflow_args'",
-        "no flag --default_agent",
+        "no longer called with 'workflow_args'",
+        "no longer has the flag --default_agent",
         "init_agent takes",
         "trainer.ray.ppo_actor is gone",
     ):
@@ -279,7 +280,7 @@ def test_a_broken_file_is_named(mini):
     assert [f.good for f in found if f.what == "M16"] == [None]
 
 
-def test_v01_and_mappa_are_for_importing_only(tmp_path):
+def test_v01_and_mappa_can_only_be_imported(tmp_path):
     for folder in ("marti/controllers", "marti/worlds"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "marti/controllers/multi_agent_controller.py").write_text("")
@@ -288,13 +289,13 @@ def test_v01_and_mappa_are_for_importing_only(tmp_path):
     (tmp_path / "marti/verifiers/coach").mkdir(parents=True)
     assert marti.recognise(tmp_path) == marti.MAPPA
     (finding,) = marti.check(tmp_path)
-    assert finding.good is None and "import formats only" in finding.found and "recipes import" in finding.cure
+    assert finding.good is None and "only importing is supported" in finding.found and "recipes import" in finding.fix
 
 
 def test_anything_else_is_not_marti(tmp_path, mini):
     assert marti.recognise(tmp_path / "no_such_folder") is None
     (finding,) = marti.check(tmp_path / "no_such_folder")
-    assert finding.good is False and finding.cure
+    assert finding.good is False and finding.fix
     (mini.folder / "version.txt").write_text("3.0")
     assert marti.recognise(mini.folder) is None
     (mini.folder / "version.txt").unlink()

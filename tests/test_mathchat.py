@@ -9,10 +9,10 @@ from simulated import make_trajectory
 
 from marl_plugins.coach.rubric import RubricCoach, load_rubric
 from marl_plugins.core.conversation import ChatFormat
+from marl_plugins.core.scoring import Seen, SeenLast
 from marl_plugins.core.shipped import recipes_root
 from marl_plugins.core.trajectory import Task, ToolResult
-from marl_plugins.core.workflow import Seen, SeenLast
-from marl_plugins.manager import load_file
+from marl_plugins.loading import load_file
 
 FOLDER = recipes_root() / "mathchat"
 problems = load_file(FOLDER / "problems.py", "test_mathchat_problems")

@@ -1,4 +1,4 @@
-"""The thin patches to upstream: they apply, they work, they can be taken off, and no command leaves half of one."""
+"""The thin patches to upstream: they apply, work and revert, and no command leaves a tree half patched."""
 
 import difflib
 import hashlib
@@ -20,20 +20,21 @@ from hypothesis import strategies as st
 from marl_plugins.cli import main
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.hosts import cpu, upstream_cli
-from marl_plugins.hosts.patches import DoesNotApply, all_series, alone, apply_hunks, read_patch, recognise
+from marl_plugins.hosts.diffs import DoesNotApply, apply_hunks, read_patch
+from marl_plugins.hosts.patches import load_series, lock_tree, recognise
 from marl_plugins.hosts.releases import TRAINED
 from marl_plugins.hosts.seams import check_seams, seams_of
 from marl_plugins.upstream_ci.suite import run_suite
 
 ROOT = Path(__file__).resolve().parent.parent
-SERIES = next(s for s in all_series() if s.title == "openrlhf 0.11.2")
+SERIES = next(s for s in load_series() if s.title == "openrlhf 0.11.2")
 NAMES = [p.name for p in SERIES.patches]
 FILES = list(SERIES.tree.released)
 
 
 @pytest.fixture
 def tree(tmp_path):
-    """The touched files of the release in a tree of their own, one of them executable."""
+    """The touched files of the release in a separate tree, one of them executable."""
     for file in FILES:
         target = tmp_path / "tree" / file
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +44,7 @@ def tree(tmp_path):
 
 
 def copy_upstream(to):
-    """What the wheel of upstream installs, its package and its tests."""
+    """What upstream's wheel installs: its package and its tests."""
     for file in metadata.files("openrlhf"):
         if file.parts[0] in ("openrlhf", "tests") and file.suffix != ".pyc":
             target = to / file
@@ -53,7 +54,7 @@ def copy_upstream(to):
 
 
 def contents(tree):
-    """Every file with its bytes and mode, so that nothing can be left behind."""
+    """Every file with its bytes and mode, so that a leftover is noticed."""
     return {
         str(p.relative_to(tree)): (p.read_bytes(), p.stat().st_mode)
         for p in tree.rglob("*")
@@ -78,14 +79,14 @@ def states(capsys, tree):
 # --- the patches
 
 
-def test_every_set_of_patches_applies_compiles_is_recognised_and_comes_off_again(tree):
+def test_every_set_of_patches_applies_compiles_is_recognised_and_reverts(tree):
     released = contents(tree)
     seen = []
     for number in range(len(NAMES) + 1):
         for names in itertools.combinations(NAMES, number):
             recognise(tree).change(frozenset(names))  # also from any set to any other
-            assert recognise(tree).having("applied") == set(names)
-            assert not recognise(tree).having("interrupted")
+            assert recognise(tree).in_state("applied") == set(names)
+            assert not recognise(tree).in_state("interrupted")
             for file in FILES:
                 compile((tree / file).read_bytes(), file, "exec")
             seen.append(contents(tree))
@@ -94,7 +95,7 @@ def test_every_set_of_patches_applies_compiles_is_recognised_and_comes_off_again
     assert contents(tree) == released
 
 
-def test_what_we_rely_on_is_there_with_the_patches_too(tmp_path):
+def test_the_seams_exist_with_the_patches_too(tmp_path):
     tree = copy_upstream(tmp_path / "tree")
     command("apply", "--to", str(tree))
     assert check_seams(tree / "openrlhf", seams_of(TRAINED)) == []
@@ -107,13 +108,13 @@ def test_git_understands_the_patches_in_any_order(tree, tmp_path):
         for name in order:
             subprocess.run(["git", "apply", str(SERIES.folder / f"{name}.patch")], cwd=other, check=True)
         recognised = recognise(other)
-        assert recognised.having("applied") == set(NAMES)
+        assert recognised.in_state("applied") == set(NAMES)
         recognised.change(frozenset())
         assert contents(other) == contents(tree)
 
 
 @pytest.mark.parametrize("path", sorted(SERIES.folder.glob("*.patch")), ids=lambda p: p.stem)
-def test_every_patch_says_what_it_is_and_whose(path):
+def test_every_patch_states_its_purpose_and_origin(path):
     header = path.read_text().partition("diff --git")[0]
     assert path.parent.name in header and "Apache-2.0" in header and "http" in header
     assert len(header.splitlines()[0]) < 80
@@ -136,7 +137,7 @@ def flags(parser):
 
 
 def without_time(found):
-    """The run's default name has the time in it."""
+    """The run's default name contains the time."""
     return [[o, re.sub(r"\d{4}T\d\d:\d\d", "NOW", d), t] for o, d, t in found]
 
 
@@ -185,14 +186,14 @@ def test_upstream_with_the_patches_runs_our_workflow(tmp_path):
     assert all(x["is_eval"] and x["global_step"] == 7 for x in seen["eval_contexts"])
     assert seen["all_fail"] == "Executors failed on 3 prompts, 2 were asked for"
 
-    # The steps that upstream's loops tell: the synchronous one goes on from step 5 and evaluates at 6, the other is at 6.
-    told = [(kind, words["global_step"], words["max_len"]) for kind, words in seen["loops"]]
-    assert told == [("train", 5, 8), ("eval", 6, 8), ("train", 6, 8), ("train", 6, 8)]
+    # The steps that upstream's loops pass: the synchronous one continues from step 5 and evaluates at 6, the other is at 6.
+    passed = [(kind, words["global_step"], words["max_len"]) for kind, words in seen["loops"]]
+    assert passed == [("train", 5, 8), ("eval", 6, 8), ("train", 6, 8), ("train", 6, 8)]
 
 
 @pytest.mark.engines
 def test_upstreams_own_tests_pass_with_the_patches(tmp_path):
-    """As they do without (marl_plugins/upstream_ci)."""
+    """As without them (marl_plugins/upstream_ci)."""
     tree = copy_upstream(tmp_path / "tree")
     command("apply", "--to", str(tree))
     outcomes = run_suite(tree, {**os.environ, **cpu.environment(), "PYTHONPATH": str(tree)})
@@ -203,7 +204,7 @@ def test_upstreams_own_tests_pass_with_the_patches(tmp_path):
 # --- the command
 
 
-def test_twice_is_once_and_back_is_where_we_were(tree, capsys):
+def test_applying_twice_changes_nothing_and_reverting_restores_the_release(tree, capsys):
     released = contents(tree)
     first = report(capsys, "apply", "--to", str(tree), "0002", NAMES[3])
     assert [(p["name"], p["was"], p["state"]) for p in first["patches"]] == [
@@ -225,38 +226,38 @@ def test_twice_is_once_and_back_is_where_we_were(tree, capsys):
     assert contents(tree) == released
 
 
-def test_help_teaches(capsys):
+def test_help_has_examples(capsys):
     command()
     text = capsys.readouterr().out
-    assert "openrlhf patch revert --to ~/OpenRLHF" in text and "need" in text
+    assert "openrlhf patch revert --to ~/OpenRLHF" in text and "require" in text
     assert all(name in text for name in NAMES)
 
 
 def test_an_unpacked_wheel_is_found(tree, tmp_path):
     shutil.move(tree, tmp_path / "wheel" / "openrlhf-0.11.2.data" / "purelib")
     command("apply", "--to", str(tmp_path / "wheel"))
-    assert recognise(tmp_path / "wheel").having("applied") == set(NAMES)
+    assert recognise(tmp_path / "wheel").in_state("applied") == set(NAMES)
 
 
 def refused(capsys, tree, *parts, words=("status", "apply", "revert")):
-    """Every command refuses the tree, says these words, and touches nothing."""
+    """Every command refuses the tree with these words and changes nothing."""
     before = contents(tree)
     for word in words:
         assert main(["patch", word, "--to", str(tree)]) == 2
-        said = capsys.readouterr().err
+        output = capsys.readouterr().err
         for part in parts:
-            assert part in said
+            assert part in output
         assert contents(tree) == before
 
 
-def test_refused_is_a_tree_that_is_none(tmp_path, capsys):
-    refused(capsys, tmp_path, "no tree that there are patches for", "openrlhf/cli/train_ppo_ray.py")
+def test_a_folder_without_upstream_is_refused(tmp_path, capsys):
+    refused(capsys, tmp_path, "not a tree for which patches exist", "openrlhf/cli/train_ppo_ray.py")
     refused(capsys, tmp_path / "nowhere", "nowhere: no such folder")
     assert main(["patch", "apply"]) == 2
     assert "--to" in capsys.readouterr().err
 
 
-def test_refused_is_a_changed_file_before_and_after_patching(tree, capsys):
+def test_a_changed_file_is_refused_before_and_after_patching(tree, capsys):
     for _ in range(2):
         path = tree / FILES[4]
         good = path.read_bytes()
@@ -266,13 +267,13 @@ def test_refused_is_a_changed_file_before_and_after_patching(tree, capsys):
             good.replace(b"num_samples: int = 1", b"num_samples: int = 2"),
         ):
             path.write_bytes(bad)
-            refused(capsys, tree, str(path), "CRLF line ends" if b"\r" in bad else "changes that are not ours")
+            refused(capsys, tree, str(path), "CRLF line ends" if b"\r" in bad else "has other changes")
         path.write_bytes(good)
         command("apply", "--to", str(tree))
         capsys.readouterr()
 
 
-def test_refused_is_a_tree_that_is_not_whole_or_linked(tree, capsys):
+def test_an_incomplete_or_linked_tree_is_refused(tree, capsys):
     path = tree / FILES[2]
     path.rename(tree / "elsewhere")
     refused(capsys, tree, f"{path}: cannot be read", "is the tree complete?")
@@ -280,29 +281,29 @@ def test_refused_is_a_tree_that_is_not_whole_or_linked(tree, capsys):
     refused(capsys, tree, "a symbolic link to")
 
 
-def test_refused_is_another_release(tree, capsys):
+def test_another_release_is_refused(tree, capsys):
     (tree / FILES[0]).write_text((tree / FILES[0]).read_text() + "# newer\n")
     (tree / "version.txt").write_text("0.11.3\n")
-    refused(capsys, tree, "is openrlhf 0.11.3 by its own account; these patches are for 0.11.2")
+    refused(capsys, tree, "is openrlhf 0.11.3 according to its own files; these patches are for 0.11.2")
     (tree / "version.txt").unlink()
     (tree / "openrlhf-0.11.1.dist-info").mkdir()
-    refused(capsys, tree, "is openrlhf 0.11.1 by its own account")
+    refused(capsys, tree, "is openrlhf 0.11.1 according to its own files")
     (tree / "openrlhf-0.11.1.dist-info").rename(tree.parent / "openrlhf-0.11.1.dist-info")
     pure = tree.parent / "openrlhf-0.11.1.data" / "purelib"
     shutil.move(tree, pure)
     assert main(["patch", "apply", "--to", str(pure.parents[1])]) == 2
-    (said,) = capsys.readouterr().err.splitlines()
-    assert "is openrlhf 0.11.1 by its own account" in said
+    (output,) = capsys.readouterr().err.splitlines()
+    assert "is openrlhf 0.11.1 according to its own files" in output
 
 
-def test_a_linked_folder_says_where_it_is(tree, tmp_path, capsys):
+def test_a_linked_folder_names_its_target(tree, tmp_path, capsys):
     link = tmp_path / "link"
     link.symlink_to(tree)
     assert main(["patch", "status", "--to", str(link)]) == 0
     assert str(tree) in "".join(capsys.readouterr().out.split())
 
 
-def test_refused_is_a_name_that_no_patch_has(tree, capsys):
+def test_an_unknown_patch_is_refused(tree, capsys):
     assert main(["patch", "apply", "--to", str(tree), "0004-no-abort"]) == 2
     assert "did you mean '0004-no-abort-on-exception'?" in capsys.readouterr().err
 
@@ -317,7 +318,7 @@ def test_a_git_checkout_is_refused_while_dirty_and_clean_again_after_a_revert(tr
     git("commit", "-qm", "release")
     path = tree / FILES[3]
     path.write_text(path.read_text().replace("timeout=10.0", "timeout=20.0"))
-    refused(capsys, tree, "changes that are not ours", f"git -C {tree} diff -- {FILES[3]}", "git apply")
+    refused(capsys, tree, "has other changes", f"git -C {tree} diff -- {FILES[3]}", "git apply")
     git("checkout", "-q", ".")
     command("apply", "--to", str(tree))
     assert git("diff", "--name-only").split() == sorted(FILES)
@@ -328,7 +329,7 @@ def test_a_git_checkout_is_refused_while_dirty_and_clean_again_after_a_revert(tr
     assert git("diff", "HEAD~1") == ""
 
 
-def test_cures_can_be_typed_where_a_path_has_spaces(tree, tmp_path, capsys):
+def test_suggested_commands_quote_paths_with_spaces(tree, tmp_path, capsys):
     tree = tree.rename(tmp_path / "my tree")
     (tree / ".git").mkdir()
     (tree / FILES[0]).write_text("mine\n")
@@ -337,7 +338,7 @@ def test_cures_can_be_typed_where_a_path_has_spaces(tree, tmp_path, capsys):
 
 def test_two_commands_on_a_tree_wait_for_each_other(tree, capsys):
     words = [sys.executable, "-m", "marl_plugins", "patch", "apply", "--to", str(tree), "0001"]
-    with alone(tree):
+    with lock_tree(tree):
         other = subprocess.Popen(words, stdout=subprocess.DEVNULL)
         with pytest.raises(subprocess.TimeoutExpired):
             other.wait(timeout=3)
@@ -350,7 +351,7 @@ def states_of(tree):
     return recognise(tree).states.values()
 
 
-def test_a_tree_that_cannot_be_written_is_left_as_it_was(tree, capsys, monkeypatch):
+def test_an_unwritable_tree_is_unchanged(tree, capsys, monkeypatch):
     before = contents(tree)
 
     def full(fd):
@@ -378,7 +379,7 @@ main(["patch", sys.argv[1], "--to", sys.argv[2]])
 
 
 @pytest.mark.parametrize("kind", ["apply", "revert"])
-def test_a_command_that_is_killed_can_be_ended_or_undone(kind, tree, tmp_path, capsys):
+def test_a_killed_command_can_be_completed_or_undone(kind, tree, tmp_path, capsys):
     released = contents(tree)
     command("apply", "--to", str(tree))
     patched = contents(tree)
@@ -397,22 +398,22 @@ def test_a_command_that_is_killed_can_be_ended_or_undone(kind, tree, tmp_path, c
         done = [p["state"] for p in seen["patches"]]
         interrupted += "interrupted" in done
         assert set(done) - {"interrupted"} <= {"applied", "absent"}
-        for cure, target in (("apply", patched), ("revert", released)):
-            healed = tmp_path / f"healed{renames}{cure}"
-            shutil.copytree(broken, healed)
-            command(cure, "--to", str(healed))
-            assert contents(healed) == target
-        if "interrupted" in done:  # also where another patch is named
+        for next_command, target in (("apply", patched), ("revert", released)):
+            repaired = tmp_path / f"repaired{renames}{next_command}"
+            shutil.copytree(broken, repaired)
+            command(next_command, "--to", str(repaired))
+            assert contents(repaired) == target
+        if "interrupted" in done:  # even if another patch is named
             command("apply", "--to", str(broken), "0001")
             assert "interrupted" not in states(capsys, broken).values()
     assert interrupted >= 3
 
 
-# --- the engine, on trees and patches of any kind
+# --- the functions behind it, on trees and patches of any kind
 
 
 def diff_of(before, after, context):
-    """What `git diff` would print of one file."""
+    """What `git diff` would print for one file."""
     sides = [re.findall(rb"[^\n]*\n|[^\n]+", text) for text in (before, after)]
     lines = difflib.diff_bytes(difflib.unified_diff, *sides, b"a/file", b"b/file", n=context)
     ended = [line if line.endswith(b"\n") else line + b"\n\\ No newline at end of file\n" for line in lines]
@@ -423,7 +424,7 @@ texts = st.lists(st.sampled_from([b"a\n", b"b\n", b"\n", b"c\r\n", b"-- x\n", b"
 
 
 @given(before=texts, after=texts, end=st.sampled_from([b"", b"z"]), context=st.integers(0, 3))
-def test_applying_and_taking_off_is_the_identity(before, after, end, context):
+def test_applying_and_reverting_is_the_identity(before, after, end, context):
     before, after = before + end, after + end[: len(after) % 2]
     if before == after:
         return
@@ -433,7 +434,7 @@ def test_applying_and_taking_off_is_the_identity(before, after, end, context):
     assert apply_hunks(after, patch.hunks["file"], reverse=True) == before
 
 
-def test_a_hunk_is_found_where_it_was_moved_to_but_never_guessed():
+def test_a_moved_hunk_is_found_but_never_guessed():
     before = b"".join(b"%d\n" % n for n in range(20))
     hunks = read_patch(diff_of(before, before.replace(b"9\n10\n", b"nine\n10\n"), 1), "p").hunks["file"]
     assert apply_hunks(b"new\nnew\n" + before, hunks) == b"new\nnew\n" + before.replace(b"9\n10\n", b"nine\n10\n")
@@ -453,14 +454,14 @@ def test_a_hunk_is_found_where_it_was_moved_to_but_never_guessed():
         (b"t\ndiff --git a/f b/f\n--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\nmore\n", "expected `diff --git"),
     ],
 )
-def test_what_is_no_patch_is_refused(text, part):
+def test_an_invalid_patch_is_refused(text, part):
     with pytest.raises(ConfigurationError, match=re.escape(part)):
         read_patch(text, "p.patch")
 
 
 @pytest.fixture
 def hosts(tmp_path):
-    """Two releases of a made-up host with CRLF files; the second patch of the first release builds upon its first."""
+    """Two releases of a made-up host with CRLF files; the first release's second patch depends on its first."""
     first, second = b"one\r\ntwo\r\n", b"one\r\ntwo\r\nthree\r\n"
     steps = {"1.0": [first, b"one\r\nTWO\r\n", b"one\r\nTWO!\r\n"], "2.0": [second, b"one\r\ntwo\r\nTHREE\r\n"]}
     for version, texts in steps.items():
@@ -476,16 +477,16 @@ def hosts(tmp_path):
     return steps
 
 
-def test_a_host_may_have_several_releases_and_patches_that_build_upon_each_other(hosts, tmp_path):
-    series = all_series(tmp_path / "patches")
+def test_a_host_may_have_several_releases_and_patches_that_depend_on_each_other(hosts, tmp_path):
+    series = load_series(tmp_path / "patches")
     file = tmp_path / "checkout" / "file"
     for version, texts in hosts.items():
         for number, text in enumerate(texts):
             file.write_bytes(text)
             tree = recognise(tmp_path / "checkout", series)
-            assert tree.series.title == f"other {version}" and len(tree.having("applied")) == number
+            assert tree.series.title == f"other {version}" and len(tree.in_state("applied")) == number
     file.write_bytes(hosts["1.0"][0])
-    with pytest.raises(ConfigurationError, match="0001-p cannot be on the tree without the others"):
+    with pytest.raises(ConfigurationError, match="0001-p cannot be applied without the others"):
         recognise(tmp_path / "checkout", series).change(frozenset({"0001-p"}))
     assert recognise(tmp_path / "checkout", series).change(frozenset({"0000-p", "0001-p"})) == ["file"]
     assert file.read_bytes() == hosts["1.0"][2]
@@ -495,7 +496,7 @@ def test_a_series_names_exactly_the_files_that_it_touches(hosts, tmp_path):
     path = tmp_path / "patches/other/1.0/tree.yaml"
     path.write_text(path.read_text() + "  another: abc\n")
     with pytest.raises(ConfigurationError, match="differing: another"):
-        all_series(tmp_path / "patches")
+        load_series(tmp_path / "patches")
     path.write_text(path.read_text().replace("licence", "license"))
     with pytest.raises(ConfigurationError, match=r"1\.0/tree\.yaml: licence: Field required"):
-        all_series(tmp_path / "patches")
+        load_series(tmp_path / "patches")

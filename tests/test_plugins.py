@@ -2,12 +2,17 @@
 
 import argparse
 import asyncio
+import dataclasses
+import inspect
 import textwrap
 
 import pytest
 
+from marl_plugins import hookspecs
 from marl_plugins.core.failures import ConfigurationError, RunPaused
-from marl_plugins.manager import FIRST, Plugins
+from marl_plugins.hookspecs import KINDS, VERSION
+from marl_plugins.manager import Plugins
+from marl_plugins.run import Run
 
 
 @pytest.fixture
@@ -38,13 +43,13 @@ def test_an_unknown_argument_names_plugin_and_argument(plugin):
 
 def test_an_argument_with_a_default_is_the_plugins_own(plugin):
     plugins = Plugins([plugin("own", "@hookimpl\ndef marl_log(step, seen=[]): seen.append(step)")])
-    plugins.hook.marl_log(step=1, metrics={})
+    plugins.hook.marl_log(run=None, step=1, metrics={})
 
 
 def test_a_plugin_may_end_the_run_when_it_starts(plugin):
     code = "from marl_plugins.core.failures import RunPaused\n@hookimpl\ndef marl_start(run): raise RunPaused('no disk')"
     with pytest.raises(RunPaused, match="no disk"):
-        Plugins([plugin("ends", code)]).planned("marl_start", run=None)
+        asyncio.run(taking_part(Plugins([plugin("ends", code)])))
 
 
 def test_an_unmarked_function_would_never_be_called(plugin):
@@ -77,8 +82,8 @@ def test_two_answers_to_one_question_are_an_error_that_names_both(plugin):
     ("stated", "said"),
     [
         ('"99.0"', "written for version 99.0 of the hooks, this is openrlhf-marl"),
-        ('"1.99"', "install a newer openrlhf-marl"),
-        ('"0.4"', "install a newer release of the plugin"),
+        ('"2.99"', "install a newer openrlhf-marl"),
+        ('"1.0"', "install a newer release of the plugin"),
         ("1", 'expected "major.minor"'),
         ('"one"', 'expected "major.minor"'),
     ],
@@ -91,13 +96,67 @@ def test_another_version_of_the_hooks_is_refused_with_the_reason(plugin, stated,
 
 
 def test_the_version_it_was_written_for_is_taken(plugin):
-    file = plugin("same", 'MARL_HOOKS = "1.0"\n@hookimpl\ndef marl_log(metrics): pass')
-    assert Plugins([file]).names == [file]
+    file = plugin("same", f'MARL_HOOKS = "{VERSION}"\n@hookimpl\ndef marl_log(metrics): pass')
+    assert Plugins([file]).names == (file,)
 
 
-def test_first_result_hooks_are_known():
-    assert set(FIRST) >= {"marl_generate", "marl_estimator", "marl_update", "marl_sync", "marl_workflow"}
-    assert "marl_credit" not in FIRST
+def test_every_hook_has_a_kind_and_the_run():
+    assert {kind.name for kind in KINDS.values()} == {"each", "first", "chain", "around"}
+    for name in KINDS.keys() - {"marl_options", "marl_commands"}:  # these are asked before there is a run
+        assert "run" in inspect.signature(getattr(hookspecs, name)).parameters, name
+
+
+async def taking_part(plugins, inside=lambda: None, purpose="train"):
+    async with plugins.taking_part("run", purpose):
+        inside()
+
+
+LIFE = """
+log = []
+@hookimpl
+def marl_start(run, purpose):
+    log.append(("start", {0!r}, run, purpose))
+    {1}
+@hookimpl
+async def marl_stop(run):
+    log.append(("stop", {0!r}, run))
+"""
+
+
+def life(plugins):
+    """What each of the plugins noted."""
+    return [line for name in plugins.names for line in plugins.manager.get_plugin(name).log]
+
+
+def test_what_was_started_is_stopped_in_reverse(plugin):
+    plugins = Plugins([plugin("l1", LIFE.format("l1", "")), plugin("l2", LIFE.format("l2", ""))])
+    shared = plugins.manager.get_plugin(plugins.names[0]).log
+    plugins.manager.get_plugin(plugins.names[1]).log = shared
+    asyncio.run(taking_part(plugins, lambda: shared.append("between"), "evaluate"))
+    starts = [("start", "l1", "run", "evaluate"), ("start", "l2", "run", "evaluate")]
+    assert shared == [*starts, "between", ("stop", "l2", "run"), ("stop", "l1", "run")]
+
+
+def test_and_stopped_after_a_failure_too(plugin):
+    plugins = Plugins([plugin("l1", LIFE.format("l1", ""))])
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(taking_part(plugins, lambda: 1 / 0))
+    assert [line[0] for line in life(plugins)] == ["start", "stop"]
+
+
+def test_a_start_that_fails_stops_those_that_were_reached_and_no_more(plugin):
+    """The one that failed may have opened something first; the third was never asked."""
+    plugins = Plugins([plugin(n, LIFE.format(n, more)) for n, more in (("l1", ""), ("l2", "1 / 0"), ("l3", ""))])
+    with pytest.raises(ConfigurationError, match=r"l2\.py:\d+: marl_start: ZeroDivisionError"):
+        asyncio.run(taking_part(plugins))
+    assert [line[:2] for line in life(plugins)] == [("start", "l1"), ("stop", "l1"), ("start", "l2"), ("stop", "l2")]
+
+
+def test_one_that_cannot_stop_keeps_no_other_from_it(plugin):
+    plugins = Plugins([plugin("l1", LIFE.format("l1", "")), plugin("bad", "@hookimpl\ndef marl_stop(run): 1 / 0")])
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(taking_part(plugins))
+    assert [line[0] for line in plugins.manager.get_plugin(plugins.names[0]).log] == ["start", "stop"]
 
 
 def test_a_named_plugin_answers_before_the_built_in(plugin):
@@ -116,13 +175,13 @@ def test_requirements_come_first_and_once(plugin):
 def test_chains_follow_the_order_given_and_await_what_is_async(plugin):
     one = plugin("c1", "@hookimpl\nasync def marl_credit(trajectories): return trajectories + [1]")
     two = plugin("c2", "@hookimpl\ndef marl_credit(trajectories): return trajectories + [2]")
-    assert asyncio.run(Plugins([two, one]).chain("marl_credit", [])) == [2, 1]
+    assert asyncio.run(Plugins([two, one]).chain("marl_credit", [], run=None)) == [2, 1]
 
 
 def test_a_link_of_a_chain_that_returns_nothing_is_named(plugin):
     file = plugin("mute", "@hookimpl\ndef marl_credit(trajectories): pass")
     with pytest.raises(ConfigurationError, match=r"mute\.py: marl_credit returned nothing"):
-        asyncio.run(Plugins([file]).chain("marl_credit", []))
+        asyncio.run(Plugins([file]).chain("marl_credit", [], run=None))
 
 
 def test_around_a_wrapper_sees_the_awaitable(plugin):
@@ -140,19 +199,27 @@ def test_around_a_wrapper_sees_the_awaitable(plugin):
     )
 
     async def ask():
-        return await Plugins([outer, inner]).hook.marl_generate(call=20, engines=None)
+        return await Plugins([outer, inner]).hook.marl_generate(run=None, call=20, engines=None)
 
     assert asyncio.run(ask()) == 41
 
 
 def test_state_is_kept_and_given_back_by_name(plugin):
-    body = "kept = []\n@hookimpl\ndef marl_state(): return {'n': 3}\n@hookimpl\ndef marl_restore(state): kept.append(state)"
+    body = """
+        class Count:
+            seen = 3
+        @hookimpl
+        def marl_state(run): return {"n": run.state(Count).seen}
+        @hookimpl
+        def marl_restore(run, state): run.state(Count).seen = state["n"]
+    """
     file = plugin("stateful", body)
-    plugins = Plugins([file])
-    states = plugins.state()
-    assert states == {file: {"n": 3}}
-    plugins.restore(states)
-    assert plugins.manager.get_plugin(file).kept == [{"n": 3}]
+    plugins, one, two = Plugins([file]), Run(None, None, None, "cpu"), Run(None, None, None, "cpu")
+    assert plugins.state(one) == {file: {"n": 3}}
+    plugins.restore(one, {file: {"n": 5}})
+    assert plugins.state(one) == {file: {"n": 5}}
+    assert plugins.state(dataclasses.replace(one, device="cuda")) == {file: {"n": 5}}  # the same run, further planned
+    assert plugins.state(two) == {file: {"n": 3}}
 
 
 def test_versions_of_files_follow_their_content(plugin):
@@ -174,7 +241,7 @@ def test_plugins_may_require_each_other(plugin, tmp_path):
 def test_one_file_by_two_paths_is_one_plugin(plugin, tmp_path, monkeypatch):
     file = plugin("same", "@hookimpl\ndef marl_log(metrics): pass")
     monkeypatch.chdir(tmp_path)
-    assert Plugins([file, "./same.py"]).names == [file]
+    assert Plugins([file, "./same.py"]).names == (file,)
 
 
 def test_an_error_while_importing_names_file_and_line(plugin):
@@ -192,7 +259,7 @@ def test_what_would_never_be_asked_is_refused(plugin):
     with pytest.raises(ConfigurationError, match="marl_select is a chain and cannot be wrapped"):
         Plugins([plugin("b", "@hookimpl(hookwrapper=True)\ndef marl_select(rows):\n    yield")])
     with pytest.raises(ConfigurationError, match="marl_state is each plugin's own and cannot be wrapped"):
-        Plugins([plugin("c", "@hookimpl(wrapper=True)\ndef marl_state():\n    return (yield)")])
+        Plugins([plugin("c", "@hookimpl(wrapper=True)\ndef marl_state(run):\n    return (yield)")])
 
 
 def test_a_score_may_be_plain_or_awaited(plugin):
@@ -204,7 +271,7 @@ def test_a_score_may_be_plain_or_awaited(plugin):
         plugins = Plugins([plugin(name, "@hookimpl\n" + body)])
 
         async def score(plugins=plugins):
-            return await plugins.hook.marl_score_outcome(trajectory=None)
+            return await plugins.hook.marl_score_outcome(run=None, trajectory=None)
 
         assert asyncio.run(score()) == 0.5
     silent = Plugins([plugin("silent", "@hookimpl\ndef marl_score_outcome(trajectory): return None")])

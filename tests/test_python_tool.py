@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_plugins.core.recipe import PythonToolConfig
+from marl_plugins.core.workflow import ToolCall
 from marl_plugins.tools.python import HeadAndTail, find_programs, run_program, runner
 
 
@@ -85,7 +86,7 @@ def test_calls_share_the_slots():
     async def both():
         call = runner(PythonToolConfig(concurrency=1))
         started = time.monotonic()
-        await asyncio.gather(*[call("import time; time.sleep(0.3)") for _ in range(3)])
+        await asyncio.gather(*[call(ToolCall("import time; time.sleep(0.3)", "t", 0, 1)) for _ in range(3)])
         return time.monotonic() - started
 
     assert asyncio.run(both()) >= 0.9

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.plan.build import build_run
-from marl_plugins.run import describe
+from marl_plugins.plan.build import build_plan
+from marl_plugins.plan.describe import describe
 from marl_plugins.runtime.records import Records, held
 
 KEY = "f00dcafe" * 5
@@ -24,8 +24,8 @@ def records(tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_API_KEY")
     words = ["--recipe", "tests/recipes/sums/tiny.yaml", "--ckpt.output_dir", str(tmp_path / "out"), "--dry-run"]
     words += ["--logger.wandb.key", KEY, "--logger.tensorboard_dir", str(tmp_path / "tensorboard")]
-    run, _ = build_run(words)
-    made = Records(run.output, run.args, describe(run), 0)
+    plan = build_plan(words)
+    made = Records(plan.run.output, plan.run.args, describe(plan), 0)
     for step in (1, 2):
         made.step(step, {"role/solver/reward": step / 4, "eval/outcome": 0.5}, [], None)
     made.close()

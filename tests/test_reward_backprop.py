@@ -12,8 +12,9 @@ from simulated import make_trajectory
 from marl_plugins import reward_backprop as plugin
 from marl_plugins.core.credit import rewards_from_scores
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
-from marl_plugins.core.trajectory import ToolResult
-from marl_plugins.plan.build import build_run
+from marl_plugins.core.trajectory import ToolResult, Trajectory
+from marl_plugins.plan.build import build_plan
+from marl_plugins.reward_backprop import BackpropState
 from marl_plugins.reward_backprop.backward import Attribution, backward, conserve
 from marl_plugins.reward_backprop.model import parse
 from marl_plugins.reward_backprop.rules import Rules
@@ -188,7 +189,7 @@ def test_a_fault_that_can_be_seen_is_blamed(guilty, text, tools):
     assert sum(found.values()) == pytest.approx(-1.0)
 
 
-def test_a_mended_program_and_a_form_that_a_later_turn_has_are_no_faults():
+def test_a_fixed_program_and_a_form_that_a_later_turn_has_are_no_faults():
     t = make_trajectory(
         {"modeller": [], "modeller2": ["modeller"], "reporter": ["modeller2"]}, roles={"modeller2": "modeller"}
     )
@@ -222,13 +223,18 @@ def test_a_success_is_shared_alike_also_where_paths_meet():
 
 
 def credited(trajectories, words=(), attributor=None):
-    build_run(["--recipe", "recipes/mathchat/tiny.yaml", "--plugin", "marl_plugins.reward_backprop", "--dry-run", *words])
-    plugin._state.attributor = attributor or Told({"c": 0.5, "b": 0.5})
+    recipe = ["--recipe", "recipes/mathchat/tiny.yaml", "--plugin", "marl_plugins.reward_backprop", "--dry-run"]
+    run = build_plan([*recipe, *words]).run
+    run.state(BackpropState).attributor = attributor or Told({"c": 0.5, "b": 0.5})
     rewards_from_scores(trajectories)
-    asyncio.run(plugin.marl_credit(trajectories))
+    asyncio.run(plugin.marl_credit(trajectories, run))
     metrics = {}
-    plugin.marl_log(1, metrics)
+    plugin.marl_log(run, metrics)
     return metrics
+
+
+def contribution(action):
+    return action.notes["reward_backprop"]["contribution"]
 
 
 def scored(outcome, scores, edges=None):
@@ -244,9 +250,14 @@ def test_a_reward_joins_the_score_with_the_contribution():
     metrics = credited([t], ["--reward_backprop.alpha", "0.5", "--reward_backprop.beta", "2"])
     # c takes a half of -1, b a half of the rest; all of one sign, they are rescaled to -1.
     deltas = {"a": 0.0, "b": -1 / 3, "c": -2 / 3}
-    assert {a.path: a.contribution for a in t.actions} == pytest.approx(deltas)
+    assert {a.path: contribution(a) for a in t.actions} == pytest.approx(deltas)
     assert [a.reward for a in t.actions[:2]] == pytest.approx([0.5 * 0.8, 0.5 * 0.6 + 2 * deltas["b"]])
     assert t.actions[2].reward is None  # its own verdict is missing
+    assert t.actions[1].terms == pytest.approx({"process": 0.5 * 0.6, "contribution": 2 * deltas["b"]})
+    assert [sum(a.terms.values()) for a in t.actions[:2]] == [a.reward for a in t.actions[:2]]
+    assert t.actions[2].terms == {}
+    assert t.actions[1].notes == {"reward_backprop": {"contribution": pytest.approx(deltas["b"]), "passed_on": "from b"}}
+    assert Trajectory.from_record(json.loads(json.dumps(t.record()))).record() == t.record()
     assert "contribution -0.33: told to; passed on: from b" in t.actions[1].explanation
     assert metrics["backprop/gap"] == pytest.approx(0.25)
 
@@ -256,9 +267,10 @@ def test_without_process_scores_the_reward_is_the_contribution():
     t.outcome = 1.0
     credited([t])
     assert sum(a.reward for a in t.actions) == pytest.approx(1.0)
+    assert all(a.terms == {"process": 0.0, "contribution": a.reward} for a in t.actions)
 
 
-def test_an_attribution_that_cannot_be_had_leaves_its_trajectory_out():
+def test_an_unavailable_attribution_leaves_its_trajectory_out():
     class Down:
         async def attribute(self, action, seen, residual):
             if action.path == "b":
@@ -273,6 +285,7 @@ def test_an_attribution_that_cannot_be_had_leaves_its_trajectory_out():
     kept = scored(1.0, [0.5, 0.5, 0.5], {"a": [], "c": ["a"]} | {"d": ["c"]})
     credited([scored(1.0, [0.5, 0.5, 0.5]), kept], attributor=Down())
     assert {(a.reward, a.unscored) for a in kept.actions} == {(None, "coach_step_left_out")}
+    assert [a.terms for a in kept.actions] == [{}] * 3
 
 
 def test_an_outcome_of_several_parts_is_weighed():
@@ -280,25 +293,25 @@ def test_an_outcome_of_several_parts_is_weighed():
     t.outcome_parts = {"accuracy": 1.0, "f1": 0.25, "speed": 0.0}
     words = ["--reward_backprop.weights", json.dumps({"accuracy": 3, "f1": 1})]
     credited([t], words)
-    assert sum(a.contribution for a in t.actions) == pytest.approx((3 * 1.0 + 1 * -0.5) / 4)
+    assert sum(contribution(a) for a in t.actions) == pytest.approx((3 * 1.0 + 1 * -0.5) / 4)
     failed = scored(0.0, [0.0, 0.0, 0.0])
     failed.agent_failure = "no_answer"
     credited([failed], words)
-    assert sum(a.contribution for a in failed.actions) == pytest.approx(-1.0)
+    assert sum(contribution(a) for a in failed.actions) == pytest.approx(-1.0)
     t.outcome_parts = {"accuracy": 1.0}
     with pytest.raises(ConfigurationError, match="names f1, which the grader did not write"):
         credited([t], words)
 
 
-def test_bad_flags_are_said_together():
+def test_bad_flags_are_reported_together():
     words = ["--reward_backprop.alpha", "-1", "--reward_backprop.weights", "[]", "--plugin", "marl_plugins.reward_backprop"]
     with pytest.raises(ConfigurationError) as caught:
-        build_run(["--recipe", "recipes/mathchat/tiny.yaml", "--dry-run", *words])
-    assert "--reward_backprop.alpha -1: expected 0 or more" in str(caught.value)
-    assert "--reward_backprop.weights '[]'" in str(caught.value)
+        build_plan(["--recipe", "recipes/mathchat/tiny.yaml", "--dry-run", *words])
+    assert "argument --reward_backprop.alpha: -1 is out of range: expected at least 0" in str(caught.value)
+    assert "argument --reward_backprop.weights: '[]': " in str(caught.value)
     words = ["--plugin", "marl_plugins.reward_backprop", "--reward_backprop.attributor", "model"]
     with pytest.raises(ConfigurationError, match="asks the coach's model"):
-        build_run(["--recipe", "recipes/mathchat/tiny.yaml", "--dry-run", *words])
+        build_plan(["--recipe", "recipes/mathchat/tiny.yaml", "--dry-run", *words])
 
 
 # The model
@@ -340,10 +353,14 @@ def test_the_models_attributor_asks_backwards_through_the_coachs_client(tmp_path
     with openai_server(answer) as (url, bodies):
         words = ["--coach.model", "m", "--coach.base_url", url, "--reward_backprop.attributor", "model"]
         words += ["--ckpt.output_dir", str(tmp_path)]
-        run, _ = build_run(["--recipe", "recipes/mathchat/tiny.yaml", "--plugin", "marl_plugins.reward_backprop", *words])
-        run.plugins.hook.marl_start(run=run)
-        rewards_from_scores([t])
-        asyncio.run(plugin.marl_credit([t]))
+        plan = build_plan(["--recipe", "recipes/mathchat/tiny.yaml", "--plugin", "marl_plugins.reward_backprop", *words])
+
+        async def credit():
+            async with plan.plugins.taking_part(plan.run, "train"):
+                rewards_from_scores([t])
+                await plugin.marl_credit([t], plan.run)
+
+        asyncio.run(credit())
     prompts = [b["messages"][0]["content"] for b in bodies[1:]]
     assert [next(r for r in ("solver", "coder", "verifier") if f"The member: {r}" in p) for p in prompts] == [
         "verifier",
@@ -353,4 +370,4 @@ def test_the_models_attributor_asks_backwards_through_the_coachs_client(tmp_path
     assert "it is worth -10.0" in prompts[0] and "-10.0 of it has reached" in prompts[1] and "-2.0 of it" in prompts[2]
     assert "<coder> a wrong plan" in prompts[2]
     assert not any("label" in p for p in prompts)
-    assert {a.role: a.contribution for a in t.actions} == pytest.approx({"solver": 0.0, "coder": -1.0, "verifier": 0.0})
+    assert {a.role: contribution(a) for a in t.actions} == pytest.approx({"solver": 0.0, "coder": -1.0, "verifier": 0.0})

@@ -2,6 +2,8 @@
 
 import asyncio
 import errno
+import functools
+from contextlib import aclosing
 from types import SimpleNamespace
 
 import pytest
@@ -13,24 +15,34 @@ from marl_plugins.core.trajectory import Task
 from marl_plugins.core.workflow import RoleSpec, Sampling
 
 Rollout = pytest.importorskip("marl_plugins.runtime.rollout").Rollout
-trainer = pytest.importorskip("marl_plugins.runtime.trainer")
-Trainer, writing = trainer.Trainer, trainer.writing
+Trainer = pytest.importorskip("marl_plugins.runtime.trainer").Trainer
+writing = pytest.importorskip("marl_plugins.runtime.records").writing
 
 
-def rollout(chat, outcome, seconds=5.0):
+def made(chat, outcome, seconds=5.0):
     engine = simulated_engine()
     hook = SimpleNamespace(
-        marl_generate=lambda call, engines: engine(call),
-        marl_score_action=lambda action, seen: None,
-        marl_score_outcome=lambda trajectory: outcome(trajectory),
+        marl_generate=lambda run, call, engines: engine(call),
+        marl_score_action=lambda run, action, seen: None,
+        marl_score_outcome=lambda run, trajectory: outcome(trajectory),
     )
 
     async def workflow(task, roles, tools):
         return await roles.a(q=task.prompt)
 
     role = RoleSpec("a", "p", lambda f: [{"role": "user", "content": f["q"]}], chat, Sampling(1.0, 1.0, 8, 100))
-    work = Rollout(SimpleNamespace(hook=hook), workflow, {"a": role}, {}, {"p": None}, 1, seconds)
-    return asyncio.run(work.train([Task("t", "q", "l")], 2, 1, lambda: None))
+    limits = SimpleNamespace(task_seconds=seconds)
+    run = SimpleNamespace(recipe=SimpleNamespace(limits=limits), args=SimpleNamespace(train=SimpleNamespace(seed=1)))
+    return Rollout(run, SimpleNamespace(hook=hook), workflow, {"a": role}, {}, {"p": None})
+
+
+def rollout(chat, outcome, seconds=5.0):
+    work, tasks = made(chat, outcome, seconds), [Task("t", "q", "l")]
+
+    async def collected():
+        return [t async for t in work.train(tasks, 2, 1)]
+
+    return work.in_order(asyncio.run(collected()), tasks)
 
 
 def test_a_verifier_that_is_down_loses_the_trajectory_and_not_the_run(chat):
@@ -50,16 +62,67 @@ def test_a_verifier_that_never_answers_loses_the_trajectory_at_the_deadline(chat
     assert "outcome was not scored" in got[0].detail
 
 
+def test_trajectories_come_as_they_finish_and_are_put_in_order(chat):
+    """The slow ones are first in the order of the tasks and last to arrive."""
+    tasks = [Task(name, "q", "l") for name in "abc"]
+
+    async def slow(trajectory):
+        await asyncio.sleep(0.05 * "cba".index(trajectory.task.id))
+        return 1.0
+
+    async def arrivals():
+        return [t async for t in work.train(tasks, 1, 1)]
+
+    work = made(chat, slow)
+    arrived = asyncio.run(arrivals())
+    assert [t.task.id for t in arrived] == ["c", "b", "a"]
+    assert [t.task.id for t in work.in_order(arrived, tasks)] == ["a", "b", "c"]
+
+
+def test_a_rollout_that_is_left_early_leaves_nothing_running(chat):
+    ended = []
+
+    async def never(trajectory):
+        if trajectory.sample == 0:
+            return 1.0
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(trajectory.sample)
+
+    async def first():
+        async with aclosing(made(chat, never).train([Task("t", "q", "l")], 3, 1)) as arriving:
+            return (await anext(arriving)).sample, len(asyncio.all_tasks())
+
+    async def then():
+        found = await first()
+        return found, asyncio.all_tasks() - {asyncio.current_task()}
+
+    (sample, running), left = asyncio.run(then())
+    assert sample == 0 and running == 3 and not left and sorted(ended) == [1, 2]
+
+
+def test_what_a_recipe_raises_ends_the_rollout_at_once(chat):
+    async def bug(trajectory):
+        if trajectory.sample:
+            await asyncio.sleep(60)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        rollout(chat, bug, seconds=70)
+
+
 @pytest.mark.parametrize(("answers", "moves"), [(True, False), (False, True), (None, False)])
 def test_a_sync_that_did_not_happen_ends_the_run(answers, moves):
     """Else the next step would train on rows that were sampled from other weights."""
     host = SimpleNamespace(policy=SimpleNamespace(name="p"), version=4)
 
-    async def sync(host, version):
-        host.version = version if moves else host.version
+    async def sync(run, policy, version):
+        policy.version = version if moves else policy.version
         return answers
 
-    fake = SimpleNamespace(plugins=SimpleNamespace(hook=SimpleNamespace(marl_sync=sync)))
+    fake = SimpleNamespace(run=None, plugins=SimpleNamespace(hook=SimpleNamespace(marl_sync=sync)))
+    fake._sync_one = functools.partial(Trainer._sync_one, fake)
     with pytest.raises(RunEnded, match="policy 'p' was updated and its engines were not brought to version 5"):
         asyncio.run(Trainer._sync(fake, [host]))
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai_server import verdict as coach_says
 
-from marl_plugins.coach import PROMPTS, verdict
-from marl_plugins.coach.model import read_prompt, shown
+from marl_plugins.coach import verdict
+from marl_plugins.coach.model import PROMPTS, prompt_fields, read_prompt
 
 NONCE = "9f31c2aa"
 
@@ -152,7 +152,7 @@ def test_what_an_agent_writes_does_not_pass_for_the_verdict(attempt, form, actio
     """A coach that repeats all of the agent's text and then judges: its own verdict is read, or none; never the agent's."""
     assert len(ATTEMPTS) >= 30
     action.text = attempt
-    fields = shown(action, seen, "Solve {problem}")
+    fields = prompt_fields(action, seen, "Solve {problem}")
     prompt = read_prompt(PROMPTS / "action.md", with_label=False).format(
         **fields, fence=NONCE, form=verdict.instruction(NONCE, form, False)
     )

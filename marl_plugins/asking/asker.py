@@ -1,131 +1,142 @@
-"""How a judgement is asked for: one prompt with a nonce, and once more where the answer holds no verdict.
+"""What a plugin holds to ask a language model for judgements, and the layers behind it.
 
-    judgement = await asker.judge(request)
+    judge    cache.py      kept, replayed, or being asked for right now: the same question is asked once
+             question.py   a prompt with a nonce, a strict reading, one second question; a deadline over all of it
+    send     repeats.py    what may pass is repeated after a pause
+             limits.py     slots, requests per minute, a budget
+             endpoint.py   HTTP to an OpenAI-compatible endpoint;  or policy.py: a policy of the run, without cache and limits
 
-Who answers is the only difference between the two kinds: an endpoint (client.py) or a policy of the run (policy.py).
+Each layer knows the next one only. Messages name the flags of the plugin that asks (`--coach.timeout`) by its prefix.
 """
 
 from __future__ import annotations
 
-import asyncio
-import secrets
-import time
-from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from marl_plugins.core.failures import InfrastructureFailure
+from marl_plugins.asking.cache import Cache, KeptAnswers
+from marl_plugins.asking.endpoint import Endpoint, EndpointTransport
+from marl_plugins.asking.limits import Limits, SpendingBudget
+from marl_plugins.asking.policy import PolicyTransport, derived_nonce
+from marl_plugins.asking.question import Questioner, random_nonce
+from marl_plugins.asking.repeats import Repeats
+from marl_plugins.asking.request import Form, Judgement, Request, Tally, Transport
 
-Message = dict[str, str]
-Form = Literal["json", "text"]
-
-
-@dataclass(frozen=True)
-class Request:
-    """One thing to be judged.
-
-    Args:
-        prompt: `(nonce, form)` to the whole prompt. The nonce is a word that nobody who wrote what is judged can know; it
-            marks the quoted part and the lines of the verdict.
-        parse: `(answer, nonce, form)` to the judgement as JSON values, or None where the answer holds none.
-        again: `(nonce, form)` to what is said when it held none.
-        schema: JSON schema of the answer, for structured output.
-    """
-
-    prompt: Callable[[str, str], str]
-    parse: Callable[[str, str, str], dict[str, Any] | None]
-    again: Callable[[str, str], str]
-    schema: Mapping[str, Any]
+if TYPE_CHECKING:
+    from marl_plugins.run import Run
 
 
-@dataclass
-class Call:
-    """One judgement while it is asked for; `begun` is when its first request was sent."""
-
-    messages: list[Message]
-    schema: Mapping[str, Any]
-    begun: float | None = None
-
-
-class Asker(ABC):
-    """Asks for judgements. One for the whole run.
+class Asker:
+    """Asks for judgements. One for the whole run, in its event loop: its limits are the run's.
 
     Args:
-        form: In which form answers are asked for and read.
-        deadline: Seconds of one judgement, all its requests included.
+        questioner: The outermost layer but the cache; its form is what `probe` finds.
+        transport: The innermost layer.
+        tally: What the layers count in.
+        cache: Around the questioner, where there is one.
+        budget: What the inner layers spend, where it is counted.
     """
 
-    counted: ClassVar[tuple[str, ...]] = ("requests", "asked_again")
-    """What `counts` may hold, for the metrics."""
+    def __init__(
+        self,
+        questioner: Questioner,
+        transport: Transport,
+        tally: Tally,
+        cache: Cache | None = None,
+        budget: SpendingBudget | None = None,
+    ):
+        self.questioner = questioner
+        self.transport = transport
+        self.tally = tally
+        self.cache = cache
+        self.budget = budget
 
-    def __init__(self, form: Form, deadline: float):
-        self.form: Form = form
-        self.deadline = deadline
-        self.counts: Counter[str] = Counter()
-        self.latencies: list[float] = []
-
-    @abstractmethod
-    async def answer(self, call: Call) -> str:
-        """The answer to `call.messages`; sets `call.begun` when it is first asked for.
+    async def judge(self, request: Request) -> Judgement:
+        """The judgement.
 
         Raises:
-            InfrastructureFailure: It cannot be had.
-            RunPaused: None can be had from now on.
+            InfrastructureFailure: It is unavailable.
+            RunPaused: So are all further ones.
         """
+        return await (self.cache or self.questioner).judge(request)
 
-    def nonce(self, request: Request) -> str:
-        """A word for this request: hexadecimal digits."""
-        return secrets.token_hex(4)
+    @property
+    def form(self) -> Form:
+        """In which form answers are asked for and read."""
+        return self.questioner.form
 
-    def probe(self, request: Request) -> None:  # noqa: B027  # not abstract: engines that do not run yet are not tried
-        """Try it out before anything is started, where that can be done.
+    @property
+    def replays(self) -> bool:
+        """Whether all answers come from a recording."""
+        return self.cache is not None and self.cache.kept.replay
+
+    def open(self, account: Path, resumed: bool) -> None:
+        """Open the files of kept answers, and the account of what is spent.
+
+        Raises:
+            ConfigurationError: A file cannot be read or written.
+        """
+        if self.budget is not None:
+            self.budget.open(account, resumed)
+        if self.cache is not None:
+            self.cache.kept.open()
+
+    async def probe(self, request: Request) -> None:
+        """Try it before anything is started, and settle the form of the answers.
 
         Raises:
             ConfigurationError: Nobody answers, or not in the form that was asked for.
         """
+        if not self.replays:
+            self.questioner.form = await self.transport.probe(request)
 
-    def take(self) -> tuple[Counter[str], list[float]]:
-        """Counts, and seconds per judgement from its first request on, since the last call."""
-        counts, latencies = self.counts, self.latencies
-        self.counts, self.latencies = Counter(), []
-        return counts, latencies
+    async def close(self) -> None:
+        """End what is still being asked, and close the connections and files; a later judgement opens new connections."""
+        if self.cache is not None:
+            await self.cache.close()
+        await self.transport.close()
 
-    async def judge(self, request: Request) -> dict[str, Any]:
-        """The judgement.
+    def spent(self) -> str | None:
+        """The budget that is used up, with its flag, or None."""
+        return self.budget.spent() if self.budget is not None else None
 
-        Raises:
-            InfrastructureFailure: It cannot be had.
-            RunPaused: No judgement can be had from now on.
-        """
-        call = Call([], request.schema)
-        try:
-            async with asyncio.timeout(self.deadline) as deadline:
-                judgement = await self._asked(request, call)
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            raise InfrastructureFailure(
-                "coach_deadline", f"no judgement within {self.deadline:g} s (--coach.deadline)"
-            ) from None
-        assert call.begun is not None
-        self.latencies.append(time.monotonic() - call.begun)
-        return judgement
+    def metrics(self) -> dict[str, float]:
+        """Counts and seconds since the last call, tokens and dollars since the run began."""
+        counts, seconds = self.tally.take()
+        metrics = {name: float(counts[name]) for name in self.tally.names}
+        if seconds:
+            metrics["seconds/mean"] = statistics.fmean(seconds)
+            metrics["seconds/p99"] = sorted(seconds)[int(0.99 * (len(seconds) - 1))]
+        if self.budget is not None:
+            metrics["tokens"] = float(self.budget.spent_in + self.budget.spent_out)
+            if self.budget.price != (0.0, 0.0):
+                metrics["cost"] = self.budget.cost
+        return metrics
 
-    async def _asked(self, request: Request, call: Call) -> dict[str, Any]:
-        nonce = self.nonce(request)
-        call.messages.append({"role": "user", "content": request.prompt(nonce, self.form)})
-        text = await self.answer(call)
-        judgement = request.parse(text, nonce, self.form)
-        if judgement is None:
-            self.counts["asked_again"] += 1
-            call.messages += [
-                {"role": "assistant", "content": text[:4000] or "..."},
-                {"role": "user", "content": request.again(nonce, self.form)},
-            ]
-            text = await self.answer(call)
-            judgement = request.parse(text, nonce, self.form)
-        if judgement is None:
-            raise InfrastructureFailure("coach_verdict", f"twice no verdict in the answer; the second: {text[:200]!r}")
-        return judgement
+
+def endpoint_asker(endpoint: Endpoint, budget: SpendingBudget | None = None, kept: KeptAnswers | None = None) -> Asker:
+    """Asks an endpoint, within its limits."""
+    budget = budget or SpendingBudget(endpoint.prefix)
+    tally = Tally("requests", "repeats", "cached", "asked_again")
+    transport = EndpointTransport(endpoint, budget, tally)
+    limits = Limits(transport, budget, endpoint.concurrency, endpoint.per_minute)
+    repeats = Repeats(limits, endpoint.retries, tally)
+    form: Form = "text" if endpoint.form == "auto" else endpoint.form
+    questioner = Questioner(repeats, form, endpoint.prefix, endpoint.deadline, random_nonce, tally, limits.under_way)
+    cache = Cache(questioner, kept or KeptAnswers(endpoint.prefix), endpoint.key, tally)
+    return Asker(questioner, transport, tally, cache, budget)
+
+
+def policy_asker(run: Run, policy: str, *, prefix: str, max_tokens: int, deadline: float) -> Asker:
+    """Asks a policy of the run; how many requests run at once is left to its engines.
+
+    Args:
+        policy: Its name.
+        max_tokens: Length of one answer.
+        deadline: Seconds of one judgement, both its questions included.
+    """
+    tally = Tally("requests", "asked_again")
+    transport = PolicyTransport(run, policy, max_tokens, tally)
+    questioner = Questioner(transport, "text", prefix, deadline, derived_nonce(run.args.train.seed), tally)
+    return Asker(questioner, transport, tally)

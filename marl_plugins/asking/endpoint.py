@@ -1,45 +1,39 @@
-"""One OpenAI-compatible endpoint, asked many times: limits, repeats, a deadline, a budget, and answers that are kept.
+"""One request to an OpenAI-compatible endpoint, and what each way of failing means.
 
-Two kinds of failure. What may pass (429, 5xx, a connection, a time-out, an answer that is not in the protocol) is repeated
-with growing, random pauses, or after what `Retry-After` asks for; when that does not help within the deadline, this one
-judgement is missing (`InfrastructureFailure`), as it is where the endpoint will not judge this very question (too long, a
-filter, a refusal). What cannot pass (a refused key, an unknown model, a field that the endpoint does not take) ends the run
-at once, with everything up to the last step saved (`RunPaused`).
+Two kinds of failure. What may pass (429, 5xx, a connection, a time-out, an answer that is not in the protocol) is a
+`MayPass`, which is repeated; where the endpoint will not judge this very question (too long, a filter, a refusal) that one
+judgement is missing (`InfrastructureFailure`). What cannot pass (a refused key, an unknown model, a field that the endpoint
+does not take) ends the run at once, with everything up to the last step saved (`RunPaused`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import hashlib
 import json
 import os
 import re
-import secrets
 import time
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from marl_plugins.asking.accounts import Answers, Budget
-from marl_plugins.asking.asker import Asker, Call, Form, Message, Request
+from marl_plugins.asking.limits import SpendingBudget
+from marl_plugins.asking.question import random_nonce
+from marl_plugins.asking.request import Form, Inquiry, MayPass, Request, Tally
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
 
 if TYPE_CHECKING:
     import openai
-    from tenacity import RetryCallState
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
-"""Seconds: a repeat waits a random part of the first, then of twice that, ... up to the longest."""
 ONE_REQUEST = re.compile(
     r"content.?(?:filter|management|polic)|context.?(?:length|window)|too (?:long|large|many tokens)|maximum.*(?:length|context)",
     re.I,
 )
-"""What a 400 says that speaks of this question and not of how it is asked: that judgement is missing, and the run goes on."""
+"""A 400 that speaks of this question and not of how it is asked: only that judgement is missing."""
 NEVER_PASSES = {"insufficient_quota"}
-"""Codes of a 429 that no waiting cures."""
+"""Codes of a 429 that no waiting fixes."""
 
 
 class Malformed(Exception):
@@ -50,28 +44,22 @@ class Refused(Exception):
     """The model will not answer this question; asking again costs and does not help."""
 
 
-@dataclass
-class _Shared:
-    """A judgement that is being asked for, and how many wait for it: the same question at the same time has one answer."""
-
-    task: asyncio.Task[dict[str, Any]]
-    waiting: int = 0
-
-
 @dataclass(frozen=True)
 class Endpoint:
     """Where the model is, and how it is asked.
 
     Args:
+        prefix: Of the flags that describe it, for messages: `coach` for `--coach.base_url`.
         timeout: Seconds of one request.
         deadline: Seconds of one judgement, queueing, pauses and repeats included.
         retries: Repeats of a request that failed in a way that may pass.
         concurrency: Requests in flight, in the whole run.
-        per_minute: Requests begun per minute, in the whole run; None for as many as may be.
+        per_minute: Requests begun per minute, in the whole run; None for no limit.
         form: `json` asks for structured output, `text` for lines, `auto` for the first that the endpoint has.
         body: Fields added to every request; a null takes one of ours out.
     """
 
+    prefix: str
     base_url: str
     model: str
     api_key_env: str = "OPENAI_API_KEY"
@@ -85,171 +73,109 @@ class Endpoint:
     body: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return f"coach endpoint {self.shown_url}, model {self.model!r}"
+        return f"{self.prefix} endpoint {self.shown_url}, model {self.model!r}"
 
     @property
     def shown_url(self) -> str:
         """The address without the password that may stand in it."""
         return re.sub(r"//[^/@]*@", "//", self.base_url)
 
-
-class Client(Asker):
-    """Asks an endpoint, within its limits. One for the whole run: its limits are the run's.
-
-    Args:
-        answers: Judgements kept from earlier; the same question is asked once.
-        replay: Whether to answer from them alone, without a network.
-    """
-
-    counted: ClassVar = ("requests", "repeats", "cached", "asked_again")
-
-    def __init__(self, endpoint: Endpoint, budget: Budget, answers: Answers, replay: bool = False):
-        super().__init__("text" if endpoint.form == "auto" else endpoint.form, endpoint.deadline)
-        self.endpoint = endpoint
-        self.budget = budget
-        self.answers = answers
-        self.replay = replay
-        self.in_flight = self.peak = 0
-        self.pending: dict[str, _Shared] = {}
-        self._client: Any = None
-
-    async def judge(self, request: Request) -> dict[str, Any]:
-        """The judgement, from the kept answers or from the endpoint.
-
-        Raises:
-            InfrastructureFailure: It cannot be had.
-            RunPaused: No judgement can be had from now on.
-        """
-        key = self.key(request)
-        known = self.answers.get(key)
-        if known is not None:
-            self.counts["cached"] += 1
-            return known
-        if self.replay:
-            raise InfrastructureFailure("coach_replay", "the recorded answers hold none for this")
-        shared = self.pending.get(key)
-        if shared is None:
-            shared = self.pending[key] = _Shared(asyncio.create_task(self._judged(key, request)))
-            shared.task.add_done_callback(functools.partial(self._answered, key))
-        else:
-            self.counts["cached"] += 1
-        shared.waiting += 1
-        try:
-            return await asyncio.shield(shared.task)
-        finally:
-            shared.waiting -= 1
-            if not shared.waiting:  # nobody wants it any more
-                shared.task.cancel()
-
-    def _answered(self, key: str, task: asyncio.Task[dict[str, Any]]) -> None:
-        self.pending.pop(key, None)
-        if not task.cancelled():
-            task.exception()  # whoever still waits raises it
-
-    async def _judged(self, key: str, request: Request) -> dict[str, Any]:
-        if self._client is None:
-            self._open()
-        judgement = await super().judge(request)
-        self.answers.put(key, judgement)
-        return judgement
-
-    async def _asked(self, request: Request, call: Call) -> dict[str, Any]:
-        """Only so many judgements are under way at a time that a repeat does not queue behind the whole step."""
-        async with self._under_way:
-            return await super()._asked(request, call)
+    @property
+    def api_key(self) -> str:
+        return os.environ.get(self.api_key_env) or "none"  # local servers take any
 
     def key(self, request: Request) -> str:
         """Names a question by all that its answer depends on: model, form, limits and the prompt without its nonce.
 
         Not by the address, so that a recording can be replayed where the endpoint is another.
         """
-        e = self.endpoint
-        parts = [e.model, e.form, e.max_tokens, dict(e.body), request.prompt("", e.form), request.schema]
+        parts = [
+            self.model,
+            self.form,
+            self.max_tokens,
+            dict(self.body),
+            request.prompt("", self.form),
+            request.schema,
+        ]
         return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
-    async def answer(self, call: Call) -> str:
-        """One answer, with repeats."""
-        import openai
-        from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt
-
-        attempts = AsyncRetrying(
-            retry=retry_if_exception(_may_pass),
-            stop=stop_after_attempt(self.endpoint.retries + 1),
-            wait=_pause,
-            reraise=True,
-        )
-        try:
-            async for attempt in attempts:
-                with attempt:
-                    self.counts["repeats"] += attempt.retry_state.attempt_number > 1
-                    return await self._request(call)
-        except openai.APIStatusError as error:
-            raise self._missing_or_fatal(error) from error
-        except (openai.APITimeoutError, TimeoutError) as error:
-            raise InfrastructureFailure("coach_timeout", f"no answer within {self.endpoint.timeout:g} s") from error
-        except openai.APIConnectionError as error:
-            raise InfrastructureFailure("coach_unreachable", str(error.__cause__ or error)) from error
-        except Refused as error:
-            raise InfrastructureFailure("coach_refused", str(error)) from error
-        except (openai.APIError, Malformed) as error:
-            raise InfrastructureFailure("coach_protocol", str(error)) from error
-        raise AssertionError("unreachable: the last attempt returns or raises")
-
-    async def _request(self, call: Call) -> str:
-        """One request, when the limits allow it; a pause before a repeat holds no place."""
-        e = self.endpoint
-        async with AsyncExitStack() as limits:
-            await limits.enter_async_context(self._slots)
-            if self._rate is not None:
-                await limits.enter_async_context(self._rate)
-            spent = self.budget.spent()
-            if spent:
-                raise InfrastructureFailure("coach_budget", f"spent: {spent}")
-            call.begun = call.begun or time.monotonic()
-            self.in_flight += 1
-            self.peak = max(self.peak, self.in_flight)
-            self.counts["requests"] += 1
-            try:
-                # The client's time-out is one of silence; ours also ends an answer that trickles in byte by byte.
-                async with asyncio.timeout(e.timeout):
-                    answer = await self._client.post(
-                        "/chat/completions", cast_to=object, body=self.body(call.messages, call.schema)
-                    )
-            except ValueError as error:  # a body that is not JSON
-                raise Malformed(str(error)) from error
-            finally:
-                self.in_flight -= 1
-        return self._text(answer)
-
-    def _open(self) -> None:
-        """The connection and the limits, in the event loop that uses them."""
-        import openai
-        from aiolimiter import AsyncLimiter
-
-        e = self.endpoint
-        self._client = openai.AsyncOpenAI(base_url=e.base_url, api_key=api_key(e), timeout=e.timeout, max_retries=0)
-        self._slots = asyncio.Semaphore(e.concurrency)
-        self._under_way = asyncio.Semaphore(2 * e.concurrency)
-        # One request per time slice rather than a minute's worth at once.
-        self._rate = None if e.per_minute is None else AsyncLimiter(1, 60.0 / e.per_minute)
-
-    def body(self, messages: list[Message], schema: Mapping[str, Any]) -> dict[str, Any]:
-        """The request's JSON body."""
-        e = self.endpoint
-        body: dict[str, Any] = {"model": e.model, "messages": messages, "temperature": 0, "max_tokens": e.max_tokens}
-        if self.form == "json":
+    def request_body(self, inquiry: Inquiry) -> dict[str, Any]:
+        """The JSON body of a request."""
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": inquiry.messages,
+            "temperature": 0,
+            "max_tokens": self.max_tokens,
+        }
+        if inquiry.form == "json":
             body["response_format"] = {
                 "type": "json_schema",
-                "json_schema": {"name": "judgement", "strict": True, "schema": schema},
+                "json_schema": {"name": "judgement", "strict": True, "schema": inquiry.schema},
             }
-        return {name: value for name, value in (body | dict(e.body)).items() if value is not None}
+        return {name: value for name, value in (body | dict(self.body)).items() if value is not None}
+
+
+class EndpointTransport:
+    """Sends requests to an endpoint; the connection is opened with the first one.
+
+    Args:
+        budget: What answers take is added to it.
+    """
+
+    def __init__(self, endpoint: Endpoint, budget: SpendingBudget, tally: Tally):
+        self.endpoint = endpoint
+        self.budget = budget
+        self.tally = tally
+        self._client: openai.AsyncOpenAI | None = None
+
+    def _connect(self, max_retries: int) -> openai.AsyncOpenAI:
+        import openai
+
+        e = self.endpoint
+        return openai.AsyncOpenAI(base_url=e.base_url, api_key=e.api_key, timeout=e.timeout, max_retries=max_retries)
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+        self._client = None
+
+    async def send(self, inquiry: Inquiry) -> str:
+        """One answer; empty where it was cut off.
+
+        Raises:
+            MayPass: It is unavailable, and repeating the request may help.
+            InfrastructureFailure: The endpoint will not answer this one.
+            RunPaused: It will not answer any.
+        """
+        import openai
+
+        if self._client is None:
+            self._client = self._connect(max_retries=0)
+        e = self.endpoint
+        inquiry.begun = inquiry.begun or time.monotonic()
+        self.tally.counts["requests"] += 1
+        try:
+            # The client's time-out is one of silence; ours also ends an answer that trickles in byte by byte.
+            async with asyncio.timeout(e.timeout):
+                answer = await self._client.post("/chat/completions", cast_to=object, body=e.request_body(inquiry))
+            return self._text(answer)
+        except openai.APIStatusError as error:
+            raise self._failure(error) from error
+        except (openai.APITimeoutError, TimeoutError) as error:
+            raise MayPass("coach_timeout", f"no answer within {e.timeout:g} s (--{e.prefix}.timeout)") from error
+        except openai.APIConnectionError as error:
+            raise MayPass("coach_unreachable", str(error.__cause__ or error)) from error
+        except Refused as error:
+            raise InfrastructureFailure("coach_refused", str(error)) from error
+        except (openai.APIError, Malformed, ValueError) as error:  # ValueError: a body that is not JSON
+            raise MayPass("coach_protocol", str(error)) from error
 
     def _text(self, answer: Any) -> str:
-        """The text of an answer; empty where it was cut off, for what is cut may be a verdict.
+        """The text of an answer; empty where it was cut off, because what is cut off may be a verdict.
 
         Raises:
             Malformed: It is not in the protocol.
-            Refused: The model will not say.
+            Refused: The model will not answer.
         """
         try:
             usage = answer.get("usage") or {}
@@ -269,102 +195,78 @@ class Client(Asker):
             raise Malformed(f"no text in the answer {answer!r:.200}")
         return "" if finish == "length" else text
 
-    def _missing_or_fatal(self, error: openai.APIStatusError) -> Exception:
+    def _failure(self, error: openai.APIStatusError) -> Exception:
+        """What a status means: may pass, this question alone, or the end of the run."""
         status, code = error.status_code, str(error.code or "")
         if code not in NEVER_PASSES:
+            wait = seconds_of(error.response.headers.get("retry-after", ""))
             if status == 429:
-                return InfrastructureFailure("coach_busy", f"HTTP 429 after {self.endpoint.retries} repeats")
+                return MayPass("coach_busy", "HTTP 429", wait)
             if status >= 500 or status in (408, 409):
-                return InfrastructureFailure("coach_server", f"HTTP {status}: {error.message[:200]}")
+                return MayPass("coach_server", f"HTTP {status}: {error.message[:200]}", wait)
             if status == 413 or (status in (400, 422) and ONE_REQUEST.search(f"{code} {error.message}")):
                 return InfrastructureFailure("coach_refused", f"HTTP {status}: {error.message[:200]}")
-        return RunPaused(f"{self.endpoint}: {said(error, self.endpoint)}")
+        return RunPaused(f"{self.endpoint}: {explain_status(error, self.endpoint)}")
 
-    def probe(self, request: Request) -> None:
-        """One small request before anything is started; settles the form of the answers.
+    async def probe(self, request: Request) -> Form:
+        """One small request, in the first form that the endpoint answers in.
 
         Raises:
             ConfigurationError: The endpoint is down, slow, refuses the key or the model, or does not answer in the protocol.
         """
-        if self.replay:
-            return
-        forms: list[Form]
-        forms = ["json", "text"] if self.endpoint.form == "auto" else [self.endpoint.form]
+        forms: list[Form] = ["json", "text"] if self.endpoint.form == "auto" else [self.endpoint.form]
         for form in forms:
-            self.form = form
-            problem, final = self._try_form(request)
+            problem, final = await self._try_form(request, form)
             if problem is None:
-                return
+                return form
             if final or form == forms[-1]:
-                raise ConfigurationError(f"{self.endpoint}: {problem}")
+                break
+        raise ConfigurationError(f"{self.endpoint}: {problem}")
 
-    def _try_form(self, request: Request) -> tuple[str | None, bool]:
+    async def _try_form(self, request: Request, form: Form) -> tuple[str | None, bool]:
         """What is wrong with an answer in this form, and whether no other form would help."""
         import openai
 
-        e = self.endpoint
-        nonce = secrets.token_hex(4)
-        messages: list[Message] = [{"role": "user", "content": request.prompt(nonce, self.form)}]
+        e, nonce = self.endpoint, random_nonce(request)
+        inquiry = Inquiry([{"role": "user", "content": request.prompt(nonce, form)}], form, request.schema)
         try:
-            with openai.OpenAI(base_url=e.base_url, api_key=api_key(e), timeout=e.timeout, max_retries=1) as client:
-                answer = client.post("/chat/completions", cast_to=object, body=self.body(messages, request.schema))
-                text = self._text(answer)
+            async with self._connect(max_retries=1) as client:
+                answer = await client.post("/chat/completions", cast_to=object, body=e.request_body(inquiry))
+            text = self._text(answer)
         except openai.APITimeoutError:
-            return f"no answer within {e.timeout:g} s, twice; is it overloaded? --coach.timeout raises the limit", True
+            hint = f"is it overloaded? --{e.prefix}.timeout raises the limit"
+            return f"no answer within {e.timeout:g} s, twice; {hint}", True
         except openai.APIConnectionError as error:
             return f"cannot be reached ({error.__cause__ or error}); is it running?", True
         except openai.APIStatusError as error:
-            return said(error, e), error.status_code not in (400, 422)
+            return explain_status(error, e), error.status_code not in (400, 422)
         except (openai.APIError, Malformed, Refused, ValueError) as error:
             return f"does not answer as an OpenAI-compatible endpoint does: {error}", True
         if self.budget.limited and not (isinstance(answer, dict) and answer.get("usage")):
-            return "does not say how many tokens an answer took, so that a budget cannot be kept", True
-        if request.parse(text, nonce, self.form) is None:
+            return "does not report how many tokens an answer took, which a budget requires", True
+        if request.parse(text, nonce, form) is None:
             return (
-                f"asked for a score of 7 it said {text[:200]!r}, which is not the form it was asked for; use a model that "
+                f"answered a trial question with {text[:200]!r}, which is not the form it was asked for; use a model that "
                 "follows instructions"
             ), False
         return None, True
 
 
-def said(error: openai.APIStatusError, endpoint: Endpoint) -> str:
-    """A refusal in words, with the cure where there is one."""
+def explain_status(error: openai.APIStatusError, endpoint: Endpoint) -> str:
+    """An HTTP status for people, with the fix where there is one."""
     if error.status_code in (401, 403):
         return f"refuses the key ({error.status_code}); is ${endpoint.api_key_env} right?"
     key = os.environ.get(endpoint.api_key_env)
     message = error.message.replace(key, "...") if key else error.message  # some servers repeat it
     text = f"HTTP {error.status_code}: {message[:300]}"
     if error.status_code == 404:
-        text += "; is --coach.base_url right (it usually ends in /v1), and --coach.model the name that the endpoint uses?"
+        text += (
+            f"; is --{endpoint.prefix}.base_url right (it usually ends in /v1), and --{endpoint.prefix}.model the name that the "
+            "endpoint uses?"
+        )
     if error.code in NEVER_PASSES:
-        text += "; the account has run out"
+        text += "; the account has run out of credit"
     return text
-
-
-def api_key(endpoint: Endpoint) -> str:
-    return os.environ.get(endpoint.api_key_env) or "none"  # servers of one's own take any
-
-
-def _may_pass(error: BaseException) -> bool:
-    import openai
-
-    if isinstance(error, openai.APIStatusError):
-        passing = error.status_code in (408, 409, 429) or error.status_code >= 500
-        return passing and str(error.code or "") not in NEVER_PASSES
-    return isinstance(error, openai.APIError | Malformed | TimeoutError)
-
-
-def _pause(state: RetryCallState) -> float:
-    """Seconds before the next attempt: what `Retry-After` says, else random and growing (full jitter)."""
-    from tenacity import wait_random_exponential
-
-    error = state.outcome.exception() if state.outcome else None
-    headers = getattr(getattr(error, "response", None), "headers", {})
-    asked = seconds_of(headers.get("retry-after", ""))
-    if asked is None:
-        return float(wait_random_exponential(multiplier=FIRST_PAUSE, max=LONGEST_PAUSE)(state))
-    # Everyone who is told the same time comes back spread out a little.
-    return asked * (1 + 0.1 * secrets.randbelow(1000) / 1000)
 
 
 def seconds_of(retry_after: str) -> float | None:

@@ -1,4 +1,4 @@
-"""What the recipe says, as the plugin that is asked last: tasks, workflow, policies, tools and grader. Built in."""
+"""What the recipe says, as the plugin that is asked last: tasks, workflow, policies, tools and grader."""
 
 from __future__ import annotations
 
@@ -11,24 +11,20 @@ from marl_plugins import hookimpl
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.tasks import as_text, choose_keys, read_tasks
 from marl_plugins.core.trajectory import Action, Task, Trajectory
-from marl_plugins.run import policies_of
+from marl_plugins.loading import load_file
 
 if TYPE_CHECKING:
-    from marl_plugins.core.workflow import Seen, Tool, Workflow
-    from marl_plugins.run import Policy, Run
-
-_run: Run | None = None
-
-
-@hookimpl
-def marl_configure(run: Run) -> None:
-    global _run
-    _run = run
+    from marl_plugins.core.policy import Policy
+    from marl_plugins.core.scoring import Seen
+    from marl_plugins.core.workflow import Tool, Workflow
+    from marl_plugins.run import Run
 
 
 @hookimpl
 def marl_policies(run: Run) -> list[Policy]:
-    return policies_of(run)
+    """One per name in the mapping, in the order of the roles."""
+    names = dict.fromkeys(map(run.recipe.policy_of, run.recipe.mapped_roles))
+    return [run.recipe_policy(name) for name in names]
 
 
 @hookimpl
@@ -91,20 +87,19 @@ def _hub_tasks(name: str, run: Run, limit: int | None, flag: str) -> list[Task]:
 
 
 @hookimpl
-def marl_score_action(action: Action, seen: Seen) -> Awaitable[float | None] | None:
-    assert _run is not None
-    function = getattr(_run.grader_module, "score_action", None)
+def marl_score_action(run: Run, action: Action, seen: Seen) -> Awaitable[float | None] | None:
+    function = getattr(run.grader_module, "score_action", None)
     return _awaited(function, action, seen) if function else None
 
 
 @hookimpl
-def marl_score_outcome(trajectory: Trajectory) -> Awaitable[float | None] | None:
-    assert _run is not None
-    function = getattr(_run.grader_module, "score_outcome", None)
+def marl_score_outcome(run: Run, trajectory: Trajectory) -> Awaitable[float | None] | None:
+    function = getattr(run.grader_module, "score_outcome", None)
     if function is not None:
         return _awaited(function, trajectory)
-    if _run.args.reward.remote_url:
-        return asyncio.to_thread(_remote_score, trajectory)  # it may well wait for a server
+    if run.args.reward.remote_url:
+        # In a thread, because it may wait for a server.
+        return asyncio.to_thread(_reward_function_score, Path(run.args.reward.remote_url), trajectory)
     return None
 
 
@@ -116,12 +111,9 @@ async def _awaited(function: Callable[..., Any], *arguments: Any) -> float | Non
     return None if result is None else float(result)
 
 
-def _remote_score(trajectory: Trajectory) -> float:
+def _reward_function_score(file: Path, trajectory: Trajectory) -> float:
     """Upstream's reward function (`reward_func(queries, prompts, labels)` of `--reward.remote_url file.py`) on one outcome."""
-    from marl_plugins.manager import load_file
-
-    assert _run is not None
-    module = load_file(Path(_run.args.reward.remote_url), "marl_reward_function")
+    module = load_file(file, "marl_reward_function")
     query = trajectory.task.prompt + (trajectory.answer or "")
     result = module.reward_func([query], [trajectory.task.prompt], [trajectory.task.label])
     scores: Any = result["scores" if "scores" in result else "rewards"] if isinstance(result, dict) else result

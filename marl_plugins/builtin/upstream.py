@@ -1,22 +1,21 @@
-"""Update and weight sync as the host does them: the built-in end of the way of the data."""
+"""Update and weight sync as upstream does them: the built-in end of the way of the data."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 from marl_plugins import hookimpl
-from marl_plugins.core.rows import Row
 
 if TYPE_CHECKING:
-    from marl_plugins.runtime.policy import PolicyHost
+    from marl_plugins.core.processes import PolicyProcesses, Prepared
 
 
 @hookimpl
-def marl_update(host: PolicyHost, rows: Sequence[Row], steps: int) -> Awaitable[dict[str, float]]:
-    return host.update(rows, steps)
+def marl_update(policy: PolicyProcesses, prepared: Prepared, steps: int, step: int) -> Awaitable[dict[str, float]]:
+    return policy.update(prepared, steps, step)
 
 
 @hookimpl
-def marl_sync(host: PolicyHost, version: int) -> Awaitable[bool]:
-    return host.sync(version)
+def marl_sync(policy: PolicyProcesses, version: int) -> Awaitable[bool]:
+    return policy.sync(version)

@@ -1,4 +1,4 @@
-"""A language model as the coach: what it is shown of an action, and what becomes of its verdict."""
+"""A language model as the coach: its prompts, and what it is shown of an action."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_plugins.asking.asker import Request
+from marl_plugins.asking.request import Request
 from marl_plugins.coach import verdict
 from marl_plugins.coach.verdict import Verdict
 from marl_plugins.core.failures import ConfigurationError, nearest
-from marl_plugins.core.workflow import Seen, SeenLast
+from marl_plugins.core.scoring import Seen, SeenLast
 
 if TYPE_CHECKING:
     from marl_plugins.asking.asker import Asker
     from marl_plugins.core.trajectory import Action
+    from marl_plugins.run import Run
 
+PROMPTS = Path(__file__).parent / "prompts"
+"""The package's prompts."""
 FIELDS = ("task", "role", "duties", "messages", "before", "action", "tools", "files", "fence", "form")
 LABEL_FIELDS = ("label", "answer")
 NEEDED = ("action", "fence", "form")
@@ -42,14 +45,14 @@ class ModelCoach:
         """The model's verdict.
 
         Raises:
-            InfrastructureFailure: It cannot be had.
-            RunPaused: None can be had from now on.
+            InfrastructureFailure: It is unavailable.
+            RunPaused: So are all further ones.
         """
         return Verdict.model_validate(await self.asker.judge(self.request(action, seen)))
 
     def request(self, action: Action, seen: Seen) -> Request:
         last = isinstance(seen, SeenLast)
-        fields = shown(action, seen, self.duties[action.role])
+        fields = prompt_fields(action, seen, self.duties[action.role])
 
         def prompt(nonce: str, form: str) -> str:
             how = verdict.instruction(nonce, form, last)
@@ -57,17 +60,25 @@ class ModelCoach:
 
         return _request(prompt, last)
 
-    def probe(self) -> None:
-        """Ask for a score of 7 before anything is started.
 
-        Raises:
-            ConfigurationError: Nobody answers, or not in the form that was asked for.
-        """
+def duties_of(run: Run) -> dict[str, str]:
+    """The text of each role's prompt; empty for a file that cannot be read, which the plan reports."""
+    duties = {}
+    for role in run.recipe.roles:
+        try:
+            duties[role] = run.prompt(role)
+        except (OSError, ValueError):
+            duties[role] = ""
+    return duties
 
-        def prompt(nonce: str, form: str) -> str:
-            return f"This tries out the form of your answers. Give a score of 7.\n{verdict.instruction(nonce, form, False)}"
 
-        self.asker.probe(_request(prompt, False))
+def trial_request() -> Request:
+    """A request for a score of 7, to try a model before anything is started."""
+
+    def prompt(nonce: str, form: str) -> str:
+        return f"This tries out the form of your answers. Give a score of 7.\n{verdict.instruction(nonce, form, False)}"
+
+    return _request(prompt, False)
 
 
 def _request(prompt: Callable[[str, str], str], last: bool) -> Request:
@@ -89,14 +100,14 @@ def read_prompt(path: Path, *, with_label: bool) -> str:
     """
     if with_label:
         return checked_prompt(path, (*FIELDS, *LABEL_FIELDS))
-    return checked_prompt(path, FIELDS, "it may stand in --coach.last_prompt only")
+    return checked_prompt(path, FIELDS, "it is allowed in --coach.last_prompt only")
 
 
 def checked_prompt(path: Path, allowed: Sequence[str], no_label: str = "") -> str:
     """A prompt file for a coach, with its placeholders checked.
 
     Args:
-        no_label: Why a placeholder of the label's is forbidden.
+        no_label: Why the label's placeholders are forbidden.
 
     Raises:
         ConfigurationError: It cannot be read, or has a placeholder that is unknown, forbidden here or missing.
@@ -131,8 +142,8 @@ def placeholders(path: Path) -> tuple[str, set[str]]:
     try:
         text = path.read_text(encoding="utf-8")
         found = [(name, spec, how) for _, name, spec, how in string.Formatter().parse(text) if name is not None]
-        if odd := [name for name, spec, how in found if spec or how]:
-            raise ValueError(f"{{{odd[0]}}} has a format, and stands for a text")
+        if formatted := [name for name, spec, how in found if spec or how]:
+            raise ValueError(f"{{{formatted[0]}}} has a format, and stands for a text")
         return text, {name for name, _, _ in found}
     except OSError as error:
         raise ConfigurationError(f"coach prompt {path}: {error.strerror}") from None
@@ -140,14 +151,14 @@ def placeholders(path: Path) -> tuple[str, set[str]]:
         raise ConfigurationError(f"coach prompt {path}: {error}; write {{{{ and }}}} for braces") from None
 
 
-def shown(action: Action, seen: Seen, duties: str) -> dict[str, str]:
-    """What a prompt's placeholders stand for; the label only where the scorer may know it."""
+def prompt_fields(action: Action, seen: Seen, duties: str) -> dict[str, str]:
+    """The texts of a prompt's placeholders; the label only where the scorer may know it."""
     fields = {
         "task": shorten(seen.prompt),
         "role": action.role,
         "duties": shorten(duties),
         "messages": shorten("\n".join(f"<{role}> {text}" for role, text in seen.messages)),
-        "before": shorten("\n".join(said(a) for a in seen.before)) or "nothing",
+        "before": shorten("\n".join(describe(a) for a in seen.before)) or "nothing",
         "action": shorten(action.text) + (CUT_OFF if action.generation.finish == "length" else ""),
         "tools": shorten(tool_answers([action])) or "none used",
         "files": ", ".join(sorted({f for a in (*seen.before, action) for r in a.tool_results for f in r.files})) or "none",
@@ -157,8 +168,8 @@ def shown(action: Action, seen: Seen, duties: str) -> dict[str, str]:
     return fields
 
 
-def said(action: Action) -> str:
-    """An earlier action as the coach reads it, its tools' answers included."""
+def describe(action: Action) -> str:
+    """An earlier action as the coach reads it, with its tools' answers."""
     answers = tool_answers([action])
     return f"<{action.role}> {action.text}" + (f"\n<tools of {action.role}> {answers}" if answers else "")
 

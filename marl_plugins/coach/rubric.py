@@ -13,8 +13,8 @@ A rubric is a `.py` file with one list of criteria per role:
         ],
     }
 
-Score = points held / points that apply. A criterion that needs the label applies to the last action of the last role alone;
-everywhere else its function is not called, and what the others get has no label to look at.
+Score = points that hold / points that apply. A criterion that needs the label applies to the last action of the last role
+alone; everywhere else its function is not called, and what the other criteria get holds no label.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from typing import Any
 
 from marl_plugins.coach.verdict import Verdict
 from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.core.scoring import Seen, SeenLast
 from marl_plugins.core.trajectory import Action
-from marl_plugins.core.workflow import Seen, SeenLast
-from marl_plugins.manager import load_file
+from marl_plugins.loading import load_file
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Criterion:
     """One rule.
 
     Args:
-        name: Short, for people: it stands in the explanation of every score.
-        points: What it weighs beside the role's other criteria.
-        holds: `(action, seen)` to True or False, or to how far it holds in [0, 1].
+        name: Short, for people: it appears in the explanation of every score.
+        points: Its weight among the role's criteria.
+        holds: `(action, seen)` to True or False, or to the extent to which it holds, in [0, 1].
         needs_label: Whether `seen.label` is read.
     """
 
@@ -87,7 +87,9 @@ def load_rubric(path: Path, roles: Sequence[str]) -> dict[str, list[Criterion]]:
         elif wrong := [c for c in criteria if not isinstance(c, Criterion)]:
             problems.append(f"{path}: RUBRIC[{role!r}]: expected Criterion, got {type(wrong[0]).__name__}")
         elif bad := [c for c in criteria if not c.points > 0]:
-            problems.append(f"{path}: RUBRIC[{role!r}]: criterion {bad[0].name!r} has {bad[0].points} points; more than 0")
+            problems.append(
+                f"{path}: RUBRIC[{role!r}]: criterion {bad[0].name!r} has {bad[0].points} points; expected more than 0"
+            )
         elif all(c.needs_label for c in criteria):
             problems.append(f"{path}: RUBRIC[{role!r}]: every criterion needs the label, which all but one action lack")
     if problems:

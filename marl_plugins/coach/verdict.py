@@ -1,4 +1,4 @@
-"""What a coach says of one action, and how it is read: strictly, because a wrong reading is a wrong reward.
+"""What a coach answers about one action, and how it is read: strictly, because a wrong reading is a wrong reward.
 
     text    lines that carry the request's nonce: `CORRECT 9f31c2aa: yes`, `SCORE 9f31c2aa: 7.5`
     json    one object of the schema with the nonce in it, and nothing around it (structured output)
@@ -21,7 +21,7 @@ LONGEST_EXPLANATION = 4000
 AROUND = r"[\s*_\[\](){}\"'`]*"
 """What markdown and habit put around a word or a number; no digit and no sign."""
 BEFORE = r"[\s*_\[\](){}\"'`#>|+-]*"
-"""What may stand at a line's beginning: a list's dash, a heading, a quotation."""
+"""What may precede the word in its line: a list's dash, a heading, a quotation mark."""
 NUMBER = r"(?:10(?:\.0+)?|\d(?:\.\d+)?)"
 
 
@@ -49,7 +49,7 @@ class Verdict(pydantic.BaseModel):
 
 
 def schema(with_label: bool) -> dict[str, Any]:
-    """JSON schema of a verdict, as strict structured output wants it: every field required, nothing besides."""
+    """JSON schema of a verdict, as strict structured output requires it: every field required, no other one."""
     criterion = {
         "type": "object",
         "properties": {"name": {"type": "string"}, "score": {"type": "number", "minimum": 0, "maximum": 10}},
@@ -81,7 +81,7 @@ def instruction(nonce: str, form: str, with_label: bool) -> str:
 
 
 def again(nonce: str, form: str, with_label: bool) -> str:
-    """What is said to a coach whose answer held no verdict; the task stands above it in the conversation."""
+    """The second question, after an answer without a verdict; the task is above it in the conversation."""
     return f"That holds no verdict that can be read. Judge the same step again. {instruction(nonce, form, with_label)}"
 
 
@@ -107,9 +107,9 @@ def value_of(text: str, name: str, nonce: str, value: str) -> str | None:
     """
     marked, line = _patterns(name, value)
     found = set()
-    for said in text.splitlines():
-        if any(word.lower() == nonce for word in marked.findall(said)):
-            match = line.fullmatch(said)
+    for row in text.splitlines():
+        if any(word.lower() == nonce for word in marked.findall(row)):
+            match = line.fullmatch(row)
             if match is None or match.group(1).lower() != nonce:
                 return None
             found.add(match.group(2).lower())
@@ -148,17 +148,19 @@ def json_object(text: str, nonce: str) -> dict[str, Any] | None:
     anything else."""
     fenced = FENCED.fullmatch(text)
     try:
-        data = json.loads(fenced.group(1) if fenced else text, object_pairs_hook=_no_twins, parse_constant=_no_constant)
+        data = json.loads(
+            fenced.group(1) if fenced else text, object_pairs_hook=_refuse_duplicates, parse_constant=_refuse_constant
+        )
     except (ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) and data.pop("nonce", None) == nonce else None
 
 
-def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len({name for name, _ in pairs}) < len(pairs):
-        raise ValueError("a field stands there twice")
+        raise ValueError("a field occurs twice")
     return dict(pairs)
 
 
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number")
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number")

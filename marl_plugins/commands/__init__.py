@@ -1,0 +1,30 @@
+"""The commands of `openrlhf`, one module each; the table of those that are built in."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+
+from marl_plugins.core.command import Command
+
+
+def _command(name: str, usage: str, about: str) -> Command:
+    """A built-in command, whose module is imported when it is called."""
+
+    def main(words: Sequence[str]) -> int:
+        code: int = importlib.import_module(f"{__name__}.{name.replace('eval', 'evaluate')}").main(words)
+        return code
+
+    return Command(name, usage, about, main)
+
+
+COMMANDS = (
+    _command("train", "--recipe RECIPE [flags]", "train a multi-agent system"),
+    _command("eval", "--recipe RECIPE [--models RUN]", "success of any models on a recipe's held-out tasks"),
+    _command("recipes", "list | show | copy | import", "shipped recipes; your own from one of them, or from MARTI"),
+    _command("plugins", "[--json]", "plugins that are found, and what they hook into"),
+    _command("compat", "PATH | VERSION", "whether another release of upstream still fits"),
+    _command("patch", "status | apply | revert", "thin patches for those who carry a checkout of upstream"),
+    _command("doctor", "[--recipe RECIPE] [--static]", "whether training can work here, and what to do if not"),
+)
+"""In the order in which `openrlhf --help` lists them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,9 +12,10 @@ from typing import Any
 
 from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.hosts.upstream_cli import Parser
-from marl_plugins.plan.build import build_run
-from marl_plugins.plan.flags import split_flags
-from marl_plugins.run import Run, engines_only
+from marl_plugins.plan.build import build_plan, use_engines_only
+from marl_plugins.plan.flags import COMMAND_LINE, split_flags
+from marl_plugins.plan.plan import Plan
+from marl_plugins.run import Run
 
 OWN = ("models", "only")
 
@@ -45,34 +47,38 @@ def main(words: Sequence[str]) -> int:
     if "--help" in words or "-h" in words:
         print(parser().format_help(), end="")
         return 0
-    flags = split_flags(words, "command line")
+    flags = split_flags(words, COMMAND_LINE)
     options = parser().parse_args([w for f in flags if f.name in OWN for w in (f"--{f.name}", *f.words)])
-    rest = [w for f in flags if f.name not in OWN for w in f.argv]
-    run, theirs = build_run(rest)
-    take_players(run)
+    plan = build_plan([w for f in flags if f.name not in OWN for w in f.argv])
+    run = only_players(plan.run)
     if options.models:
-        take_models(run, options.models, options.only)
+        run = with_models(run, options.models, options.only)
     elif options.only:
-        raise ConfigurationError("--only says which policies are taken from --models FOLDER, which is not given")
-    result = evaluate(run, debug=theirs.debug, as_json=theirs.json)
-    if theirs.json:
+        raise ConfigurationError("--only names policies that are taken from --models FOLDER, which is not given")
+    result = evaluate(replace(plan, run=run))
+    if plan.options.json:
         print(json.dumps(result))
     return 0
 
 
-def take_players(run: Run) -> None:
-    """Keep the policies that play a role, as engines only: nothing is trained, and no coach is asked."""
+def only_players(run: Run) -> Run:
+    """The run with the policies that play a role, as engines only: nothing is trained, and no coach is asked."""
     playing = {run.recipe.policy_of(role) for role in run.recipe.roles}
-    run.policies = [replace(policy, trainable=False) for policy in run.policies if policy.name in playing]
-    for policy in run.policies:
-        engines_only(run.policy_args[policy.name])
+    policies = tuple(replace(policy, trainable=False) for policy in run.policies if policy.name in playing)
+    policy_args = {policy.name: copy.deepcopy(run.policy_args[policy.name]) for policy in policies}
+    for args in policy_args.values():
+        use_engines_only(args)
+    return replace(run, policies=policies, policy_args=policy_args)
 
 
-def take_models(run: Run, folder: Path, only: Sequence[str]) -> None:
-    """Put saved weights in the place of the recipe's models.
+def with_models(run: Run, folder: Path, only: Sequence[str]) -> Run:
+    """The run with saved weights in place of the recipe's models.
+
+    Args:
+        only: Names of policies; empty for all.
 
     Raises:
-        ConfigurationError: There are none, or a policy is named that is not there.
+        ConfigurationError: The folder has none, or there is no policy of such a name.
     """
     names = [p.name for p in run.policies]
     problems = [
@@ -86,34 +92,41 @@ def take_models(run: Run, folder: Path, only: Sequence[str]) -> None:
             problems.append(f"--models {folder}: no folder {name!r} with a model in it; {has}")
     if problems:
         raise ConfigurationError(problems)
-    run.policies = [replace(p, model=str((folder / p.name).absolute())) if p.name in wanted else p for p in run.policies]
-    for name in wanted:
-        run.policy_args[name].actor.model_name_or_path = str((folder / name).absolute())
+    models = {name: str((folder / name).absolute()) for name in wanted}
+    policy_args = {name: copy.deepcopy(args) for name, args in run.policy_args.items()}
+    for name, model in models.items():
+        policy_args[name].actor.model_name_or_path = model
+    policies = tuple(replace(p, model=models.get(p.name, p.model)) for p in run.policies)
+    return replace(run, policies=policies, policy_args=policy_args)
 
 
-def evaluate(run: Run, *, debug: bool, as_json: bool) -> dict[str, Any]:
-    """Success with its interval; trajectories lost to infrastructure count as wrong and are reported beside.
+def evaluate(plan: Plan) -> dict[str, Any]:
+    """Success with its interval; trajectories lost to infrastructure count as wrong and are reported beside it.
 
     Raises:
         ConfigurationError: There are no held-out tasks, or a model does not load.
     """
+    from marl_plugins.runtime.cluster import prepare_environment, ray_cluster, terminated_like_interrupted
     from marl_plugins.runtime.display import Display
-    from marl_plugins.runtime.driver import Session, prepare_environment, ray_cluster, terminated_like_interrupted
+    from marl_plugins.runtime.driver import plugins_started
+    from marl_plugins.runtime.session import Session
 
-    display = Display(as_json)
+    run, debug = plan.run, plan.options.debug
+    display = Display(plan.options.json)
     prepare_environment(run, debug)
-    session = Session(run)
-    if not session.eval_tasks:
-        raise ConfigurationError(
-            "there are no held-out tasks: the recipe's `tasks:` gives none for eval, nor --eval.dataset"
-        )
-    session.warm_start(display)
-    with ray_cluster(run, debug), terminated_like_interrupted():
-        with display.phase("starting engines"):
-            session.start()
-        from marl_plugins.runtime.trainer import evaluation
+    with asyncio.Runner() as loop, plugins_started(loop, plan, "evaluate"):
+        session = Session(plan)
+        if not session.eval_tasks:
+            raise ConfigurationError(
+                "there are no held-out tasks: the recipe's `tasks:` gives none for eval, nor --eval.dataset"
+            )
+        session.warm_start(display)
+        with ray_cluster(run, debug), terminated_like_interrupted():
+            with display.phase("starting engines"):
+                session.start()
+            from marl_plugins.runtime.metrics import evaluation
 
-        result: dict[str, Any] = asyncio.run(evaluation(session.rollout, session.eval_tasks, run.args.eval, display))
+            result: dict[str, Any] = loop.run(evaluation(session.rollout, session.eval_tasks, run.args.eval, display))
     display.evaluation(None, result)
     models = {p.name: p.model for p in run.policies}
     return {**{name.removeprefix("eval/"): value for name, value in result.items()}, "models": models}

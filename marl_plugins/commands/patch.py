@@ -1,7 +1,7 @@
-"""`openrlhf patch status | apply | revert --to PATH`: thin patches for those who carry a checkout of an upstream.
+"""`openrlhf patch status | apply | revert --to PATH`: thin patches for a checkout of an upstream.
 
-Nothing of this project needs them: plugins run on an unmodified upstream, which is the default. `docs/patches.md` says what each is
-for; `hosts/patches.py` says how a tree is recognised and changed.
+This project does not require them: plugins run on an unmodified upstream. `docs/patches.md` explains each patch,
+`hosts/patches.py` how a tree is recognised and changed.
 """
 
 from __future__ import annotations
@@ -11,50 +11,50 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from marl_plugins.hosts.patches import Tree, all_series, alone, recognise
+from marl_plugins.hosts.patches import PatchedTree, load_series, lock_tree, recognise
 from marl_plugins.hosts.upstream_cli import Parser
 
 ABOUT = """\
-Thin patches for those who carry a checkout of an upstream. Training with plugins needs none of them.
+Thin patches for a checkout of an upstream. Training with plugins requires none of them.
 
-  openrlhf patch status --to ~/OpenRLHF         which patches are on the tree
+  openrlhf patch status --to ~/OpenRLHF         which patches the tree has
   openrlhf patch apply --to ~/OpenRLHF          all of them
   openrlhf patch apply --to ~/OpenRLHF 0004     one of them
   openrlhf patch revert --to ~/OpenRLHF         back to the release, byte for byte
 
-A tree is changed only if each file concerned is as released, or as released with patches of ours on it. A command that
-was killed is ended by the next `apply`, or undone by the next `revert`.
+A tree is changed only if every touched file is as released, or as released with some of these patches. A killed command
+is completed by the next `apply`, or undone by the next `revert`.
 """
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command; 0 also where there was nothing to do.
+    """Run the command; 0 also if there was nothing to do.
 
     Raises:
-        ConfigurationError: The words, the tree or the names are wrong; nothing was changed.
+        ConfigurationError: The arguments, the tree or a name is wrong; nothing was changed.
     """
-    parser = _parser()
+    parser = _build_parser()
     options = parser.parse_args(list(words))
     if options.command is None:
         parser.print_help()
         return 0
-    with alone(options.to):
+    with lock_tree(options.to):
         tree = recognise(options.to)
-        named = tree.series.named(options.names)
+        named = tree.series.select(options.names)
         changed: list[str] = []
         before = tree.states
         if options.command != "status":
-            interrupted = tree.having("interrupted")
-            kept = tree.having("applied")
+            interrupted = tree.in_state("interrupted")
+            kept = tree.in_state("applied")
             changed = tree.change(kept | interrupted | named if options.command == "apply" else kept - named)
             tree = recognise(options.to, [tree.series])
-    _report(tree, before, named, changed, options)
+    _print_report(tree, before, named, changed, options)
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     listed = [
-        f"{series.title}\n" + "\n".join(f"  {p.name}\n      {p.title}" for p in series.patches) for series in all_series()
+        f"{series.title}\n" + "\n".join(f"  {p.name}\n      {p.title}" for p in series.patches) for series in load_series()
     ]
     parser = Parser(
         prog="openrlhf patch",
@@ -64,12 +64,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", parser_class=Parser)
     for name, about in (
-        ("status", "which patches are on a tree"),
-        ("apply", "put patches on a tree; those that are on it already are left alone"),
-        ("revert", "take patches off a tree again"),
+        ("status", "which patches a tree has"),
+        ("apply", "apply patches to a tree; those already applied are skipped"),
+        ("revert", "remove patches from a tree"),
     ):
         command = commands.add_parser(name, help=about, description=about)
-        command.add_argument("names", nargs="*", help="names or numbers of patches (0001); all of them without")
+        command.add_argument("names", nargs="*", help="names or numbers of patches (0001); default: all")
         command.add_argument(
             "--to", type=Path, required=True, metavar="PATH", help="the folder that contains the package: a checkout's root"
         )
@@ -77,8 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _report(
-    tree: Tree, before: dict[str, str], named: frozenset[str], changed: list[str], options: argparse.Namespace
+def _print_report(
+    tree: PatchedTree, before: dict[str, str], named: frozenset[str], changed: list[str], options: argparse.Namespace
 ) -> None:
     patches = [p for p in tree.series.patches if p.name in named or before[p.name] != tree.states[p.name]]
     if options.json:
@@ -94,7 +94,7 @@ def _report(
         }
         print(json.dumps(report, indent=2))
         return
-    from marl_plugins.runtime.display import print_table
+    from marl_plugins.commands.tables import print_table
 
     already = "" if options.command == "status" else "already "
     real = tree.root.resolve()
@@ -109,4 +109,4 @@ def _report(
     if changed:
         print("changed: " + ", ".join(changed))
     if "interrupted" in tree.states.values() or tree.leftovers():
-        print("a command was killed here: `openrlhf patch apply` ends what was begun, `openrlhf patch revert` undoes it")
+        print("a command was killed here: `openrlhf patch apply` completes it, `openrlhf patch revert` undoes it")

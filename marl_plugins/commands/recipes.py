@@ -1,4 +1,4 @@
-"""`openrlhf recipes list | show | copy | import`: the recipes that are shipped, and one's own made from them or from others'."""
+"""`openrlhf recipes list | show | copy | import`: shipped recipes, and your own made from them or from other programs' files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from marl_plugins.commands.imports.shapes import KINDS
@@ -14,17 +15,19 @@ from marl_plugins.core.recipe import find_recipe, load_recipe
 from marl_plugins.core.shipped import recipes_root
 from marl_plugins.core.trajectory import Task
 from marl_plugins.hosts.upstream_cli import Parser
-from marl_plugins.manager import load_file
-from marl_plugins.plan.rehearsal import rehearse
+from marl_plugins.manager import Plugins
+from marl_plugins.plan.build import recipe_plugins
+from marl_plugins.plan.rehearsal import rehearse, workflow_of
+from marl_plugins.run import Run
 
 
 def main(words: Sequence[str]) -> int:
-    parser = Parser(prog="openrlhf recipes", description="The recipes that are shipped, and one's own made from them.")
+    parser = Parser(prog="openrlhf recipes", description="Shipped recipes, and your own made from them.")
     commands = parser.add_subparsers(dest="command", parser_class=Parser)
     listing = commands.add_parser("list", help="all shipped recipes")
     showing = commands.add_parser("show", help="a recipe's roles, who calls whom, and its settings")
     showing.add_argument("recipe", help="name of a shipped recipe, a folder, or a YAML file")
-    copying = commands.add_parser("copy", help="copy a recipe, to start one's own")
+    copying = commands.add_parser("copy", help="copy a recipe, to start your own")
     copying.add_argument("recipe", help="name of a shipped recipe, or a folder with a recipe.yaml")
     copying.add_argument("folder", type=Path, help="where to; it must not exist yet")
     importing = commands.add_parser(
@@ -72,7 +75,7 @@ def list_all(as_json: bool) -> int:
     if as_json:
         print(json.dumps(found, indent=2))
         return 0
-    from marl_plugins.runtime.display import print_table
+    from marl_plugins.commands.tables import print_table
 
     rows = [[f["name"], str(f["model"]), ", ".join(f["roles"]), f["description"]] for f in found]
     print_table("Recipes; train one with --recipe NAME", ["name", "model", "roles", "about"], rows)
@@ -84,9 +87,10 @@ def show(name: str, as_json: bool) -> int:
     path = find_recipe(name)
     recipe, _ = load_recipe(path)
     settings = recipe.model_dump(exclude_defaults=True, exclude={"roles", "name", "description"})
-    workflow = load_file(path.parent / recipe.workflow, f"marl_recipe_{recipe.name}_workflow").run
-    seen = rehearse(workflow, recipe, path.parent, Task("example", "an example", "0"), ["python"])
-    edges = seen.graph or [f"({problem})" for problem in seen.wrong + seen.odd]
+    run = Run(recipe, path.parent, SimpleNamespace(), device="")
+    workflow = workflow_of(Plugins(recipe_plugins(recipe, path.parent)), run)
+    seen = rehearse(run, workflow, Task("example", "an example", "0"), ["python"])
+    edges = seen.graph or [f"({problem})" for problem in seen.wrong + seen.unclear]
     about = {
         "name": recipe.name,
         "file": str(path),
@@ -103,7 +107,7 @@ def show(name: str, as_json: bool) -> int:
         return 0
     import yaml
 
-    from marl_plugins.runtime.display import print_table
+    from marl_plugins.commands.tables import print_table
 
     print(f"{recipe.name}: {recipe.description}\n{path}\n")
     print_table(

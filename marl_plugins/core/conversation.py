@@ -55,7 +55,7 @@ class ChatFormat:
     def opening(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
         """Ids of the opening messages with the generation prompt open: the context of a first turn."""
         text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False))  # the template wrote BOS where it wants one
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))  # the template has written BOS if it uses one
 
     @property
     def end_of_turn(self) -> tuple[int, ...]:

@@ -6,7 +6,7 @@
     apply        advantages and those statistics                  ->  advantages
 
 Stages instead of one function, so that the runtime can take baselines and statistics over all policies and ranks together,
-and so that a streaming runtime can see from `scope` and `affine` whether it may start before the batch is complete.
+and so that a streaming runtime can see from `scope` whether it may start before the batch is complete.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ class Estimator:
         gamma: Discount per sampled token.
         return_scope: Which rewards an action's return sums, before anything here begins.
         scope: How far what an advantage depends on reaches: the row alone, a group of samples, the whole batch.
-        affine: Whether the advantage is an affine function of the row's reward, given baselines and statistics.
         group_by: What makes a group, for an estimator that compares groups; else None.
         needs_critic: Whether `estimate` is given a critic's values (`--algo.advantage.estimator gae` starts one per policy).
     """
@@ -48,7 +47,6 @@ class Estimator:
     gamma: float = 1.0
     return_scope: Scope = "action"
     scope: Literal["action", "group", "batch"] = "action"
-    affine: bool = True
     group_by: GroupBy | None = None
     needs_critic: bool = False
 
@@ -75,6 +73,10 @@ class Estimator:
     def apply(self, rows: Sequence[Row], advantages: Tensor, statistics: Any) -> Tensor:
         """Advantages (rows, tokens) to advantages (rows, tokens); what stands outside the mask does not matter."""
         return advantages
+
+    def metrics(self, rows: Sequence[Row]) -> dict[str, float]:
+        """Numbers about a step's rows, of all policies together, for its metrics."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ def group_key(row: Row, group_by: GroupBy) -> str:
 
 
 def check_estimator(estimator: Estimator, samples: int, roles: int, turns: int = 1, critic: bool = False) -> list[str]:
-    """What speaks against using an estimator with so many samples per task, trained roles, and turns of one of them.
+    """Why an estimator cannot be used with this number of samples per task, of trained roles, and of turns of one of them.
 
     Args:
         critic: Whether the run has one.
@@ -147,8 +149,8 @@ def check_estimator(estimator: Estimator, samples: int, roles: int, turns: int =
         return [f"marl_estimator gave {name}, expected an Estimator of marl_plugins.core.estimators"]
     problems = []
     if estimator.needs_critic != critic:
-        wants, has = ("a critic", "none") if estimator.needs_critic else ("no critic", "one")
-        problems.append(f"{name} uses {wants} and the run has {has}, which --algo.advantage.estimator gae decides")
+        uses, has = ("a critic", "none") if estimator.needs_critic else ("no critic", "one")
+        problems.append(f"{name} uses {uses} and the run has {has}, which --algo.advantage.estimator gae decides")
     if estimator.group_by is None:
         if estimator.scope == "group":
             problems.append(

@@ -1,6 +1,6 @@
 """Everything that can go wrong, in three kinds that are never mixed up.
 
-* `ConfigurationError`: known before anything starts, or the user's to mend. Several are collected and shown together.
+* `ConfigurationError`: known before anything starts, or the user's to fix. Several are collected and reported together.
 * `AgentFailure`: the agents' own doing (no answer, endless tool calls, overlong context). Scored, trained on, wrong in an
   evaluation.
 * `InfrastructureFailure`: a dead engine, an unreachable service. Retried, then left out with its reason in the ledger.
@@ -11,14 +11,14 @@ Anything else that is raised in a run is a bug, of this package or of a recipe, 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class ConfigurationError(Exception):
-    """One or more things that the user has to mend; exit code 2, no traceback.
+    """One or more things that the user has to fix; exit code 2, no traceback.
 
     Args:
-        problems: One message each: what was got, what was expected, where, and the cure.
+        problems: One message each: what was got, what was expected, where, and the fix.
     """
 
     def __init__(self, problems: str | Iterable[str]):
@@ -26,12 +26,16 @@ class ConfigurationError(Exception):
         super().__init__("\n".join(self.problems))
 
 
+class Remark(str):
+    """Among the problems that `marl_configure` returns: worth knowing before the run starts, and no obstacle."""
+
+
 class RunEnded(Exception):
-    """A run that had to end in a known way (a lost process, a non-finite loss); exit code 1, with how to go on."""
+    """A run that had to end in a known way (a lost process, a non-finite loss); exit code 1, with how to resume."""
 
 
 class RunPaused(RunEnded):
-    """A run that cannot go on as things are (a refused key, a spent budget), and whose state is whole: it is saved first.
+    """A run that cannot continue as things are (a refused key, a spent budget), and whose state is whole: it is saved first.
 
     Raised before the update of a step; the run can be resumed with the step before it.
     """
@@ -55,6 +59,15 @@ class InfrastructureFailure(Exception):
     def __init__(self, kind: str, detail: str):
         self.kind = kind
         super().__init__(detail)
+
+
+def leaves_of(error: BaseException) -> Iterator[BaseException]:
+    """An exception itself, or those in the group that parallel branches make of theirs."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from leaves_of(inner)
+    else:
+        yield error
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

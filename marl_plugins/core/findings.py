@@ -1,4 +1,4 @@
-"""What a look at one thing comes to: the lines of `openrlhf doctor` and `openrlhf compat`."""
+"""What a check found: the lines of `openrlhf doctor` and `openrlhf compat`."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: what was looked at, whether it is good (None: a remark), what was found, and what to do."""
+    """One line: what was checked, whether it is good (None: worth knowing, not an error), what was found, and the fix."""
 
     what: str
     good: bool | None
     found: str
-    cure: str = ""
+    fix: str = ""
 
 
-def fine(what: str, found: str) -> Finding:
+def ok(what: str, found: str) -> Finding:
     return Finding(what, True, found)
 
 
-def remark(what: str, found: str, cure: str = "") -> Finding:
-    """Worth knowing, and no obstacle."""
-    return Finding(what, None, found, cure)
+def note(what: str, found: str, fix: str = "") -> Finding:
+    """Worth knowing; nothing fails because of it."""
+    return Finding(what, None, found, fix)
 
 
-def red(what: str, found: str, cure: str) -> Finding:
-    """Nothing can work before this is mended; the cure is a command where there is one."""
-    return Finding(what, False, found, cure)
+def error(what: str, found: str, fix: str) -> Finding:
+    """Nothing works until this is fixed; the fix is a command where one exists."""
+    return Finding(what, False, found, fix)
+
+
+def error_if(used: bool, what: str, found: str, fix: str) -> Finding:
+    """An error if a run would use it, otherwise a note."""
+    return (error if used else note)(what, found, fix)
 
 
 def all_good(findings: Iterable[Finding]) -> bool:
-    """Whether no line is red."""
+    """Whether no finding is an error."""
     return all(finding.good is not False for finding in findings)
-
-
-def red_if(used: bool, what: str, found: str, cure: str) -> Finding:
-    """Red where a run would use it, a remark where nothing says so."""
-    return (red if used else remark)(what, found, cure)

@@ -1,7 +1,7 @@
 """The shape upstream needs: every rank exactly K x accumulation x micro-batch rows.
 
 Upstream's dataloader drops a ragged last micro-batch, a partial accumulation window's gradient is carried into the next
-fit, and ranks with different numbers of micro-batches wait for each other for ever. With this grid nothing is dropped,
+fit, and ranks with different numbers of micro-batches wait for each other forever. With this grid nothing is dropped,
 nothing is carried over, and exactly K optimiser steps are taken. The missing places are filled with weightless rows.
 """
 
@@ -60,7 +60,7 @@ class Grid:
 
 
 def plan_grid(rows: int, ranks: int, micro: int, steps: int) -> Grid | None:
-    """The grid for so many rows, with at most `steps` optimiser steps; None where there is no row to train on.
+    """The grid for a number of rows, with at most `steps` optimiser steps; None where there is no row to train on.
 
     K is lowered until fewer than one window of weightless rows is needed.
     """

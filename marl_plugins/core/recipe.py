@@ -28,13 +28,13 @@ class RoleConfig(Model):
     prompt: str
     """File of the user message; `{field}` is filled by the workflow's call, `{{` and `}}` are braces."""
     system: str | None = None
-    """File of the system message, with fields likewise."""
+    """File of the system message, with fields as in `prompt`."""
     tools: list[str] = []
     """Names of the tools whose calls are looked for in the role's answers."""
     max_turns: int = pydantic.Field(1, ge=1)
-    """At most so many generations per call of the role; more than one makes a tool's answer start the next turn."""
+    """Maximum number of generations per call of the role; above 1, a tool's answer starts the next turn."""
     endless_tools: Literal["fail", "go_on"] = "fail"
-    """A tool call in the last of several turns: an agent failure, or the workflow goes on with that action."""
+    """A tool call in the last of several turns: an agent failure, or the workflow continues with that action."""
     max_new_tokens: int | None = pydantic.Field(None, ge=1)
     """Default: `rollout.max_new_tokens` of its policy."""
     stop: list[str] = []
@@ -45,7 +45,7 @@ class PolicyConfig(Model):
     """A model with weights of its own."""
 
     model: str | None = None
-    """Folder, hub name, or `tiny` (built on the spot, see marl_plugins/tiny.py). Default: the recipe's."""
+    """Folder, hub name, or `tiny` (built on the spot, see marl_plugins/core/tiny.py). Default: the recipe's."""
     trainable: bool = True
     """False: it only generates; its actions are recorded and never trained on. `--coach.policy` may name it."""
     flags: dict[str, Any] = {}
@@ -60,7 +60,7 @@ class PythonToolConfig(Model):
     output_chars: int = pydantic.Field(2000, ge=100)
     """Longer output keeps its head and its tail."""
     concurrency: int | None = pydantic.Field(None, ge=1)
-    """So many at once; default: the machine's cores."""
+    """Maximum number at the same time; default: the machine's cores."""
     packages: bool = True
     """Whether programs may import installed packages; without them a program starts three times as fast."""
 
@@ -75,9 +75,9 @@ class LimitsConfig(Model):
     """Bounds of a run."""
 
     task_seconds: float = pydantic.Field(600.0, gt=0)
-    """Deadline of one trajectory; past it, it is lost to infrastructure. Its scores have as long again, or are missing."""
+    """Deadline of one trajectory; past it, it is lost to infrastructure. Its scores have the same time again, or are missing."""
     engine_restarts: int = pydantic.Field(3, ge=0)
-    """So many dead engines are replaced in a run before its trajectories are lost."""
+    """Number of dead engines that a run replaces; after that its trajectories are lost."""
 
 
 class WarmStartConfig(Model):
@@ -123,6 +123,15 @@ class Recipe(Model):
         if isinstance(self.mapping, str):
             return role if self.mapping == "separate" else "shared"
         return self.mapping[role]
+
+    @property
+    def mapped_roles(self) -> list[str]:
+        """The roles that a policy plays; roles that `mapping` leaves out are reported when roles are checked."""
+        return [role for role in self.roles if isinstance(self.mapping, str) or role in self.mapping]
+
+    def roles_of(self, policy: str) -> list[str]:
+        """The roles that a policy plays, in the recipe's order."""
+        return [role for role in self.mapped_roles if self.policy_of(role) == policy]
 
 
 class Origins:

@@ -13,7 +13,7 @@ from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.trajectory import Task
 
 SHOWN = 20
-"""So many problems of one file are listed; the rest is counted."""
+"""Maximum number of problems listed per file; the others are counted."""
 
 
 INPUT_KEYS = ("input", "prompt", "problem", "question", "query", "instruction")
@@ -22,7 +22,7 @@ LABEL_KEYS = ("label", "answer", "target", "final_answer", "expected_answer", "g
 
 
 def choose_keys(columns: Iterable[str], input_key: str | None, label_key: str | None) -> tuple[str, str | None]:
-    """The fields of prompt and label: those that were given, else the first of the usual names that is there."""
+    """The fields of prompt and label: those that were given, else the first of the usual names that exists."""
     there = list(columns)
     lower = {name.lower(): name for name in reversed(there)}
     first = input_key or next((lower[k] for k in INPUT_KEYS if k in lower), INPUT_KEYS[0])
@@ -39,7 +39,7 @@ def read_tasks(
     Args:
         input_key: Field of the prompt; None: by the usual names (`INPUT_KEYS`).
         label_key: Field of the label; None: by the usual names, if there is one. Required in every item then.
-        limit: At most so many items.
+        limit: Maximum number of items.
 
     Raises:
         ConfigurationError: With every broken item, named by file and line (or item number).

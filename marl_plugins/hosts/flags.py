@@ -1,11 +1,11 @@
-"""What becomes of every flag of upstream: the one table behind the checks, `--dry-run` and `docs/flags.md`.
+"""What this project does with every flag of upstream: the one table behind the checks, `--dry-run` and `docs/flags.md`.
 
     all       honoured; one value for the whole run
     policy    honoured, and may differ per policy: --policy.NAME.<flag>, or `policies: NAME: flags:` in a recipe
     replaced  this project does the same in another way, named in the note; refused when set
     refused   not supported with several policies yet, for the reason in the note; refused when set
 
-A test compares the table with upstream's parser: a flag that is missing here, or gone there, fails.
+A test compares the table with upstream's parser: it fails if a flag is missing from either.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Status = Literal["all", "policy", "replaced", "refused"]
 
 
 class Flag(NamedTuple):
-    """What becomes of a flag, and why; a flag of some estimators only is refused with all others.
+    """A flag's status and the reason. A flag for some `estimators` is refused with all others.
 
-    `releases` are the versions of upstream that have it, all where it is empty.
+    `releases` are the versions of upstream that have it, empty for all.
     """
 
     status: Status
@@ -36,7 +36,7 @@ _VLM = "vision-language models are not supported yet"
 _REWARD_MODEL = "rewards come from the recipe's grader, a coach plugin or --reward.remote_url file.py"
 _SEQUENCE = "sequence parallelism needs packing, which is not supported yet"
 
-_ALL = """
+_PLAIN = """
 actor.num_nodes=policy actor.num_gpus_per_node=policy actor.model_name_or_path=policy
 ref.num_nodes=policy ref.num_gpus_per_node=policy ref.offload=policy train.colocate_actor_ref=policy
 train.colocate_all=policy
@@ -66,100 +66,105 @@ data.prompt_dataset=all eval.dataset=all eval.temperature=all eval.n_samples_per
 data.input_key=all data.label_key=all logger.wandb.key=all logger.wandb.org=all logger.wandb.group=all
 logger.wandb.project=all logger.wandb.run_name=all logger.tensorboard_dir=all
 """
+"""Flags without a note."""
 
-FLAGS: dict[str, Flag] = {}
-for _entry in _ALL.split():
-    _name, _, _status = _entry.partition("=")
-    FLAGS[_name] = Flag("policy" if _status == "policy" else "all")
-
-FLAGS.update(
-    {
-        "ref.num_gpus_per_node": Flag("policy", "on CPU the reference lives in the policy's own processes"),
-        "ref.num_nodes": Flag("policy", "on CPU the reference lives in the policy's own processes"),
-        "ref.offload": Flag("policy", "on CPU there is nothing to offload from"),
-        "ckpt.path": Flag("all", "each policy saves into a folder of its own below it; the manifest lies in it"),
-        "ckpt.output_dir": Flag("all", "each policy's weights go to a folder of its own below it, records beside them"),
-        "algo.advantage.estimator": Flag("all", "default here: reinforce (REINFORCE++)"),
-        "algo.advantage.gamma": Flag("all", "per sampled token", ("reinforce", "gae")),
-        "algo.advantage.no_std_norm": Flag("all", "", ("reinforce", "reinforce_baseline", "gae")),
-        "algo.advantage.lambd": Flag("all", "per sampled token", ("gae",)),
-        "critic.model_name_or_path": Flag("policy", "default: the policy's own model", ("gae",)),
-        "critic.freezing_steps": Flag(
-            "policy", "the first N steps, as its help says; upstream counts from 0 and freezes one more", ("gae",)
-        ),
-        "critic.save_value_network": Flag("policy", "saved beside the policy's folder, as `NAME_critic`", ("gae",)),
-        "critic.value_clip": Flag("policy", "", ("gae",)),
-        "critic.num_nodes": Flag("policy", "", ("gae",)),
-        "critic.num_gpus_per_node": Flag("policy", "", ("gae",)),
-        "ds.value_head_prefix": Flag("policy", "", ("gae",)),
-        "reward.remote_url": Flag("all", "only a .py file: its reward_func(queries, prompts, labels) scores outcomes"),
-        "train.agent_func_path": Flag("replaced", "by the recipe's workflow"),
-        "data.apply_chat_template": Flag("replaced", "roles always use their model's own chat template"),
-        "data.input_template": Flag("replaced", "by the roles' prompt files"),
-        "data.prompt_probs": Flag("replaced", "by the recipe's task loader"),
-        "data.prompt_split": Flag("replaced", "by the recipe's task loader"),
-        "eval.split": Flag("replaced", "by the recipe's task loader"),
-        "data.dataloader_num_workers": Flag("replaced", "tasks are read once at start"),
-        "ckpt.max_mem": Flag("replaced", "by --ckpt.max_num: complete steps are kept or deleted together"),
-        "ckpt.best_metric_key": Flag("refused", "the best step of several policies is not kept apart yet"),
-        "ckpt.disable_ds": Flag("refused", "resuming needs the optimiser states"),
-        "ds.use_universal_ckpt": Flag("refused", "not tried with several policies"),
-        "rollout.vllm_generate_batch_size": Flag("refused", "all trajectories of a step run concurrently"),
-        "algo.kl.target": Flag(
-            "refused", "upstream's adaptive KL controller does not work there either (ppo_trainer.py:258)"
-        ),
-        "algo.kl.horizon": Flag("refused", "belongs to --algo.kl.target"),
-        "train.colocate_critic_reward": Flag("refused", "there is no reward model that a critic could share devices with"),
-        "reward.model_name_or_path": Flag("refused", _REWARD_MODEL),
-        "reward.num_nodes": Flag("refused", _REWARD_MODEL),
-        "reward.num_gpus_per_node": Flag("refused", _REWARD_MODEL),
-        "reward.offload": Flag("refused", _REWARD_MODEL),
-        "reward.normalize_enable": Flag("refused", _REWARD_MODEL),
-        "train.async_enable": Flag("refused", _ASYNC),
-        "train.async_queue_size": Flag("refused", _ASYNC),
-        "train.partial_rollout_enable": Flag("refused", _ASYNC),
-        "train.enable_ema": Flag(
-            "refused", "upstream counts micro-batches for it, whose number changes from step to step here"
-        ),
-        "train.ema_beta": Flag("refused", "belongs to --train.enable_ema"),
-        "ds.packing_samples": Flag("refused", _PACKING),
-        "train.dynamic_batch_enable": Flag("refused", _PACKING),
-        "rollout.max_tokens_per_gpu": Flag("refused", _PACKING),
-        "train.max_tokens_per_gpu": Flag("refused", _PACKING),
-        "ds.load_in_4bit": Flag("refused", _LORA),
-        "ds.lora.rank": Flag("refused", _LORA),
-        "ds.lora.alpha": Flag("refused", _LORA),
-        "ds.lora.target_modules": Flag("refused", _LORA),
-        "ds.lora.dropout": Flag("refused", _LORA),
-        "ds.deepcompile": Flag("refused", "not tried with accumulation that changes from step to step"),
-        "ds.ring_attn_size": Flag("refused", _SEQUENCE),
-        "ds.ring_attn_head_stride": Flag("refused", _SEQUENCE),
-        "ds.tensor_parallel_size": Flag("refused", "DeepSpeed tensor parallelism has not been tried; vLLM's is honoured"),
-        "algo.dynamic_filtering_enable": Flag("refused", "drop rows with a plugin (marl_select) instead"),
-        "algo.dynamic_filtering_range": Flag("refused", "drop rows with a plugin (marl_select) instead"),
-        "data.image_key": Flag("refused", _VLM),
-        "data.max_images_per_prompt": Flag("refused", _VLM),
-        "actor.freeze_visual_encoder": Flag("refused", _VLM),
-        "local_rank": Flag("refused", "set by the launcher of single-policy jobs"),
-        "actor.aux_loss_coef": Flag(
-            "refused", "the router's loss has no mask, so the grid's weightless rows would weigh in it"
-        ),
-        "use_ms": Flag("refused", "point --actor.model_name_or_path at a downloaded folder instead"),
-    }
-)
+_NOTED: dict[str, Flag] = {
+    "ref.num_gpus_per_node": Flag("policy", "on CPU the reference lives in the policy's own processes"),
+    "ref.num_nodes": Flag("policy", "on CPU the reference lives in the policy's own processes"),
+    "ref.offload": Flag("policy", "on CPU there is nothing to offload from"),
+    "ckpt.path": Flag("all", "each policy saves into a folder of its own below it; the manifest lies in it"),
+    "ckpt.output_dir": Flag("all", "each policy's weights go to a folder of its own below it, records beside them"),
+    "algo.advantage.estimator": Flag("all", "default here: reinforce (REINFORCE++)"),
+    "algo.advantage.gamma": Flag("all", "per sampled token", ("reinforce", "gae")),
+    "algo.advantage.no_std_norm": Flag("all", "", ("reinforce", "reinforce_baseline", "gae")),
+    "algo.advantage.lambd": Flag("all", "per sampled token", ("gae",)),
+    "critic.model_name_or_path": Flag("policy", "default: the policy's own model", ("gae",)),
+    "critic.freezing_steps": Flag(
+        "policy", "the first N steps, as its help says; upstream counts from 0 and freezes one more", ("gae",)
+    ),
+    "critic.save_value_network": Flag("policy", "saved beside the policy's folder, as `NAME_critic`", ("gae",)),
+    "critic.value_clip": Flag("policy", "", ("gae",)),
+    "critic.num_nodes": Flag("policy", "", ("gae",)),
+    "critic.num_gpus_per_node": Flag("policy", "", ("gae",)),
+    "ds.value_head_prefix": Flag("policy", "", ("gae",)),
+    "reward.remote_url": Flag("all", "only a .py file: its reward_func(queries, prompts, labels) scores outcomes"),
+    "train.agent_func_path": Flag("replaced", "by the recipe's workflow"),
+    "data.apply_chat_template": Flag("replaced", "roles always use their model's own chat template"),
+    "data.input_template": Flag("replaced", "by the roles' prompt files"),
+    "data.prompt_probs": Flag("replaced", "by the recipe's task loader"),
+    "data.prompt_split": Flag("replaced", "by the recipe's task loader"),
+    "eval.split": Flag("replaced", "by the recipe's task loader"),
+    "data.dataloader_num_workers": Flag("replaced", "tasks are read once at start"),
+    "ckpt.max_mem": Flag("replaced", "by --ckpt.max_num: complete steps are kept or deleted together"),
+    "ckpt.best_metric_key": Flag("refused", "the best step of several policies is not kept apart yet"),
+    "ckpt.disable_ds": Flag("refused", "resuming needs the optimiser states"),
+    "ds.use_universal_ckpt": Flag("refused", "not tried with several policies"),
+    "rollout.vllm_generate_batch_size": Flag("refused", "all trajectories of a step run concurrently"),
+    "algo.kl.target": Flag("refused", "upstream's adaptive KL controller does not work there either (ppo_trainer.py:258)"),
+    "algo.kl.horizon": Flag("refused", "belongs to --algo.kl.target"),
+    "train.colocate_critic_reward": Flag("refused", "there is no reward model that a critic could share devices with"),
+    "reward.model_name_or_path": Flag("refused", _REWARD_MODEL),
+    "reward.num_nodes": Flag("refused", _REWARD_MODEL),
+    "reward.num_gpus_per_node": Flag("refused", _REWARD_MODEL),
+    "reward.offload": Flag("refused", _REWARD_MODEL),
+    "reward.normalize_enable": Flag("refused", _REWARD_MODEL),
+    "train.async_enable": Flag("refused", _ASYNC),
+    "train.async_queue_size": Flag("refused", _ASYNC),
+    "train.partial_rollout_enable": Flag("refused", _ASYNC),
+    "train.enable_ema": Flag(
+        "refused", "upstream counts micro-batches for it, whose number changes from step to step here"
+    ),
+    "train.ema_beta": Flag("refused", "belongs to --train.enable_ema"),
+    "ds.packing_samples": Flag("refused", _PACKING),
+    "train.dynamic_batch_enable": Flag("refused", _PACKING),
+    "rollout.max_tokens_per_gpu": Flag("refused", _PACKING),
+    "train.max_tokens_per_gpu": Flag("refused", _PACKING),
+    "ds.load_in_4bit": Flag("refused", _LORA),
+    "ds.lora.rank": Flag("refused", _LORA),
+    "ds.lora.alpha": Flag("refused", _LORA),
+    "ds.lora.target_modules": Flag("refused", _LORA),
+    "ds.lora.dropout": Flag("refused", _LORA),
+    "ds.deepcompile": Flag("refused", "not tried with accumulation that changes from step to step"),
+    "ds.ring_attn_size": Flag("refused", _SEQUENCE),
+    "ds.ring_attn_head_stride": Flag("refused", _SEQUENCE),
+    "ds.tensor_parallel_size": Flag("refused", "DeepSpeed tensor parallelism has not been tried; vLLM's is honoured"),
+    "algo.dynamic_filtering_enable": Flag("refused", "drop rows with a plugin (marl_select) instead"),
+    "algo.dynamic_filtering_range": Flag("refused", "drop rows with a plugin (marl_select) instead"),
+    "data.image_key": Flag("refused", _VLM),
+    "data.max_images_per_prompt": Flag("refused", _VLM),
+    "actor.freeze_visual_encoder": Flag("refused", _VLM),
+    "local_rank": Flag("refused", "set by the launcher of single-policy jobs"),
+    "actor.aux_loss_coef": Flag(
+        "refused", "the router's loss has no mask, so the grid's weightless rows would weigh in it"
+    ),
+    "use_ms": Flag("refused", "point --actor.model_name_or_path at a downloaded folder instead"),
+}
 _RELEASES = {
     ">=0.11.2": "actor.loss_agg_mode algo.advantage.is_correction_level algo.advantage.is_correction_mode "
     "algo.advantage.is_correction_gating",
     ">=0.11.1": "algo.kl.unbiased_gradient",
     "<0.11.2": "algo.advantage.is_correction_enable algo.advantage.is_correction_type",
 }
-"""Flags that only some releases have."""
-for _releases, _names in _RELEASES.items():
-    for _name in _names.split():
-        FLAGS[_name] = FLAGS.get(_name, Flag("policy"))._replace(releases=_releases)
-for _name in [name.removeprefix("actor.") for name in FLAGS if name.startswith("actor.")]:
-    if _name.partition(".")[0] in ("optim", "muon", "adam", "lr_scheduler", "lr_warmup_ratio", "min_lr_ratio", "max_norm"):
-        FLAGS[f"critic.{_name}"] = Flag("policy", "", ("gae",))
+"""Flags of some releases only."""
+
+
+def _build_table() -> dict[str, Flag]:
+    flags: dict[str, Flag] = {}
+    for entry in _PLAIN.split():
+        name, _, status = entry.partition("=")
+        flags[name] = Flag("policy" if status == "policy" else "all")
+    flags |= _NOTED
+    for releases, names in _RELEASES.items():
+        for name in names.split():
+            flags[name] = flags.get(name, Flag("policy"))._replace(releases=releases)
+    optimiser = ("optim", "muon", "adam", "lr_scheduler", "lr_warmup_ratio", "min_lr_ratio", "max_norm")
+    for name in [name.removeprefix("actor.") for name in flags if name.startswith("actor.")]:
+        if name.partition(".")[0] in optimiser:
+            flags[f"critic.{name}"] = Flag("policy", "", ("gae",))
+    return flags
+
+
+FLAGS = _build_table()
 
 
 def flags_of(version: str) -> set[str]:

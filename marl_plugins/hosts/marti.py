@@ -1,10 +1,10 @@
-"""What a MARTI checkout is, whether it still has the places that are known of it, and which of its known defects it has.
+"""Which MARTI a checkout is, whether it has the expected seams, and which known defects it has.
 
-MARTI-v2 (package `marti`) is a fork of OpenRLHF with a multi-agent trainer of its own; MARTI v0.1, on which MAPPA's
-repository is built, is another program of the same name, of which only the file formats matter here (`openrlhf recipes
-import`). Nothing is imported from a checkout: its files are parsed.
+MARTI-v2 (package `marti`) is a fork of OpenRLHF with its own multi-agent trainer. MARTI v0.1, on which MAPPA's repository is
+built, is another program with the same name; only its file formats matter here (`openrlhf recipes import`). Nothing is
+imported from a checkout: its files are parsed.
 
-A defect is looked for in the code that has it, not by checksums: a checkout that mended it in its own way counts as repaired.
+Defects are detected in the code, not by checksums: a checkout that fixed one in another way counts as fixed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.findings import Finding
+from marl_plugins.core.findings import Finding, error, note, ok
 from marl_plugins.hosts.seams import Seam, check_seams, syntax_tree
 
 V2, V01, MAPPA = "marti v2", "marti v0.1", "mappa"
@@ -30,7 +30,7 @@ SEAMS = (
         "engines, policy and reference of one agent",
     ),
     Seam("cli.multi_agent_train_ppo_ray", "Agent.save_actor_and_critic_model", "self", "saves one agent (M16)"),
-    Seam("cli.multi_agent_train_ppo_ray", "Agent.get_metadata", "self", "what a workflow gets to know of an agent"),
+    Seam("cli.multi_agent_train_ppo_ray", "Agent.get_metadata", "self", "what a workflow knows about an agent"),
     Seam(
         "trainer.multi_agent_ppotrainer",
         "MultiAgent_PPOTrainer.__init__",
@@ -45,7 +45,7 @@ SEAMS = (
         "trainer.ppo_utils.multi_agent_samples_generator",
         "MultiAgentSamplesGenerator.get_rank_agent",
         "self, rank, world_size, is_eval",
-        "the agents as workflows get them",
+        "the agents that workflows receive",
     ),
     Seam(
         "trainer.ppo_utils.multi_agent_samples_generator",
@@ -105,7 +105,7 @@ CONTRACT = (
     "prompt_id",
     "agent_step",
 )
-"""The keywords that a workflow of MARTI-v2 is called with."""
+"""The keywords with which MARTI-v2 calls a workflow."""
 
 FLAGS = (
     "--agents",
@@ -119,7 +119,7 @@ FLAGS = (
 
 
 class Defect(NamedTuple):
-    """A known defect of MARTI-v2, and how it shows in the syntax trees of its files; None: the place is not there."""
+    """A known defect of MARTI-v2; `present` detects it in the syntax trees of `files`, None: the place does not exist."""
 
     name: str
     files: tuple[str, ...]
@@ -133,33 +133,31 @@ def recognise(root: Path) -> str | None:
     if package is None:
         return None
     version = package.parent / "version.txt"
-    said = version.read_text(encoding="utf-8", errors="replace").strip() if version.is_file() else ""
+    stated = version.read_text(encoding="utf-8", errors="replace").strip() if version.is_file() else ""
     if (package / "trainer/multi_agent_ppotrainer.py").is_file() and (package / "agent_workflows").is_dir():
-        return V2 if not said or said.split(".")[0] == "2" else None
+        return V2 if not stated or stated.split(".")[0] == "2" else None
     if (package / "controllers/multi_agent_controller.py").is_file() and (package / "worlds").is_dir():
         return MAPPA if (package / "verifiers/coach").is_dir() else V01
     return None
 
 
 def check(root: Path) -> list[Finding]:
-    """Everything that can be said of a checkout without running it; `root` holds the package `marti`, or is it."""
+    """All that can be found out without running a checkout; `root` contains the package `marti`, or is it."""
     host = recognise(root)
     package = _package(root)
     if host is None or package is None:
-        found = f"{root} is no MARTI checkout that is known: neither v2's layout with version.txt 2.x nor v0.1's"
-        return [Finding("marti", False, found, "name the folder that holds version.txt and marti/")]
+        found = f"{root} is not a known MARTI checkout: neither v2's layout with version.txt 2.x nor v0.1's"
+        return [error("marti", found, "name the folder that contains version.txt and marti/")]
     if host != V2:
         name = "MAPPA's repository, built on MARTI v0.1" if host == MAPPA else "MARTI v0.1"
-        found = f"{name}: import formats only; its trainer shares nothing with MARTI-v2's, so nothing else is checked"
-        return [Finding("marti", None, found, "openrlhf recipes import CONFIG.yaml --to FOLDER")]
-    findings = [Finding("marti", True, f"MARTI-v2 in {package}")]
-    gone = [*check_seams(package, SEAMS, "marti"), *_contract(package), *_flags(package)]
-    findings += [Finding("seams", False, problem, "check out MARTI main at a2fe2c7") for problem in gone]
+        found = f"{name}: only importing is supported; its trainer shares nothing with MARTI-v2's, so nothing is checked"
+        return [note("marti", found, "openrlhf recipes import CONFIG.yaml --to FOLDER")]
+    findings = [ok("marti", f"MARTI-v2 in {package}")]
+    gone = [*check_seams(package, SEAMS, "marti"), *_check_contract(package), *_check_flags(package)]
+    findings += [error("seams", problem, "check out MARTI main at a2fe2c7") for problem in gone]
     if not gone:
-        findings.append(
-            Finding("seams", True, f"all {len(SEAMS)} known places, the workflow contract and the flags are there")
-        )
-    return findings + [_look(defect, package) for defect in DEFECTS]
+        findings.append(ok("seams", f"all {len(SEAMS)} known places, the workflow contract and the flags exist"))
+    return findings + [_check_defect(defect, package) for defect in DEFECTS]
 
 
 def _package(root: Path) -> Path | None:
@@ -170,35 +168,33 @@ def _package(root: Path) -> Path | None:
     return None
 
 
-def _look(defect: Defect, package: Path) -> Finding:
-    trees = [_tree(package / file) for file in defect.files]
+def _check_defect(defect: Defect, package: Path) -> Finding:
+    trees = [_parse(package / file) for file in defect.files]
     present = defect.present(*trees) if all(trees) else None
     if present is None:
         where = ", ".join(defect.files)
-        return Finding(defect.name, None, f"cannot tell whether {defect.symptom}: {where} has another shape")
+        return note(defect.name, f"cannot tell whether {defect.symptom}: {where} has an unknown form")
     if present:
         found = f"{defect.symptom} ({defect.files[0]})"
-        return Finding(
-            defect.name, False, found, f"openrlhf patch apply {defect.name} --to {shlex.quote(str(package.parent))}"
-        )
-    return Finding(defect.name, True, f"repaired; it was: {defect.symptom}")
+        return error(defect.name, found, f"openrlhf patch apply {defect.name} --to {shlex.quote(str(package.parent))}")
+    return ok(defect.name, f"fixed; it was: {defect.symptom}")
 
 
-def _contract(package: Path) -> list[str]:
-    """What is wrong with the way workflows are called."""
-    tree = _tree(package / "agent_workflows/workflow_wrapper.py")
+def _check_contract(package: Path) -> list[str]:
+    """What is wrong with how workflows are called."""
+    tree = _parse(package / "agent_workflows/workflow_wrapper.py")
     for node in ast.walk(tree) if tree else ():
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "self.workflow_func":
-            given = {keyword.arg for keyword in node.keywords}
-            return [f"workflows are not given {name!r} any more" for name in CONTRACT if name not in given]
-    return ["marti.agent_workflows.workflow_wrapper calls no self.workflow_func any more"] if tree else []
+            passed = {keyword.arg for keyword in node.keywords}
+            return [f"workflows are no longer called with {name!r}" for name in CONTRACT if name not in passed]
+    return ["marti.agent_workflows.workflow_wrapper no longer calls self.workflow_func"] if tree else []
 
 
-def _flags(package: Path) -> list[str]:
-    tree = _tree(package / "cli/multi_agent_train_ppo_ray.py")
+def _check_flags(package: Path) -> list[str]:
+    tree = _parse(package / "cli/multi_agent_train_ppo_ray.py")
     if tree is None:
         return []
-    there = {
+    found = {
         node.args[0].value
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
@@ -207,18 +203,18 @@ def _flags(package: Path) -> list[str]:
         and node.args
         and isinstance(node.args[0], ast.Constant)
     }
-    return [f"marti.cli.multi_agent_train_ppo_ray has no flag {flag} any more" for flag in FLAGS if flag not in there]
+    return [f"marti.cli.multi_agent_train_ppo_ray no longer has the flag {flag}" for flag in FLAGS if flag not in found]
 
 
-def _tree(path: Path) -> ast.Module | None:
-    """A file of the checkout; None where there is none that is Python: its seam says so."""
+def _parse(path: Path) -> ast.Module | None:
+    """The syntax tree of a file; None if it is missing or not Python, which the seams report."""
     try:
         return syntax_tree(path)
     except ConfigurationError:
         return None
 
 
-def _function(tree: ast.Module, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+def _find_function(tree: ast.Module, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     """A function of a module, or of a class of it (`Class.method`)."""
     body = tree.body
     *classes, last = name.split(".")
@@ -230,19 +226,19 @@ def _function(tree: ast.Module, name: str) -> ast.FunctionDef | ast.AsyncFunctio
     return None
 
 
-def _trains_nobody(tree: ast.Module) -> bool | None:
-    """Without the filtering nothing but None is ever assigned to `self.pass_rate`, which `ppo_train` asks for."""
-    fit = _function(tree, "MultiAgent_PPOTrainer.fit")
-    train = _function(tree, "MultiAgent_PPOTrainer.ppo_train")
+def _trains_no_agent(tree: ast.Module) -> bool | None:
+    """Without filtering only None is assigned to `self.pass_rate`, which `ppo_train` reads."""
+    fit = _find_function(tree, "MultiAgent_PPOTrainer.fit")
+    train = _find_function(tree, "MultiAgent_PPOTrainer.ppo_train")
     if fit is None or train is None:
         return None
-    asked = any(isinstance(n, ast.Compare) and ast.unparse(n.left).startswith("self.pass_rate[") for n in ast.walk(train))
+    read = any(isinstance(n, ast.Compare) and ast.unparse(n.left).startswith("self.pass_rate[") for n in ast.walk(train))
     values = [
         node.value
         for node in ast.walk(fit)
         if isinstance(node, ast.Assign) and any(ast.unparse(target) == "self.pass_rate" for target in node.targets)
     ]
-    return asked and bool(values) and all(_only_none(value) for value in values)
+    return read and bool(values) and all(_only_none(value) for value in values)
 
 
 def _only_none(value: ast.expr) -> bool:
@@ -254,22 +250,22 @@ def _only_none(value: ast.expr) -> bool:
 
 
 def _shifts_agents(tree: ast.Module) -> bool | None:
-    """The lists are made by walking over the groups that are there, in place of all agents."""
-    function = _function(tree, "MultiAgent_RemoteExperienceMaker.get_agent_experiences")
+    """The lists are built from the existing groups instead of from all agents."""
+    function = _find_function(tree, "MultiAgent_RemoteExperienceMaker.get_agent_experiences")
     if function is None:
         return None
-    return any("self.groups" in ast.unparse(loop) for loop in _iterated(function))
+    return any("self.groups" in ast.unparse(loop) for loop in _loops(function))
 
 
-def _iterated(function: ast.AST) -> Iterator[ast.expr]:
+def _loops(function: ast.AST) -> Iterator[ast.expr]:
     for node in ast.walk(function):
         if isinstance(node, ast.For | ast.comprehension):
             yield node.iter
 
 
-def _reads_no_status(tree: ast.Module) -> bool | None:
-    """`response_metadata["status"]`, which the sandbox does not give, or a box without braces."""
-    function = _function(tree, "workflow")
+def _misreads_status(tree: ast.Module) -> bool | None:
+    """Reads `response_metadata["status"]`, which the sandbox does not return, or writes a box without braces."""
+    function = _find_function(tree, "workflow")
     if function is None:
         return None
     for node in ast.walk(function):
@@ -284,9 +280,9 @@ def _reads_no_status(tree: ast.Module) -> bool | None:
 
 
 def _saves_to_one_folder(actor: ast.Module, cli: ast.Module) -> bool | None:
-    """The path that `save_model` hands on is the global one, or would be the caller's, who gives none."""
-    function = _function(actor, "PolicyModelActor.save_model")
-    caller = _function(cli, "Agent.save_actor_and_critic_model")
+    """`save_model` passes the global path on, or a path of its caller's, which passes none."""
+    function = _find_function(actor, "PolicyModelActor.save_model")
+    caller = _find_function(cli, "Agent.save_actor_and_critic_model")
     if function is None or caller is None:
         return None
     calls = [n for n in ast.walk(function) if isinstance(n, ast.Call) and ast.unparse(n.func) == "self.strategy.save_model"]
@@ -302,7 +298,7 @@ DEFECTS = (
         "M1",
         ("trainer/multi_agent_ppotrainer.py",),
         "no agent is trained unless --dynamic_filtering_for_agents is given",
-        _trains_nobody,
+        _trains_no_agent,
     ),
     Defect(
         "M5",
@@ -314,7 +310,7 @@ DEFECTS = (
         "M8",
         ("agent_workflows/mathchat_workflow.py",),
         "in MathChat the result of every program reads ERROR",
-        _reads_no_status,
+        _misreads_status,
     ),
     Defect(
         "M16",

@@ -1,7 +1,7 @@
 """Build what DeepSpeed would otherwise compile during the first run: `python -m marl_plugins.hosts.prebuild`.
 
-Two C++ operators, about a minute. A build that was killed leaves a lock behind for which every later one would wait for
-ever; locks that nobody holds are removed first.
+Two C++ operators, about a minute. A killed build leaves a lock for which every later build would wait forever; such locks
+are removed first.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from marl_plugins.hosts import cpu
 
 OPERATORS = ("FusedAdamBuilder", "ShareMemCommBuilder")
 STALE = 900.0
-"""A lock older than so many seconds belongs to a build that is gone: builds take a minute."""
+"""A lock older than this many seconds belongs to a build that has died: builds take a minute."""
 
 
 def clear_stale_locks(folder: Path) -> list[Path]:
-    """Remove build locks that are older than any build; the removed ones."""
+    """Remove build locks that are older than any build; returns them."""
     stale = [p for p in folder.glob("*/lock") if time.time() - p.stat().st_mtime > STALE]
     for lock in stale:
         lock.unlink()
@@ -29,7 +29,7 @@ def clear_stale_locks(folder: Path) -> list[Path]:
 
 
 def main() -> int:
-    """Build the operators into the folder that runs will look in."""
+    """Build the operators into the folder where runs look for them."""
     os.environ[cpu.DEVICE] = "cpu"
     os.environ.update(cpu.environment())
     if not (shutil.which("g++") and shutil.which("ninja")):

@@ -1,7 +1,7 @@
-"""Every place of upstream that this project relies on: dotted name, expected signature, why. Checked without importing it.
+"""Every place of upstream that this project depends on: dotted name, expected signature, why. Checked without importing it.
 
 Signatures are those of OpenRLHF 0.11.2; where an earlier release differs, the row says which releases it is for. `openrlhf doctor`
-compares the table with the installed release, `openrlhf compat` with any other; they name each seam that is gone or has changed.
+compares the table with the installed release, `openrlhf compat` with any other; both name each seam that is gone or changed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from marl_plugins.hosts.releases import WINDOWED, concerns
 class Seam(NamedTuple):
     """A function, method, class or module attribute of upstream.
 
-    `signature` is the parameter names of a function (annotations and defaults do not matter), None for anything else;
-    `releases` the versions that the row is for, all where it is empty.
+    `signature` is a function's parameter names (annotations and defaults are ignored), None for anything else;
+    `releases` the versions that the row applies to, empty for all.
     """
 
     module: str
@@ -170,7 +170,7 @@ SEAMS = (
         "trainer.ppo_utils.length_penalty",
         "apply_length_penalties",
         "experiences, args",
-        "--reward.overlong_* and the like",
+        "--reward.overlong_* and related flags",
     ),
     Seam(
         "models.utils",
@@ -188,7 +188,7 @@ SEAMS = (
 
 
 def check_seams(root: Path, seams: Sequence[Seam], package: str = "openrlhf") -> list[str]:
-    """What of a table does not hold in a package folder; empty when all of it does."""
+    """The seams of a table that a package folder lacks or that differ there."""
     problems = []
     read: dict[Path, dict[str, str | None] | None] = {}
     for seam in seams:
@@ -215,7 +215,7 @@ def check_seams(root: Path, seams: Sequence[Seam], package: str = "openrlhf") ->
 
 
 def seams_of(version: str) -> list[Seam]:
-    """The rows of the table that are for a release."""
+    """The rows of the table that apply to a release."""
     return [seam for seam in SEAMS if concerns(seam.releases, version)]
 
 
@@ -246,10 +246,10 @@ def _names(path: Path) -> dict[str, str | None]:
 
 
 def syntax_tree(path: Path) -> ast.Module:
-    """A file of the tree that is looked at.
+    """The syntax tree of a file.
 
     Raises:
-        ConfigurationError: It cannot be read, or is not Python.
+        ConfigurationError: The file cannot be read, or is not Python.
     """
     try:
         return ast.parse(path.read_text(encoding="utf-8"), str(path))

@@ -1,4 +1,4 @@
-"""A release of upstream to look at: a checkout, an unpacked wheel, a wheel file or a published version; never imported."""
+"""The sources of a release of upstream: a checkout, an unpacked wheel, a wheel file or a published version; never imported."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from marl_plugins.hosts.releases import parsed
 CLI = "cli/train_ppo_ray.py"
 
 
-class Tree(NamedTuple):
+class SourceTree(NamedTuple):
     """A release on disk."""
 
     root: Path
     """Folder to put on `sys.path`: it holds `openrlhf/`, and `tests/` where the release ships its tests."""
     version: str
-    """As the release says itself, or `unknown`."""
+    """As stated by the release, or `unknown`."""
     origin: str
-    """What it is, for people: `checkout`, `unpacked wheel`, ..."""
+    """What it is: `checkout`, `unpacked wheel`, ..."""
 
     @property
     def package(self) -> Path:
@@ -43,15 +43,15 @@ class Tree(NamedTuple):
 
 
 @contextlib.contextmanager
-def open_tree(source: str) -> Iterator[Tree]:
-    """The release that a path or a version names; what had to be unpacked is gone afterwards.
+def open_tree(source: str) -> Iterator[SourceTree]:
+    """The release that a path or a version names; unpacked files are deleted afterwards.
 
     Raises:
-        ConfigurationError: There is no such path or published version, it is something else, or parts of it are missing.
+        ConfigurationError: The path or version does not exist, is something else, or is incomplete.
     """
     path = Path(source).expanduser()
     if path.is_dir():
-        yield _folder(path)
+        yield _read_folder(path)
     elif path.is_file():
         with tempfile.TemporaryDirectory(prefix="openrlhf-") as unpacked:
             yield _unpack(path, Path(unpacked))
@@ -64,8 +64,8 @@ def open_tree(source: str) -> Iterator[Tree]:
         )
 
 
-def _folder(path: Path) -> Tree:
-    """A checkout, an unpacked wheel (its files may lie in `*.data/purelib`), or the package's own folder."""
+def _read_folder(path: Path) -> SourceTree:
+    """A checkout, an unpacked wheel (its files may be in `*.data/purelib`), or the package's own folder."""
     path = path.resolve()
     if path.name == "openrlhf" and (path / CLI).is_file():
         path = path.parent
@@ -75,58 +75,58 @@ def _folder(path: Path) -> Tree:
     root = pure[0] if pure else path
     metadata = sorted(path.glob("openrlhf-*.dist-info"))
     if metadata:
-        _complete(path, metadata[0])
+        _check_complete(path, metadata[0])
     if not (root / "openrlhf").is_dir():
         raise ConfigurationError(
-            f"{path}: there is no folder openrlhf/ in it; expected a checkout of OpenRLHF, an unpacked wheel, or a version"
+            f"{path}: has no folder openrlhf/; expected a checkout of OpenRLHF, an unpacked wheel, or a version"
         )
     if not (root / "openrlhf" / CLI).is_file():
         raise ConfigurationError(
-            f"{path}: openrlhf/{CLI} is missing: not an OpenRLHF that can be known here, or only a part of one; check it out again"
+            f"{path}: openrlhf/{CLI} is missing: not a supported OpenRLHF, or an incomplete one; check it out again"
         )
     if metadata:
         headers = HeaderParser().parsestr((metadata[0] / "METADATA").read_text(encoding="utf-8"))
-        return Tree(root, headers.get("Version", "unknown"), "unpacked wheel" if pure else "installed")
+        return SourceTree(root, headers.get("Version", "unknown"), "unpacked wheel" if pure else "installed")
     stated = path / "version.txt"
     version = stated.read_text(encoding="utf-8", errors="replace").strip() if stated.is_file() else "unknown"
-    return Tree(root, version, "checkout" if stated.is_file() else "folder")
+    return SourceTree(root, version, "checkout" if stated.is_file() else "folder")
 
 
-def _complete(path: Path, metadata: Path) -> None:
-    """A wheel's record names all its files: what of the package is not there was not unpacked."""
+def _check_complete(path: Path, metadata: Path) -> None:
+    """A wheel's RECORD names all its files: those of the package must exist."""
     record = metadata / "RECORD"
     for file in (record, metadata / "METADATA"):
         if not file.is_file():
-            raise ConfigurationError(f"{metadata}: {file.name} is missing, so the wheel is not whole: unpack it again")
+            raise ConfigurationError(f"{metadata}: {file.name} is missing, so the wheel is incomplete: unpack it again")
     with record.open(encoding="utf-8", newline="") as lines:
         names = [row[0] for row in csv.reader(lines) if row and row[0].endswith(".py") and "openrlhf/" in row[0]]
     missing = [name for name in names if not (path / name).is_file()]
     if missing:
         raise ConfigurationError(
-            f"{path}: half unpacked: {len(missing)} of the {len(names)} files in the wheel's RECORD are missing, the first "
+            f"{path}: partly unpacked: {len(missing)} of the {len(names)} files in the wheel's RECORD are missing, the first "
             f"{missing[0]}; unpack it again"
         )
 
 
-def _unpack(wheel: Path, folder: Path) -> Tree:
+def _unpack(wheel: Path, folder: Path) -> SourceTree:
     try:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(folder)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-        raise ConfigurationError(f"{wheel}: not a whole wheel ({error}); download it again") from None
+        raise ConfigurationError(f"{wheel}: not a complete wheel ({error}); download it again") from None
     except OSError as error:
         raise ConfigurationError(f"{wheel}: cannot be unpacked into {folder} ({error.strerror or error})") from None
     if not list(folder.glob("openrlhf-*.dist-info")):
         found = ", ".join(sorted(p.name for p in folder.glob("*.dist-info"))) or "no *.dist-info"
-        raise ConfigurationError(f"{wheel}: a wheel of openrlhf was expected, it holds {found}")
-    return _folder(folder)._replace(origin="wheel")
+        raise ConfigurationError(f"{wheel}: expected a wheel of openrlhf, it contains {found}")
+    return _read_folder(folder)._replace(origin="wheel")
 
 
 def download(version: str) -> Path:
     """The wheel of a published version, without its dependencies; downloaded once.
 
     Raises:
-        ConfigurationError: pip cannot get it; with pip's last words.
+        ConfigurationError: pip cannot download it, with its reason.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "openrlhf-marl" / "releases"
     cache.mkdir(parents=True, exist_ok=True)
@@ -134,27 +134,17 @@ def download(version: str) -> Path:
     if found:
         return found[0]
     with tempfile.TemporaryDirectory(dir=cache, prefix=".new-") as fresh:
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--no-deps",
-            "--only-binary",
-            ":all:",
-            "--dest",
-            fresh,
-        ]
-        # Upstream's code is the same in the wheels of all Pythons; the tag is one that every release has.
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        command += ["--only-binary", ":all:", "--dest", fresh]
+        # Upstream's code is the same for all Pythons; every release has a wheel with this tag.
         command += ["--python-version", "3.11", "--platform", "manylinux1_x86_64", f"openrlhf=={version}"]
         done = subprocess.run(command, capture_output=True, text=True)
         wheels = sorted(Path(fresh).glob("*.whl"))
         if done.returncode or not wheels:
-            said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
-            reason = re.sub(r"^ERROR: ", "", said[0]) if said else "pip gave no wheel"
-            if "(from versions: none)" in reason:  # pip says so of an index that it cannot reach, too
-                reason = "pip found no version at all; is the network there (pip config list)?"
+            reasons = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
+            reason = re.sub(r"^ERROR: ", "", reasons[0]) if reasons else "pip downloaded no wheel"
+            if "(from versions: none)" in reason:  # what pip also prints if it cannot reach the index
+                reason = "pip found no version; is the index reachable (pip config list)?"
             reason = reason.partition(" (from versions")[0]
             raise ConfigurationError(f"openrlhf {version} could not be downloaded: {reason[:300]}; or give a path")
         return wheels[0].rename(cache / wheels[0].name)

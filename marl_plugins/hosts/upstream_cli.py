@@ -1,8 +1,8 @@
 """Upstream's own command line, taken from its source without importing it.
 
 `openrlhf/cli/train_ppo_ray.py` builds its parser and validates under `if __name__ == "__main__"` (lines 197-771 of 0.11.2),
-where nobody can import it. The statements up to `parse_args` are compiled and executed here as the parser, the ones after
-it up to `train(args)` as the validation. Nothing but Python's own modules is imported, so `--help` takes a fraction of a second.
+where it cannot be imported. The statements up to `parse_args` are compiled and executed here as the parser, those after
+it up to `train(args)` as the validation. Only Python's own modules are imported, so `--help` takes a fraction of a second.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.hosts.seams import syntax_tree
 
 CLI = "cli/train_ppo_ray.py"
-NOT_OURS = (
-    "hierarchize",  # done already
-    "The number of sample batches must be",  # dispatch lists are padded to the ranks here, so fewer batches are fine
+SKIPPED = (
+    "hierarchize",  # already done
+    "The number of sample batches must be",  # dispatch lists are padded to the ranks here, so fewer batches are valid
 )
-"""Marks of the validation's statements that are left out."""
+"""Text that marks the validation's statements that are not executed."""
 
 
 @lru_cache
@@ -45,7 +45,7 @@ def upstream_root() -> Path:
     spec = importlib.util.find_spec("openrlhf")
     if spec is None or not spec.submodule_search_locations:
         raise ConfigurationError(
-            "OpenRLHF is not installed beside this plugin; on a machine with CUDA: pip install 'openrlhf[vllm]==0.11.2', "
+            "OpenRLHF is not installed in this environment; on a machine with CUDA: pip install 'openrlhf[vllm]==0.11.2', "
             "without: make install in a checkout of openrlhf-marl"
         )
     return Path(spec.submodule_search_locations[0])
@@ -63,7 +63,7 @@ def upstream_version() -> str:
 def _main_block(path: Path) -> tuple[list[ast.stmt], list[ast.stmt]]:
     """Statements of the `__main__` block before and after `args = parser.parse_args()`, up to `train(args)`.
 
-    Our patch 0001 puts the same statements into `build_parser`, which ends with a `return`, and `main`.
+    Our patch 0001 moves the same statements into `build_parser`, which ends with a `return`, and `main`.
     """
     tree = syntax_tree(path)
     blocks = {node.name: node.body for node in tree.body if isinstance(node, ast.FunctionDef)}
@@ -78,7 +78,7 @@ def _main_block(path: Path) -> tuple[list[ast.stmt], list[ast.stmt]]:
         train = sources.index("train(args)")
     except ValueError:
         raise ConfigurationError(
-            f"{path}: does not parse its arguments as known; this OpenRLHF release is not supported"
+            f"{path}: parses its arguments in an unknown way; this OpenRLHF release is not supported"
         ) from None
     after = [s for s in body[parse + 1 : train] if not isinstance(s, ast.ImportFrom)]
     return body[:parse], after
@@ -91,22 +91,22 @@ def _execute(statements: list[ast.stmt], path: Path, namespace: dict[str, Any]) 
 
 
 def _import_standard(name: str, *rest: Any) -> Any:
-    """`import` for statements of upstream's: anything but Python's own modules takes seconds, or is another release."""
+    """`import` for upstream's statements: only Python's own modules, because others take seconds or are another release's."""
     if name.partition(".")[0] not in sys.stdlib_module_names:
-        raise ImportError(f"{name} is imported, which only a run can do")
+        raise ImportError(f"{name} is imported, which requires a run")
     return __import__(name, *rest)
 
 
-def _cannot(path: Path, error: Exception, what: str) -> ConfigurationError:
-    """What upstream's own statements raised; those of an unknown release may raise anything."""
+def _cannot_run(path: Path, error: Exception, what: str) -> ConfigurationError:
+    """The error for what upstream's own statements raised; those of an unknown release may raise anything."""
     return ConfigurationError(f"{path}: {what} without importing it ({type(error).__name__}: {error})")
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises `ConfigurationError` where argparse would print and exit."""
+    """A parser that raises `ConfigurationError` instead of printing and exiting."""
 
     of_upstream: frozenset[str] = frozenset()
-    """Names of the flags that upstream itself has; plugins add theirs later."""
+    """Names of upstream's own flags; plugins add theirs later."""
 
     def error(self, message: str) -> Any:
         raise ConfigurationError(message)
@@ -125,10 +125,12 @@ def build_parser(root: Path) -> Parser:
     try:
         parser = _execute(statements, root / CLI, dict(names))["parser"]
     except Exception as error:
-        raise _cannot(root / CLI, error, "its parser cannot be built") from None
+        raise _cannot_run(root / CLI, error, "its parser cannot be built") from None
     if not isinstance(parser, Parser):
-        raise ConfigurationError(f"{root / CLI}: its `parser` is no ArgumentParser; this OpenRLHF release is not supported")
-    # argparse's own pattern knows no exponents and takes -1e-5 for a flag.
+        raise ConfigurationError(
+            f"{root / CLI}: its `parser` is not an ArgumentParser; this OpenRLHF release is not supported"
+        )
+    # argparse's own pattern lacks exponents and takes -1e-5 for a flag.
     parser._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
     options = (option for action in parser._actions for option in action.option_strings)
     parser.of_upstream = frozenset(o[2:] for o in options if o.startswith("--") and o != "--help")
@@ -142,7 +144,7 @@ def _hierarchize(root: Path) -> Callable[[Any], SimpleNamespace]:
     try:
         function = _execute(statements, path, {})["hierarchize"]
     except Exception as error:
-        raise _cannot(path, error, "its hierarchize cannot be had") from None
+        raise _cannot_run(path, error, "its hierarchize cannot be compiled") from None
     return cast(Callable[[Any], SimpleNamespace], function)
 
 
@@ -152,22 +154,22 @@ def hierarchize(flat: argparse.Namespace, root: Path) -> SimpleNamespace:
 
 
 def validate(args: SimpleNamespace, root: Path) -> tuple[list[str], list[str]]:
-    """Run upstream's own validation on nested arguments, which it also completes in place.
+    """Run upstream's own validation on nested arguments, which also completes them in place.
 
     Returns:
         Problems (its failed assertions) and warnings (what it prints).
     """
-    said = io.StringIO()
+    printed = io.StringIO()
     problems = []
-    # The recipe's workflow stands where upstream expects an agent function; without one it asks for a reward model.
+    # The recipe's workflow replaces upstream's agent function; without one upstream requires a reward model.
     try:
         args.train.agent_func_path, args.reward.remote_url = args.train.agent_func_path or "recipe", args.reward.remote_url
     except AttributeError as error:
-        return [f"upstream's validation failed: a flag that it is run with is gone ({error})"], []
-    statements = [s for s in _main_block(root / CLI)[1] if not any(word in ast.unparse(s) for word in NOT_OURS)]
+        return [f"upstream's validation failed: a flag that it depends on is gone ({error})"], []
+    statements = [s for s in _main_block(root / CLI)[1] if not any(word in ast.unparse(s) for word in SKIPPED)]
     namespace = {"args": args}
-    with contextlib.redirect_stdout(said):
-        for statement in statements:  # one by one: a failed assertion must not hide the next one
+    with contextlib.redirect_stdout(printed):
+        for statement in statements:  # one at a time: a failed assertion must not hide the next one
             try:
                 _execute([statement], root / CLI, namespace)
             except AssertionError as error:
@@ -177,4 +179,4 @@ def validate(args: SimpleNamespace, root: Path) -> tuple[list[str], list[str]]:
                     f"upstream's validation (train_ppo_ray.py:{statement.lineno}) failed: {type(error).__name__}: {error}"
                 )
     args.train.agent_func_path, args.reward.remote_url = None, None
-    return problems, [line for line in said.getvalue().splitlines() if line.strip()]
+    return problems, [line for line in printed.getvalue().splitlines() if line.strip()]

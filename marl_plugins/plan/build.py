@@ -1,229 +1,239 @@
 """From a command line to a checked plan: everything that can be known before anything starts, and all that is wrong with it.
 
-Precedence: command line, then recipe, then the defaults below, then upstream's. Each flag is first parsed alone, so that
-every wrong one is named together with where it stands; then all are parsed together, once for the run and once per policy.
+    words -> recipe -> plugins -> flags -> policies -> run -> checks -> plan
+
+`build_plan` has one step per arrow; problems are collected and reported together.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.core.failures import ConfigurationError, Remark
 from marl_plugins.core.recipe import Origins, Recipe, RoleConfig, find_recipe, load_recipe
 from marl_plugins.hosts import cpu, releases, upstream_cli
 from marl_plugins.manager import Plugins
-from marl_plugins.plan.checks import (
-    check_files,
-    check_numbers,
-    check_policies,
-    check_roles,
-    check_tasks,
-    check_workflow,
-    hub_tasks,
-    model_problem,
-    name_policies,
-    tool_names_of,
-)
-from marl_plugins.plan.flags import (
-    OWN_FLAGS,
-    Given,
-    check_estimator_flags,
-    check_flags,
-    in_force,
-    own_parser,
-    recipe_flags,
-    split_flags,
-)
-from marl_plugins.run import Run, engines_only
-
-DEFAULTS = {"algo.advantage.estimator": "reinforce", "vllm.num_engines": 1, "ckpt.best_metric_key": "none"}
-"""Where this project's default differs from upstream's."""
+from marl_plugins.plan.checks import check_numbers, check_policies, check_roles, model_problem, name_policies, tool_names_of
+from marl_plugins.plan.files import check_files
+from marl_plugins.plan.flags import COMMAND_LINE, OWN_FLAGS, Flags, Given, own_parser, recipe_flags, split_flags
+from marl_plugins.plan.plan import Plan
+from marl_plugins.plan.rehearsal import check_workflow
+from marl_plugins.plan.tasks import check_tasks, from_hub
+from marl_plugins.run import Run
 
 
-CPU_DEFAULTS = {
-    "actor.num_gpus_per_node": 1,
-    "critic.num_gpus_per_node": 1,
-    "ref.num_gpus_per_node": 1,
-    "vllm.sync_backend": "gloo",
-    "vllm.enforce_eager": True,
-    "ds.attn_implementation": "eager",
-    "ds.zero_stage": 0,
-}
-"""Further defaults on a machine without an accelerator."""
-
-
-class Builder:
-    """Collects the problems while a plan is built."""
-
-    def __init__(self) -> None:
-        self.problems: list[str] = []
+class Problems(list[str]):
+    """What is wrong with a plan, collected while it is built."""
 
     def attempt(self, build: Callable[[], Any]) -> Any:
-        """The result, or None with the problems kept."""
+        """The result of `build`, or None with its problems kept."""
         try:
             return build()
         except ConfigurationError as error:
-            self.problems += error.problems
+            self += error.problems
             return None
 
-    def stop_if_wrong(self) -> None:
-        if self.problems:
-            raise ConfigurationError(list(dict.fromkeys(self.problems)))
+    def raise_if_any(self) -> None:
+        if self:
+            raise ConfigurationError(list(dict.fromkeys(self)))
 
 
-def build_run(words: Sequence[str]) -> tuple[Run, argparse.Namespace]:
-    """A checked run from the words after `openrlhf train`, and this project's own flags.
+@dataclass(frozen=True)
+class Request:
+    """A command line with its recipe, before anything of it is checked against plugins and upstream.
+
+    Args:
+        options: This project's own flags.
+        flags: All others on the command line.
+        recipe, origins, folder: The recipe, where its keys stand, and where its files are.
+    """
+
+    options: argparse.Namespace
+    flags: Sequence[Given]
+    recipe: Recipe
+    origins: Origins
+    folder: Path
+
+    @property
+    def plugins(self) -> list[str]:
+        """Names of the plugins, the recipe's first."""
+        return [*recipe_plugins(self.recipe, self.folder), *self.options.plugin]
+
+    @property
+    def without(self) -> dict[str, str]:
+        """Policies of the recipe that may be left without a role, and the flag for which they are."""
+        mapping = self.options.mapping
+        return dict.fromkeys(self.recipe.policies, f"--mapping {mapping}") if mapping else {}
+
+
+def build_plan(words: Sequence[str]) -> Plan:
+    """A checked plan from the words after `openrlhf train`.
 
     Raises:
         ConfigurationError: Everything that is wrong, at once.
     """
-    builder = Builder()
-    root = upstream_cli.upstream_root()
     if impossible := releases.refusal(upstream_cli.upstream_version()):
         raise ConfigurationError(impossible)
-    own = own_parser()
-    command_line = split_flags(words, "command line")
-    ours = [f for f in command_line if f.name in OWN_FLAGS]
-    theirs = [f for f in command_line if f.name not in OWN_FLAGS]
-    options = own.parse_args([w for f in ours for w in f.argv])
+    problems = Problems()
+    request = read_request(words, problems)
+    plugins = problems.attempt(lambda: Plugins(request.plugins))
+    if plugins is None:  # the flags of unknown plugins are unknown too
+        problems += check_roles(request.recipe, request.origins, request.folder, tool_names=None)
+        raise ConfigurationError(list(dict.fromkeys(problems)))
+    flags = read_flags(request, plugins, problems)
+    run = draft_run(request, plugins, flags)
+    if run.estimator is not None:
+        flags.check_estimator(run.estimator)
+    tools = problems.attempt(lambda: tool_names_of(plugins, run))
+    problems += check_roles(request.recipe, request.origins, request.folder, tools)
+    run = with_policies(run, request, plugins, flags, problems)
+    plan = Plan(run, plugins, request.options)
+    problems += check_numbers(run)
+    problems += check_files(plan, request.origins)
+    if not problems and not from_hub(run):
+        problems += problems.attempt(lambda: check_tasks(plan)) or []
+    warnings: list[str] = []
+    if not problems:
+        wrong, warnings = check_workflow(plan, tools)
+        problems += wrong
+    warnings += ask_plugins(plan, problems)
+    problems.raise_if_any()
+    return replace(plan, run=replace(run, warnings=(*run.warnings, *warnings)))
 
-    origins = Origins()
-    folder = Path()
-    recipe: Recipe | None = None
+
+def read_request(words: Sequence[str], problems: Problems) -> Request:
+    """The command line and the recipe that it names.
+
+    Raises:
+        ConfigurationError: There is no recipe, or it cannot be read.
+    """
+    command_line = split_flags(words, COMMAND_LINE)
+    own = own_parser()
+    ours = [f for f in command_line if f.name in OWN_FLAGS]
+    right = [f for f in ours if problems.attempt(lambda f=f: own.parse_args(f.argv)) is not None]  # type: ignore[misc]
+    options = own.parse_args([w for f in right for w in f.argv])
     if options.recipe:
         path = find_recipe(options.recipe)
         folder = path.parent
         recipe, origins = load_recipe(path)
-    elif not options.plugin:
-        raise ConfigurationError("nothing multi-agent was asked for: give --recipe, --plugin, or both")
+    elif options.plugin:
+        recipe, origins, folder = implicit_recipe(), Origins(), single_folder()
     else:
-        recipe, folder = implicit_recipe(), data_folder()
-    assert recipe is not None
+        raise ConfigurationError("nothing multi-agent was asked for: give --recipe, --plugin, or both")
     if options.mapping:
         recipe = _remap(recipe, options.mapping)
         origins.lines = {k: v for k, v in origins.lines.items() if k[:1] != ("mapping",)}
-
     if recipe.tasks and any(f.name == "data.prompt_dataset" for f in command_line):  # the command line beats the recipe
         recipe = recipe.model_copy(update={"tasks": None})
-    names = [n if not n.endswith(".py") or Path(n).is_absolute() else str(folder / n) for n in recipe.plugins]
-    plugins = builder.attempt(lambda: Plugins([*names, *options.plugin]))
-    if plugins is None:  # the flags of unknown plugins are unknown too
-        builder.problems += check_roles(recipe, origins, folder, tool_names=None)
-        builder.stop_if_wrong()
-    parser = upstream_cli.build_parser(root)
+    return Request(options, [f for f in command_line if f.name not in OWN_FLAGS], recipe, origins, folder)
+
+
+def recipe_plugins(recipe: Recipe, folder: Path) -> list[str]:
+    """The recipe's plugins; a file's name is relative to the recipe."""
+    return [str(folder / name) if name.endswith(".py") else name for name in recipe.plugins]
+
+
+def read_flags(request: Request, plugins: Plugins, problems: Problems) -> Flags:
+    """All flags, upstream's and the plugins', each checked."""
+    parser = upstream_cli.build_parser(upstream_cli.upstream_root())
     plugins.options(parser)
-    actions = {o[2:]: a for a in parser._actions for o in a.option_strings if o.startswith("--")}
+    in_recipe = recipe_flags(request.recipe.flags, lambda name: request.origins.where("flags", name))
+    return Flags(parser, request.flags, in_recipe, request.folder, cpu.device(), problems)
 
-    device = cpu.device()
-    defaults = {**DEFAULTS, **(CPU_DEFAULTS if device == "cpu" else {})}
-    base = recipe_flags(defaults, lambda _: "default")
-    from_recipe = [_beside(f, folder) for f in recipe_flags(recipe.flags, lambda n: origins.where("flags", n))]
-    shared_cli = [f for f in theirs if not f.name.startswith("policy.")]
-    policy_cli = [f for f in theirs if f.name.startswith("policy.")]
-    given = [*from_recipe, *shared_cli]
-    builder.problems += check_flags(given, parser, actions, per_policy=False)
-    good = [f for f in given if not check_flags([f], parser, actions, per_policy=False)]
 
-    def parse(flags: Iterable[Given]) -> SimpleNamespace:
-        return upstream_cli.hierarchize(parser.parse_args([w for f in in_force(flags) for w in f.argv]), root)
+def draft_run(request: Request, plugins: Plugins, flags: Flags) -> Run:
+    """The run before its policies are known."""
+    args = flags.args()
+    version = upstream_cli.upstream_version()
+    other_release = [] if version == releases.TRAINED else [f"openrlhf {version} is {releases.standing(version)}"]
+    return Run(
+        recipe=request.recipe,
+        folder=request.folder,
+        args=args,
+        device=cpu.device(),
+        plugins=plugins.names,
+        estimator=None if plugins.claims("marl_estimator") else args.algo.advantage.estimator,
+        given=flags.given,
+        on_command_line=flags.on_command_line,
+        warnings=tuple(other_release),
+        max_steps=request.options.max_steps,
+        logical_gpus=request.options.logical_gpus,
+    )
 
-    args = parse([*base, *good])
-    # `--flag` arguments of a recipe are kept even when the command line repeats them: argparse takes the last one.
-    run = Run(recipe, folder, plugins, args, [], {}, device, frozenset(f.name for f in given))
-    run.on_command_line = frozenset(f.name for f in shared_cli)
-    if options.mapping:
-        run.idle = dict.fromkeys(recipe.policies, f"--mapping {options.mapping}")
-    if upstream_cli.upstream_version() != releases.TRAINED:
-        run.warnings.append(
-            f"openrlhf {upstream_cli.upstream_version()} is {releases.standing(upstream_cli.upstream_version())}"
-        )
-    run.max_steps, run.logical_gpus = options.max_steps, options.logical_gpus
-    if run.estimator is not None:
-        builder.problems += check_estimator_flags(good, actions, run.estimator)
-    tools: set[str] | None = builder.attempt(lambda: tool_names_of(plugins, run))
-    builder.problems += check_roles(recipe, origins, folder, tools)
-    policies = builder.attempt(lambda: plugins.planned("marl_policies", run=run)) or []
-    run.policies = list(policies)
-    builder.problems += check_policies(run, recipe, origins)
-    named: dict[str, str] = {}
 
-    by_policy: dict[str, list[Given]] = {p.name: [] for p in run.policies}
+def with_policies(run: Run, request: Request, plugins: Plugins, flags: Flags, problems: Problems) -> Run:
+    """The run with its policies, their flags and models."""
+    answered = problems.attempt(lambda: plugins.planned("marl_policies", run=run)) or []
+    policies = [p for p in answered if not p.excluded_by]
+    without = request.without | {p.name: p.excluded_by for p in answered if p.excluded_by}
+    problems += check_policies(run, policies, without, request.origins)
+    names = [p.name for p in policies]
+    idle = [
+        f"policy {name!r} of the recipe plays no role with {without[name]}"
+        for name in run.recipe.policies
+        if name in without and name not in names
+    ]
+    own = flags.by_policy(policies, request.origins, run.estimator)
+    policy_args: dict[str, SimpleNamespace] = {}
     refused: dict[str, list[str]] = {}
-    for flag in policy_cli:
-        _, _, rest = flag.name.partition(".")
-        name, _, upstream_name = rest.partition(".")
-        if not upstream_name:
-            builder.problems.append(
-                f"{flag.where}: --{flag.name}: expected --policy.NAME.FLAG, FLAG being one of upstream's"
-            )
-        elif name not in by_policy:
-            builder.problems.append(f"{flag.where}: --{flag.name}: there is no policy {name!r}{nearest(name, by_policy)}")
-        else:
-            by_policy[name].append(Given(upstream_name, flag.words, flag.where))
-    for policy in run.policies:
-        own_flags = recipe_flags(policy.flags, lambda n, p=policy: origins.where("policies", p.name, "flags", n))  # type: ignore[misc]
-        flags = [*own_flags, *by_policy[policy.name]]
-        builder.problems += check_flags(flags, parser, actions, per_policy=True)
-        fine = [f for f in flags if not check_flags([f], parser, actions, per_policy=True)]
-        if run.estimator is not None:
-            builder.problems += check_estimator_flags(fine, actions, run.estimator)
-        # the command line beats the recipe; in each of them a policy's own flag beats one for all policies
-        policy_args = parse(sorted([*base, *good, *fine], key=lambda f: f.where == "command line"))
-        if not any(f.name == "actor.model_name_or_path" for f in fine):
-            policy_args.actor.model_name_or_path = policy.model
-        problems, warnings = upstream_cli.validate(policy_args, root)
-        refused[policy.name] = problems
+    printed: list[str] = []
+    for policy in policies:
+        args = flags.policy_args(own[policy.name])
+        if not any(flag.name == "actor.model_name_or_path" for flag in own[policy.name]):
+            args.actor.model_name_or_path = policy.model
+        refused[policy.name], warnings = upstream_cli.validate(args, flags.root)
+        printed += warnings
         if not policy.trainable:
-            engines_only(policy_args)
-        run.warnings += [w for w in warnings if w not in run.warnings]
-        policy_args.ckpt.path = str(Path(args.ckpt.path) / policy.name)
-        policy_args.ckpt.output_dir = str(Path(args.ckpt.output_dir) / policy.name)
-        policy_args.ckpt.max_num = 10**9  # complete steps are rotated together, after the manifest is in place
-        policy_args.logger.wandb.key = policy_args.logger.tensorboard_dir = None  # the controller logs, once
-        run.policy_args[policy.name] = policy_args
-    builder.problems += name_policies(refused)
-    models: dict[str, list[str]] = {}
-    for policy in run.policies:
-        if policy.name in run.policy_args:
-            policy_args = run.policy_args[policy.name]
-            named[policy.name] = policy_args.actor.model_name_or_path
-            found = {"": model_problem(named[policy.name])}
-            if policy_args.critic.model_name_or_path not in (None, named[policy.name]):
-                found["--critic.model_name_or_path: "] = model_problem(policy_args.critic.model_name_or_path)
-            models[policy.name] = [place + problem for place, problem in found.items() if problem]
-    builder.problems += name_policies(models)
-    run.policies = [replace(p, model=named.get(p.name, p.model)) for p in run.policies]
-    builder.problems += check_numbers(run)
-    builder.problems += check_files(run, origins)
-    if not builder.problems and not hub_tasks(run):
-        builder.problems += builder.attempt(lambda: check_tasks(run)) or []
-    if not builder.problems:
-        builder.problems += check_workflow(run, tools)
-    for problems in builder.attempt(lambda: plugins.planned("marl_configure", run=run)) or []:
-        builder.problems += [problems] if isinstance(problems, str) else problems
-    builder.stop_if_wrong()
-    return run, options
+            use_engines_only(args)
+        _settle_folders(args, run.args, policy.name)
+        policy_args[policy.name] = args
+    problems += name_policies(refused)
+    problems += name_policies({name: model_problems(args) for name, args in policy_args.items()})
+    return replace(
+        run,
+        policies=tuple(replace(p, model=policy_args[p.name].actor.model_name_or_path) for p in policies),
+        policy_args=policy_args,
+        warnings=tuple(dict.fromkeys([*run.warnings, *idle, *printed])),
+    )
 
 
-FILES = ("data.prompt_dataset", "eval.dataset", "reward.remote_url")
-"""Upstream's flags that may name a file; a recipe's is relative to the recipe, as all its paths are."""
+def use_engines_only(args: SimpleNamespace) -> None:
+    """Flags of a policy that is not trained: its engines have their devices to themselves, and need not sleep."""
+    args.train.colocate_all = args.vllm.enable_sleep = False
 
 
-def _beside(flag: Given, folder: Path) -> Given:
-    if flag.name not in FILES or len(flag.words) != 1:
-        return flag
-    name = flag.words[0]
-    is_file = name.startswith(".") or Path(name).suffix in (".json", ".jsonl", ".py")
-    return replace(flag, words=(str(folder / name),)) if is_file else flag
+def _settle_folders(args: SimpleNamespace, shared: SimpleNamespace, policy: str) -> None:
+    """A policy's own folders, absolute because Ray's workers have another working folder; and what is done for all at once."""
+    args.ckpt.path = str((Path(shared.ckpt.path) / policy).absolute())
+    args.ckpt.output_dir = str((Path(shared.ckpt.output_dir) / policy).absolute())
+    args.ckpt.max_num = 10**9  # complete steps are rotated together, after the manifest is in place
+    args.logger.wandb.key = args.logger.tensorboard_dir = None  # the controller logs, once
 
 
-def data_folder() -> Path:
-    """Folder of the one-role recipe that stands in where `--plugin` is given without `--recipe`."""
+def model_problems(args: SimpleNamespace) -> list[str]:
+    """What is wrong with the models of a policy and its critic."""
+    model, critic = args.actor.model_name_or_path, args.critic.model_name_or_path
+    found = {"": model_problem(model)}
+    if critic not in (None, model):
+        found["--critic.model_name_or_path: "] = model_problem(critic)
+    return [place + problem for place, problem in found.items() if problem]
+
+
+def ask_plugins(plan: Plan, problems: Problems) -> list[str]:
+    """Add what the plugins refuse to the problems; what they only remark is returned."""
+    answers = problems.attempt(lambda: plan.plugins.planned("marl_configure", run=plan.run)) or []
+    lines = [line for answer in answers if answer for line in ([answer] if isinstance(answer, str) else answer)]
+    problems += [line for line in lines if not isinstance(line, Remark)]
+    return [str(line) for line in lines if isinstance(line, Remark)]
+
+
+def single_folder() -> Path:
+    """Folder of the one-role recipe that is used where `--plugin` is given without `--recipe`."""
     return Path(__file__).resolve().parent / "single"
 
 
@@ -240,3 +250,11 @@ def _remap(recipe: Recipe, mapping: str) -> Recipe:
     if any(not role or not equals or not policy for role, equals, policy in pairs):
         raise ConfigurationError(f"--mapping {mapping}: expected separate, shared, or role=policy,role=policy")
     return recipe.model_copy(update={"mapping": {role: policy for role, _, policy in pairs}})
+
+
+def mentioned_plugins(words: Sequence[str]) -> Plugins:
+    """The plugins that a command line and its recipe name, whatever else is wrong with it: for `--help`."""
+    flags = [f for f in split_flags([w for w in words if w not in ("--help", "-h")], COMMAND_LINE) if f.words]
+    recipes: Iterable[Path] = [find_recipe(f.words[0]) for f in flags if f.name == "recipe"]
+    names = [name for path in recipes for name in recipe_plugins(load_recipe(path)[0], path.parent)]
+    return Plugins([*names, *(f.words[0] for f in flags if f.name == "plugin")])

@@ -1,18 +1,43 @@
-"""Words of a command line and `flags:` of a recipe, as flags with their place, and what is wrong with each."""
+"""Words of a command line and `flags:` of a recipe, as flags with their place, and what is wrong with each.
+
+Each flag is first parsed alone, so that every wrong one is reported with where it stands; then all are parsed together, once
+for the run and once per policy. Precedence: command line, then recipe, then this project's defaults, then upstream's.
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.core.options import at_least, recipe_file
+from marl_plugins.core.policy import Policy
+from marl_plugins.core.recipe import Origins
 from marl_plugins.hosts import upstream_cli
 from marl_plugins.hosts.flags import FLAGS
-from marl_plugins.manager import SHIPPED
+from marl_plugins.loading import SHIPPED
+from marl_plugins.plan.ranges import RANGES
 
 OWN_FLAGS = ("recipe", "plugin", "mapping", "max_steps", "logical_gpus", "dry-run", "debug", "json")
+COMMAND_LINE = "command line"
+DEFAULTS = {"algo.advantage.estimator": "reinforce", "vllm.num_engines": 1, "ckpt.best_metric_key": "none"}
+"""Where this project's default differs from upstream's."""
+CPU_DEFAULTS = {
+    "actor.num_gpus_per_node": 1,
+    "critic.num_gpus_per_node": 1,
+    "ref.num_gpus_per_node": 1,
+    "vllm.sync_backend": "gloo",
+    "vllm.enforce_eager": True,
+    "ds.attn_implementation": "eager",
+    "ds.zero_stage": 0,
+}
+"""Further defaults on a machine without an accelerator."""
+UPSTREAM_FILES = ("data.prompt_dataset", "eval.dataset", "reward.remote_url")
+"""Upstream's flags that may name a file; a recipe's is relative to the recipe, like all its paths."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +78,19 @@ def own_parser() -> upstream_cli.Parser:
         metavar="NAME",
         action="append",
         default=[],
-        help="take a plugin in: dotted name, entry-point name or .py file; may be given several times, order counts",
+        help="use a plugin: dotted name, entry-point name or .py file; may be given several times, order counts",
     )
     ours.add_argument(
         "--mapping", metavar="MAP", help="separate, shared, or role=policy,role=policy; overrides the recipe's"
     )
-    ours.add_argument("--max_steps", type=int, metavar="N", help="end after N training steps (rollout, update and sync)")
     ours.add_argument(
-        "--logical_gpus", type=int, metavar="N", help="on a machine without GPUs: so many logical ones; default: as needed"
+        "--max_steps", type=at_least(1), metavar="N", help="end after N training steps (rollout, update and sync)"
+    )
+    ours.add_argument(
+        "--logical_gpus",
+        type=at_least(1),
+        metavar="N",
+        help="number of logical GPUs on a machine without GPUs; default: as needed",
     )
     ours.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     ours.add_argument("--debug", action="store_true", help="show tracebacks and the output of all processes")
@@ -69,7 +99,7 @@ def own_parser() -> upstream_cli.Parser:
 
 
 def split_flags(words: Sequence[str], where: str) -> list[Given]:
-    """A command line cut into flags with their values; `--flag=value` likewise.
+    """A command line cut into flags with their values, also those of the form `--flag=value`.
 
     Raises:
         ConfigurationError: It begins with something that is not a flag.
@@ -99,40 +129,68 @@ def recipe_flags(flags: Mapping[str, Any], where: Callable[[str], str]) -> list[
     return given
 
 
-def check_flags(
-    flags: Iterable[Given], parser: upstream_cli.Parser, actions: Mapping[str, argparse.Action], per_policy: bool
-) -> list[str]:
-    problems = []
-    for flag in flags:
-        if flag.name not in actions:
-            problems.append(f"{flag.where}: unknown flag --{flag.name}{_cure(flag.name, actions)}")
-            continue
-        if flag.off:
-            if actions[flag.name].nargs != 0:
-                problems.append(f"{flag.where}: {flag.name}: false is for switches; this flag takes a value")
-            continue
-        entry = FLAGS.get(flag.name)
-        if not entry and flag.name in parser.of_upstream:
+def beside_recipe(flag: Given, folder: Path, actions: Mapping[str, argparse.Action]) -> Given:
+    """A recipe's flag, its file relative to the recipe's folder where it names one."""
+    if len(flag.words) != 1 or flag.name not in actions:
+        return flag
+    name = flag.words[0]
+    looks_local = name.startswith(".") or Path(name).suffix in (".json", ".jsonl", ".py")
+    if actions[flag.name].type is recipe_file or (flag.name in UPSTREAM_FILES and looks_local):
+        return replace(flag, words=(str(folder / name),))
+    return flag
+
+
+def settle_alternatives(flags: Iterable[Given], parser: argparse.ArgumentParser) -> tuple[list[Given], list[str]]:
+    """The flags with at most one of each mutually exclusive group, and the problems with the others.
+
+    One on the command line replaces a recipe's.
+    """
+    kept, problems = list(flags), []
+    for group in parser._mutually_exclusive_groups:
+        names = {option[2:] for action in group._group_actions for option in action.option_strings}
+        mine = [f for f in kept if f.name in names]
+        first = [f for f in mine if f.where == COMMAND_LINE] or mine
+        chosen = {f.name: f for f in first}
+        if len(chosen) > 1:
             problems.append(
-                f"{flag.where}: --{flag.name} is new in openrlhf {upstream_cli.upstream_version()}; what becomes of it with "
-                "several policies is not known yet. Take it out, or install a newer openrlhf-marl"
+                f"{first[0].where}: {' and '.join(f'--{name}' for name in sorted(chosen))} exclude each other; remove one of them"
             )
-        elif entry and entry.status == "refused" and not _is_default(flag, actions[flag.name]):
-            problems.append(f"{flag.where}: --{flag.name} cannot be used: {entry.note}")
-        elif entry and entry.status == "replaced":
-            problems.append(f"{flag.where}: --{flag.name} has no effect here: replaced: {entry.note}")
-        elif per_policy and (entry is None or entry.status != "policy"):
-            problems.append(f"{flag.where}: --{flag.name} holds for the whole run and cannot differ per policy")
-        else:
-            try:
-                parser.parse_args(flag.argv)
-            except ConfigurationError as error:
-                problems += [f"{flag.where}: {p}" for p in error.problems]
-    return problems
+        kept = [f for f in kept if f.name not in names or f.name == first[0].name]
+    return kept, problems
 
 
-def _cure(name: str, known: Iterable[str]) -> str:
-    """What to do about a flag that nobody has: name the shipped plugin that would, or the flag that was meant."""
+def check_flag(
+    flag: Given, parser: upstream_cli.Parser, actions: Mapping[str, argparse.Action], per_policy: bool
+) -> list[str]:
+    """What is wrong with one flag, parsed alone."""
+    if flag.name not in actions:
+        return [f"{flag.where}: unknown flag --{flag.name}{_hint(flag.name, actions)}"]
+    if flag.off:
+        takes_value = actions[flag.name].nargs != 0
+        return [f"{flag.where}: {flag.name}: false is for switches; this flag takes a value"] if takes_value else []
+    entry = FLAGS.get(flag.name)
+    if not entry and flag.name in parser.of_upstream:
+        return [
+            f"{flag.where}: --{flag.name} is new in openrlhf {upstream_cli.upstream_version()}; what becomes of it with "
+            "several policies is not known yet. Remove it, or install a newer openrlhf-marl"
+        ]
+    if entry and entry.status == "refused" and not _is_default(flag, actions[flag.name]):
+        return [f"{flag.where}: --{flag.name} cannot be used: {entry.note}"]
+    if entry and entry.status == "replaced":
+        return [f"{flag.where}: --{flag.name} has no effect here: replaced: {entry.note}"]
+    if per_policy and (entry is None or entry.status != "policy"):
+        return [f"{flag.where}: --{flag.name} holds for the whole run and cannot differ per policy"]
+    try:
+        value = getattr(parser.parse_args(flag.argv), actions[flag.name].dest)
+    except ConfigurationError as error:
+        return [f"{flag.where}: {p}" for p in error.problems]
+    allowed = RANGES.get(flag.name)
+    problem = allowed.problem(value) if allowed and value is not None else None
+    return [f"{flag.where}: --{flag.name} {value:g} {problem}"] if problem else []
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    """What to do about an unknown flag: name the shipped plugin that has it, or the flag that was probably meant."""
     owners = [plugin for plugin in SHIPPED if plugin.rpartition(".")[2] == name.partition(".")[0]]
     if owners and not any(n.startswith(name.partition(".")[0] + ".") for n in known):
         return f"; it is {owners[0]}'s: add --plugin {owners[0]}"
@@ -140,7 +198,7 @@ def _cure(name: str, known: Iterable[str]) -> str:
 
 
 def check_estimator_flags(flags: Iterable[Given], actions: Mapping[str, argparse.Action], estimator: str) -> list[str]:
-    """Flags of upstream's that the run's estimator has no use for; upstream overlooks them."""
+    """Upstream's flags that have no effect with the run's estimator; upstream ignores them silently."""
     problems = []
     for flag in flags:
         entry = FLAGS.get(flag.name)
@@ -148,15 +206,100 @@ def check_estimator_flags(flags: Iterable[Given], actions: Mapping[str, argparse
         if entry and idle and not flag.off and not _is_default(flag, actions[flag.name]):
             problems.append(
                 f"{flag.where}: --{flag.name} has no effect with --algo.advantage.estimator {estimator}, only with "
-                f"{' or '.join(entry.estimators)}; take one of the two out"
+                f"{' or '.join(entry.estimators)}; remove one of the two"
             )
     return problems
 
 
 def _is_default(flag: Given, action: argparse.Action) -> bool:
-    """Whether a flag was given what it would be without, `1.0` for 1 included."""
+    """Whether a flag was given its default value, also `1.0` for 1."""
     convert: Callable[[str], Any] = action.type if callable(action.type) else str
     try:
         return len(flag.words) == 1 and bool(convert(flag.words[0]) == action.default)
-    except ValueError:  # said elsewhere
+    except ValueError:  # reported when the flag is parsed
         return False
+
+
+class Flags:
+    """All flags of a command line and its recipe, checked one by one, ready to be parsed for the run and for each policy.
+
+    Args:
+        command_line: The flags on it that are not this project's own.
+        recipe: The recipe's `flags:`, with their places.
+        problems: What is wrong is added to it; wrong flags are left out of what is parsed.
+    """
+
+    def __init__(
+        self,
+        parser: upstream_cli.Parser,
+        command_line: Iterable[Given],
+        recipe: Iterable[Given],
+        folder: Path,
+        device: str,
+        problems: list[str],
+    ):
+        self.parser = parser
+        self.root = upstream_cli.upstream_root()
+        self.actions = {o[2:]: a for a in parser._actions for o in a.option_strings if o.startswith("--")}
+        self.problems = problems
+        self.of_policies = [f for f in command_line if f.name.startswith("policy.")]
+        shared = [f for f in command_line if not f.name.startswith("policy.")]
+        given, conflicts = settle_alternatives(
+            [*(beside_recipe(f, folder, self.actions) for f in recipe), *shared], self.parser
+        )
+        problems += conflicts
+        self.given = frozenset(f.name for f in given)
+        self.on_command_line = frozenset(f.name for f in shared)
+        defaults = {**DEFAULTS, **(CPU_DEFAULTS if device == "cpu" else {})}
+        self.shared = [*recipe_flags(defaults, lambda _: "default"), *self._checked(given, per_policy=False)]
+
+    def _checked(self, flags: Iterable[Given], per_policy: bool) -> list[Given]:
+        """The flags that nothing is wrong with."""
+        right = []
+        for flag in flags:
+            wrong = check_flag(flag, self.parser, self.actions, per_policy)
+            self.problems += wrong
+            right += [] if wrong else [flag]
+        return right
+
+    def check_estimator(self, estimator: str) -> None:
+        """Report the flags that have no effect with the run's estimator."""
+        given = [flag for flag in self.shared if flag.name in self.given]
+        self.problems += check_estimator_flags(given, self.actions, estimator)
+
+    def _parse(self, flags: Iterable[Given]) -> SimpleNamespace:
+        # `--flag` arguments of a recipe are kept even when the command line repeats them: argparse takes the last one.
+        flat = self.parser.parse_args([w for f in in_force(flags) for w in f.argv])
+        return upstream_cli.hierarchize(flat, self.root)
+
+    def args(self) -> SimpleNamespace:
+        """All flags for the whole run, nested."""
+        return self._parse(self.shared)
+
+    def by_policy(self, policies: Iterable[Policy], origins: Origins, estimator: str | None) -> dict[str, list[Given]]:
+        """The flags of each policy's own, from the recipe and the command line."""
+        own: dict[str, list[Given]] = {}
+        for policy in policies:
+            given = recipe_flags(policy.flags, lambda n, p=policy: origins.where("policies", p.name, "flags", n))  # type: ignore[misc]
+            own[policy.name] = list(given)
+        for flag in self.of_policies:
+            name, _, upstream_name = flag.name.partition(".")[2].partition(".")
+            if not upstream_name:
+                self.problems.append(
+                    f"{flag.where}: --{flag.name}: expected --policy.NAME.FLAG, FLAG being one of upstream's"
+                )
+            elif name not in own:
+                self.problems.append(f"{flag.where}: --{flag.name}: there is no policy {name!r}{nearest(name, own)}")
+            else:
+                own[name].append(Given(upstream_name, flag.words, flag.where))
+        checked = {name: self._checked(flags, per_policy=True) for name, flags in own.items()}
+        for flags in checked.values() if estimator is not None else ():
+            self.problems += check_estimator_flags(flags, self.actions, estimator or "")
+        return checked
+
+    def policy_args(self, own: Sequence[Given]) -> SimpleNamespace:
+        """All flags for one policy, nested.
+
+        The command line beats the recipe; in each of them a policy's own flag beats one for all policies.
+        """
+        return self._parse(sorted([*self.shared, *own], key=lambda f: f.where == COMMAND_LINE))

@@ -1,204 +1,219 @@
 """Reward backpropagation: process scores joined with what the outcome says of each action (MAPPA, appendix F).
 
-    forward    p_t, the score of an action by itself, from the coach while the rollout goes on
+    forward    p_t, the score of an action by itself, from the coach while the rollout continues
     backward   delta_t, from the outcome's value v along the dependency graph, last actions first (backward.py);
                made to add up to v (eq. 7)
-    reward     f_t = alpha p_t + beta delta_t (eq. 6)
+    reward     f_t = alpha p_t + beta delta_t (eq. 6), recorded as the terms `process` and `contribution`
 
 v is 2R - 1 for an outcome R in [0, 1], so that a failure is blamed and a success credited; for an outcome of several parts
-`--reward_backprop.weights` says what each weighs. The attributor is a set of rules (rules.py) or the coach's model (model.py).
+`--reward_backprop.weights` gives the weight of each. The attributor is a set of rules (rules.py) or the coach's model
+(model.py).
 
-Where one attribution cannot be had the decomposition of that trajectory is unknown, and all its actions are left out.
+Where one attribution is unavailable the decomposition of that trajectory is unknown, and all its actions are left out.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marl_plugins import hookimpl
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, nearest
-from marl_plugins.core.workflow import checked_score
+from marl_plugins.core.options import at_least, recipe_file
+from marl_plugins.core.scoring import checked_score
 
 if TYPE_CHECKING:
-    import argparse
-
-    from marl_plugins.core.trajectory import Trajectory
-    from marl_plugins.reward_backprop.backward import Attributor
+    from marl_plugins.core.trajectory import Action, Trajectory
+    from marl_plugins.reward_backprop.backward import Attribution, Attributor
     from marl_plugins.run import Run
 
+NAME = "reward_backprop"
+"""Under which actions keep its notes."""
 PROMPT = Path(__file__).parent / "prompts" / "attribute.md"
 
 
-class _State:
-    """The attributor of the run, and the numbers of the step in hand."""
+class BackpropState:
+    """The attributor of a run, and the numbers of the current step."""
 
     def __init__(self) -> None:
         self.attributor: Attributor | None = None
-        self.alpha = self.beta = 1.0
-        self.weights: dict[str, float] = {}
         self.metrics: dict[str, float] = {}
 
 
-_state = _State()
+def part_weights(word: str) -> str:
+    """The type of --reward_backprop.weights: JSON, checked and kept as text (nested flags cannot hold a mapping)."""
+    try:
+        weights = parse_weights(word)
+        if not (weights and all(0 < w < math.inf for w in weights.values())):
+            raise ValueError("weights must be above 0")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise argparse.ArgumentTypeError(f"{word!r}: {error}; expected a JSON object of names and weights") from None
+    return word
+
+
+def parse_weights(word: str) -> dict[str, float]:
+    return {str(name): float(weight) for name, weight in json.loads(word).items()}
 
 
 @hookimpl
 def marl_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("reward backpropagation (marl_plugins.reward_backprop)")
     add = group.add_argument
-    add("--reward_backprop.alpha", type=float, default=1.0, help="what an action's own score weighs")
-    add("--reward_backprop.beta", type=float, default=1.0, help="what its contribution to the outcome weighs")
+    add("--reward_backprop.alpha", type=at_least(0, float), default=1.0, help="weight of an action's own score")
+    add("--reward_backprop.beta", type=at_least(0, float), default=1.0, help="weight of its contribution to the outcome")
     add(
         "--reward_backprop.attributor",
         choices=["rules", "model"],
         default="rules",
         help="rules over what can be read of an action, offline; or the coach's model (--coach.model, --coach.policy)",
     )
-    add("--reward_backprop.prompt", metavar="FILE", help="the model's prompt; default: the package's")
+    add("--reward_backprop.prompt", type=recipe_file, metavar="FILE", help="the model's prompt; default: the package's")
     add(
         "--reward_backprop.weights",
+        type=part_weights,
         metavar="JSON",
-        help='what each part of an outcome weighs: \'{"accuracy": 2, "f1": 1}\', from a grader that writes '
+        help='weight of each part of an outcome: \'{"accuracy": 2, "f1": 1}\', from a grader that writes '
         "trajectory.outcome_parts; default: the outcome itself",
     )
 
 
 @hookimpl
 def marl_configure(run: Run) -> list[str]:
-    global _state
-    _state = _State()
-    args = run.args.reward_backprop
-    problems = [
-        f"--reward_backprop.{name} {getattr(args, name):g}: expected 0 or more"
-        for name in ("alpha", "beta")
-        if not 0 <= getattr(args, name) < math.inf
-    ]
+    args, problems = run.args.reward_backprop, []
     if args.alpha == args.beta == 0:
         problems.append("--reward_backprop.alpha and --reward_backprop.beta are both 0: every reward would be 0")
-    _state.alpha, _state.beta = args.alpha, args.beta
     try:
-        _state.weights = _weights(args.weights)
-        _state.attributor = _attributor(run)
+        run.state(BackpropState).attributor = make_attributor(run)
     except ConfigurationError as error:
         problems += error.problems
     return problems
 
 
-def _weights(text: str | None) -> dict[str, float]:
-    try:
-        given = json.loads(text or "{}")
-        weights = {str(name): float(weight) for name, weight in given.items()}
-        if text is not None and not (weights and all(0 < w < math.inf for w in weights.values())):
-            raise ValueError("weights have to be more than 0")
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ConfigurationError(
-            f"--reward_backprop.weights {text!r}: {error}; expected a JSON object of names and weights"
-        ) from None
-    return weights
+def make_attributor(run: Run) -> Attributor:
+    """The attributor that the flags name.
 
+    Raises:
+        ConfigurationError: Its prompt cannot be used, or there is no coach whose model it could ask.
+    """
+    from marl_plugins.coach.model import duties_of
 
-def _attributor(run: Run) -> Attributor:
     args = run.args.reward_backprop
-    duties = {name: (run.folder / role.prompt).read_text(encoding="utf-8") for name, role in run.recipe.roles.items()}
+    duties = duties_of(run)
     if args.attributor == "rules":
         if args.prompt:
             raise ConfigurationError("--reward_backprop.prompt is for --reward_backprop.attributor model")
         from marl_plugins.reward_backprop.rules import Rules
 
         return Rules(duties)
-    from marl_plugins import coach
+    from marl_plugins.coach import asker_of
     from marl_plugins.reward_backprop.model import ModelAttributor, read_prompt
 
-    given = args.prompt and "reward_backprop.prompt" not in run.on_command_line
-    path = run.folder / args.prompt if given else Path(args.prompt) if args.prompt else PROMPT
-    prompt = read_prompt(path)
-    before = "marl_plugins.coach" in run.plugins.names[: run.plugins.names.index(__name__)]
-    asker = coach.shared_asker() if before else None
+    prompt = read_prompt(Path(args.prompt or PROMPT))
+    coach_first = "marl_plugins.coach" in run.plugins[: run.plugins.index(__name__)]
+    asker = asker_of(run) if coach_first else None
     if asker is None:
-        what = "--reward_backprop.attributor model asks the coach's model: "
-        cure = "" if before else "name --plugin marl_plugins.coach before marl_plugins.reward_backprop, with "
-        raise ConfigurationError(f"{what}{cure or 'give '}--coach.model NAME or --coach.policy NAME")
+        fix = "give" if coach_first else "name --plugin marl_plugins.coach before marl_plugins.reward_backprop, with"
+        raise ConfigurationError(
+            f"--reward_backprop.attributor model asks the coach's model: {fix} --coach.model NAME or --coach.policy NAME"
+        )
     return ModelAttributor(asker, prompt, duties)
 
 
-def value_of(trajectory: Trajectory) -> float | None:
+def value_of(trajectory: Trajectory, weights: Mapping[str, float]) -> float | None:
     """v, the outcome's value in [-1, 1]; None where there is none.
 
+    Args:
+        weights: Of the outcome's parts; empty for the outcome itself.
+
     Raises:
-        ConfigurationError: The grader did not write a part that is weighed.
+        ConfigurationError: The grader did not write a part that has a weight.
         ValueError: A part is not in [0, 1].
     """
     if trajectory.outcome is None:
         return None
-    if not _state.weights or trajectory.agent_failure:  # agents that failed have an outcome of 0 in every part
+    if not weights or trajectory.agent_failure:  # agents that failed have an outcome of 0 in every part
         return 2.0 * trajectory.outcome - 1.0
     parts = trajectory.outcome_parts
-    missing = sorted(_state.weights.keys() - parts.keys())
+    missing = sorted(weights.keys() - parts.keys())
     if missing:
         raise ConfigurationError(
             f"--reward_backprop.weights names {', '.join(missing)}, which the grader did not write for task "
             f"{trajectory.task.id}{nearest(missing[0], parts)}"
         )
-    total = sum(_state.weights.values())
-    checked = {name: checked_score(parts[name], f"outcome's part {name!r}") or 0.0 for name in _state.weights}
-    return sum(w * (2.0 * checked[name] - 1.0) for name, w in _state.weights.items()) / total
+    total = sum(weights.values())
+    checked = {name: checked_score(parts[name], f"outcome's part {name!r}") or 0.0 for name in weights}
+    return sum(w * (2.0 * checked[name] - 1.0) for name, w in weights.items()) / total
 
 
 @hookimpl
-async def marl_credit(trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
+async def marl_credit(trajectories: Sequence[Trajectory], run: Run) -> Sequence[Trajectory]:
     """f_t for every action of every trajectory that has an outcome."""
-    from marl_plugins.reward_backprop.backward import Together
+    from marl_plugins.reward_backprop.backward import SingleErrorTaskGroup
 
     alive = [t for t in trajectories if not t.infrastructure_failure and t.actions]
-    async with Together() as group:
-        work = [group.create_task(_credit(t)) for t in alive]
-    found = {id(t): task.result() for t, task in zip(alive, work, strict=True)}
-    lost = [t for t in alive if isinstance(found[id(t)], InfrastructureFailure)]
-    _state.metrics = _measured(alive, [gap for gap in found.values() if isinstance(gap, float)], len(lost))
-    if lost:  # a model's doing; rules answer always
-        from marl_plugins import coach
+    async with SingleErrorTaskGroup() as group:
+        tasks = [group.create_task(credit_trajectory(t, run)) for t in alive]
+    found = [task.result() for task in tasks]
+    lost = [t for t, result in zip(alive, found, strict=True) if isinstance(result, InfrastructureFailure)]
+    gaps = [result for result in found if isinstance(result, float)]
+    run.state(BackpropState).metrics = measure(alive, gaps, len(lost))
+    if lost:  # only a model's attributions can be unavailable
+        from marl_plugins.coach import leave_out_if_too_many_are_missing
 
-        coach.leave_out_if_too_many_are_missing([a for t in alive for a in t.actions], [a for t in lost for a in t.actions])
+        judged, missing = ([a for t in some for a in t.actions] for some in (alive, lost))
+        leave_out_if_too_many_are_missing(run, judged, missing)
     return trajectories
 
 
-async def _credit(trajectory: Trajectory) -> float | InfrastructureFailure | None:
-    """Write one trajectory's rewards; how far its contributions were from adding up, or why there are none."""
+async def credit_trajectory(trajectory: Trajectory, run: Run) -> float | InfrastructureFailure | None:
+    """Write one trajectory's rewards.
+
+    Returns:
+        How far its contributions were from adding up; or why there are none; None without an outcome or a reward.
+    """
     from marl_plugins.reward_backprop.backward import backward, conserve
 
-    assert _state.attributor is not None
-    value = value_of(trajectory)
-    trainable = [a for a in trajectory.actions if a.reward is not None]
-    if value is None or not trainable:
+    args, attributor = run.args.reward_backprop, run.state(BackpropState).attributor
+    assert attributor is not None
+    value = value_of(trajectory, parse_weights(args.weights or "{}"))
+    if value is None or all(action.reward is None for action in trajectory.actions):
         for action in trajectory.actions:
-            action.reward = None
+            action.reward, action.terms = None, {}
         return None
     try:
-        found = await backward(trajectory, in_words(trajectory), value, _state.attributor)
+        found = await backward(trajectory, describe_outcome(trajectory), value, attributor)
     except InfrastructureFailure as failure:
         for action in trajectory.actions:
-            action.reward, action.unscored = None, action.unscored or failure.kind
+            action.reward, action.terms, action.unscored = None, {}, action.unscored or failure.kind
         return failure
     raw = {path: attribution.contribution for path, attribution in found.items()}
     contributions = conserve(raw, value)
     for action in trajectory.actions:
-        delta, said = contributions[action.path], found[action.path]
-        action.contribution = delta
-        words = "; ".join(w for w in (said.why, said.passed_on and f"passed on: {said.passed_on}") if w)
-        action.explanation = "\n".join(w for w in (action.explanation, f"contribution {delta:+.2f}: {words}") if w)
+        delta = contributions[action.path]
+        note_contribution(action, delta, found[action.path])
         if action.reward is not None:
             process = action.reward if trajectory.actions_scored else 0.0
-            action.reward = _state.alpha * process + _state.beta * delta
+            action.terms = {"process": args.alpha * process, "contribution": args.beta * delta}
+            action.reward = sum(action.terms.values())
     return abs(value - sum(raw.values()))
 
 
-def in_words(trajectory: Trajectory) -> str:
+def note_contribution(action: Action, delta: float, attribution: Attribution) -> None:
+    """Record a contribution and its reasons with the action, for machines and for people."""
+    passed_on = attribution.passed_on and f"passed on: {attribution.passed_on}"
+    reasons = "; ".join(text for text in (attribution.why, passed_on) if text)
+    line = f"contribution {delta:+.2f}: {reasons}"
+    action.explanation = f"{action.explanation}\n{line}" if action.explanation else line
+    action.notes[NAME] = {"contribution": delta, "passed_on": attribution.passed_on}
+
+
+def describe_outcome(trajectory: Trajectory) -> str:
     """The outcome as an attributor reads it."""
     if trajectory.agent_failure:
         return f"the team failed: {trajectory.detail or trajectory.agent_failure}"
@@ -206,11 +221,17 @@ def in_words(trajectory: Trajectory) -> str:
     return f"{trajectory.outcome:.3g} of 1" + (f" ({parts})" if parts else "")
 
 
-def _measured(trajectories: Sequence[Trajectory], gaps: Sequence[float], lost: int) -> dict[str, float]:
+def measure(trajectories: Sequence[Trajectory], gaps: Sequence[float], lost: int) -> dict[str, float]:
+    """Metrics of a step's contributions.
+
+    Args:
+        gaps: How far contributions were from adding up, by trajectory.
+        lost: Trajectories without contributions.
+    """
     by_role: dict[str, list[float]] = defaultdict(list)
     for action in (a for t in trajectories for a in t.actions):
-        if action.contribution is not None:
-            by_role[action.role].append(action.contribution)
+        if NAME in action.notes:
+            by_role[action.role].append(action.notes[NAME]["contribution"])
     metrics = {f"backprop/{role}/contribution": statistics.fmean(found) for role, found in sorted(by_role.items())}
     metrics |= {f"backprop/{role}/spread": statistics.pstdev(found) for role, found in sorted(by_role.items())}
     if trajectories:
@@ -221,6 +242,7 @@ def _measured(trajectories: Sequence[Trajectory], gaps: Sequence[float], lost: i
 
 
 @hookimpl
-def marl_log(step: int, metrics: dict[str, float]) -> None:
-    metrics |= _state.metrics
-    _state.metrics = {}
+def marl_log(run: Run, metrics: dict[str, float]) -> None:
+    state = run.state(BackpropState)
+    metrics |= state.metrics
+    state.metrics = {}

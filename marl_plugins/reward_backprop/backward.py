@@ -3,9 +3,9 @@
     r(sink)   = v / number of sinks
     r(action) = sum over its children c of share(c -> action) * (r(c) - delta(c))
 
-An attributor says of one action, given what its children left unexplained, what it contributed (delta) and what remains for
-those it worked from, in words. Everything a child leaves unexplained goes to its parents, in equal shares unless the
-attributor says otherwise; what is left at the roots is spread by `conserve`.
+An attributor is given one action and what its children left unexplained; it answers what the action contributed (delta) and,
+in words, what remains for those it worked from. Everything a child leaves unexplained goes to its parents, in equal shares
+unless the attributor says otherwise; what is left at the roots is spread by `conserve`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from marl_plugins.core.failures import InfrastructureFailure
+from marl_plugins.core.scoring import Seen
 from marl_plugins.core.trajectory import Action, Trajectory
-from marl_plugins.core.workflow import Seen
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class Residual:
 
 @dataclass(frozen=True)
 class Attribution:
-    """What an attributor says of one action.
+    """What an attributor answers about one action.
 
     Args:
         contribution: delta, in [-1, 1]; negative for blame.
         passed_on: What remains unexplained, in words, for the actions it worked from.
         why: For people.
-        to: Which parents the rest goes to, by path; they need not add up to 1. Empty: all alike.
+        to: Which parents the rest goes to, by path; they need not add up to 1. Empty: equal shares.
     """
 
     contribution: float
@@ -55,16 +55,16 @@ class Attribution:
 
 
 class Attributor(Protocol):
-    """Explains one action's part in an outcome; raises `InfrastructureFailure` where that cannot be had."""
+    """Explains one action's part in an outcome; raises `InfrastructureFailure` where that is unavailable."""
 
     async def attribute(self, action: Action, seen: Seen, residual: Residual) -> Attribution: ...
 
 
 async def backward(trajectory: Trajectory, outcome: str, value: float, attributor: Attributor) -> dict[str, Attribution]:
-    """Attributions by path; an action is asked about once all that used its output are done, the others at the same time.
+    """Attributions by path; an action is asked about once all that used its output are done, others at the same time.
 
     Raises:
-        InfrastructureFailure: An attribution cannot be had; then the decomposition is unknown as a whole.
+        InfrastructureFailure: An attribution is unavailable, so that the whole decomposition is unknown.
     """
     paths = {a.path for a in trajectory.actions}
     parents = {a.path: [p for p in a.parents if p in paths] for a in trajectory.actions}
@@ -77,22 +77,22 @@ async def backward(trajectory: Trajectory, outcome: str, value: float, attributo
     tasks: dict[str, asyncio.Task[Attribution]] = {}
     roles = {a.path: a.role for a in trajectory.actions}
 
-    async def one(action: Action) -> Attribution:
+    async def attribute(action: Action) -> Attribution:
         path = action.path
-        said = {c: await tasks[c] for c in children[path]}
-        arriving = sum((left[c] - a.contribution) * _share(a.to, path, parents[c]) for c, a in said.items())
-        left[path] = arriving if said else value / len(sinks)
-        notes = tuple((roles[c], a.passed_on) for c, a in said.items() if a.passed_on)
+        later = {c: await tasks[c] for c in children[path]}
+        arriving = sum((left[c] - a.contribution) * _share(a.to, path, parents[c]) for c, a in later.items())
+        left[path] = arriving if later else value / len(sinks)
+        notes = tuple((roles[c], a.passed_on) for c, a in later.items() if a.passed_on)
         return await attributor.attribute(action, Seen.of(trajectory, action), Residual(outcome, value, left[path], notes))
 
-    async with Together() as group:
+    async with SingleErrorTaskGroup() as group:
         for action in reversed(trajectory.actions):  # children come after their parents
-            tasks[action.path] = group.create_task(one(action))
+            tasks[action.path] = group.create_task(attribute(action))
     return {a.path: tasks[a.path].result() for a in trajectory.actions}
 
 
-class Together(asyncio.TaskGroup):
-    """A task group that raises a failure itself, not a group of them: what ends the run before what is merely missing."""
+class SingleErrorTaskGroup(asyncio.TaskGroup):
+    """A task group that raises one of its failures, not a group: what ends the run before what is merely missing."""
 
     async def __aexit__(self, *error: object) -> None:
         try:
@@ -103,7 +103,7 @@ class Together(asyncio.TaskGroup):
 
 
 def _share(to: Mapping[str, float], parent: str, parents: Sequence[str]) -> float:
-    """Which part of a child's rest goes to one of its parents."""
+    """The part of what a child leaves that goes to one of its parents."""
     wanted = sum(w for p, w in to.items() if p in parents and w > 0)
     return max(to.get(parent, 0.0), 0.0) / wanted if wanted else 1.0 / len(parents)
 
@@ -111,9 +111,9 @@ def _share(to: Mapping[str, float], parent: str, parents: Sequence[str]) -> floa
 def conserve(contributions: Mapping[str, float], value: float) -> dict[str, float]:
     """Contributions that add up to v (MAPPA eq. 7).
 
-    Where all are of v's sign they are rescaled by v / sum: an action that mattered to nobody stays at 0. Else, where blame and
-    credit cancel, point the other way or are missing altogether, what lacks is everybody's alike and is spread equally; a
-    division by a sum of both signs would blow contributions up, or turn blame into credit. Either way their order is kept.
+    Where all are of v's sign they are rescaled by v / sum: an action without influence stays at 0. Otherwise, where blame and
+    credit cancel, point the other way or are all 0, what is lacking is spread equally; dividing by a sum of both signs would
+    blow contributions up, or turn blame into credit. Either way their order is kept.
     """
     if not contributions:
         return {}

@@ -1,4 +1,4 @@
-"""A language model as the attributor, asked as the coach is and within its limits."""
+"""A language model as the attributor: asked as the coach is, through the same client and within its limits."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import pydantic
 
-from marl_plugins.asking.asker import Request
+from marl_plugins.asking.request import Request
 from marl_plugins.coach.model import FIELDS as SEEN_FIELDS
-from marl_plugins.coach.model import checked_prompt, shorten, shown
+from marl_plugins.coach.model import checked_prompt, prompt_fields, shorten
 from marl_plugins.coach.verdict import AROUND, BEFORE, LONGEST_EXPLANATION, json_object, value_of
 from marl_plugins.reward_backprop.backward import Attribution, Residual
 
 if TYPE_CHECKING:
     from marl_plugins.asking.asker import Asker
+    from marl_plugins.core.scoring import Seen
     from marl_plugins.core.trajectory import Action
-    from marl_plugins.core.workflow import Seen
 
 FIELDS = (*SEEN_FIELDS, "outcome", "value", "left", "residual")
 NUMBER = r"([+-]?(?:10(?:\.0+)?|\d(?:\.\d+)?))(?:\s*/\s*10(?:\.0+)?)?\.?"
@@ -35,7 +35,9 @@ SCHEMA = {
 }
 
 
-class _Said(pydantic.BaseModel):
+class Reading(pydantic.BaseModel):
+    """What is read of an answer."""
+
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
 
     contribution: Annotated[float, pydantic.Field(ge=-10, le=10)]
@@ -59,10 +61,10 @@ class ModelAttributor:
         """The model's attribution.
 
         Raises:
-            InfrastructureFailure: It cannot be had.
-            RunPaused: None can be had from now on.
+            InfrastructureFailure: It is unavailable.
+            RunPaused: So are all further ones.
         """
-        fields = shown(action, seen, self.duties[action.role]) | {
+        fields = prompt_fields(action, seen, self.duties[action.role]) | {
             "outcome": shorten(residual.outcome),
             "value": f"{10 * residual.value:+.1f}",
             "left": f"{10 * residual.left:+.1f}",
@@ -73,8 +75,8 @@ class ModelAttributor:
         def prompt(nonce: str, form: str) -> str:
             return self.prompt.format(**fields, fence=nonce, form=instruction(nonce, form))
 
-        said = _Said.model_validate(await self.asker.judge(Request(prompt, parse, again, SCHEMA)))
-        return Attribution(said.contribution / 10, said.passed_on, said.explanation)
+        reading = Reading.model_validate(await self.asker.judge(Request(prompt, parse, again, SCHEMA)))
+        return Attribution(reading.contribution / 10, reading.passed_on, reading.explanation)
 
 
 def read_prompt(path: Path) -> str:
@@ -108,7 +110,7 @@ def parse(text: str, nonce: str, form: str) -> dict[str, Any] | None:
     if form == "json":
         given = json_object(text, nonce)
         try:
-            return None if given is None else _Said.model_validate(given).model_dump()
+            return None if given is None else Reading.model_validate(given).model_dump()
         except pydantic.ValidationError:
             return None
     contribution = value_of(text, "CONTRIBUTION", nonce, NUMBER)

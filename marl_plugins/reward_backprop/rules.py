@@ -1,12 +1,12 @@
 """The offline attributor: rules over what a coach can read of an action. Deterministic, without a model.
 
-A failure is blamed on the actions in which a fault can be seen, the one nearest to the outcome first, each taking the part of
-what reached it that its faults weigh; a missing file is its producer's fault, not that of the one who looked for it. A
-success is shared among the actions without a fault. What a fault is:
+A failure is blamed on the actions in which a fault can be seen, the one nearest to the outcome first; each takes the part of
+what reached it that its faults weigh. A missing file is the fault of its producer, not of the action that looked for it. A
+success is shared among the actions without a fault. Faults:
 
-    nothing was said            the answer was cut off           a program failed and nobody mended it
-    a file that its instructions name is not there               it looks for a file that nobody was to make
-    an instruction's form is ignored (JSON, a fenced program, \\boxed{}, one line, a word it had to use)
+    an empty answer             an answer that was cut off      a program that failed and was not fixed
+    a missing file that its instructions name                   a look for a file that nobody was to produce
+    an ignored form (JSON, a fenced program, \\boxed{}, one line, a required word)
     a number that is in nothing it had seen, although it had a result to pass on
 
 The rules know neither label nor outcome beyond its value, nor which role is which.
@@ -18,20 +18,20 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 
+from marl_plugins.core.scoring import Seen
 from marl_plugins.core.trajectory import Action
-from marl_plugins.core.workflow import Seen
 from marl_plugins.reward_backprop.backward import Attribution, Residual
 
 NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?")
-MENDED = "mended"
-"""Begins what a turn passes on that has put right what the turn before had done wrong."""
+FIXED = "fixed"
+"""Begins what a turn passes on that has fixed what the turn before had done wrong."""
 FILE = re.compile(r"[\w-]+\.(?:csv|json|txt|npy|npz|pkl|joblib|parquet|md|py|html|png)\b")
 MISSING = re.compile(r"(?:No such file|not found|FileNotFound)[^\n]*?['\"]?(" + FILE.pattern + r")", re.IGNORECASE)
 QUOTED_WORD = re.compile(
     r"(?:the word|the line|begins? with|starts? with|ends? with)\s+[`\"']([^`\"'{}\n]+)[`\"']", re.IGNORECASE
 )
 TO_MAKE = re.compile(r"\b(?:save|write|store|produce|create)\b(?:[^.\n]|\.(?=\w))*", re.IGNORECASE)
-"""A sentence about making something; the full stop inside of a file's name does not end it."""
+"""A sentence about producing something; a full stop inside a file's name does not end it."""
 
 
 class Rules:
@@ -46,50 +46,52 @@ class Rules:
 
     async def attribute(self, action: Action, seen: Seen, residual: Residual) -> Attribution:
         turns_after = [note for role, note in residual.notes if role == action.role]
-        mended = any(note.startswith(MENDED) for note in turns_after)
-        faults = list(self.faults(action, seen, later=bool(turns_after), mended=mended))
+        fixed = any(note.startswith(FIXED) for note in turns_after)
+        faults = list(self.faults(action, seen, continued=bool(turns_after), fixed=fixed))
         why = "; ".join(text for _, text in faults)
-        if residual.value >= 0:  # all who are without a fault share it alike, once contributions are made to add up
+        if residual.value >= 0:  # actions without a fault share it equally, once contributions are made to add up
             return Attribution(0.0 if faults else residual.value, "a success", why or "did its part")
-        to, note = self._producer(action, seen)
-        if mended or _mends(action):
-            note = f"{MENDED}; {note}" if note else MENDED
+        to, note = self._blame_producer(action, seen)
+        if fixed or _fixes(action):
+            note = f"{FIXED}; {note}" if note else FIXED
         weight = min(1.0, sum(w for w, _ in faults))
         return Attribution(
             residual.left * weight, note or ("partly explained here" if faults else "no fault seen here"), why, to
         )
 
-    def faults(self, action: Action, seen: Seen, later: bool = False, mended: bool = False) -> Iterator[tuple[float, str]]:
+    def faults(
+        self, action: Action, seen: Seen, continued: bool = False, fixed: bool = False
+    ) -> Iterator[tuple[float, str]]:
         """What is wrong with an action by itself, as (weight, words).
 
         Args:
-            later: The conversation went on, so that its form is a later turn's matter.
-            mended: A later turn's program ran where this one's had failed.
+            continued: A later turn follows, and is responsible for the form.
+            fixed: A later turn's program ran where this one's had failed.
         """
         text = action.text.strip()
         if not text:
-            yield 1.0, "said nothing"
+            yield 1.0, "gave no answer"
             return
         if action.generation.finish == "length":
             yield 0.9, "was cut off"
         elif len(re.findall(r"^```", text, re.MULTILINE)) % 2:
             yield 0.6, "a fenced block is not closed"
         missing = self._missing(action)
-        if _failed(action) and not missing and not mended:
-            yield 0.8, "its program failed and was left so"
-        if missing and not self._makers(missing, seen):
-            yield 0.8, f"looked for {missing}, which nobody was to make"
-        if not later:
-            yield from self._ignored(action, self.duties[action.role])
-        yield from self._strange_number(action, seen)
+        if _failed(action) and not missing and not fixed:
+            yield 0.8, "its program failed and was not fixed"
+        if missing and not self._producers(missing, seen):
+            yield 0.8, f"looked for {missing}, which nobody was to produce"
+        if not continued:
+            yield from self._ignored_instructions(action, self.duties[action.role])
+        yield from self._unfounded_number(action, seen)
 
-    def _ignored(self, action: Action, duties: str) -> Iterator[tuple[float, str]]:
+    def _ignored_instructions(self, action: Action, duties: str) -> Iterator[tuple[float, str]]:
         text = action.text
         mine = {f for r in action.tool_results for f in r.files}
         for sentence in TO_MAKE.findall(duties):
             for file in FILE.findall(sentence):
-                if file not in mine and (action.before is None or not _made_before(action, file)):
-                    yield 0.9, f"was to make {file}, which is not there"
+                if file not in mine and (action.before is None or not _produced_before(action, file)):
+                    yield 0.9, f"was to produce {file}, which is missing"
         if re.search(r"\bJSON\b", duties) and not _holds_json(text):
             yield 0.7, "was to answer in JSON"
         if "```python" in duties and "```python" not in text and action.before is None:
@@ -102,16 +104,16 @@ class Rules:
             if word not in text:
                 yield 0.6, f"was to use {word!r}"
 
-    def _strange_number(self, action: Action, seen: Seen) -> Iterator[tuple[float, str]]:
-        """The last number of an answer is in nothing that was seen, although a result was there to pass on."""
+    def _unfounded_number(self, action: Action, seen: Seen) -> Iterator[tuple[float, str]]:
+        """The last number of an answer is in nothing that was seen, although there was a result to pass on."""
         results = [r.output for r in action.tool_results] or [r.output for a in seen.before for r in a.tool_results]
         if not results or (action.tool_results and action.before is None and "```" in action.text):
-            return  # nothing to pass on, or a program of its own, which may hold any number
-        said = numbers(action.text)
+            return  # nothing to pass on, or its own program, which may hold any number
+        given = numbers(action.text)
         known = " ".join([seen.prompt, *(t for _, t in seen.messages), *(a.text for a in seen.before), *results])
-        computed = numbers(" ".join(re.findall(r"[=\u2248]\s*(\S+)", action.text)))  # by itself, in what it says
-        if said and said[-1] not in numbers(known) and said[-1] not in computed:
-            yield 0.7, f"gives {said[-1]:g}, which is in nothing it had seen"
+        computed = numbers(" ".join(re.findall(r"[=\u2248]\s*(\S+)", action.text)))  # in the text itself
+        if given and given[-1] not in numbers(known) and given[-1] not in computed:
+            yield 0.7, f"gives {given[-1]:g}, which is in nothing it had seen"
 
     def _missing(self, action: Action) -> str | None:
         """A file that the action's tools did not find."""
@@ -120,19 +122,19 @@ class Rules:
                 return found.group(1)
         return None
 
-    def _makers(self, file: str, seen: Seen) -> list[Action]:
+    def _producers(self, file: str, seen: Seen) -> list[Action]:
         """The earlier actions whose instructions or words name a file."""
         return [a for a in seen.before if file in self.duties[a.role] or file in a.text]
 
-    def _producer(self, action: Action, seen: Seen) -> tuple[dict[str, float], str]:
-        """Where the blame for a missing file goes: to the first who was to make it, or towards it."""
+    def _blame_producer(self, action: Action, seen: Seen) -> tuple[dict[str, float], str]:
+        """Where the blame for a missing file goes: to the first action that was to produce it, or towards it."""
         missing = self._missing(action)
-        makers = self._makers(missing, seen) if missing else []
-        if not makers:
+        producers = self._producers(missing, seen) if missing else []
+        if not producers:
             return {}, ""
-        first = makers[0]
+        first = producers[0]
         towards = [p for p in action.parents if p == first.path or _above(p, first.path, seen)]
-        return dict.fromkeys(towards, 1.0), f"{missing} is not there; {first.role} was to make it"
+        return dict.fromkeys(towards, 1.0), f"{missing} is missing; {first.role} was to produce it"
 
 
 def numbers(text: str) -> list[float]:
@@ -144,7 +146,7 @@ def _failed(action: Action) -> bool:
     return bool(action.tool_results) and not action.tool_results[-1].ok
 
 
-def _mends(action: Action) -> bool:
+def _fixes(action: Action) -> bool:
     """Whether the action's program runs where that of the turn before had failed."""
     return action.before is not None and _failed(action.before) and bool(action.tool_results) and not _failed(action)
 
@@ -161,7 +163,7 @@ def _above(path: str, wanted: str, seen: Seen) -> bool:
     return wanted in reached
 
 
-def _made_before(action: Action, file: str) -> bool:
+def _produced_before(action: Action, file: str) -> bool:
     turn = action.before
     while turn is not None:
         if any(file in r.files for r in turn.tool_results):

@@ -33,7 +33,7 @@ class Checkpoints:
     """The checkpoints of one run below `--ckpt.path`.
 
     Args:
-        keep: So many complete steps stay.
+        keep: Number of complete steps that are kept.
         critics: Whether the run's policies have critics.
     """
 
@@ -76,7 +76,7 @@ class Checkpoints:
             return None
         if not resume:
             raise ConfigurationError(
-                f"--ckpt.path {self.folder} holds a run saved at step {manifest['step']}; go on with --ckpt.load_enable, or "
+                f"--ckpt.path {self.folder} holds a run saved at step {manifest['step']}; resume with --ckpt.load_enable, or "
                 "choose another folder"
             )
         # JSON has no tuples and only string keys: compare like with like.

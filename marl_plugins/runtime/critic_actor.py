@@ -10,7 +10,7 @@ from typing import Any
 from marl_plugins.hosts import cpu
 
 # Installs the host support, before upstream is imported below.
-from marl_plugins.runtime.policy_actor import ON_CPU, WholeWindows  # isort: skip
+from marl_plugins.runtime.policy_actor import ON_CPU, TrainingProcess  # isort: skip
 import openrlhf.trainer.ray.ppo_critic as upstream_critic
 import ray
 
@@ -38,7 +38,7 @@ class CriticTrainer(upstream_critic.CriticPPOTrainer):  # type: ignore[misc]
 upstream_critic.CriticPPOTrainer = CriticTrainer  # looked up there by `init_model_from_pretrained` (ppo_critic.py:250)
 
 
-class CriticActor(WholeWindows, upstream_critic.CriticModelActor.__ray_metadata__.modified_class):  # type: ignore[misc]
+class CriticActor(TrainingProcess, upstream_critic.CriticModelActor.__ray_metadata__.modified_class):  # type: ignore[misc]
     """One training process of a policy's critic."""
 
     def init_model_from_pretrained(self, strategy: Any, pretrain: str, max_steps: int) -> None:

@@ -6,7 +6,6 @@ With `--json` every step is one JSON object on standard output and nothing else 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,10 +21,7 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
-from rich.table import Table
 from rich.text import Text
-
-from marl_plugins.core.findings import Finding
 
 Column = tuple[str, str, str]
 FIRST: tuple[Column, ...] = (("step", "step", "{:.0f}"), ("outcome", "outcome/mean", "{:.3f}"))
@@ -44,7 +40,7 @@ REST: tuple[Column, ...] = (
 
 
 MOST_ROLES = 6
-"""So many roles have a column of their own for their reward; with more there is one for the mean."""
+"""Maximum number of roles whose rewards have a column each; with more roles there is one column for the mean."""
 
 
 class Display:
@@ -122,23 +118,3 @@ class Rate(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         return Text(f"{task.completed / task.elapsed:.0f}/s" if task.elapsed else "")
-
-
-def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on standard output."""
-    table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
-    for name in header:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))  # as it is: `package[extra]` is no markup
-    Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120).print(table)
-
-
-MARKS = {True: "ok", False: "MEND", None: ""}
-
-
-def print_findings(title: str, findings: Sequence[Finding]) -> None:
-    """A table of findings, and below it what to do about the red ones once more, in one piece each, to be copied."""
-    print_table(title, ["", "what", "found", "what to do"], [[MARKS[f.good], f.what, f.found, f.cure] for f in findings])
-    for line in dict.fromkeys(f"{f.what}: {f.cure}" for f in findings if f.good is False):
-        print(line)

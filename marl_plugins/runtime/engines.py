@@ -37,8 +37,8 @@ class Engine:
             ray.util.remove_placement_group(group)
 
 
-class Budget:
-    """How many dead engines a run still replaces."""
+class RestartBudget:
+    """Number of dead engines that a run may still replace."""
 
     def __init__(self, restarts: int):
         self.left = restarts
@@ -49,19 +49,27 @@ class EnginePool:
 
     Args:
         policy: Its name.
-        start: Starts one engine more (blocking, called in a thread), to replace a dead one; None where that cannot be done,
-            and a dead engine ends the run.
+        start: Starts one more engine (blocking, called in a thread), to replace a dead one; None where that is impossible and
+            a dead engine ends the run.
+        restore: Gives a new engine, by its handle, the policy's current weights.
         budget: Shared by all pools of the run.
     """
 
-    def __init__(self, policy: str, engines: list[Engine], start: Callable[[], Engine] | None, budget: Budget):
+    def __init__(
+        self,
+        policy: str,
+        engines: list[Engine],
+        start: Callable[[], Engine] | None,
+        restore: Restore,
+        budget: RestartBudget,
+    ):
         self.policy = policy
         self.engines = engines
         self.start = start
+        self.restore = restore
         self.budget = budget
         self.restarted = 0
-        self.restore: Restore | None = None
-        self._mends: dict[Engine, asyncio.Task[None]] = {}
+        self._replacements: dict[Engine, asyncio.Task[None]] = {}
 
     @property
     def handles(self) -> list[Any]:
@@ -75,9 +83,9 @@ class EnginePool:
         """
         params = sampling_params(call)
         while True:
-            mending = [task for task in self._mends.values() if not task.done()]
-            if not self.engines and mending:
-                await asyncio.shield(mending[0])
+            replacing = [task for task in self._replacements.values() if not task.done()]
+            if not self.engines and replacing:
+                await asyncio.shield(replacing[0])
                 continue
             if not self.engines:
                 raise InfrastructureFailure("engine", f"policy {self.policy!r} has no engine left (limits.engine_restarts)")
@@ -87,13 +95,13 @@ class EnginePool:
                 answer = engine.handle.sample.remote(list(call.context_ids), params)
                 try:
                     ids, logprobs, finish, policy, version = await answer
-                except asyncio.CancelledError:  # a given-up trajectory's; the engine stops sampling for it
+                except asyncio.CancelledError:  # the trajectory was given up; the engine stops sampling for it
                     ray.cancel(answer)
                     raise
             except (RayActorError, RayTaskError) as error:
                 if not is_dead(error, engine):
                     raise
-                await self.mend(engine)
+                await self.replace(engine)
             else:
                 return Generation(tuple(ids), tuple(logprobs), finish, policy, version)
             finally:
@@ -111,20 +119,20 @@ class EnginePool:
             except (RayActorError, RayTaskError) as error:
                 if not is_dead(error, engine):
                     raise
-                await self.mend(engine)
+                await self.replace(engine)
 
         await asyncio.gather(*[one(engine) for engine in list(self.engines)])
         if not self.engines:
             raise RunEnded(f"policy {self.policy!r} has no engine left (limits.engine_restarts)")
 
-    async def mend(self, engine: Engine) -> None:
+    async def replace(self, engine: Engine) -> None:
         """Replace a dead engine, once, however many requests found it dead, and whichever of them is given up meanwhile."""
-        if engine not in self._mends:
+        if engine not in self._replacements:
             self.engines.remove(engine)
-            self._mends[engine] = asyncio.create_task(self._replace(engine))
-        await asyncio.shield(self._mends[engine])
+            self._replacements[engine] = asyncio.create_task(self._start_replacement(engine))
+        await asyncio.shield(self._replacements[engine])
 
-    async def _replace(self, engine: Engine) -> None:
+    async def _start_replacement(self, engine: Engine) -> None:
         if self.start is None:
             raise RunEnded(
                 f"an engine of policy {self.policy!r} died; engines are not replaced in a running job on GPUs yet"
@@ -133,7 +141,6 @@ class EnginePool:
         while self.budget.left > 0:
             self.budget.left -= 1
             replacement = await asyncio.to_thread(self.start)
-            assert self.restore is not None
             try:
                 await self.restore(replacement.handle)
             except (RayActorError, RayTaskError) as error:
@@ -191,7 +198,7 @@ def substituted(module: Any, **names: Any) -> Iterator[None]:
 def start_engines(args: Any, shared_group: Any) -> list[Engine]:
     """All engines of a policy: in the placement group of its training processes, or each in one of its own.
 
-    Of its own, so that a dead engine's devices can be given back without ending the others.
+    One each, so that a dead engine's devices can be given back without ending the others.
     """
     if shared_group is not None:
         return _start(args, args.vllm.num_engines, shared_group)
@@ -199,7 +206,7 @@ def start_engines(args: Any, shared_group: Any) -> list[Engine]:
 
 
 def start_engine(args: Any) -> Engine:
-    """One engine more, in a placement group of its own."""
+    """One more engine, in a placement group of its own."""
     return _start(args, 1, None)[0]
 
 

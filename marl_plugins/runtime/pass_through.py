@@ -23,15 +23,15 @@ from marl_plugins.hosts import cpu
 
 
 class Controller(ppo_trainer.PPOTrainer.__ray_metadata__.modified_class):  # type: ignore[misc]
-    """Upstream's trainer; a subclass so that the host support is installed before upstream is imported."""
+    """Upstream's trainer, subclassed so that the host support is installed before upstream is imported."""
 
 
 class Critic(ppo_critic.CriticModelActor.__ray_metadata__.modified_class):  # type: ignore[misc]
-    """Likewise."""
+    """Upstream's critic, subclassed for the same reason."""
 
 
 class Reward(launcher.RewardModelActor.__ray_metadata__.modified_class):  # type: ignore[misc]
-    """Likewise."""
+    """Upstream's reward model, subclassed for the same reason."""
 
 
 PROCESSES = {
@@ -44,9 +44,9 @@ PROCESSES = {
 """Flags that say how many processes upstream will start, with its defaults."""
 
 
-def run(words: Sequence[str]) -> None:
+def run_upstream(words: Sequence[str]) -> None:
     """Run upstream's command in this process."""
-    from marl_plugins.runtime.driver import quiet
+    from marl_plugins.runtime.cluster import quiet
 
     ppo_actor.PolicyModelActor = policy_actor.RemotePolicyActor
     launcher.ReferenceModelActor = policy_actor.RemoteReferenceActor

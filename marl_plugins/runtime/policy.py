@@ -1,267 +1,211 @@
-"""One policy of a run: its training processes, its reference, its engines, driven through upstream's trainer classes."""
+"""One policy of a run: its training processes and its engines, driven through upstream's trainer.
+
+    policy.start()                  or launch(), load(), wait(), so that all policies of a run start at the same time
+    forward, update, sync, save     the steps of the training loop
+    policy.stop()                   its devices are free; it may be started again
+
+A frozen policy has engines only.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-# Installs the host support, before upstream is imported below.
-import marl_plugins.runtime.policy_actor  # isort: skip  # noqa: F401
-from openrlhf.models.utils import compute_reward
-from openrlhf.trainer.ppo_trainer import BasePPOTrainer
-from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch, split_experience_batch
-from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
-from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
-from openrlhf.trainer.ppo_utils.replay_buffer import remove_padding_in_sequences
-from ray.exceptions import RayActorError, RayTaskError
-
-from marl_plugins.core.estimators import Batch, Estimator
-from marl_plugins.core.failures import RunEnded
+from marl_plugins.core.failures import ConfigurationError, RunEnded
 from marl_plugins.core.grid import Grid, plan_grid
+from marl_plugins.core.policy import Policy
 from marl_plugins.core.rows import Row
 from marl_plugins.core.seeds import derive_seed
-from marl_plugins.run import Policy
-from marl_plugins.runtime.engines import EnginePool
+from marl_plugins.runtime.engines import EnginePool, RestartBudget, start_engine, start_engines
+from marl_plugins.runtime.experience import Prepared, row_experience, weightless
+from marl_plugins.runtime.launch import TrainingProcesses, bundles
+from marl_plugins.runtime.upstream_trainer import UpstreamTrainer, ranks_of
+
+from openrlhf.trainer.ppo_utils.experience import make_experience_batch  # isort: skip  # after the host support
+from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties  # isort: skip
 
 
-class ExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
-    """Upstream's maker of experiences, for any number of batches."""
-
-    def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
-        """Log-probs, KL and values of the batches, in place.
-
-        The dispatch list is padded to a multiple of the ranks and the extra is discarded: upstream gives the last ranks
-        fewer batches or none (launcher.py:354-365), and a collective in the forward would then wait for ever.
-        """
-        ranks = [ranks_of(group) for group in (self.actor_model_group, self.critic_model_group) if group is not None]
-        extra = -len(samples_list) % math.lcm(*ranks)
-        padded = samples_list + [copy.copy(samples_list[-1]) for _ in range(extra)]
-        for sample in padded[len(samples_list) :]:
-            sample.info = dict(sample.info)
-        made: list[Experience] = super().make_experience(padded)
-        return made[: len(samples_list)]
-
-
-class ReferenceInPolicy:
-    """Upstream's view of a reference group, where the reference model lives in the policy's own processes."""
-
-    def __init__(self, group: Any):
-        self.group = group
-
-    def async_run_method_batch(self, method_name: str, **arguments: Any) -> Any:
-        assert method_name == "forward"
-        return self.group.async_run_method_batch("reference_forward", **arguments)
-
-    def async_run_method(self, method_name: str, *args: Any, **arguments: Any) -> Any:
-        return self.group.async_run_method(method_name, *args, **arguments)
-
-
-class PolicyTrainer(BasePPOTrainer):  # type: ignore[misc]
-    """Upstream's trainer of one policy: KL controller, experience maker, update and broadcast are its own."""
-
-    def __init__(self, strategy: Any, group: Any, reference: Any, engines: list[Any], tokenizer: Any, critic: Any = None):
-        super().__init__(strategy, group, critic, None, reference, engines, tokenizer)
-        self.experience_maker = ExperienceMaker(group, critic, None, reference, self.kl_ctl, strategy, tokenizer)
-
-
-def ranks_of(group: Any) -> int:
-    """Data-parallel ranks of a group of training processes."""
-    return len(group._actor_handlers) // int(group.duplicate_actors)
-
-
-def row_experience(row: Row) -> Experience:
-    """One row as upstream has it: (1, T) ids and mask, (1, T-1) action mask and sampled log-probs, (1,) the rest."""
-    context, generation = row.action.context_ids, row.action.generation
-    ids = torch.tensor([*context, *generation.ids], dtype=torch.long)[None]
-    shown, sampled = len(context), len(generation.ids)
-    mask = torch.zeros_like(ids)
-    mask[:, shown:] = 1
-    logprobs = torch.zeros(ids.shape, dtype=torch.float32)
-    logprobs[:, shown:] = torch.tensor(generation.logprobs, dtype=torch.float32)
-    reward = torch.tensor([row.reward], dtype=torch.float32)
-    return Experience(
-        sequences=ids,
-        attention_mask=torch.ones_like(ids),
-        action_mask=mask[:, 1:],
-        rollout_log_probs=logprobs[:, 1:],
-        prompts=[row.name],
-        labels=[""],
-        images=[None],
-        mm_train_inputs=[None],
-        rewards=reward,
-        scores=reward.clone(),
-        response_length=torch.tensor([sampled]),
-        truncated=torch.tensor([generation.finish == "length"]),
-        total_length=torch.tensor([float(shown + sampled)]),
-        info={"reward": reward.clone()},
-    )
-
-
-class PolicyHost:
+class UpstreamPolicy:
     """A policy with everything that belongs to it.
 
     Args:
-        policy: What it is.
+        policy: What it is; a frozen one has engines only.
         args: Its flags.
-        trainer: Upstream's trainer; None for a frozen policy, which has engines only.
-        engines: Its engines.
         device: `cpu` or `cuda`.
+        tokenizer: Its tokenizer.
+        max_steps: Optimiser steps of the whole run.
+        restarts: Shared by all policies of the run.
     """
 
-    def __init__(self, policy: Policy, args: Any, trainer: PolicyTrainer | None, engines: EnginePool, device: str):
+    def __init__(self, policy: Policy, args: Any, device: str, tokenizer: Any, max_steps: int, restarts: RestartBudget):
         self.policy = policy
         self.args = args
-        self.trainer = trainer
-        self.engines = engines
         self.device = device
         self.version = 0
-        self.run_seed: int = args.train.seed
-        self.step = 0
-        self.experiences: list[Experience] = []
-        self.batches: list[list[Row]] = []
-        self.items: dict[int, Experience] = {}
-        engines.restore = self.restore_engine
+        self.training = TrainingProcesses(policy.name, args, device, tokenizer, max_steps) if policy.trainable else None
+        replace = functools.partial(start_engine, args) if device == "cpu" else None
+        self.engines = EnginePool(policy.name, [], replace, self.restore_engine, restarts)
+        self._starting: list[Any] = []
+        self._shared: Any = None
+
+    @property
+    def trained(self) -> bool:
+        """Whether it is updated, whether or not its processes are running."""
+        return self.policy.trainable
+
+    @property
+    def processes(self) -> TrainingProcesses:
+        """The training processes of a policy that is not frozen."""
+        assert self.training is not None, f"policy {self.policy.name!r} is frozen"
+        return self.training
+
+    @property
+    def trainer(self) -> UpstreamTrainer:
+        """Upstream's trainer over the running training processes."""
+        assert self.processes.trainer is not None, f"policy {self.policy.name!r} is not started"
+        return self.processes.trainer
 
     @property
     def group(self) -> Any:
-        assert self.trainer is not None, f"policy {self.policy.name!r} is frozen"
+        """Upstream's group of the policy's training processes."""
         return self.trainer.actor_model_group
 
     @property
     def critic(self) -> Any:
-        """The critic's processes; None without one."""
-        assert self.trainer is not None
+        """The critic's group; None without a critic."""
         return self.trainer.critic_model_group
 
-    async def make_experience(self, rows: Sequence[Row]) -> None:
-        """Log-probs of the policy and its reference, and the critic's values, in micro-batches of `rollout.micro_batch_size`."""
-        assert self.trainer is not None
-        size = self.args.rollout.micro_batch_size
-        self.batches = [list(rows[i : i + size]) for i in range(0, len(rows), size)]
-        maker = self.trainer.experience_maker
+    def launch(self) -> None:
+        """Begin to start all processes."""
+        if self.trained and self.args.train.colocate_all:
+            self._shared = bundles(self.args)
+        if self.training is not None:
+            self.training.launch(self._shared)
+        self.engines.engines = start_engines(self.args, self._shared)
+
+    def load(self) -> None:
+        """Begin to load the models."""
+        handles = self.engines.handles
+        self._starting = self.training.load(handles) if self.training is not None else []
+        self._starting += [handle.identify.remote(self.policy.name, self.version) for handle in handles]
+
+    def wait(self) -> None:
+        """Wait until everything is loaded.
+
+        Raises:
+            ConfigurationError: A model cannot be loaded.
+        """
+        for reference in self._starting:
+            try:
+                ray.get(reference)
+            except (RayTaskError, RayActorError) as error:
+                cause, model = str(error).strip().splitlines()[-1].strip(), self.args.actor.model_name_or_path
+                raise ConfigurationError(
+                    f"policy {self.policy.name!r}: model {model!r} could not be started: {cause} (--debug shows all of it)"
+                ) from error
+        self._starting = []
+
+    def start(self) -> None:
+        """Start all processes and wait for them."""
+        self.launch()
+        self.load()
+        self.wait()
+
+    def kill(self) -> None:
+        """End all processes at once, whatever they are doing."""
+        if self.training is not None:
+            self.training.end()
+        for engine in self.engines.engines:
+            engine.kill()
+        self.engines.engines = []
+        if self._shared is not None:
+            ray.util.remove_placement_group(self._shared)
+            self._shared = None
+
+    def stop(self) -> None:
+        """End all processes and wait until they are gone, so that their devices are free; the policy may be started again.
+
+        What is not saved is lost; a start with `--ckpt.load_enable` loads the last saved step.
+        """
+        handles = [*(self.training.handles() if self.training is not None else ()), *self.engines.handles]
+        self.kill()
+        for handle in handles:
+            _wait_until_dead(handle)
+
+    async def forward(self, rows: Sequence[Row]) -> Prepared:
+        """See `PolicyProcesses.forward`; in micro-batches of `rollout.micro_batch_size`."""
+        size, maker = self.args.rollout.micro_batch_size, self.trainer.experience_maker
+        batches = [rows[i : i + size] for i in range(0, len(rows), size)]
         samples = maker.split_rollout_samples([row_experience(row) for row in rows])
-        self.experiences = await self.remote(asyncio.to_thread(maker.make_experience, samples))
-        for batch, experience in zip(self.batches, self.experiences, strict=True):
-            for name in ("action_log_probs", "kl", *(["values"] if self.critic else [])):
-                finite = torch.isfinite(getattr(experience, name)).all(-1)
-                if not finite.all():
-                    broken = [row.name for row, good in zip(batch, finite.tolist(), strict=True) if not good]
-                    self.not_finite(name, f"rows {', '.join(broken[:5])}")
-        apply_length_penalties(self.experiences, self.args)
+        experiences = await self.processes.remote("computed log-probs", asyncio.to_thread(maker.make_experience, samples))
+        apply_length_penalties(experiences, self.args)
+        micro_batches, coefficient = list(zip(batches, experiences, strict=True)), self.trainer.kl_ctl.value
+        prepared = Prepared(self.policy.name, rows, micro_batches, coefficient, self.args.reward.clip_range)
+        for name in ("action_log_probs", "kl", *(["values"] if self.critic else [])):
+            if broken := prepared.not_finite(name):
+                raise self.not_finite(name, rows[0].trajectory.step, f"rows {', '.join(broken[:5])}")
+        return prepared
 
-    def estimate(self, estimator: Estimator) -> list[Batch]:
-        """Returns and advantages per token of the rows in hand, from the KL penalty at every token and the reward at the last."""
-        assert self.trainer is not None
-        batches: list[Batch] = []
-        for rows, e in zip(self.batches, self.experiences, strict=True):
-            rewards = compute_reward(
-                e.rewards.float(),
-                self.trainer.kl_ctl.value,
-                e.kl,
-                action_mask=e.action_mask,
-                reward_clip_range=self.args.reward.clip_range,
-            )
-            e.advantages, e.returns = estimator.estimate(rewards, e.action_mask, e.values)
-            e.info["return"] = (rewards * e.action_mask).sum(-1)
-            batches.append((rows, e.advantages, e.action_mask))
-        return batches
-
-    def finish_advantages(self, estimator: Estimator, statistics: Any) -> None:
-        """Write the advantages, and keep each row's experience for the update."""
-        self.items = {}
-        for rows, e in zip(self.batches, self.experiences, strict=True):
-            e.advantages = estimator.apply(rows, e.advantages, statistics)
-            e.kl = None
-            means = (e.advantages * e.action_mask).sum(-1) / e.action_mask.sum(-1)
-            for row, mean, item in zip(rows, means.tolist(), split_experience_batch(e), strict=True):
-                row.action.advantage = mean
-                self.items[id(row)] = item
-        remove_padding_in_sequences(list(self.items.values()))
-        self.experiences, self.batches = [], []
-
-    def drift(self) -> float:
-        """Mean absolute difference of the log-probs of trainer and engine over all sampled tokens in hand."""
-        total = tokens = 0.0
-        for e in self.experiences:
-            mask = e.action_mask
-            total += ((e.action_log_probs - e.rollout_log_probs).abs() * mask).sum().item()
-            tokens += mask.sum().item()
-        return total / tokens if tokens else 0.0
-
-    async def update(self, rows: Sequence[Row], steps: int) -> dict[str, float]:
+    async def update(self, prepared: Prepared, steps: int, step: int) -> dict[str, float]:
         """Train policy and critic on the rows: fill the grid, hand each rank its part, and let upstream fit.
 
-        A policy that is frozen (`--critic.freezing_steps`) is handed no rows: upstream's would keep them for a later fit.
-
-        Args:
-            steps: Optimiser steps per epoch, K; fewer when there are too few rows.
-
-        Returns:
-            Upstream's metrics of the fit, the optimiser steps taken and the rows filled in; the critic's as `critic_*`.
+        A policy whose updates are frozen at first (`--critic.freezing_steps`) is handed no rows: upstream's processes would
+        keep them for a later fit. The metrics are upstream's, with the optimiser steps taken and the rows filled in; the
+        critic's are called `critic_*`. Arguments as in `PolicyProcesses.update`.
         """
-        assert self.trainer is not None
-        frozen = self.step <= self.args.critic.freezing_steps
-        groups = {"": None if frozen else self.group, "critic_": self.critic}
-        grids = {name: await self.hand_out(group, rows, steps) for name, group in groups.items() if group and rows}
-        status = await self.remote(asyncio.to_thread(self.trainer.ppo_train, self.step)) if grids else {}
-        self.items = {}
+        rows = prepared.rows
+        groups = {"": None if step <= self.args.critic.freezing_steps else self.group, "critic_": self.critic}
+        grids = {
+            name: await hand_out(self.processes, group, prepared, steps, step)
+            for name, group in groups.items()
+            if group and rows
+        }
+        status: dict[str, Any] = {}
+        if grids:
+            status = await self.processes.remote(
+                f"was updated in step {step}", asyncio.to_thread(self.trainer.ppo_train, step)
+            )
         metrics = {"optimiser_steps": 0.0, "fill_rows": 0.0}
         metrics |= {k: float(v) for k, v in status.items() if isinstance(v, int | float)}
-        for name, grid in grids.items():
-            metrics[f"{name}fill_rows"] = float(grid.fill)
-            taken, due = metrics[f"{name}optimiser_steps"], grid.steps * self.args.train.max_epochs
-            if taken != due or metrics[f"{name}rows_per_rank"] != grid.rows_per_rank:
-                who = f"policy {self.policy.name!r}" + (", its critic," if name else "")
-                raise AssertionError(f"{who} took {taken:g} optimiser steps instead of {due}")
+        metrics |= {f"{name}fill_rows": float(grid.fill) for name, grid in grids.items()}
+        check_steps(self.policy.name, grids, metrics, self.args.train.max_epochs)
         for name in ("policy_loss", "actor_grad_norm", "critic_loss", "critic_grad_norm"):
             overflow = name.endswith("grad_norm") and self.args.ds.param_dtype == "fp16"  # loss scaling skips such steps
             if not math.isfinite(metrics.get(name, 0.0)) and not overflow:
-                self.not_finite(name, f"{len(rows)} rows, the first {rows[0].name}")
-        if self.critic:  # the policy's weights are looked at when they are synced
-            await self.remote(*self.critic.async_run_method("check_finite"))
+                raise self.not_finite(name, step, f"{len(rows)} rows, the first {rows[0].name}")
+        if self.critic:  # the policy's weights are checked when they are synced
+            await self.processes.remote("checked the critic's weights", *self.critic.async_run_method("check_finite"))
         if "kl" in metrics:
             self.trainer.kl_ctl.update(metrics["kl"], len(rows))
         return metrics
 
-    async def hand_out(self, group: Any, rows: Sequence[Row], steps: int) -> Grid:
-        """Give each rank of the policy's or the critic's processes its part of the rows for the next fit."""
-        grid = plan_grid(len(rows), ranks_of(group), self.args.train.micro_batch_size, steps)
-        assert grid is not None, "there are rows"
-        items = [self.items[id(row)] for row in rows]
-        filler = weightless(min(items, key=lambda item: len(item.sequences)))
-        parts = [make_experience_batch([copy.copy(i) for i in part]) for part in grid.per_rank(items, filler)]
-        await self.remote(*group.async_run_method_batch("append", experience=parts))
-        seed = derive_seed(self.run_seed, "fit", self.step, self.policy.name)
-        await self.remote(*group.async_run_method("prepare_fit", grid.accumulation, seed))
-        return grid
-
     async def save(self, tag: str, state: dict[str, Any]) -> None:
         """A checkpoint of the policy and its critic under a tag."""
-        work = self.group.async_run_method("save_checkpoint", tag, state)
-        if self.critic:
-            work += self.critic.async_run_method("save_checkpoint", tag)
-        await self.remote(*work)
+        await self.processes.save(tag, state)
 
     async def save_model(self) -> None:
-        """The weights in Hugging Face format; the critic's too with `--critic.save_value_network`, else upstream skips it."""
-        await self.remote(*self.group.async_save_model(), *(self.critic.async_save_model() if self.critic else []))
+        """The weights in Hugging Face format; the critic's too with `--critic.save_value_network`."""
+        await self.processes.save_model()
 
     async def sync(self, version: int) -> bool:
-        """Bring the engines to the policy's current weights and call them `version`."""
-        assert self.trainer is not None
-        self.version = version
+        """Bring the engines to the policy's current weights and call these `version`."""
+        self.version, name = version, self.policy.name
+        doing = f"gave its engines version {version}"
         if self.device == "cpu":
-            blob = self.group.async_run_method("state")[0]
-            await self.remote(self.engines.on_all(lambda h: h.load_state.remote(blob, self.policy.name, version)))
+            blob = self.processes.state()
+            await self.processes.remote(doing, self.engines.on_all(lambda h: h.load_state.remote(blob, name, version)))
         else:
-            await self.remote(*self.group.async_run_method("check_finite"))
-            await self.remote(asyncio.to_thread(self.trainer.broadcast_to_vllm))
-            await self.remote(self.engines.on_all(lambda h: h.identify.remote(self.policy.name, version)))
+            await self.processes.remote(doing, *self.group.async_run_method("check_finite"))
+            await self.processes.remote(doing, asyncio.to_thread(self.trainer.broadcast_to_vllm))
+            await self.processes.remote(doing, self.engines.on_all(lambda h: h.identify.remote(name, version)))
         return True
 
     async def wake(self) -> None:
@@ -276,58 +220,52 @@ class PolicyHost:
 
     async def restore_engine(self, handle: Any) -> None:
         """Give a new engine the policy's current weights; a frozen policy's engine has loaded them itself."""
-        if self.trainer is None:
-            await handle.identify.remote(self.policy.name, self.version)
+        if self.trained:
+            await self.processes.restore(handle, self.version)
         else:
-            blob = self.group.async_run_method("state")[0]
-            try:
-                await handle.load_state.remote(blob, self.policy.name, self.version)
-            except RayActorError as error:
-                if error.actor_id == handle._actor_id.hex():
-                    raise  # the new engine has died too
-                raise self.process_died(error) from error
+            await handle.identify.remote(self.policy.name, self.version)
 
-    async def remote(self, *work: Any) -> Any:
-        """Await work of the policy's processes; a process that died ends the run in a state that can be resumed."""
-        try:
-            results = await asyncio.gather(*work)
-        except RayActorError as error:
-            raise self.process_died(error) from error
-        return results[0] if len(results) == 1 else results
-
-    def process_died(self, error: RayActorError) -> RunEnded:
-        reason = str(error).splitlines()[0]
-        return RunEnded(f"a training process of policy {self.policy.name!r} died at step {self.step}: {reason}")
-
-    def not_finite(self, what: str, which: str) -> None:
-        raise RunEnded(
-            f"policy {self.policy.name!r}, step {self.step}: {what} is not finite ({which}); nothing of this step was synced "
+    def not_finite(self, what: str, step: int, which: str) -> RunEnded:
+        return RunEnded(
+            f"policy {self.policy.name!r}, step {step}: {what} is not finite ({which}); nothing of this step was synced "
             "or saved. Lower the learning rate, or look at what these rows hold"
         )
 
 
-def advantages(hosts: Sequence[PolicyHost], estimator: Estimator) -> None:
-    """Advantages of the rows that the policies have in hand, baselines and statistics taken over all of them together."""
-    batches = [batch for host in hosts for batch in zip(host.batches, host.experiences, strict=True)]
-    rewards = torch.cat([e.rewards.float() for _, e in batches])
-    shaped = estimator.shape([row for rows, _ in batches for row in rows], rewards)
-    for (_, e), mine in zip(batches, torch.split(shaped, [len(rows) for rows, _ in batches]), strict=True):
-        e.rewards = mine
-    statistics = estimator.statistics([batch for host in hosts for batch in host.estimate(estimator)])
-    for host in hosts:
-        host.finish_advantages(estimator, statistics)
+def check_steps(policy: str, grids: Mapping[str, Grid], metrics: Mapping[str, float], epochs: int) -> None:
+    """Every fit took the planned number of optimiser steps, over all rows of its grid.
+
+    Args:
+        grids: Of the policy (``) and its critic (`critic_`), the prefixes of their metrics.
+
+    Raises:
+        AssertionError: Upstream's fit did something else.
+    """
+    for name, grid in grids.items():
+        taken, planned = metrics[f"{name}optimiser_steps"], grid.steps * epochs
+        if taken != planned or metrics[f"{name}rows_per_rank"] != grid.rows_per_rank:
+            who = f"policy {policy!r}" + (", its critic," if name else "")
+            raise AssertionError(f"{who} took {taken:g} optimiser steps instead of {planned}")
 
 
-def weightless(item: Experience) -> Experience:
-    """A copy of a row that weighs nothing: no token of it is in any mask."""
-    blank = copy.copy(item)
-    blank.action_mask = torch.zeros_like(item.action_mask)
-    blank.advantages = torch.zeros_like(item.advantages)
-    blank.returns = torch.zeros_like(item.returns)
-    return blank
+async def hand_out(processes: TrainingProcesses, group: Any, prepared: Prepared, steps: int, step: int) -> Grid:
+    """Give each rank of the policy's or the critic's processes its part of the rows for the next fit."""
+    args, doing = processes.args, f"was given its rows in step {step}"
+    grid = plan_grid(len(prepared.rows), ranks_of(group), args.train.micro_batch_size, steps)
+    assert grid is not None, "there are rows"
+    filler = weightless(min(prepared.items, key=lambda item: len(item.sequences)))
+    parts = [make_experience_batch([copy.copy(i) for i in part]) for part in grid.per_rank(prepared.items, filler)]
+    await processes.remote(doing, *group.async_run_method_batch("append", experience=parts))
+    seed = derive_seed(args.train.seed, "fit", step, processes.policy)
+    await processes.remote(doing, *group.async_run_method("prepare_fit", grid.accumulation, seed))
+    return grid
 
 
-def raised_by(error: RayTaskError) -> Exception:
-    """What a remote method raised, without Ray's wrapping."""
-    cause = getattr(error, "cause", None)
-    return cause if isinstance(cause, Exception) else error
+def _wait_until_dead(handle: Any, seconds: float = 30.0) -> None:
+    """Wait until a killed actor's process has ended."""
+    try:
+        ray.get(handle.__ray_ready__.remote(), timeout=seconds)
+    except RayActorError:
+        return
+    except GetTimeoutError:
+        raise TimeoutError(f"a process of {handle} still runs {seconds:g} s after it was killed") from None

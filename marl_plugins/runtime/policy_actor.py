@@ -23,7 +23,7 @@ EMPTY = 1e-30
 """Weight of a micro-batch without a single real row in upstream's weighted means, whose denominators must not be 0."""
 
 
-class Trainer(upstream_actor.ActorPPOTrainer):  # type: ignore[misc]
+class FilledGridTrainer(upstream_actor.ActorPPOTrainer):  # type: ignore[misc]
     """Upstream's trainer, which takes weightless rows without letting them into a metric.
 
     Two of upstream's divisions meet an empty mask when a micro-batch holds nothing but weightless rows: `masked_mean` in the
@@ -47,11 +47,11 @@ class Trainer(upstream_actor.ActorPPOTrainer):  # type: ignore[misc]
         return status
 
 
-upstream_actor.ActorPPOTrainer = Trainer  # looked up there by `init_model_from_pretrained` (ppo_actor.py:582)
+upstream_actor.ActorPPOTrainer = FilledGridTrainer  # looked up there by `init_model_from_pretrained` (ppo_actor.py:582)
 
 
-class WholeWindows:
-    """What training processes of policies and critics share: fits of whole accumulation windows, and finite weights."""
+class TrainingProcess:
+    """What the training processes of policies and critics share: fits of whole accumulation windows, and finite weights."""
 
     engine: Any
     """DeepSpeed's engine of the model that is trained."""
@@ -92,7 +92,7 @@ class WholeWindows:
             raise FloatingPointError(f"weights that are not finite: {', '.join(broken[:5])}")
 
 
-class PolicyActor(WholeWindows, upstream_actor.PolicyModelActor.__ray_metadata__.modified_class):  # type: ignore[misc]
+class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadata__.modified_class):  # type: ignore[misc]
     """One training process of a policy."""
 
     reference: Any = None

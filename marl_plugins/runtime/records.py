@@ -4,9 +4,9 @@
     trajectories.jsonl   one object per trajectory, with a schema version (core/trajectory.py)
     ledger.jsonl         one object per step: generated = trained + left out, by role and reason
     plan.json            the resolved plan
-    report.md, curves.png   what it amounts to, once the run is finished (runtime/report.py)
+    report.md, curves.png   the result, once the run is finished (runtime/report.py)
 
-A resumed run cuts them back to the step that it continues from, so that no step stands there twice. A fresh run moves what an
+A resumed run cuts them back to the step that it continues from, so that no step is recorded twice. A fresh run moves what an
 earlier one left to `earlier-1/`, `earlier-2/`, ...
 """
 
@@ -17,12 +17,13 @@ import fcntl
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.failures import ConfigurationError, RunEnded
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.trajectory import Trajectory
 
@@ -33,7 +34,7 @@ class Records:
     """The files of one run, and its trackers.
 
     Args:
-        folder: Made if it is not there.
+        folder: Created if it does not exist.
         args: The run's flags, for the trackers.
         resume_step: Records of later steps are cut off; 0 for a fresh run.
 
@@ -109,6 +110,35 @@ def held(folder: Path) -> Iterator[None]:
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+FULL_DISK = ("inline_container.cc", "I/O error", "No space left")
+"""What torch and safetensors say when a file cannot be written to its end."""
+
+
+@contextmanager
+def writing(what: str, folder: Path) -> Iterator[None]:
+    """A file that cannot be written (a full disk, a removed folder) ends the run; what was saved before stays.
+
+    torch and safetensors have exceptions of their own for a full disk, which say little.
+    """
+    from ray.exceptions import RayTaskError
+
+    try:
+        yield
+    except (OSError, RayTaskError) as error:
+        cause = raised_by(error) if isinstance(error, RayTaskError) else error
+        if not isinstance(cause, OSError) and not any(sign in str(cause) for sign in FULL_DISK):
+            raise
+        reason = cause.strerror or cause if isinstance(cause, OSError) else "writing failed, as it does on a full disk"
+        free = shutil.disk_usage(folder).free / 2**20 if folder.exists() else 0
+        raise RunEnded(f"{what} could not be written to {folder} ({free:.0f} MB free): {reason}") from error
+
+
+def raised_by(error: Exception) -> Exception:
+    """What a remote method raised, without Ray's wrapping."""
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, Exception) else error
 
 
 def unwritable(folder: Path, error: OSError) -> ConfigurationError:

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from marl_plugins.core.failures import InfrastructureFailure
+from marl_plugins.core.processes import Engines
+from marl_plugins.core.scoring import ScoreAction, Seen, score_outcome
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
-from marl_plugins.core.workflow import (
-    Call,
-    RoleSpec,
-    ScoreAction,
-    Seen,
-    Tool,
-    Workflow,
-    checked_score,
-    run_workflow,
-)
+from marl_plugins.core.workflow import Call, RoleSpec, Tool, Workflow, run_workflow
 from marl_plugins.manager import Plugins
-from marl_plugins.runtime.engines import EnginePool
+from marl_plugins.run import Run
 
 EVALUATION = -1
 """Stands for the step in an evaluation's seeds."""
@@ -30,36 +22,31 @@ class Rollout:
 
     Args:
         pools: The engines of each policy.
-        run_seed: Part of every request's seed.
-        task_seconds: Deadline of one trajectory.
     """
 
     def __init__(
         self,
+        run: Run,
         plugins: Plugins,
         workflow: Workflow,
         roles: Mapping[str, RoleSpec],
         tools: Mapping[str, Tool],
-        pools: Mapping[str, EnginePool],
-        run_seed: int,
-        task_seconds: float,
+        pools: Mapping[str, Engines],
     ):
+        self.run = run
         self.hook = plugins.hook
         self.workflow = workflow
         self.roles = roles
         self.tools = tools
         self.pools = pools
-        self.run_seed = run_seed
-        self.task_seconds = task_seconds
+        self.task_seconds = run.recipe.limits.task_seconds
 
-    async def train(self, tasks: Sequence[Task], samples: int, step: int, done: Callable[[], None]) -> list[Trajectory]:
-        """Trajectories to train on, actions and outcomes scored; in the order of tasks and samples."""
-        return await self._all(tasks, samples, step, self.roles, self.score_action, done)
+    def train(self, tasks: Sequence[Task], samples: int, step: int) -> AsyncGenerator[Trajectory, None]:
+        """Trajectories to train on, actions and outcomes scored, as they finish."""
+        return self._all(tasks, samples, step, self.roles, self.score_action)
 
-    async def evaluate(
-        self, tasks: Sequence[Task], samples: int, temperature: float, done: Callable[[], None]
-    ) -> list[Trajectory]:
-        """Trajectories to be counted only: outcomes scored by the verifier, no coach calls.
+    def evaluate(self, tasks: Sequence[Task], samples: int, temperature: float) -> AsyncGenerator[Trajectory, None]:
+        """Trajectories that are only counted, as they finish: outcomes scored by the verifier, no coach calls.
 
         Their seeds are the same in every evaluation, and other than training's, so that evaluations can be compared in pairs.
         """
@@ -67,7 +54,13 @@ class Rollout:
             name: replace(role, sampling=replace(role.sampling, temperature=temperature))
             for name, role in self.roles.items()
         }
-        return await self._all(tasks, samples, EVALUATION, roles, None, done)
+        return self._all(tasks, samples, EVALUATION, roles, None)
+
+    @staticmethod
+    def in_order(trajectories: Iterable[Trajectory], tasks: Sequence[Task]) -> list[Trajectory]:
+        """Trajectories in the order of tasks and samples, whenever they finished."""
+        place = {task.id: n for n, task in enumerate(tasks)}
+        return sorted(trajectories, key=lambda t: (place[t.task.id], t.sample))
 
     async def _all(
         self,
@@ -76,34 +69,32 @@ class Rollout:
         step: int,
         roles: Mapping[str, RoleSpec],
         score_action: ScoreAction | None,
-        done: Callable[[], None],
-    ) -> list[Trajectory]:
+    ) -> AsyncGenerator[Trajectory, None]:
+        finished: asyncio.Queue[asyncio.Task[Trajectory]] = asyncio.Queue()
+        running = [
+            asyncio.create_task(self._one(task, sample, step, roles, score_action))
+            for task in tasks
+            for sample in range(samples)
+        ]
+        for work in running:
+            work.add_done_callback(finished.put_nowait)
         try:
-            async with asyncio.TaskGroup() as group:
-                running = [
-                    group.create_task(self._one(task, sample, step, roles, score_action, done))
-                    for task in tasks
-                    for sample in range(samples)
-                ]
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-        return [r.result() for r in running]
+            for _ in running:
+                yield (await finished.get()).result()
+        finally:
+            for work in running:
+                work.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
 
     async def _one(
-        self,
-        task: Task,
-        sample: int,
-        step: int,
-        roles: Mapping[str, RoleSpec],
-        score_action: ScoreAction | None,
-        done: Callable[[], None],
+        self, task: Task, sample: int, step: int, roles: Mapping[str, RoleSpec], score_action: ScoreAction | None
     ) -> Trajectory:
         trajectory = await run_workflow(
             self.workflow,
             task,
             sample,
             step=step,
-            run_seed=self.run_seed,
+            run_seed=self.run.args.train.seed,
             roles=roles,
             tools=self.tools,
             generate=self.generate,
@@ -111,34 +102,18 @@ class Rollout:
             last_role=list(roles)[-1],
             seconds=self.task_seconds,
         )
-        if not trajectory.infrastructure_failure:
-            await self._score_outcome(trajectory)
-        done()
+        await score_outcome(trajectory, self.score_outcome, self.task_seconds)
         return trajectory
 
-    async def _score_outcome(self, trajectory: Trajectory) -> None:
-        """The verifier's score; one that cannot be had loses the trajectory to infrastructure, like any other failure there."""
-        if trajectory.agent_failure:
-            trajectory.outcome = 0.0
-            return
-        answer = self.hook.marl_score_outcome(trajectory=trajectory)
-        if answer is None:
-            return
-        try:
-            async with asyncio.timeout(self.task_seconds) as deadline:
-                trajectory.outcome = checked_score(await answer, "outcome")
-        except InfrastructureFailure as failure:
-            trajectory.infrastructure_failure, trajectory.detail = failure.kind, str(failure)
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            trajectory.infrastructure_failure = "deadline"
-            trajectory.detail = f"its outcome was not scored after {self.task_seconds} s (limits.task_seconds)"
-
     async def generate(self, call: Call) -> Generation:
-        generation: Generation = await self.hook.marl_generate(call=call, engines=self.pools[call.policy])
+        """Answer a request of a role, or of a plugin, through `marl_generate`."""
+        generation: Generation = await self.hook.marl_generate(run=self.run, call=call, engines=self.pools[call.policy])
         return generation
 
     def score_action(self, action: Action, seen: Seen) -> Awaitable[float | None] | None:
-        verdict: Awaitable[float | None] | None = self.hook.marl_score_action(action=action, seen=seen)
+        verdict: Awaitable[float | None] | None = self.hook.marl_score_action(run=self.run, action=action, seen=seen)
+        return verdict
+
+    def score_outcome(self, trajectory: Trajectory) -> Awaitable[float | None] | None:
+        verdict: Awaitable[float | None] | None = self.hook.marl_score_outcome(run=self.run, trajectory=trajectory)
         return verdict

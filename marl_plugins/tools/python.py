@@ -22,14 +22,14 @@ from pathlib import Path
 from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.recipe import PythonToolConfig
 from marl_plugins.core.trajectory import ToolResult
-from marl_plugins.core.workflow import Tool
+from marl_plugins.core.workflow import Tool, ToolCall
 
 FENCE = re.compile(r"```(?:python|py)\s*\n(.*?)```", re.DOTALL)
 """A program is a fenced block marked as Python."""
 
 CHILD = Path(__file__).with_name("_child.py")
 FILES = 50
-"""So many names of files that a program has left are kept."""
+"""Maximum number of names kept of the files that a program has left."""
 GRACE = 1.0
 """Seconds between the deadline and giving up on reading a killed program's pipes."""
 
@@ -44,13 +44,13 @@ def python_tool(config: PythonToolConfig) -> Tool:
     return Tool("python", runner(config), find_programs)
 
 
-def runner(config: PythonToolConfig) -> Callable[[str], Awaitable[ToolResult]]:
-    """`run(program)` with the given limits."""
+def runner(config: PythonToolConfig) -> Callable[[ToolCall], Awaitable[ToolResult]]:
+    """What the tool calls: a program with the given limits."""
     slots = asyncio.Semaphore(config.concurrency or os.cpu_count() or 1)
 
-    async def run(program: str) -> ToolResult:
+    async def run(call: ToolCall) -> ToolResult:
         async with slots:
-            return await run_program(program, config)
+            return await run_program(call.text, config)
 
     return run
 
@@ -89,7 +89,7 @@ async def run_program(program: str, config: PythonToolConfig) -> ToolResult:
             pass  # also when it has ended, and a child of it keeps the pipe open
         finally:
             code = process.returncode
-            with contextlib.suppress(ProcessLookupError):  # whatever the program started goes with it
+            with contextlib.suppress(ProcessLookupError):  # and whatever the program started
                 os.killpg(process.pid, signal.SIGKILL)
         try:
             await asyncio.wait_for(reading, GRACE)
@@ -109,7 +109,7 @@ async def run_program(program: str, config: PythonToolConfig) -> ToolResult:
 
 
 async def _drain(process: asyncio.subprocess.Process, program: str, output: HeadAndTail) -> None:
-    """Write the program and read its output at the same time, for ever discarding what is over the cap."""
+    """Write the program and read its output at the same time; what is over the cap is read and discarded."""
     assert process.stdin and process.stdout
 
     async def write() -> None:

@@ -2,11 +2,11 @@
 
     pytest -p marl_plugins.upstream_ci.fixtures --pyargs marl_plugins.upstream_ci --openrlhf PATH | VERSION
 
-Upstream's CI can run them on every change (`workflow.yml` beside this file is ready to be adopted), ours runs them over all
-releases that are supported. Without `--openrlhf` the installed release is tested. They need the stack (Ray, DeepSpeed, vLLM), no
+Upstream's CI can run them on every change (`workflow.yml` in this folder is ready to be adopted), ours runs them on all
+supported releases. Without `--openrlhf` the installed release is tested. They require the stack (Ray, DeepSpeed, vLLM), no
 GPU and no network, and take a minute:
 
-    test_release.py  every seam, flag and validation that this project relies on
+    test_release.py  every seam, flag and validation that this project depends on
     test_adapter.py  a policy and its critic are trained by our subclasses of upstream's actors
-    test_suite.py    upstream's own tests, with our plugins loaded and without: the same results
+    test_suite.py    upstream's own tests have the same results with our plugins loaded as without
 """

@@ -1,8 +1,8 @@
 """A policy and its critic, trained by our subclasses of a release's actors: `python -m marl_plugins.upstream_ci.adapter`
 
-One process, no Ray, no engines. The last line it prints is a JSON object: where the release was imported from, and of two fits of
-the same three rows (the second with a weightless one more): optimiser steps, norm of the largest weight's gradient, and the
-metrics that are not finite.
+One process, no Ray, no engines. The last line of output is a JSON object: where the release was imported from, and for two fits
+of the same three rows (the second with an additional weightless row) the optimiser steps, the norm of the largest weight's
+gradient, and the metrics that are not finite.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from marl_plugins.core.rows import Row
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
 from marl_plugins.hosts import upstream_cli
 from marl_plugins.runtime.critic_actor import CriticActor
-from marl_plugins.runtime.policy import row_experience, weightless
+from marl_plugins.runtime.experience import row_experience, weightless
 from marl_plugins.runtime.tiny_model import resolve
 
 FLAGS = {
@@ -41,8 +41,8 @@ FLAGS = {
 }
 
 
-def arguments() -> Any:
-    """The release's own flags, for a tiny model; its validation completes them."""
+def build_arguments() -> Any:
+    """The release's own flags for a tiny model, completed by its validation."""
     root = upstream_cli.upstream_root()
     words = [word for name, value in FLAGS.items() for word in (f"--{name}", value)]
     args = upstream_cli.hierarchize(upstream_cli.build_parser(root).parse_args(words), root)
@@ -51,8 +51,8 @@ def arguments() -> Any:
     return args
 
 
-def experiences(policy: Any, count: int) -> list[Any]:
-    """Rows of random bytes as training processes are handed them, with the policy's log-probs."""
+def make_experiences(policy: Any, count: int) -> list[Any]:
+    """Rows of random bytes in the form that training processes receive, with the policy's log-probs."""
     draw = random.Random(0)
     made = []
     for number in range(count):
@@ -69,22 +69,21 @@ def experiences(policy: Any, count: int) -> list[Any]:
     return made
 
 
-def loaded(kind: type[Any]) -> Any:
-    """A training process of one rank, this one, with its model."""
-    args = arguments()
+def load_actor(kind: type[Any]) -> Any:
+    """A training process with one rank, in this process, with its model."""
+    args = build_arguments()
     actor = kind(1, 0, "127.0.0.1", None)
     actor.init_model_from_pretrained(get_strategy(args), args.actor.model_name_or_path, 100)
     return actor
 
 
-def fits(actor: Any, rows: list[Any], kind: str) -> list[dict[str, Any]]:
-    """The same rows twice, the second time with a weightless one."""
+def run_fits(actor: Any, rows: list[Any], kind: str) -> list[dict[str, Any]]:
+    """Fit the same rows twice, the second time with a weightless row."""
     found = []
     gradient: list[torch.Tensor] = []
     weight = max((p for p in actor.engine.module.parameters() if p.requires_grad), key=torch.numel)
-    weight.register_hook(
-        lambda grad: gradient.append(grad.double())
-    )  # upstream's own norm is the last step's until the next
+    # Upstream's own norm is that of the previous step until the next one.
+    weight.register_hook(lambda grad: gradient.append(grad.double()))
     for fill in ([], [weightless(rows[0])]):
         for row in [*rows, *fill]:
             actor.append(copy.copy(row))
@@ -106,11 +105,11 @@ def fits(actor: Any, rows: list[Any], kind: str) -> list[dict[str, Any]]:
 def main() -> None:
     with contextlib.redirect_stdout(sys.stderr):
         answer: dict[str, Any] = {"openrlhf": list(openrlhf.__path__)}
-        policy = loaded(PolicyActor)
-        rows = experiences(policy, 3)
-        answer["actor"] = fits(policy, rows, "actor")
+        policy = load_actor(PolicyActor)
+        rows = make_experiences(policy, 3)
+        answer["actor"] = run_fits(policy, rows, "actor")
         answer["state_bytes"] = len(policy.state() or b"")
-        answer["critic"] = fits(loaded(CriticActor), rows, "critic")
+        answer["critic"] = run_fits(load_actor(CriticActor), rows, "critic")
         torch.distributed.destroy_process_group()
     json.dump(answer, sys.stdout)
 

@@ -1,4 +1,4 @@
-"""A release's own tests, run against it in a process of their own."""
+"""Run a release's own tests against it, in a separate process."""
 
 import os
 import subprocess
@@ -14,27 +14,16 @@ def run_suite(root: Path, environment: Mapping[str, str], *words: str) -> dict[s
 
     Args:
         root: Folder with `openrlhf/` and `tests/`.
-        environment: Of the process; `PYTHONPATH` has to begin with `root`.
-        words: More of pytest's arguments.
+        environment: Of the process; `PYTHONPATH` must begin with `root`.
+        words: Additional arguments for pytest.
 
     Raises:
-        RuntimeError: The tests could not be run, with the end of what was printed.
+        RuntimeError: The tests could not be run, with the end of the output.
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-c",
-            os.devnull,
-            "--rootdir",
-            str(root),
-            "--junitxml",
-            str(report),
-        ]
-        command += ["-p", "no:cacheprovider", *words, "tests"]
+        command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "-p", "no:cacheprovider"]
+        command += ["--rootdir", str(root), "--junitxml", str(report), *words, "tests"]
         env = {**environment, "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
         if not report.exists():

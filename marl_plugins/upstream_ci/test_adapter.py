@@ -1,4 +1,4 @@
-"""Our subclasses of the release's actors train a policy and its critic, in one process."""
+"""Our subclasses of the release's actors train a policy and its critic in one process."""
 
 import json
 import math
@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from marl_plugins.hosts import releases
-from marl_plugins.hosts.trees import Tree
+from marl_plugins.hosts.trees import SourceTree
 
 
 @pytest.fixture(scope="module")
-def answer(tree: Tree, environment: dict[str, str]) -> dict[str, Any]:
+def answer(tree: SourceTree, environment: dict[str, str]) -> dict[str, Any]:
     command = [sys.executable, "-m", "marl_plugins.upstream_ci.adapter"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -28,8 +28,8 @@ def test_a_window_is_one_optimiser_step(answer: dict[str, Any], model: str) -> N
 
 
 @pytest.mark.parametrize("model", ["actor", "critic"])
-def test_a_weightless_row_changes_no_gradient(tree: Tree, answer: dict[str, Any], model: str) -> None:
-    """In a release that is refused for training it is the reason: the gradient is not a number."""
+def test_a_weightless_row_changes_no_gradient(tree: SourceTree, answer: dict[str, Any], model: str) -> None:
+    """Except in a release that is refused for this reason: there the gradient is not a number."""
     without, filled = answer[model]
     assert without["gradient"] > 0
     if releases.refusal(tree.version):

@@ -2,13 +2,13 @@
 
 import pytest
 
-from marl_plugins.hosts.trees import Tree
+from marl_plugins.hosts.trees import SourceTree
 from marl_plugins.upstream_ci.suite import run_suite
 
 
 @pytest.fixture(scope="module")
-def without(tree: Tree, environment: dict[str, str]) -> dict[str, str]:
-    assert tree.tests, f"{tree.root} holds no tests of upstream's"
+def without(tree: SourceTree, environment: dict[str, str]) -> dict[str, str]:
+    assert tree.tests, f"{tree.root} contains no tests of upstream's"
     return run_suite(tree.root, environment)
 
 
@@ -17,7 +17,7 @@ def test_upstreams_tests_pass_here(without: dict[str, str]) -> None:
     assert {name: outcome for name, outcome in without.items() if outcome == "failed"} == {}
 
 
-def test_and_have_the_same_results_with_our_plugins(
-    tree: Tree, environment: dict[str, str], without: dict[str, str]
+def test_they_have_the_same_results_with_our_plugins(
+    tree: SourceTree, environment: dict[str, str], without: dict[str, str]
 ) -> None:
     assert run_suite(tree.root, environment, "-p", "marl_plugins.upstream_ci.with_plugins") == without

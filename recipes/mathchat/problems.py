@@ -21,7 +21,7 @@ KINDS = (
 )
 SIGNS = {"+": "plus", "-": "minus", "*": "times"}
 HELD_OUT = 5
-"""One expression in so many is for evaluation."""
+"""One expression in this many is for evaluation."""
 
 
 def generate(split, count, seed=0):

@@ -21,7 +21,7 @@ def shows_a_calculation(action, seen):
 
 
 def runs(action, seen):
-    """The first turn has a program that runs; a later one mends a failed program, or has none."""
+    """The first turn has a program that runs; a later one repairs a failed program, or has none."""
     if action.before is not None and not action.tool_results:
         return all(result.ok for result in action.before.tool_results)
     return bool(action.tool_results) and all(result.ok for result in action.tool_results)

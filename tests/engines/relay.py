@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 RECIPE = """
@@ -73,21 +74,16 @@ FILES = {
         @hookimpl
         def marl_tools(run):
             async def echo(call):
-                return ToolResult("echo", call, f"<{call}>", ok=True)
+                return ToolResult("echo", call.text, f"<{call.text}>", ok=True)
             return [Tool("echo", echo, find=lambda text: [text] if len(text) % 2 else [])]
 
-        @hookimpl
-        def marl_configure(run):
-            global asked
-            asked = run
-
         @hookimpl(wrapper=True)
-        def marl_score_outcome(trajectory):
+        def marl_score_outcome(run, trajectory):
             # A plugin asks a policy: what it says has to be the same in a run that was killed and resumed.
             inner = yield
             async def work():
                 question = {"role": "user", "content": f"{trajectory.answer}?"}
-                said = await asked.ask("judge", [question], max_tokens=4)
+                said = await run.ask("judge", [question], max_tokens=4)
                 trajectory.outcome_parts = {"said": float(sum(map(ord, said)))}
                 return await inner
             return work()
@@ -119,13 +115,13 @@ class Started:
             return subprocess.Popen([sys.executable, "-m", "marl_plugins", *words], stdout=log, stderr=log, env=env)
 
     def processes(self):
-        """Every process that belongs to the run, by its environment."""
+        """Every process that belongs to the run, by its environment: id to command."""
         mark = f"MARL_TEST_RUN={self.log}".encode()
-        found = []
+        found = {}
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 if mark in (folder / "environ").read_bytes() and b"Z" not in (folder / "stat").read_bytes().split()[2:3]:
-                    found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:120])
+                    found[folder.name] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:120]
             except OSError:
                 continue
         return found
@@ -154,3 +150,13 @@ class Started:
     @property
     def ledger(self):
         return self.lines("ledger.jsonl")
+
+
+def wait_until(condition, seconds=300.0):
+    """Wait for something to hold; whether it did. Ray's own agents take a minute or two to notice that their node has gone."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.2)
+    return False

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import dataclasses
+import json
 import random
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,29 +16,25 @@ import torch
 from marl_plugins.core.estimators import Whitened
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.grid import plan_grid
+from marl_plugins.core.policy import Policy
 from marl_plugins.core.rows import Row
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
 from marl_plugins.gae import Gae
 from marl_plugins.groups import ESTIMATORS
 from marl_plugins.hosts import cpu
-from marl_plugins.plan.build import build_run
+from marl_plugins.hosts.devices import training_gpus
+from marl_plugins.plan.build import build_plan
+from marl_plugins.plan.describe import fingerprint
 from marl_plugins.reinforce_pp import FlashReinforce, ReinforcePlusPlus
-from marl_plugins.run import Policy, training_gpus
 from marl_plugins.runtime.checkpoints import Checkpoints, tag
-from marl_plugins.runtime.driver import Session, quiet
-from marl_plugins.runtime.engines import Budget, EnginePool
-from marl_plugins.runtime.policy import (
-    ExperienceMaker,
-    PolicyHost,
-    PolicyTrainer,
-    ReferenceInPolicy,
-    RemoteExperienceMaker,
-    advantages,
-    apply_length_penalties,
-    row_experience,
-)
-from marl_plugins.runtime.policy_actor import RemotePolicyActor
+from marl_plugins.runtime.cluster import quiet
+from marl_plugins.runtime.engines import RestartBudget
+from marl_plugins.runtime.experience import Prepared, estimate, row_experience
+from marl_plugins.runtime.policy import UpstreamPolicy, apply_length_penalties
+from marl_plugins.runtime.session import Session
 from marl_plugins.runtime.tiny_model import resolve
+from marl_plugins.runtime.trainer import check_version
+from marl_plugins.runtime.upstream_trainer import ExperienceMaker, RemoteExperienceMaker
 
 SUMS = Path(__file__).resolve().parent.parent / "recipes" / "sums" / "tiny.yaml"
 
@@ -74,12 +71,9 @@ def test_every_estimator_is_upstreams_for_one_role_and_one_action(relay, name, e
         e.kl, e.values = torch.randn(2, *e.action_mask.shape, generator=draw) * e.action_mask
         e.action_log_probs = torch.zeros(e.action_mask.shape)
     theirs = maker.compute_advantages_and_returns(copy.deepcopy(ours))
-    host = PolicyHost(
-        Policy("p", "tiny"), args, SimpleNamespace(kl_ctl=maker.kl_ctl), EnginePool("p", [], None, None), "cpu"
-    )
-    host.experiences, host.batches = ours, [rows[i : i + 4] for i in range(0, 24, 4)]
     apply_length_penalties(ours, args)
-    advantages([host], estimator)
+    batches = [rows[i : i + 4] for i in range(0, 24, 4)]
+    estimate([Prepared("p", rows, list(zip(batches, ours, strict=True)), 0.1, args.reward.clip_range)], estimator)
     for mine, other in zip(ours, theirs, strict=True):
         mask = mine.action_mask.bool()
         torch.testing.assert_close(mine.advantages[mask], other.advantages[mask], rtol=1e-5, atol=1e-5)
@@ -115,20 +109,20 @@ def arguments(relay, *flags):
     (relay / "recipe.yaml").write_text(text)
     bare = relay / "bare.yaml"
     bare.write_text(text[:start] + text[stop:])
-    run, _ = build_run(["--recipe", str(bare), *words[2:]])
+    run = build_plan(["--recipe", str(bare), *words[2:]]).run
     args = run.policy_args["p"]
     args.actor.model_name_or_path = resolve("tiny")
     return args
 
 
 def launch(args):
-    """A policy's training processes and upstream's trainer over them, still loading."""
-    from openrlhf.trainer.ray.launcher import RayActorGroup
-    from openrlhf.utils import get_strategy
+    """A policy's training processes without engines, still loading."""
     from transformers import AutoTokenizer
 
-    strategy = get_strategy(args)
-    group = RayActorGroup(1, args.actor.num_gpus_per_node, RemotePolicyActor, None, 1)
+    tokenizer = AutoTokenizer.from_pretrained(args.actor.model_name_or_path)
+    args.vllm.num_engines = 0
+    policy = UpstreamPolicy(Policy("p", "tiny"), args, "cpu", tokenizer, 100, RestartBudget(0))
+    policy.launch()
     if args.ds.param_dtype == "fp32":
 
         def in_float32(actor):
@@ -138,10 +132,9 @@ def launch(args):
 
             openrlhf.utils.utils.convert_to_torch_dtype = lambda name: torch.float32
 
-        ray.get([handle.__ray_call__.remote(in_float32) for handle in group._actor_handlers])
-    loading = group.async_init_model_from_pretrained(strategy, args.actor.model_name_or_path, 100, None, True)
-    tokenizer = AutoTokenizer.from_pretrained(args.actor.model_name_or_path)
-    return PolicyTrainer(strategy, group, ReferenceInPolicy(group), None, tokenizer), loading
+        ray.get([handle.__ray_call__.remote(in_float32) for handle in policy.training.handles()])
+    policy.load()
+    return policy
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +151,7 @@ def hosts(cluster, relay):
             "--train.micro_batch_size",
             "3",
         ]
-    launched, waiting = {}, []
+    launched = {}
     for name, flags in settings.items():
         args = arguments(relay, "--actor.adam.lr", "1e-3", "--algo.kl.init_coef", "0.05", *flags)
         args = copy.deepcopy(args)
@@ -166,14 +159,10 @@ def hosts(cluster, relay):
             args.ds.param_dtype = "fp32"
         else:
             args.train.batch_size = args.train.micro_batch_size * training_gpus(args)
-        trainer, loading = launch(args)
-        launched[name] = (args, trainer)
-        waiting += loading
-    ray.get(waiting)
-    return {
-        name: PolicyHost(Policy("p", "tiny"), args, trainer, EnginePool("p", [], lambda: None, Budget(0)), "cpu")
-        for name, (args, trainer) in launched.items()
-    }
+        launched[name] = launch(args)
+    for policy in launched.values():
+        policy.wait()
+    return launched
 
 
 def recorded_rows(count, seed):
@@ -196,15 +185,15 @@ def weights(host):
     return safetensors.torch.load(ray.get(host.group.async_run_method("state"))[0])
 
 
-async def prepare(host, rows):
+async def prepare(host, rows, estimator=None):
     """Everything up to the update."""
-    await host.make_experience(rows)
-    advantages([host], ReinforcePlusPlus())
+    prepared = await host.forward(rows)
+    estimate([prepared], estimator or ReinforcePlusPlus())
+    return prepared
 
 
-async def step(host, rows, k):
-    await prepare(host, rows)
-    return await host.update(rows, k)
+async def step(host, rows, k, number=1):
+    return await host.update(await prepare(host, rows), k, number)
 
 
 def test_one_policy_is_upstreams_own_step_over_three_steps(hosts):
@@ -219,14 +208,13 @@ def test_one_policy_is_upstreams_own_step_over_three_steps(hosts):
     )
     for number in range(1, 4):
         rows = recorded_rows(16, seed=number)
-        ours.step = number
-        mine = asyncio.run(step(ours, rows, k=2))
+        mine = asyncio.run(step(ours, rows, 2, number))
         grid = plan_grid(16, 1, 2, 2)
         assert grid.fill == 0
         from marl_plugins.core.seeds import derive_seed
 
-        seed = derive_seed(ours.run_seed, "fit", number, "p")  # shuffling seeded alike
-        ray.get(theirs.group.async_run_method("prepare_fit", t.strategy.train_batch_size // 2, seed))
+        seed = derive_seed(ours.args.train.seed, "fit", number, "p")  # shuffling seeded alike
+        ray.get(theirs.group.async_run_method("prepare_fit", grid.accumulation, seed))
         status, _ = BasePPOTrainer.train_step(t, [row_experience(row) for row in rows], number)
         for name in ("policy_loss", "actor_grad_norm", "kl", "return", "ppo_kl", "response_length", "actor_lr"):
             assert mine[name] == pytest.approx(status[name], abs=1e-6, rel=1e-6), (number, name)
@@ -242,9 +230,8 @@ def test_any_number_of_rows_takes_exactly_k_steps_on_two_ranks(hosts, stage):
     host, draw = hosts[f"zero{stage}"], random.Random(stage)
     for trial, count in enumerate([1, 2, 5, 6, 7, *(draw.randint(1, 40) for _ in range(7))]):
         k = draw.randint(1, 4)
-        host.step = trial
         grid = plan_grid(count, 2, 3, k)
-        metrics = asyncio.run(step(host, recorded_rows(count, seed=100 * stage + trial), k))
+        metrics = asyncio.run(step(host, recorded_rows(count, seed=100 * stage + trial), k, trial))
         assert metrics["optimiser_steps"] == grid.steps
         assert metrics["rows_per_rank"] == grid.rows_per_rank
         assert metrics["fill_rows"] == grid.fill
@@ -332,13 +319,13 @@ def test_perturbing_a_masked_token_changes_no_loss(hosts):
     freeze(host)
     losses = []
     for perturb in (False, True):
-        asyncio.run(prepare(host, rows))
+        prepared = asyncio.run(prepare(host, rows))
         if perturb:
-            for item in host.items.values():
+            for item in prepared.items:
                 shown = item.action_mask == 0
                 for name in ("advantages", "returns", "action_log_probs", "rollout_log_probs"):
                     getattr(item, name)[shown] += 7.0
-        metrics = asyncio.run(host.update(rows, 1))
+        metrics = asyncio.run(host.update(prepared, 1, 1))
         losses.append((metrics["policy_loss"], metrics["actor_grad_norm"]))
     thaw(host)
     assert losses[0] == losses[1]
@@ -349,32 +336,55 @@ def test_and_perturbing_a_sampled_one_does(hosts):
     freeze(host)
     losses = []
     for perturb in (False, True):
-        asyncio.run(prepare(host, rows))
+        prepared = asyncio.run(prepare(host, rows))
         if perturb:
-            item = host.items[id(rows[0])]
+            item = prepared.items[0]
             item.advantages[item.action_mask == 1] += 0.5
-        losses.append(asyncio.run(host.update(rows, 1))["policy_loss"])
+        losses.append(asyncio.run(host.update(prepared, 1, 1))["policy_loss"])
     thaw(host)
     assert losses[0] != losses[1]
+
+
+def test_several_batches_of_one_policy_are_prepared_before_either_is_trained(hosts):
+    """Nothing of a step waits in the policy: two prepared one after the other train as each does alone."""
+    host = hosts["ours"]
+    one, two = recorded_rows(5, seed=31), recorded_rows(6, seed=32)
+    freeze(host)
+    alone = [asyncio.run(step(host, rows, 1)) for rows in (one, two)]
+    first, second = asyncio.run(prepare(host, one)), asyncio.run(prepare(host, two))
+    together = [asyncio.run(host.update(prepared, 1, 1)) for prepared in (second, first)][::-1]
+    thaw(host)
+    for name in ("policy_loss", "actor_grad_norm", "reward", "return"):
+        assert [m[name] for m in together] == [m[name] for m in alone], name
+
+
+def test_a_replayed_row_is_trained_again(hosts):
+    """A row may be in several values, read back from its record too."""
+    host, (row, *rest) = hosts["ours"], recorded_rows(4, seed=33)
+    row.trajectory.task = Task("t0", "p")
+    again = Trajectory.from_record(json.loads(json.dumps(row.trajectory.record())))
+    replayed = Row(again, again.actions[0], row.reward)
+    freeze(host)
+    metrics = [asyncio.run(step(host, [first, *rest], 1)) for first in (row, replayed)]
+    thaw(host)
+    assert metrics[0] == metrics[1]
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_synced(hosts):
     host, rows = hosts["ours"], recorded_rows(3, seed=5)
     freeze(host)
-    asyncio.run(prepare(host, rows))
-    host.items[id(rows[1])].advantages[:] = float("nan")
+    prepared = asyncio.run(prepare(host, rows))
+    prepared.items[1].advantages[:] = float("nan")
     with pytest.raises(RunEnded, match=r"policy 'p', step \d+: policy_loss is not finite \(3 rows, the first t0/0/a\)"):
-        asyncio.run(host.update(rows, 1))
+        asyncio.run(host.update(prepared, 1, 1))
 
 
 def test_joint_normalisation_over_two_real_policies(hosts):
     """Advantages of two policies' real rows, KL penalty included, against float64 over both."""
     one, two = hosts["zero0"], hosts["zero2"]
-    rows = {one: recorded_rows(5, seed=21), two: recorded_rows(9, seed=22)}
-    for host, mine in rows.items():
-        asyncio.run(host.make_experience(mine))
-    advantages(list(rows), ReinforcePlusPlus())
-    items = [host.items[id(row)] for host, mine in rows.items() for row in mine]
+    prepared = [asyncio.run(one.forward(recorded_rows(5, seed=21))), asyncio.run(two.forward(recorded_rows(9, seed=22)))]
+    estimate(prepared, ReinforcePlusPlus())
+    items = [item for p in prepared for item in p.items]
     flat = torch.cat([item.returns[item.action_mask.bool()].double() for item in items])
     for item in items:
         chosen = item.action_mask.bool()
@@ -383,7 +393,7 @@ def test_joint_normalisation_over_two_real_policies(hosts):
 
 
 def start_with_critic(folder, *flags):
-    """The policy of the recipe `sums` on one rank and its critic on two, as the driver starts them, without engines."""
+    """The policy of the recipe `sums` on one rank and its critic on two, as a session starts them, without engines."""
     words = [
         "--recipe",
         str(SUMS),
@@ -396,22 +406,18 @@ def start_with_critic(folder, *flags):
     ]
     words += ["--critic.num_gpus_per_node", "2", "--critic.adam.lr", "1e-3", "--critic.save_value_network", *flags]
     words += ["--train.micro_batch_size", "2", "--rollout.micro_batch_size", "4", "--actor.lr_warmup_ratio", "0"]
-    run, _ = build_run([*words, "--ckpt.path", str(folder / "checkpoints"), "--ckpt.output_dir", str(folder / "out")])
+    plan = build_plan([*words, "--ckpt.path", str(folder / "checkpoints"), "--ckpt.output_dir", str(folder / "out")])
     checkpoints = Checkpoints(folder / "checkpoints", 3, critics=True)
-    manifest = checkpoints.open(run.args.ckpt.load_enable, run.fingerprint())
-    session, (policy,) = Session(run), run.policies
-    trainer, loading = session._trainer(policy, session._launch(policy, None), [], 100)
-    ray.get(loading)
-    args = run.policy_args["shared"]
-    host = PolicyHost(policy, args, trainer, EnginePool("shared", [], lambda: None, Budget(0)), "cpu")
-    return host, session.estimator, run, checkpoints, manifest
+    session, (policy,) = Session(plan), plan.run.policies
+    args = session.args["shared"]
+    args.vllm.num_engines = 0
+    host = UpstreamPolicy(policy, args, "cpu", session.chats["shared"].tokenizer, 100, RestartBudget(0))
+    host.start()
+    return host, session.estimator, plan, checkpoints
 
 
 async def gae_step(host, estimator, number, rows):
-    host.step = number
-    await host.make_experience(rows)
-    advantages([host], estimator)
-    return await host.update(rows, 2)
+    return await host.update(await prepare(host, rows, estimator), 2, number)
 
 
 def critic_weights(host):
@@ -425,13 +431,13 @@ def critic_weights(host):
 
 def test_policy_and_critic_train_save_and_resume_as_one(cluster, tmp_path):
     """Three steps with a save after the second; processes that resume from it repeat the third, metrics and weights."""
-    host, estimator, run, checkpoints, _ = start_with_critic(tmp_path)
+    host, estimator, plan, checkpoints = start_with_critic(tmp_path)
     rows, found, start = recorded_rows(11, seed=1), [], critic_weights(host)
     for number in (1, 2, 3):
         found.append(asyncio.run(gae_step(host, estimator, number, rows)))
         if number == 2:
             asyncio.run(host.save(tag(2), {"step": 2}))
-            checkpoints.commit(2, {"shared": 2}, run.fingerprint(), {})
+            checkpoints.commit(2, {"shared": 2}, fingerprint(plan), {})
     for metrics in found:
         for name, ranks in (("", 1), ("critic_", 2)):
             grid = plan_grid(11, ranks, 2, 2)
@@ -445,25 +451,30 @@ def test_policy_and_critic_train_save_and_resume_as_one(cluster, tmp_path):
     saved = safetensors.torch.load_file(tmp_path / "out" / "shared_critic" / "model.safetensors")
     torch.testing.assert_close(saved["score.weight"], critic_weights(host)[-1])
 
-    resumed, estimator, _, _, manifest = start_with_critic(tmp_path, "--ckpt.load_enable")
-    assert manifest["step"] == 2
-    assert asyncio.run(gae_step(resumed, estimator, 3, rows)) == found[2]
-    assert all(torch.equal(a, b) for a, b in zip(critic_weights(resumed), critic_weights(host), strict=True))
-    one, two = weights(resumed), weights(host)
+    one, critic = weights(host), critic_weights(host)
+    processes = [handle._actor_id for handle in host.training.handles()]
+    host.stop()  # and the same object starts them again, from what was saved
+    assert not list(host.training.handles())
+    assert checkpoints.open(True, fingerprint(plan))["step"] == 2
+    host.args.ckpt.load_enable = True
+    host.start()
+    assert not {handle._actor_id for handle in host.training.handles()} & set(processes)
+    assert asyncio.run(gae_step(host, estimator, 3, rows)) == found[2]
+    assert all(torch.equal(a, b) for a, b in zip(critic_weights(host), critic, strict=True))
+    two = weights(host)
     assert all(torch.equal(one[name], two[name]) for name in one)
 
-    resumed.args.critic.freezing_steps = 4
-    metrics = asyncio.run(gae_step(resumed, estimator, 4, rows))
+    host.args.critic.freezing_steps = 4
+    metrics = asyncio.run(gae_step(host, estimator, 4, rows))
     assert (metrics["optimiser_steps"], metrics["critic_optimiser_steps"]) == (0, 2)
-    assert all(torch.equal(one[name], value) for name, value in weights(resumed).items())
-    metrics = asyncio.run(gae_step(resumed, estimator, 5, rows))  # and then on this step's rows alone
+    assert all(torch.equal(one[name], value) for name, value in weights(host).items())
+    metrics = asyncio.run(gae_step(host, estimator, 5, rows))  # and then on this step's rows alone
     assert metrics["rows_per_rank"] == plan_grid(11, 1, 2, 2).rows_per_rank
 
-    asyncio.run(resumed.make_experience(rows))
-    advantages([resumed], estimator)
-    resumed.items[id(rows[4])].returns[:] = float("nan")
+    prepared = asyncio.run(prepare(host, rows, estimator))
+    prepared.items[4].returns[:] = float("nan")
     with pytest.raises(RunEnded, match=r"policy 'shared', step 5: critic_loss is not finite \(11 rows, the first t0/0/a\)"):
-        asyncio.run(resumed.update(rows, 2))
+        asyncio.run(host.update(prepared, 2, 5))
 
 
 def test_forward_passes_pad_their_dispatch_to_the_ranks(hosts):
@@ -480,16 +491,13 @@ def test_forward_passes_pad_their_dispatch_to_the_ranks(hosts):
 
 
 def test_rows_sampled_by_other_weights_abort(hosts):
-    from marl_plugins.runtime.trainer import Trainer
-
     host = hosts["ours"]
-    trainer = SimpleNamespace(trained={"p": host})
     row = recorded_rows(1, seed=6)[0]
     host.version = 1
     with pytest.raises(RunEnded, match=r"sampled from policy 'p' version 0, but would train policy 'p' at version 1"):
-        Trainer._check_version(trainer, row)
+        check_version(row, host)
     host.version = 0
-    Trainer._check_version(trainer, row)
+    check_version(row, host)
 
 
 def test_adam_takes_the_same_step_whether_or_not_a_process_was_restarted_before_it():

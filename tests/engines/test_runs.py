@@ -6,6 +6,8 @@ import sys
 from collections import Counter, defaultdict
 
 import pytest
+from engines.relay import wait_until
+from simulated import without_seconds
 
 from marl_plugins.runtime.tiny_model import resolve
 
@@ -125,7 +127,7 @@ def test_each_policy_is_saved_in_its_own_folder_and_loads(undisturbed):
 
 
 def test_nothing_is_left_running(undisturbed):
-    assert undisturbed.processes() == []
+    assert not undisturbed.processes()
 
 
 def test_a_killed_engine_is_replaced_and_changes_nothing(killed, undisturbed):
@@ -136,10 +138,6 @@ def test_a_killed_engine_is_replaced_and_changes_nothing(killed, undisturbed):
     assert comparable(before) == comparable(undisturbed.metrics[:2])
 
 
-def test_a_killed_driver_takes_everything_with_it(killed):
-    assert killed.left_behind is True, killed.left_behind
-
-
 def test_the_manifest_names_the_last_complete_step(killed):
     manifest = json.loads((killed.output.parent / "checkpoints" / "manifest.json").read_text())
     assert manifest["policies"] == {"first": manifest["step"], "second": manifest["step"]}
@@ -148,7 +146,8 @@ def test_the_manifest_names_the_last_complete_step(killed):
 def test_the_resumed_run_repeats_the_undisturbed_one(resumed, undisturbed):
     assert "resuming after step 2" in resumed.log.read_text()
     assert comparable(resumed.metrics) == comparable(undisturbed.metrics)
-    assert resumed.trajectories == undisturbed.trajectories  # sampled ids, log-probs, advantages: all of it
+    one, two = without_seconds(resumed.trajectories), without_seconds(undisturbed.trajectories)
+    assert one == two  # sampled ids, log-probs, advantages: all of it
     assert resumed.ledger == undisturbed.ledger
 
 
@@ -168,7 +167,7 @@ def test_a_run_that_cannot_go_on_is_saved_where_it_stands(coached):
 def test_and_goes_on_from_there(renewed):
     assert "resuming after step 1" in renewed.log.read_text()
     assert [m["step"] for m in renewed.metrics] == [1, 2, 3]
-    assert renewed.processes() == []
+    assert not renewed.processes()
 
 
 def test_the_coach_judged_every_action_and_the_label_stood_in_one_prompt_of_each_trajectory(renewed):
@@ -202,3 +201,8 @@ def test_saved_weights_evaluate_as_the_run_did(undisturbed, relay):
     assert {k: result[k] for k in ("outcome", "low", "high", "lost")} == {
         k: last[f"eval/{k}"] for k in ("outcome", "low", "high", "lost")
     }
+
+
+def test_a_killed_driver_takes_everything_with_it(killed):
+    """Last, because Ray's own agents take a minute or two to notice that their node has gone."""
+    assert wait_until(lambda: not killed.processes().keys() & killed.at_the_kill.keys()), killed.at_the_kill

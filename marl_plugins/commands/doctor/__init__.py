@@ -1,8 +1,8 @@
-"""`openrlhf doctor`: whether training can work on this machine, and what to do about every red line.
+"""`openrlhf doctor`: whether training can work on this machine, and how to fix every error.
 
-`--static` only looks: at files, at what is installed, at the drivers. Without it everything is also tried, all at once: the
-engines and the training processes import in processes of their own, Ray starts, a program runs in the sandbox, the coach
-answers. With `--recipe` (and any flags of `openrlhf train`) that run's needs are red lines; else what some runs need is a remark.
+`--static` only inspects files, installed packages and drivers. Without it, everything is also tried, concurrently: the
+engines and the training processes are imported in separate processes, Ray starts, a program runs in the sandbox, the coach
+answers. What only some runs require is a note, unless `--recipe` (with any flags of `openrlhf train`) names such a run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 from marl_plugins import __version__, coach
-from marl_plugins.commands.doctor import engines, gpus, host, machine, services, versions, wanted
+from marl_plugins.commands.doctor import engines, gpus, machine, needs, services, upstream, versions
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.findings import Finding, all_good
 from marl_plugins.core.recipe import find_recipe
@@ -22,13 +22,13 @@ from marl_plugins.hosts import cpu, upstream_cli
 
 EXAMPLES = """\
   openrlhf doctor                                    everything, in under a minute
-  openrlhf doctor --static                           look only: start nothing, ask nobody, a second
-  openrlhf doctor --recipe mathchat                  what this recipe needs, GPUs and extras included
-  openrlhf doctor --recipe mathchat --vllm.num_engines 2    any flags of `openrlhf train` beside it
-  openrlhf doctor --coach.base_url http://localhost:11434/v1 --coach.model qwen3    whether a coach would do
+  openrlhf doctor --static                           inspect only: start nothing, send no request; takes a second
+  openrlhf doctor --recipe mathchat                  what this recipe requires too, including GPUs and extras
+  openrlhf doctor --recipe mathchat --vllm.num_engines 2    with any flags of `openrlhf train`
+  openrlhf doctor --coach.base_url http://localhost:11434/v1 --coach.model qwen3    whether this coach works
 
-Exit code 0: training can work here; 1: a line marked MEND stands in its way; 2: the command itself is wrong.
-docs/doctor.md says what each line means.
+Exit code 0: training can work here; 1: a line is marked FIX; 2: the command itself is wrong.
+docs/doctor.md explains every line.
 """
 
 Check = Callable[[], list[Finding]]
@@ -36,7 +36,7 @@ Check = Callable[[], list[Finding]]
 
 def main(words: Sequence[str]) -> int:
     """Print the findings; exit code 0 only when training can work."""
-    parser = own_parser()
+    parser = build_parser()
     if "--help" in words or "-h" in words:
         print(parser.format_help(), end="")
         return 0
@@ -47,66 +47,70 @@ def main(words: Sequence[str]) -> int:
             "flags of `openrlhf train` go with --recipe or --plugin"
         )
     if options.recipe:
-        find_recipe(options.recipe)  # one that is not there is a wrong command
+        find_recipe(options.recipe)  # a missing recipe is a wrong command: exit code 2
     findings = examine(options, [w for w in words if w not in ("--json", "--static")])
     good = all_good(findings)
     if options.json:
         print(json.dumps({"version": __version__, "good": good, "findings": [asdict(f) for f in findings]}, indent=2))
     else:
-        from marl_plugins.runtime.display import print_findings
+        from marl_plugins.commands.tables import print_findings
 
         print_findings(f"openrlhf-marl {__version__}", findings)
-        print("training can work here" if good else "training cannot work here yet: see the lines marked MEND")
+        print("training can work here" if good else "training cannot work here yet: see the lines marked FIX")
     return 0 if good else 1
 
 
-def own_parser() -> upstream_cli.Parser:
-    """The command's own flags; those of the coach are the plugin's."""
+def build_parser() -> upstream_cli.Parser:
+    """The command's own flags, and the coach plugin's."""
     parser = upstream_cli.Parser(
         prog="openrlhf doctor",
         usage="openrlhf doctor [--json] [--static] [--recipe RECIPE] [flags of openrlhf train]",
-        description="Whether training can work on this machine, and what to do where it cannot.",
+        description="Whether training can work on this machine, and how to fix what prevents it.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--json", action="store_true", help="print JSON: good, and findings with what, good, found, cure")
-    parser.add_argument("--static", action="store_true", help="look only: start no process of the stack, ask nobody")
-    parser.add_argument("--recipe", metavar="PATH", help="also check what this recipe needs")
-    parser.add_argument("--plugin", metavar="NAME", action="append", default=[], help="also check what this plugin needs")
+    parser.add_argument("--json", action="store_true", help="print JSON: good, and findings with what, good, found, fix")
+    parser.add_argument(
+        "--static", action="store_true", help="inspect only: start no process of the stack, send no request"
+    )
+    parser.add_argument("--recipe", metavar="PATH", help="also check what this recipe requires")
+    parser.add_argument(
+        "--plugin", metavar="NAME", action="append", default=[], help="also check what this plugin requires"
+    )
     coach.marl_options(parser)
     return parser
 
 
 def examine(options: argparse.Namespace, words: Sequence[str]) -> list[Finding]:
-    """All findings, in the order in which they are shown."""
+    """All findings, in display order."""
     device, endpoint = cpu.device(), services.endpoint_of(options)
-    there, cards = versions.installed(), gpus.look()
-    plan, planned = wanted.plan(words) if options.recipe or options.plugin else (None, [])
-    looked = [
-        *machine.machine(device),
-        *gpus.gpus(cards, device),
-        *machine.folders(device, wanted.hub_models(plan)),
-        *machine.network(device),
-        machine.command(),
-        *host.upstream(),
-        *versions.versions(there, device, cards),
-        *host.operators(device),
-        *wanted.extras(plan, bool(endpoint.model)),
-        *services.trackers(plan.args.logger if plan else None),
+    installed, cards = versions.find_installed(), gpus.query_gpus()
+    plan, planned = needs.try_plan(words) if options.recipe or options.plugin else (None, [])
+    inspected = [
+        *machine.check_machine(device),
+        *gpus.check_gpus(cards, device),
+        *machine.check_caches(device, needs.uses_hub_models(plan)),
+        *machine.check_loopback(device),
+        machine.check_command(),
+        *upstream.check_upstream(),
+        *versions.check_versions(installed, device, cards),
+        *upstream.check_operators(device),
+        *needs.check_extras(plan, bool(endpoint.model)),
+        *services.check_trackers(plan.args.logger if plan else None),
         *planned,
-        *(wanted.devices(plan, cards) if plan else []),
+        *(needs.check_devices(plan, cards) if plan else []),
     ]
     if options.static:
-        return looked + services.coach_left_out(plan, endpoint)
+        return inspected + services.report_untried_coach(plan, endpoint)
     from marl_plugins.runtime.display import Display
 
-    tries: list[Check] = [
-        lambda: engines.engines(device),
-        lambda: engines.training(device),
-        engines.ray,
-        lambda: services.sandbox(wanted.python_tool(plan)),
-        lambda: services.coach_endpoint(plan, endpoint),
+    trials: list[Check] = [
+        lambda: engines.try_engine(device),
+        lambda: engines.try_training(device),
+        engines.try_ray,
+        lambda: services.try_sandbox(needs.python_tool_limits(plan)),
+        lambda: services.try_coach(plan, endpoint),
     ]
     with Display(as_json=True).phase("trying the engines, Ray, the sandbox"), ThreadPoolExecutor() as pool:
-        return looked + [finding for found in pool.map(lambda check: check(), tries) for finding in found]
+        return inspected + [finding for found in pool.map(lambda check: check(), trials) for finding in found]

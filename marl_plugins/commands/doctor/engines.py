@@ -1,4 +1,4 @@
-"""What a run starts, tried out in processes of their own: engines, training processes, Ray."""
+"""Try what a run starts, each in a separate process: engines, training processes, Ray."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.commands.doctor.machine import temporary, unwritable
-from marl_plugins.core.findings import Finding, fine, red, remark
+from marl_plugins.commands.doctor.machine import ray_folder, why_unwritable
+from marl_plugins.core.findings import Finding, error, note, ok
 from marl_plugins.hosts import cpu
 
 SECONDS = 180.0
-"""For one of them; a first import on a cold disk takes a minute."""
+"""Time limit of one trial; a first import on a cold disk takes a minute."""
 GRACE = 5.0
-"""Seconds between ending one and giving up on what it said."""
+"""Seconds to wait for the output of a trial that was killed."""
 
 ENGINE = """
 import marl_plugins.runtime.engine_actor, json, torch, vllm, vllm.platforms
@@ -46,61 +46,63 @@ print(json.dumps({"ray": ray.__version__, "gpus": resources.get("GPU", 0), "cpus
 """
 
 
-def engines(device: str) -> list[Finding]:
+def try_engine(device: str) -> list[Finding]:
     """Import what an engine's process imports."""
-    found, seconds, problem = tried(ENGINE, device)
+    found, seconds, problem = run_script(ENGINE, device)
     if found is None:
-        return [red("engines", f"their process cannot be started: {problem}", _again(ENGINE, device))]
+        return [error("engines", f"an engine process cannot be started: {problem}", _command_for_details(ENGINE, device))]
     text = f"vLLM {found['vllm']} for {found['device']}, imported in {seconds:.0f} s"
     if found["device"] != device:
         return [
-            red(
+            error(
                 "engines",
                 f"{text}, and the run would be on {device}",
                 f"install vLLM for {device}, or: export {cpu.DEVICE}={found['device']}",
             )
         ]
     if device == "cuda" and not found["gpus"]:
-        return [red("engines", f"{text}; torch sees no GPU", "python -c 'import torch; torch.cuda.init()' says why")]
-    return [fine("engines", text)]
+        return [error("engines", f"{text}; torch sees no GPU", "python -c 'import torch; torch.cuda.init()' shows why")]
+    return [ok("engines", text)]
 
 
-def training(device: str) -> list[Finding]:
+def try_training(device: str) -> list[Finding]:
     """Import what a training process imports."""
-    found, seconds, problem = tried(TRAINING, device)
+    found, seconds, problem = run_script(TRAINING, device)
     if found is None:
-        return [red("training", f"its process cannot be started: {problem}", _again(TRAINING, device))]
+        return [
+            error("training", f"a training process cannot be started: {problem}", _command_for_details(TRAINING, device))
+        ]
     text = f"DeepSpeed {found['deepspeed']} for {found['device']}, imported in {seconds:.0f} s"
     if found["device"] != device:
-        return [red("training", f"{text}, and the run would be on {device}", f"export DS_ACCELERATOR={device}")]
-    return [fine("training", text)]
+        return [error("training", f"{text}, and the run would be on {device}", f"export DS_ACCELERATOR={device}")]
+    return [ok("training", text)]
 
 
-def ray() -> list[Finding]:
-    """Start Ray, or reach the cluster that RAY_ADDRESS names, as a run does."""
-    if unwritable(temporary()):
-        return []  # said among the caches
-    temporary().mkdir(parents=True, exist_ok=True)
-    folder = tempfile.mkdtemp(prefix="ray-", dir=temporary())  # as long a path as a run's: sockets have short names
+def try_ray() -> list[Finding]:
+    """Start Ray, or connect to the cluster in RAY_ADDRESS, as a run does."""
+    if why_unwritable(ray_folder()):
+        return []  # reported by check_caches
+    ray_folder().mkdir(parents=True, exist_ok=True)
+    folder = tempfile.mkdtemp(prefix="ray-", dir=ray_folder())  # as long as a run's path: socket paths are limited
     try:
-        found, seconds, problem = tried(RAY, cpu.device(), folder)
+        found, seconds, problem = run_script(RAY, cpu.device(), folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     address = os.environ.get("RAY_ADDRESS")
     if found is None:
         if address:
             return [
-                red(
+                error(
                     "ray",
                     f"the cluster at RAY_ADDRESS={address}: {problem}",
                     f"ray status --address {address}; or: unset RAY_ADDRESS",
                 )
             ]
         return [
-            red(
+            error(
                 "ray",
                 f"cannot be started: {problem}",
-                "ray start --head says more; RAY_TMPDIR=/tmp where the path is too long",
+                "ray start --head shows more; if the path is too long: export RAY_TMPDIR=/tmp",
             )
         ]
     where = (
@@ -108,37 +110,35 @@ def ray() -> list[Finding]:
         if address
         else f"started in {seconds:.0f} s"
     )
-    return [fine("ray", f"{found['ray']}, {where}"), *left_over(Path("/proc"), temporary() / "ray")]
+    return [ok("ray", f"{found['ray']}, {where}"), *find_leftovers(Path("/proc"), ray_folder() / "ray")]
 
 
-def left_over(processes: Path, sessions: Path) -> list[Finding]:
-    """Ray that is running already, and sessions whose process is gone: each a folder with logs."""
+def find_leftovers(processes: Path, sessions: Path) -> list[Finding]:
+    """Ray processes that are already running, and session folders whose process has ended."""
     findings = []
     running = [
         folder.name
         for folder in processes.glob("[0-9]*")
-        if Path(_words(folder / "cmdline")[0]).name in ("gcs_server", "raylet")
+        if Path(_command_line(folder / "cmdline")[0]).name in ("gcs_server", "raylet")
     ]
     if running:
-        found = f"runs here already (processes {', '.join(sorted(running, key=int))}); a run starts its own beside it"
-        findings.append(remark("ray", found, "if nobody uses it: ray stop"))
-    gone = [
+        found = f"already running here (processes {', '.join(sorted(running, key=int))}); a run starts another one"
+        findings.append(note("ray", found, "if it is unused: ray stop"))
+    ended = [
         s
         for s in sorted(sessions.glob("session_*_*"))
         if not s.is_symlink() and not (processes / s.name.rpartition("_")[2]).exists()
     ]
-    size = sum(map(_size, gone))
+    size = sum(map(_folder_size, ended))
     if size > 2**30:
-        names = " ".join(shlex.quote(str(s)) for s in gone[:8])  # by name: others may be running
-        more = f"  # and then the other {len(gone) - 8}" if len(gone) > 8 else ""
-        findings.append(
-            remark("ray", f"{size / 2**30:.0f} GiB in {len(gone)} sessions that have ended", f"rm -r {names}{more}")
-        )
+        names = " ".join(shlex.quote(str(s)) for s in ended[:8])  # by name: other sessions may be running
+        more = f"  # and then the other {len(ended) - 8}" if len(ended) > 8 else ""
+        findings.append(note("ray", f"{size / 2**30:.0f} GiB in {len(ended)} ended sessions", f"rm -r {names}{more}"))
     return findings
 
 
-def _size(folder: Path) -> int:
-    """Bytes in a folder, as far as it can be read and is still there."""
+def _folder_size(folder: Path) -> int:
+    """Bytes in a folder; unreadable and vanished files are skipped."""
     size = 0
     for place, _, files in os.walk(folder):
         for name in files:
@@ -147,16 +147,16 @@ def _size(folder: Path) -> int:
     return size
 
 
-def _words(cmdline: Path) -> list[str]:
-    """A process's command line; one that has just ended has none."""
+def _command_line(cmdline: Path) -> list[str]:
+    """A process's command line; empty if the process has just ended."""
     try:
         return cmdline.read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return [""]
 
 
-def tried(script: str, device: str, *arguments: str) -> tuple[dict[str, Any] | None, float, str]:
-    """Run a script as a run's processes are run: what it printed last as JSON, the seconds, and the problem where it failed."""
+def run_script(script: str, device: str, *arguments: str) -> tuple[dict[str, Any] | None, float, str]:
+    """Run a script in the environment of a run's processes: its last line as JSON (None if it failed), seconds, the problem."""
     env = dict(os.environ) | {cpu.DEVICE: device, "RAY_USAGE_STATS_ENABLED": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
     if device == "cpu":
         env |= cpu.environment()
@@ -173,19 +173,19 @@ def tried(script: str, device: str, *arguments: str) -> tuple[dict[str, Any] | N
         start_new_session=True,
     )
     try:
-        out, said = process.communicate(timeout=SECONDS)
+        out, errors = process.communicate(timeout=SECONDS)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # with whatever it has started
-        with contextlib.suppress(subprocess.TimeoutExpired):  # what is in a session of its own may hold the pipes
+        os.killpg(process.pid, signal.SIGKILL)  # its children too
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a child in another session may hold the pipes
             process.communicate(timeout=GRACE)
         return None, SECONDS, f"not done after {SECONDS:.0f} s"
     seconds = time.monotonic() - started
     if process.returncode:
-        last = [line.strip() for line in said.splitlines() if line.strip()] or [f"exit code {process.returncode}"]
+        last = [line.strip() for line in errors.splitlines() if line.strip()] or [f"exit code {process.returncode}"]
         return None, seconds, last[-1][:300]
     return json.loads(out.strip().splitlines()[-1]), seconds, ""
 
 
-def _again(script: str, device: str) -> str:
-    """The command that shows the whole error."""
-    return f"{cpu.DEVICE}={device} python -c '{script.strip().partition(',')[0]}' shows all of it"
+def _command_for_details(script: str, device: str) -> str:
+    """The command that shows the full error."""
+    return f"{cpu.DEVICE}={device} python -c '{script.strip().partition(',')[0]}' shows the full error"

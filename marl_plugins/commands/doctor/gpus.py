@@ -1,4 +1,4 @@
-"""The GPUs, as `nvidia-smi` shows them; torch is not imported for it."""
+"""The GPUs according to `nvidia-smi`; torch is not imported."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from marl_plugins.core.findings import Finding, fine, red, remark
+from marl_plugins.core.findings import Finding, error, note, ok
 from marl_plugins.hosts import cpu
 
 SECONDS = 30.0
-"""The first call on a machine without persistence mode takes some."""
+"""Without persistence mode the first call is slow."""
 
 
 @dataclass(frozen=True)
@@ -30,17 +30,17 @@ class Card:
 
 @dataclass(frozen=True)
 class Cards:
-    """All of them, the newest CUDA that the driver knows, and why nothing was found where that is a fault."""
+    """All GPUs, the newest CUDA version that the driver supports, and the problem if `nvidia-smi` failed."""
 
     cards: Sequence[Card] = ()
     cuda: str | None = None
     problem: str | None = None
-    visible: int = field(default=0)
-    """So many may be used: `CUDA_VISIBLE_DEVICES`."""
+    visible: int = 0
+    """Number of GPUs that `CUDA_VISIBLE_DEVICES` leaves."""
 
 
-def look() -> Cards:
-    """Ask the driver."""
+def query_gpus() -> Cards:
+    """Query the driver."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return Cards()
@@ -52,20 +52,20 @@ def look() -> Cards:
         return Cards(problem=f"nvidia-smi: {error}")
     rows = [[cell.strip() for cell in row] for row in csv.reader(listed.stdout.splitlines())]
     if listed.returncode or any(len(row) != 4 for row in rows):
-        said = (listed.stdout + listed.stderr).strip().splitlines() or ["it said nothing"]
-        return Cards(problem=f"nvidia-smi ended with {listed.returncode}: {said[0]}")
-    cards = [Card(name, _number(memory), _number(used), driver) for name, memory, used, driver in rows]
+        output = (listed.stdout + listed.stderr).strip().splitlines() or ["no output"]
+        return Cards(problem=f"nvidia-smi ended with {listed.returncode}: {output[0]}")
+    cards = [Card(name, _parse_number(memory), _parse_number(used), driver) for name, memory, used, driver in rows]
     cuda = re.search(r"CUDA Version: *([\d.]+)", header.stdout)
-    return Cards(cards, cuda.group(1) if cuda else None, visible=visible(len(cards)))
+    return Cards(cards, cuda.group(1) if cuda else None, visible=count_visible(len(cards)))
 
 
-def _number(text: str) -> int:
-    """A cell; `[N/A]` on machines whose GPU shares the processor's memory."""
+def _parse_number(text: str) -> int:
+    """A cell as a number; `[N/A]`, where the GPU shares the processor's memory, is 0."""
     return int(text) if text.isdigit() else 0
 
 
-def visible(count: int) -> int:
-    """How many of so many GPUs `CUDA_VISIBLE_DEVICES` leaves; CUDA ends the list at the first wrong entry."""
+def count_visible(count: int) -> int:
+    """How many of `count` GPUs `CUDA_VISIBLE_DEVICES` leaves; CUDA ends the list at the first invalid entry."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return count
@@ -77,27 +77,35 @@ def visible(count: int) -> int:
     return min(seen, count)
 
 
-def gpus(found: Cards, device: str) -> list[Finding]:
+def check_gpus(found: Cards, device: str) -> list[Finding]:
     if found.problem:
-        return [red("GPUs", found.problem, "reboot, or install the driver again; MARL_PLUGINS_DEVICE=cpu does without")]
+        return [
+            error(
+                "GPUs",
+                found.problem,
+                "reboot, or reinstall the driver; or use the CPU: export MARL_PLUGINS_DEVICE=cpu",
+            )
+        ]
     if device == "cpu":
         if not found.cards:
-            return [remark("GPUs", "none: logical ones on the CPU")]
+            return [note("GPUs", "none; runs use logical GPUs on the CPU")]
         why = cpu.DEVICE if os.environ.get(cpu.DEVICE) else "CUDA_VISIBLE_DEVICES"
-        return [remark("GPUs", f"{len(found.cards)} are here and not used: ${why} says so", f"unset {why}")]
+        return [note("GPUs", f"{len(found.cards)} found but not used because of ${why}", f"unset {why}")]
     if not found.cards:
         if Path("/dev/kfd").exists():
-            return [remark("GPUs", "AMD's", "nobody has tried this package on them")]
-        return [remark("GPUs", "not known: a device is there and nvidia-smi is not", "apt-get install nvidia-utils")]
+            return [note("GPUs", "AMD", "not tested with this package")]
+        return [note("GPUs", "unknown: a device exists, but nvidia-smi is missing", "apt-get install nvidia-utils")]
     findings = []
     for number, card in enumerate(found.cards):
         text = f"{number}: {card.name}, {card.memory / 1024:.0f} GiB, driver {card.driver}, CUDA up to {found.cuda or '?'}"
         if card.used > 0.05 * card.memory:
-            findings.append(remark("GPUs", f"{text}; {card.used / 1024:.1f} GiB are taken", "nvidia-smi says by whom"))
+            findings.append(
+                note("GPUs", f"{text}; {card.used / 1024:.1f} GiB are in use", "nvidia-smi shows by which processes")
+            )
         else:
-            findings.append(fine("GPUs", text))
+            findings.append(ok("GPUs", text))
     if found.visible == 0:
-        findings.append(red("GPUs", "CUDA_VISIBLE_DEVICES hides all of them", "unset CUDA_VISIBLE_DEVICES"))
+        findings.append(error("GPUs", "CUDA_VISIBLE_DEVICES hides all of them", "unset CUDA_VISIBLE_DEVICES"))
     elif found.visible < len(found.cards):
-        findings.append(remark("GPUs", f"CUDA_VISIBLE_DEVICES leaves {found.visible} of {len(found.cards)}"))
+        findings.append(note("GPUs", f"CUDA_VISIBLE_DEVICES leaves {found.visible} of {len(found.cards)}"))
     return findings

@@ -1,7 +1,7 @@
-"""Their data files as ours: one object per line with `prompt`, `answer` if there are labels, `id`, and everything else.
+"""Their data files as ours: one object per line with `prompt`, `answer` if labelled, `id`, and everything else.
 
-Theirs are JSON lists or JSON Lines, sometimes the one under the name of the other; prompts and labels have any name, and
-metadata lies in an object (or in a string with one) of its own, which is laid open.
+Theirs are JSON lists or JSON Lines, sometimes one with the suffix of the other. Prompts and labels have any name;
+metadata is a nested object, or a string that holds one, and is flattened.
 """
 
 from __future__ import annotations
@@ -16,23 +16,9 @@ from marl_plugins.core.tasks import SHOWN, as_text, choose_keys
 
 METADATA = ("metadata", "extra_info")
 
-TASKS = '''"""The tasks that were imported: data/train.jsonl and data/eval.jsonl."""
 
-from pathlib import Path
-
-from marl_plugins.core.tasks import read_tasks
-
-DATA = Path(__file__).parent / "data"
-
-
-def load(split):
-    path = DATA / f"{split}.jsonl"
-    return read_tasks(path, "prompt") if path.exists() else []
-'''
-
-
-def in_folder(path: Path, split: str) -> Path | None:
-    """The file of a split where a folder was named."""
+def find_split(path: Path, split: str) -> Path | None:
+    """The file of a split: the path itself, or a file in it if it is a folder."""
     if path.is_file():
         return path
     return next((file for ending in ("jsonl", "json") if (file := path / f"{split}.{ending}").is_file()), None)
@@ -42,15 +28,15 @@ def read_items(path: Path, input_key: str | None, label_key: str | None, metadat
     """The items of a file in our layout.
 
     Raises:
-        ConfigurationError: With every broken item.
+        ConfigurationError: Every broken item.
     """
     rows = _rows(path)
-    problems: list[str] = []
-    items: list[dict[str, Any]] = []
     columns = list(rows[0][1]) if rows and isinstance(rows[0][1], dict) else []
     key, label = choose_keys(
         columns, input_key if input_key in columns else None, label_key if label_key in columns else None
     )
+    problems: list[str] = []
+    items: list[dict[str, Any]] = []
     for where, row in rows:
         prompt = as_text(row.get(key)) if isinstance(row, dict) else None
         if not isinstance(prompt, str) or not prompt.strip():
@@ -59,22 +45,26 @@ def read_items(path: Path, input_key: str | None, label_key: str | None, metadat
         item = {"prompt": prompt}
         if label is not None and row.get(label) is not None:
             item["answer"] = row[label]
-        rest = {k: v for k, v in row.items() if k not in (key, label)}
-        for name in dict.fromkeys([metadata_key or "", *METADATA]):
-            inner = _object(rest.get(name))
-            if inner is not None and not inner.keys() & {"prompt", "answer", *(rest.keys() - {name})}:
-                del rest[name]
-                rest.update(inner)
+        rest = _flattened({k: v for k, v in row.items() if k not in (key, label)}, metadata_key)
         items.append({**item, **{k: v for k, v in rest.items() if k not in item}})
     labelled = sum("answer" in item for item in items)
     if labelled not in (0, len(items)):
         problems.append(f"{path}: {len(items) - labelled} of {len(items)} items have no label ({label})")
     if not rows:
-        problems.append(f"{path}: no items in it")
+        problems.append(f"{path}: has no items")
     if problems:
         more = [f"{path}: {len(problems) - SHOWN} more problems like these"] if len(problems) > SHOWN else []
         raise ConfigurationError(problems[:SHOWN] + more)
     return items
+
+
+def _flattened(row: dict[str, Any], metadata_key: str | None) -> dict[str, Any]:
+    """A row with its metadata's keys at the top, unless they would hide others."""
+    for name in dict.fromkeys([metadata_key or "", *METADATA]):
+        inner = _object(row.get(name))
+        if inner is not None and not inner.keys() & {"prompt", "answer", *(row.keys() - {name})}:
+            row = {**{k: v for k, v in row.items() if k != name}, **inner}
+    return row
 
 
 def _rows(path: Path) -> list[tuple[str, Any]]:
@@ -88,7 +78,7 @@ def _rows(path: Path) -> list[tuple[str, Any]]:
             lists = [v for v in whole.values() if isinstance(v, list)]
             whole = lists[0] if len(lists) == 1 else [whole]
         if not isinstance(whole, list):
-            raise ConfigurationError(f"{path}: expected a list of items, or one item on each line, got {whole!r:.80}")
+            raise ConfigurationError(f"{path}: expected a list of items, or one item per line, got {whole!r:.80}")
         return [(f"{path}: item {n}", row) for n, row in enumerate(whole, 1)]
     except json.JSONDecodeError:
         pass  # one object per line
@@ -113,8 +103,8 @@ def _object(value: Any) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def apart(train: list[dict[str, Any]], evaluation: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
-    """The evaluation's items without those that are trained on, and how many those were; ids made to differ."""
+def remove_trained(train: list[dict[str, Any]], evaluation: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
+    """The evaluation's items without those that are trained on, and how many were removed."""
 
     def words(item: dict[str, Any]) -> str:
         return " ".join(item["prompt"].lower().split())
@@ -125,7 +115,7 @@ def apart(train: list[dict[str, Any]], evaluation: list[dict[str, Any]]) -> tupl
 
 
 def with_ids(items: Sequence[dict[str, Any]], prefix: str) -> list[dict[str, Any]]:
-    """The items with ids that differ: their own where they do, else numbers."""
-    own = [item.get("id") for item in items]
-    good = all(isinstance(name, str | int) for name in own) and len({str(name) for name in own}) == len(own)
-    return [{**item, "id": f"{prefix}{own[n] if good else n}"} for n, item in enumerate(items)]
+    """The items with unique ids: their own if those are unique, otherwise numbers."""
+    ids = [item.get("id") for item in items]
+    unique = all(isinstance(name, str | int) for name in ids) and len({str(name) for name in ids}) == len(ids)
+    return [{**item, "id": f"{prefix}{ids[n] if unique else n}"} for n, item in enumerate(items)]

@@ -1,7 +1,7 @@
-"""What becomes of every option of MARTI's and MAPPA's: the one table behind the import and `docs/marti.md`.
+"""What every MARTI and MAPPA option becomes: the one table behind the import and `docs/marti.md`.
 
-An option is a flag of ours, perhaps with its value in another form; read in another place of the import; or left out for a
-reason. An option that is in none of the three lists is unknown, and an error.
+An option becomes a flag of ours, perhaps with a converted value (FLAGS_OF), is read elsewhere in the import (READ), or is left
+out for a reason (LEFT_OUT). Any other option is unknown, and an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GROUPED = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
 
 
 class Option(NamedTuple):
-    """A flag of ours that an option becomes; `form` turns its value, None leaves it out."""
+    """The flag that an option becomes; `form` converts its value, None leaves it out."""
 
     flag: str
     form: Callable[[Any], Any] = lambda value: value
@@ -120,7 +120,7 @@ FLAGS_OF: dict[str, Option] = {
 
 READ: dict[str, str] = {
     "agents": "`roles:`, one per agent",
-    "default_agent": "what all agents share",
+    "default_agent": "settings of all agents",
     "shared_agents": "`mapping: shared`",
     "role": "the role's name",
     "pretrain": "`model:`, or a policy's where agents differ",
@@ -140,7 +140,7 @@ READ: dict[str, str] = {
     "eval_dataset": "`data/eval.jsonl`",
     "eval_split": "which file of eval_dataset is read",
     "extra_eval_tasks": "`data/eval.jsonl`",
-    "extra_eval_dir": "where extra_eval_tasks are looked for",
+    "extra_eval_dir": "where extra_eval_tasks are searched for",
     "input_key": "`prompt` in the data",
     "label_key": "`answer` in the data",
     "metadata_key": "metadata of the tasks",
@@ -150,38 +150,40 @@ _CREDIT = "credit models are not supported"
 _PACKED = "rows keep their own lengths; packing is not supported yet"
 _LORA = "adapters are not supported yet"
 _REWARD = "rewards come from the grader and the coach"
-_LOG = "give the tracker on the command line (--logger.*); keys are never copied"
-_OUTPUT = "where a run writes is given on the command line (--ckpt.output_dir, --ckpt.path)"
-_PARTS = "data is read from the files that were imported"
-_OWN = "roles use their model's own chat template"
+_LOG = "set the tracker on the command line (--logger.*); keys are never copied"
+_OUTPUT = "where a run writes is set on the command line (--ckpt.output_dir, --ckpt.path)"
+_PARTS = "data is read from the imported files"
+_TEMPLATE = "roles use their model's own chat template"
 _API = "models behind an API cannot play a role; a coach can be one (--coach.model)"
-_IS = "set --algo.advantage.is_correction_level, _mode and _threshold: the release here states them otherwise"
-_RUN = "decided when a run is started"
+_IS = "set --algo.advantage.is_correction_level, _mode and _threshold: the release here names them differently"
+_RUN = "decided when a run starts"
 
 LEFT_OUT: dict[str, str] = {
     **dict.fromkeys(
-        ("async_workflow", "parallel_loading", "pg_strategy", "eval_workers", "perf"), "always so, or of no matter here"
+        ("async_workflow", "parallel_loading", "pg_strategy", "eval_workers", "perf"), "always so, or irrelevant here"
     ),
-    **dict.fromkeys(("workflow_version", "agent_func_path", "evaluate_mcts_methods"), "of their program only"),
-    **dict.fromkeys(("training_mode", "ptx_coef"), "training is by rewards alone"),
-    **dict.fromkeys(
-        ("pretrain_data", "pretrain_data_probs", "pretrain_split", "output_key"), "training is by rewards alone"
-    ),
+    **dict.fromkeys(("workflow_version", "agent_func_path", "evaluate_mcts_methods"), "specific to their program"),
+    **dict.fromkeys(("training_mode", "ptx_coef"), "training uses rewards only"),
+    **dict.fromkeys(("pretrain_data", "pretrain_data_probs", "pretrain_split", "output_key"), "training uses rewards only"),
     **dict.fromkeys(("reward_alloc",), "no counterpart; rewards can be shaped by a plugin with marl_credit"),
     **dict.fromkeys(("processor_func_path",), "their reward shaping; a plugin with marl_credit takes its place"),
-    **dict.fromkeys(("filter_agents_data",), "not needed: the grid is filled with weightless rows and nothing can hang"),
+    **dict.fromkeys(
+        ("filter_agents_data",), "not needed: the grid is filled with weightless rows and nothing can deadlock"
+    ),
     **dict.fromkeys(
         ("filter_samples_by_reward", "dynamic_filtering", "dynamic_filtering_reward_range"), "use a plugin with marl_select"
     ),
     **dict.fromkeys(("dynamic_filtering_for_agents",), "not needed: agents are trained without it"),
     **dict.fromkeys(("normalize_reward",), "advantages are always normalised, over all roles and policies together"),
-    **dict.fromkeys(("mask_truncated_completions",), "answers that are cut off are scored and trained on"),
+    **dict.fromkeys(("mask_truncated_completions",), "truncated answers are scored and trained on"),
     **dict.fromkeys(("token_level_loss",), "--actor.loss_agg_mode; its default is the mean over tokens"),
-    **dict.fromkeys(("clip_eps_high",), "give both bounds with --actor.eps_clip_low_high"),
+    **dict.fromkeys(("clip_eps_high",), "set both bounds with --actor.eps_clip_low_high"),
     **dict.fromkeys(("lr_warmup_steps",), "--actor.lr_warmup_ratio"),
-    **dict.fromkeys(("eval_generate_max_len",), "an evaluation has the training's --rollout.max_new_tokens"),
+    **dict.fromkeys(("eval_generate_max_len",), "evaluations use the --rollout.max_new_tokens of training"),
     **dict.fromkeys(("truncate_prompt",), "a context that is too long is the agents' failure, scored as such"),
-    **dict.fromkeys(("is_reasoning_model", "enable_thinking", "add_think_token", "eos_token", "apply_chat_template"), _OWN),
+    **dict.fromkeys(
+        ("is_reasoning_model", "enable_thinking", "add_think_token", "eos_token", "apply_chat_template"), _TEMPLATE
+    ),
     **dict.fromkeys(("input_template", "add_prompt_suffix"), "prompts are the files in prompts/"),
     **dict.fromkeys(("packing_samples", "max_packed_length", "use_dynamic_batch", "train_max_tokens_per_gpu"), _PACKED),
     **dict.fromkeys(
@@ -204,7 +206,7 @@ LEFT_OUT: dict[str, str] = {
         ("enable_ema", "ema_beta", "aux_loss_coef", "deepcompile", "kl_target", "kl_horizon"),
         "not supported with several policies",
     ),
-    **dict.fromkeys(("actor_init_on_gpu", "disable_trace_cache", "vllm_generate_batch_size"), "gone from the release here"),
+    **dict.fromkeys(("actor_init_on_gpu", "disable_trace_cache", "vllm_generate_batch_size"), "not in the release here"),
     **dict.fromkeys(("is_api_model", "api_key", "api_base_url", "api_model_name", "model_name"), _API),
     **dict.fromkeys(("enable_vllm_is_correction", "vllm_is_truncated_threshold", "vllm_is_level", "vllm_is_mode"), _IS),
     **dict.fromkeys(("vllm_is_truncated_threshold_lower", "vllm_is_veto_threshold"), _IS),
@@ -223,18 +225,18 @@ WORKFLOW_READ = {
     "enable_ground_truth_eval": "`coach.ground_truth: none` where it is false",
     "num_rounds": "rounds of a debate",
     "contain_self": "whether an agent of a debate sees its own answer",
-    "max_others": "so many answers an agent of a debate sees",
-    "shuffle_responses": "their order in a debate, from the task's id",
+    "max_others": "how many answers an agent of a debate sees at most",
+    "shuffle_responses": "whether their order in a debate is drawn from the task's id",
 }
 
 WORKFLOW_LEFT_OUT = {
     **dict.fromkeys(("reward_process_weight", "reward_outcome_weight"), "read nowhere in their program either"),
-    **dict.fromkeys(("coach_type",), "there is one kind of verdict"),
+    **dict.fromkeys(("coach_type",), "only one kind of verdict exists"),
     **dict.fromkeys(("coach_thinking_budget",), "--coach.body, in the provider's words"),
     **dict.fromkeys(
         ("use_vertex_ai", "vertex_project", "vertex_location"), "--coach.base_url names an OpenAI-compatible endpoint"
     ),
-    **dict.fromkeys(("use_weave", "weave_project", "log_save_path", "save_path"), "records are written beside the run"),
+    **dict.fromkeys(("use_weave", "weave_project", "log_save_path", "save_path"), "records are written next to the run"),
     **dict.fromkeys(("template_id", "prompt_version"), "prompts are the files in prompts/"),
     **dict.fromkeys(("task",), "verify_task says how answers are graded"),
 }
@@ -242,20 +244,20 @@ WORKFLOW_LEFT_OUT = {
 TOOL_READ = {"type": "`tools: [python]` for sandbox_fusion", "timeout": "`tools.python.seconds`"}
 TOOL_LEFT_OUT = dict.fromkeys(
     ("enable_rate_limiting", "rate_limit", "base_url", "schema_path"),
-    "programs run in this machine's own sandbox, as many at once as it has cores",
+    "programs run in a sandbox on this machine, one per core at a time",
 )
 TOOLS_READ = {"tools": "`tools:`", "max_turns": "`max_turns:` of roles with tools"}
 TOOLS_LEFT_OUT = dict.fromkeys(
     ("num_workers", "enable_metrics", "enable_rate_limiting", "max_concurrent_calls", "rate_limit"),
-    "trajectories run concurrently; `tools.python.concurrency` bounds the programs",
+    "trajectories run concurrently; `tools.python.concurrency` limits the programs",
 )
 
 SETTINGS = {**dict.fromkeys(FLAGS_OF), **dict.fromkeys(READ), **dict.fromkeys(LEFT_OUT)}
-"""Every option that may stand at the top, in `default_agent` or with an agent."""
+"""Every option that may be set at the top, in `default_agent` or for an agent."""
 
 
 def only_with(flag: str) -> tuple[str, ...]:
-    """The estimators that a flag is for; empty: all."""
+    """The estimators that a flag applies to; empty: all."""
     return FLAGS[flag].estimators if flag in FLAGS else ()
 
 

@@ -1,21 +1,22 @@
-"""A configuration of MARTI's or MAPPA's, whatever file it is in, as nested settings that know their line.
+"""A MARTI or MAPPA configuration as nested settings, with the file and line of every key.
 
-* YAML as Hydra has it (MARTI v0.1, MAPPA): `defaults:` are read from the files beside it.
-* JSON with agent specifications (MARTI-v2's `--agents`, `--default_agent` and the like, as one object).
-* A shell script that launches either: read, never run. Variables that the script sets are filled in; what only a shell
-  could know (`$1`, `$(command)`) stays as it is written.
+* YAML for Hydra (MARTI v0.1, MAPPA): `defaults:` are read from files in the same folder.
+* JSON with agent specifications (MARTI-v2's `--agents`, `--default_agent` and so on, as one object).
+* A shell script that launches either: read, never run. Variables that the script sets are substituted; what only a shell
+  could know (`$1`, `$(command)`) stays as written.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from marl_plugins.commands.imports.shell import Word, commands
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.recipe import Origins, build
 
@@ -33,7 +34,7 @@ class Source:
     Args:
         settings: Nested mappings; `agents` is always a list of `{name: {...}}`.
         origins: File and line of every key.
-        inherited: Keys that stand in a file of `defaults:` only.
+        inherited: Keys that only a file of `defaults:` sets.
     """
 
     path: Path
@@ -41,8 +42,16 @@ class Source:
     origins: Origins = field(default_factory=Origins)
     inherited: set[Key] = field(default_factory=set)
 
+    def where(self, *key: str | int) -> str:
+        """File and line of a key."""
+        return self.origins.where(*key)
+
+    def sets(self, name: str) -> bool:
+        """Whether the configuration itself has a key of this name anywhere, rather than a file of `defaults:`."""
+        return any(key and key[-1] == name and key not in self.inherited for key in self.origins.lines)
+
     def find(self, name: str) -> Path | None:
-        """A path that the configuration names: as it is, or below one of the folders around the configuration."""
+        """A path in the configuration: as written, or below a folder that contains the configuration."""
         name = re.sub(r"^\$(\([^)]*\)|\{[^}]*\}|\w+)/", "", name)  # a root that only the shell knew
         for folder in (Path(), *self.path.resolve().parents):
             for path in (folder / name, folder / name.lstrip("/")):
@@ -62,8 +71,8 @@ def read(path: Path) -> Source:
     if path.suffix in (".yaml", ".yml"):
         _hydra(source, path)
     elif path.suffix == ".json":
-        source.settings = _agents_at_the_top(parse(_text(path), path, (), source.origins))
-        _shift(source.origins, source.settings)
+        source.settings = _with_agents_key(parse(_text(path), path, (), source.origins))
+        _add_agents_key(source.origins, source.settings)
     elif path.suffix == ".sh":
         _script(source)
     else:
@@ -82,10 +91,10 @@ def read(path: Path) -> Source:
 
 
 def parse(text: str, path: Path, key: Key, origins: Origins, first_line: int = 1) -> Any:
-    """YAML or JSON, which YAML holds, with the line of every key; `first_line` is the text's place in its file.
+    """YAML, which includes JSON, with the line of every key; `first_line` is where the text starts in its file.
 
     Raises:
-        ConfigurationError: It is neither.
+        ConfigurationError: It is not YAML.
     """
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -100,7 +109,7 @@ def parse(text: str, path: Path, key: Key, origins: Origins, first_line: int = 1
         line = text.count("\n", 0, error.position) + first_line
         raise ConfigurationError(f"{path}:{line}: cannot be read: a control character, {error.character:#x}") from None
     except RecursionError:
-        raise ConfigurationError(f"{path}: cannot be read: something in it contains itself (`&x [*x]`)") from None
+        raise ConfigurationError(f"{path}: cannot be read: a value contains itself (`&x [*x]`)") from None
     origins.lines.update({k: (file, line + first_line - 1) for k, (file, line) in own.lines.items()})
     return built
 
@@ -114,15 +123,15 @@ def _text(path: Path) -> str:
         raise ConfigurationError(f"{path}: is not UTF-8 text (byte {error.start})") from None
 
 
-def _agents_at_the_top(built: Any) -> Any:
-    """The agents alone, as `{"0": {...}}` or a list of such, are a configuration too."""
+def _with_agents_key(built: Any) -> Any:
+    """Agents without the key `agents`, as `{"0": {...}}` or a list of such, are a configuration too."""
     if isinstance(built, list) or (isinstance(built, dict) and built and all(name.isdigit() for name in built)):
         return {"agents": built}
     return built
 
 
-def _shift(origins: Origins, settings: Any) -> None:
-    """The lines of agents that stood at the top."""
+def _add_agents_key(origins: Origins, settings: Any) -> None:
+    """Move the lines of agents that were written without the key `agents`."""
     if isinstance(settings, dict) and "agents" in settings and ("agents",) not in origins.lines:
         origins.lines.update({("agents", *k): place for k, place in list(origins.lines.items()) if k})
 
@@ -140,7 +149,7 @@ def _hydra(source: Source, path: Path) -> None:
             continue
         if not isinstance(name, str) or not base.is_file():
             where = origins.where("defaults")
-            problems.append(f"{where}: defaults: {name}: {base} is not there; put it there, or delete the entry")
+            problems.append(f"{where}: defaults: {name}: {base} does not exist; create it, or delete the entry")
             continue
         inherited = parse(_text(base), base, (), source.origins) or {}
         if not isinstance(inherited, dict):
@@ -155,7 +164,7 @@ def _hydra(source: Source, path: Path) -> None:
 
 
 def merge(base: Any, own: Any) -> Any:
-    """Mappings key by key, everything else as the second has it."""
+    """Mappings are merged key by key; other values are those of `own`."""
     if isinstance(base, Mapping) and isinstance(own, Mapping):
         return {**base, **{k: merge(base.get(k), v) for k, v in own.items()}}
     return own
@@ -219,7 +228,7 @@ def _overrides(source: Source, words: list[Word]) -> None:
         for part in path[:-1]:
             inner = inner.setdefault(part, {}) if isinstance(inner, dict) else None
         if not isinstance(inner, dict):
-            raise ConfigurationError(f"{source.path}:{word.line}: {key}: there are no settings in which it could stand")
+            raise ConfigurationError(f"{source.path}:{word.line}: {key}: it is inside a value that is not settings")
         inner[path[-1]] = parse(value, source.path, path, source.origins, word.line) if value else None
         for length in range(1, len(path) + 1):
             source.inherited.discard(path[:length])
@@ -227,168 +236,15 @@ def _overrides(source: Source, words: list[Word]) -> None:
 
 
 def _json(text: str) -> str:
-    """JSON as the script has it; a variable of the template, kept from the shell by a backslash too many, is one again."""
+    """JSON from a script; a template's variable, escaped once too often from the shell, is restored."""
     return text.replace("\\$", "$")
 
 
 def scalar(text: str) -> Any:
-    """A flag's value: a number where it is one."""
+    """A flag's value, as a number if it is one."""
     for kind in (int, float):
         try:
             return kind(text)
         except ValueError:
             continue
     return text
-
-
-@dataclass(frozen=True)
-class Word:
-    """A word of a shell command, and the line where its text began."""
-
-    text: str
-    line: int
-
-
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?!]")
-ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
-
-
-def commands(text: str) -> Iterator[list[Word]]:
-    """The simple commands of a script with the variables filled in that it set before; assignments are kept, not given."""
-    variables: dict[str, Word] = {}
-    for words in _Shell(text, variables).commands():
-        if words[0].text == "export":
-            words = words[1:]
-        rest = [word for word in words if not ASSIGNMENT.match(word.text)]
-        if rest:
-            yield words
-            continue
-        for word in words:
-            name, _, value = word.text.partition("=")
-            variables[name] = Word(value, word.line)
-
-
-class _Shell:
-    """Splits a script into words as a shell would, as far as launch scripts go."""
-
-    def __init__(self, text: str, variables: dict[str, Word]):
-        self.text, self.variables = text, variables
-        self.place, self.line = 0, 1
-
-    def commands(self) -> Iterator[list[Word]]:
-        words: list[Word] = []
-        while self.place < len(self.text):
-            c = self.text[self.place]
-            if c in "\n;|&(){}<>" and not (c in "{}" and words):
-                self._next()
-                if words:
-                    yield words
-                    words = []
-            elif c.isspace():
-                self._next()
-            elif c == "#":
-                while self.place < len(self.text) and self.text[self.place] != "\n":
-                    self._next()
-            elif self.text.startswith("\\\n", self.place):
-                self._next(2)
-            else:
-                word = self._word()
-                if word is not None:
-                    words.append(word)
-        if words:
-            yield words
-
-    def _next(self, count: int = 1) -> str:
-        taken = self.text[self.place : self.place + count]
-        self.place += count
-        self.line += taken.count("\n")
-        return taken
-
-    def _word(self) -> Word | None:
-        start, line, parts, quoted = self.place, self.line, [], False
-        while self.place < len(self.text):
-            c = self.text[self.place]
-            if c.isspace() or c in ";|&()<>":
-                break
-            if c == "'":
-                self._next()
-                end = self.text.find("'", self.place)
-                parts.append(self._next((end if end >= 0 else len(self.text)) - self.place))
-                self._next()
-                quoted = True
-            elif c == '"':
-                parts += self._double_quoted()
-                quoted = True
-            elif c == "\\":
-                self._next()
-                parts += [p for p in [self._next()] if p != "\n"]
-            elif c == "`":
-                self._substitution()
-            elif c == "$":
-                parts.append(self._variable())
-            else:
-                parts.append(self._next())
-        text = "".join(parts)
-        if not quoted and text.isdigit() and self.text[self.place : self.place + 1] in ("<", ">"):
-            return None  # the number of a redirected stream
-        whole = re.fullmatch(r'"?\$\{?(\w+)\}?"?', self.text[start : self.place])
-        if whole and whole.group(1) in self.variables:
-            line = self.variables[whole.group(1)].line  # the text stands where the variable was set
-        return Word(text, line) if text or quoted else None
-
-    def _double_quoted(self) -> list[str]:
-        parts = []
-        self._next()
-        while self.place < len(self.text) and self.text[self.place] != '"':
-            c = self.text[self.place]
-            if c == "\\" and self.text[self.place + 1 : self.place + 2] in tuple('"\\$`\n'):
-                self._next()
-                parts += [p for p in [self._next()] if p != "\n"]
-            elif c == "$":
-                parts.append(self._variable())
-            elif c == "`":
-                self._substitution()
-            else:
-                parts.append(self._next())
-        self._next()
-        return parts
-
-    def _substitution(self) -> None:
-        self._next()
-        end = self.text.find("`", self.place)
-        self._next((end if end >= 0 else len(self.text)) - self.place + 1)
-
-    def _variable(self) -> str:
-        """The value of a variable that the script set, a default that it gives, or what is written."""
-        start = self.place
-        self._next()
-        if self.text.startswith("(", self.place):
-            depth = 0
-            while self.place < len(self.text):
-                depth += {"(": 1, ")": -1}.get(self._next(), 0)
-                if depth == 0:
-                    break
-            return self.text[start : self.place]
-        if self.text.startswith("{", self.place):
-            self._next()
-            inside, depth = "", 1
-            while self.place < len(self.text):
-                c = self._next()
-                depth += {"{": 1, "}": -1}.get(c, 0)
-                if depth == 0:
-                    break
-                inside += c
-            found = NAME.match(inside)
-            name, rest = (found.group(), inside[found.end() :]) if found else ("", inside)
-            if name in self.variables and self.variables[name].text:
-                return self.variables[name].text
-            if rest.startswith(":-"):
-                inner = list(_Shell(rest[2:], self.variables).commands())
-                return " ".join(word.text for words in inner for word in words)
-            return "" if name in self.variables or rest.startswith(":+") else self.text[start : self.place]
-        found = NAME.match(self.text, self.place)
-        if found is None:
-            return "$"
-        self._next(len(found.group()))
-        word = self.variables.get(found.group())
-        return word.text if word is not None else self.text[start : self.place]

@@ -1,6 +1,6 @@
 """Their workflows as ours. Three shapes are known by name: a chain, a debate, and a mixture of proposers with an aggregator.
 
-A workflow of any other shape is Python that has to be written again; `--workflow` says which shape to begin with.
+A workflow of any other shape is Python that has to be rewritten; `--workflow` chooses a shape to start from.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Literal
 
-from marl_plugins.commands.imports.prompts import fields_of
+from marl_plugins.commands.imports.templates import fields_of
 
 Kind = Literal["chain", "debate", "mixture"]
 KINDS: tuple[Kind, ...] = ("chain", "debate", "mixture")
@@ -23,8 +23,8 @@ class Shape:
     """How agents follow each other.
 
     Args:
-        tools: Places of the agents that use the tool.
-        turns: Names in `workflow_args` of the agents' numbers of turns.
+        tools: Indices of the agents that use the tool.
+        turns: Keys in `workflow_args` of the agents' numbers of turns.
     """
 
     kind: Kind
@@ -43,14 +43,14 @@ SHAPES = {
     "multi-agents-debate": Shape("debate"),
     "mixture-of-agents": Shape("mixture"),
 }
-"""By the workflow's file, else by `agent_workflow`."""
+"""By the name of the workflow's file, else by `agent_workflow`."""
 
 TAKEN = ("task", "roles", "tools", "run", "problem", "others", "computed", "asyncio", "random", "re")
-"""Names that a workflow of ours has already."""
+"""Names that our workflows already use."""
 
 
 BOX = r'BOX = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}")'
-"""A line of a debate's workflow: what is in a box, braces one deep."""
+"""A line of a debate's workflow: matches the contents of a box, with braces nested once."""
 
 
 def shape_name(workflow_file: str | None, agent_workflow: str | None) -> str:
@@ -58,7 +58,7 @@ def shape_name(workflow_file: str | None, agent_workflow: str | None) -> str:
 
 
 def identifier(name: str, used: Sequence[str]) -> str:
-    """A name that a role can have."""
+    """A valid name for a role that is not among `used`."""
     base = re.sub(r"\W+", "_", name.strip(), flags=re.ASCII).strip("_").lower() or "agent"
     base = f"agent_{base}" if base[0].isdigit() else base
     base = f"{base}_" if base in TAKEN or keyword.iskeyword(base) else base
@@ -69,22 +69,22 @@ def identifier(name: str, used: Sequence[str]) -> str:
     return chosen
 
 
-def chain(prompts: Mapping[str, str], with_tools: Sequence[str]) -> str:
-    """One role after the other, each given the fields that its prompt has; of a role with tools, their answers too."""
+def write_chain(prompts: Mapping[str, str], with_tools: Sequence[str]) -> str:
+    """One role after the other, each with its prompt's fields; for a role with tools, the fields include the tools' answers."""
     lines: list[str] = []
     computing = ""
     names = list(prompts)
     for name, prompt in prompts.items():
         arguments, after = [], []
         for field in fields_of(prompt):
-            said_by = computing if field == "computed" else field
+            speaker = computing if field == "computed" else field
             if field == "problem":
                 arguments.append("problem=task.prompt")
-            elif said_by in with_tools:
-                arguments.append(f"{field}={said_by}_said")
-                after.append(said_by)
+            elif speaker in with_tools:
+                arguments.append(f"{field}={speaker}_said")
+                after.append(speaker)
             else:
-                arguments.append(f"{field}={said_by}")
+                arguments.append(f"{field}={speaker}")
         arguments += [f"after=[{', '.join(dict.fromkeys(after))}]"] if after else []
         start = "return" if name == names[-1] else f"{name} ="
         lines.append(f"    {start} await roles.{name}({', '.join(arguments)})")
@@ -94,13 +94,15 @@ def chain(prompts: Mapping[str, str], with_tools: Sequence[str]) -> str:
     return f'"""{" -> ".join(names)}."""\n\n\nasync def run(task, roles, tools):\n' + "\n".join(lines) + "\n"
 
 
-def debate(names: Sequence[str], again: str, rounds: int, contain_self: bool, most: int, shuffle: bool) -> str:
-    """All roles answer, then answer again with the others' answers before them; most votes win."""
+def write_debate(
+    names: Sequence[str], again: str, *, rounds: int, contain_self: bool, max_others: int, shuffle: bool
+) -> str:
+    """All roles answer, then answer again after seeing the others' answers; the majority wins."""
     shuffled = '    random.Random(f"{task.id} {number} {place}").shuffle(shown)\n' if shuffle else ""
     own = "list(answers)" if contain_self else "[a for i, a in enumerate(answers) if i != place]"
     arguments = ["problem=task.prompt"] if "problem" in fields_of(again) else []
     arguments += ["others=others"] if "others" in fields_of(again) else []
-    return f'''"""A debate: every role answers, then answers again knowing the others' answers; most votes win."""
+    return f'''"""A debate: every role answers, then answers again after seeing the others' answers; the majority wins."""
 
 import asyncio
 {"import random" + chr(10) if shuffle else ""}import re
@@ -108,8 +110,8 @@ import asyncio
 NAMES = {tuple(names)!r}
 ROUNDS = {rounds}
 {BOX}
-MOST = {most}
-"""So many answers an agent is shown."""
+MAX_OTHERS = {max_others}
+"""An agent is shown at most this many answers."""
 
 
 async def run(task, roles, tools):
@@ -122,20 +124,20 @@ async def run(task, roles, tools):
 
 async def answer_again(task, roles, answers, number, place):
     shown = {own}
-{shuffled}    others = "\\n\\n".join(f"Agent {{i}}: {{a}}" for i, a in enumerate(shown[:MOST], 1))
+{shuffled}    others = "\\n\\n".join(f"Agent {{i}}: {{a}}" for i, a in enumerate(shown[:MAX_OTHERS], 1))
     role = getattr(roles, f"{{NAMES[place]}}_again")
-    return await role({", ".join([*arguments, "after=shown[:MOST]"])})
+    return await role({", ".join([*arguments, "after=shown[:MAX_OTHERS]"])})
 
 
 def majority(answers):
-    """The first of the answers whose box most of them have."""
+    """The first answer with the most common box."""
     boxes = [(BOX.findall(str(a)) or [str(a)])[-1].strip() for a in answers]
     return answers[max(range(len(boxes)), key=lambda i: (boxes.count(boxes[i]), -i))]
 '''
 
 
-def mixture(names: Sequence[str], last: str) -> str:
-    """All but the last answer at once; the last one sees their answers."""
+def write_mixture(names: Sequence[str], last: str) -> str:
+    """All roles but the last answer concurrently; the last one sees their answers."""
     arguments = [f"{field}={'task.prompt' if field == 'problem' else field}" for field in fields_of(last)]
     return f'''"""A mixture: {", ".join(names[:-1])} propose, {names[-1]} decides."""
 

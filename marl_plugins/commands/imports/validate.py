@@ -1,8 +1,8 @@
-"""Whether a configuration can be reckoned with at all: settings where settings are expected, numbers that count, known keys."""
+"""Whether a configuration can be translated: values of the expected type, whole numbers, known keys."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from marl_plugins.commands.imports import options, shapes
@@ -13,7 +13,7 @@ TEXTS = (
     *("agent_workflow", "workflow_func_path", "advantage_estimator", "pretrain", "role"),
     *("coach_model", "coach_prompt_template"),
 )
-"""Keys whose value is a text."""
+"""Keys whose value is text."""
 SWITCHES = (
     *("shared_agents", "is_tuning", "code_execution"),
     *("contain_self", "shuffle_responses", "enable_ground_truth_eval"),
@@ -27,12 +27,12 @@ COUNTED = (
 
 
 def check_form(source: Source) -> None:
-    """Raise what would make the rest meaningless.
+    """Check the type of every value that the import reads.
 
     Raises:
-        ConfigurationError: Something else stands where settings, a text or a switch is expected.
+        ConfigurationError: A value is not the settings, text or switch that is expected.
     """
-    settings, where, wrong = source.settings, source.origins.where, []
+    settings, where, wrong = source.settings, source.where, []
     for key in ("default_agent", "workflow_args", "tools_config"):
         if not isinstance(settings.get(key), dict | None):
             wrong.append(f"{where(key)}: {key}: expected settings, got {settings[key]!r:.80}")
@@ -54,15 +54,15 @@ def check_form(source: Source) -> None:
     places += [(("agents", str(n), name), c) for n, agent in enumerate(settings["agents"]) for name, c in agent.items()]
     for place, mapping in places:
         for key, value in (mapping or {}).items():
-            expected = _expected(key, value)
+            expected = _expected_type(key, value)
             if expected:
                 wrong.append(f"{where(*place, key)}: {key}: expected {expected}, got {value!r:.80}")
     if wrong:
         raise ConfigurationError(wrong)
 
 
-def _expected(key: str, value: Any) -> str | None:
-    """What a setting that the import itself looks at should be; None where it is that."""
+def _expected_type(key: str, value: Any) -> str | None:
+    """What a setting that the import reads should be; None if it is that."""
     if key in TEXTS and not isinstance(value, str | None):
         return "text"
     if key in SWITCHES and not isinstance(value, bool | None):
@@ -73,39 +73,40 @@ def _expected(key: str, value: Any) -> str | None:
     return None
 
 
-def numbers(source: Source, agents: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
-    """What is wrong with the numbers that are reckoned with; where nothing is, 1.0e+3 becomes an integer, in place.
+def wrong_numbers(source: Source, configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The numbers that the import calculates with and that are not whole numbers of at least 1.
 
     Args:
-        agents: Each with all settings that hold for it.
+        configs: All settings of each agent.
     """
-    wrong = []
     arguments = source.settings.get("workflow_args") or {}
     turns = [key for shape in shapes.SHAPES.values() for key in shape.turns]
     tools = source.settings.get("tools_config") or {}
     counted = [(f"workflow_args.{key}", arguments.get(key)) for key in (*turns, "num_rounds", "max_others")]
     counted += [("tools_config.max_turns", tools.get("max_turns"))]
-    counted += [(key, config.get(key)) for _, config in agents for key in COUNTED]
-    for key, value in dict.fromkeys((key, repr(value)) for key, value in counted if not _count(value)):
-        place = [k for k in source.origins.lines if k and k[-1] == key.rpartition(".")[2]]
-        wrong.append(
-            f"{source.origins.where(*(place[-1] if place else ()))}: {key}: expected a whole number of at least 1, got {value}"
-        )
-    if not wrong:
-        for _, config in agents:
-            config.update({key: int(config[key]) for key in COUNTED if config.get(key) is not None})
+    counted += [(key, config.get(key)) for config in configs for key in COUNTED]
+    wrong = []
+    for key, value in dict.fromkeys((key, repr(value)) for key, value in counted if not _is_count(value)):
+        places = [k for k in source.origins.lines if k and k[-1] == key.rpartition(".")[2]]
+        where = source.where(*(places[-1] if places else ()))
+        wrong.append(f"{where}: {key}: expected a whole number of at least 1, got {value}")
     return wrong
 
 
-def _count(value: Any) -> bool:
+def with_whole_numbers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """An agent's settings with 1.0e+3 as an integer."""
+    return {**config, **{key: int(config[key]) for key in COUNTED if config.get(key) is not None}}
+
+
+def _is_count(value: Any) -> bool:
     return value is None or (
         isinstance(value, int | float) and not isinstance(value, bool) and value >= 1 and value % 1 == 0
     )
 
 
-def unknown(source: Source) -> Iterator[str]:
+def find_unknown(source: Source) -> Iterator[str]:
     """Every key that is in no table, and every tool without a counterpart."""
-    settings, where = source.settings, source.origins.where
+    settings, where = source.settings, source.where
 
     def check(mapping: Any, place: Key, known: Iterable[str]) -> Iterator[str]:
         for key in mapping if isinstance(mapping, dict) else ():

@@ -1,0 +1,117 @@
+"""How much is asked at once, per minute, and altogether."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from marl_plugins.asking.request import Inquiry, Sends
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+
+if TYPE_CHECKING:
+    from aiolimiter import AsyncLimiter
+
+
+class Limits:
+    """Sends a request when the limits allow it; a pause before a repeat is outside, and holds no slot.
+
+    Args:
+        inner: Sends it.
+        budget: Once it is spent, nothing more is sent.
+        concurrency: Requests in flight.
+        per_minute: Requests begun per minute; None for no limit.
+    """
+
+    def __init__(self, inner: Sends, budget: SpendingBudget, concurrency: int, per_minute: float | None):
+        self.inner = inner
+        self.budget = budget
+        self.per_minute = per_minute
+        self.under_way = asyncio.Semaphore(2 * concurrency)
+        """Held by each judgement, so that a repeat does not queue behind the first requests of a whole step."""
+        self.in_flight = self.peak = 0
+        self._slots = asyncio.Semaphore(concurrency)
+        self._rate: AsyncLimiter | None = None
+
+    async def send(self, inquiry: Inquiry) -> str:
+        async with AsyncExitStack() as held:
+            await held.enter_async_context(self._slots)
+            if self.per_minute is not None:
+                await held.enter_async_context(self._limiter(self.per_minute))
+            if spent := self.budget.spent():
+                raise InfrastructureFailure("coach_budget", f"spent: {spent}")
+            self.in_flight += 1
+            self.peak = max(self.peak, self.in_flight)
+            try:
+                return await self.inner.send(inquiry)
+            finally:
+                self.in_flight -= 1
+
+    def _limiter(self, per_minute: float) -> AsyncLimiter:
+        if self._rate is None:
+            from aiolimiter import AsyncLimiter
+
+            self._rate = AsyncLimiter(1, 60.0 / per_minute)  # one per time slice, not a minute's worth at once
+        return self._rate
+
+
+@dataclass
+class SpendingBudget:
+    """What may be spent in a run, its resumed and its killed parts included.
+
+    Args:
+        prefix: Of the flags that messages name.
+        tokens: Of prompts and answers together; None for no limit.
+        dollars: None for no limit.
+        price: Dollars per million tokens of prompts and of answers.
+    """
+
+    prefix: str
+    tokens: int | None = None
+    dollars: float | None = None
+    price: tuple[float, float] = (0.0, 0.0)
+    spent_in: int = 0
+    spent_out: int = 0
+    file: Path | None = None
+
+    @property
+    def limited(self) -> bool:
+        return self.tokens is not None or self.dollars is not None
+
+    @property
+    def cost(self) -> float:
+        return (self.spent_in * self.price[0] + self.spent_out * self.price[1]) / 1e6
+
+    def spent(self) -> str | None:
+        """The limit that is used up, with its flag, or None. Requests in flight may still exceed it."""
+        if self.tokens is not None and self.spent_in + self.spent_out >= self.tokens:
+            return f"{self.spent_in + self.spent_out} tokens of --{self.prefix}.budget_tokens {self.tokens}"
+        if self.dollars is not None and self.cost >= self.dollars:
+            return f"${self.cost:.2f} of --{self.prefix}.budget {self.dollars:g}"
+        return None
+
+    def open(self, file: Path, resumed: bool) -> None:
+        """Keep the account in a file; a resumed run continues the one that is there.
+
+        Raises:
+            ConfigurationError: The file cannot be read.
+        """
+        self.file = file
+        if resumed and file.exists():
+            try:
+                kept = json.loads(file.read_text(encoding="utf-8"))
+                self.spent_in, self.spent_out = int(kept["tokens_in"]), int(kept["tokens_out"])
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise ConfigurationError(f"{file}: the {self.prefix}'s account cannot be read: {error}") from None
+
+    def add(self, tokens_in: int, tokens_out: int) -> None:
+        self.spent_in += tokens_in
+        self.spent_out += tokens_out
+        if self.file is not None:
+            fresh = self.file.with_suffix(".new")
+            fresh.write_text(json.dumps({"tokens_in": self.spent_in, "tokens_out": self.spent_out}), encoding="utf-8")
+            os.replace(fresh, self.file)

@@ -1,0 +1,80 @@
+"""How a judgement is asked for: one prompt with a nonce, and a second question where the answer holds no verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any
+
+from marl_plugins.asking.request import Form, Inquiry, Judgement, Request, Sends, Tally
+from marl_plugins.core.failures import InfrastructureFailure
+
+
+def random_nonce(request: Request) -> str:
+    """A word for a request: hexadecimal digits."""
+    return secrets.token_hex(4)
+
+
+class Questioner:
+    """Writes the prompt of a request and reads the answer.
+
+    Args:
+        inner: Brings the answers.
+        form: In which form they are asked for and read.
+        prefix: Of the flags that messages name.
+        deadline: Seconds of one judgement, with queueing, pauses, repeats and the second question.
+        nonce: A word for each request.
+        under_way: Entered for each judgement.
+    """
+
+    def __init__(
+        self,
+        inner: Sends,
+        form: Form,
+        prefix: str,
+        deadline: float,
+        nonce: Callable[[Request], str],
+        tally: Tally,
+        under_way: AbstractAsyncContextManager[Any] | None = None,
+    ):
+        self.inner = inner
+        self.form: Form = form
+        self.prefix = prefix
+        self.deadline = deadline
+        self.nonce = nonce
+        self.tally = tally
+        self.under_way = under_way or nullcontext()
+
+    async def judge(self, request: Request) -> Judgement:
+        """The judgement, within the deadline."""
+        try:
+            async with asyncio.timeout(self.deadline) as deadline, self.under_way:
+                return await self._ask(request)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise InfrastructureFailure(
+                "coach_deadline", f"no judgement within {self.deadline:g} s (--{self.prefix}.deadline)"
+            ) from None
+
+    async def _ask(self, request: Request) -> Judgement:
+        nonce, form = self.nonce(request), self.form
+        inquiry = Inquiry([{"role": "user", "content": request.prompt(nonce, form)}], form, request.schema)
+        text = await self.inner.send(inquiry)
+        judgement = request.parse(text, nonce, form)
+        if judgement is None:
+            self.tally.counts["asked_again"] += 1
+            inquiry.messages += [
+                {"role": "assistant", "content": text[:4000] or "..."},
+                {"role": "user", "content": request.again(nonce, form)},
+            ]
+            text = await self.inner.send(inquiry)
+            judgement = request.parse(text, nonce, form)
+        if judgement is None:
+            raise InfrastructureFailure("coach_verdict", f"twice no verdict in the answer; the second: {text[:200]!r}")
+        assert inquiry.begun is not None
+        self.tally.seconds.append(time.monotonic() - inquiry.begun)
+        return judgement

@@ -1,0 +1,55 @@
+"""What may pass is repeated: after what the other side asks for, or after random, growing pauses."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+from marl_plugins.asking.request import Inquiry, MayPass, Sends, Tally
+from marl_plugins.core.failures import InfrastructureFailure
+
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+"""Seconds: a repeat waits a random part of the first, then of twice that, ... up to the longest."""
+
+
+class Repeats:
+    """Repeats a request that failed in a way that may pass.
+
+    Args:
+        inner: Sends one request.
+        retries: How often it is repeated.
+    """
+
+    def __init__(self, inner: Sends, retries: int, tally: Tally):
+        self.inner = inner
+        self.retries = retries
+        self.tally = tally
+
+    async def send(self, inquiry: Inquiry) -> str:
+        from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt
+
+        attempts = AsyncRetrying(
+            retry=retry_if_exception_type(MayPass), stop=stop_after_attempt(self.retries + 1), wait=_pause, reraise=True
+        )
+        try:
+            async for attempt in attempts:
+                with attempt:
+                    self.tally.counts["repeats"] += attempt.retry_state.attempt_number > 1
+                    return await self.inner.send(inquiry)
+        except MayPass as failure:
+            raise InfrastructureFailure(failure.kind, f"{failure}, after {self.retries} repeats") from failure
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def _pause(state: RetryCallState) -> float:
+    """Seconds before the next attempt: what was asked for, otherwise random and growing (full jitter)."""
+    from tenacity import wait_random_exponential
+
+    failure = state.outcome.exception() if state.outcome else None
+    if not isinstance(failure, MayPass) or failure.retry_after is None:
+        return float(wait_random_exponential(multiplier=FIRST_PAUSE, max=LONGEST_PAUSE)(state))
+    # Everyone who is told the same time comes back spread out a little.
+    return failure.retry_after * (1 + 0.1 * secrets.randbelow(1000) / 1000)

@@ -1,0 +1,102 @@
+"""What is asked, in which conversation, by what kind of layer; and what is counted on the way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from marl_plugins.core.failures import InfrastructureFailure
+
+Message = dict[str, str]
+Judgement = dict[str, Any]
+Form = Literal["json", "text"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One thing to be judged.
+
+    Args:
+        prompt: `(nonce, form)` to the whole prompt. The nonce is a word that nobody who wrote what is judged can know; it
+            marks the quoted part and the lines of the verdict.
+        parse: `(answer, nonce, form)` to the judgement as JSON values, or None where the answer holds none.
+        again: `(nonce, form)` to the second question, after an answer that held none.
+        schema: JSON schema of the answer, for structured output.
+    """
+
+    prompt: Callable[[str, str], str]
+    parse: Callable[[str, str, str], Judgement | None]
+    again: Callable[[str, str], str]
+    schema: Mapping[str, Any]
+
+
+@dataclass
+class Inquiry:
+    """The conversation in which one request is asked; `begun` is when its first message was sent."""
+
+    messages: list[Message]
+    form: Form
+    schema: Mapping[str, Any]
+    begun: float | None = None
+
+
+class MayPass(InfrastructureFailure):
+    """A failure that may pass when the request is repeated.
+
+    Args:
+        retry_after: Seconds to wait first, where the other side named them.
+    """
+
+    def __init__(self, kind: str, detail: str, retry_after: float | None = None):
+        self.retry_after = retry_after
+        super().__init__(kind, detail)
+
+
+class Judges(Protocol):
+    """An outer layer: a request to a judgement.
+
+    Raises `InfrastructureFailure` where this judgement is unavailable, `RunPaused` where all further ones are too.
+    """
+
+    async def judge(self, request: Request) -> Judgement: ...
+
+
+class Sends(Protocol):
+    """An inner layer: the messages of an inquiry to the next answer; raises as `Judges` does."""
+
+    async def send(self, inquiry: Inquiry) -> str: ...
+
+
+class Transport(Sends, Protocol):
+    """The innermost layer: whoever answers."""
+
+    async def probe(self, request: Request) -> Form:
+        """Try it before anything is started, and find the form in which it answers.
+
+        Raises:
+            ConfigurationError: Nobody answers, or not in the form that was asked for.
+        """
+
+    async def close(self) -> None: ...
+
+
+class Tally:
+    """What the layers count, until it is taken.
+
+    Args:
+        names: What `counts` may hold, for the metrics.
+    """
+
+    def __init__(self, *names: str):
+        self.names = names
+        self.counts: Counter[str] = Counter()
+        self.seconds: list[float] = []
+        """Of each judgement, from its first message on."""
+
+    def take(self) -> tuple[Counter[str], list[float]]:
+        """Counts and seconds since the last call."""
+        counts, seconds = self.counts, self.seconds
+        self.counts, self.seconds = Counter(), []
+        return counts, seconds

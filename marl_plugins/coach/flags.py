@@ -1,0 +1,260 @@
+"""The coach's flags, what can be wrong with them, and the endpoint that they describe."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import fields
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from marl_plugins.core.failures import ConfigurationError, Remark, nearest
+from marl_plugins.core.options import above, at_least, between, recipe_file
+
+if TYPE_CHECKING:
+    from marl_plugins.asking.endpoint import Endpoint
+    from marl_plugins.run import Run
+
+PREFIX = "coach"
+"""Of all flags, as messages of the client name them."""
+NEEDED = ("openai", "tenacity", "aiolimiter")
+"""Modules that a model at an endpoint requires."""
+KINDS = {"rubric": "a rubric", "model": "a model at an endpoint", "policy": "a policy of the run"}
+OF_A_MODEL = ("prompt", "last_prompt", "max_tokens", "deadline")
+OF_AN_ENDPOINT = (
+    *("base_url", "api_key_env", "form", "body", "cache", "record", "replay", "timeout", "retries", "concurrency"),
+    *("per_minute", "price_in", "price_out", "budget", "budget_tokens"),
+)
+IRRELEVANT = {
+    "rubric": dict.fromkeys(OF_A_MODEL + OF_AN_ENDPOINT, "a model's verdicts"),
+    "policy": dict.fromkeys(OF_AN_ENDPOINT, "an endpoint"),
+    "model": dict[str, str](),
+}
+"""By kind of coach: flags without effect on it, and what they are about."""
+
+
+def request_fields(word: str) -> str:
+    """The type of --coach.body: JSON, checked and kept as text (nested flags cannot hold a mapping)."""
+    try:
+        body = json.loads(word)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{word!r}: {error}; expected a JSON object of request fields") from None
+    if not isinstance(body, dict):
+        raise argparse.ArgumentTypeError(f"{word!r}: expected a JSON object of request fields")
+    return word
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the coach's flags to a parser."""
+    group = parser.add_argument_group("coach (marl_plugins.coach)")
+    kind = group.add_mutually_exclusive_group()
+    kind.add_argument(
+        "--coach.rubric", type=recipe_file, metavar="FILE", help="rules in a .py file with `RUBRIC`; no model, no network"
+    )
+    kind.add_argument(
+        "--coach.model", metavar="NAME", help="a model at an OpenAI-compatible endpoint, in the rubric's place"
+    )
+    kind.add_argument(
+        "--coach.policy", metavar="NAME", help="a policy of the recipe with `trainable: false`, on the run's own engines"
+    )
+    add = group.add_argument
+    add(
+        "--coach.ground_truth",
+        choices=["last", "none"],
+        default="last",
+        help="who is judged with the label: the last action of the last role, or nobody",
+    )
+    add(
+        "--coach.max_missing",
+        type=between(0, 1),
+        default=0.2,
+        metavar="SHARE",
+        help="leave a step out when more of its verdicts are missing",
+    )
+    _add_flags_of_models(group)
+    _add_flags_of_endpoints(group)
+
+
+def _add_flags_of_models(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--coach.prompt",
+        type=recipe_file,
+        metavar="FILE",
+        help="prompt for every action but the last; default: the package's",
+    )
+    add(
+        "--coach.last_prompt",
+        type=recipe_file,
+        metavar="FILE",
+        help="prompt for the last role's last action; may use {label} and {answer}",
+    )
+    add("--coach.max_tokens", type=at_least(1), default=1024, help="length of one verdict")
+    add(
+        "--coach.deadline",
+        type=above(0),
+        default=300.0,
+        metavar="SECONDS",
+        help="for one verdict, queueing and repeats included: the longest that a step waits after its last action",
+    )
+
+
+def _add_flags_of_endpoints(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--coach.base_url",
+        metavar="URL",
+        default="https://api.openai.com/v1",
+        help="the endpoint: OpenAI, vLLM, SGLang, Ollama (http://localhost:11434/v1), or another that speaks its protocol",
+    )
+    add(
+        "--coach.api_key_env",
+        metavar="NAME",
+        default="OPENAI_API_KEY",
+        help="environment variable that holds the key; the key itself is never written anywhere",
+    )
+    add(
+        "--coach.form",
+        choices=["auto", "json", "text"],
+        default="auto",
+        help="structured output, lines of text, or the first of the two that the endpoint has",
+    )
+    add(
+        "--coach.body",
+        type=request_fields,
+        metavar="JSON",
+        help="fields for every request; null takes one out: '{\"temperature\": null}'",
+    )
+    add("--coach.timeout", type=above(0), default=60.0, metavar="SECONDS", help="for one request")
+    add(
+        "--coach.retries",
+        type=at_least(0),
+        default=6,
+        help="repeats of a request that failed in a way that may pass (429, 5xx, ...)",
+    )
+    add("--coach.concurrency", type=at_least(1), default=32, help="requests in flight, in the whole run")
+    add("--coach.per_minute", type=above(0), metavar="N", help="requests begun per minute, in the whole run")
+    add("--coach.price_in", type=at_least(0, float), default=0.0, metavar="USD", help="of a million tokens of prompts")
+    add("--coach.price_out", type=at_least(0, float), default=0.0, metavar="USD", help="of a million tokens of answers")
+    add("--coach.budget", type=above(0), metavar="USD", help="what the run may spend; past it the run is saved and ends")
+    add("--coach.budget_tokens", type=at_least(1), metavar="N", help="the same in tokens, of prompts and answers together")
+    add(
+        "--coach.cache",
+        type=recipe_file,
+        metavar="FILE",
+        help="verdicts of earlier runs, added to; the same question is never paid twice",
+    )
+    add("--coach.record", type=recipe_file, metavar="FILE", help="keep all verdicts of this run")
+    add("--coach.replay", type=recipe_file, metavar="FILE", help="answer from what was recorded, without an endpoint")
+
+
+def kind_of(run: Run) -> str | None:
+    """The kind of coach that the flags name; flags exclude each other, so there is at most one."""
+    return next((kind for kind in KINDS if getattr(run.args.coach, kind)), None)
+
+
+def check_flags(run: Run) -> list[str]:
+    """What is wrong with the flags beyond the range of each, and `Remark`s."""
+    kind = kind_of(run)
+    if kind is None:
+        return ["marl_plugins.coach needs one of --coach.rubric FILE, --coach.model NAME and --coach.policy NAME, got none"]
+    problems = _irrelevant_flags(run, kind)
+    if kind == "policy":
+        problems += _policy_problems(run, run.args.coach.policy)
+    elif kind == "model":
+        problems += endpoint_problems(run.args.coach)
+        problems += _too_slow(run)
+    return problems
+
+
+def _irrelevant_flags(run: Run, kind: str) -> list[str]:
+    """Flags that were given together with the coach and have no effect on its kind."""
+    args = run.args.coach
+    given = run.on_command_line if f"coach.{kind}" in run.on_command_line else run.given
+    problems = [
+        f"--coach.{flag} is about {what}, and this coach is {KINDS[kind]} ({getattr(args, kind)})"
+        for flag, what in IRRELEVANT[kind].items()
+        if f"coach.{flag}" in given
+    ]
+    if kind != "rubric" and args.ground_truth == "none" and "coach.last_prompt" in given:
+        problems.append(
+            "--coach.last_prompt is about the action that is judged with the label, and --coach.ground_truth is none"
+        )
+    return problems
+
+
+def _policy_problems(run: Run, name: str) -> list[str]:
+    trainable = {p.name: p.trainable for p in run.policies}
+    if trainable.get(name):
+        return [
+            f"--coach.policy {name}: that policy is trained, and would be on its own verdicts, which is not supported; name one "
+            "with `trainable: false`"
+        ]
+    if name not in trainable:
+        frozen = {p.name for p in run.policies if not p.trainable}
+        frozen |= {known for known, config in run.recipe.policies.items() if not config.trainable}
+        fix = nearest(name, frozen) or f"; add it to the recipe: `policies: {{{name}: {{model: ..., trainable: false}}}}`"
+        return [f"--coach.policy {name}: there is no frozen policy of that name{fix}"]
+    args, longest = run.policy_args.get(name), run.args.coach.max_tokens
+    if args is not None and longest >= args.data.max_len:
+        return [
+            f"--coach.max_tokens {longest} leaves no room for a question in --data.max_len {args.data.max_len} of policy {name!r}"
+        ]
+    return []
+
+
+def endpoint_problems(args: Any) -> list[str]:
+    """What is wrong with an endpoint's flags (`args.base_url`, ...)."""
+    problems = []
+    if args.budget is not None and not (args.price_in or args.price_out):
+        problems.append(
+            "--coach.budget counts dollars and needs --coach.price_in and --coach.price_out, or use --coach.budget_tokens"
+        )
+    if args.replay and (args.cache or args.record):
+        problems.append(
+            "--coach.replay answers from a recording; --coach.cache and --coach.record would have nothing to add"
+        )
+    return problems
+
+
+def _too_slow(run: Run) -> list[Remark]:
+    """A limit per minute at which a step's verdicts cannot come in time."""
+    args, rollout = run.args.coach, run.args.rollout
+    if not args.per_minute:
+        return []
+    actions = rollout.batch_size * rollout.n_samples_per_prompt * len(run.recipe.roles)
+    in_time = args.per_minute * args.deadline / 60
+    if in_time >= actions:
+        return []
+    return [
+        Remark(
+            f"--coach.per_minute {args.per_minute:g} is {in_time:.0f} verdicts within --coach.deadline {args.deadline:g} s, and a "
+            f"step has some {actions} actions: verdicts will be missing; raise one of the two, or lower --rollout.batch_size"
+        )
+    ]
+
+
+def endpoint_of(args: Any) -> Endpoint:
+    """The endpoint that the flags describe (`args.base_url`, ...).
+
+    Raises:
+        ConfigurationError: They contradict each other.
+    """
+    from marl_plugins.asking.endpoint import Endpoint
+
+    if problems := endpoint_problems(args):
+        raise ConfigurationError(problems)
+    names = {f.name for f in fields(Endpoint)} - {"prefix", "body"}
+    return Endpoint(PREFIX, body=json.loads(args.body or "{}"), **{n: getattr(args, n) for n in names})
+
+
+def require_modules() -> None:
+    """Check that what asks an endpoint is installed.
+
+    Raises:
+        ConfigurationError: It is not.
+    """
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        raise ConfigurationError(
+            f"--coach.model needs {', '.join(missing)}, which is not installed: pip install 'openrlhf-marl[coach]'"
+        )

@@ -1,0 +1,75 @@
+"""The coach that the flags name, made and not yet tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from marl_plugins.asking.asker import Asker, endpoint_asker, policy_asker
+from marl_plugins.asking.cache import KeptAnswers
+from marl_plugins.asking.limits import SpendingBudget
+from marl_plugins.coach.flags import PREFIX, endpoint_of, kind_of, require_modules
+from marl_plugins.coach.model import PROMPTS, ModelCoach, duties_of, read_prompt
+from marl_plugins.coach.rubric import RubricCoach, load_rubric
+from marl_plugins.core.failures import ConfigurationError
+
+if TYPE_CHECKING:
+    from marl_plugins.coach.state import Coach
+    from marl_plugins.run import Run
+
+T = TypeVar("T")
+
+
+def make_coach(run: Run) -> tuple[Coach | None, Asker | None]:
+    """The coach, and what it is asked through where it is a model; nothing is opened.
+
+    Raises:
+        ConfigurationError: The rubric, a prompt or a recording cannot be used, or a module is not installed; all at once.
+    """
+    args, kind = run.args.coach, kind_of(run)
+    if kind is None:
+        return None, None
+    if kind == "rubric":
+        return RubricCoach(load_rubric(Path(args.rubric), list(run.recipe.roles))), None
+    problems: list[str] = []
+
+    def attempt(make: Callable[[], T]) -> T | None:
+        try:
+            return make()
+        except ConfigurationError as error:
+            problems.extend(error.problems)
+            return None
+
+    prompt = attempt(lambda: read_prompt(Path(args.prompt or PROMPTS / "action.md"), with_label=False))
+    last = attempt(lambda: read_prompt(Path(args.last_prompt or PROMPTS / "last_action.md"), with_label=True))
+    if kind == "policy":
+        asker = policy_asker(run, args.policy, prefix=PREFIX, max_tokens=args.max_tokens, deadline=args.deadline)
+    else:
+        attempt(require_modules)
+        kept, endpoint = attempt(lambda: kept_answers(run)), attempt(lambda: endpoint_of(args))
+        if kept and endpoint:
+            budget = SpendingBudget(PREFIX, args.budget_tokens, args.budget, (args.price_in, args.price_out))
+            asker = endpoint_asker(endpoint, budget, kept)
+    if problems or prompt is None or last is None:
+        raise ConfigurationError(problems)
+    return ModelCoach(asker, (prompt, last), duties_of(run)), asker
+
+
+def kept_answers(run: Run) -> KeptAnswers:
+    """The verdicts that --coach.cache, --coach.record and --coach.replay keep.
+
+    Raises:
+        ConfigurationError: There is nothing to replay.
+    """
+    args = run.args.coach
+    if not args.replay:
+        files = [Path(file) for file in (args.cache, args.record) if file]
+        return KeptAnswers(PREFIX, Path(args.cache) if args.cache else None, files)
+    kept = KeptAnswers(PREFIX, Path(args.replay), replay=True)
+    kept.load()
+    if not kept.known:
+        raise ConfigurationError(
+            f"--coach.replay {args.replay}: holds no verdicts; --coach.record FILE keeps those of a run"
+        )
+    return kept

@@ -1,0 +1,67 @@
+"""A step's verdicts in numbers: by role and by the tasks' `type`, and how far they agree with the verifier."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from marl_plugins.coach.verdict import Verdict
+    from marl_plugins.core.trajectory import Action, Trajectory
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An action that the coach was asked about.
+
+    Args:
+        verdict: None for a missing one.
+        last: Whether it is the last role's last action.
+    """
+
+    action: Action
+    verdict: Verdict | None
+    last: bool
+
+
+def measure(step: Sequence[tuple[Trajectory, Judged]]) -> dict[str, float]:
+    """Metrics of a step's verdicts."""
+    metrics: dict[str, float] = {}
+    by_role: dict[str, list[float]] = defaultdict(list)
+    by_type: dict[str, list[float]] = defaultdict(list)
+    missing: dict[str, int] = defaultdict(int)
+    for trajectory, judged in step:
+        role, verdict = judged.action.role, judged.verdict
+        if verdict is None:
+            missing[role] += 1
+            continue
+        by_role[role].append(verdict.share)
+        if "type" in trajectory.task.metadata:
+            by_type[f"{role}/{trajectory.task.metadata['type']}"].append(verdict.share)
+    for role in sorted(by_role.keys() | missing.keys()):
+        scores = by_role[role]
+        if scores:
+            metrics[f"coach/{role}/score"] = statistics.fmean(scores)
+            metrics[f"coach/{role}/spread"] = statistics.pstdev(scores)
+        metrics[f"coach/{role}/missing"] = missing[role] / (missing[role] + len(scores))
+    for name, scores in sorted(by_type.items()):
+        metrics[f"coach/{name}/score"] = statistics.fmean(scores)
+    if step:
+        metrics["coach/missing"] = sum(missing.values()) / len(step)
+    if agreed := agreements(step):
+        metrics["coach/agreement"] = statistics.fmean(agreed)
+    return metrics
+
+
+def agreements(step: Sequence[tuple[Trajectory, Judged]]) -> list[bool]:
+    """Whether each verdict of a last action agrees with the outcome; the score decides where rightness was not asked for."""
+    found = []
+    for trajectory, judged in step:
+        verdict = judged.verdict
+        if judged.last and verdict is not None and trajectory.outcome is not None:
+            right = verdict.share >= 0.5 if verdict.correct is None else verdict.correct
+            found.append(right == (trajectory.outcome >= 0.5))
+    return found

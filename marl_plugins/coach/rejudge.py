@@ -1,0 +1,297 @@
+"""`openrlhf coach RUN --recipe RECIPE`: the recorded actions of a run, judged again with another coach.
+
+records -> trajectories -> scored again (core/scoring.py), outcomes as recorded -> a table by role
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import statistics
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marl_plugins.coach.flags import add_flags
+from marl_plugins.coach.metrics import agreements
+from marl_plugins.coach.state import asker_of, judged_in
+from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.core.scoring import Seen, score
+from marl_plugins.core.trajectory import Action, Trajectory
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from marl_plugins.plan.plan import Plan
+    from marl_plugins.run import Run
+
+FILE = "trajectories.jsonl"
+MOST_PROBLEMS = 10
+"""Lines of a file that are reported at once."""
+EXAMPLE = """\
+Example: how far does a language model agree with the rubric that a run was trained with?
+
+  openrlhf coach runs/mine --recipe mathchat/tiny.yaml --steps 1:10 \\
+      --coach.model qwen3-32b --coach.base_url http://127.0.0.1:8000/v1
+
+Nothing of the run is changed. Outcomes stay as recorded. --coach.record FILE keeps the new verdicts, --coach.budget_tokens N
+limits what they cost. A frozen policy cannot be asked (--coach.policy): no engines are started here."""
+
+
+def step_range(word: str) -> tuple[int, int | None]:
+    """The type of --steps: the first and the last step; None for no last one."""
+    match = re.fullmatch(r"(\d*):(\d*)|(\d+)", word)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{word!r}: expected A:B, A:, :B or A, steps being whole numbers")
+    first, last, only = match.groups()
+    if only:
+        return int(only), int(only)
+    return int(first or 0), int(last) if last else None
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line; flags of `openrlhf train` that are not listed are passed on."""
+    from marl_plugins.hosts.upstream_cli import Parser
+
+    parser = Parser(
+        prog="openrlhf coach",
+        usage="openrlhf coach RUN --recipe RECIPE [--plugin NAME ...] [--coach.* ...] [--steps A:B] [--json]",
+        description="Judge the recorded actions of a run again, with whatever coach the flags name, and compare the scores.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("source", type=Path, metavar="RUN", help=f"a run's output folder, or its {FILE}")
+    add("--recipe", required=True, metavar="PATH", help="the run's recipe: a YAML file, its folder, or a shipped recipe")
+    add("--plugin", action="append", default=[], metavar="NAME", help="a further plugin; marl_plugins.coach is always used")
+    add("--steps", type=step_range, default=(0, None), metavar="A:B", help="steps A to B only, both included")
+    add("--json", action="store_true", help="print one JSON object instead of a table")
+    add_flags(parser)
+    return parser
+
+
+def main(words: Sequence[str]) -> int:
+    """The command; its exit code.
+
+    Raises:
+        ConfigurationError: The flags, the records or the coach cannot be used.
+    """
+    from marl_plugins.plan.build import build_plan
+    from marl_plugins.plan.flags import COMMAND_LINE, split_flags
+
+    parser = make_parser()
+    if "--help" in words or "-h" in words:
+        print(parser.format_help(), end="")
+        return 0
+    if not words or words[0].startswith("-"):
+        raise ConfigurationError(
+            f"openrlhf coach: give the run first, its output folder or its {FILE}; then --recipe RECIPE"
+        )
+    flags = split_flags(words[1:], COMMAND_LINE)
+    options, _ = parser.parse_known_args([words[0], *(w for f in flags for w in f.argv)])
+    passed_on = [w for f in flags if f.name != "steps" for w in f.argv]
+    with tempfile.TemporaryDirectory() as folder:  # the account of what is spent here is not the run's
+        plan = build_plan([*passed_on, "--plugin", "marl_plugins.coach", "--ckpt.output_dir", folder])
+        if plan.run.args.coach.policy:
+            raise ConfigurationError(
+                f"--coach.policy {plan.run.args.coach.policy}: no engines are started here; name a rubric (--coach.rubric FILE) or "
+                "a model at an endpoint (--coach.model NAME)"
+            )
+        trajectories = read_trajectories(options.source, options.steps, list(plan.run.recipe.roles))
+        report = asyncio.run(rejudge(plan, trajectories))
+    if options.json:
+        print(json.dumps(report, indent=2))
+    else:
+        print_report(report)
+    return 0
+
+
+def read_trajectories(source: Path, steps: tuple[int, int | None], roles: Sequence[str]) -> list[Trajectory]:
+    """The recorded trajectories of some steps that infrastructure did not lose.
+
+    Args:
+        steps: First and last step.
+        roles: Those of the recipe.
+
+    Raises:
+        ConfigurationError: A file is missing, lines cannot be read, an action's role is unknown, or nothing is left.
+    """
+    file = source / FILE if source.is_dir() else source
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"{file}: {error.strerror}; expected a run's output folder or its {FILE}") from None
+    found, problems = [], []
+    lines = data.splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
+        try:
+            trajectory = Trajectory.from_record(json.loads(line))
+        except ValueError as error:  # half a line, or another schema
+            torn = "" if line.endswith(b"\n") else "; it is half written: remove it, or wait until the run has written it"
+            problems.append(f"{file}:{number}: cannot be read: {error}{torn}")
+            continue
+        except (KeyError, TypeError, AttributeError) as error:
+            problems.append(f"{file}:{number}: is not a record of a trajectory: {type(error).__name__}: {error}")
+            continue
+        problems += [
+            f"{file}:{number}: the recipe has no role {role!r}{nearest(role, roles)}"
+            for role in sorted({action.role for action in trajectory.actions} - set(roles))
+        ]
+        if steps[0] <= trajectory.step and (steps[1] is None or trajectory.step <= steps[1]):
+            found.append(trajectory)
+    if problems:
+        more = len(problems) - MOST_PROBLEMS
+        raise ConfigurationError([*problems[:MOST_PROBLEMS], *([f"{file}: {more} more such lines"] if more > 0 else [])])
+    kept = [t for t in found if t.actions and not t.infrastructure_failure]
+    if not kept:
+        raise ConfigurationError(f"{file}: holds no trajectory with actions to judge in steps {shown_steps(steps)}")
+    return kept
+
+
+def shown_steps(steps: tuple[int, int | None]) -> str:
+    return f"{steps[0]} to {'the last' if steps[1] is None else steps[1]}"
+
+
+@dataclass
+class RoleReport:
+    """Scores of one role, in [0, 1]; None where there are too few.
+
+    Args:
+        missing: Actions without a new score.
+        recorded, score, spread: Mean recorded score; mean and standard deviation of the new ones.
+        correlation: Of the recorded and the new scores of actions that have both.
+        agreement: Share of the new verdicts on the last action that agree with the recorded outcome.
+    """
+
+    actions: int
+    missing: int
+    recorded: float | None
+    score: float | None
+    spread: float | None
+    correlation: float | None
+    agreement: float | None = None
+
+
+async def rejudge(plan: Plan, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """Judge every action again, and compare."""
+    run = plan.run
+    recorded = {id(action): action.score for t in trajectories for action in t.actions}
+    async with plan.plugins.taking_part(run, "train"):
+        await score_all(plan, trajectories)
+        asker = asker_of(run)
+        metrics = asker.metrics() if asker is not None else {}
+    return compare(run, trajectories, recorded) | {"metrics": metrics}
+
+
+async def score_all(plan: Plan, trajectories: Sequence[Trajectory]) -> None:
+    """Write new scores, in as many trajectories at a time as requests may be in flight."""
+    run, hook = plan.run, plan.plugins.hook
+    waiting = iter(trajectories)
+
+    def score_action(action: Action, seen: Seen) -> Awaitable[float | None] | None:
+        verdict: Awaitable[float | None] | None = hook.marl_score_action(run=run, action=action, seen=seen)
+        return verdict
+
+    with progress(len(trajectories)) as (bar, task):
+
+        async def work() -> None:
+            for trajectory in waiting:
+                await score(trajectory, score_action, None, last_role=list(run.recipe.roles)[-1])
+                bar.advance(task)
+
+        workers = [asyncio.create_task(work()) for _ in range(min(run.args.coach.concurrency, len(trajectories)))]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+
+
+@contextmanager
+def progress(total: int) -> Iterator[tuple[Progress, Any]]:
+    """A progress bar on standard error, if that is a terminal."""
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("judging trajectories"), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        yield bar, bar.add_task("", total=total)
+
+
+def compare(run: Run, trajectories: Sequence[Trajectory], recorded: dict[int, float | None]) -> dict[str, Any]:
+    """Compare the new scores with the recorded ones, by role.
+
+    Args:
+        recorded: By `id` of the action.
+    """
+    actions = [action for t in trajectories for action in t.actions]
+    roles: dict[str, RoleReport] = {}
+    for role in run.recipe.roles:
+        of_role = [a for a in actions if a.role == role]
+        new = [a.score for a in of_role if a.score is not None]
+        both = [(old, a.score) for a in of_role if (old := recorded[id(a)]) is not None and a.score is not None]
+        roles[role] = RoleReport(
+            actions=len(of_role),
+            missing=len(of_role) - len(new),
+            recorded=mean([old for a in of_role if (old := recorded[id(a)]) is not None]),
+            score=mean(new),
+            spread=statistics.pstdev(new) if new else None,
+            correlation=correlation(both),
+        )
+    roles[list(roles)[-1]].agreement = mean([float(agreed) for agreed in agreements(judged_in(run, trajectories))])
+    return {
+        "trajectories": len(trajectories),
+        "steps": [min(t.step for t in trajectories), max(t.step for t in trajectories)],
+        "roles": {role: asdict(report) for role, report in roles.items()},
+        "missing": dict(Counter(a.unscored or "unscored" for a in actions if a.score is None)),
+        "shown": any(a.shown for a in actions),
+    }
+
+
+def mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Pearson's; None for fewer than two pairs, or where one side does not vary."""
+    try:
+        return statistics.correlation(*zip(*pairs, strict=True)) if pairs else None
+    except statistics.StatisticsError:
+        return None
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """The report as a table, and what has to be known to read it."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    first, last = report["steps"]
+    title = f"{report['trajectories']} trajectories of steps {first} to {last}, judged again"
+    table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
+    names = ("actions", "missing", "recorded", "score", "spread", "correlation", "agreement")
+    table.add_column("role", overflow="fold")
+    for name in names:
+        table.add_column(name, justify="right")
+    for role, numbers in report["roles"].items():
+        table.add_row(Text(role), *(in_cell(numbers[name]) for name in names))
+    Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120).print(table)
+    if report["missing"]:
+        print("missing: " + ", ".join(f"{reason} {count}" for reason, count in sorted(report["missing"].items())))
+    if not report["shown"]:
+        print("the records hold no messages that were shown (an earlier release wrote them); the coach judged without them")
+    if report["metrics"]:
+        print("coach: " + ", ".join(f"{name} {value:g}" for name, value in report["metrics"].items()))
+
+
+def in_cell(value: float | None) -> str:
+    return "-" if value is None else str(value) if isinstance(value, int) else f"{value:.3f}"

@@ -1,0 +1,44 @@
+"""What the coach keeps from one hook to the next; it belongs to the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from marl_plugins.asking.asker import Asker
+    from marl_plugins.coach.metrics import Judged
+    from marl_plugins.coach.verdict import Verdict
+    from marl_plugins.core.scoring import Seen
+    from marl_plugins.core.trajectory import Action, Trajectory
+    from marl_plugins.run import Run
+
+
+class Coach(Protocol):
+    """Judges an action; raises `InfrastructureFailure` where it has no verdict."""
+
+    async def judge(self, action: Action, seen: Seen) -> Verdict: ...
+
+
+class CoachState:
+    """The coach of a run, and the verdicts and numbers of the current step."""
+
+    def __init__(self) -> None:
+        self.coach: Coach | None = None
+        self.asker: Asker | None = None
+        """What it is asked through, where it is a model."""
+        self.verdicts: dict[int, Judged] = {}
+        """By `id` of the action, which the entry keeps alive."""
+        self.metrics: dict[str, float] = {}
+
+
+def asker_of(run: Run) -> Asker | None:
+    """What the run's coach is asked through, where it is a model: whoever else uses it shares its limits."""
+    return run.state(CoachState).asker
+
+
+def judged_in(run: Run, trajectories: Sequence[Trajectory]) -> list[tuple[Trajectory, Judged]]:
+    """What the coach was asked about since the last `marl_log`, in trajectories that are not lost."""
+    verdicts = run.state(CoachState).verdicts
+    alive = [t for t in trajectories if not t.infrastructure_failure]
+    return [(t, verdicts[id(a)]) for t in alive for a in t.actions if id(a) in verdicts]

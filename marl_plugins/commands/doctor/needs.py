@@ -1,0 +1,143 @@
+"""What a recipe's run requires: a valid plan, extras, GPUs."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from marl_plugins import coach
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.findings import Finding, error, error_if, note, ok
+from marl_plugins.core.recipe import PythonToolConfig
+from marl_plugins.core.tiny import is_tiny
+
+if TYPE_CHECKING:
+    from marl_plugins.commands.doctor.gpus import Cards
+    from marl_plugins.run import Run
+
+EXTRAS = {
+    "coach": (coach.NEEDED, "a coach at an endpoint"),
+    "math": (("math_verify",), "grading formulas"),
+    "plots": (("matplotlib",), "curves.png"),
+}
+"""Modules of this package's extras, and their purpose; for TensorBoard see services.check_trackers."""
+
+
+def try_plan(words: Sequence[str]) -> tuple[Run | None, list[Finding]]:
+    """The checked run for these flags of `openrlhf train`; if they are wrong, None and every problem."""
+    from marl_plugins.hosts import upstream_cli
+    from marl_plugins.plan.build import build_plan
+
+    try:
+        upstream_cli.upstream_root()
+    except ConfigurationError:
+        return None, []  # reported by upstream.check_upstream
+    try:
+        run = build_plan(words).run
+    except ConfigurationError as wrong:
+        return None, [problem_finding(problem) for problem in wrong.problems]
+    roles = ", ".join(run.recipe.roles)
+    return run, [ok("plan", f"{run.recipe.name}: {len(run.recipe.roles)} roles ({roles}) on {len(run.policies)} policies")]
+
+
+def problem_finding(problem: str) -> Finding:
+    """A problem of the plan as an error; the text after its last semicolon is the fix."""
+    found, _, fix = problem.rpartition("; ")
+    return error(
+        "plan",
+        found or fix,
+        fix if found else "change it in the recipe (docs/recipes.md) or on the command line (docs/flags.md)",
+    )
+
+
+def uses_hub_models(run: Run | None) -> bool:
+    """Whether a policy's model comes from the hub."""
+    return run is not None and any(not is_tiny(p.model) and not Path(p.model).is_dir() for p in run.policies)
+
+
+def python_tool_limits(run: Run | None) -> PythonToolConfig | None:
+    """The limits of the `python` tool, if a role uses it."""
+    used = run is not None and any("python" in role.tools for role in run.recipe.roles.values())
+    return run.recipe.tools.python if run is not None and used else None
+
+
+def check_devices(run: Run, cards: Cards) -> list[Finding]:
+    """The GPUs that the run's layout requires, against those of this machine."""
+    from marl_plugins.plan.devices import needed_devices
+
+    needed = needed_devices(run)
+    total, parts = sum(needed.values()), ", ".join(f"{name} {count}" for name, count in needed.items())
+    if run.device == "cpu":
+        return [ok("layout", f"{total} logical GPUs ({parts})")]
+    if os.environ.get("RAY_ADDRESS"):
+        return [note("layout", f"needs {total} GPUs ({parts}) on the cluster at RAY_ADDRESS")]
+    if not cards.cards:
+        return [note("layout", f"needs {total} GPUs ({parts}); the number available is unknown")]
+    if cards.visible < total:
+        fix = "--train.colocate_all, --mapping shared, fewer --vllm.num_engines or --actor.num_gpus_per_node"
+        return [error("layout", f"needs {total} GPUs ({parts}), {cards.visible} are available", fix)]
+    return [ok("layout", f"needs {total} GPUs ({parts}), {cards.visible} are available")]
+
+
+def check_extras(run: Run | None, endpoint: bool) -> list[Finding]:
+    """Installed extras; a missing one is an error if the recipe's own files or the coach's flags require it.
+
+    Args:
+        endpoint: Whether the flags name a model at an endpoint.
+    """
+    imported = imported_modules(run) if run is not None else {}
+    findings, installed = [], []
+    for extra, (modules, what) in EXTRAS.items():
+        missing = [name for name in modules if find_spec(name) is None]
+        if not missing:
+            installed.append(extra)
+            continue
+        used = any(name in imported for name in missing) or (extra == "coach" and endpoint)
+        fix = f"pip install 'openrlhf-marl[{extra}]'"
+        findings.append(error_if(used, "extras", f"{', '.join(missing)} not installed, for {what}", fix))
+    known = {name for modules, _ in EXTRAS.values() for name in modules}
+    for name, file in imported.items():
+        siblings = file.parent / f"{name}.py", file.parent / name
+        if name not in known and find_spec(name) is None and not any(path.exists() for path in siblings):
+            fix = f"pip install {name}, or its distribution if that has another name"
+            findings.append(error("extras", f"{file} imports {name}, which is not installed", fix))
+    return [ok("extras", ", ".join(installed)), *findings] if installed else findings
+
+
+def imported_modules(run: Run) -> dict[str, Path]:
+    """Top-level modules that the recipe's own files require, also inside functions, each with a file that imports it."""
+    recipe = run.recipe
+    demonstrations = recipe.warm_start.demonstrations if recipe.warm_start else None
+    names = [
+        recipe.workflow,
+        recipe.grader,
+        recipe.tasks,
+        demonstrations,
+        *(p for p in recipe.plugins if p.endswith(".py")),
+    ]
+    found: dict[str, Path] = {}
+    for file in (run.folder / name for name in names if name):
+        for node in _required_nodes(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0]: file for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found[node.module.partition(".")[0]] = file
+    return found
+
+
+def _required_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """A tree's nodes, except optional imports (`except ImportError`) and those for type checkers."""
+    yield node
+    match node:
+        case ast.Try(handlers=[_, *_]) if any("ImportError" in ast.unparse(h) for h in node.handlers):
+            within: list[ast.AST] = [*node.handlers, *node.orelse, *node.finalbody]
+        case ast.If() if "TYPE_CHECKING" in ast.unparse(node.test):
+            within = list(node.orelse)
+        case _:
+            within = list(ast.iter_child_nodes(node))
+    for child in within:
+        yield from _required_nodes(child)

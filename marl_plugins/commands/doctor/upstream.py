@@ -1,0 +1,105 @@
+"""The installed upstream: its release, the seams that this package depends on, and DeepSpeed's operators."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from marl_plugins.commands.doctor.machine import extensions_folder
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.findings import Finding, error, note, ok
+from marl_plugins.hosts import cpu, upstream_cli
+from marl_plugins.hosts.prebuild import STALE
+from marl_plugins.hosts.releases import TRAINED, known, refusal, standing
+from marl_plugins.hosts.seams import check_seams, seams_of
+
+OPERATORS = {"cpu": ("fused_adam", "deepspeed_shm_comm"), "cuda": ("fused_adam",)}
+
+
+def check_upstream() -> list[Finding]:
+    try:
+        root = upstream_cli.upstream_root()
+    except ConfigurationError as missing:
+        return [error("openrlhf", "not installed", str(missing))]
+    version = upstream_cli.upstream_version()
+    found = f"{version} in {root.parent}"
+    if refused := refusal(version):
+        release = error("openrlhf", found, refused)
+    elif version == TRAINED:
+        release = ok("openrlhf", found)
+    else:
+        release = note(
+            "openrlhf", f"{found}; {standing(version)}", "" if known(version) else f"openrlhf compat {root.parent} --tests"
+        )
+    return [release, *report_seams(root, version)]
+
+
+def report_seams(root: Path, version: str) -> list[Finding]:
+    table = seams_of(version)
+    problems = check_seams(root, table)
+    if not problems:
+        return [ok("seams", f"all {len(table)} places of upstream that this package depends on are as expected")]
+    fix = f"pip install --no-deps openrlhf=={TRAINED}, or the openrlhf-marl release for your version"
+    return [error("seams", problem, fix) for problem in problems]
+
+
+def check_operators(device: str) -> list[Finding]:
+    """DeepSpeed's C++ operators: compiled on first use, checked by ninja on every later use."""
+    folder = extensions_folder(device)
+    locks = check_locks(folder)
+    missing = [name for name in OPERATORS[device] if not list(folder.glob(f"**/{name}/*.so"))]
+    tools = ["ninja", *(("g++",) if missing else ()), *(("nvcc",) if missing and device != "cpu" else ())]
+    path = cpu.environment()["PATH"] if device == "cpu" else None
+    absent = [tool for tool in tools if not shutil.which(tool, path=path) and not (tool == "nvcc" and has_nvcc())]
+    if absent:
+        state = f"{', '.join(missing)} not built" if missing else f"built in {folder}"
+        return [*locks, error("operators", f"{state}; no {' and no '.join(absent)} on PATH", _fix_for_tools(absent))]
+    if missing:
+        fix = "the first run takes a minute longer; or: python -m marl_plugins.hosts.prebuild"
+        return [
+            *locks,
+            note("operators", f"{', '.join(missing)} not built", fix if device == "cpu" else fix.partition(";")[0]),
+        ]
+    return [*locks, ok("operators", f"built in {folder}")]
+
+
+def has_nvcc() -> bool:
+    """Whether CUDA's compiler is where torch looks for it if it is not on PATH."""
+    return (Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin" / "nvcc").is_file()
+
+
+def _fix_for_tools(absent: list[str]) -> str:
+    here = Path(sys.executable).parent
+    if absent == ["ninja"] and (here / "ninja").is_file():
+        return f"export PATH={here}:$PATH"
+    fixes = {
+        "ninja": "pip install ninja",
+        "g++": "apt-get install g++",
+        "nvcc": "install the CUDA toolkit that torch is built for",
+    }
+    return " && ".join(fixes[tool] for tool in absent)
+
+
+def check_locks(folder: Path) -> list[Finding]:
+    """Build locks: whatever loads the operator waits for them, forever if the build was killed."""
+    findings = []
+    for lock in sorted(folder.glob("**/lock")):
+        age = time.time() - lock.stat().st_mtime
+        if age > STALE:
+            findings.append(
+                error(
+                    "operators", f"{lock} is left over from a killed build: a run would wait for it forever", f"rm {lock}"
+                )
+            )
+        elif age > 10:
+            findings.append(
+                note(
+                    "operators",
+                    f"{lock}: a build has been running for {age:.0f} s",
+                    "wait for it; nothing else can load the operator until then",
+                )
+            )
+    return findings

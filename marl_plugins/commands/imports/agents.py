@@ -1,0 +1,61 @@
+"""Their agents, each with all settings that apply to it and the name of its role here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from marl_plugins.commands.imports import options, validate
+from marl_plugins.commands.imports.read import Source
+from marl_plugins.commands.imports.report import Report
+from marl_plugins.commands.imports.shapes import identifier
+
+
+@dataclass(frozen=True)
+class Agent:
+    """An agent of theirs.
+
+    Args:
+        role: Our name.
+        key: Its name in `agents`.
+        config: All settings that apply to it: shared ones, `default_agent`, its own.
+    """
+
+    role: str
+    key: str
+    config: Mapping[str, Any]
+
+    @property
+    def title(self) -> str:
+        """What templates call it, if not `key`."""
+        return str(self.config.get("role") or self.key)
+
+
+def read_agents(source: Source, report: Report) -> list[Agent]:
+    """All agents, in their order.
+
+    Raises:
+        ConfigurationError: A number that the import calculates with is not a whole number, with all earlier problems.
+    """
+    settings = source.settings
+    shared = {k: v for k, v in settings.items() if k in options.FLAGS_OF or k in ("pretrain", "is_tuning")}
+    shared |= settings.get("default_agent") or {}
+    agents: list[Agent] = []
+    for entry in settings["agents"]:
+        for key, config in entry.items():
+            agent = Agent("", str(key), {**shared, "role": None, **(config or {})})
+            named = agent.title if agent.key.isdigit() else agent.key
+            agents.append(replace(agent, role=identifier(named, [a.role for a in agents])))
+    if wrong := validate.wrong_numbers(source, [agent.config for agent in agents]):
+        report.raise_problems(wrong)
+    return [replace(agent, config=validate.with_whole_numbers(agent.config)) for agent in agents]
+
+
+def names_in_templates(agents: Sequence[Agent]) -> dict[str, str]:
+    """What templates call the agents, and our names."""
+    names: dict[str, str] = {}
+    for agent in agents:
+        for name in (agent.key, agent.title):
+            names.setdefault(name, agent.role)
+    return names

@@ -1,0 +1,59 @@
+"""The coach's flags and prompts, where the configuration has a coach."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from marl_plugins.commands.imports import options, templates
+from marl_plugins.commands.imports.read import Source
+from marl_plugins.commands.imports.report import Report
+
+ENDPOINTS = (
+    ("gemini", "https://generativelanguage.googleapis.com/v1beta/openai/", "GEMINI_API_KEY"),
+    ("claude", "https://api.anthropic.com/v1/", "ANTHROPIC_API_KEY"),
+    ("deepseek", "https://api.deepseek.com/v1", "DEEPSEEK_API_KEY"),
+)
+"""Providers that MAPPA recognises by the start of a model's name: OpenAI-compatible endpoint, variable with the key."""
+
+
+@dataclass(frozen=True)
+class Coach:
+    flags: dict[str, Any]
+    files: dict[str, str] = field(default_factory=dict)
+
+
+def translate_coach(source: Source, report: Report) -> Coach | None:
+    arguments = source.settings.get("workflow_args") or {}
+    model, template = arguments.get("coach_model"), arguments.get("coach_prompt_template")
+    if not model:
+        if template:
+            report.note("coach_prompt_template: was not taken, because without coach_model there is no coach")
+        return None
+    flags: dict[str, Any] = {"coach.model": model}
+    for theirs, ours in options.COACH_FLAGS.items():
+        if arguments.get(theirs) is not None:
+            flags[ours] = arguments[theirs]
+            report.take(f"workflow_args.{theirs}", f"`{ours}: {arguments[theirs]}`")
+    for start, url, variable in ENDPOINTS:
+        if str(model).startswith(start):
+            flags |= {"coach.base_url": url, "coach.api_key_env": variable}
+            report.note(
+                f"coach.base_url: {url} is the endpoint for {model}, its key is read from ${variable}; change both if needed"
+            )
+            break
+    if arguments.get("enable_ground_truth_eval") is False:
+        flags["coach.ground_truth"] = "none"
+    if not template:
+        return Coach(flags)
+    where = f"{source.where('workflow_args', 'coach_prompt_template')}: coach_prompt_template"
+    try:
+        common, last, notes = templates.split_coach_template(str(template), where)
+    except templates.UnknownPlaceholders as error:
+        for problem in error.problems:
+            report.problem(f"{problem}; delete it from the template")
+        return Coach(flags)
+    flags |= {"coach.prompt": "prompts/coach.md", "coach.last_prompt": "prompts/coach_last.md"}
+    report.take("workflow_args.coach_prompt_template", options.WORKFLOW_READ["coach_prompt_template"])
+    report.notes += notes
+    return Coach(flags, {"prompts/coach.md": common, "prompts/coach_last.md": last})

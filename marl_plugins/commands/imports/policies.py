@@ -1,0 +1,54 @@
+"""`model:`, `mapping:` and `policies:` of the recipe: who plays which role."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from marl_plugins.commands.imports.agents import Agent
+from marl_plugins.commands.imports.read import Source
+from marl_plugins.commands.imports.report import Report
+
+
+def translate_policies(source: Source, agents: Sequence[Agent], model: str | None, report: Report) -> dict[str, Any]:
+    """The recipe's keys for policies, without their flags.
+
+    Args:
+        model: `--model`, which replaces every `pretrain`.
+    """
+    models = _models(source, agents, model, report)
+    first = next(iter(models.values()))
+    frozen = [agent.role for agent in agents if agent.config.get("is_tuning") is False]
+    if source.settings.get("shared_agents"):
+        if frozen:
+            report.note(
+                f"shared_agents: one policy plays all roles and is trained, although {', '.join(frozen)} should not be"
+            )
+        return {"mapping": "shared", "model": first}
+    same = len(set(map(str, models.values()))) == 1
+    policies: dict[str, dict[str, Any]] = {}
+    for role, its_model in models.items():
+        policy: dict[str, Any] = {} if same else {"model": its_model}
+        if role in frozen:
+            policy["trainable"] = False
+        if policy:
+            policies[role] = policy
+    return {**({"model": first} if same else {}), **({"policies": policies} if policies else {})}
+
+
+def _models(source: Source, agents: Sequence[Agent], model: str | None, report: Report) -> dict[str, Any]:
+    """The model of every role."""
+    if model is not None:
+        return {agent.role: model for agent in agents}
+    models = {agent.role: agent.config.get("pretrain") for agent in agents}
+    for role, found in models.items():
+        if not found or "$" in str(found):
+            got = f"{found!r}, which only the shell knew" if found else "none"
+            report.problem(f"{source.where('agents')}: pretrain: agent {role!r} has {got}; give --model NAME_OR_FOLDER")
+    return models
+
+
+def merge_flags(recipe: dict[str, Any], policy_flags: Mapping[str, Mapping[str, Any]]) -> None:
+    """Add the flags of single policies to a recipe."""
+    for role, flags in policy_flags.items():
+        recipe.setdefault("policies", {}).setdefault(role, {})["flags"] = dict(flags)

@@ -1,0 +1,199 @@
+"""The roles: their prompts, tools and turns, and the workflow that calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from marl_plugins.commands.imports import shapes, templates
+from marl_plugins.commands.imports.agents import Agent, names_in_templates
+from marl_plugins.commands.imports.read import Source
+from marl_plugins.commands.imports.report import Report
+from marl_plugins.commands.imports.shapes import KINDS, Kind, Shape
+
+
+def choose_shape(source: Source, start_from: Kind | None, report: Report) -> Shape:
+    """The shape of the source's workflow, or the one that `--workflow` names to start from."""
+    settings = source.settings
+    name = shapes.shape_name(settings.get("workflow_func_path"), settings.get("agent_workflow"))
+    if name in shapes.SHAPES and start_from in (None, shapes.SHAPES[name].kind):
+        return shapes.SHAPES[name]
+    if start_from is not None:
+        report.note(f"workflow.py: starts as a {start_from}; theirs ({name}) is Python that has to be rewritten")
+        return Shape(start_from)
+    key = "workflow_func_path" if settings.get("workflow_func_path") else "agent_workflow"
+    report.problem(
+        f"{source.where(key)}: {key}: the workflow {name!r} has no counterpart (known: {', '.join(shapes.SHAPES)}); "
+        f"give --workflow {', '.join(KINDS)} for one to start from"
+    )
+    return Shape("chain")
+
+
+# --- prompts ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Template:
+    """A template of theirs.
+
+    Args:
+        braces: Whether its fields are `{name}`, else `$name`.
+        variable: The variable of the workflow's file that holds it; empty where the configuration has it.
+    """
+
+    text: str
+    where: str
+    braces: bool = False
+    variable: str = ""
+
+
+def translate_prompts(source: Source, shape: Shape, agents: Sequence[Agent], report: Report) -> dict[str, str]:
+    """A prompt for every role; in a debate also `ROLE_again`, for the rounds after the first."""
+    in_workflow = _templates_in_workflow(source, shape, agents)
+    prompts: dict[str, str] = {}
+    for number, agent in enumerate(agents):
+        earlier = [a.role for a in agents[:number]] if shape.kind == "chain" else []
+        configured = [Template(text, f"the template of {agent.role!r}") for text in _configured(source, agent)]
+        names = [agent.role, f"{agent.role}_again"] if shape.kind == "debate" else [agent.role]
+        for turn, name in enumerate(names):
+            if turn < len(configured):
+                template = configured[turn]
+            elif in_workflow:
+                template = in_workflow[number if shape.kind == "chain" else turn]
+                report.take(template.variable, f"`prompts/{name}.md`")
+            else:
+                sees_others = bool(turn) or (shape.kind == "mixture" and number == len(agents) - 1)
+                prompts[name] = templates.neutral_prompt(earlier, sees_others)
+                report.note(f"prompts/{name}.md: no prompt was found for it; write it")
+                continue
+            prompts[name] = _translate(template, agents, report)
+            known = {"problem", *earlier, *(["others"] if turn or (shape.kind == "mixture" and number) else [])}
+            known |= {"computed"} if any(n < number for n in shape.tools) else set()
+            _check_fields(prompts[name], name, template.where, agent.role, known, report)
+    return prompts
+
+
+def _configured(source: Source, agent: Agent) -> list[str]:
+    """The agent's `chat_template`, which may be one text or a list."""
+    found = agent.config.get("chat_template") or source.settings.get("chat_template") or []
+    return [found] if isinstance(found, str) else [str(text) for text in found]
+
+
+def _templates_in_workflow(source: Source, shape: Shape, agents: Sequence[Agent]) -> list[Template]:
+    """The templates in the workflow's file, if an agent lacks one and their number fits the shape; else none."""
+    file = source.settings.get("workflow_func_path")
+    path = source.find(str(file).replace("openrlhf/", "marti/", 1)) if file else None
+    if path is None or all(_configured(source, agent) for agent in agents):
+        return []
+    found = [Template(text, f"{path}: {name}", braces=True, variable=name) for name, text in templates.templates_in(path)]
+    expected = {"chain": len(agents), "debate": 2}.get(shape.kind)
+    return found if len(found) == expected else []
+
+
+def _translate(template: Template, agents: Sequence[Agent], report: Report) -> str:
+    roles = [agent.role for agent in agents]
+    try:
+        text, leaks, unknown = templates.to_prompt(template.text, roles, names_in_templates(agents), template.braces)
+    except ValueError as error:  # an unclosed brace
+        report.problem(f"{template.where}: {error}; write {{{{ and }}}} for braces")
+        return templates.escape(template.text)
+    for leak in leaks:
+        report.problem(f"{template.where}: {leak}")
+    for problem in unknown:
+        report.unknown(f"{template.where}: {problem}", "delete it from the prompt")
+    return text
+
+
+def _check_fields(prompt: str, name: str, where: str, role: str, known: set[str], report: Report) -> None:
+    fields = templates.fields_of(prompt)
+    for field in fields:
+        if field not in known:
+            report.problem(f"{where}: {field!r} is not known yet when {role!r} is called")
+    if "problem" not in fields:
+        report.note(f"prompts/{name}.md: does not show the task ({{problem}})")
+
+
+# --- roles ------------------------------------------------------------------------------------------------------------------
+
+
+def translate_roles(
+    source: Source, shape: Shape, agents: Sequence[Agent], prompts: Mapping[str, str], report: Report
+) -> dict[str, dict[str, Any]]:
+    """`roles:` of the recipe."""
+    roles: dict[str, dict[str, Any]] = {}
+    for number, agent in enumerate(agents):
+        role, again = _role(source, shape, number, agent, report), f"{agent.role}_again"
+        roles[agent.role] = role
+        if again in prompts:
+            roles[again] = {**role, "prompt": f"prompts/{again}.md"}
+        if agent.config.get("is_api_model"):
+            what = (
+                f"{source.where('agents')}: is_api_model: a model behind an API cannot play {agent.role!r}; a policy would"
+            )
+            report.unknown(what, "delete it to train its pretrain instead")
+    return roles
+
+
+def _role(source: Source, shape: Shape, number: int, agent: Agent, report: Report) -> dict[str, Any]:
+    arguments = source.settings.get("workflow_args") or {}
+    tools = source.settings.get("tools_config") or {}
+    key = shape.turns[number] if number < len(shape.turns) else None
+    turns = int(arguments.get(key) or (number in shape.tools and tools.get("max_turns")) or 1)
+    role: dict[str, Any] = {"prompt": f"prompts/{agent.role}.md"}
+    if number in shape.tools or agent.config.get("code_execution"):
+        role["tools"] = ["python"]
+        if turns > 1:
+            role |= {"max_turns": turns, "endless_tools": "go_on"}
+    elif turns > 1:
+        report.note(f"{source.where('workflow_args', key or '')}: {agent.role} has no tools, so it has one turn")
+    if key in arguments:
+        report.take(f"workflow_args.{key}", f"`roles.{agent.role}.max_turns`")
+    return role
+
+
+def translate_tools(source: Source, roles: Mapping[str, Mapping[str, Any]], report: Report) -> dict[str, Any]:
+    """`tools:` of the recipe; empty if the source sets no time limit."""
+    tools = (source.settings.get("tools_config") or {}).get("tools") or {}
+    seconds = [config["timeout"] for config in tools.values() if config.get("timeout")]
+    if not seconds or not any("tools" in role for role in roles.values()):
+        return {}
+    report.take("tools_config.tools.NAME.timeout", f"`tools.python.seconds: {seconds[0]}`")
+    return {"python": {"seconds": float(seconds[0])}}
+
+
+# --- the workflow -----------------------------------------------------------------------------------------------------------
+
+
+def write_workflow(
+    source: Source, shape: Shape, names: Sequence[str], roles: Mapping[str, Any], prompts: Mapping[str, str], report: Report
+) -> str:
+    """`workflow.py`.
+
+    Args:
+        names: The agents' roles, in their order.
+    """
+    arguments = source.settings.get("workflow_args") or {}
+    rounds = arguments.get("num_rounds")
+    if shape.kind == "debate":
+        return shapes.write_debate(
+            names,
+            prompts[f"{names[0]}_again"],
+            rounds=int(rounds or len(names)),
+            contain_self=arguments.get("contain_self") is not False,
+            max_others=int(arguments.get("max_others") or 5),
+            shuffle=arguments.get("shuffle_responses") is not False,
+        )
+    where = source.where("workflow_args", "num_rounds")
+    if shape.kind == "mixture":
+        if rounds not in (None, 2):
+            report.note(f"{where}: num_rounds {rounds}: the proposers here answer once")
+        return shapes.write_mixture(names, prompts[names[-1]])
+    if rounds not in (None, len(names)):
+        report.note(f"{where}: num_rounds {rounds}: the chain here runs once")
+    return shapes.write_chain(prompts, [name for name, role in roles.items() if "tools" in role])
+
+
+def map_debate(roles: Mapping[str, Any]) -> dict[str, str]:
+    """`mapping:` of a debate: a role of a later round is played by the policy of the first."""
+    return {role: role.removesuffix("_again") for role in roles}

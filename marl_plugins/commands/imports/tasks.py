@@ -1,0 +1,138 @@
+"""What is trained on and how it is graded: `data/*.jsonl`, `tasks.py` and `grader.py`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marl_plugins.commands.imports.items import find_split, read_items, remove_trained, with_ids
+from marl_plugins.commands.imports.read import Source
+from marl_plugins.commands.imports.report import Report
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.shipped import recipes_root
+
+MATH = ("math", "math_format", "simplerl_math", "aime", "amc")
+"""Values of `verify_task` that the shipped grader covers."""
+
+TASKS = '''"""The imported tasks: data/train.jsonl and data/eval.jsonl."""
+
+from pathlib import Path
+
+from marl_plugins.core.tasks import read_tasks
+
+DATA = Path(__file__).parent / "data"
+
+
+def load(split):
+    path = DATA / f"{split}.jsonl"
+    return read_tasks(path, "prompt") if path.exists() else []
+'''
+EVALUATION_FLAGS = ("eval.steps", "eval.temperature", "eval.n_samples_per_prompt")
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """Items for training and held-out items, in our layout, and the file of the first."""
+
+    train: Sequence[dict[str, Any]]
+    held_out: Sequence[dict[str, Any]]
+    train_file: Path
+
+
+def read_grader(source: Source, file: Path | None, has_coach: bool, report: Report) -> str | None:
+    """The text of `grader.py`: `file` (`--grader`), or the shipped grader for mathematics."""
+    task = str(source.settings.get("verify_task", "math"))
+    path = file or (recipes_root() / "mathchat" / "grader.py" if task in MATH else None)
+    if path is not None:
+        report.take("verify_task", f"`grader.py` ({task})")
+        try:
+            return path.read_text(encoding="utf-8")
+        except OSError as error:
+            report.problem(f"--grader {path}: cannot be read: {error.strerror}")
+            return None
+    missing = f"{source.where('verify_task')}: verify_task {task!r} has no grader here"
+    if has_coach:
+        report.note(f"{missing}: only the coach scores, and evaluations count nothing until you add one (--grader FILE)")
+    else:
+        report.problem(f"{missing}; give --grader FILE with score_outcome(trajectory)")
+    return None
+
+
+def read_tasks(source: Source, train_data: Path | None, eval_data: Path | None, report: Report) -> Tasks | None:
+    """The items of all data files; None if they cannot be read, which is then a problem."""
+    settings = source.settings
+    keys = [settings.get(name) for name in ("input_key", "label_key", "metadata_key")]
+    split = str(settings.get("prompt_split") or "train")
+    train = train_data or _find_file(source, "prompt_data", split, "--train-data", report.problem)
+    evaluations = [eval_data] if eval_data else _find_evaluations(source, report)
+    if train is None:
+        return None
+    try:
+        items = read_items(train, *keys)
+        held_out = [item for path in evaluations for item in read_items(path, *keys)]
+    except ConfigurationError as error:
+        report.problems += error.problems
+        return None
+    held_out, removed = remove_trained(items, held_out)
+    if removed:
+        report.note(f"data/eval.jsonl: {removed} items are trained on too and were left out of it")
+    if not held_out:
+        report.note("no held-out tasks: evaluations have nothing to count (--eval-data FILE)")
+    return Tasks(items, held_out, train)
+
+
+def _find_evaluations(source: Source, report: Report) -> list[Path]:
+    """The files of held-out tasks that the source names."""
+    settings = source.settings
+    if settings.get("eval_dataset"):
+        split = str(settings.get("eval_split") or "test")
+        found = _find_file(source, "eval_dataset", split, "--eval-data", report.note)
+        return [found] if found else []
+    if not settings.get("extra_eval_tasks") or not settings.get("extra_eval_dir"):
+        return []
+    folder = source.find(str(settings["extra_eval_dir"]))
+    files = []
+    for name in settings["extra_eval_tasks"]:
+        path = find_split(folder, str(name)) if folder else None
+        if path is None:
+            report.note(f"extra_eval_tasks: {name} was not found; give --eval-data FILE for held-out tasks")
+        else:
+            files.append(path)
+    return files
+
+
+def _find_file(source: Source, key: str, split: str, flag: str, tell: Callable[[str], None]) -> Path | None:
+    """The data file that an option names; if it is missing, `tell` says so."""
+    name = str(source.settings.get(key) or "").removeprefix("json@")
+    place = source.find(name) if name else None
+    found = find_split(place, split) if place else None
+    if found is None:
+        got = f"{name} ({split}) was not found beside the source or above it" if name else "is not set"
+        tell(f"{source.where(key)}: {key}: {got}; give {flag} FILE.json or .jsonl")
+    return found
+
+
+def data_files(tasks: Tasks, report: Report) -> dict[str, str]:
+    """`data/*.jsonl` and `tasks.py`."""
+    files = {}
+    for split, items, prefix in (("train", tasks.train, ""), ("eval", tasks.held_out, "eval-")):
+        if items:
+            rows = [json.dumps(item, ensure_ascii=False) for item in with_ids(items, prefix)]
+            files[f"data/{split}.jsonl"] = "\n".join(rows) + "\n"
+            report.take(f"{split} data", f"`data/{split}.jsonl`, {len(rows)} tasks")
+    return {**files, "tasks.py": TASKS}
+
+
+def check_amount(tasks: Tasks, flags: Mapping[str, Any], report: Report) -> None:
+    """The training data must fill at least one optimiser step."""
+    count = min(len(tasks.train), flags.get("data.max_samples", math.inf))
+    samples, batch = flags.get("rollout.n_samples_per_prompt", 1), flags.get("train.batch_size", 1)
+    if count * samples < batch:
+        report.problem(
+            f"{tasks.train_file}: {count} tasks x {samples} samples are fewer than the {batch} trajectories of train_batch_size; "
+            "give more data (--train-data FILE), or lower train_batch_size in a copy of the source"
+        )

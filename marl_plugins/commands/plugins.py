@@ -1,0 +1,61 @@
+"""`openrlhf plugins`: the plugins that are found, and what they hook into."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from types import ModuleType
+from typing import Any
+
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.hookspecs import KINDS
+from marl_plugins.loading import GROUP, SHIPPED, load, version_of
+from marl_plugins.manager import BUILTINS
+
+
+def found() -> list[str]:
+    """Names of the plugins that are found: shipped ones and entry points."""
+    return list(dict.fromkeys([*SHIPPED, *(e.value for e in metadata.entry_points(group=GROUP))]))
+
+
+def hooks_of(module: ModuleType) -> Iterator[str]:
+    """The hooks that a module implements."""
+    return (name for name in KINDS if hasattr(getattr(module, name, None), "marl_impl"))
+
+
+def main(words: Sequence[str]) -> int:
+    if "--help" in words or "-h" in words:
+        print(
+            "usage: openrlhf plugins [--json]\n\nPlugins that are found, and what they hook into; name one with --plugin NAME."
+        )
+        return 0
+    unknown = [w for w in words if w != "--json"]
+    if unknown:
+        raise ConfigurationError(f"openrlhf plugins: unknown argument {unknown[0]!r}; only --json is known")
+    plugins = [_look(name) for name in found()]
+    if "--json" in words:
+        print(json.dumps(plugins, indent=2))
+        return 0
+    from marl_plugins.commands.tables import print_table
+
+    rows = [
+        [p["name"], p["version"], "built in" if p["built_in"] else "", ", ".join(p["hooks"]), p["about"]] for p in plugins
+    ]
+    print_table("Plugins found; name one with --plugin NAME", ["name", "version", "", "hooks", "about"], rows)
+    return 0
+
+
+def _look(name: str) -> dict[str, Any]:
+    try:
+        module = load(name)
+    except ConfigurationError as error:
+        return {"name": name, "version": "?", "built_in": False, "hooks": [], "about": f"cannot be loaded: {error}"}
+    about = (module.__doc__ or "").strip().splitlines()
+    return {
+        "name": name,
+        "version": version_of(name),
+        "built_in": name in BUILTINS,
+        "hooks": list(hooks_of(module)),
+        "about": about[0] if about else "",
+    }

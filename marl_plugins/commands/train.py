@@ -1,0 +1,100 @@
+"""`openrlhf train`: a checked plan, shown or trained; without a plugin or recipe upstream's own trainer."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from marl_plugins.core.failures import ConfigurationError
+
+MULTI_AGENT = ("--mapping", "--max_steps", "--logical_gpus", "--dry-run")
+"""Flags that upstream's own trainer does not have."""
+
+
+def main(words: Sequence[str]) -> int:
+    if "--help" in words or "-h" in words:
+        return print_help(words)
+    if not any(w.partition("=")[0] in ("--recipe", "--plugin") for w in words):
+        if ours := [w for w in words if w.partition("=")[0] in MULTI_AGENT]:
+            raise ConfigurationError(
+                f"{ours[0]} is about multi-agent training, and nothing multi-agent was asked for: give --recipe RECIPE or "
+                "--plugin NAME as well"
+            )
+        return pass_through(words)
+    from marl_plugins.plan.build import build_plan
+
+    plan = build_plan(words)
+    if plan.options.dry_run:
+        from marl_plugins.plan.describe import describe
+
+        shown = describe(plan)
+        if plan.options.json:
+            print(json.dumps(shown, indent=2))
+        else:
+            print_plan(shown)
+        return 0
+    from marl_plugins.runtime.driver import train
+
+    return train(plan)
+
+
+def print_help(words: Sequence[str]) -> int:
+    """Our flags first, then the active plugins', then upstream's."""
+    from marl_plugins.hosts import upstream_cli
+    from marl_plugins.plan.build import mentioned_plugins
+    from marl_plugins.plan.flags import own_parser
+
+    upstream = upstream_cli.build_parser(upstream_cli.upstream_root())
+    mentioned_plugins(words).options(upstream)
+    ours = own_parser()
+    ours.usage = "openrlhf train --recipe RECIPE [--plugin NAME ...] [flags]"
+    ours.description = "Train a multi-agent system with OpenRLHF. A flag beats the recipe, which beats the defaults."
+    ours.epilog = (
+        "Any flag of upstream below may also be given for one policy: --policy.NAME.actor.adam.lr 1e-5. What becomes of each "
+        "of them is in docs/flags.md."
+    )
+    print(ours.format_help())
+    upstream.usage = "the flags of upstream and of the active plugins:"
+    print(upstream.format_help().partition("\n")[2])
+    return 0
+
+
+def pass_through(words: Sequence[str]) -> int:
+    """No plugin was asked for: this is upstream's command."""
+    from marl_plugins.hosts import cpu, upstream_cli
+
+    upstream_cli.upstream_root()
+    if cpu.device() != "cpu":
+        os.execv(sys.executable, [sys.executable, "-m", "openrlhf.cli.train_ppo_ray", *words])
+    print("no accelerator found: running upstream's trainer in this process with the CPU support", file=sys.stderr)
+    os.environ[cpu.DEVICE] = "cpu"
+    os.environ.update(cpu.environment())
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    from marl_plugins.runtime.pass_through import run_upstream
+
+    run_upstream(words)
+    return 0
+
+
+def print_plan(plan: dict[str, object]) -> None:
+    """The plan for people: one line per fact, nested by indentation."""
+
+    def show(value: object, indent: int) -> None:
+        pad = "  " * indent
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                if isinstance(inner, dict) and inner:
+                    print(f"{pad}{key}:")
+                    show(inner, indent + 1)
+                else:
+                    print(f"{pad}{key}: {_inline(inner)}")
+
+    show(plan, 0)
+
+
+def _inline(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(str(v) for v in value) or "none"
+    return "none" if value in (None, {}, "") else str(value)

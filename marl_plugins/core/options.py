@@ -1,0 +1,78 @@
+"""Types of flags, for argparse: numbers with a range, and files that a recipe names relative to itself.
+
+    parser.add_argument("--brevity.limit", type=at_least(1), default=64)
+    parser.add_argument("--brevity.words", type=recipe_file)
+
+A wrong value is reported with its place by the plan (plan/flags.py), like every other problem with a flag.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Number:
+    """A finite number with a range; called by argparse to convert a word.
+
+    Args:
+        kind: int or float.
+        least, most: Bounds that are allowed themselves.
+        above: A bound that is not.
+        because: Why, for the message.
+    """
+
+    kind: Callable[[str], float] = float
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    because: str = ""
+
+    def __call__(self, word: str) -> float:
+        value = self.kind(word)
+        if problem := self.problem(value):
+            raise argparse.ArgumentTypeError(f"{word} {problem}")
+        return value
+
+    def problem(self, value: float) -> str | None:
+        """What is wrong with a number, as the end of a sentence about it; None when it is in the range."""
+        low = self.least is None or value >= self.least
+        inside = low and (self.above is None or value > self.above) and (self.most is None or value <= self.most)
+        return None if math.isfinite(value) and inside else f"is out of range: expected {self}"
+
+    def __str__(self) -> str:
+        bounds = [
+            f"at least {self.least:g}" if self.least is not None else "",
+            f"above {self.above:g}" if self.above is not None else "",
+            f"at most {self.most:g}" if self.most is not None else "",
+        ]
+        text = " and ".join(b for b in bounds if b) or "a finite number"
+        return f"{text}: {self.because}" if self.because else text
+
+    @property
+    def __name__(self) -> str:
+        """What argparse calls the type in its own message about a word that is no number."""
+        return "whole number" if self.kind is int else "number"
+
+
+def at_least(bound: float, kind: Callable[[str], float] = int) -> Number:
+    """A number of at least `bound`; whole unless `kind` is float."""
+    return Number(kind, least=bound)
+
+
+def above(bound: float, kind: Callable[[str], float] = float) -> Number:
+    """A number above `bound`."""
+    return Number(kind, above=bound)
+
+
+def between(least: float, most: float) -> Number:
+    """A number from `least` to `most`."""
+    return Number(float, least=least, most=most)
+
+
+def recipe_file(word: str) -> str:
+    """A file: on the command line relative to the working folder, in a recipe relative to the recipe (plan/flags.py)."""
+    return word

@@ -1,0 +1,26 @@
+"""A policy: a trainable model with weights of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a policy is; its processes are `PolicyProcesses` (core/processes.py).
+
+    Args:
+        name: Also the name of its folders and metrics.
+        model: Folder, hub name or `tiny`.
+        trainable: Whether it is updated.
+        flags: Upstream flags that differ for this policy, by name.
+        excluded_by: The flag that excludes this policy of the recipe from the run; reported, and nothing of it is started.
+    """
+
+    name: str
+    model: str
+    trainable: bool = True
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    excluded_by: str = ""

@@ -1,0 +1,94 @@
+"""What hooks are handed of a running policy: its engines, its processes, and the rows prepared for an update.
+
+These protocols are the whole surface that a plugin may rely on; they import neither Ray nor upstream. The runtime implements
+them on upstream's classes (runtime/engines.py, runtime/policy.py, runtime/experience.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from marl_plugins.core.policy import Policy
+from marl_plugins.core.rows import Row
+from marl_plugins.core.trajectory import Generation
+from marl_plugins.core.workflow import Call
+
+
+class Engine(Protocol):
+    """One engine, as a router sees it."""
+
+    @property
+    def load(self) -> int:
+        """Requests in flight."""
+
+
+class Engines(Protocol):
+    """The engines of one policy."""
+
+    @property
+    def policy(self) -> str:
+        """The policy's name."""
+
+    @property
+    def engines(self) -> Sequence[Engine]:
+        """Those that are running, in a fixed order."""
+
+    async def generate(self, call: Call, choose: Callable[[Sequence[Any]], Any]) -> Generation:
+        """Answer a request with the engine that `choose` picks out of `engines`; with another one if that one dies.
+
+        Raises:
+            InfrastructureFailure: No engine is left and none may be started.
+        """
+
+
+class Prepared(Protocol):
+    """Rows of one policy with their tensors: what `forward` returns and `update` takes. Several may exist at a time."""
+
+    @property
+    def policy(self) -> str:
+        """The policy's name."""
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """In the order in which they were given to `forward`."""
+
+    @property
+    def drift(self) -> float:
+        """Mean absolute difference of the trainer's and the engine's log-probs over all sampled tokens."""
+
+
+class PolicyProcesses(Protocol):
+    """A policy of the run with its training processes and engines."""
+
+    @property
+    def policy(self) -> Policy:
+        """What it is; `policy.trainable` says whether it is updated."""
+
+    @property
+    def version(self) -> int:
+        """How often it was updated; the weights that its engines hold belong to this version."""
+
+    @property
+    def engines(self) -> Engines:
+        """Its engines."""
+
+    async def forward(self, rows: Sequence[Row]) -> Prepared:
+        """Log-probs of policy and reference, and the critic's values, of the rows' tokens.
+
+        Raises:
+            RunEnded: One of them is not finite, or a process died.
+        """
+
+    async def update(self, prepared: Prepared, steps: int, step: int) -> dict[str, float]:
+        """Train on rows whose advantages are known, in at most `steps` optimiser steps; upstream's metrics.
+
+        Args:
+            step: The training step, from 1; part of the fit's seed.
+
+        Raises:
+            RunEnded: A loss or gradient norm is not finite, or a process died.
+        """
+
+    async def sync(self, version: int) -> bool:
+        """Bring the engines to the current weights and call these `version`; True when done."""

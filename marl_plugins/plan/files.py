@@ -1,0 +1,98 @@
+"""What is wrong with the files of a recipe and of its run, and whether somebody scores."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.recipe import Origins
+from marl_plugins.loading import load_file
+from marl_plugins.plan.describe import flag_value
+from marl_plugins.plan.plan import Plan
+
+
+def check_files(plan: Plan, origins: Origins) -> list[str]:
+    """The recipe's Python files, who scores, flags that the recipe makes pointless, and folders to write to."""
+    return [*_modules(plan, origins), *_scorers(plan), *_pointless(plan), *_reward_function(plan), *_folders(plan)]
+
+
+def _modules(plan: Plan, origins: Origins) -> list[str]:
+    run, recipe, problems = plan.run, plan.run.recipe, []
+    warm = recipe.warm_start
+    files: list[tuple[str, str, str | None, str]] = [
+        ("workflow", "workflow", recipe.workflow, "run"),
+        ("grader", "grader", recipe.grader, "score_outcome"),
+        ("tasks", "tasks", recipe.tasks, "load"),
+        ("warm_start.demonstrations", "demonstrations", warm.demonstrations if warm else None, "demonstrate"),
+    ]
+    for place, key, file, function in files:
+        if file is None or (key == "workflow" and plan.plugins.claims("marl_workflow")):
+            continue
+        where = origins.where(*place.split(".")) if origins.lines else str(run.folder / file)
+        try:
+            module = getattr(run, f"{key}_module")
+        except ConfigurationError as error:
+            problems += [f"{where}: {place}: {p}" for p in error.problems]
+            continue
+        if not callable(getattr(module, function, None)):
+            problems.append(f"{where}: {place}: {run.folder / file} has no function {function}")
+    return problems
+
+
+def _scorers(plan: Plan) -> list[str]:
+    run, problems = plan.run, []
+    outcomes = run.recipe.grader or run.args.reward.remote_url or plan.plugins.claims("marl_score_outcome")
+    if not (outcomes or plan.plugins.claims("marl_score_action")):
+        problems.append(
+            "nothing scores the agents: give the recipe a grader, --reward.remote_url file.py, or a coach plugin"
+        )
+    if run.args.eval.dataset and not outcomes:
+        problems.append(
+            "--eval.dataset: nothing scores outcomes, so an evaluation has nothing to count: give the recipe a grader or "
+            "--reward.remote_url file.py"
+        )
+    return problems
+
+
+def _pointless(plan: Plan) -> list[str]:
+    run, recipe = plan.run, plan.run.recipe
+    problems = [
+        f"--{flag} would have no effect: the recipe has `{key}: {value}`; remove one of the two"
+        for flag, key, value in (
+            ("data.prompt_dataset", "tasks", recipe.tasks),
+            ("eval.dataset", "tasks", recipe.tasks),
+            ("reward.remote_url", "grader", recipe.grader),
+        )
+        if value and flag in run.given
+    ]
+    if not recipe.tasks and not run.args.data.prompt_dataset and not plan.plugins.claims("marl_tasks"):
+        problems.append("there are no tasks: give the recipe `tasks:`, or --data.prompt_dataset FILE")
+    return problems
+
+
+def _reward_function(plan: Plan) -> list[str]:
+    remote = plan.run.args.reward.remote_url
+    if not remote:
+        return []
+    if not (remote.endswith(".py") and Path(remote).is_file()):
+        return [f"--reward.remote_url {remote}: only a .py file with reward_func(queries, prompts, labels) that exists"]
+    try:
+        module = load_file(Path(remote), "marl_reward_function")
+    except ConfigurationError as error:
+        return [f"--reward.remote_url: {p}" for p in error.problems]
+    if callable(getattr(module, "reward_func", None)):
+        return []
+    return [f"--reward.remote_url {remote}: has no function reward_func(queries, prompts, labels)"]
+
+
+def _folders(plan: Plan) -> list[str]:
+    folders = {f"--{flag}": flag_value(plan.run.args, flag) for flag in ("ckpt.output_dir", "ckpt.path")}
+    return [f"{flag} {f}: no file can be created there" for flag, f in folders.items() if not writable(Path(f).absolute())]
+
+
+def writable(folder: Path) -> bool:
+    """Whether files can be created in a folder, which may not exist yet."""
+    while not folder.exists():
+        folder = folder.parent
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)

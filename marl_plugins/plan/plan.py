@@ -1,0 +1,41 @@
+"""A checked run together with the plugins that take part in it."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, field
+
+from marl_plugins.core.trajectory import Task
+from marl_plugins.manager import Plugins
+from marl_plugins.run import Run
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What commands and the runtime work with; plugins are handed the run alone.
+
+    Args:
+        run: The checked run.
+        plugins: Its plugins.
+        options: This project's own flags (`--dry-run`, `--json`, ...).
+    """
+
+    run: Run
+    plugins: Plugins
+    options: argparse.Namespace
+    _tasks: dict[str, list[Task]] = field(default_factory=dict, repr=False)
+
+    def tasks(self, split: str) -> list[Task]:
+        """The tasks of `train` or `eval`, read once."""
+        if split not in self._tasks:
+            self._tasks[split] = list(self.plugins.planned("marl_tasks", run=self.run, split=split) or [])
+        return self._tasks[split]
+
+    @property
+    def counted(self) -> dict[str, int]:
+        """Tasks of each split, and training steps, as far as tasks have been read: a hub's are read when a run starts."""
+        counts: dict[str, int] = {split: len(self._tasks[split]) for split in ("train", "eval") if split in self._tasks}
+        if "train" in counts:
+            steps = len(self.run.episode_steps(counts["train"])) * self.run.args.train.num_episodes
+            counts["steps"] = steps if self.run.max_steps is None else min(steps, self.run.max_steps)
+        return counts

@@ -1,0 +1,42 @@
+"""The ranges of upstream's numbers, which upstream itself does not check."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from marl_plugins.core.options import Number, at_least, between
+
+RANGES: Mapping[str, Number] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            (
+                "rollout.batch_size",
+                "rollout.n_samples_per_prompt",
+                "rollout.micro_batch_size",
+                "rollout.max_new_tokens",
+                "train.batch_size",
+                "train.micro_batch_size",
+                "train.num_episodes",
+                "train.max_epochs",
+                "eval.n_samples_per_prompt",
+                "data.max_samples",
+                "data.max_len",
+                "vllm.num_engines",
+                "vllm.tensor_parallel_size",
+                "actor.num_nodes",
+                "actor.num_gpus_per_node",
+                "ref.num_nodes",
+                "ref.num_gpus_per_node",
+                "critic.num_nodes",
+                "critic.num_gpus_per_node",
+            ),
+            at_least(1),
+        ),
+        **dict.fromkeys(("actor.adam.lr", "critic.adam.lr", "algo.kl.init_coef", "eval.temperature"), at_least(0, float)),
+        **dict.fromkeys(("algo.advantage.gamma", "algo.advantage.lambd"), between(0, 1)),
+        "rollout.temperature": Number(float, above=0, because="the trainer divides by it"),
+        "rollout.top_p": Number(float, above=0, most=1),
+        "ds.zero_stage": Number(int, least=0, most=3),
+    }
+)

@@ -1,0 +1,137 @@
+"""The surroundings of a run: environment, Ray, signals."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.hosts import cpu
+from marl_plugins.plan.devices import needed_devices, shown_devices
+from marl_plugins.run import Run
+
+
+def prepare_environment(run: Run, debug: bool) -> None:
+    """This process's environment, before anything heavy is imported; the workers get it through Ray."""
+    os.environ[cpu.DEVICE] = run.device
+    if run.device == "cpu":
+        os.environ.update(cpu.environment())
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # Ray refuses more logical devices than it lists
+    for name, value in quiet(debug).items():
+        os.environ.setdefault(name, value)
+    if not debug:
+        warnings.filterwarnings("ignore")  # upstream's stack; this package's own are errors in its tests
+        logging.disable(logging.INFO)
+
+
+def quiet(debug: bool) -> dict[str, str]:
+    """Environment of all processes: no usage statistics, no bars of workers between ours."""
+    env = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "NCCL_DEBUG": "WARN",
+        "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1",  # upstream's own setting, train_ppo_ray.py:28
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's coming default, which it announces at every start otherwise
+        "PYTHONWARNINGS": "ignore",
+    }
+    if not debug:
+        env |= {
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "TQDM_DISABLE": "1",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "RAY_DEDUP_LOGS": "0",
+        }
+    return env
+
+
+@contextmanager
+def terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM (Slurm, Kubernetes) ends a run like Ctrl-C does; while the loop runs, asyncio has a handler of its own.
+
+    Entered once Ray is running: `ray.init` installs a handler that exits, which aborts the process inside Ray's own calls.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def ray_cluster(run: Run, debug: bool) -> Iterator[None]:
+    """Ray for the length of a run: the cluster in RAY_ADDRESS (or of the Ray job we run in), else one of our own.
+
+    Raises:
+        ConfigurationError: The cluster has fewer devices than the plan needs.
+    """
+    import psutil
+    import ray
+
+    before = set(psutil.Process().children())
+    try:
+        ray.init(**_options(run, debug))
+    except (ConnectionError, ValueError) as error:
+        raise ConfigurationError(
+            f"Ray cannot be reached or started (RAY_ADDRESS {os.environ.get('RAY_ADDRESS')!r}): {error}"
+        ) from error
+    ours = set(psutil.Process().children()) - before  # a raylet and a GCS server, unless the cluster is someone else's
+    if not debug:
+        importlib.import_module("ray._private.tensor_serialization_utils")  # resets the filters of warnings
+        warnings.filterwarnings("ignore")
+    try:
+        _check_devices(run)
+        yield
+    finally:
+        everyone = set(ours)
+        for process in ours:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                everyone.update(process.children(recursive=True))
+        ray.shutdown()
+        _, left = psutil.wait_procs(everyone, timeout=10)  # workers end a moment after `ray.shutdown` has returned
+        for process in left:
+            process.kill()
+
+
+def _options(run: Run, debug: bool) -> dict[str, Any]:
+    """Arguments of `ray.init`."""
+    env = {**quiet(debug), cpu.DEVICE: run.device, **(cpu.environment() if run.device == "cpu" else {})}
+    options = {"runtime_env": {"env_vars": env}, "log_to_driver": debug, "logging_level": "ERROR"}
+    if os.environ.get("RAY_ADDRESS"):
+        return options
+    options |= {"address": "local", "include_dashboard": False}
+    if run.device == "cpu":  # logical devices: every process holds one, whatever the machine has
+        needed = sum(needed_devices(run).values())
+        options |= {"num_gpus": run.logical_gpus or needed, "num_cpus": needed + 4, "object_store_memory": 2**30}
+    return options
+
+
+def _check_devices(run: Run) -> None:
+    import ray
+
+    needed = sum(needed_devices(run).values())
+    found = int(ray.cluster_resources().get("GPU", 0))
+    if found < needed:
+        raise ConfigurationError(
+            f"the plan needs {needed} GPUs ({shown_devices(run)}) and Ray has {found}; use --train.colocate_all, fewer engines "
+            "(--vllm.num_engines), fewer ranks (--actor.num_gpus_per_node), a shared mapping (--mapping shared), or more GPUs"
+        )
+    free = int(ray.available_resources().get("GPU", 0))
+    if free < needed:
+        print(f"the plan needs {needed} GPUs and {free} of {found} are free: waiting for the others", file=sys.stderr)

@@ -1,0 +1,166 @@
+"""The training processes of a policy: launched, loaded, asked, saved, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+from ray.util.placement_group import placement_group, remove_placement_group
+
+from marl_plugins.core.failures import RunEnded
+from marl_plugins.hosts.devices import critic_gpus, training_gpus
+from marl_plugins.runtime.critic_actor import RemoteCriticActor
+from marl_plugins.runtime.policy_actor import RemotePolicyActor, RemoteReferenceActor
+from marl_plugins.runtime.upstream_trainer import ReferenceInPolicy, UpstreamTrainer
+
+from openrlhf.trainer.ray.launcher import RayActorGroup  # isort: skip  # after the host support, installed above
+from openrlhf.utils import get_strategy  # isort: skip
+
+
+class TrainingProcesses:
+    """The training processes of one policy, with its critic's and its reference's, under upstream's trainer.
+
+    Args:
+        policy: The policy's name.
+        args: Its flags.
+        device: `cpu` or `cuda`; on CPU the reference model lives in the policy's processes.
+        tokenizer: The policy's tokenizer.
+        max_steps: Optimiser steps of the whole run, for the learning-rate schedule.
+    """
+
+    def __init__(self, policy: str, args: Any, device: str, tokenizer: Any, max_steps: int):
+        self.policy = policy
+        self.args = args
+        self.on_cpu = device == "cpu"
+        self.tokenizer = tokenizer
+        self.max_steps = max_steps
+        self.groups: dict[str, Any] = {}
+        """Upstream's actor groups: `policy`, and `critic` and `reference` where they have processes of their own."""
+        self.trainer: UpstreamTrainer | None = None
+        self._placement: Any = None
+
+    def launch(self, shared: Any) -> None:
+        """Begin to start the processes; nothing is loaded yet.
+
+        Args:
+            shared: The placement group that they share with the policy's engines, if they do.
+        """
+        args = self.args
+        if shared is None and args.train.colocate_actor_ref and not self.on_cpu:
+            self._placement = bundles(args)
+        together = shared or self._placement
+        share = 0.2 if together else 1
+        actor, ref, critic = args.actor, args.ref, args.critic
+        self.groups["policy"] = RayActorGroup(actor.num_nodes, actor.num_gpus_per_node, RemotePolicyActor, together, share)
+        if args.algo.kl.init_coef > 0 and not self.on_cpu:
+            self.groups["reference"] = RayActorGroup(
+                ref.num_nodes, ref.num_gpus_per_node, RemoteReferenceActor, together, share
+            )
+        if critic_gpus(args):
+            self.groups["critic"] = RayActorGroup(
+                critic.num_nodes, critic.num_gpus_per_node, RemoteCriticActor, shared, 0.2 if shared else 1
+            )
+
+    def load(self, engines: Sequence[Any]) -> list[Any]:
+        """Begin to load the models; what to wait for until they are loaded.
+
+        Args:
+            engines: Handles of the policy's engines, which upstream's own broadcast goes to.
+        """
+        args, group = self.args, self.groups["policy"]
+        reference, critic = self.groups.get("reference"), self.groups.get("critic")
+        model = args.actor.model_name_or_path
+        strategy = _strategy(args, training_gpus(args))
+        with_reference = self.on_cpu and args.algo.kl.init_coef > 0
+        loading: list[Any] = group.async_init_model_from_pretrained(
+            strategy, model, self.max_steps, list(engines), with_reference
+        )
+        if reference is not None:
+            loading += reference.async_init_model_from_pretrained(strategy, model)
+        elif with_reference:
+            reference = ReferenceInPolicy(group)
+        if critic is not None:
+            loading += critic.async_init_model_from_pretrained(
+                _strategy(args, critic_gpus(args)), args.critic.model_name_or_path, self.max_steps
+            )
+        self.trainer = UpstreamTrainer(strategy, group, reference, list(engines), self.tokenizer, critic)
+        return loading
+
+    def handles(self) -> Iterator[Any]:
+        """Ray's handles of all processes."""
+        for group in self.groups.values():
+            yield from group._actor_handlers
+
+    def end(self) -> None:
+        """End all processes at once, whatever they are doing, and give their devices back."""
+        for handle in self.handles():
+            with contextlib.suppress(RayActorError):
+                ray.kill(handle)
+        if self._placement is not None:
+            remove_placement_group(self._placement)
+        self.groups, self.trainer, self._placement = {}, None, None
+
+    async def save(self, tag: str, state: dict[str, Any]) -> None:
+        """A checkpoint of the policy and its critic under a tag."""
+        work = self.groups["policy"].async_run_method("save_checkpoint", tag, state)
+        if "critic" in self.groups:
+            work += self.groups["critic"].async_run_method("save_checkpoint", tag)
+        await self.remote("was saved", *work)
+
+    async def save_model(self) -> None:
+        """The weights in Hugging Face format; the critic's too with `--critic.save_value_network`, else upstream skips it."""
+        critic = self.groups["critic"].async_save_model() if "critic" in self.groups else []
+        await self.remote("saved its weights", *self.groups["policy"].async_save_model(), *critic)
+
+    def state(self) -> Any:
+        """A reference to the whole state of the policy's model, as safetensors bytes."""
+        return self.groups["policy"].async_run_method("state")[0]
+
+    async def restore(self, handle: Any, version: int) -> None:
+        """Give a new engine the current weights, and call these `version`."""
+        blob = self.state()
+        try:
+            await handle.load_state.remote(blob, self.policy, version)
+        except RayActorError as error:
+            if error.actor_id == handle._actor_id.hex():
+                raise  # the new engine has died too
+            raise self.died("gave a new engine its weights", error) from error
+
+    async def remote(self, doing: str, *work: Any) -> Any:
+        """Await work of the processes; one that died ends the run in a state that can be resumed.
+
+        Args:
+            doing: What the policy does meanwhile, for the message.
+        """
+        try:
+            results = await asyncio.gather(*work)
+        except RayActorError as error:
+            raise self.died(doing, error) from error
+        return results[0] if len(results) == 1 else results
+
+    def died(self, doing: str, error: RayActorError) -> RunEnded:
+        """What ends the run when a process has died."""
+        reason = str(error).splitlines()[0]
+        return RunEnded(f"a training process of policy {self.policy!r} died while the policy {doing}: {reason}")
+
+
+def _strategy(args: Any, ranks: int) -> Any:
+    """Upstream's DeepSpeed strategy for a number of ranks.
+
+    DeepSpeed counts rows; --train.batch_size counts trajectories. One micro-batch per rank, until each fit says how many.
+    """
+    strategy = get_strategy(args)
+    strategy.train_batch_size = args.train.micro_batch_size * ranks
+    return strategy
+
+
+def bundles(args: Any) -> Any:
+    """A placement group of one bundle per training process, as upstream makes it for colocated models
+    (train_ppo_ray.py:48-51)."""
+    group = placement_group([{"GPU": 1, "CPU": 1}] * training_gpus(args), strategy="PACK")
+    ray.get(group.ready())
+    return group

@@ -1,0 +1,233 @@
+"""What a run is made of: tasks, tools, estimator, tokenizers, roles, and, once started, policies and the rollout."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from marl_plugins.core.conversation import ChatFormat
+from marl_plugins.core.estimators import Estimator, check_estimator
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.prompts import prompt_renderer
+from marl_plugins.core.tiny import is_tiny
+from marl_plugins.core.workflow import RoleSpec, Sampling, Tool
+from marl_plugins.hosts.devices import critic_gpus
+from marl_plugins.plan.plan import Plan
+from marl_plugins.plan.rehearsal import workflow_of
+from marl_plugins.plan.tasks import check_tasks
+from marl_plugins.run import Connection
+from marl_plugins.runtime.display import Display
+from marl_plugins.runtime.tiny_model import resolve
+
+if TYPE_CHECKING:
+    from marl_plugins.runtime.policy import UpstreamPolicy
+    from marl_plugins.runtime.rollout import Rollout
+
+
+class Session:
+    """One run's parts; `start` starts its processes.
+
+    Args:
+        plan: What is to be run. Its arguments are copied: here the models' names become folders.
+
+    Raises:
+        ConfigurationError: What shows only now: tasks, tools, estimator, a tokenizer or its chat template.
+    """
+
+    policies: dict[str, UpstreamPolicy]
+    rollout: Rollout
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+        self.args = {name: copy.deepcopy(args) for name, args in plan.run.policy_args.items()}
+        for policy in plan.run.policies:
+            self._load_from(policy.name, resolve(policy.model))
+            critic = self.args[policy.name].critic
+            critic.model_name_or_path = critic.model_name_or_path and resolve(critic.model_name_or_path)
+        self.train_tasks, self.eval_tasks = plan.tasks("train"), plan.tasks("eval")
+        if problems := check_tasks(plan):
+            raise ConfigurationError(problems)
+        self.tools = tools_of(plan)
+        self.estimator = estimator_of(plan)
+        self.chats = self._chats(self._tokenizers())
+        self.roles = self._roles()
+
+    @property
+    def critics(self) -> bool:
+        """Whether the policies have critics."""
+        return has_critics(self.plan)
+
+    @property
+    def trained(self) -> dict[str, UpstreamPolicy]:
+        """The policies that are updated."""
+        return {name: policy for name, policy in self.policies.items() if policy.trained}
+
+    def warm_start(self, display: Display) -> None:
+        """Train the tiny models on the recipe's demonstrations, where it has some; seconds when they are in the cache."""
+        from marl_plugins.runtime.warm_start import draw, warm_start
+
+        config, module = self.plan.run.recipe.warm_start, self.plan.run.demonstrations_module
+        if config is None or module is None:
+            return
+        demonstrations = draw(module.demonstrate, self.train_tasks, config)
+        playing = {role.policy for role in self.roles.values()}  # a policy without a role has nothing to learn from them
+        for policy in self.plan.run.policies:
+            if is_tiny(policy.model) and policy.name in playing:
+                folder = self.args[policy.name].actor.model_name_or_path
+                self._load_from(policy.name, warm_start(policy.model, folder, demonstrations, self.roles, config, display))
+
+    def _load_from(self, policy: str, folder: str) -> None:
+        """The folder that a policy's model is loaded from, and its critic's, unless that has a model of its own.
+
+        Upstream makes a new value head where the two are the same, and expects one in the folder where they are not.
+        """
+        args = self.args[policy]
+        if args.critic.model_name_or_path == args.actor.model_name_or_path:
+            args.critic.model_name_or_path = folder
+        args.actor.model_name_or_path = folder
+
+    def start(self) -> None:
+        """Start every process of every policy at once and wait for all of them."""
+        from marl_plugins.runtime.engines import RestartBudget
+        from marl_plugins.runtime.policy import UpstreamPolicy
+        from marl_plugins.runtime.questions import answering
+        from marl_plugins.runtime.rollout import Rollout
+
+        run, restarts, max_steps = self.plan.run, RestartBudget(self.plan.run.recipe.limits.engine_restarts), self.max_steps
+        self.policies = {
+            p.name: UpstreamPolicy(
+                p, self.args[p.name], run.device, self.chats[p.name].tokenizer, max_steps[p.name], restarts
+            )
+            for p in run.policies
+        }
+        for policy in self.policies.values():
+            policy.launch()
+        for policy in self.policies.values():
+            policy.load()
+        for policy in self.policies.values():
+            policy.wait()
+        pools = {name: policy.engines for name, policy in self.policies.items()}
+        workflow = workflow_of(self.plan.plugins, run)
+        self.rollout = Rollout(run, self.plan.plugins, workflow, self.roles, self.tools, pools)
+        longest = {name: args.data.max_len for name, args in self.args.items()}
+        run.state(Connection).ask = answering(self.rollout.generate, self.chats, longest, run.args.train.seed)
+
+    def kill(self) -> None:
+        """End every process of every policy at once, whatever it is doing."""
+        for policy in self.policies.values():
+            policy.kill()
+
+    @property
+    def max_steps(self) -> dict[str, int]:
+        """Optimiser steps of the whole run by policy, for the learning-rate schedules."""
+        run = self.plan.run
+        steps = sum(run.episode_steps(len(self.train_tasks))) * run.args.train.num_episodes
+        return {name: steps * args.train.max_epochs for name, args in self.args.items()}
+
+    def _tokenizers(self) -> dict[str, Any]:
+        from transformers import AutoTokenizer
+
+        tokenizers, problems = {}, []
+        for policy, args in self.args.items():
+            name, fast = args.actor.model_name_or_path, not args.data.disable_fast_tokenizer
+            try:
+                tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=True, use_fast=fast)
+            except (OSError, ValueError) as error:
+                problems.append(
+                    f"policy {policy!r}: the tokenizer of {name!r} cannot be loaded: {str(error).splitlines()[0]}"
+                )
+                continue
+            tokenizer.padding_side = "left"
+            if tokenizer.pad_token is None:
+                tokenizer.pad_token = tokenizer.eos_token
+            tokenizers[policy] = tokenizer
+        if problems:
+            raise ConfigurationError(problems)
+        return tokenizers
+
+    def _chats(self, tokenizers: dict[str, Any]) -> dict[str, ChatFormat]:
+        chats, problems = {}, []
+        for policy, tokenizer in tokenizers.items():
+            try:
+                chats[policy] = ChatFormat(tokenizer, policy)
+                self._try_template(policy, chats[policy])
+            except ConfigurationError as error:
+                problems += error.problems
+        if problems:
+            raise ConfigurationError(problems)
+        return chats
+
+    def _try_template(self, policy: str, chat: ChatFormat) -> None:
+        """Render what the policy's roles will need, so that a template that refuses it is found before anything is started."""
+        import jinja2
+
+        for name in self.plan.run.recipe.roles_of(policy):
+            role = self.plan.run.role(name)
+            opening = [{"role": "system", "content": "?"}] if role.system else []
+            try:
+                chat.opening([*opening, {"role": "user", "content": "?"}])
+                for tool in role.tools if role.max_turns > 1 else ():
+                    chat.continuation([], {"role": self.tools[tool].message_role, "content": "?"})
+            except jinja2.TemplateError as error:
+                raise ConfigurationError(
+                    f"policy {policy!r}: its chat template refuses the messages of role {name!r}: {error}"
+                ) from None
+
+    def _roles(self) -> dict[str, RoleSpec]:
+        run = self.plan.run
+        return {name: self._role(name, self.args[run.recipe.policy_of(name)]) for name in run.recipe.roles}
+
+    def _role(self, name: str, args: SimpleNamespace) -> RoleSpec:
+        run, role = self.plan.run, self.plan.run.role(name)
+        policy = run.recipe.policy_of(name)
+        return RoleSpec(
+            name=name,
+            policy=policy,
+            render=prompt_renderer(run.prompt(name), run.system(name)),
+            chat=self.chats[policy],
+            sampling=Sampling(
+                temperature=args.rollout.temperature,
+                top_p=args.rollout.top_p,
+                max_new_tokens=role.max_new_tokens or args.rollout.max_new_tokens,
+                max_len=args.data.max_len,
+                stop=tuple(role.stop),
+            ),
+            tools=tuple(self.tools[t] for t in role.tools),
+            max_turns=role.max_turns,
+            endless_tools_fail=role.endless_tools == "fail",
+        )
+
+
+def tools_of(plan: Plan) -> dict[str, Tool]:
+    """All tools that the plugins bring, by name.
+
+    Raises:
+        ConfigurationError: Two have the same name.
+    """
+    tools: dict[str, Tool] = {}
+    for answer in plan.plugins.hook.marl_tools(run=plan.run):
+        for tool in answer or ():
+            if tool.name in tools:
+                raise ConfigurationError(f"two plugins bring a tool called {tool.name!r}; rename one")
+            tools[tool.name] = tool
+    return tools
+
+
+def estimator_of(plan: Plan) -> Estimator:
+    """The run's estimator.
+
+    Raises:
+        ConfigurationError: It does not fit the run.
+    """
+    run = plan.run
+    estimator: Estimator = plan.plugins.hook.marl_estimator(run=run)
+    samples = run.args.rollout.n_samples_per_prompt
+    if problems := check_estimator(estimator, samples, len(run.trained_roles), run.turns, critic=has_critics(plan)):
+        raise ConfigurationError(problems)
+    return estimator
+
+
+def has_critics(plan: Plan) -> bool:
+    """Whether any policy has a critic."""
+    return any(critic_gpus(args) for args in plan.run.policy_args.values())

@@ -1,0 +1,58 @@
+"""Upstream's trainer of one policy, with what several policies and ragged rows need."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+# Installs the host support, before upstream is imported below.
+import marl_plugins.runtime.policy_actor  # isort: skip  # noqa: F401
+from openrlhf.trainer.ppo_trainer import BasePPOTrainer
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
+
+
+class ExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
+    """Upstream's maker of experiences, for any number of batches."""
+
+    def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
+        """Log-probs, KL and values of the batches, in place.
+
+        The dispatch list is padded to a multiple of the ranks and the extra is discarded: upstream gives the last ranks
+        fewer batches or none (launcher.py:354-365), and a collective in the forward would then wait forever.
+        """
+        ranks = [ranks_of(group) for group in (self.actor_model_group, self.critic_model_group) if group is not None]
+        extra = -len(samples_list) % math.lcm(*ranks)
+        padded = samples_list + [copy.copy(samples_list[-1]) for _ in range(extra)]
+        for sample in padded[len(samples_list) :]:
+            sample.info = dict(sample.info)
+        made: list[Experience] = super().make_experience(padded)
+        return made[: len(samples_list)]
+
+
+class ReferenceInPolicy:
+    """Upstream's view of a reference group, where the reference model lives in the policy's own processes."""
+
+    def __init__(self, group: Any):
+        self.group = group
+
+    def async_run_method_batch(self, method_name: str, **arguments: Any) -> Any:
+        assert method_name == "forward"
+        return self.group.async_run_method_batch("reference_forward", **arguments)
+
+    def async_run_method(self, method_name: str, *args: Any, **arguments: Any) -> Any:
+        return self.group.async_run_method(method_name, *args, **arguments)
+
+
+class UpstreamTrainer(BasePPOTrainer):  # type: ignore[misc]
+    """Upstream's trainer of one policy: KL controller, experience maker, update and broadcast are its own."""
+
+    def __init__(self, strategy: Any, group: Any, reference: Any, engines: list[Any], tokenizer: Any, critic: Any = None):
+        super().__init__(strategy, group, critic, None, reference, engines, tokenizer)
+        self.experience_maker = ExperienceMaker(group, critic, None, reference, self.kl_ctl, strategy, tokenizer)
+
+
+def ranks_of(group: Any) -> int:
+    """Data-parallel ranks of a group of training processes."""
+    return len(group._actor_handlers) // int(group.duplicate_actors)

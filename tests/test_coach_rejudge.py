@@ -1,0 +1,229 @@
+"""`openrlhf coach`: the recorded actions of a run, judged again."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from openai_server import Reply, openai_server, verdict
+from simulated import make_trajectory
+
+from marl_plugins.cli import main
+from marl_plugins.coach.rejudge import step_range
+from marl_plugins.core.trajectory import ToolResult
+
+ROOT = Path(__file__).resolve().parent.parent
+RECIPE = str(ROOT / "recipes" / "mathchat" / "tiny.yaml")
+ROLES = {"solver": [], "coder": ["solver"], "verifier": ["coder"]}
+RUBRIC = """
+from marl_plugins.coach.rubric import Criterion
+
+def length(action, seen):
+    return len(action.text) / 10
+
+def is_right(action, seen):
+    return action.text == seen.label
+
+RUBRIC = {
+    "solver": [Criterion("length", 1, length)],
+    "coder": [Criterion("always", 1, lambda action, seen: True)],
+    "verifier": [Criterion("never", 1, lambda action, seen: False), Criterion("right", 1, is_right, needs_label=True)],
+}
+"""
+
+
+def recorded(step, sample, texts, scores, outcome, answer="x"):
+    """A finished trajectory of the recipe's roles, as a run records it."""
+    trajectory = make_trajectory(ROLES, sample=sample)
+    trajectory.step, trajectory.outcome, trajectory.answer, trajectory.actions_scored = step, outcome, answer, True
+    for action, text, score in zip(trajectory.actions, texts, scores, strict=True):
+        action.text, action.score, action.shown = text, score, (("user", "Do it."),)
+    trajectory.actions[1].tool_results = (ToolResult("python", "1", "1", True),)
+    return trajectory
+
+
+def write(folder, *trajectories):
+    folder.mkdir(exist_ok=True)
+    file = folder / "trajectories.jsonl"
+    file.write_text("".join(json.dumps(t.record()) + "\n" for t in trajectories))
+    return file
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Three steps: long answers of the solver were scored high; the verifier was right in two of three."""
+    lost = recorded(1, 3, "abc", [0.5, 0.5, 0.5], None)
+    lost.lose("engine", "gone")
+    write(
+        tmp_path / "run",
+        recorded(1, 0, ("x" * 2, "a", "label"), [0.1, 0.4, 1.0], 1.0),
+        recorded(1, 1, ("x" * 4, "b", "other"), [0.3, 0.6, 0.5], 0.0),
+        lost,
+        recorded(2, 0, ("x" * 6, "c", "label"), [0.5, None, 0.0], 0.0),
+        recorded(3, 0, ("x" * 9, "d", "label"), [0.0, 0.0, 0.0], 1.0),
+    )
+    (tmp_path / "rules.py").write_text(RUBRIC)
+    return tmp_path / "run"
+
+
+def problems(capsys, *words):
+    assert main(["coach", *map(str, words)]) == 2
+    return capsys.readouterr().err
+
+
+def report(capsys, *words):
+    assert main(["coach", *map(str, words), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_scores_are_compared_with_the_recorded_ones_by_role(run, capsys):
+    before = (run / "trajectories.jsonl").read_bytes()
+    found = report(capsys, run, "--recipe", RECIPE, "--coach.rubric", run.parent / "rules.py", "--steps", "1:2")
+    assert (found["trajectories"], found["steps"], found["missing"]) == (3, [1, 2], {})
+    solver, coder, verifier = (found["roles"][role] for role in ("solver", "coder", "verifier"))
+    assert (solver["actions"], solver["missing"]) == (3, 0)
+    assert solver["recorded"] == pytest.approx(0.3) and solver["score"] == pytest.approx(0.4)
+    assert solver["spread"] == pytest.approx(0.1633, abs=1e-3)
+    assert solver["correlation"] == pytest.approx(1.0)
+    assert coder["recorded"] == pytest.approx(0.5)  # of the two that have a score
+    assert (coder["correlation"], coder["agreement"], solver["agreement"]) == (None, None, None)  # it does not vary
+    # With the label: 0.5, 0, 0.5, of which those of at least a half are called right.
+    assert verifier["score"] == pytest.approx(1 / 3)
+    assert verifier["agreement"] == pytest.approx(2 / 3)
+    assert (run / "trajectories.jsonl").read_bytes() == before
+    assert [path.name for path in run.iterdir()] == ["trajectories.jsonl"]
+
+
+def test_the_table_and_the_file_itself(run, capsys):
+    words = ["--recipe", RECIPE, "--coach.rubric", str(run.parent / "rules.py")]
+    assert main(["coach", str(run / "trajectories.jsonl"), *words]) == 0
+    out = capsys.readouterr()
+    assert "4 trajectories of steps 1 to 3, judged again" in out.out
+    header, solver = (
+        [w for w in line.split() if w.isascii()] for line in out.out.splitlines() if line.startswith(("role ", "solver "))
+    )
+    assert header == ["role", "actions", "missing", "recorded", "score", "spread", "correlation", "agreement"]
+    assert (len(solver), solver[:3], solver[-1]) == (8, ["solver", "4", "0"], "-")
+    assert out.err == ""  # no progress bar where nobody watches
+
+
+def test_a_recipe_without_a_coach_gets_it_and_its_own_rules_are_the_default(run, capsys):
+    assert report(capsys, run, "--recipe", RECIPE)["trajectories"] == 4
+    words = [run, "--recipe", ROOT / "tests" / "recipes" / "sums" / "tiny.yaml"]
+    assert "needs one of --coach.rubric FILE" in problems(capsys, *words)
+    assert report(capsys, *words, "--coach.rubric", run.parent / "rules.py")["trajectories"] == 4
+
+
+def test_a_model_is_asked_within_its_limits_and_missing_verdicts_are_counted(run, capsys, tmp_path):
+    (run / "coach_spent.json").write_text('{"tokens_in": 7, "tokens_out": 0}')
+
+    def answer(body, n):
+        prompt = body["messages"][0]["content"]
+        if "The member: coder" in prompt:
+            return Reply("too long", 413)
+        assert "<user> Do it." in prompt or "tries out" in prompt
+        return verdict(body, 8, correct="no")
+
+    with openai_server(answer) as (url, bodies):
+        words = [run, "--recipe", RECIPE, "--coach.model", "m", "--coach.base_url", url]
+        words += ["--ckpt.output_dir", run, "--coach.record", tmp_path / "new.jsonl", "--coach.concurrency", "2"]
+        found = report(capsys, *words)
+        assert bodies.connections() == 0
+        replayed = report(capsys, run, "--recipe", RECIPE, "--coach.model", "m", "--coach.replay", tmp_path / "new.jsonl")
+    assert found["missing"] == {"coach_refused": 4}
+    assert found["roles"]["coder"] | {"recorded": None} == {
+        **{"actions": 4, "missing": 4, "recorded": None, "score": None, "spread": None},
+        **{"correlation": None, "agreement": None},
+    }
+    assert found["roles"]["verifier"]["agreement"] == 0.5  # it is told that all are wrong
+    assert found["metrics"]["requests"] == 12.0
+    assert json.loads((run / "coach_spent.json").read_text())["tokens_in"] == 7  # the run's account is not touched
+    assert len((tmp_path / "new.jsonl").read_text().splitlines()) == 8
+    assert replayed["roles"]["solver"] == found["roles"]["solver"]
+    assert replayed["missing"] == {"coach_replay": 4}
+
+
+def test_an_endpoint_that_refuses_ends_it_with_its_reason(run, capsys):
+    with openai_server(lambda body, n: verdict(body, 7) if n == 1 else Reply("no", 401)) as (url, _):
+        assert main(["coach", str(run), "--recipe", RECIPE, "--coach.model", "m", "--coach.base_url", url]) == 1
+    assert "refuses the key (401)" in capsys.readouterr().err
+
+
+def test_mistakes_have_exit_code_2_and_say_what_to_do(run, capsys, tmp_path):
+    words = ["--recipe", RECIPE]
+    assert "nowhere: No such file or directory; expected a run's output folder" in problems(capsys, "nowhere", *words)
+    assert "give the run first" in problems(capsys, *words)
+    assert "the following arguments are required: --recipe" in problems(capsys, run)
+    assert "expected A:B, A:, :B or A" in problems(capsys, run, *words, "--steps", "one")
+    assert "holds no trajectory with actions to judge in steps 7 to the last" in problems(
+        capsys, run, *words, "--steps", "7:"
+    )
+    assert "is out of range: expected above 0" in problems(
+        capsys, run, *words, "--coach.timeout", "0", "--coach.model", "m"
+    )
+    assert "unknown flag --coach.rubrik" in problems(capsys, run, *words, "--coach.rubrik", "x")
+    assert "no engines are started here; name a rubric" in problems(
+        capsys, run, "--recipe", with_judge(tmp_path), "--coach.policy", "judge"
+    )
+
+
+def with_judge(folder):
+    shutil.copytree(ROOT / "recipes" / "mathchat", folder / "judged")
+    file = folder / "judged" / "judged.yaml"
+    judge = '{model: "tiny:positions=4096", trainable: false, flags: {data.max_len: 4096}}'
+    file.write_text(f"extends: tiny.yaml\npolicies:\n  judge: {judge}\n")
+    return file
+
+
+def test_lines_that_cannot_be_read_are_named(run, capsys):
+    file = run / "trajectories.jsonl"
+    lines = file.read_text().splitlines()
+    other = json.loads(lines[1])
+    other["actions"][0]["role"] = "sovler"
+    lines[1:3] = [json.dumps(other), json.dumps({"schema": 99}), "[]", json.dumps({"schema": 1})]
+    file.write_text("\n".join([*lines, lines[0][:100]]))
+    err = problems(capsys, run, "--recipe", RECIPE)
+    for part in (
+        f"{file}:2: the recipe has no role 'sovler'; did you mean 'solver'?",
+        f"{file}:3: cannot be read: a record of schema 99; this release reads 1",
+        f"{file}:4: is not a record of a trajectory",
+        f"{file}:5: is not a record of a trajectory: KeyError: 'task'",
+        f"{file}:8: cannot be read: Expecting value: line 1 column 101 (char 100); it is half written: remove it",
+    ):
+        assert part in err
+    file.write_text("{\n" * 30)
+    err = problems(capsys, run, "--recipe", RECIPE)
+    assert f"{file}:10: cannot be read" in err and f"{file}:11:" not in err and "20 more such lines" in err
+
+
+def test_records_of_an_earlier_release_are_judged_and_what_they_lack_is_reported(run, capsys):
+    """They hold no messages that were shown, no returned action, no terms and no notes."""
+    file = run / "trajectories.jsonl"
+    older = []
+    for line in file.read_text().splitlines():
+        record = json.loads(line)
+        for name in ("metadata", "returned", "actions_scored", "seconds"):
+            del record[name]
+        for action in record["actions"]:
+            for name in ("shown", "unscored", "terms", "notes"):
+                del action[name]
+        older.append(json.dumps(record))
+    file.write_text("\n".join(older))
+    words = ["--recipe", RECIPE, "--coach.rubric", str(run.parent / "rules.py")]
+    assert report(capsys, run, *words)["roles"]["solver"]["correlation"] is not None
+    assert main(["coach", str(run), *words]) == 0
+    assert "the records hold no messages that were shown" in capsys.readouterr().out
+
+
+def test_help_teaches_by_an_example(capsys):
+    assert main(["coach", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "openrlhf coach runs/mine --recipe mathchat/tiny.yaml" in out
+    assert "--coach.base_url" in out and "--steps A:B" in out
+    assert main(["--help"]) == 0
+    assert "openrlhf coach RUN --recipe RECIPE" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("word", "expected"), [("3:7", (3, 7)), ("3:", (3, None)), (":7", (0, 7)), ("4", (4, 4))])
+def test_steps(word, expected):
+    assert step_range(word) == expected

@@ -1,0 +1,110 @@
+"""The plugins in examples/: the contracts that any plugin keeps, and their formulas against numpy."""
+
+import asyncio
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated import make_trajectory
+
+from marl_plugins.contracts import PluginContract
+from marl_plugins.core.rows import Row
+from marl_plugins.loading import load
+from marl_plugins.plan.build import build_plan
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+FILES = sorted(EXAMPLES.glob("*.py"))
+
+
+class TestMaxRL(PluginContract):
+    plugin = str(EXAMPLES / "maxrl.py")
+    flags = ("--rollout.n_samples_per_prompt", "4")
+
+
+class TestRAE(PluginContract):
+    plugin = str(EXAMPLES / "rae.py")
+
+
+class TestHierarchicalGRPO(PluginContract):
+    plugin = str(EXAMPLES / "hierarchical_grpo.py")
+    flags = ("--hierarchical.attempts", "verifier")
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
+def test_an_example_has_fewer_than_forty_lines(file):
+    body = file.read_text().split('"""', 2)[2]
+    assert len([line for line in body.splitlines() if line.strip()]) < 40
+
+
+def rows_of(groups):
+    """One row per reward: `groups` maps a task to its rewards."""
+    rows, rewards = [], []
+    for task, values in groups.items():
+        for sample, value in enumerate(values):
+            trajectory = make_trajectory({"a": []}, task=task, sample=sample)
+            rows.append(Row(trajectory, trajectory.actions[0], value))
+            rewards.append(value)
+    return rows, torch.tensor(rewards)
+
+
+rewards = st.lists(st.floats(0, 1, width=32), min_size=1, max_size=6)
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), rewards, min_size=1))
+def test_maxrl_divides_by_the_groups_mean(groups):
+    rows, tensor = rows_of(groups)
+    got = load(str(EXAMPLES / "maxrl.py")).MaxRL(group_by="task").shape(rows, tensor)
+    want = []
+    for values in groups.values():
+        r = np.asarray(values, dtype=np.float64)
+        want += list((r - r.mean()) / r.mean()) if r.mean() > 0 else [0.0] * len(r)
+    np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_maxrl_gives_one_success_of_n_the_advantage_n_minus_one():
+    rows, values = rows_of({"a": [0.0, 1.0, 0.0, 0.0], "b": [0.0, 0.0]})
+    got = load(str(EXAMPLES / "maxrl.py")).MaxRL(group_by="task").shape(rows, values)
+    assert got.tolist() == [-1.0, 3.0, -1.0, -1.0, 0.0, 0.0]
+
+
+def credited(plan, by_role):
+    """Rewards after `marl_credit` of a step with these rewards of each role."""
+    edges = {f"{role}{n}": [] for role, values in by_role.items() for n in range(len(values))}
+    given = {f"{role}{n}": v for role, values in by_role.items() for n, v in enumerate(values)}
+    trajectory = make_trajectory(edges, rewards=given, roles={path: path[0] for path in edges})
+    asyncio.run(plan.plugins.chain("marl_credit", [trajectory], run=plan.run))
+    return {a.path: a.reward for a in trajectory.actions}
+
+
+def test_rae_keeps_a_baseline_by_role_through_a_resume():
+    words = ["--recipe", "mathchat/tiny.yaml", "--plugin", str(EXAMPLES / "rae.py"), "--rae.decay", "0.9"]
+    undisturbed, killed, resumed = (build_plan(words) for _ in range(3))
+    steps = [{"a": [1.0, 0.0], "b": [0.5]}, {"a": [1.0], "b": [0.25, 0.75]}, {"a": [0.0], "b": [1.0]}]
+    want = [credited(undisturbed, step) for step in steps]
+    baseline = {"a": 0.0, "b": 0.0}
+    for step, got in zip(steps, want, strict=True):  # the formula, in float64
+        for role, values in step.items():
+            for n, value in enumerate(values):
+                assert math.isclose(got[f"{role}{n}"], value - baseline[role])
+            baseline[role] = 0.9 * baseline[role] + 0.1 * np.mean(values)
+    assert [credited(killed, step) for step in steps[:2]] == want[:2]
+    resumed.plugins.restore(resumed.run, killed.plugins.state(killed.run))
+    assert credited(resumed, steps[2]) == want[2]
+    assert credited(build_plan(words), steps[2]) != want[2]  # without the state it would be another
+
+
+def test_attempts_are_compared_within_a_proposal_and_proposals_across_samples():
+    rows, values = [], []
+    given = {"p": [1.0, 0.0], "s": [[1.0, 0.0], [0.0, 0.0]]}
+    for sample in (0, 1):
+        edges = {"p": [], "s0": ["p"], "s1": ["p"]}
+        trajectory = make_trajectory(edges, sample=sample, roles={"p": "p", "s0": "s", "s1": "s"})
+        for action, value in zip(trajectory.actions, [given["p"][sample], *given["s"][sample]], strict=True):
+            rows.append(Row(trajectory, action, value))
+            values.append(value)
+    estimator = load(str(EXAMPLES / "hierarchical_grpo.py")).HierarchicalGRPO(attempts=("s",))
+    assert estimator.shape(rows, torch.tensor(values)).tolist() == [0.5, 0.5, -0.5, -0.5, 0.0, 0.0]

@@ -1,0 +1,162 @@
+"""Scores of trajectories that have ended, here or elsewhere, and what a record gives back."""
+
+import asyncio
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated import make_trajectory
+
+from marl_plugins.core.failures import InfrastructureFailure
+from marl_plugins.core.scoring import SeenLast, score
+from marl_plugins.core.trajectory import Action, Generation, Task, ToolResult, Trajectory
+
+text = st.text(max_size=8)
+number = st.floats(-2, 2, allow_nan=False)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | text, lambda v: st.lists(v, max_size=2), max_leaves=4
+)
+
+
+@st.composite
+def actions(draw, earlier):
+    """An action after some others, perhaps a later turn of one of them."""
+    ids = tuple(draw(st.lists(st.integers(0, 99), max_size=4)))
+    before = draw(st.none() | st.sampled_from(earlier)) if earlier else None
+    parents = [before.path] if before else []
+    if earlier:
+        parents += draw(st.lists(st.sampled_from([a.path for a in earlier]), max_size=2))
+    advantage = draw(st.none() | number)
+    each = st.tuples(*[number for _ in ids]) | st.just((advantage,) * len(ids))
+    return Action(
+        path=f"a{len(earlier)}",
+        role=draw(st.sampled_from("xy")),
+        policy="p",
+        turn=before.turn + 1 if before else 0,
+        shown_ids=tuple(draw(st.lists(st.integers(0, 99), max_size=3))),
+        generation=Generation(
+            ids, tuple(draw(st.tuples(*[number for _ in ids]))), draw(st.sampled_from(["stop", "length"])), "p", 3
+        ),
+        text=draw(text),
+        shown=tuple(draw(st.lists(st.tuples(st.sampled_from(["user", "system"]), text), max_size=2))),
+        before=before,
+        parents=tuple(dict.fromkeys(parents)),
+        tool_results=tuple(
+            draw(st.lists(st.builds(ToolResult, text, text, text, st.booleans(), number, st.tuples(text)), max_size=2))
+        ),
+        score=draw(st.none() | st.floats(0, 1)),
+        unscored=draw(text),
+        explanation=draw(text),
+        reward=draw(st.none() | number),
+        terms=draw(st.dictionaries(text, number, max_size=2)),
+        notes=draw(st.dictionaries(text, values, max_size=2)),
+        returns=draw(st.none() | number),
+        advantage=advantage,
+        advantages=() if advantage is None else draw(each),
+        left_out=draw(st.none() | text),
+    )
+
+
+@st.composite
+def trajectories(draw):
+    made: list[Action] = []
+    for _ in range(draw(st.integers(0, 4))):
+        made.append(draw(actions(tuple(made))))
+    task = Task(draw(text), draw(text), draw(values), draw(st.dictionaries(text, values, max_size=2)))
+    return Trajectory(
+        task=task,
+        sample=draw(st.integers(0, 3)),
+        step=draw(st.integers(0, 9)),
+        actions=made,
+        answer=draw(st.none() | text),
+        returned=draw(st.none() | st.sampled_from([a.path for a in made] or [None])),
+        agent_failure=draw(st.none() | st.just("no_answer")),
+        infrastructure_failure=draw(st.none() | st.just("deadline")),
+        detail=draw(text),
+        actions_scored=draw(st.booleans()),
+        outcome=draw(st.none() | st.floats(0, 1)),
+        outcome_parts=draw(st.dictionaries(text, number, max_size=2)),
+        seconds=draw(number),
+    )
+
+
+@given(trajectories())
+def test_a_record_gives_back_what_was_recorded(trajectory):
+    record = json.loads(json.dumps(trajectory.record()))
+    assert Trajectory.from_record(record) == trajectory
+    assert [a.context_ids for a in Trajectory.from_record(record).actions] == [a.context_ids for a in trajectory.actions]
+
+
+NEW = ("metadata", "returned", "actions_scored", "seconds")
+NEW_OF_ACTIONS = ("shown", "unscored", "terms", "notes", "advantages")
+
+
+@given(trajectories())
+def test_a_record_of_an_earlier_release_is_read_too(trajectory):
+    """It lacks what was added since."""
+    record = trajectory.record()
+    old = {name: value for name, value in record.items() if name not in NEW}
+    old["actions"] = [{n: v for n, v in a.items() if n not in NEW_OF_ACTIONS} for a in record["actions"]]
+    got = Trajectory.from_record(old)
+    assert [a.generation for a in got.actions] == [a.generation for a in trajectory.actions]
+    assert [a.score for a in got.actions] == [a.score for a in trajectory.actions]
+
+
+def test_another_schema_is_refused():
+    with pytest.raises(ValueError, match="a record of schema 2; this release reads 1"):
+        Trajectory.from_record({**make_trajectory({"a": []}).record(), "schema": 2})
+
+
+def test_a_recorded_trajectory_is_scored_as_in_its_rollout():
+    """Every action sees its ancestors; the one that the workflow returned gets the label; scores from before are gone."""
+    trajectory = make_trajectory(
+        {"a": [], "b": ["a"], "c": ["a"], "d": ["b"]}, roles={"a": "x", "b": "x", "c": "y", "d": "y"}
+    )
+    trajectory.returned, trajectory.answer, trajectory.outcome = "c", "7", 0.25
+    for action in trajectory.actions:
+        action.score, action.explanation = 0.9, "before"
+    record = json.loads(json.dumps(trajectory.record()))
+    seen = {}
+
+    async def score_action(action, view):
+        seen[action.path] = view
+        if action.path == "b":
+            raise InfrastructureFailure("coach_busy", "later")
+        return len(view.before) / 10
+
+    got = Trajectory.from_record(record)
+    asyncio.run(score(got, score_action, None, last_role="y"))
+    assert {a.path: a.score for a in got.actions} == {"a": 0.0, "b": None, "c": 0.1, "d": 0.2}
+    assert {a.path: a.unscored for a in got.actions} == {"a": "", "b": "coach_busy", "c": "", "d": ""}
+    assert [path for path, view in seen.items() if isinstance(view, SeenLast)] == ["c"]
+    assert (seen["c"].label, seen["c"].answer) == ("label", "7")
+    assert all(a.score is None and a.explanation == "" for view in seen.values() for a in view.before)
+    assert got.outcome == 0.25  # nobody was asked for it anew
+
+    async def score_outcome(trajectory):
+        return 1.0
+
+    asyncio.run(score(got, None, score_outcome, last_role="y"))
+    assert (got.outcome, got.actions[0].score) == (1.0, 0.0)
+
+
+def test_a_score_that_is_late_is_missing():
+    trajectory = make_trajectory({"a": [], "b": ["a"]})
+
+    async def slow(action, view):
+        await asyncio.sleep(0 if action.path == "a" else 60)
+        return 1.0
+
+    asyncio.run(score(trajectory, slow, None, last_role=None, seconds=0.05))
+    assert [(a.score, a.unscored) for a in trajectory.actions] == [(1.0, ""), (None, "deadline")]
+
+
+def test_terms_are_named_parts_of_the_reward():
+    action = make_trajectory({"a": []}).actions[0]
+    action.add_reward("brevity", -0.25)
+    action.add_reward("brevity", -0.25)
+    assert (action.reward, action.terms) == (0.5, {"brevity": -0.5})
+    action.reward = None
+    with pytest.raises(ValueError, match="no reward to which 'brevity' could be added"):
+        action.add_reward("brevity", 1.0)

@@ -1,0 +1,165 @@
+"""The structure of the package: one direction of imports, no state of modules, functions and classes that fit on a page."""
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "marl_plugins"
+ORDER = (
+    ("core",),
+    ("hosts",),
+    ("loading",),
+    ("run",),
+    ("hookspecs",),
+    ("manager",),
+    ("plan",),
+    ("asking", "tools"),
+    ("routing", "reinforce_pp", "groups", "gae", "filter_agents_data", "coach", "reward_backprop", "builtin"),
+    ("contracts",),
+    ("runtime",),
+    ("commands",),
+    ("upstream_ci",),
+    ("cli", "__main__"),
+)
+"""Folders and modules of the package, each importing only from its own line and from those above it."""
+LONGEST_FUNCTION, LONGEST_CLASS = 80, 200
+LONGER: dict[str, str] = {}
+"""Functions and classes that may be longer, and why."""
+STATE: dict[str, str] = {
+    "runtime/engines.py _STARTING": "a lock: upstream's module is substituted for the whole process while engines start",
+}
+"""Module-level objects that change, and why."""
+CHANGES = {"append", "add", "update", "pop", "popitem", "clear", "extend", "setdefault", "remove", "insert", "discard"}
+
+FILES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py")) if "data" not in path.parts}
+TREES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
+
+
+def module_of(file):
+    return "marl_plugins." + file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+
+
+MODULES = {module_of(file).removesuffix(".__init__"): file for file in FILES}
+
+
+def imported(file):
+    """The package's own modules that a file imports, wherever in it, also for annotations alone."""
+    found = set()
+    for node in ast.walk(TREES[file]):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("marl_plugins"):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in MODULES else node.module for name in names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names if alias.name.startswith("marl_plugins")]
+        found.update(name for name in names if name not in ("marl_plugins", module_of(file)))
+    return found
+
+
+def level(module):
+    part = module.split(".")[1]
+    return next(n for n, line in enumerate(ORDER) if part in line)
+
+
+def test_every_folder_has_its_place():
+    assert {m.split(".")[1] for m in MODULES if "." in m} == {part for line in ORDER for part in line}
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f != "__init__.py"])
+def test_no_import_goes_against_the_order(file):
+    against = [name for name in imported(file) if level(name) > level(module_of(file))]
+    assert not against, f"{file} imports {against}, which stand above it"
+
+
+def test_there_is_no_circle():
+    graph = {module: imported(file) for module, file in MODULES.items()}
+    done: set[str] = set()
+
+    def visit(module, trail):
+        assert module not in trail, " -> ".join([*trail[trail.index(module) :], module])
+        if module not in done:
+            for other in sorted(graph.get(module, ())):
+                visit(other, [*trail, module])
+            done.add(module)
+
+    for module in graph:
+        visit(module, [])
+
+
+def test_the_contract_imports_the_core_and_the_run_alone():
+    assert {name.split(".")[1] for name in imported("hookspecs.py")} == {"core", "run"}
+
+
+def test_nothing_is_global():
+    found = [f"{file}:{n.lineno}" for file, tree in TREES.items() for n in ast.walk(tree) if isinstance(n, ast.Global)]
+    assert not found
+
+
+def module_names(tree):
+    """Names bound at the top of a module, with the value."""
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        for target in targets:
+            if isinstance(target, ast.Name):
+                yield target.id, node.value
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_no_module_has_state(file):
+    """No object at the top of a module is an instance without arguments, nor changed by any function."""
+    tree = TREES[file]
+    names = dict(module_names(tree))
+    found = {
+        name
+        for name, value in names.items()
+        if isinstance(value, ast.Call) and not value.args and not value.keywords and called(value).lstrip("_")[:1].isupper()
+    }
+    for function in (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)):
+        local = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        local |= {a.arg for a in ast.walk(function) if isinstance(a, ast.arg)}
+        for node in ast.walk(function):
+            if isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
+                found.update({root(node)} & names.keys() - local)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES:
+                found.update({root(node.func)} & names.keys() - local)
+    found = {name for name in found if f"{file} {name}" not in STATE}
+    assert not found, f"{file}: {sorted(found)} change while the program runs; keep them in the run (run.state) or a class"
+
+
+def called(call):
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def root(node):
+    """The name that an attribute or element belongs to; empty where it is the result of a call."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_only_the_plan_changes_a_run(file):
+    """A `Run` is frozen; nobody changes what hangs below one either."""
+    if file.startswith("plan/"):
+        return
+    changed = [
+        f"{file}:{node.lineno}"
+        for node in ast.walk(TREES[file])
+        if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del)
+        if "run" in ast.unparse(node).split("[")[0].split(".")[:-1] and not ast.unparse(node).startswith("run.state(")
+    ]
+    assert not changed
+
+
+def test_functions_and_classes_fit_on_a_page():
+    long = defaultdict(int)
+    for file, tree in TREES.items():
+        for node in ast.walk(tree):
+            limit = LONGEST_CLASS if isinstance(node, ast.ClassDef) else LONGEST_FUNCTION
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                lines = node.end_lineno - node.lineno + 1
+                if lines > limit:
+                    long[f"{file} {node.name}"] = lines
+    assert long.keys() == LONGER.keys(), dict(long)
