@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, TypeVar
 
+from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.policy import Policy as Policy  # copied recipes and plugins import it from here
 from marl_plugins.core.recipe import PolicyConfig, Recipe, RoleConfig
 from marl_plugins.loading import load_file
@@ -93,13 +94,27 @@ class Run:
         return self.recipe.roles[name]
 
     def prompt(self, role: str) -> str:
-        """Text of a role's prompt file."""
-        return (self.folder / self.role(role).prompt).read_text(encoding="utf-8")
+        """Text of a role's prompt file.
+
+        Raises:
+            ConfigurationError: It cannot be read.
+        """
+        return self._text(role, self.role(role).prompt)
 
     def system(self, role: str) -> str | None:
-        """Text of a role's system prompt file, if it has one."""
+        """Text of a role's system prompt file, if it has one.
+
+        Raises:
+            ConfigurationError: It cannot be read.
+        """
         file = self.role(role).system
-        return None if file is None else (self.folder / file).read_text(encoding="utf-8")
+        return None if file is None else self._text(role, file)
+
+    def _text(self, role: str, file: str) -> str:
+        try:
+            return (self.folder / file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"role {role!r}: cannot read {self.folder / file}: {error}") from None
 
     @property
     def trained_roles(self) -> dict[str, RoleConfig]:

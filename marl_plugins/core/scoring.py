@@ -42,7 +42,8 @@ class Seen:
     @classmethod
     def of(cls, trajectory: Trajectory, action: Action) -> Seen:
         """The view of an action: only its ancestors, because how far parallel branches have got depends on timing."""
-        before = tuple(replace(a, score=None, explanation="") for a in trajectory.ancestors(action.path))
+        unscored: dict[str, Any] = {"score": None, "unscored": "", "explanation": ""}
+        before = tuple(replace(a, **unscored, notes={}) for a in trajectory.ancestors(action.path))
         return cls(trajectory.task.id, trajectory.task.prompt, action.role, action.opening, before)
 
 
@@ -101,6 +102,8 @@ class Scoring:
 
         The last is the one that the workflow returned, or else the deepest in the graph. A task without a label has none.
         """
+        if not self._held:
+            return
         trajectory = self.trajectory
         trajectory.sort()
         order = {action.path: n for n, action in enumerate(trajectory.actions)}

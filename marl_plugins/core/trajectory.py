@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from array import array
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
 
 from marl_plugins.core.failures import InfrastructureFailure
@@ -183,6 +183,32 @@ def action_path(role: str, seen: tuple[str, ...], context_ids: Sequence[int], ta
     return f"{path}+{twin}"
 
 
+class LostAfter:
+    """See `Trajectory.lost_after`. A class, because every trajectory enters two and a generator costs twice as much."""
+
+    def __init__(self, trajectory: Trajectory, seconds: float | None, unfinished: str):
+        self.trajectory = trajectory
+        self.seconds = seconds
+        self.unfinished = unfinished
+        self.deadline = asyncio.timeout(seconds)
+
+    async def __aenter__(self) -> None:
+        await self.deadline.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        try:
+            await self.deadline.__aexit__(kind, error, traceback)
+        except TimeoutError:  # the deadline's own; one that was raised inside passes
+            self.trajectory.lose("deadline", f"{self.unfinished} after {self.seconds} s (limits.task_seconds)")
+            return True
+        if isinstance(error, InfrastructureFailure):
+            self.trajectory.lose(error.kind, str(error))
+            return True
+        return False
+
+
 @dataclass
 class Trajectory:
     """All actions of one run of a workflow on one task, with their dependency graph and the outcome."""
@@ -210,22 +236,13 @@ class Trajectory:
         """Lose the trajectory to infrastructure, which counts before the agents' own failure: it is never scored."""
         self.infrastructure_failure, self.detail, self.agent_failure = kind, detail, None
 
-    @asynccontextmanager
-    async def lost_after(self, seconds: float | None, unfinished: str) -> AsyncIterator[None]:
-        """An infrastructure failure inside, or its deadline, loses the trajectory and raises nothing.
+    def lost_after(self, seconds: float | None, unfinished: str) -> LostAfter:
+        """`async with`: an infrastructure failure inside, or its deadline, loses the trajectory and raises nothing.
 
         Args:
             unfinished: What had not happened by the deadline, for the detail.
         """
-        try:
-            async with asyncio.timeout(seconds) as deadline:
-                yield
-        except InfrastructureFailure as failure:
-            self.lose(failure.kind, str(failure))
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            self.lose("deadline", f"{unfinished} after {seconds} s (limits.task_seconds)")
+        return LostAfter(self, seconds, unfinished)
 
     def sort(self) -> None:
         """Put the actions into an order that depends on the graph alone: by depth, then by path."""
