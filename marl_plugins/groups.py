@@ -16,10 +16,10 @@ import argparse
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from marl_plugins import hookimpl
-from marl_plugins.core.estimators import Estimator, GroupBy, Whitened, add_scope_flag, check_estimator, group_key
+from marl_plugins.core.estimators import Estimator, GroupBy, Reach, Whitened, add_scope_flag, check_estimator, group_key
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.rows import Row
 
@@ -39,7 +39,7 @@ class GroupMean(Estimator):
     decide how many turns there are n differs between turns, and late turns weigh less. Alone in its group: advantage 0.
     """
 
-    scope: Literal["action", "group", "batch"] = "group"
+    scope: Reach = "group"
     group_by: GroupBy | None = "task"
 
     def shape(self, rows: Sequence[Row], rewards: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ class ReinforceBaseline(GroupMean, Whitened):
     Its failure modes are those of the group's mean; a batch in which only few groups differ makes those few large.
     """
 
-    scope: Literal["action", "group", "batch"] = "batch"
+    scope: Reach = "batch"
 
 
 ESTIMATORS: dict[str, type[GroupMean]] = {

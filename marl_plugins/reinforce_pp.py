@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from marl_plugins import hookimpl
-from marl_plugins.core.estimators import Estimator, Whitened, add_scope_flag
+from marl_plugins.core.estimators import Estimator, Reach, Whitened, add_scope_flag
 from marl_plugins.core.failures import Remark
 from marl_plugins.core.rows import Row
 
@@ -53,7 +53,7 @@ class FlashReinforce(Estimator):
     For one sample per task. Fails where tasks or roles differ more in what they pay than in what was done.
     """
 
-    scope: Literal["action", "group", "batch"] = "batch"
+    scope: Reach = "batch"
 
     def shape(self, rows: Sequence[Row], rewards: Tensor) -> Tensor:
         return rewards - rewards.mean()

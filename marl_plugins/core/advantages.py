@@ -6,7 +6,6 @@ merged exactly, so they do not depend on how rows were split over policies, rank
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -139,14 +138,6 @@ class Moments:
     def variance(self) -> float:
         """Population variance (divided by the count), as upstream's (experience_maker.py:332)."""
         return self.deviation / self.count if self.count else 0.0
-
-
-def moments(parts: Iterable[tuple[Tensor, Tensor]]) -> Moments:
-    """Moments of (values, mask) pairs taken together."""
-    total = Moments()
-    for values, mask in parts:
-        total += Moments.of(values, mask)
-    return total
 
 
 def normalise(values: Tensor, over: Moments, divide: bool = True) -> Tensor:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 GroupBy = Literal["task", "task+role", "task+role+turn"]
 """Which rows of a task's samples are compared with each other. Rows of one group must have seen comparable inputs."""
 
+Reach = Literal["action", "group", "batch"]
+"""How far what an advantage depends on reaches: the row alone, a group of samples, all rows of the step."""
+
 Batch = tuple[Sequence[Row], "Tensor", "Tensor"]
 """Rows, their advantages before normalisation (rows, tokens) and their mask (rows, tokens)."""
 
@@ -39,14 +42,14 @@ class Estimator:
     Args:
         gamma: Discount per sampled token.
         return_scope: Which rewards an action's return sums, before anything here begins.
-        scope: How far what an advantage depends on reaches: the row alone, a group of samples, the whole batch.
+        scope: How far what an advantage depends on reaches.
         group_by: What makes a group, for an estimator that compares groups; else None.
         needs_critic: Whether `estimate` is given a critic's values (`--algo.advantage.estimator gae` starts one per policy).
     """
 
     gamma: float = 1.0
     return_scope: Scope = "action"
-    scope: Literal["action", "group", "batch"] = "action"
+    scope: Reach = "action"
     group_by: GroupBy | None = None
     needs_critic: bool = False
 
@@ -90,7 +93,7 @@ class Whitened(Estimator):
         divide: Whether to divide by the standard deviation (`--algo.advantage.no_std_norm` does not).
     """
 
-    scope: Literal["action", "group", "batch"] = "batch"
+    scope: Reach = "batch"
     divide: bool = True
 
     def key(self, row: Row) -> str:
