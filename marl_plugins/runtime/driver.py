@@ -112,8 +112,15 @@ def plugins_started(loop: asyncio.Runner, plan: Plan, purpose: Literal["train", 
     loop.run(part.__aenter__())
     try:
         yield
-    finally:
-        loop.run(part.__aexit__(*sys.exc_info()))
+    except BaseException as error:
+        try:
+            loop.run(part.__aexit__(type(error), error, error.__traceback__))
+        except BaseException as last:  # what ended the run is raised, also when a plugin cannot stop
+            if last is not error:
+                print(f"warning: while plugins were stopped: {type(last).__name__}: {last}", file=sys.stderr)
+        raise
+    else:
+        loop.run(part.__aexit__(None, None, None))
 
 
 @contextmanager

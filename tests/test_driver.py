@@ -1,0 +1,104 @@
+"""The beginning and the end of a run, without engines."""
+
+import asyncio
+import textwrap
+from types import SimpleNamespace
+
+import pytest
+
+from marl_plugins.core.failures import RunEnded
+from marl_plugins.manager import Plugins
+
+driver = pytest.importorskip("marl_plugins.runtime.driver")
+
+PLUGIN = """
+    import asyncio
+    from marl_plugins import hookimpl
+
+    @hookimpl
+    async def marl_start(run, purpose):
+        run.append(("start", purpose, id(asyncio.get_running_loop())))
+
+    @hookimpl
+    async def marl_stop(run):
+        run.append(("stop", id(asyncio.get_running_loop())))
+        {more}
+"""
+
+
+def started(tmp_path, inside, more=""):
+    """What a plugin noted around `inside(loop)`, in the place of a run."""
+    (tmp_path / "service.py").write_text(textwrap.dedent(PLUGIN.format(more=more)))
+    notes = []
+    plan = SimpleNamespace(plugins=Plugins([str(tmp_path / "service.py")]), run=notes)
+    with asyncio.Runner() as loop:
+        try:
+            with driver.plugins_started(loop, plan, "train"):
+                inside(loop)
+        except BaseException as error:
+            return notes, error
+    return notes, None
+
+
+def test_plugins_start_and_stop_in_the_loop_of_the_run(tmp_path):
+    loops = []
+
+    async def work():
+        loops.append(id(asyncio.get_running_loop()))
+
+    notes, error = started(tmp_path, lambda loop: loop.run(work()))
+    assert error is None
+    assert notes == [("start", "train", loops[0]), ("stop", loops[0])]
+
+
+@pytest.mark.parametrize("error", [RunEnded("a process died"), KeyboardInterrupt(), ZeroDivisionError()])
+def test_plugins_are_stopped_whatever_ends_the_run(tmp_path, error):
+    def fail(loop):
+        raise error
+
+    notes, raised = started(tmp_path, fail)
+    assert raised is error
+    assert [note[0] for note in notes] == ["start", "stop"]
+
+
+def test_what_ended_the_run_is_reported_also_when_a_plugin_cannot_stop(tmp_path, capsys):
+    def fail(loop):
+        raise RunEnded("a process died; step 3 is saved")
+
+    _, raised = started(tmp_path, fail, more="1 / 0")
+    assert str(raised) == "a process died; step 3 is saved"
+    assert "while plugins were stopped: ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_a_plugin_that_cannot_stop_is_not_hidden(tmp_path):
+    _, raised = started(tmp_path, lambda loop: None, more="1 / 0")
+    assert isinstance(raised, ZeroDivisionError)
+
+
+def test_a_task_that_a_training_left_is_ended_and_a_plugins_own_is_not():
+    ended = []
+
+    async def background(name):
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(name)
+
+    class Trainer:
+        async def fit(self, done):
+            self.left = asyncio.create_task(background("left by the training"))
+            await asyncio.sleep(0)
+            return done + 1
+
+        async def save_models(self):
+            assert not ended
+
+    async def start():
+        task = asyncio.create_task(background("a plugin's"))
+        await asyncio.sleep(0)
+        return task
+
+    with asyncio.Runner() as loop:
+        own = loop.run(start())
+        assert loop.run(driver.fit(Trainer(), 2)) == 3
+        assert ended == ["left by the training"] and not own.done()
