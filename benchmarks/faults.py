@@ -54,10 +54,10 @@ KILLER = """
         inner = yield
         async def work():
             pids["driver"] = os.getpid()
-            if policy.policy.name == "first":
+            if policy.name == "first":
                 pids["policy"] = await policy.group._actor_handlers[0].__ray_call__.remote(lambda actor: os.getpid())
             running = asyncio.ensure_future(inner)
-            if PHASE == "update" and step == 3 and policy.policy.name == "first":
+            if PHASE == "update" and step == 3 and policy.name == "first":
                 await strike(0.05)
             return await running
         return work()
@@ -67,7 +67,7 @@ KILLER = """
         inner = yield
         async def work():
             running = asyncio.ensure_future(inner)
-            if PHASE == "sync" and version == 3 and policy.policy.name == "first":
+            if PHASE == "sync" and version == 3 and policy.name == "first":
                 await strike(0.01)
             return await running
         return work()

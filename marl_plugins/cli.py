@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from itertools import pairwise
+from types import ModuleType
 
 from marl_plugins import __version__
 from marl_plugins.commands import COMMANDS
@@ -80,28 +80,40 @@ def dispatch(words: list[str]) -> int:
 def plugin_commands(words: Sequence[str]) -> list[Command]:
     """The commands of all plugins that are found, or named in the words with `--plugin`.
 
+    A plugin that was found and cannot be loaded is left out (`openrlhf plugins` says what is wrong with it), and so is a command
+    of a name that is taken: installing a package must not break this command for anyone.
+
     Raises:
-        ConfigurationError: A named plugin cannot be loaded, or two commands have the same name.
+        ConfigurationError: A named plugin cannot be loaded, or brings a command of a name that is taken.
     """
     from marl_plugins.commands.plugins import found
     from marl_plugins.loading import load
+    from marl_plugins.plan.flags import COMMAND_LINE, split_flags
 
-    named = [word for flag, word in pairwise(words) if flag == "--plugin"]
+    first = next((n for n, word in enumerate(words) if word.startswith("--")), len(words))
+    flags = split_flags(words[first:], COMMAND_LINE)
+    named = [flag.words[0] for flag in flags if flag.name == "plugin" and flag.words]
     commands: dict[str, Command] = {c.name: c for c in COMMANDS}
-    for plugin in dict.fromkeys([*found(), *named]):
+    for plugin in dict.fromkeys([*named, *found()]):
         try:
-            hook = getattr(load(plugin), "marl_commands", None)
+            for command in _commands_of(load(plugin)):
+                if command.name in commands:
+                    raise ConfigurationError(
+                        f"plugin {plugin}: brings a command {command.name!r}, which exists already; rename it"
+                    )
+                commands[command.name] = command
         except ConfigurationError:
             if plugin in named:
                 raise
-            continue  # nobody asked for it; `openrlhf plugins` says what is wrong with it
-        for command in (hook() or ()) if hook is not None and hasattr(hook, "marl_impl") else ():
-            if command.name in commands:
-                raise ConfigurationError(
-                    f"plugin {plugin}: brings a command {command.name!r}, which exists already; rename it"
-                )
-            commands[command.name] = command
     return [c for c in commands.values() if c not in COMMANDS]
+
+
+def _commands_of(plugin: ModuleType) -> Sequence[Command]:
+    hook = getattr(plugin, "marl_commands", None)
+    try:
+        return (hook() or ()) if hook is not None and hasattr(hook, "marl_impl") else ()
+    except Exception as error:  # the plugin's own code, of any kind
+        raise ConfigurationError(f"plugin {plugin.__name__}: marl_commands: {type(error).__name__}: {error}") from error
 
 
 if __name__ == "__main__":

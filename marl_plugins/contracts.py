@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from marl_plugins.core.credit import rewards_from_scores, sum_over_scope
 from marl_plugins.core.estimators import Estimator, group_key
-from marl_plugins.core.failures import InfrastructureFailure
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunEnded
 from marl_plugins.core.rows import Row, rows_of
 from marl_plugins.core.scoring import Seen, checked_score
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
@@ -38,6 +38,7 @@ from marl_plugins.plan.build import build_plan
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from marl_plugins.hookspecs import Purpose
     from marl_plugins.plan.plan import Plan
     from marl_plugins.run import Run
 
@@ -61,6 +62,13 @@ class PluginContract:
     def test_it_is_active_in_a_run(self) -> None:
         """Found, its hooks known, its configuration accepted, and nothing opened by planning."""
         assert self._name() in [*self.plan.run.plugins, *BUILTINS]
+
+    def test_it_starts_and_stops(self) -> None:
+        """`marl_stop` closes what `marl_start` opened, also when the run fails, or when a service is unavailable."""
+        purposes: tuple[Purpose, ...] = ("train", "evaluate")
+        for purpose in purposes:
+            for fails in (False, True):
+                asyncio.run(_started(self.plan, purpose, fails))
 
     def test_importing_it_is_light(self) -> None:
         """`--help` and `--dry-run` import every plugin that is named; torch and the engines take seconds."""
@@ -175,6 +183,20 @@ class PluginContract:
 
     def _name(self) -> str:
         return str(Path(self.plugin).resolve()) if self.plugin.endswith(".py") else load(self.plugin).__name__
+
+
+async def _started(plan: Plan, purpose: Purpose, fails: bool) -> None:
+    try:
+        async with plan.plugins.started(plan.run, purpose):
+            if fails:
+                raise RunEnded("a training process died")
+    except ConfigurationError:  # a service is unavailable here
+        return
+    except RunEnded as error:
+        if not fails or str(error) != "a training process died":
+            raise AssertionError(f"{purpose}: instead of the run's own failure: {error}") from error
+    except RuntimeError as error:  # of `marl_stop`
+        raise AssertionError(f"{purpose}: {error}") from error
 
 
 def _credited(plan: Plan, trajectories: list[Trajectory]) -> list[Trajectory]:

@@ -3,7 +3,7 @@
     task -> workflow -> actions -> trajectory -> scores -> credit -> select -> forward -> advantages -> grid -> update -> sync
 
 A plugin is a module (or a `.py` file) with functions of these names, each marked with `@marl_plugins.hookimpl`. It may take
-any subset of a hook's arguments; `run` is one of every hook that is called once there is a run. All hooks are called in the
+any subset of a hook's arguments. Every hook that is called after the run exists takes `run`. All hooks are called in the
 controller process, which holds the run; no hook is called per token. Four kinds:
 
 * **each**: all implementations are called, in the order in which the plugins were named.
@@ -13,8 +13,8 @@ controller process, which holds the run; no hook is called per token. Four kinds
 
 Hooks marked *async* are awaited (write them as `async def`; a plain function's answer is accepted too); the others must not be
 `async def`. A wrapper around an awaited one gets and returns an awaitable.
-Nothing between `marl_tasks` and `marl_sync` may block the event loop. A hook that is awaited may ask a policy of the run:
-`text = await run.ask("judge", [{"role": "user", "content": question}], max_tokens=64)`.
+Nothing between `marl_tasks` and `marl_sync` may block the event loop. A hook of a step (`marl_generate` to `marl_sync`) may ask a
+policy of the run: `text = await run.ask("judge", [{"role": "user", "content": question}], max_tokens=64)`.
 
 What a plugin keeps from one hook to the next belongs to the run, not to the module: `run.state(Baselines)` is the run's one
 `Baselines()`. What hooks are handed of a running policy is described in `marl_plugins.core.processes`.
@@ -48,6 +48,10 @@ if TYPE_CHECKING:
     from marl_plugins.run import Run
 
 VERSION = "2.0"
+
+Purpose = Literal["train", "evaluate", "judge"]
+"""What a run is started for: `openrlhf train`; `openrlhf eval`, which scores outcomes only; `openrlhf coach`, which scores recorded
+actions and starts no engines."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -129,16 +133,19 @@ def marl_configure(run: Run) -> Sequence[str] | None:
 
 
 @hook("each", awaited=True, own=True)
-def marl_start(run: Run, purpose: Literal["train", "evaluate"]) -> Awaitable[None] | None:
+def marl_start(run: Run, purpose: Purpose) -> Awaitable[None] | None:
     """Open what the plugin needs (a file, a service), and try it. *each, async*; once, when the whole configuration is right and
-    before any process is started, by `openrlhf train` and `openrlhf eval`; not for `--dry-run`.
+    before any process is started; not for `--dry-run`.
 
-    Raise `ConfigurationError` when something is unavailable. An evaluation scores outcomes only and trains nothing.
+    Raise `ConfigurationError` when something is unavailable. The event loop is the run's, but it does not turn again until all
+    processes have started, which takes minutes; `marl_stop` runs in another task, so a task group or cancel scope cannot be
+    opened here and closed there.
 
     Example:
 
         @hookimpl
         def marl_start(run, purpose):
+            run.output.mkdir(parents=True, exist_ok=True)
             run.state(Log).file = (run.output / f"brevity-{purpose}.log").open("a")
     """
 
@@ -146,22 +153,24 @@ def marl_start(run: Run, purpose: Literal["train", "evaluate"]) -> Awaitable[Non
 @hook("each", awaited=True, own=True)
 def marl_stop(run: Run) -> Awaitable[None] | None:
     """Close what `marl_start` or a later hook opened. *each, async*; once, at the end of whatever `marl_start` was called for,
-    also when it failed; after the last hook, in the run's event loop.
+    also when it failed; after the last other hook, in the run's event loop. Ray and the engines have gone by then.
 
-    Called for a plugin unless the run failed before its `marl_start` was reached. All plugins' are called, in reverse order,
-    whatever one of them raises.
+    Called for a plugin unless the run failed before its `marl_start` was reached; also when that failed itself. All plugins' are
+    called, in reverse order, whatever one of them raises.
 
     Example:
 
         @hookimpl
         async def marl_stop(run):
-            run.state(Log).file.close()
+            if file := run.state(Log).file:
+                file.close()
     """
 
 
 @hook("first")
 def marl_tasks(run: Run, split: str) -> Sequence[Task] | None:
-    """The tasks of a split, `train` or `eval`. *first*; once per split at start. Built-in: the recipe's loader or data files.
+    """The tasks of a split, `train` or `eval`. *first*; once per split, when the configuration is checked (a hub's: when a run
+    starts). Built-in: the recipe's loader or data files.
 
     Example:
 
@@ -173,7 +182,8 @@ def marl_tasks(run: Run, split: str) -> Sequence[Task] | None:
 
 @hook("first")
 def marl_workflow(run: Run) -> Workflow | None:
-    """How roles and tools call each other on one task. *first*; once at start. Built-in: the recipe's `workflow.py`.
+    """How roles and tools call each other on one task. *first*; when the configuration is checked, and again at start. Built-in:
+    the recipe's `workflow.py`. The check runs the workflow once on empty answers, in another thread, before `marl_start`.
 
     Example:
 
@@ -245,7 +255,8 @@ def marl_score_action(run: Run, action: Action, seen: Seen) -> Awaitable[float |
     `seen` is a frozen view of what the action depended on, and holds no label. Only for the last action of the recipe's last
     role is it a `SeenLast`, with the label and the system's answer; that role is scored once the workflow has ended. Write
     `action.explanation` for people. Raise `InfrastructureFailure` for an unavailable verdict, `RunPaused` where all further
-    ones are unavailable too. Never called in an evaluation.
+    ones are unavailable too. Never called in an evaluation. A plain function that returns None leaves the action to the next
+    implementation; None from an awaitable is a missing verdict.
     Built-in: the recipe grader's `score_action`, if it has one.
 
     Example:
@@ -260,7 +271,7 @@ def marl_score_action(run: Run, action: Action, seen: Seen) -> Awaitable[float |
 def marl_score_outcome(run: Run, trajectory: Trajectory) -> Awaitable[float | None] | None:
     """Score a finished trajectory in [0, 1]. *first, async*; once per trajectory; in evaluations too, so be deterministic.
 
-    Not called for agent failures (0 by definition) or infrastructure failures (never scored).
+    Not called for agent failures (0 by definition) or infrastructure failures (never scored). None as in `marl_score_action`.
     Built-in: the recipe grader's `score_outcome`, or the function of `--reward.remote_url file.py`.
 
     Example:
@@ -271,14 +282,14 @@ def marl_score_outcome(run: Run, trajectory: Trajectory) -> Awaitable[float | No
     """
 
 
-@hook("chain")
+@hook("chain", awaited=True)
 def marl_credit(trajectories: Sequence[Trajectory], run: Run) -> Any:
-    """Turn scores into one reward (a real number) per action. *chain*; once per step.
+    """Turn scores into one reward (a real number) per action. *chain, async*; once per step.
 
     Each action's `reward` is its score (the outcome's, where no action was scored) when the first plugin gets it. Change
-    `action.reward` in place, None to leave an action out (with the reason in `action.unscored`), and return the trajectories;
-    an `async def` is awaited. `action.add_reward(term, value)` also records what the term was; `action.notes` is for anything
-    else worth recording. Raise `RunPaused` to save the step before and end the run.
+    `action.reward` in place, None to leave an action out (with the reason in `action.unscored`), and return the same
+    trajectories. `action.add_reward(term, value)` also records what the term was; `action.notes` is for anything else worth
+    recording. Raise `RunPaused` to save the step before and end the run.
 
     Example:
 
@@ -290,9 +301,9 @@ def marl_credit(trajectories: Sequence[Trajectory], run: Run) -> Any:
     """
 
 
-@hook("chain")
+@hook("chain", awaited=True)
 def marl_select(rows: Sequence[Row], run: Run, steps: int) -> Sequence[Row]:  # type: ignore[empty-body]
-    """Choose the rows to train on, before statistics are taken. *chain*; once per step, over all policies together.
+    """Choose the rows to train on, before statistics are taken. *chain, async*; once per step, over all policies together.
 
     `steps` is K, the number of optimiser steps planned; fewer than usual in an episode's last batch.
 
@@ -332,7 +343,8 @@ def marl_estimator(run: Run) -> Estimator | None:
 def marl_update(
     run: Run, policy: PolicyProcesses, prepared: Prepared, steps: int, step: int
 ) -> Awaitable[dict[str, float]] | None:
-    """Train one policy on rows whose advantages are known. *around, async*; once per policy and step, concurrently.
+    """Train one policy on rows whose advantages are known. *around, async*; in every step once per policy that has rows,
+    concurrently.
 
     Returns upstream's metrics. Built-in: `policy.update`: fill the grid, upstream's append and fit.
 
@@ -340,14 +352,16 @@ def marl_update(
 
         @hookimpl(wrapper=True)
         def marl_update(policy, prepared):
-            print(f"{policy.policy.name}: {len(prepared.rows)} rows")
+            print(f"{policy.name}: {len(prepared.rows)} rows")
             return (yield)
     """
 
 
 @hook("around", awaited=True)
 def marl_sync(run: Run, policy: PolicyProcesses, version: int) -> Awaitable[bool] | None:
-    """Bring a policy's engines to the weights of `version`; True when done. *around, async*; once per updated policy and step.
+    """Bring a policy's engines to the weights of `version`; True when done. *around, async*; once per updated policy
+    and step, and for every trained policy when a run is resumed, with the version that was saved. Wrap the built-in, for
+    `policy.sync` sets the version.
 
     Built-in: one transfer of the whole state on CPU, upstream's own broadcast on GPUs.
 
@@ -355,14 +369,15 @@ def marl_sync(run: Run, policy: PolicyProcesses, version: int) -> Awaitable[bool
 
         @hookimpl(wrapper=True)
         def marl_sync(policy, version):
-            print(f"{policy.policy.name} -> version {version}")
+            print(f"{policy.name} -> version {version}")
             return (yield)
     """
 
 
 @hook("each")
 def marl_log(run: Run, step: int, metrics: dict[str, float]) -> None:
-    """See (or add to) the metrics of a finished step before they are written. *each*; once per step.
+    """See (or add to) the metrics of a finished step before they are written. *each*; once per step, after
+    every other hook of the step.
 
     Example:
 

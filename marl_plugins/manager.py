@@ -16,13 +16,13 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 from marl_plugins import __version__, hookspecs
-from marl_plugins.core.failures import ConfigurationError, RunEnded, nearest
-from marl_plugins.hookspecs import KINDS, Kind
+from marl_plugins.core.failures import ConfigurationError, RunEnded, RunPaused, nearest
+from marl_plugins.hookspecs import KINDS, Kind, Purpose
 from marl_plugins.loading import OF_FILES, load, version_of
 from marl_plugins.loading import load_file as load_file  # copied recipes import it from here
 
@@ -123,13 +123,13 @@ class Plugins:
         for impl in reversed(self.implementations("marl_options")):
             before = set(parser._option_string_actions)
             try:
-                impl.function(parser=parser)
+                _call(impl, parser=parser)
             except argparse.ArgumentError as error:
                 problems.append(
                     f"plugin {impl.plugin_name}: adds a flag that exists already: {error}; plugins name flags after themselves"
                 )
             except Exception as error:  # the plugin's own code, of any kind
-                problems.append(self._in_users_code("marl_options", error))
+                problems.append(self._place_in_users_code("marl_options", error))
             added = sorted(set(parser._option_string_actions) - before)
             problems += [
                 f"plugin {impl.plugin_name}: adds the flag {flag}; plugins name flags after themselves: --NAME.{flag.lstrip('-')}"
@@ -139,7 +139,7 @@ class Plugins:
         if problems:
             raise ConfigurationError(problems)
 
-    def planned(self, hook: str, **arguments: Any) -> Any:
+    def call_while_planning(self, hook: str, **arguments: Any) -> Any:
         """The answers to a hook that is called before anything starts.
 
         Raises:
@@ -155,10 +155,10 @@ class Plugins:
         except (ConfigurationError, RunEnded):
             raise
         except Exception as error:  # the user's own code, of any kind
-            raise ConfigurationError(self._in_users_code(hook, error)) from error
+            raise ConfigurationError(self._place_in_users_code(hook, error)) from error
 
     @asynccontextmanager
-    async def taking_part(self, run: Run, purpose: Literal["train", "evaluate"]) -> AsyncIterator[None]:
+    async def started(self, run: Run, purpose: Purpose) -> AsyncIterator[None]:
         """`marl_start` of every plugin, in order; at the end `marl_stop`, in reverse, of all plugins that were reached.
 
         Raises:
@@ -175,7 +175,7 @@ class Plugins:
                         await _finished(_call(starts[name], run=run, purpose=purpose))
             yield
 
-    def _in_users_code(self, hook: str, error: Exception) -> str:
+    def _place_in_users_code(self, hook: str, error: Exception) -> str:
         """Where a user's code failed; a failure of this package's is raised as it is."""
         theirs = {name.partition(".")[0] for name in self.names if not name.endswith(".py")} - {__name__.partition(".")[0]}
         for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
@@ -190,7 +190,7 @@ class Plugins:
         for impl in self.in_order(hook):
             result = await _finished(_call(impl, **{first: value, **arguments}))
             if result is None:
-                raise ConfigurationError(f"plugin {impl.plugin_name}: {hook} returned nothing; it must return the {first}")
+                raise RunPaused(f"plugin {impl.plugin_name}: {hook} returned nothing; it must return the {first}")
             value = result
         return value
 
@@ -223,7 +223,10 @@ def _call(impl: Any, **arguments: Any) -> Any:
 
 
 async def _stop(impl: Any, run: Run) -> None:
-    await _finished(_call(impl, run=run))
+    try:
+        await _finished(_call(impl, run=run))
+    except Exception as error:  # the plugin's own code, of any kind
+        raise RuntimeError(f"plugin {impl.plugin_name}: marl_stop: {type(error).__name__}: {error}") from error
 
 
 async def _finished(answer: Any) -> Any:
@@ -325,7 +328,7 @@ def _needlessly_async(module: ModuleType) -> list[str]:
     return [
         f"{name} is `async def`, and is not awaited; write `def` (docs/hooks.md says which hooks are async)"
         for name, kind in sorted(KINDS.items())
-        if not kind.awaited and kind.name != "chain" and inspect.iscoroutinefunction(getattr(module, name, None))
+        if not kind.awaited and inspect.iscoroutinefunction(getattr(module, name, None))
     ]
 
 

@@ -63,7 +63,8 @@ class Run:
     def state(self, kind: type[S]) -> S:
         """The one `kind()` of this run, made when it is first asked for: where a plugin keeps what lasts longer than a hook.
 
-        Every hook of the run gets the same object; another run in the same process gets another.
+        Every hook of the run gets the same object, also when the plan has replaced the run meanwhile (`dataclasses.replace`
+        shares it); another plan in the same process has another.
         """
         if kind not in self._states:
             self._states[kind] = kind()
@@ -73,9 +74,9 @@ class Run:
     async def ask(self, policy: str, messages: Sequence[Mapping[str, str]], *, max_tokens: int) -> str:
         """A policy's answer to chat messages, from its own engines with its own chat template: for plugins.
 
-        Greedy, and through `marl_generate` like every request, with an empty `call.role`. From any hook that is awaited;
-        a trained policy in a rollout or an evaluation only, because its engines may sleep at other times
-        (`--vllm.enable_sleep`). A frozen policy's never do.
+        Greedy, and through `marl_generate` like every request, with an empty `call.role`. From hooks of a step (`marl_generate`
+        to `marl_sync`); a trained policy in a rollout or an evaluation only, because its engines may sleep at other times
+        (`--vllm.enable_sleep`). A frozen policy's never do. An evaluation has only the policies that play a role.
 
         Args:
             messages: Each with `role` and `content`.
@@ -83,11 +84,12 @@ class Run:
 
         Raises:
             InfrastructureFailure: No engine is left, or the messages leave no room for an answer.
-            RuntimeError: The engines do not run yet.
+            ConfigurationError: The run has no such policy.
+            RuntimeError: The engines are not running.
         """
         ask = self.state(Connection).ask
         if ask is None:
-            raise RuntimeError("run.ask: the engines do not run yet; ask from a hook that is awaited")
+            raise RuntimeError("run.ask: the engines are not running; ask from a hook of a step")
         return await ask(policy, messages, max_tokens)
 
     def role(self, name: str) -> RoleConfig:

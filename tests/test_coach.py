@@ -141,14 +141,14 @@ def test_everything_wrong_with_the_flags_is_reported_together():
         build_plan([*TINY, "--dry-run", *words])
     text = str(caught.value)
     for part in (
-        "command line: argument --coach.timeout: 0 is out of range: expected above 0",
+        "command line: --coach.timeout: 0 is out of range: expected above 0",
         "--coach.budget counts dollars and needs --coach.price_in",
-        "argument --coach.body: '[1]': expected a JSON object",
-        "argument --coach.max_missing: 2 is out of range: expected at least 0 and at most 1",
-        "argument --coach.concurrency: 0 is out of range: expected at least 1",
-        "argument --coach.retries: -1 is out of range: expected at least 0",
-        "argument --coach.budget_tokens: 0 is out of range: expected at least 1",
-        "argument --coach.price_in: nan is out of range: expected at least 0",
+        "--coach.body: '[1]': expected a JSON object",
+        "--coach.max_missing: 2 is out of range: expected at least 0 and at most 1",
+        "--coach.concurrency: 0 is out of range: expected at least 1",
+        "--coach.retries: -1 is out of range: expected at least 0",
+        "--coach.budget_tokens: 0 is out of range: expected at least 1",
+        "--coach.price_in: nan is out of range: expected at least 0",
         "--coach.replay answers from a recording",
         "x: holds no verdicts",
         "coach prompt nowhere.md: No such file",
@@ -203,7 +203,7 @@ def during(plan, work, purpose="train"):
     """Run `work()` while the plan's plugins take part."""
 
     async def whole():
-        async with plan.plugins.taking_part(plan.run, purpose):
+        async with plan.plugins.started(plan.run, purpose):
             return await work()
 
     return asyncio.run(whole())

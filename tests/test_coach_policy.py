@@ -136,7 +136,7 @@ def test_all_mistakes_are_reported_at_once_with_exit_code_2(recipe, capsys):
         "--coach.policy jugde: there is no frozen policy of that name; did you mean 'judge'?",
         "--coach.budget is about an endpoint, and this coach is a policy of the run (jugde)",
         "--coach.base_url is about an endpoint",
-        "argument --coach.max_missing: 2 is out of range: expected at least 0 and at most 1",
+        "--coach.max_missing: 2 is out of range: expected at least 0 and at most 1",
         "nowhere.md: No such file",
     ):
         assert part in err

@@ -186,7 +186,7 @@ def test_lines_are_those_of_the_file(recipe):
         (["--train.colocate_all", "--vllm.num_engines", "2"], ["2 (--vllm.num_engines x", "must equal 1"]),
         (["--plugin", ""], ["plugin '': expected a dotted module name"]),
         (["--ckpt.output_dir", "/dev/null/out"], ["--ckpt.output_dir /dev/null/out: no file can be created there"]),
-        (["--max_steps", "0"], ["argument --max_steps: 0 is out of range: expected at least 1"]),
+        (["--max_steps", "0"], ["--max_steps: 0 is out of range: expected at least 1"]),
         (["--rollout.batch_size", "0"], ["--rollout.batch_size 0 is out of range"]),
         (["--algo.advantage.is_correction_threshold", "1", "2", "3"], ["is_correction_threshold takes HIGH or LOW HIGH"]),
     ],

@@ -52,6 +52,14 @@ BROKEN = {
         def marl_score_outcome(trajectory):
             return 7.0
     """,
+    "it_starts_and_stops": """
+        class Log:
+            file = None
+
+        @hookimpl
+        def marl_stop(run):
+            run.state(Log).file.close()
+    """,
     "importing_it_is_light": "import torch",
     "credit_keeps_what_was_sampled": """
         @hookimpl

@@ -52,6 +52,12 @@ def test_a_plugin_may_end_the_run_when_it_starts(plugin):
         asyncio.run(taking_part(Plugins([plugin("ends", code)])))
 
 
+def test_a_hook_may_take_no_argument(plugin):
+    """Any subset of them; the empty one too."""
+    plugins, parser = Plugins([plugin("none", "@hookimpl\ndef marl_options(): pass")]), argparse.ArgumentParser()
+    plugins.options(parser)
+
+
 def test_an_unmarked_function_would_never_be_called(plugin):
     file = plugin("unmarked", "def marl_select(rows): return rows\n@hookimpl\ndef marl_log(metrics): pass")
     assert any("marl_select is not marked with @marl_plugins.hookimpl" in p for p in problems(file))
@@ -107,7 +113,7 @@ def test_every_hook_has_a_kind_and_the_run():
 
 
 async def taking_part(plugins, inside=lambda: None, purpose="train"):
-    async with plugins.taking_part("run", purpose):
+    async with plugins.started("run", purpose):
         inside()
 
 
@@ -154,7 +160,7 @@ def test_a_start_that_fails_stops_those_that_were_reached_and_no_more(plugin):
 
 def test_one_that_cannot_stop_keeps_no_other_from_it(plugin):
     plugins = Plugins([plugin("l1", LIFE.format("l1", "")), plugin("bad", "@hookimpl\ndef marl_stop(run): 1 / 0")])
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(RuntimeError, match=r"bad\.py: marl_stop: ZeroDivisionError"):
         asyncio.run(taking_part(plugins))
     assert [line[0] for line in plugins.manager.get_plugin(plugins.names[0]).log] == ["start", "stop"]
 
@@ -180,7 +186,7 @@ def test_chains_follow_the_order_given_and_await_what_is_async(plugin):
 
 def test_a_link_of_a_chain_that_returns_nothing_is_named(plugin):
     file = plugin("mute", "@hookimpl\ndef marl_credit(trajectories): pass")
-    with pytest.raises(ConfigurationError, match=r"mute\.py: marl_credit returned nothing"):
+    with pytest.raises(RunPaused, match=r"mute\.py: marl_credit returned nothing"):
         asyncio.run(Plugins([file]).chain("marl_credit", [], run=None))
 
 
@@ -304,10 +310,10 @@ def test_a_plugins_flags_are_its_own(plugin, body, parts):
 def test_what_a_plugin_raises_while_planning_names_its_file_and_line(plugin):
     plugins = Plugins([plugin("clumsy", "@hookimpl\ndef marl_tasks(run, split):\n    return run.nothing")])
     with pytest.raises(ConfigurationError, match=r"clumsy\.py:4: marl_tasks: AttributeError"):
-        plugins.planned("marl_tasks", run=object(), split="train")
+        plugins.call_while_planning("marl_tasks", run=object(), split="train")
 
 
 def test_what_this_package_raises_is_not_the_users(plugin):
     plugins = Plugins([plugin("fine", "@hookimpl\ndef marl_log(step): pass")])
     with pytest.raises(AttributeError):  # the built-in, which is given no run
-        plugins.planned("marl_tasks", run=object(), split="train")
+        plugins.call_while_planning("marl_tasks", run=object(), split="train")

@@ -34,18 +34,21 @@ def records(tmp_path, monkeypatch):
 
 def test_two_runs_do_not_write_to_one_folder(tmp_path):
     with (
-        held(tmp_path / "out"),
+        held("ckpt.output_dir", tmp_path / "out"),
         pytest.raises(ConfigurationError, match=rf"another run \(process {os.getpid()}\) is writing to it"),
-        held(tmp_path / "out"),
+        held("ckpt.output_dir", tmp_path / "out"),
     ):
         pass
-    with held(tmp_path / "out"):
+    with held("ckpt.output_dir", tmp_path / "out"):
         pass
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match="cannot be written: Not a directory"), held(tmp_path / "file" / "out"):
+    with (
+        pytest.raises(ConfigurationError, match="cannot be written: Not a directory"),
+        held("ckpt.path", tmp_path / "file" / "out"),
+    ):
         pass
 
 

@@ -307,8 +307,8 @@ def test_bad_flags_are_reported_together():
     words = ["--reward_backprop.alpha", "-1", "--reward_backprop.weights", "[]", "--plugin", "marl_plugins.reward_backprop"]
     with pytest.raises(ConfigurationError) as caught:
         build_plan(["--recipe", "recipes/mathchat/tiny.yaml", "--dry-run", *words])
-    assert "argument --reward_backprop.alpha: -1 is out of range: expected at least 0" in str(caught.value)
-    assert "argument --reward_backprop.weights: '[]': " in str(caught.value)
+    assert "--reward_backprop.alpha: -1 is out of range: expected at least 0" in str(caught.value)
+    assert "--reward_backprop.weights: '[]': " in str(caught.value)
     words = ["--plugin", "marl_plugins.reward_backprop", "--reward_backprop.attributor", "model"]
     with pytest.raises(ConfigurationError, match="asks the coach's model"):
         build_plan(["--recipe", "recipes/mathchat/tiny.yaml", "--dry-run", *words])
@@ -356,7 +356,7 @@ def test_the_models_attributor_asks_backwards_through_the_coachs_client(tmp_path
         plan = build_plan(["--recipe", "recipes/mathchat/tiny.yaml", "--plugin", "marl_plugins.reward_backprop", *words])
 
         async def credit():
-            async with plan.plugins.taking_part(plan.run, "train"):
+            async with plan.plugins.started(plan.run, "train"):
                 rewards_from_scores([t])
                 await plugin.marl_credit([t], plan.run)
 

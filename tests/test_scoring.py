@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from simulated import make_trajectory
 
 from marl_plugins.core.failures import InfrastructureFailure
-from marl_plugins.core.scoring import SeenLast, score
+from marl_plugins.core.scoring import SeenLast, score_trajectory
 from marl_plugins.core.trajectory import Action, Generation, Task, ToolResult, Trajectory
 
 text = st.text(max_size=8)
@@ -126,7 +126,7 @@ def test_a_recorded_trajectory_is_scored_as_in_its_rollout():
         return len(view.before) / 10
 
     got = Trajectory.from_record(record)
-    asyncio.run(score(got, score_action, None, last_role="y"))
+    asyncio.run(score_trajectory(got, score_action, None, last_role="y"))
     assert {a.path: a.score for a in got.actions} == {"a": 0.0, "b": None, "c": 0.1, "d": 0.2}
     assert {a.path: a.unscored for a in got.actions} == {"a": "", "b": "coach_busy", "c": "", "d": ""}
     assert [path for path, view in seen.items() if isinstance(view, SeenLast)] == ["c"]
@@ -137,7 +137,7 @@ def test_a_recorded_trajectory_is_scored_as_in_its_rollout():
     async def score_outcome(trajectory):
         return 1.0
 
-    asyncio.run(score(got, None, score_outcome, last_role="y"))
+    asyncio.run(score_trajectory(got, None, score_outcome, last_role="y"))
     assert (got.outcome, got.actions[0].score) == (1.0, 0.0)
 
 
@@ -148,7 +148,7 @@ def test_a_score_that_is_late_is_missing():
         await asyncio.sleep(0 if action.path == "a" else 60)
         return 1.0
 
-    asyncio.run(score(trajectory, slow, None, last_role=None, seconds=0.05))
+    asyncio.run(score_trajectory(trajectory, slow, None, last_role=None, seconds=0.05))
     assert [(a.score, a.unscored) for a in trajectory.actions] == [(1.0, ""), (None, "deadline")]
 
 

@@ -338,6 +338,32 @@ def test_bugs_inside_a_task_group_are_bugs(chat):
         run(grouped, chat)
 
 
+def test_what_ends_the_run_does_so_from_inside_a_task_group(chat):
+    """A policy's process that died, found by one branch of several: the run ends in a state that can be resumed."""
+
+    async def died(call):
+        raise RunPaused("the key is refused")
+
+    async def grouped(task, roles, tools):
+        async with asyncio.TaskGroup() as group:
+            for q in "xy":
+                group.create_task(roles.a(q=q))
+
+    with pytest.raises(RunPaused, match="the key is refused"):
+        run(grouped, chat, died)
+
+
+def test_a_plain_scorer_that_is_unavailable_leaves_the_score_missing(chat):
+    """It fails when it is called, not when it is awaited."""
+
+    def down(action, seen):
+        raise InfrastructureFailure("coach_busy", "later")
+
+    got = run(one, chat, score_action=down)
+    assert got.infrastructure_failure is None and got.actions_scored
+    assert [(a.score, a.unscored) for a in got.actions] == [(None, "coach_busy")]
+
+
 def test_an_action_that_nobody_scores_is_told_from_a_missing_verdict(chat):
     got = run(one, chat, score_action=lambda action, seen: None)
     assert not got.actions_scored

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Generator, Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from marl_plugins import hookimpl
 from marl_plugins.coach.flags import NEEDED as NEEDED  # named here for `openrlhf doctor`
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from marl_plugins.core.policy import Policy
     from marl_plugins.core.trajectory import Action, Trajectory
+    from marl_plugins.hookspecs import Purpose
     from marl_plugins.run import Run
 
 
@@ -85,14 +86,14 @@ def marl_configure(run: Run) -> list[str]:
 
 
 @hookimpl
-async def marl_start(run: Run, purpose: Literal["train", "evaluate"]) -> None:
+async def marl_start(run: Run, purpose: Purpose) -> None:
     """Open the endpoint's files, and ask it once; an evaluation asks no coach.
 
     Raises:
         ConfigurationError: A file cannot be used, or the endpoint does not answer.
     """
     asker = asker_of(run)
-    if purpose != "train" or asker is None:
+    if purpose == "evaluate" or asker is None:
         return
     from marl_plugins.coach.model import trial_request
 

@@ -23,7 +23,7 @@ from marl_plugins.coach.flags import add_flags
 from marl_plugins.coach.metrics import agreements
 from marl_plugins.coach.state import asker_of, judged_in
 from marl_plugins.core.failures import ConfigurationError, nearest
-from marl_plugins.core.scoring import Seen, score
+from marl_plugins.core.scoring import Seen, score_trajectory
 from marl_plugins.core.trajectory import Action, Trajectory
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ async def rejudge(plan: Plan, trajectories: Sequence[Trajectory]) -> dict[str, A
     """Judge every action again, and compare."""
     run = plan.run
     recorded = {id(action): action.score for t in trajectories for action in t.actions}
-    async with plan.plugins.taking_part(run, "train"):
+    async with plan.plugins.started(run, "judge"):
         await score_all(plan, trajectories)
         asker = asker_of(run)
         metrics = asker.metrics() if asker is not None else {}
@@ -204,7 +204,7 @@ async def score_all(plan: Plan, trajectories: Sequence[Trajectory]) -> None:
 
         async def work() -> None:
             for trajectory in waiting:
-                await score(trajectory, score_action, None, last_role=list(run.recipe.roles)[-1])
+                await score_trajectory(trajectory, score_action, None, last_role=list(run.recipe.roles)[-1])
                 bar.advance(task)
 
         workers = [asyncio.create_task(work()) for _ in range(min(run.args.coach.concurrency, len(trajectories)))]

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from marl_plugins.core.command import Command
 
 
-def _command(name: str, usage: str, about: str) -> Command:
-    """A built-in command, whose module is imported when it is called."""
+def _command(name: str, usage: str, about: str, module: str = "") -> Command:
+    """A built-in command, whose module (of the same name, unless given) is imported when it is called."""
 
     def main(words: Sequence[str]) -> int:
-        code: int = importlib.import_module(f"{__name__}.{name.replace('eval', 'evaluate')}").main(words)
+        code: int = importlib.import_module(f"{__name__}.{module or name}").main(words)
         return code
 
     return Command(name, usage, about, main)
@@ -20,7 +20,7 @@ def _command(name: str, usage: str, about: str) -> Command:
 
 COMMANDS = (
     _command("train", "--recipe RECIPE [flags]", "train a multi-agent system"),
-    _command("eval", "--recipe RECIPE [--models RUN]", "success of any models on a recipe's held-out tasks"),
+    _command("eval", "--recipe RECIPE [--models RUN]", "success of any models on a recipe's held-out tasks", "evaluate"),
     _command("recipes", "list | show | copy | import", "shipped recipes; your own from one of them, or from MARTI"),
     _command("plugins", "[--json]", "plugins that are found, and what they hook into"),
     _command("compat", "PATH | VERSION", "whether another release of upstream still fits"),

@@ -106,27 +106,28 @@ def evaluate(plan: Plan) -> dict[str, Any]:
     Raises:
         ConfigurationError: There are no held-out tasks, or a model does not load.
     """
-    from marl_plugins.runtime.cluster import prepare_environment, ray_cluster, terminated_like_interrupted
+    from marl_plugins.runtime.cluster import prepare_environment, ray_cluster
     from marl_plugins.runtime.display import Display
-    from marl_plugins.runtime.driver import plugins_started
+    from marl_plugins.runtime.lifetime import plugins_started, run_until_terminated, terminated_like_interrupted
     from marl_plugins.runtime.session import Session
 
     run, debug = plan.run, plan.options.debug
     display = Display(plan.options.json)
     prepare_environment(run, debug)
-    with asyncio.Runner() as loop, plugins_started(loop, plan, "evaluate"):
+    with terminated_like_interrupted(), asyncio.Runner() as loop, plugins_started(loop, plan, "evaluate"):
         session = Session(plan)
         if not session.eval_tasks:
             raise ConfigurationError(
                 "there are no held-out tasks: the recipe's `tasks:` gives none for eval, nor --eval.dataset"
             )
         session.warm_start(display)
-        with ray_cluster(run, debug), terminated_like_interrupted():
+        with ray_cluster(run, debug):
             with display.phase("starting engines"):
                 session.start()
             from marl_plugins.runtime.metrics import evaluation
 
-            result: dict[str, Any] = loop.run(evaluation(session.rollout, session.eval_tasks, run.args.eval, display))
+            work = evaluation(session.rollout, session.eval_tasks, run.args.eval, display)
+            result: dict[str, Any] = run_until_terminated(loop, session, work)
     display.evaluation(None, result)
     models = {p.name: p.model for p in run.policies}
     return {**{name.removeprefix("eval/"): value for name, value in result.items()}, "models": models}

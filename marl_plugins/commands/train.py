@@ -9,15 +9,14 @@ from collections.abc import Sequence
 
 from marl_plugins.core.failures import ConfigurationError
 
-MULTI_AGENT = ("--mapping", "--max_steps", "--logical_gpus", "--dry-run")
-"""Flags that upstream's own trainer does not have."""
-
 
 def main(words: Sequence[str]) -> int:
     if "--help" in words or "-h" in words:
         return print_help(words)
     if not any(w.partition("=")[0] in ("--recipe", "--plugin") for w in words):
-        if ours := [w for w in words if w.partition("=")[0] in MULTI_AGENT]:
+        from marl_plugins.plan.flags import OWN_FLAGS
+
+        if ours := [w for w in words if w.partition("=")[0].removeprefix("--") in OWN_FLAGS and w.startswith("--")]:
             raise ConfigurationError(
                 f"{ours[0]} is about multi-agent training, and nothing multi-agent was asked for: give --recipe RECIPE or "
                 "--plugin NAME as well"

@@ -55,7 +55,7 @@ class Number:
     @property
     def __name__(self) -> str:
         """What argparse calls the type in its own message about a word that is no number."""
-        return "whole number" if self.kind is int else "number"
+        return "int" if self.kind is int else "float"
 
 
 def at_least(bound: float, kind: Callable[[str], float] = int) -> Number:

@@ -1,4 +1,4 @@
-"""What hooks are handed of a running policy: its engines, its processes, and the rows prepared for an update.
+"""What hooks are handed of a running policy: its engines, its processes, and its rows on the way to an update.
 
 These protocols are the whole surface that a plugin may rely on; they import neither Ray nor upstream. The runtime implements
 them on upstream's classes (runtime/engines.py, runtime/policy.py, runtime/experience.py).
@@ -42,8 +42,8 @@ class Engines(Protocol):
         """
 
 
-class Prepared(Protocol):
-    """Rows of one policy with their tensors: what `forward` returns and `update` takes. Several may exist at a time."""
+class Forwarded(Protocol):
+    """Rows of one policy with the tensors of their forward passes. Any number of such values may exist at a time."""
 
     @property
     def policy(self) -> str:
@@ -58,22 +58,42 @@ class Prepared(Protocol):
         """Mean absolute difference of the trainer's and the engine's log-probs over all sampled tokens."""
 
 
+class Prepared(Protocol):
+    """Rows of one policy with their advantages, which the estimator has made of the `Forwarded` of all policies together."""
+
+    @property
+    def policy(self) -> str:
+        """The policy's name."""
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """In the order in which they were given to `forward`."""
+
+    @property
+    def drift(self) -> float:
+        """As in `Forwarded`."""
+
+
 class PolicyProcesses(Protocol):
     """A policy of the run with its training processes and engines."""
 
     @property
-    def policy(self) -> Policy:
-        """What it is; `policy.trainable` says whether it is updated."""
+    def name(self) -> str:
+        """The policy's name."""
+
+    @property
+    def spec(self) -> Policy:
+        """What the policy is; `spec.trainable` says whether it is updated."""
 
     @property
     def version(self) -> int:
-        """How often it was updated; the weights that its engines hold belong to this version."""
+        """The number of the last sync that was begun: the weights of the engines belong to it."""
 
     @property
     def engines(self) -> Engines:
         """Its engines."""
 
-    async def forward(self, rows: Sequence[Row]) -> Prepared:
+    async def forward(self, rows: Sequence[Row]) -> Forwarded:
         """Log-probs of policy and reference, and the critic's values, of the rows' tokens.
 
         Raises:

@@ -5,7 +5,7 @@
     scoring.ended()            the workflow has ended: the last role's, of which the last one with the label
     await scoring.finish(...)
 
-`score` does all of it for a trajectory that has ended, whether it was rolled out here or read from a record.
+`score_trajectory` does all of it for a trajectory that has ended, whether it was rolled out here or read from a record.
 """
 
 from __future__ import annotations
@@ -117,7 +117,11 @@ class Scoring:
 
     def _start(self, action: Action, seen: Seen) -> None:
         assert self.score_action is not None
-        verdict = self.score_action(action, seen)
+        try:
+            verdict = self.score_action(action, seen)
+        except InfrastructureFailure as failure:  # of a plain function, which is called here
+            self.trajectory.actions_scored, action.unscored = True, failure.kind
+            return
         if verdict is None:
             return
         self.trajectory.actions_scored = True
@@ -146,7 +150,7 @@ class Scoring:
             task.cancel()
 
 
-async def score_outcome(trajectory: Trajectory, score: ScoreOutcome, seconds: float | None) -> None:
+async def score_outcome(trajectory: Trajectory, scorer: ScoreOutcome, seconds: float | None) -> None:
     """Write the outcome: the verifier's score, 0 for an agent failure, none where infrastructure failed.
 
     A verifier that fails or exceeds `seconds` loses the trajectory to infrastructure, like any other failure there.
@@ -156,17 +160,16 @@ async def score_outcome(trajectory: Trajectory, score: ScoreOutcome, seconds: fl
     if trajectory.agent_failure:
         trajectory.outcome = 0.0
         return
-    answer = score(trajectory)
-    if answer is None:
-        return
     async with trajectory.lost_after(seconds, "its outcome was not scored"):
-        trajectory.outcome = checked_score(await answer, "outcome")
+        answer = scorer(trajectory)
+        if answer is not None:
+            trajectory.outcome = checked_score(await answer, "outcome")
 
 
-async def score(
+async def score_trajectory(
     trajectory: Trajectory,
-    score_action: ScoreAction | None,
-    score_of_outcome: ScoreOutcome | None,
+    action_scorer: ScoreAction | None,
+    outcome_scorer: ScoreOutcome | None,
     *,
     last_role: str | None,
     seconds: float | None = None,
@@ -174,15 +177,15 @@ async def score(
     """Score a trajectory that has ended, in place of what scores it had: every action, then the outcome.
 
     Args:
-        score_action, score_of_outcome: None leaves the scores of the actions, or the outcome, as they are.
+        action_scorer, outcome_scorer: None leaves the scores of the actions, or the outcome, as they are.
         last_role: The role whose last action is scored with the label.
         seconds: Deadline of the actions' scores, and again of the outcome's.
     """
     if trajectory.infrastructure_failure:
         return
-    scoring = Scoring(trajectory, score_action, last_role)
+    scoring = Scoring(trajectory, action_scorer, last_role)
     try:
-        for action in trajectory.actions if score_action else ():
+        for action in trajectory.actions if action_scorer else ():
             action.score, action.unscored, action.explanation = None, "", ""
         for action in trajectory.actions:
             scoring.acted(action)
@@ -192,5 +195,5 @@ async def score(
         for task in scoring.running:
             task.cancel()
         await asyncio.gather(*scoring.running, return_exceptions=True)
-    if score_of_outcome is not None:
-        await score_outcome(trajectory, score_of_outcome, seconds)
+    if outcome_scorer is not None:
+        await score_outcome(trajectory, outcome_scorer, seconds)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from marl_plugins.core.conversation import ChatFormat
-from marl_plugins.core.failures import AgentFailure, InfrastructureFailure, leaves_of, nearest
+from marl_plugins.core.failures import AgentFailure, InfrastructureFailure, RunEnded, leaves_of, nearest
 from marl_plugins.core.scoring import ScoreAction, Scoring
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.trajectory import Action, Generation, Task, ToolResult, Trajectory, action_path
@@ -317,16 +317,17 @@ def agent_failure_in(error: AgentFailure | BaseExceptionGroup[BaseException]) ->
     """The agents' failure, also out of the group that an `asyncio.TaskGroup` of the workflow makes of it.
 
     Raises:
+        RunEnded: The group holds one; nothing else counts then.
         InfrastructureFailure: The group holds one; it counts before the agents' failures.
         BaseExceptionGroup: The group holds something else: a bug of the recipe.
     """
     if isinstance(error, AgentFailure):
         return error
-    _, bugs = error.split((AgentFailure, InfrastructureFailure, asyncio.CancelledError))
+    _, bugs = error.split((RunEnded, AgentFailure, InfrastructureFailure, asyncio.CancelledError))
     if bugs is not None:
         raise error
     leaves = list(leaves_of(error))
-    for kind in (InfrastructureFailure, AgentFailure):
+    for kind in (RunEnded, InfrastructureFailure, AgentFailure):
         for leaf in leaves:
             if isinstance(leaf, kind):
                 if isinstance(leaf, AgentFailure):

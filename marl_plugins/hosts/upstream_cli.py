@@ -109,7 +109,7 @@ class Parser(argparse.ArgumentParser):
     """Names of upstream's own flags; plugins add theirs later."""
 
     def error(self, message: str) -> Any:
-        raise ConfigurationError(message)
+        raise ConfigurationError(message.removeprefix("argument "))
 
 
 def build_parser(root: Path) -> Parser:

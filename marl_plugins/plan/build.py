@@ -18,9 +18,16 @@ from marl_plugins.core.failures import ConfigurationError, Remark
 from marl_plugins.core.recipe import Origins, Recipe, RoleConfig, find_recipe, load_recipe
 from marl_plugins.hosts import cpu, releases, upstream_cli
 from marl_plugins.manager import Plugins
-from marl_plugins.plan.checks import check_numbers, check_policies, check_roles, model_problem, name_policies, tool_names_of
+from marl_plugins.plan.checks import (
+    check_numbers,
+    check_policies,
+    check_roles,
+    model_problem,
+    prefix_with_policies,
+    tool_names_of,
+)
 from marl_plugins.plan.files import check_files
-from marl_plugins.plan.flags import COMMAND_LINE, OWN_FLAGS, Flags, Given, own_parser, recipe_flags, split_flags
+from marl_plugins.plan.flags import COMMAND_LINE, OWN_FLAGS, Flags, Given, own_options, recipe_flags, split_flags
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.rehearsal import check_workflow
 from marl_plugins.plan.tasks import check_tasks, from_hub
@@ -101,7 +108,7 @@ def build_plan(words: Sequence[str]) -> Plan:
     if not problems:
         wrong, warnings = check_workflow(plan, tools)
         problems += wrong
-    warnings += ask_plugins(plan, problems)
+    warnings += configure_plugins(plan, problems)
     problems.raise_if_any()
     return replace(plan, run=replace(run, warnings=(*run.warnings, *warnings)))
 
@@ -113,10 +120,7 @@ def read_request(words: Sequence[str], problems: Problems) -> Request:
         ConfigurationError: There is no recipe, or it cannot be read.
     """
     command_line = split_flags(words, COMMAND_LINE)
-    own = own_parser()
-    ours = [f for f in command_line if f.name in OWN_FLAGS]
-    right = [f for f in ours if problems.attempt(lambda f=f: own.parse_args(f.argv)) is not None]  # type: ignore[misc]
-    options = own.parse_args([w for f in right for w in f.argv])
+    options = own_options([f for f in command_line if f.name in OWN_FLAGS], problems)
     if options.recipe:
         path = find_recipe(options.recipe)
         folder = path.parent
@@ -168,7 +172,7 @@ def draft_run(request: Request, plugins: Plugins, flags: Flags) -> Run:
 
 def with_policies(run: Run, request: Request, plugins: Plugins, flags: Flags, problems: Problems) -> Run:
     """The run with its policies, their flags and models."""
-    answered = problems.attempt(lambda: plugins.planned("marl_policies", run=run)) or []
+    answered = problems.attempt(lambda: plugins.call_while_planning("marl_policies", run=run)) or []
     policies = [p for p in answered if not p.excluded_by]
     without = request.without | {p.name: p.excluded_by for p in answered if p.excluded_by}
     problems += check_policies(run, policies, without, request.origins)
@@ -192,8 +196,8 @@ def with_policies(run: Run, request: Request, plugins: Plugins, flags: Flags, pr
             use_engines_only(args)
         _settle_folders(args, run.args, policy.name)
         policy_args[policy.name] = args
-    problems += name_policies(refused)
-    problems += name_policies({name: model_problems(args) for name, args in policy_args.items()})
+    problems += prefix_with_policies(refused)
+    problems += prefix_with_policies({name: model_problems(args) for name, args in policy_args.items()})
     return replace(
         run,
         policies=tuple(replace(p, model=policy_args[p.name].actor.model_name_or_path) for p in policies),
@@ -224,9 +228,9 @@ def model_problems(args: SimpleNamespace) -> list[str]:
     return [place + problem for place, problem in found.items() if problem]
 
 
-def ask_plugins(plan: Plan, problems: Problems) -> list[str]:
+def configure_plugins(plan: Plan, problems: Problems) -> list[str]:
     """Add what the plugins refuse to the problems; what they only remark is returned."""
-    answers = problems.attempt(lambda: plan.plugins.planned("marl_configure", run=plan.run)) or []
+    answers = problems.attempt(lambda: plan.plugins.call_while_planning("marl_configure", run=plan.run)) or []
     lines = [line for answer in answers if answer for line in ([answer] if isinstance(answer, str) else answer)]
     problems += [line for line in lines if not isinstance(line, Remark)]
     return [str(line) for line in lines if isinstance(line, Remark)]

@@ -25,7 +25,7 @@ NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 
 def tool_names_of(plugins: Plugins, run: Run) -> set[str]:
     """Names of all tools that the plugins bring."""
-    return {tool.name for tools in plugins.planned("marl_tools", run=run) for tool in tools or ()}
+    return {tool.name for tools in plugins.call_while_planning("marl_tools", run=run) for tool in tools or ()}
 
 
 def _where_mapping(origins: Origins, *key: str) -> str:
@@ -166,7 +166,7 @@ def check_numbers(run: Run) -> list[str]:
             "--vllm.sync_with_ray is for one policy: upstream calls the group of every policy 'openrlhf' (ppo_actor.py:128); "
             "leave it out, the engines are then synchronised over torch's own groups"
         )
-    problems += name_policies(
+    problems += prefix_with_policies(
         {name: [*_lengths(run, name, a), *_placement(run.device, a)] for name, a in run.policy_args.items()}
     )
     if run.logical_gpus is not None and run.device != "cpu":
@@ -238,7 +238,7 @@ def _placement(device: str, a: Any) -> list[str]:
     return problems
 
 
-def name_policies(by_policy: Mapping[str, list[str]]) -> list[str]:
+def prefix_with_policies(by_policy: Mapping[str, list[str]]) -> list[str]:
     """Problems with the policies that have them; without a name where all have the same."""
     owners: dict[str, list[str]] = {}
     for name, problems in by_policy.items():

@@ -180,13 +180,26 @@ def check_flag(
         return [f"{flag.where}: --{flag.name} has no effect here: replaced: {entry.note}"]
     if per_policy and (entry is None or entry.status != "policy"):
         return [f"{flag.where}: --{flag.name} holds for the whole run and cannot differ per policy"]
+    return parse_alone(flag, parser)
+
+
+def parse_alone(flag: Given, parser: argparse.ArgumentParser) -> list[str]:
+    """The problems that parsing one flag reports, with its place."""
     try:
-        value = getattr(parser.parse_args(flag.argv), actions[flag.name].dest)
+        parser.parse_args(flag.argv)
     except ConfigurationError as error:
         return [f"{flag.where}: {p}" for p in error.problems]
-    allowed = RANGES.get(flag.name)
-    problem = allowed.problem(value) if allowed and value is not None else None
-    return [f"{flag.where}: --{flag.name} {value:g} {problem}"] if problem else []
+    return []
+
+
+def own_options(flags: Iterable[Given], problems: list[str]) -> argparse.Namespace:
+    """This project's own flags, without those that are wrong, which are reported."""
+    parser, right = own_parser(), []
+    for flag in flags:
+        wrong = parse_alone(flag, parser)
+        problems += wrong
+        right += [] if wrong else flag.argv
+    return parser.parse_args(right)
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
@@ -216,7 +229,7 @@ def _is_default(flag: Given, action: argparse.Action) -> bool:
     convert: Callable[[str], Any] = action.type if callable(action.type) else str
     try:
         return len(flag.words) == 1 and bool(convert(flag.words[0]) == action.default)
-    except ValueError:  # reported when the flag is parsed
+    except (ValueError, argparse.ArgumentTypeError):  # reported when the flag is parsed
         return False
 
 
@@ -241,6 +254,8 @@ class Flags:
         self.parser = parser
         self.root = upstream_cli.upstream_root()
         self.actions = {o[2:]: a for a in parser._actions for o in a.option_strings if o.startswith("--")}
+        for name, number in RANGES.items():
+            self.actions[name].type = number
         self.problems = problems
         self.of_policies = [f for f in command_line if f.name.startswith("policy.")]
         shared = [f for f in command_line if not f.name.startswith("policy.")]
@@ -248,7 +263,7 @@ class Flags:
             [*(beside_recipe(f, folder, self.actions) for f in recipe), *shared], self.parser
         )
         problems += conflicts
-        self.given = frozenset(f.name for f in given)
+        self.given = frozenset(f.name for f in in_force(given))
         self.on_command_line = frozenset(f.name for f in shared)
         defaults = {**DEFAULTS, **(CPU_DEFAULTS if device == "cpu" else {})}
         self.shared = [*recipe_flags(defaults, lambda _: "default"), *self._checked(given, per_policy=False)]
@@ -293,8 +308,9 @@ class Flags:
             else:
                 own[name].append(Given(upstream_name, flag.words, flag.where))
         checked = {name: self._checked(flags, per_policy=True) for name, flags in own.items()}
-        for flags in checked.values() if estimator is not None else ():
-            self.problems += check_estimator_flags(flags, self.actions, estimator or "")
+        if estimator is not None:
+            for flags in checked.values():
+                self.problems += check_estimator_flags(flags, self.actions, estimator)
         return checked
 
     def policy_args(self, own: Sequence[Given]) -> SimpleNamespace:

@@ -28,7 +28,7 @@ class Plan:
     def tasks(self, split: str) -> list[Task]:
         """The tasks of `train` or `eval`, read once."""
         if split not in self._tasks:
-            self._tasks[split] = list(self.plugins.planned("marl_tasks", run=self.run, split=split) or [])
+            self._tasks[split] = list(self.plugins.call_while_planning("marl_tasks", run=self.run, split=split) or [])
         return self._tasks[split]
 
     @property

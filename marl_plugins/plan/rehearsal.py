@@ -64,7 +64,7 @@ def check_workflow(plan: Plan, tools: Iterable[str] | None) -> tuple[list[str], 
 
 def workflow_of(plugins: Plugins, run: Run) -> Workflow:
     """The run's workflow: a plugin's, or the recipe's."""
-    workflow: Workflow = plugins.planned("marl_workflow", run=run)
+    workflow: Workflow = plugins.call_while_planning("marl_workflow", run=run)
     return workflow
 
 

@@ -1,4 +1,4 @@
-"""The surroundings of a run: environment, Ray, signals."""
+"""The surroundings of a run: environment and Ray."""
 
 from __future__ import annotations
 
@@ -55,26 +55,6 @@ def quiet(debug: bool) -> dict[str, str]:
 
 
 @contextmanager
-def terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM (Slurm, Kubernetes) ends a run like Ctrl-C does; while the loop runs, asyncio has a handler of its own.
-
-    Entered once Ray is running: `ray.init` installs a handler that exits, which aborts the process inside Ray's own calls.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
 def ray_cluster(run: Run, debug: bool) -> Iterator[None]:
     """Ray for the length of a run: the cluster in RAY_ADDRESS (or of the Ray job we run in), else one of our own.
 
@@ -84,18 +64,24 @@ def ray_cluster(run: Run, debug: bool) -> Iterator[None]:
     import psutil
     import ray
 
-    before = set(psutil.Process().children())
+    before, on_sigterm = set(psutil.Process().children()), signal.getsignal(signal.SIGTERM)
+    ours: set[psutil.Process] = set()
     try:
-        ray.init(**_options(run, debug))
-    except (ConnectionError, ValueError) as error:
-        raise ConfigurationError(
-            f"Ray cannot be reached or started (RAY_ADDRESS {os.environ.get('RAY_ADDRESS')!r}): {error}"
-        ) from error
-    ours = set(psutil.Process().children()) - before  # a raylet and a GCS server, unless the cluster is someone else's
-    if not debug:
-        importlib.import_module("ray._private.tensor_serialization_utils")  # resets the filters of warnings
-        warnings.filterwarnings("ignore")
-    try:
+        try:
+            ray.init(**_options(run, debug))
+        except (ConnectionError, ValueError) as error:
+            raise ConfigurationError(
+                f"Ray cannot be reached or started (RAY_ADDRESS {os.environ.get('RAY_ADDRESS')!r}): {error}"
+            ) from error
+        finally:  # a raylet and a GCS server, unless the cluster is someone else's
+            ours = set(psutil.Process().children()) - before
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(
+                signal.SIGTERM, on_sigterm
+            )  # Ray's own handler exits, which aborts the process inside Ray's calls
+        if not debug:
+            importlib.import_module("ray._private.tensor_serialization_utils")  # resets the filters of warnings
+            warnings.filterwarnings("ignore")
         _check_devices(run)
         yield
     finally:
@@ -106,7 +92,8 @@ def ray_cluster(run: Run, debug: bool) -> Iterator[None]:
         ray.shutdown()
         _, left = psutil.wait_procs(everyone, timeout=10)  # workers end a moment after `ray.shutdown` has returned
         for process in left:
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 def _options(run: Run, debug: bool) -> dict[str, Any]:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import sys
 import time
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.plan.describe import describe, fingerprint
 from marl_plugins.plan.plan import Plan
 from marl_plugins.runtime.checkpoints import Checkpoints
-from marl_plugins.runtime.cluster import prepare_environment, ray_cluster, terminated_like_interrupted
+from marl_plugins.runtime.cluster import prepare_environment, ray_cluster
 from marl_plugins.runtime.display import Display
+from marl_plugins.runtime.lifetime import plugins_started, run_until_terminated, terminated_like_interrupted
 from marl_plugins.runtime.records import Records, held
 from marl_plugins.runtime.report import legend, table, write_report
 from marl_plugins.runtime.session import Session
@@ -39,7 +38,13 @@ def train(plan: Plan) -> int:
     for warning in run.warnings:
         display.say(f"warning: {warning}")
     prepare_environment(run, debug)
-    with held(output), asyncio.Runner() as loop, plugins_started(loop, plan, "train"):
+    with (
+        held("ckpt.output_dir", output),
+        held("ckpt.path", checkpoint_folder),
+        terminated_like_interrupted(),
+        asyncio.Runner() as loop,
+        plugins_started(loop, plan, "train"),
+    ):
         session = Session(plan)
         session.warm_start(display)
         checkpoints = Checkpoints(checkpoint_folder, run.args.ckpt.max_num, session.critics)
@@ -47,22 +52,22 @@ def train(plan: Plan) -> int:
         if run.args.ckpt.load_enable and not manifest:
             display.say(f"no saved step in {checkpoints.folder}: starting from the beginning")
         started, done = time.monotonic(), manifest["step"] if manifest else 0
-        with saying_how_to_resume(checkpoints), ray_cluster(run, debug), terminated_like_interrupted():
+        with saying_how_to_resume(checkpoints), ray_cluster(run, debug):
             from marl_plugins.runtime.trainer import Trainer
 
             with display.phase("starting engines and training processes"):
                 session.start()
-            records = Records(output, run.args, describe(plan), done)
-            if records.moved_to:
-                display.say(f"records of an earlier run moved to {records.moved_to}")
-            display.say(f"{len(session.policies)} policies ready after {time.monotonic() - started:.0f} s")
-            if manifest:
-                for name, policy in session.trained.items():
-                    policy.version = manifest["policies"][name]
-                plan.plugins.restore(run, manifest["state"])
-                display.say(f"resuming after step {done}")
-            last = interruptible(loop, fit(Trainer(session, records, checkpoints, display), done))
-            records.close()
+            with closing(Records(output, run.args, describe(plan), done)) as records:
+                if records.moved_to:
+                    display.say(f"records of an earlier run moved to {records.moved_to}")
+                display.say(f"{len(session.policies)} policies ready after {time.monotonic() - started:.0f} s")
+                if manifest:
+                    for name, policy in session.trained.items():
+                        policy.version = manifest["policies"][name]
+                    plan.plugins.restore(run, manifest["state"])
+                    display.say(f"resuming after step {done}")
+                trainer = Trainer(session, records, checkpoints, display)
+                last = run_until_terminated(loop, session, train_and_save(trainer, done))
     summary, problem = write_report(
         records.folder, list(run.recipe.roles), f"{run.recipe.name}, seed {run.args.train.seed}"
     )
@@ -73,54 +78,11 @@ def train(plan: Plan) -> int:
     return 0
 
 
-def interruptible(loop: asyncio.Runner, work: Coroutine[Any, Any, int]) -> int:
-    """Run the training loop; SIGTERM ends it like Ctrl-C.
-
-    Raises:
-        KeyboardInterrupt: One of the two came.
-    """
-    try:
-        return loop.run(work)
-    except asyncio.CancelledError:  # by SIGTERM; of Ctrl-C the runner makes a KeyboardInterrupt itself
-        raise KeyboardInterrupt from None
-
-
-async def fit(trainer: Trainer, done: int) -> int:
+async def train_and_save(trainer: Trainer, done: int) -> int:
     """Train from the step after `done` to the end and save the models; the last step's number."""
-    task, before = asyncio.current_task(), asyncio.all_tasks()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    try:
-        last = await trainer.fit(done)
-        await trainer.save_models()
-    except asyncio.CancelledError:
-        trainer.session.kill()  # otherwise closing the loop would block on a worker thread stuck in ray.get
-        raise
-    finally:
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
-        left = asyncio.all_tasks() - before  # ended while Ray still runs
-        for other in left:
-            other.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+    last = await trainer.fit(done)
+    await trainer.save_models()
     return last
-
-
-@contextmanager
-def plugins_started(loop: asyncio.Runner, plan: Plan, purpose: Literal["train", "evaluate"]) -> Iterator[None]:
-    """`marl_start` before and `marl_stop` after, in the run's event loop."""
-    part = plan.plugins.taking_part(plan.run, purpose)
-    loop.run(part.__aenter__())
-    try:
-        yield
-    except BaseException as error:
-        try:
-            loop.run(part.__aexit__(type(error), error, error.__traceback__))
-        except BaseException as last:  # what ended the run is raised, also when a plugin cannot stop
-            if last is not error:
-                print(f"warning: while plugins were stopped: {type(last).__name__}: {last}", file=sys.stderr)
-        raise
-    else:
-        loop.run(part.__aexit__(None, None, None))
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The rows of one update with their tensors, as one value: forward, advantages, update.
 
-    prepared = await policy.forward(rows)            log-probs, KL and values of one policy's rows
-    estimate([prepared, ...], estimator)             advantages of all policies together
+    forwarded = await policy.forward(rows)               log-probs, KL and values of one policy's rows
+    prepared, ... = estimate([forwarded, ...], estimator)     advantages of all policies together
     await policy.update(prepared, steps, step)
 
 Nothing of a step waits anywhere else, so any number of such values may exist at a time.
@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -22,12 +21,12 @@ from openrlhf.models.utils import compute_reward
 from openrlhf.trainer.ppo_utils.experience import Experience, split_experience_batch
 from openrlhf.trainer.ppo_utils.replay_buffer import remove_padding_in_sequences
 
-from marl_plugins.core.estimators import Batch, Estimator
+from marl_plugins.core.estimators import Estimator
 from marl_plugins.core.rows import Row
 
 
-@dataclass
-class Prepared:
+@dataclass(frozen=True)
+class Forwarded:
     """Rows of one policy after their forward passes.
 
     Args:
@@ -37,15 +36,13 @@ class Prepared:
             there is a critic, rewards (rows,).
         kl_coef: Coefficient of the KL penalty at the time of the forward passes.
         clip_range: Bounds of rewards, upstream's `--reward.clip_range`.
-        items: One experience per row, without padding, once advantages are known.
     """
 
     policy: str
     rows: Sequence[Row]
-    micro_batches: list[tuple[Sequence[Row], Experience]]
+    micro_batches: Sequence[tuple[Sequence[Row], Experience]]
     kl_coef: float = 0.0
     clip_range: Sequence[float] | None = None
-    items: list[Experience] = field(default_factory=list)
 
     @property
     def drift(self) -> float:
@@ -56,7 +53,7 @@ class Prepared:
             tokens += e.action_mask.sum().item()
         return total / tokens if tokens else 0.0
 
-    def not_finite(self, name: str) -> list[str]:
+    def rows_not_finite(self, name: str) -> list[str]:
         """Names of the rows of which a tensor (`action_log_probs`, `kl`, `values`) is not finite."""
         return [
             row.name
@@ -65,48 +62,66 @@ class Prepared:
             if not good
         ]
 
-    def _estimated(self, estimator: Estimator) -> list[Batch]:
-        """Returns and advantages per token, from the KL penalty at every token and the reward at the last."""
-        batches: list[Batch] = []
-        for rows, e in self.micro_batches:
-            rewards = compute_reward(
-                e.rewards.float(), self.kl_coef, e.kl, action_mask=e.action_mask, reward_clip_range=self.clip_range
-            )
-            e.advantages, e.returns = estimator.estimate(rewards, e.action_mask, e.values)
-            e.info["return"] = (rewards * e.action_mask).sum(-1)
-            batches.append((rows, e.advantages, e.action_mask))
-        return batches
-
-    def _finish(self, estimator: Estimator, statistics: Any) -> None:
-        """Normalise the advantages, note them on the actions, and cut the micro-batches into rows."""
-        for rows, e in self.micro_batches:
-            e.advantages = estimator.apply(rows, e.advantages, statistics)
-            e.kl = None
-            sampled = e.action_mask.bool()
-            means = (e.advantages * e.action_mask).sum(-1) / e.action_mask.sum(-1)
-            per_row = torch.split(e.advantages[sampled], sampled.sum(-1).tolist())
-            for row, mean, values in zip(rows, means.tolist(), per_row, strict=True):
-                row.action.advantage, row.action.advantages = mean, tuple(values.tolist())
-            self.items += split_experience_batch(e)
-        remove_padding_in_sequences(self.items)
+    def estimate_returns(self, e: Experience, estimator: Estimator) -> None:
+        """Write returns and advantages per token, from the KL penalty at every token and the reward at the last."""
+        rewards = compute_reward(
+            e.rewards.float(), self.kl_coef, e.kl, action_mask=e.action_mask, reward_clip_range=self.clip_range
+        )
+        e.advantages, e.returns = estimator.estimate(rewards, e.action_mask, e.values)
+        e.info = {**e.info, "return": (rewards * e.action_mask).sum(-1)}
 
 
-def estimate(prepared: Sequence[Prepared], estimator: Estimator) -> None:
+@dataclass(frozen=True)
+class Prepared:
+    """Rows of one policy with their advantages, ready for an update.
+
+    Args:
+        items: One experience per row, without padding.
+        drift: Of the forward passes.
+    """
+
+    policy: str
+    rows: Sequence[Row]
+    items: Sequence[Experience]
+    drift: float
+
+
+def estimate(forwarded: Sequence[Forwarded], estimator: Estimator) -> list[Prepared]:
     """Advantages of the rows of all policies together: baselines and statistics span all of them.
+
+    What was given stays as it is; each action is told its advantages, for the records.
 
     Raises:
         RunEnded: The estimator cannot compare the rows.
     """
-    batches = [batch for p in prepared for batch in p.micro_batches]
+    batches = [(f, rows, copy.copy(e)) for f in forwarded for rows, e in f.micro_batches]
     if not batches:
-        return
-    rewards = torch.cat([e.rewards.float() for _, e in batches])
-    shaped = estimator.shape([row for rows, _ in batches for row in rows], rewards)
-    for (_, e), mine in zip(batches, torch.split(shaped, [len(rows) for rows, _ in batches]), strict=True):
+        return []
+    rewards = torch.cat([e.rewards.float() for _, _, e in batches])
+    shaped = estimator.shape([row for _, rows, _ in batches for row in rows], rewards)
+    for (f, _, e), mine in zip(batches, torch.split(shaped, [len(rows) for _, rows, _ in batches]), strict=True):
         e.rewards = mine
-    statistics = estimator.statistics([batch for p in prepared for batch in p._estimated(estimator)])
-    for p in prepared:
-        p._finish(estimator, statistics)
+        f.estimate_returns(e, estimator)
+    statistics = estimator.statistics([(rows, e.advantages, e.action_mask) for _, rows, e in batches])
+    for _, rows, e in batches:
+        e.advantages = estimator.apply(rows, e.advantages, statistics)
+        note_advantages(rows, e)
+        e.kl = None
+    made = []
+    for f in forwarded:
+        items = [item for g, _, e in batches if g is f for item in split_experience_batch(e)]
+        remove_padding_in_sequences(items)
+        made.append(Prepared(f.policy, f.rows, items, f.drift))
+    return made
+
+
+def note_advantages(rows: Sequence[Row], e: Experience) -> None:
+    """Write the advantages of a micro-batch onto its actions: one per sampled token, and their mean."""
+    sampled = e.action_mask.bool()
+    means = (e.advantages * e.action_mask).sum(-1) / e.action_mask.sum(-1)
+    per_row = torch.split(e.advantages[sampled], sampled.sum(-1).tolist())
+    for row, mean, values in zip(rows, means.tolist(), per_row, strict=True):
+        row.action.advantage, row.action.advantages = mean, tuple(values.tolist())
 
 
 def row_experience(row: Row) -> Experience:

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.hosts.devices import critic_gpus, training_gpus
 from marl_plugins.runtime.critic_actor import RemoteCriticActor
 from marl_plugins.runtime.policy_actor import RemotePolicyActor, RemoteReferenceActor
+from marl_plugins.runtime.records import raised_by
 from marl_plugins.runtime.upstream_trainer import ReferenceInPolicy, UpstreamTrainer
 
 from openrlhf.trainer.ray.launcher import RayActorGroup  # isort: skip  # after the host support, installed above
@@ -109,20 +110,20 @@ class TrainingProcesses:
         work = self.groups["policy"].async_run_method("save_checkpoint", tag, state)
         if "critic" in self.groups:
             work += self.groups["critic"].async_run_method("save_checkpoint", tag)
-        await self.remote("was saved", *work)
+        await self.await_work("was saved", *work)
 
     async def save_model(self) -> None:
         """The weights in Hugging Face format; the critic's too with `--critic.save_value_network`, else upstream skips it."""
         critic = self.groups["critic"].async_save_model() if "critic" in self.groups else []
-        await self.remote("saved its weights", *self.groups["policy"].async_save_model(), *critic)
+        await self.await_work("saved its weights", *self.groups["policy"].async_save_model(), *critic)
 
-    def state(self) -> Any:
-        """A reference to the whole state of the policy's model, as safetensors bytes."""
+    def weights(self) -> Any:
+        """A reference to all weights of the policy's model, as safetensors bytes."""
         return self.groups["policy"].async_run_method("state")[0]
 
     async def restore(self, handle: Any, version: int) -> None:
         """Give a new engine the current weights, and call these `version`."""
-        blob = self.state()
+        blob = self.weights()
         try:
             await handle.load_state.remote(blob, self.policy, version)
         except RayActorError as error:
@@ -130,16 +131,26 @@ class TrainingProcesses:
                 raise  # the new engine has died too
             raise self.died("gave a new engine its weights", error) from error
 
-    async def remote(self, doing: str, *work: Any) -> Any:
+    async def await_work(self, doing: str, *work: Any) -> Any:
         """Await work of the processes; one that died ends the run in a state that can be resumed.
 
         Args:
             doing: What the policy does meanwhile, for the message.
+
+        Raises:
+            RunEnded: A process died, or found weights that are not finite.
         """
         try:
             results = await asyncio.gather(*work)
         except RayActorError as error:
             raise self.died(doing, error) from error
+        except RayTaskError as error:
+            cause = raised_by(error)
+            if not isinstance(cause, FloatingPointError):
+                raise
+            raise RunEnded(
+                f"policy {self.policy!r}, while it {doing}: {cause}; they were neither synced nor saved"
+            ) from error
         return results[0] if len(results) == 1 else results
 
     def died(self, doing: str, error: RayActorError) -> RunEnded:

@@ -25,7 +25,7 @@ from marl_plugins.core.policy import Policy
 from marl_plugins.core.rows import Row
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.runtime.engines import EnginePool, RestartBudget, start_engine, start_engines
-from marl_plugins.runtime.experience import Prepared, row_experience, weightless
+from marl_plugins.runtime.experience import Forwarded, Prepared, row_experience, weightless
 from marl_plugins.runtime.launch import TrainingProcesses, bundles
 from marl_plugins.runtime.upstream_trainer import UpstreamTrainer, ranks_of
 
@@ -37,7 +37,7 @@ class UpstreamPolicy:
     """A policy with everything that belongs to it.
 
     Args:
-        policy: What it is; a frozen one has engines only.
+        spec: What it is; a frozen one has engines only.
         args: Its flags.
         device: `cpu` or `cuda`.
         tokenizer: Its tokenizer.
@@ -45,32 +45,33 @@ class UpstreamPolicy:
         restarts: Shared by all policies of the run.
     """
 
-    def __init__(self, policy: Policy, args: Any, device: str, tokenizer: Any, max_steps: int, restarts: RestartBudget):
-        self.policy = policy
+    def __init__(self, spec: Policy, args: Any, device: str, tokenizer: Any, max_steps: int, restarts: RestartBudget):
+        self.spec = spec
+        self.name = spec.name
         self.args = args
         self.device = device
         self.version = 0
-        self.training = TrainingProcesses(policy.name, args, device, tokenizer, max_steps) if policy.trainable else None
+        self.training = TrainingProcesses(spec.name, args, device, tokenizer, max_steps) if spec.trainable else None
         replace = functools.partial(start_engine, args) if device == "cpu" else None
-        self.engines = EnginePool(policy.name, [], replace, self.restore_engine, restarts)
+        self.engines = EnginePool(spec.name, [], replace, self.restore_engine, restarts)
         self._starting: list[Any] = []
         self._shared: Any = None
 
     @property
     def trained(self) -> bool:
         """Whether it is updated, whether or not its processes are running."""
-        return self.policy.trainable
+        return self.spec.trainable
 
     @property
     def processes(self) -> TrainingProcesses:
         """The training processes of a policy that is not frozen."""
-        assert self.training is not None, f"policy {self.policy.name!r} is frozen"
+        assert self.training is not None, f"policy {self.name!r} is frozen"
         return self.training
 
     @property
     def trainer(self) -> UpstreamTrainer:
         """Upstream's trainer over the running training processes."""
-        assert self.processes.trainer is not None, f"policy {self.policy.name!r} is not started"
+        assert self.processes.trainer is not None, f"policy {self.name!r} is not started"
         return self.processes.trainer
 
     @property
@@ -95,7 +96,7 @@ class UpstreamPolicy:
         """Begin to load the models."""
         handles = self.engines.handles
         self._starting = self.training.load(handles) if self.training is not None else []
-        self._starting += [handle.identify.remote(self.policy.name, self.version) for handle in handles]
+        self._starting += [handle.identify.remote(self.name, self.version) for handle in handles]
 
     def wait(self) -> None:
         """Wait until everything is loaded.
@@ -109,7 +110,7 @@ class UpstreamPolicy:
             except (RayTaskError, RayActorError) as error:
                 cause, model = str(error).strip().splitlines()[-1].strip(), self.args.actor.model_name_or_path
                 raise ConfigurationError(
-                    f"policy {self.policy.name!r}: model {model!r} could not be started: {cause} (--debug shows all of it)"
+                    f"policy {self.name!r}: model {model!r} could not be started: {cause} (--debug shows all of it)"
                 ) from error
         self._starting = []
 
@@ -140,19 +141,21 @@ class UpstreamPolicy:
         for handle in handles:
             _wait_until_dead(handle)
 
-    async def forward(self, rows: Sequence[Row]) -> Prepared:
+    async def forward(self, rows: Sequence[Row]) -> Forwarded:
         """See `PolicyProcesses.forward`; in micro-batches of `rollout.micro_batch_size`."""
         size, maker = self.args.rollout.micro_batch_size, self.trainer.experience_maker
         batches = [rows[i : i + size] for i in range(0, len(rows), size)]
         samples = maker.split_rollout_samples([row_experience(row) for row in rows])
-        experiences = await self.processes.remote("computed log-probs", asyncio.to_thread(maker.make_experience, samples))
+        experiences = await self.processes.await_work(
+            "computed log-probs", asyncio.to_thread(maker.make_experience, samples)
+        )
         apply_length_penalties(experiences, self.args)
         micro_batches, coefficient = list(zip(batches, experiences, strict=True)), self.trainer.kl_ctl.value
-        prepared = Prepared(self.policy.name, rows, micro_batches, coefficient, self.args.reward.clip_range)
+        forwarded = Forwarded(self.name, rows, micro_batches, coefficient, self.args.reward.clip_range)
         for name in ("action_log_probs", "kl", *(["values"] if self.critic else [])):
-            if broken := prepared.not_finite(name):
-                raise self.not_finite(name, rows[0].trajectory.step, f"rows {', '.join(broken[:5])}")
-        return prepared
+            if broken := forwarded.rows_not_finite(name):
+                raise self.not_finite_error(name, rows[0].trajectory.step, f"rows {', '.join(broken[:5])}")
+        return forwarded
 
     async def update(self, prepared: Prepared, steps: int, step: int) -> dict[str, float]:
         """Train policy and critic on the rows: fill the grid, hand each rank its part, and let upstream fit.
@@ -170,19 +173,19 @@ class UpstreamPolicy:
         }
         status: dict[str, Any] = {}
         if grids:
-            status = await self.processes.remote(
+            status = await self.processes.await_work(
                 f"was updated in step {step}", asyncio.to_thread(self.trainer.ppo_train, step)
             )
         metrics = {"optimiser_steps": 0.0, "fill_rows": 0.0}
         metrics |= {k: float(v) for k, v in status.items() if isinstance(v, int | float)}
         metrics |= {f"{name}fill_rows": float(grid.fill) for name, grid in grids.items()}
-        check_steps(self.policy.name, grids, metrics, self.args.train.max_epochs)
+        check_steps(self.name, grids, metrics, self.args.train.max_epochs)
         for name in ("policy_loss", "actor_grad_norm", "critic_loss", "critic_grad_norm"):
             overflow = name.endswith("grad_norm") and self.args.ds.param_dtype == "fp16"  # loss scaling skips such steps
             if not math.isfinite(metrics.get(name, 0.0)) and not overflow:
-                raise self.not_finite(name, step, f"{len(rows)} rows, the first {rows[0].name}")
+                raise self.not_finite_error(name, step, f"{len(rows)} rows, the first {rows[0].name}")
         if self.critic:  # the policy's weights are checked when they are synced
-            await self.processes.remote("checked the critic's weights", *self.critic.async_run_method("check_finite"))
+            await self.processes.await_work("checked the critic's weights", *self.critic.async_run_method("check_finite"))
         if "kl" in metrics:
             self.trainer.kl_ctl.update(metrics["kl"], len(rows))
         return metrics
@@ -197,15 +200,15 @@ class UpstreamPolicy:
 
     async def sync(self, version: int) -> bool:
         """Bring the engines to the policy's current weights and call these `version`."""
-        self.version, name = version, self.policy.name
+        self.version, name = version, self.name
         doing = f"gave its engines version {version}"
         if self.device == "cpu":
-            blob = self.processes.state()
-            await self.processes.remote(doing, self.engines.on_all(lambda h: h.load_state.remote(blob, name, version)))
+            blob = self.processes.weights()
+            await self.processes.await_work(doing, self.engines.on_all(lambda h: h.load_state.remote(blob, name, version)))
         else:
-            await self.processes.remote(doing, *self.group.async_run_method("check_finite"))
-            await self.processes.remote(doing, asyncio.to_thread(self.trainer.broadcast_to_vllm))
-            await self.processes.remote(doing, self.engines.on_all(lambda h: h.identify.remote(name, version)))
+            await self.processes.await_work(doing, *self.group.async_run_method("check_finite"))
+            await self.processes.await_work(doing, asyncio.to_thread(self.trainer.broadcast_to_vllm))
+            await self.processes.await_work(doing, self.engines.on_all(lambda h: h.identify.remote(name, version)))
         return True
 
     async def wake(self) -> None:
@@ -223,11 +226,11 @@ class UpstreamPolicy:
         if self.trained:
             await self.processes.restore(handle, self.version)
         else:
-            await handle.identify.remote(self.policy.name, self.version)
+            await handle.identify.remote(self.name, self.version)
 
-    def not_finite(self, what: str, step: int, which: str) -> RunEnded:
+    def not_finite_error(self, what: str, step: int, which: str) -> RunEnded:
         return RunEnded(
-            f"policy {self.policy.name!r}, step {step}: {what} is not finite ({which}); nothing of this step was synced "
+            f"policy {self.name!r}, step {step}: {what} is not finite ({which}); nothing of this step was synced "
             "or saved. Lower the learning rate, or look at what these rows hold"
         )
 
@@ -255,9 +258,9 @@ async def hand_out(processes: TrainingProcesses, group: Any, prepared: Prepared,
     assert grid is not None, "there are rows"
     filler = weightless(min(prepared.items, key=lambda item: len(item.sequences)))
     parts = [make_experience_batch([copy.copy(i) for i in part]) for part in grid.per_rank(prepared.items, filler)]
-    await processes.remote(doing, *group.async_run_method_batch("append", experience=parts))
+    await processes.await_work(doing, *group.async_run_method_batch("append", experience=parts))
     seed = derive_seed(args.train.seed, "fit", step, processes.policy)
-    await processes.remote(doing, *group.async_run_method("prepare_fit", grid.accumulation, seed))
+    await processes.await_work(doing, *group.async_run_method("prepare_fit", grid.accumulation, seed))
     return grid
 
 

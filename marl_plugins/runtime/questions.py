@@ -6,13 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 
 from marl_plugins.core.conversation import ChatFormat
-from marl_plugins.core.failures import InfrastructureFailure
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, nearest
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.workflow import Call, Generate, Sampling
 from marl_plugins.run import Ask
 
 
-def answering(generate: Generate, chats: Mapping[str, ChatFormat], longest: Mapping[str, int], run_seed: int) -> Ask:
+def make_ask(generate: Generate, chats: Mapping[str, ChatFormat], longest: Mapping[str, int], run_seed: int) -> Ask:
     """What `run.ask` calls.
 
     Args:
@@ -21,6 +21,8 @@ def answering(generate: Generate, chats: Mapping[str, ChatFormat], longest: Mapp
     """
 
     async def ask(policy: str, messages: Sequence[Mapping[str, str]], max_tokens: int) -> str:
+        if policy not in chats:
+            raise ConfigurationError(f"run.ask: there is no policy {policy!r} in this run{nearest(policy, chats)}")
         context = chats[policy].opening([{name: encodable(text) for name, text in m.items()} for m in messages])
         room = longest[policy] - len(context)
         if room < 1:

@@ -28,6 +28,9 @@ from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.trajectory import Trajectory
 
 FILES = ("metrics.jsonl", "trajectories.jsonl", "ledger.jsonl")
+"""The files that grow by a step, and are cut back when a run is resumed."""
+LEFT = (*FILES, "plan.json", "report.md", "curves.png")
+"""Everything that an earlier run may have left."""
 
 
 class Records:
@@ -54,7 +57,7 @@ class Records:
                 self.moved_to = move_aside(folder)
             (folder / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
         except OSError as error:
-            raise unwritable(folder, error) from None
+            raise unwritable("ckpt.output_dir", folder, error) from None
         self.tensorboard, self.wandb = _trackers(args)
 
     def step(
@@ -86,24 +89,24 @@ class Records:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Hold a folder for this process; the kernel lets go of it however the process ends.
+def held(flag: str, folder: Path) -> Iterator[None]:
+    """Hold a flag's folder for this process; the kernel lets go of it however the process ends.
 
     Raises:
         ConfigurationError: It cannot be written, or another run holds it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / "lock").open("a+", encoding="utf-8")
+        file = (folder / f"{flag}.lock").open("a+", encoding="utf-8")
     except OSError as error:
-        raise unwritable(folder, error) from None
+        raise unwritable(flag, folder, error) from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
             raise ConfigurationError(
-                f"--ckpt.output_dir {folder}: another run (process {file.read().strip() or 'unknown'}) is writing to it; wait for "
+                f"--{flag} {folder}: another run (process {file.read().strip() or 'unknown'}) is writing to it; wait for "
                 "it, or give this one a folder of its own"
             ) from None
         file.truncate(0)
@@ -141,8 +144,8 @@ def raised_by(error: Exception) -> Exception:
     return cause if isinstance(cause, Exception) else error
 
 
-def unwritable(folder: Path, error: OSError) -> ConfigurationError:
-    return ConfigurationError(f"--ckpt.output_dir {folder}: cannot be written: {error.strerror}")
+def unwritable(flag: str, folder: Path, error: OSError) -> ConfigurationError:
+    return ConfigurationError(f"--{flag} {folder}: cannot be written: {error.strerror}")
 
 
 def _plain(value: float) -> float | None:
@@ -167,7 +170,7 @@ def _trackers(args: Any) -> tuple[Any, Any]:
 
 def move_aside(folder: Path) -> Path | None:
     """Move the records of an earlier run into a folder of their own; that folder, or None where there are none."""
-    found = [folder / name for name in FILES if (folder / name).exists()]
+    found = [folder / name for name in LEFT if (folder / name).exists()]
     if not found:
         return None
     number = 1

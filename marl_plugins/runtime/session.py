@@ -35,11 +35,12 @@ class Session:
         ConfigurationError: What shows only now: tasks, tools, estimator, a tokenizer or its chat template.
     """
 
-    policies: dict[str, UpstreamPolicy]
     rollout: Rollout
+    """Only once started."""
 
     def __init__(self, plan: Plan):
         self.plan = plan
+        self.policies: dict[str, UpstreamPolicy] = {}
         self.args = {name: copy.deepcopy(args) for name, args in plan.run.policy_args.items()}
         for policy in plan.run.policies:
             self._load_from(policy.name, resolve(policy.model))
@@ -91,13 +92,14 @@ class Session:
         """Start every process of every policy at once and wait for all of them."""
         from marl_plugins.runtime.engines import RestartBudget
         from marl_plugins.runtime.policy import UpstreamPolicy
-        from marl_plugins.runtime.questions import answering
+        from marl_plugins.runtime.questions import make_ask
         from marl_plugins.runtime.rollout import Rollout
 
-        run, restarts, max_steps = self.plan.run, RestartBudget(self.plan.run.recipe.limits.engine_restarts), self.max_steps
+        run, restarts = self.plan.run, RestartBudget(self.plan.run.recipe.limits.engine_restarts)
+        lengths = self.schedule_lengths
         self.policies = {
             p.name: UpstreamPolicy(
-                p, self.args[p.name], run.device, self.chats[p.name].tokenizer, max_steps[p.name], restarts
+                p, self.args[p.name], run.device, self.chats[p.name].tokenizer, lengths[p.name], restarts
             )
             for p in run.policies
         }
@@ -111,16 +113,18 @@ class Session:
         workflow = workflow_of(self.plan.plugins, run)
         self.rollout = Rollout(run, self.plan.plugins, workflow, self.roles, self.tools, pools)
         longest = {name: args.data.max_len for name, args in self.args.items()}
-        run.state(Connection).ask = answering(self.rollout.generate, self.chats, longest, run.args.train.seed)
+        run.state(Connection).ask = make_ask(self.rollout.generate, self.chats, longest, run.args.train.seed)
 
     def kill(self) -> None:
         """End every process of every policy at once, whatever it is doing."""
+        self.plan.run.state(Connection).ask = None
         for policy in self.policies.values():
             policy.kill()
 
     @property
-    def max_steps(self) -> dict[str, int]:
-        """Optimiser steps of the whole run by policy, for the learning-rate schedules."""
+    def schedule_lengths(self) -> dict[str, int]:
+        """Optimiser steps of the whole run by policy, for the learning-rate schedules, which `--max_steps` does not shorten: a
+        run that is resumed without it continues the same schedule."""
         run = self.plan.run
         steps = sum(run.episode_steps(len(self.train_tasks))) * run.args.train.num_episodes
         return {name: steps * args.train.max_epochs for name, args in self.args.items()}

@@ -14,8 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any
 
-from ray.exceptions import RayTaskError
-
 from marl_plugins.core.credit import rewards_from_scores, sum_over_scope
 from marl_plugins.core.failures import RunEnded, RunPaused
 from marl_plugins.core.ledger import Ledger
@@ -28,7 +26,7 @@ from marl_plugins.runtime.display import Display
 from marl_plugins.runtime.experience import Prepared, estimate
 from marl_plugins.runtime.metrics import evaluation, mean, summary
 from marl_plugins.runtime.policy import UpstreamPolicy
-from marl_plugins.runtime.records import Records, raised_by, writing
+from marl_plugins.runtime.records import Records, writing
 from marl_plugins.runtime.session import Session
 
 EMPTY_STEPS = 3
@@ -72,8 +70,7 @@ class Trainer:
             await _all(self._sync_one(policy, policy.version) for policy in self.session.trained.values())
         evaluating = self.session.eval_tasks and args.eval.steps > 0
         if evaluating and not done:
-            metrics = await self.evaluate(0)
-            self.records.step(0, metrics, [], None)
+            self._record(0, await self.evaluate(0), [], None)
         schedule = list(self.schedule())
         for step, k, tasks in schedule[done:]:
             try:
@@ -86,14 +83,19 @@ class Trainer:
             if evaluating and (last or step % args.eval.steps == 0):
                 metrics |= await self.evaluate(step)
             self.plugins.hook.marl_log(run=self.run, step=step, metrics=metrics)
-            with writing("the records", self.records.folder):
-                self.records.step(step, metrics, trajectories, ledger)
+            self._record(step, metrics, trajectories, ledger)
             if step % max(1, args.logger.logging_steps) == 0:
                 self.display.step(metrics)
             done = step
             if args.ckpt.save_steps > 0 and step % args.ckpt.save_steps == 0:
                 await self.save(step)
         return done
+
+    def _record(
+        self, step: int, metrics: dict[str, float], trajectories: Sequence[Trajectory], ledger: Ledger | None
+    ) -> None:
+        with writing("the records", self.records.folder):
+            self.records.step(step, metrics, trajectories, ledger)
 
     async def train_step(
         self, step: int, k: int, tasks: Sequence[Task]
@@ -152,9 +154,8 @@ class Trainer:
         by_policy: dict[str, list[Row]] = defaultdict(list)
         for row in rows:
             by_policy[row.action.policy].append(row)
-        prepared = await _all(self.session.trained[name].forward(mine) for name, mine in by_policy.items())
-        estimate(prepared, self.session.estimator)
-        return prepared
+        forwarded = await _all(self.session.trained[name].forward(mine) for name, mine in by_policy.items())
+        return estimate(forwarded, self.session.estimator)
 
     async def _update(self, prepared: Sequence[Prepared], k: int, step: int) -> dict[str, dict[str, float]]:
         update, trained = self.plugins.hook.marl_update, self.session.trained
@@ -172,7 +173,7 @@ class Trainer:
         done = await self.plugins.hook.marl_sync(run=self.run, policy=policy, version=version)
         if not done or policy.version != version:
             raise RunEnded(
-                f"policy {policy.policy.name!r} was updated and its engines were not brought to version {version} "
+                f"policy {policy.name!r} was updated and its engines were not brought to version {version} "
                 f"(marl_sync returned {done!r})"
             )
 
@@ -237,19 +238,19 @@ def check_version(row: Row, policy: UpstreamPolicy) -> None:
         RunEnded: The row is of another policy or version.
     """
     g = row.action.generation
-    if (g.policy, g.version) != (policy.policy.name, policy.version):
+    if (g.policy, g.version) != (policy.name, policy.version):
         raise RunEnded(
             f"row {row.name} was sampled from policy {g.policy!r} version {g.version}, but would train policy "
-            f"{policy.policy.name!r} at version {policy.version}; the run's engines and policies are out of step"
+            f"{policy.name!r} at version {policy.version}; the run's engines and policies are out of step"
         )
 
 
 async def _all(work: Iterable[Any]) -> list[Any]:
-    """Await all at once; the first known failure of a remote process ends the run with its own message."""
+    """Await all at once; when one fails the others are cancelled, and its exception is raised."""
+    tasks = [asyncio.ensure_future(w) for w in work]
     try:
-        return list(await asyncio.gather(*work))
-    except RayTaskError as error:
-        cause = raised_by(error)
-        if isinstance(cause, FloatingPointError):
-            raise RunEnded(f"{cause}; nothing of this step was synced or saved") from error
-        raise
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

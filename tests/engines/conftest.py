@@ -56,7 +56,7 @@ KILLER = """
         # The driver dies in the middle of the update of step 3.
         inner = yield
         async def work():
-            if step == 3 and policy.policy.name == "first" and "--ckpt.load_enable" not in os.environ["WORDS"]:
+            if step == 3 and policy.name == "first" and "--ckpt.load_enable" not in os.environ["WORDS"]:
                 running = asyncio.ensure_future(inner)
                 await asyncio.sleep(0.05)
                 os.kill(os.getpid(), signal.SIGKILL)

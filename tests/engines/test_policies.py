@@ -29,12 +29,15 @@ from marl_plugins.reinforce_pp import FlashReinforce, ReinforcePlusPlus
 from marl_plugins.runtime.checkpoints import Checkpoints, tag
 from marl_plugins.runtime.cluster import quiet
 from marl_plugins.runtime.engines import RestartBudget
-from marl_plugins.runtime.experience import Prepared, estimate, row_experience
+from marl_plugins.runtime.experience import Forwarded, estimate, row_experience
 from marl_plugins.runtime.policy import UpstreamPolicy, apply_length_penalties
 from marl_plugins.runtime.session import Session
 from marl_plugins.runtime.tiny_model import resolve
 from marl_plugins.runtime.trainer import check_version
 from marl_plugins.runtime.upstream_trainer import ExperienceMaker, RemoteExperienceMaker
+
+from openrlhf.trainer.ppo_utils.experience import split_experience_batch  # isort: skip  # after the host support
+from openrlhf.trainer.ppo_utils.replay_buffer import remove_padding_in_sequences  # isort: skip
 
 SUMS = Path(__file__).resolve().parent.parent / "recipes" / "sums" / "tiny.yaml"
 
@@ -73,12 +76,19 @@ def test_every_estimator_is_upstreams_for_one_role_and_one_action(relay, name, e
     theirs = maker.compute_advantages_and_returns(copy.deepcopy(ours))
     apply_length_penalties(ours, args)
     batches = [rows[i : i + 4] for i in range(0, 24, 4)]
-    estimate([Prepared("p", rows, list(zip(batches, ours, strict=True)), 0.1, args.reward.clip_range)], estimator)
-    for mine, other in zip(ours, theirs, strict=True):
+    forwarded = Forwarded("p", rows, list(zip(batches, ours, strict=True)), 0.1, args.reward.clip_range)
+    (prepared,) = estimate([forwarded], estimator)
+    items = [item for other in theirs for item in split_experience_batch(other)]
+    remove_padding_in_sequences(items)
+    for mine, other in zip(prepared.items, items, strict=True):
         mask = mine.action_mask.bool()
+        assert mask.sum() > 0
         torch.testing.assert_close(mine.advantages[mask], other.advantages[mask], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(mine.returns[mask], other.returns[mask], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(mine.info["return"], other.info["return"], rtol=1e-5, atol=1e-5)
+    assert all(e.advantages is None for e in ours)  # what was forwarded may be estimated again
+    again = estimate([forwarded], estimator)[0].items
+    assert all(torch.equal(a.advantages, b.advantages) for a, b in zip(prepared.items, again, strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -187,8 +197,7 @@ def weights(host):
 
 async def prepare(host, rows, estimator=None):
     """Everything up to the update."""
-    prepared = await host.forward(rows)
-    estimate([prepared], estimator or ReinforcePlusPlus())
+    (prepared,) = estimate([await host.forward(rows)], estimator or ReinforcePlusPlus())
     return prepared
 
 
@@ -382,9 +391,8 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_synced(hosts)
 def test_joint_normalisation_over_two_real_policies(hosts):
     """Advantages of two policies' real rows, KL penalty included, against float64 over both."""
     one, two = hosts["zero0"], hosts["zero2"]
-    prepared = [asyncio.run(one.forward(recorded_rows(5, seed=21))), asyncio.run(two.forward(recorded_rows(9, seed=22)))]
-    estimate(prepared, ReinforcePlusPlus())
-    items = [item for p in prepared for item in p.items]
+    forwarded = [asyncio.run(one.forward(recorded_rows(5, seed=21))), asyncio.run(two.forward(recorded_rows(9, seed=22)))]
+    items = [item for p in estimate(forwarded, ReinforcePlusPlus()) for item in p.items]
     flat = torch.cat([item.returns[item.action_mask.bool()].double() for item in items])
     for item in items:
         chosen = item.action_mask.bool()
