@@ -19,7 +19,7 @@ from marl_plugins.core.trajectory import Generation
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.describe import describe, fingerprint
 from marl_plugins.run import Connection
-from marl_plugins.runtime.questions import answering
+from marl_plugins.runtime.questions import make_ask
 
 ROOT = Path(__file__).resolve().parent.parent
 SECRET = "the-label-42"
@@ -74,7 +74,7 @@ def started(recipe, model, *words):
 
     args = run.policy_args["judge"]
     chats, longest = {"judge": CharacterChat()}, {"judge": args.data.max_len}
-    run.state(Connection).ask = answering(generate, chats, longest, args.train.seed)
+    run.state(Connection).ask = make_ask(generate, chats, longest, args.train.seed)
     return run
 
 
