@@ -270,7 +270,7 @@ def test_an_answer_ends_where_the_policys_context_does(recipe):
 
 def test_nobody_can_be_asked_before_the_engines_run(recipe):
     run = build_plan(["--recipe", str(recipe)]).run
-    with pytest.raises(RuntimeError, match="the engines do not run yet"):
+    with pytest.raises(RuntimeError, match="the engines are not running"):
         asyncio.run(run.ask("judge", [{"role": "user", "content": "?"}], max_tokens=1))
 
 

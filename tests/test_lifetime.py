@@ -113,6 +113,15 @@ def test_a_task_that_a_training_left_is_ended_and_a_plugins_own_is_not():
         assert ended == ["left by the training"] and not own.done() and not session.killed
 
 
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C interrupts, also where the shell that started the tests has them ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_end_a_training_and_its_processes(number):
     """And once it has ended, SIGTERM still ends what is left of the run, instead of the whole process."""
