@@ -58,20 +58,8 @@ class Forwarded(Protocol):
         """Mean absolute difference of the trainer's and the engine's log-probs over all sampled tokens."""
 
 
-class Prepared(Protocol):
-    """Rows of one policy with their advantages, which the estimator has made of the `Forwarded` of all policies together."""
-
-    @property
-    def policy(self) -> str:
-        """The policy's name."""
-
-    @property
-    def rows(self) -> Sequence[Row]:
-        """In the order in which they were given to `forward`."""
-
-    @property
-    def drift(self) -> float:
-        """As in `Forwarded`."""
+class Prepared(Forwarded, Protocol):
+    """The same with their advantages, which the estimator has made of the `Forwarded` of all policies together."""
 
 
 class PolicyProcesses(Protocol):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -295,7 +296,7 @@ class Flags:
         """The flags of each policy's own, from the recipe and the command line."""
         own: dict[str, list[Given]] = {}
         for policy in policies:
-            given = recipe_flags(policy.flags, lambda n, p=policy: origins.where("policies", p.name, "flags", n))  # type: ignore[misc]
+            given = recipe_flags(policy.flags, partial(origins.where, "policies", policy.name, "flags"))
             own[policy.name] = list(given)
         for flag in self.of_policies:
             name, _, upstream_name = flag.name.partition(".")[2].partition(".")
