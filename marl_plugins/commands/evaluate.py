@@ -108,20 +108,26 @@ def evaluate(plan: Plan) -> dict[str, Any]:
     """
     from marl_plugins.runtime.cluster import prepare_environment, ray_cluster
     from marl_plugins.runtime.display import Display
+    from marl_plugins.runtime.fork_server import fork_server
     from marl_plugins.runtime.lifetime import plugins_started, run_until_terminated, terminated_like_interrupted
     from marl_plugins.runtime.session import Session
 
     run, debug = plan.run, plan.options.debug
     display = Display(plan.options.json)
     prepare_environment(run, debug)
-    with terminated_like_interrupted(), asyncio.Runner() as loop, plugins_started(loop, plan, "evaluate"):
+    with (
+        fork_server(debug) as python,
+        terminated_like_interrupted(),
+        asyncio.Runner() as loop,
+        plugins_started(loop, plan, "evaluate"),
+    ):
         session = Session(plan)
         if not session.eval_tasks:
             raise ConfigurationError(
                 "there are no held-out tasks: the recipe's `tasks:` gives none for eval, nor --eval.dataset"
             )
         session.warm_start(display)
-        with ray_cluster(run, debug):
+        with ray_cluster(run, debug, python):
             with display.phase("starting engines"):
                 session.start()
             from marl_plugins.runtime.metrics import evaluation

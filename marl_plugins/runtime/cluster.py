@@ -55,8 +55,11 @@ def quiet(debug: bool) -> dict[str, str]:
 
 
 @contextmanager
-def ray_cluster(run: Run, debug: bool) -> Iterator[None]:
+def ray_cluster(run: Run, debug: bool, python: str | None) -> Iterator[None]:
     """Ray for the length of a run: the cluster in RAY_ADDRESS (or of the Ray job we run in), else one of our own.
+
+    Args:
+        python: What starts its workers instead of Python (`fork_server`).
 
     Raises:
         ConfigurationError: The cluster has fewer devices than the plan needs.
@@ -68,7 +71,7 @@ def ray_cluster(run: Run, debug: bool) -> Iterator[None]:
     ours: set[psutil.Process] = set()
     try:
         try:
-            ray.init(**_options(run, debug))
+            ray.init(**_options(run, debug, python))
         except (ConnectionError, ValueError) as error:
             raise ConfigurationError(
                 f"Ray cannot be reached or started (RAY_ADDRESS {os.environ.get('RAY_ADDRESS')!r}): {error}"
@@ -96,10 +99,12 @@ def ray_cluster(run: Run, debug: bool) -> Iterator[None]:
                 process.kill()
 
 
-def _options(run: Run, debug: bool) -> dict[str, Any]:
+def _options(run: Run, debug: bool, python: str | None) -> dict[str, Any]:
     """Arguments of `ray.init`."""
     env = {**quiet(debug), cpu.DEVICE: run.device, **(cpu.environment() if run.device == "cpu" else {})}
-    options = {"runtime_env": {"env_vars": env}, "log_to_driver": debug, "logging_level": "ERROR"}
+    options: dict[str, Any] = {"runtime_env": {"env_vars": env}, "log_to_driver": debug, "logging_level": "ERROR"}
+    if python:
+        options["runtime_env"]["py_executable"] = python
     if os.environ.get("RAY_ADDRESS"):
         return options
     options |= {"address": "local", "include_dashboard": False}

@@ -15,6 +15,7 @@ from marl_plugins.plan.plan import Plan
 from marl_plugins.runtime.checkpoints import Checkpoints
 from marl_plugins.runtime.cluster import prepare_environment, ray_cluster
 from marl_plugins.runtime.display import Display
+from marl_plugins.runtime.fork_server import fork_server
 from marl_plugins.runtime.lifetime import plugins_started, run_until_terminated, terminated_like_interrupted
 from marl_plugins.runtime.records import Records, held
 from marl_plugins.runtime.report import legend, table, write_report
@@ -39,6 +40,7 @@ def train(plan: Plan) -> int:
         display.say(f"warning: {warning}")
     prepare_environment(run, debug)
     with (
+        fork_server(debug) as python,
         held("ckpt.output_dir", output),
         held("ckpt.path", checkpoint_folder),
         terminated_like_interrupted(),
@@ -52,7 +54,7 @@ def train(plan: Plan) -> int:
         if run.args.ckpt.load_enable and not manifest:
             display.say(f"no saved step in {checkpoints.folder}: starting from the beginning")
         started, done = time.monotonic(), manifest["step"] if manifest else 0
-        with saying_how_to_resume(checkpoints), ray_cluster(run, debug):
+        with saying_how_to_resume(checkpoints), ray_cluster(run, debug, python):
             from marl_plugins.runtime.trainer import Trainer
 
             with display.phase("starting engines and training processes"):

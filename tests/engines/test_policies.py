@@ -30,6 +30,7 @@ from marl_plugins.runtime.checkpoints import Checkpoints, tag
 from marl_plugins.runtime.cluster import quiet
 from marl_plugins.runtime.engines import RestartBudget
 from marl_plugins.runtime.experience import Forwarded, estimate, row_experience
+from marl_plugins.runtime.fork_server import fork_server
 from marl_plugins.runtime.policy import UpstreamPolicy, apply_length_penalties
 from marl_plugins.runtime.session import Session
 from marl_plugins.runtime.tiny_model import resolve
@@ -94,18 +95,19 @@ def test_every_estimator_is_upstreams_for_one_role_and_one_action(relay, name, e
 @pytest.fixture(scope="module")
 def cluster():
     env = {**quiet(False), **cpu.environment()}
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        num_gpus=16,
-        num_cpus=20,
-        object_store_memory=2**29,
-        log_to_driver=False,
-        logging_level="ERROR",
-        runtime_env={"env_vars": env},
-    )
-    yield
-    ray.shutdown()
+    with fork_server(debug=False) as python:
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            num_gpus=16,
+            num_cpus=20,
+            object_store_memory=2**29,
+            log_to_driver=False,
+            logging_level="ERROR",
+            runtime_env={"env_vars": env, "py_executable": python},
+        )
+        yield
+        ray.shutdown()
 
 
 def arguments(relay, *flags):
@@ -149,30 +151,30 @@ def launch(args):
 
 @pytest.fixture(scope="module")
 def hosts(cluster, relay):
-    """Ours and one driven by upstream's loop, one rank each; and two ranks with ZeRO 0, 1 and 2."""
+    """Ours and one driven by upstream's loop, one rank each; and one on two ranks, whose ZeRO stage `load_stage` sets."""
     stage1 = ["--ds.zero_stage", "1"]  # DeepSpeed reports no gradient norm for float32 without ZeRO
-    settings = {"ours": stage1, "upstream": stage1}
-    for stage in (0, 1, 2):
-        settings[f"zero{stage}"] = [
-            "--ds.zero_stage",
-            str(stage),
-            "--actor.num_gpus_per_node",
-            "2",
-            "--train.micro_batch_size",
-            "3",
-        ]
+    two_ranks = ["--ds.zero_stage", "0", "--actor.num_gpus_per_node", "2", "--train.micro_batch_size", "3"]
+    settings = {"ours": stage1, "upstream": stage1, "two_ranks": two_ranks}
     launched = {}
     for name, flags in settings.items():
-        args = arguments(relay, "--actor.adam.lr", "1e-3", "--algo.kl.init_coef", "0.05", *flags)
-        args = copy.deepcopy(args)
-        if not name.startswith("zero"):
-            args.ds.param_dtype = "fp32"
-        else:
+        args = copy.deepcopy(arguments(relay, "--actor.adam.lr", "1e-3", "--algo.kl.init_coef", "0.05", *flags))
+        if name == "two_ranks":
             args.train.batch_size = args.train.micro_batch_size * training_gpus(args)
+        else:
+            args.ds.param_dtype = "fp32"
         launched[name] = launch(args)
     for policy in launched.values():
         policy.wait()
     return launched
+
+
+def load_stage(host, stage):
+    """Load the model again under another ZeRO stage, in the same processes: starting others takes half a minute."""
+    if host.args.ds.zero_stage != stage:
+        host.args.ds.zero_stage = stage
+        host.load()
+        host.wait()
+    return host
 
 
 def recorded_rows(count, seed):
@@ -236,7 +238,7 @@ def test_one_policy_is_upstreams_own_step_over_three_steps(hosts):
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_any_number_of_rows_takes_exactly_k_steps_on_two_ranks(hosts, stage):
     """For random counts: K optimiser steps, every rank the same rows, nothing carried over (asserted after every fit)."""
-    host, draw = hosts[f"zero{stage}"], random.Random(stage)
+    host, draw = load_stage(hosts["two_ranks"], stage), random.Random(stage)
     for trial, count in enumerate([1, 2, 5, 6, 7, *(draw.randint(1, 40) for _ in range(7))]):
         k = draw.randint(1, 4)
         grid = plan_grid(count, 2, 3, k)
@@ -379,18 +381,9 @@ def test_a_replayed_row_is_trained_again(hosts):
     assert metrics[0] == metrics[1]
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_synced(hosts):
-    host, rows = hosts["ours"], recorded_rows(3, seed=5)
-    freeze(host)
-    prepared = asyncio.run(prepare(host, rows))
-    prepared.items[1].advantages[:] = float("nan")
-    with pytest.raises(RunEnded, match=r"policy 'p', step \d+: policy_loss is not finite \(3 rows, the first t0/0/a\)"):
-        asyncio.run(host.update(prepared, 1, 1))
-
-
 def test_joint_normalisation_over_two_real_policies(hosts):
     """Advantages of two policies' real rows, KL penalty included, against float64 over both."""
-    one, two = hosts["zero0"], hosts["zero2"]
+    one, two = hosts["ours"], hosts["two_ranks"]
     forwarded = [asyncio.run(one.forward(recorded_rows(5, seed=21))), asyncio.run(two.forward(recorded_rows(9, seed=22)))]
     items = [item for p in estimate(forwarded, ReinforcePlusPlus()) for item in p.items]
     flat = torch.cat([item.returns[item.action_mask.bool()].double() for item in items])
@@ -398,6 +391,15 @@ def test_joint_normalisation_over_two_real_policies(hosts):
         chosen = item.action_mask.bool()
         want = (item.returns[chosen].double() - flat.mean()) / flat.std(unbiased=False)
         torch.testing.assert_close(item.advantages[chosen].double(), want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_synced(hosts):
+    host, rows = hosts["ours"], recorded_rows(3, seed=5)
+    freeze(host)
+    prepared = asyncio.run(prepare(host, rows))
+    prepared.items[1].advantages[:] = float("nan")
+    with pytest.raises(RunEnded, match=r"policy 'p', step \d+: policy_loss is not finite \(3 rows, the first t0/0/a\)"):
+        asyncio.run(host.update(prepared, 1, 1))
 
 
 def start_with_critic(folder, *flags):
@@ -487,7 +489,7 @@ def test_policy_and_critic_train_save_and_resume_as_one(cluster, tmp_path):
 
 def test_forward_passes_pad_their_dispatch_to_the_ranks(hosts):
     """One batch for two ranks would leave the second without work, and a collective waiting for it."""
-    host = hosts["zero1"]
+    host = hosts["two_ranks"]
     maker = host.trainer.experience_maker
     assert isinstance(maker, ExperienceMaker)
     for count in (1, 3):

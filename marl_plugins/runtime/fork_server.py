@@ -1,0 +1,169 @@
+"""Workers on CPU, forked from one process that has imported upstream's stack, which takes 15 seconds of CPU each time.
+
+    run        `fork_server()` starts the server, which imports while the run itself still reads and checks
+    Ray        starts this file instead of Python for each worker (`py_executable`, Ray's own setting)
+    this file  sends its arguments, environment and output to the server, which forks; without a server it becomes Python
+
+Forked workers share the pages of what was imported. They die with the server, and the server with the run. This file is also
+run as a script, by a Python without site-packages, so nothing else may be imported at its top.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from typing import TypedDict
+
+
+class Request(TypedDict):
+    """The worker that Ray asks for: its arguments, the script first, its environment and its folder."""
+
+    words: list[str]
+    environment: dict[str, str]
+    folder: str
+
+
+@contextlib.contextmanager
+def fork_server(debug: bool) -> Iterator[str | None]:
+    """A fork server for the length of a run on CPU, with this process's environment.
+
+    Args:
+        debug: Show what it prints.
+
+    Yields:
+        Ray's `py_executable`; None where workers start as Ray starts them: with accelerators (a fork server has not been tried
+        there) and on someone else's cluster, whose machines the server is not on.
+    """
+    import subprocess
+    import tempfile
+
+    import psutil
+
+    from marl_plugins.hosts import cpu
+
+    if cpu.device() != "cpu" or os.environ.get("RAY_ADDRESS"):
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="marl_") as folder:
+        address = os.path.join(folder, "socket")
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(address)
+        listener.listen(256)
+        server = subprocess.Popen(
+            [sys.executable, "-P", "-m", __name__, str(listener.fileno())],
+            pass_fds=[listener.fileno()],
+            stdout=None if debug else subprocess.DEVNULL,
+            stderr=None if debug else subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is the run's to handle
+        )
+        listener.close()  # a worker that asks a dead server is refused, instead of waiting for ever
+        try:
+            yield f"{sys.executable} -I -S {__file__} {address}"
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.wait_procs(psutil.Process(server.pid).children(), timeout=10)  # Ray has told them to end
+            server.kill()
+            server.wait()
+
+
+def serve(listener: socket.socket) -> None:
+    """Fork a worker for each request, for ever. Returns in the worker, when it has ended."""
+    import gc
+    import threading
+
+    from marl_plugins.hosts import cpu
+
+    _die_with_parent()
+    cpu.install()
+    # Not yet Ray, nor what imports it: its C++ part reads the job's id from the environment when it is imported
+    # (ray_internal_flag_def.h of 2.55), and only a worker's environment has it.
+    import datasets  # noqa: F401
+    import deepspeed  # noqa: F401
+    import openai  # noqa: F401
+    import peft  # noqa: F401
+    import transformers  # noqa: F401
+    import vllm  # noqa: F401
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
+    while True:
+        connection, _ = listener.accept()
+        request, streams = _receive(connection)
+        if "ray" not in sys.modules:
+            os.environ.update({name: value for name, value in request["environment"].items() if name.startswith("RAY_")})
+            import marl_plugins.runtime.engine_actor
+            import marl_plugins.runtime.policy_actor  # noqa: F401
+
+            gc.collect()
+            gc.freeze()  # a collection in a worker would copy the shared pages
+        assert threading.active_count() == 1, "a process with several threads cannot be forked"
+        if os.fork() == 0:
+            listener.close()
+            connection.close()
+            _become(request, streams)
+            return
+        for stream in streams:
+            os.close(stream)
+        with contextlib.suppress(BrokenPipeError):
+            connection.sendall(b"forked")
+        connection.close()
+
+
+def _receive(connection: socket.socket) -> tuple[Request, list[int]]:
+    """A request, which ends with a newline, and the worker's standard streams."""
+    data, streams, _, _ = socket.recv_fds(connection, 2**20, 3)
+    while not data.endswith(b"\n"):
+        data += connection.recv(2**20)
+    request: Request = json.loads(data)
+    return request, streams
+
+
+def _become(request: Request, streams: list[int]) -> None:
+    """Be the worker that was asked for, to its end."""
+    import runpy
+
+    _die_with_parent()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    _take_over(request["environment"])
+    os.chdir(request["folder"])
+    sys.argv = request["words"]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def _take_over(environment: dict[str, str]) -> None:
+    """Make this the environment; what stays is not touched, because Ray finds the place of a process's title by it."""
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update({name: value for name, value in environment.items() if os.environ.get(name) != value})
+
+
+def request(address: str, words: list[str]) -> None:
+    """What Ray starts for a worker: have the server fork one, or be it."""
+    order: Request = {"words": words, "environment": dict(os.environ), "folder": os.getcwd()}
+    answer = b""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(address)
+        socket.send_fds(connection, [json.dumps(order).encode() + b"\n"], [0, 1, 2])
+        answer = connection.recv(16)
+    if not answer:
+        os.execv(sys.executable, [sys.executable, *words])
+
+
+def _die_with_parent() -> None:
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG of linux/prctl.h
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 2:
+        serve(socket.socket(fileno=int(sys.argv[1])))
+    else:
+        request(sys.argv[1], sys.argv[2:])
