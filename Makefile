@@ -22,10 +22,10 @@ lint: install
 	$(PY) -m mypy
 
 unit: install
-	$(PY) -m pytest -q -m "not engines"
+	$(PY) -m pytest -q -m "not engines" -n auto --dist loadfile
 
-test: lint
-	$(PY) -m pytest -q
+test: lint unit
+	$(PY) -m pytest -q -m engines
 	.venv/bin/openrlhf compat $$($(PY) -c 'from marl_plugins.hosts.releases import TRAINED; print(TRAINED)') --tests
 
 bench: install

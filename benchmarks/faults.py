@@ -85,7 +85,10 @@ KILLER = """
 
 def comparable(run: Started) -> tuple[object, ...]:
     """All that must be the same: metrics without times, trajectories, ledger, weights."""
-    metrics = [{k: v for k, v in m.items() if "seconds" not in k and k != "engines/restarted"} for m in run.metrics]
+    metrics = [
+        {k: v for k, v in m.items() if "seconds" not in k and k not in ("engines/restarted", "tokens_per_second")}
+        for m in run.metrics
+    ]
     weights = [(run.output / name / "model.safetensors").read_bytes() for name in ("first", "second")]
     return metrics, without_seconds(run.trajectories), run.ledger, weights
 

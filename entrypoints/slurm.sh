@@ -5,14 +5,27 @@
 set -euo pipefail
 recipe=${1:?usage: sbatch slurm.sh RECIPE [flags]}
 shift
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+head=${hosts%%$'\n'*}
 port=${RAY_PORT:-6379}
+address="$head:$port"
+
+nodes() { ray status --address "$address" 2>/dev/null | grep -c '^ [0-9]* node_' || true; }
+wait_for() {
+  for _ in $(seq 150); do
+    if [ "$(nodes)" -ge "$1" ]; then return; fi
+    sleep 2
+  done
+  echo "slurm.sh: $(nodes) of $SLURM_JOB_NUM_NODES nodes have joined Ray at $address after five minutes" >&2
+  exit 1
+}
+
 srun --nodes=1 --ntasks=1 -w "$head" ray start --head --port="$port" --block &
-sleep 10
-if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
-  srun --nodes=$((SLURM_JOB_NUM_NODES - 1)) --ntasks=$((SLURM_JOB_NUM_NODES - 1)) --exclude="$head" \
-    ray start --address="$head:$port" --block &
-  sleep 10
+wait_for 1
+others=$((SLURM_JOB_NUM_NODES - 1))
+if [ "$others" -gt 0 ]; then
+  srun --nodes="$others" --ntasks="$others" --exclude="$head" ray start --address="$address" --block &
 fi
-srun --overlap --nodes=1 --ntasks=1 -w "$head" env RAY_ADDRESS="$head:$port" MARL_PLUGINS_DEVICE=cuda \
+wait_for "$SLURM_JOB_NUM_NODES"
+srun --overlap --nodes=1 --ntasks=1 -w "$head" env RAY_ADDRESS="$address" MARL_PLUGINS_DEVICE=cuda \
   openrlhf train --recipe "$recipe" "$@"

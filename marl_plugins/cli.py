@@ -38,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         for problem in error.problems:
             print(f"error: {problem}", file=sys.stderr)
-        if len(error.problems) > 1:
-            print(f"{len(error.problems)} problems; nothing was done", file=sys.stderr)
+        if error.count > 1:
+            print(f"{error.count} problems; nothing was done", file=sys.stderr)
         return 2
     except RunEnded as error:
         if debug:
@@ -110,10 +110,12 @@ def plugin_commands(words: Sequence[str]) -> list[Command]:
 
 def _commands_of(plugin: ModuleType) -> Sequence[Command]:
     hook = getattr(plugin, "marl_commands", None)
-    try:
-        return (hook() or ()) if hook is not None and hasattr(hook, "marl_impl") else ()
-    except Exception as error:  # the plugin's own code, of any kind
-        raise ConfigurationError(f"plugin {plugin.__name__}: marl_commands: {type(error).__name__}: {error}") from error
+    if hook is None or not hasattr(hook, "marl_impl"):
+        return ()
+    from marl_plugins.loading import users_code
+
+    with users_code("marl_commands", place=f"plugin {plugin.__name__}"):
+        return list(hook() or ())
 
 
 if __name__ == "__main__":

@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from marl_plugins.core.policy import Policy
     from marl_plugins.core.processes import Engines, PolicyProcesses, Prepared
     from marl_plugins.core.rows import Row
-    from marl_plugins.core.scoring import Seen
+    from marl_plugins.core.scoring import Outcome, Seen
     from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
     from marl_plugins.core.workflow import Call, Tool, Workflow
     from marl_plugins.run import Run
 
-VERSION = "2.0"
+VERSION = "2.1"
 
 Purpose = Literal["train", "evaluate", "judge"]
 """What a run is started for: `openrlhf train`; `openrlhf eval`, which scores outcomes only; `openrlhf coach`, which scores recorded
@@ -183,7 +183,7 @@ def marl_tasks(run: Run, split: str) -> Sequence[Task] | None:
 @hook("first")
 def marl_workflow(run: Run) -> Workflow | None:
     """How roles and tools call each other on one task. *first*; when the configuration is checked, and again at start. Built-in:
-    the recipe's `workflow.py`. The check runs the workflow once on empty answers, in another thread, before `marl_start`.
+    the recipe's `workflow.py`. The check runs the workflow on invented answers, in another thread, before `marl_start`.
 
     Example:
 
@@ -268,10 +268,12 @@ def marl_score_action(run: Run, action: Action, seen: Seen) -> Awaitable[float |
 
 
 @hook("first", awaited=True)
-def marl_score_outcome(run: Run, trajectory: Trajectory) -> Awaitable[float | None] | None:
+def marl_score_outcome(run: Run, trajectory: Trajectory) -> Awaitable[Outcome] | None:
     """Score a finished trajectory in [0, 1]. *first, async*; once per trajectory; in evaluations too, so be deterministic.
 
-    Not called for agent failures (0 by definition) or infrastructure failures (never scored). None as in `marl_score_action`.
+    Returns one number for the team, or one for each role: `{"pro": 1.0, "con": 0.0}`, None for a role without an outcome;
+    `trajectory.outcome` is then their mean. A role that acted and is missing, or a name that is no role, is an error. Not
+    called for agent failures (0 for every role) or infrastructure failures (never scored). None as in `marl_score_action`.
     Built-in: the recipe grader's `score_outcome`, or the function of `--reward.remote_url file.py`.
 
     Example:
@@ -286,7 +288,7 @@ def marl_score_outcome(run: Run, trajectory: Trajectory) -> Awaitable[float | No
 def marl_credit(trajectories: Sequence[Trajectory], run: Run) -> Any:
     """Turn scores into one reward (a real number) per action. *chain, async*; once per step.
 
-    Each action's `reward` is its score (the outcome's, where no action was scored) when the first plugin gets it. Change
+    Each action's `reward` is its score (its role's outcome, where no action was scored) when the first plugin gets it. Change
     `action.reward` in place, None to leave an action out (with the reason in `action.unscored`), and return the same
     trajectories. `action.add_reward(term, value)` also records what the term was; `action.notes` is for anything else worth
     recording. Raise `RunPaused` to save the step before and end the run.

@@ -1,6 +1,7 @@
 """Importing what a user names: a plugin by dotted name, entry point or `.py` file, and the Python files of a recipe.
 
-A `.py` file is loaded under a stable module name, once; only this package's own types cross processes.
+A `.py` file is loaded under a stable module name, once; only this package's own types cross processes. Whatever a user's code
+raises while it is imported, or called before a run starts, is reported with the user's own line (`users_code`).
 """
 
 from __future__ import annotations
@@ -9,13 +10,17 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import sysconfig
 import traceback
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
+from typing import TypeGuard
 
 from marl_plugins import __version__
-from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.core.failures import ConfigurationError, RunEnded, nearest
 
 GROUP = "marl_plugins"
 """Entry points of this group are names of plugins."""
@@ -31,6 +36,8 @@ SHIPPED = (
 """The capabilities in this package that a user names."""
 OF_FILES = ("marl_plugin_", "marl_recipe_")
 """Beginnings of the module names of `.py` files."""
+NOT_USERS = (Path(__file__).resolve().parent, *{Path(sysconfig.get_path(p)) for p in ("stdlib", "purelib", "platlib")})
+"""Folders of this package, of Python and of what is installed: code in them is not a user's, unless a plugin is."""
 
 
 def load(name: str) -> ModuleType:
@@ -49,35 +56,28 @@ def load(name: str) -> ModuleType:
             name = entry.value
             break
     try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if name == missing or name.startswith(missing + "."):
+        with users_code(packages={name.partition(".")[0]}, place=name):
+            return importlib.import_module(name)
+    except ConfigurationError as error:
+        if not isinstance(missing := error.__cause__, ModuleNotFoundError):
+            raise ConfigurationError([f"plugin {name}: cannot be imported: {p}" for p in error.problems]) from missing
+        module = missing.name or ""
+        if name == module or name.startswith(module + "."):
             known = [*SHIPPED, *(e.name for e in metadata.entry_points(group=GROUP))]
             raise ConfigurationError(
                 f"plugin {name!r} is not a module, an entry point of group {GROUP!r} or a .py file{nearest(name, known)}"
             ) from None
-        raise ConfigurationError(f"plugin {name}: it imports {missing!r}, which is not installed") from None
-    except Exception as error:  # the plugin's own code, of any kind
-        raise ConfigurationError(f"plugin {name}: cannot be imported: {_place(error)}") from error
-
-
-def _place(error: Exception) -> str:
-    """What user code raised while it was imported, and where."""
-    if isinstance(error, SyntaxError):
-        return f"{error.filename}:{error.lineno}: {error.msg}"
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{last.filename}:{last.lineno}: {type(error).__name__}: {error}"
+        raise ConfigurationError(f"plugin {name}: it imports {module!r}, which is not installed") from None
 
 
 def load_file(path: Path, module_name: str) -> ModuleType:
     """Import a `.py` file under a stable module name; the same file is imported once.
 
     Raises:
-        ConfigurationError: The file is missing or cannot be imported.
+        ConfigurationError: The file is missing, cannot be read or cannot be imported.
     """
-    if not path.is_file():
-        raise ConfigurationError(f"{path}: no such file")
+    if problem := _unreadable(path):
+        raise ConfigurationError(f"{path}: {problem}")
     path = path.resolve()
     known = sys.modules.get(module_name)
     if known is not None and getattr(known, "__file__", None) == str(path):
@@ -87,11 +87,76 @@ def load_file(path: Path, module_name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # the user's own code, of any kind
+        with users_code(place=str(path)):
+            spec.loader.exec_module(module)
+    except ConfigurationError as error:
         del sys.modules[module_name]
-        raise ConfigurationError(f"{path}: cannot be imported: {_place(error)}") from error
+        raise ConfigurationError([f"{path}: cannot be imported: {p}" for p in error.problems]) from error.__cause__
     return module
+
+
+def _unreadable(path: Path) -> str | None:
+    """Why a file cannot be read; None if it can."""
+    try:
+        if path.exists() and not path.is_file():
+            return "is not a file"
+        path.open("rb").close()
+    except FileNotFoundError:
+        return "no such file"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return None
+
+
+@contextmanager
+def users_code(doing: str = "", packages: Collection[str] = (), place: str | None = None) -> Iterator[None]:
+    """Run code of the user's before anything starts: whatever it raises, `sys.exit` included, is the user's to fix.
+
+    Args:
+        doing: The hook that is called, for the message.
+        packages: Top-level packages that are the user's although they are installed.
+        place: What is named where no line of the user's took part; None: such a failure is raised as it is.
+
+    Raises:
+        ConfigurationError: The code failed, with the last line of the user's that led there.
+    """
+    try:
+        yield
+    except (ConfigurationError, RunEnded):
+        raise
+    except (Exception, SystemExit) as error:
+        where = users_line(error, packages) or place
+        if where is None:
+            raise
+        raise ConfigurationError(": ".join(filter(None, [where, doing, _said(error)]))) from error
+
+
+def users_line(error: BaseException, packages: Collection[str]) -> str | None:
+    if _of_a_file(error):
+        return f"{error.filename}:{error.lineno}"
+    frames = traceback.walk_tb(error.__traceback__)
+    lines = [f"{frame.f_code.co_filename}:{line}" for frame, line in frames if is_users(frame, packages)]
+    return lines[-1] if lines else None
+
+
+def is_users(frame: FrameType, packages: Collection[str]) -> bool:
+    module, file = frame.f_globals.get("__name__", ""), frame.f_code.co_filename
+    if module.startswith(OF_FILES) or module.partition(".")[0] in packages:
+        return True
+    return file.endswith(".py") and not any(Path(file).is_relative_to(folder) for folder in NOT_USERS)
+
+
+def _of_a_file(error: BaseException) -> TypeGuard[SyntaxError]:
+    """Whether an error is about a file's syntax, and not about a text that was evaluated."""
+    return isinstance(error, SyntaxError) and str(error.filename).endswith(".py")
+
+
+def _said(error: BaseException) -> str:
+    if _of_a_file(error):
+        return str(error.msg)
+    if isinstance(error, SystemExit):
+        return f"sys.exit({error.code!r}) ends the program; raise an exception that says what is wrong"
+    return f"{type(error).__name__}: {error}"
 
 
 def version_of(name: str) -> str:
@@ -102,4 +167,7 @@ def version_of(name: str) -> str:
     if top == "marl_plugins":
         return __version__
     owners = metadata.packages_distributions().get(top)
-    return metadata.version(owners[0]) if owners else "unknown"
+    if owners:
+        return metadata.version(owners[0])
+    file = getattr(importlib.import_module(name), "__file__", None)
+    return version_of(str(Path(file).resolve())) if file and file.endswith(".py") else "unknown"

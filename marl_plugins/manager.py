@@ -11,9 +11,8 @@ import argparse
 import functools
 import importlib
 import inspect
-import traceback
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -21,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from marl_plugins import __version__, hookspecs
-from marl_plugins.core.failures import ConfigurationError, RunEnded, RunPaused, nearest
+from marl_plugins.core.failures import ConfigurationError, RunPaused, nearest
 from marl_plugins.hookspecs import KINDS, Kind, Purpose
-from marl_plugins.loading import OF_FILES, load, version_of
+from marl_plugins.loading import load, users_code, version_of
 from marl_plugins.loading import load_file as load_file  # copied recipes import it from here
 
 if TYPE_CHECKING:
@@ -123,13 +122,18 @@ class Plugins:
         for impl in reversed(self.implementations("marl_options")):
             before = set(parser._option_string_actions)
             try:
-                _call(impl, parser=parser)
-            except argparse.ArgumentError as error:
-                problems.append(
-                    f"plugin {impl.plugin_name}: adds a flag that exists already: {error}; plugins name flags after themselves"
+                with self._users_code("marl_options"):
+                    _call(impl, parser=parser)
+            except ConfigurationError as error:
+                exists = isinstance(error.__cause__, argparse.ArgumentError)
+                problems += (
+                    error.problems
+                    if not exists
+                    else [
+                        f"plugin {impl.plugin_name}: adds a flag that exists already: {error.__cause__}; plugins name flags after "
+                        "themselves"
+                    ]
                 )
-            except Exception as error:  # the plugin's own code, of any kind
-                problems.append(self._place_in_users_code("marl_options", error))
             added = sorted(set(parser._option_string_actions) - before)
             problems += [
                 f"plugin {impl.plugin_name}: adds the flag {flag}; plugins name flags after themselves: --NAME.{flag.lstrip('-')}"
@@ -145,17 +149,12 @@ class Plugins:
         Raises:
             ConfigurationError: A plugin's or a recipe's own code fails, with its file and line.
         """
-        with self._named_failures(hook):
+        with self._users_code(hook):
             return getattr(self.hook, hook)(**arguments)
 
-    @contextmanager
-    def _named_failures(self, hook: str) -> Iterator[None]:
-        try:
-            yield
-        except (ConfigurationError, RunEnded):
-            raise
-        except Exception as error:  # the user's own code, of any kind
-            raise ConfigurationError(self._place_in_users_code(hook, error)) from error
+    def _users_code(self, hook: str) -> AbstractContextManager[None]:
+        named = {name.partition(".")[0] for name in self.names if not name.endswith(".py")}
+        return users_code(hook, packages=named - {__name__.partition(".")[0]})
 
     @asynccontextmanager
     async def started(self, run: Run, purpose: Purpose) -> AsyncIterator[None]:
@@ -171,18 +170,9 @@ class Plugins:
                 if name in stops:
                     stack.push_async_callback(_stop, stops[name], run)
                 if name in starts:
-                    with self._named_failures("marl_start"):
+                    with self._users_code("marl_start"):
                         await _finished(_call(starts[name], run=run, purpose=purpose))
             yield
-
-    def _place_in_users_code(self, hook: str, error: Exception) -> str:
-        """Where a user's code failed; a failure of this package's is raised as it is."""
-        theirs = {name.partition(".")[0] for name in self.names if not name.endswith(".py")} - {__name__.partition(".")[0]}
-        for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-            module = frame.f_globals.get("__name__", "")
-            if module.startswith(OF_FILES) or module.partition(".")[0] in theirs:
-                return f"{frame.f_code.co_filename}:{line}: {hook}: {type(error).__name__}: {error}"
-        raise error
 
     async def chain(self, hook: str, value: Any, **arguments: Any) -> Any:
         """Pass `value` (the hook's first argument) through the implementations, built-ins first, then in the order given."""
@@ -203,18 +193,35 @@ class Plugins:
         return any(impl.plugin_name in self.names for impl in self.implementations(hook))
 
     def state(self, run: Run) -> dict[str, Any]:
-        """What every plugin keeps in checkpoints, by plugin name."""
-        return {impl.plugin_name: _call(impl, run=run) for impl in self.implementations("marl_state")}
+        """What every plugin keeps in checkpoints, by the plugin's label."""
+        labels = labels_of(self.names)
+        return {labels[impl.plugin_name]: _call(impl, run=run) for impl in self.implementations("marl_state")}
 
     def restore(self, run: Run, states: dict[str, Any]) -> None:
-        """Give each plugin its state back."""
+        """Give each plugin its state back; earlier releases saved it under a file's absolute path."""
+        labels, saved = labels_of(self.names), labels_of(states)
+        by_label = {saved[name]: state for name, state in states.items()}
         for impl in self.implementations("marl_restore"):
-            if impl.plugin_name in states:
-                _call(impl, run=run, state=states[impl.plugin_name])
+            if labels[impl.plugin_name] in by_label:
+                _call(impl, run=run, state=by_label[labels[impl.plugin_name]])
 
     def versions(self) -> dict[str, str]:
-        """Name to version of the active plugins, for the run's manifest: a file's is its content's digest."""
-        return {name: version_of(name) for name in self.names}
+        """Label to version of the active plugins, for the run's manifest: a file's is its content's digest."""
+        labels = labels_of(self.names)
+        return {labels[name]: version_of(name) for name in self.names}
+
+
+def labels_of(names: Iterable[str]) -> dict[str, str]:
+    """What checkpoints call plugins, by their names: a file is its name without its folder, so that it may be moved."""
+    labels: dict[str, str] = {}
+    for name in dict.fromkeys((*BUILTINS, *names)):
+        own = label = Path(name).name if name.endswith(".py") else name
+        number = 1
+        while label in labels.values():
+            number += 1
+            label = f"{own} ({number})"
+        labels[name] = label
+    return labels
 
 
 def _call(impl: Any, **arguments: Any) -> Any:
@@ -251,7 +258,11 @@ def with_requirements(names: Iterable[str], problems: list[str]) -> dict[str, Mo
         canonical = module.__name__ if not name.endswith(".py") else str(Path(name).resolve())
         if canonical in found:
             return
-        for requirement in getattr(module, "requires", ()):
+        requires = getattr(module, "requires", ())
+        if not isinstance(requires, list | tuple) or not all(isinstance(r, str) for r in requires):
+            problems.append(f"plugin {name}: requires = {requires!r}: expected a list of names of plugins")
+            return
+        for requirement in requires:
             add(requirement, name)
         found[canonical] = module
 
@@ -302,8 +313,8 @@ def _other_version(written_for: object) -> str | None:
         return f"written for version {written_for} of the hooks, {here}; install a newer openrlhf-marl"
     if wanted[0] < present[0]:
         return (
-            f"written for version {written_for} of the hooks, {here}, where some of them have changed (docs/compatibility.md); "
-            "install a newer release of the plugin, or an older openrlhf-marl"
+            f"written for version {written_for} of the hooks, {here}, where some of them have changed "
+            "(openrlhf docs compatibility); install a newer release of the plugin, or an older openrlhf-marl"
         )
     return None
 
@@ -326,7 +337,7 @@ def _unknown_arguments(module: ModuleType) -> list[str]:
 def _needlessly_async(module: ModuleType) -> list[str]:
     """Hooks written as `async def` that are not awaited."""
     return [
-        f"{name} is `async def`, and is not awaited; write `def` (docs/hooks.md says which hooks are async)"
+        f"{name} is `async def`, and is not awaited; write `def` (`openrlhf docs hooks` says which hooks are async)"
         for name, kind in sorted(KINDS.items())
         if not kind.awaited and inspect.iscoroutinefunction(getattr(module, name, None))
     ]

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.policy import Policy as Policy  # copied recipes and plugins import it from here
 from marl_plugins.core.recipe import PolicyConfig, Recipe, RoleConfig
+from marl_plugins.core.texts import read_text
 from marl_plugins.loading import load_file
 
 S = TypeVar("S")
@@ -114,9 +115,9 @@ class Run:
 
     def _text(self, role: str, file: str) -> str:
         try:
-            return (self.folder / file).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"role {role!r}: cannot read {self.folder / file}: {error}") from None
+            return read_text(self.folder / file)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"role {role!r}: {error}") from None
 
     @property
     def trained_roles(self) -> dict[str, RoleConfig]:
@@ -137,7 +138,7 @@ class Run:
         if given and ("actor.model_name_or_path" in self.on_command_line or not model):
             model = given
         elif model and model.startswith("."):
-            model = str(self.folder / model)  # a recipe's paths are relative to it
+            model = str((self.folder / model).absolute())  # a recipe's paths are relative to it
         return Policy(name, model or "", trainable=config.trainable, flags=config.flags)
 
     @property

@@ -14,7 +14,7 @@ from pathlib import Path
 from marl_plugins import hookspecs
 from marl_plugins.commands import evaluate
 from marl_plugins.core import recipe as config
-from marl_plugins.hosts import flags
+from marl_plugins.hosts import flags, old_flags
 from marl_plugins.loading import SHIPPED, load
 from marl_plugins.manager import BUILTINS
 from marl_plugins.plan.flags import own_parser
@@ -53,7 +53,7 @@ KINDS = {
     "bool": "`true`, `false`",
     "list[str]": "list of texts",
     "dict[str, str]": "role to policy",
-    "dict[str, Any]": "flag to value",
+    "dict[str, FlagValue]": "flag to value",
 }
 
 
@@ -161,6 +161,7 @@ TABLES = {
     **{("recipes.md", heading): lambda model=model: recipe_table(model) for heading, model in RECIPE.items()},
     ("flags.md", "This project's own"): own_flags_table,
     ("flags.md", "Upstream's, and what becomes of each"): flags.table,
+    ("from_openrlhf.md", "Old flag names"): old_flags.table,
 }
 """The tables that are made from the code, by page and heading."""
 

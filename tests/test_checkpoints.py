@@ -5,10 +5,19 @@ import json
 import pytest
 
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.runtime.checkpoints import Checkpoints, tag
+from marl_plugins.plan.resume import tag
+from marl_plugins.runtime.checkpoints import Checkpoints
 from marl_plugins.runtime.records import cut_back, move_aside
 
-RUN = {"seed": 1, "roles": {"a": "p"}}
+RUN = {
+    "mapping": {"a": "p"},
+    "roles": {"a": "p"},
+    "policies": {},
+    "estimator": "reinforce",
+    "warm_start": None,
+    "flags": {"train.seed": 1},
+    "plugins": {},
+}
 
 
 def saved(folder, step, policies=("p", "q"), parts=("_actor",)):
@@ -21,7 +30,7 @@ def saved(folder, step, policies=("p", "q"), parts=("_actor",)):
 
 @pytest.fixture
 def checkpoints(tmp_path):
-    return Checkpoints(tmp_path, keep=2)
+    return Checkpoints(tmp_path, keep=2, run=RUN)
 
 
 def latest(checkpoints, policy):
@@ -29,92 +38,105 @@ def latest(checkpoints, policy):
 
 
 def test_a_fresh_folder_starts_fresh(checkpoints):
-    assert checkpoints.open(resume=True, fingerprint=RUN) is None
+    assert checkpoints.open(resume=True) is None
 
 
 def test_resume_points_every_policy_at_the_manifests_step(checkpoints):
     saved(checkpoints.folder, 2)
-    checkpoints.commit(2, {"p": 2, "q": 2}, RUN, {"plugin": {"n": 1}})
+    checkpoints.commit(2, {"p": 2, "q": 2}, {"plugin": {"n": 1}})
     saved(checkpoints.folder, 4, ["p"])  # killed while the policies were saving: q has no step 4
-    manifest = checkpoints.open(resume=True, fingerprint=RUN)
+    manifest = checkpoints.open(resume=True)
     assert (manifest["step"], manifest["state"]) == (2, {"plugin": {"n": 1}})
     assert latest(checkpoints, "p") == latest(checkpoints, "q") == tag(2)
 
 
 def test_a_critic_is_a_part_of_its_policys_step(tmp_path):
-    checkpoints, both = Checkpoints(tmp_path, keep=1, critics=True), ("_actor", "_critic")
+    checkpoints, both = Checkpoints(tmp_path, keep=1, run=RUN, critics=True), ("_actor", "_critic")
     for step in (2, 4):
         saved(tmp_path, step, ["p"], both)
-        checkpoints.commit(step, {"p": step}, RUN, {})
+        checkpoints.commit(step, {"p": step}, {})
     assert [sorted(d.name for d in (tmp_path / "p" / part).glob("global*")) for part in both] == [[tag(4)]] * 2
     saved(tmp_path, 6, ["p"], both)  # killed before the manifest
-    assert checkpoints.open(resume=True, fingerprint=RUN)["step"] == 4
+    assert checkpoints.open(resume=True)["step"] == 4
     assert [(tmp_path / "p" / part / "latest").read_text() for part in both] == [tag(4)] * 2
     (tmp_path / "p" / "_critic" / tag(4) / "states.pt").unlink()
     (tmp_path / "p" / "_critic" / tag(4)).rmdir()
     with pytest.raises(ConfigurationError, match="p/_critic/global_step4 is missing"):
-        checkpoints.open(resume=True, fingerprint=RUN)
+        checkpoints.open(resume=True)
 
 
 def test_parts_without_a_manifest_do_not_exist(checkpoints):
     saved(checkpoints.folder, 2, parts=("_actor", "_critic"))
-    assert checkpoints.open(resume=True, fingerprint=RUN) is None
+    assert checkpoints.open(resume=True) is None
     assert not list(checkpoints.folder.glob("*/*/latest"))  # upstream would load it otherwise
 
 
 def test_rotation_keeps_the_last_steps_and_never_the_named_one_goes(checkpoints):
     for step in (1, 2, 3, 4):
         saved(checkpoints.folder, step)
-        checkpoints.commit(step, {"p": step, "q": step}, RUN, {})
+        checkpoints.commit(step, {"p": step, "q": step}, {})
     assert sorted(p.name for p in (checkpoints.folder / "p" / "_actor").glob("global*")) == [tag(3), tag(4)]
     assert json.loads(checkpoints.manifest_path.read_text())["step"] == 4
 
 
 @pytest.mark.parametrize("keep", [0, 1])
 def test_the_last_complete_step_is_always_kept(tmp_path, keep):
-    checkpoints = Checkpoints(tmp_path, keep)
+    checkpoints = Checkpoints(tmp_path, keep, RUN)
     for step in (1, 2):
         saved(tmp_path, step)
-        checkpoints.commit(step, {"p": step, "q": step}, RUN, {})
-    assert checkpoints.open(resume=True, fingerprint=RUN)["step"] == 2
+        checkpoints.commit(step, {"p": step, "q": step}, {})
+    assert checkpoints.open(resume=True)["step"] == 2
 
 
 def test_an_older_half_step_of_a_later_number_is_not_deleted_before_it_is_complete(checkpoints):
     saved(checkpoints.folder, 6)  # left by a killed run, later than what is committed now
     saved(checkpoints.folder, 2)
-    checkpoints.commit(2, {"p": 2, "q": 2}, RUN, {})
-    assert checkpoints.open(resume=True, fingerprint=RUN)["step"] == 2
+    checkpoints.commit(2, {"p": 2, "q": 2}, {})
+    assert checkpoints.open(resume=True)["step"] == 2
 
 
 def test_a_saved_run_is_not_overwritten_by_mistake(checkpoints):
     saved(checkpoints.folder, 2)
-    checkpoints.commit(2, {"p": 2, "q": 2}, RUN, {})
-    with pytest.raises(ConfigurationError, match=r"holds a run saved at step 2; resume with --ckpt\.load_enable"):
-        checkpoints.open(resume=False, fingerprint=RUN)
+    checkpoints.commit(2, {"p": 2, "q": 2}, {})
+    with pytest.raises(
+        ConfigurationError, match=r"holds a run saved at step 2; resume with: --ckpt\.load_enable, or choose"
+    ):
+        checkpoints.open(resume=False)
 
 
-def test_another_run_cannot_be_resumed(checkpoints):
+def test_another_run_cannot_be_resumed_unless_its_changes_are_accepted(checkpoints):
     saved(checkpoints.folder, 2)
-    checkpoints.commit(2, {"p": 2, "q": 2}, RUN, {})
-    with pytest.raises(ConfigurationError, match="seed was 1 when the run was saved and is 2 now"):
-        checkpoints.open(resume=True, fingerprint={**RUN, "seed": 2})
+    checkpoints.commit(2, {"p": 2, "q": 2}, {})
+    other = Checkpoints(checkpoints.folder, 2, {**RUN, "flags": {"train.seed": 2}})
+    change = "--train.seed was 1 when step 2 was saved, and is 2 now"
+    with pytest.raises(ConfigurationError, match=f"{change}: restore it, accept the change with --resume_with_changes, or"):
+        other.open(resume=True)
+    assert other.open(resume=True, with_changes=True)["step"] == 2
+    saved(checkpoints.folder, 3)
+    other.commit(3, {"p": 3, "q": 3}, {})
+    manifest = other.open(resume=True)  # the change is part of the run now
+    assert manifest["changes"] == other.changes == [{"after_step": 2, "changes": [change]}]
 
 
 def test_missing_parts_are_named(checkpoints):
     saved(checkpoints.folder, 2, ["p"])
-    checkpoints.commit(2, {"p": 2}, RUN, {})
+    checkpoints.commit(2, {"p": 2}, {})
     manifest = json.loads(checkpoints.manifest_path.read_text())
     manifest["policies"]["q"] = 2
     checkpoints.manifest_path.write_text(json.dumps(manifest))
     with pytest.raises(ConfigurationError, match="q/_actor/global_step2 is missing"):
-        checkpoints.open(resume=True, fingerprint=RUN)
+        checkpoints.open(resume=True)
+    saved(checkpoints.folder, 2, ["q"])
+    (checkpoints.folder / "q" / "_actor" / tag(2) / "states.pt").write_text("")
+    with pytest.raises(ConfigurationError, match=r"q/_actor/global_step2 holds no weights \(\*\.pt\)"):
+        checkpoints.open(resume=True)
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"schema": 99, "step": 1}'])
 def test_a_broken_manifest_is_an_error_not_a_fresh_start(checkpoints, text):
     checkpoints.manifest_path.write_text(text)
     with pytest.raises(ConfigurationError, match=r"manifest\.json"):
-        checkpoints.open(resume=True, fingerprint=RUN)
+        checkpoints.open(resume=True)
 
 
 def test_records_are_cut_back_to_the_step_that_is_continued(tmp_path):

@@ -17,7 +17,8 @@ from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.scoring import SeenLast
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.describe import describe, fingerprint
+from marl_plugins.plan.describe import describe
+from marl_plugins.plan.fingerprint import fingerprint
 from marl_plugins.run import Connection
 from marl_plugins.runtime.questions import make_ask
 

@@ -19,7 +19,7 @@ RUBRIC = """
 from marl_plugins.coach.rubric import Criterion
 
 def length(action, seen):
-    return len(action.text) / 10
+    return min(1, len(action.text) / 10)
 
 def is_right(action, seen):
     return action.text == seen.label

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from marl_plugins.cli import main
 from marl_plugins.commands.evaluate import only_players, with_models
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.recipe import load_recipe
 from marl_plugins.core.shipped import recipes_root
 from marl_plugins.plan.build import build_plan
 
@@ -32,6 +34,7 @@ def test_a_recipe_is_shown_with_its_graph(capsys):
     assert main(["recipes", "show", "mathchat/tiny.yaml", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["graph"] == ["task -> solver", "solver -> coder", "coder, solver -> verifier"]
+    assert shown["nodes"][1] == {"id": "coder_1", "role": "coder", "number": 1} and ["task", "solver_1"] in shown["edges"]
     assert shown["roles"]["coder"]["tools"] == ["python"]
     assert main(["recipes", "show", "mathchat"]) == 0
     text = capsys.readouterr().out
@@ -43,17 +46,32 @@ def test_a_workflow_that_fails_on_empty_answers_is_said_and_not_raised(tmp_path,
     (tmp_path / "r.yaml").write_text("name: r\nroles: {a: {prompt: p.md}}\nworkflow: w.py\n")
     (tmp_path / "p.md").write_text("{q}")
     assert main(["recipes", "show", str(tmp_path / "r.yaml")]) == 0
-    assert f"{tmp_path}/w.py:2: the workflow does not run on empty answers: ValueError" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"{tmp_path}/w.py:2: " in shown and "ValueError: invalid literal for int()" in shown
 
 
 def test_a_copied_recipe_plans_from_anywhere(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["recipes", "copy", "mathchat", "mine"]) == 0
-    assert "openrlhf train --recipe mine/tiny.yaml --dry-run" in capsys.readouterr().out
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[1].strip() == "openrlhf train --recipe mine/tiny.yaml --dry-run"  # what this machine can train comes first
+    assert "  openrlhf train --recipe mine --dry-run" in shown
+    assert load_recipe(Path("mine/tiny.yaml"))[0].name == "mine"
     assert not list(Path("mine").rglob("__pycache__"))
     assert main(["train", "--recipe", "mine/tiny.yaml", "--dry-run"]) == 0
     assert main(["recipes", "copy", "mathchat", "mine"]) == 2
     assert "mine: exists already" in capsys.readouterr().err
+
+
+def test_the_file_that_was_named_is_the_first_to_be_tried(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["recipes", "copy", "mathchat/tiny_outcome.yaml", "My-Recipe"]) == 0
+    assert "recipe My-Recipe/tiny_outcome.yaml" in capsys.readouterr().out.splitlines()[1]
+    assert load_recipe(Path("My-Recipe/recipe.yaml"))[0].name == "my_recipe"
+    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
+    assert main(["recipes", "copy", "mathchat", "2nd"]) == 0
+    assert "--recipe 2nd --dry-run" in capsys.readouterr().out.splitlines()[1]
+    assert load_recipe(Path("2nd/recipe.yaml"))[0].name == "mathchat"  # a name cannot begin with a digit
 
 
 @pytest.mark.parametrize(
@@ -163,6 +181,14 @@ def test_the_wheel_carries_recipes_that_can_be_listed_copied_and_planned(tmp_pat
     assert str(tmp_path / "unpacked") in command("recipes", "show", "mathchat").stdout
     assert command("recipes", "copy", "mathchat", "mine").returncode == 0
     assert "0001-importable-parser-and-main" in command("patch", "--help").stdout
+    assert command("docs", "recipes").stdout == (root / "docs/recipes.md").read_text()
+    about = next((tmp_path / "unpacked").glob("*.dist-info")).joinpath("METADATA").read_text()
+    address = re.search(r"^Project-URL: Repository, (\S+)$", about, re.MULTILINE)[1]
+    links = re.findall(r"\]\(([^)]+)\)", about)
+    assert f"{address}/raw/main/docs/demo.png" in links and all(link.startswith("https://") for link in links)
+    for link in links:
+        if kept := re.match(rf"{re.escape(address)}/(?:raw|blob)/main/([^#]+)", link):
+            assert (root / kept[1]).exists(), link
     planned = command("train", "--recipe", "mine/tiny.yaml", "--dry-run")
     assert planned.returncode == 0, planned.stderr
     assert "prompts/tiny/solver.md" in planned.stdout

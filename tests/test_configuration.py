@@ -19,7 +19,8 @@ from marl_plugins.hosts.flags import FLAGS, flags_of
 from marl_plugins.hosts.releases import TRAINED
 from marl_plugins.hosts.seams import check_seams, seams_of
 from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.describe import describe, fingerprint
+from marl_plugins.plan.describe import describe
+from marl_plugins.plan.fingerprint import fingerprint
 
 ROOT = Path(__file__).resolve().parent.parent
 SUMS = ROOT / "tests" / "recipes" / "sums"
@@ -594,9 +595,9 @@ def test_a_workflows_mistakes_stop_the_plan(recipe):
 
 
 def test_a_workflow_that_needs_real_answers_is_a_warning(recipe):
-    recipe("roles.solver(", "roles.solver(nothing=[][0], ", "workflow.py")
+    recipe("code.tool_output or str(code)", "str(int(str(code)))", "workflow.py")
     run = build_plan(["--recipe", str(recipe.folder / "tiny.yaml")]).run
-    only(run.warnings, "workflow.py:", "does not run on empty answers: IndexError")
+    only(run.warnings, "workflow.py:", "the workflow does not run when every answer is a word: ValueError")
 
 
 def test_a_recipes_own_code_that_fails_is_named(recipe):

@@ -1,10 +1,14 @@
 """The contract tests for plugin authors: what is shipped keeps them, and a plugin that breaks one is told which."""
 
 import textwrap
+from typing import ClassVar
+from unittest import SkipTest
 
 import pytest
 
 from marl_plugins.contracts import PluginContract
+from marl_plugins.contracts.tools import ToolContract
+from marl_plugins.core.failures import ConfigurationError
 
 GROUPS = ["--rollout.n_samples_per_prompt", "4", "--rollout.batch_size", "32", "--groups.by", "task+role+turn"]
 
@@ -44,6 +48,16 @@ class TestRloo(PluginContract):
 class TestGae(PluginContract):
     plugin = "marl_plugins.gae"
     flags = ("--algo.advantage.estimator", "gae")
+
+
+class TestRecipesPlugin(PluginContract):
+    """The built-in tool among others: it starts processes."""
+
+    plugin = "marl_plugins.builtin.recipe"
+    calls: ClassVar = {"python": ["print(1 + 1)", "import math\nprint(math.pi)"]}
+    bad_calls: ClassVar = {"python": ["1 / 0", "print("]}
+    answers: ClassVar = {"python": ["So:\n```python\nprint(1 + 1)\n```\n"]}
+    deterministic = True
 
 
 BROKEN = {
@@ -162,6 +176,265 @@ def test_a_plugin_that_breaks_a_contract_is_told(contract, tmp_path):
         getattr(kit, f"test_{contract}")()
 
 
+def test_what_is_no_estimator_is_said(tmp_path):
+    file = tmp_path / "nothing.py"
+    file.write_text("from marl_plugins import hookimpl\n\n@hookimpl\ndef marl_estimator(): return object()\n")
+    kit = type("Kit", (PluginContract,), {"plugin": str(file)})()
+    with pytest.raises((AssertionError, ConfigurationError), match="marl_estimator gave object, expected an Estimator"):
+        kit.test_advantages_do_not_depend_on_batches()
+
+
+# Tools
+
+CALC = """
+from marl_plugins import hookimpl
+from marl_plugins.core.failures import InfrastructureFailure
+from marl_plugins.core.trajectory import ToolResult
+from marl_plugins.core.workflow import Tool
+import asyncio, itertools, re, urllib.request
+
+def evaluated(text):
+    numbers = re.fullmatch(r"(\\d+)\\+(\\d+)", text)
+    return str(int(numbers[1]) + int(numbers[2])) if numbers else None
+
+async def added(call):
+    await asyncio.sleep(0)
+    value = evaluated(call.text)
+    return ToolResult("calc", call.text, value or "not a sum", ok=value is not None)
+
+def find(text):
+    return re.findall(r"<calc>(.*?)</calc>", text)
+
+calculate = added
+
+{changed}
+
+@hookimpl
+def marl_tools():
+    return [Tool("calc", calculate, find)]
+"""
+GOOD = {
+    "calls": {"calc": ["1+1", "20+3"]},
+    "bad_calls": {"calc": ["1/0"]},
+    "answers": {"calc": ["It is <calc>1+1</calc>, or <calc>2+2</calc>."]},
+    "deterministic": True,
+}
+BROKEN_TOOLS = {
+    "find gives a text": (
+        "find_gives_a_list_of_calls",
+        "gave '' for '', expected a list of texts",
+        "def find(text): return text",
+    ),
+    "find gives a text where it finds one": (
+        "find_gives_a_list_of_calls",
+        "gave 'c>1' for .*, expected a list of texts",
+        "def find(text): return text[10:13] if 'calc' in text else []",
+    ),
+    "find gives matches": (
+        "find_gives_a_list_of_calls",
+        "Match object.*, expected a list of texts",
+        "def find(text): return list(re.finditer('<calc>', text))",
+    ),
+    "find gives None": (
+        "find_gives_a_list_of_calls",
+        "gave None for '', expected a list of texts",
+        "def find(text): return re.search('<calc>', text)",
+    ),
+    "find raises": (
+        "find_gives_a_list_of_calls",
+        "find of tool 'calc' raised IndexError on ''",
+        "def find(text): return [text.split('<calc>')[1]]",
+    ),
+    "find finds nothing": (
+        "find_gives_a_list_of_calls",
+        "finds no call in 'It is <calc>",
+        "def find(text): return []",
+    ),
+    "find always finds one": (
+        "find_gives_a_list_of_calls",
+        "finds a call in an empty answer",
+        "def find(text): return [text]",
+    ),
+    "find has a memory": (
+        "find_gives_a_list_of_calls",
+        "gives another list the second time",
+        "count = itertools.count()\ndef find(text): return [str(next(count))] if text else []",
+    ),
+    "run is a plain function": (
+        "a_tool_answers_its_calls",
+        "async def",
+        "def calculate(call): return ToolResult('calc', call.text, '2', True)",
+    ),
+    "run gives a text": (
+        "a_tool_answers_its_calls",
+        "called with '1.1', gave str, expected a ToolResult",
+        "async def calculate(call): return '2'",
+    ),
+    "run gives None": (
+        "a_tool_answers_its_calls",
+        "gave NoneType, expected a ToolResult",
+        "async def calculate(call): pass",
+    ),
+    "the output is a number": (
+        "a_tool_answers_its_calls",
+        "ToolResult with output=2",
+        "async def calculate(call): return ToolResult('calc', call.text, 2, True)",
+    ),
+    "ok is a text": (
+        "a_tool_answers_its_calls",
+        "ToolResult with ok='yes'",
+        "async def calculate(call): return ToolResult('calc', call.text, '2', 'yes')",
+    ),
+    "files are a list": (
+        "a_tool_answers_its_calls",
+        "ToolResult with files=",
+        "async def calculate(call): return ToolResult('calc', call.text, '2', True, files=['a'])",
+    ),
+    "another tool's result": (
+        "a_tool_answers_its_calls",
+        "a result of the tool 'clac'",
+        "async def calculate(call): return ToolResult('clac', call.text, '2', True)",
+    ),
+    "an example fails": (
+        "a_tool_answers_its_calls",
+        "ok=False to the example call '1.1'",
+        "async def calculate(call): return ToolResult('calc', call.text, '', False)",
+    ),
+    "a found call raises": (
+        "a_tool_answers_its_calls",
+        "called with '2.2', raised KeyError",
+        "async def calculate(call):\n    {'1+1': '2', '20+3': '23'}[call.text]\n    return await added(call)",
+    ),
+    "a bad call raises": (
+        "a_bad_call_is_an_answer",
+        "called with '1/0', raised ZeroDivisionError",
+        "async def calculate(call): return ToolResult('calc', call.text, str(eval(call.text)), True)",
+    ),
+    "a bad call is ok": (
+        "a_bad_call_is_an_answer",
+        "answered ok=True to the bad call '1/0'",
+        "async def calculate(call): return ToolResult('calc', call.text, '', True)",
+    ),
+    "a bad call is infrastructure's": (
+        "a_bad_call_is_an_answer",
+        "is not down, and says so of the call '1/0'",
+        "async def calculate(call):\n"
+        "    if not evaluated(call.text): raise InfrastructureFailure('calc', 'no sum')\n"
+        "    return await added(call)",
+    ),
+    "an outage blames the agents": (
+        "an_outage_is_an_infrastructure_failure",
+        "while network and processes were unavailable",
+        "def ask():\n"
+        "    try: urllib.request.urlopen('http://127.0.0.1:1')\n"
+        "    except OSError: return False\n"
+        "async def calculate(call): return ToolResult('calc', call.text, '2', ok=bool(ask()))",
+    ),
+    "an outage is raised as it is": (
+        "an_outage_is_an_infrastructure_failure",
+        "raised URLError.*a tool that is down raises InfrastructureFailure",
+        "async def calculate(call):\n    urllib.request.urlopen('http://127.0.0.1:1')",
+    ),
+    "the last call is answered": (
+        "concurrent_calls_do_not_mix_answers",
+        "gave the result of the call",
+        "last = []\n"
+        "async def calculate(call):\n"
+        "    last.append(call.text)\n"
+        "    await asyncio.sleep(0)\n"
+        "    return ToolResult('calc', last[-1], 'x', ok=False)",
+    ),
+    "the last call's output is given": (
+        "concurrent_calls_do_not_mix_answers",
+        "among other calls, alone",
+        "last = []\n"
+        "async def calculate(call):\n"
+        "    last.append(call.text)\n"
+        "    await asyncio.sleep(0)\n"
+        "    return ToolResult('calc', call.text, last[-1], ok=False)",
+    ),
+    "answers are counted": (
+        "answers_depend_on_the_call_alone",
+        "answered .'0', True, .*and then .'1'",
+        "count = itertools.count()\n"
+        "async def calculate(call): return ToolResult('calc', call.text, str(next(count)), ok=True)",
+    ),
+    "answers depend on the role": (
+        "answers_depend_on_the_call_alone",
+        "answered .'role', True, .*and then .''",
+        "async def calculate(call): return ToolResult('calc', call.text, call.role, ok=True)",
+    ),
+}
+"""The contract that each breaks, what is said, and the change to CALC."""
+
+
+def calc_kit(tmp_path, changed="", **given):
+    file = tmp_path / "calc.py"
+    file.write_text(CALC.replace("{changed}", changed))
+    return type("Kit", (PluginContract,), {"plugin": str(file), **GOOD, **given})()
+
+
+def contracts_of_tools():
+    return [name for name in vars(ToolContract) if name.startswith("test_")]
+
+
+def test_a_good_tool_keeps_every_contract(tmp_path):
+    for name in contracts_of_tools():
+        getattr(calc_kit(tmp_path), name)()
+
+
+@pytest.mark.parametrize("what", BROKEN_TOOLS)
+def test_a_tool_that_breaks_a_contract_is_told(what, tmp_path):
+    contract, message, changed = BROKEN_TOOLS[what]
+    with pytest.raises((AssertionError, ConfigurationError), match=message):
+        getattr(calc_kit(tmp_path, changed), f"test_{contract}")()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"calls": {}}, r"in Kit: tool 'calc' has no example call; add calls = {'calc': \['\.\.\.'\]}"),
+        ({"answers": {}}, r"add answers = .*or answers = {'calc': \[\]} where only workflows call it"),
+        ({"bad_calls": {"clac": ["1/0"]}}, r"bad_calls names the tool 'clac'; the plugin brings \['calc'\]"),
+    ],
+)
+def test_a_tool_without_examples_is_not_passed_over(given, message, tmp_path):
+    with pytest.raises(AssertionError, match=message):
+        calc_kit(tmp_path, **given).test_every_tool_has_examples()
+
+
+def test_a_tool_that_only_workflows_call_says_so(tmp_path):
+    kit = calc_kit(tmp_path, "def find(text): return []", answers={"calc": []})
+    kit.test_every_tool_has_examples()
+    kit.test_find_gives_a_list_of_calls()
+
+
+def test_what_is_not_a_list_of_tools_is_said(tmp_path):
+    file = tmp_path / "one.py"
+    file.write_text("from marl_plugins import hookimpl\n\n@hookimpl\ndef marl_tools(): return [print]\n")
+    kit = type("Kit", (PluginContract,), {"plugin": str(file)})()
+    with pytest.raises((AssertionError, ConfigurationError), match="marl_tools"):
+        kit.test_every_tool_has_examples()
+
+
+def test_answers_may_differ_where_nobody_said_otherwise(tmp_path):
+    changed = BROKEN_TOOLS["answers are counted"][-1]
+    calc_kit(tmp_path, changed, deterministic=False).test_answers_depend_on_the_call_alone()
+
+
+DOWN = "async def calculate(call): raise InfrastructureFailure('calc', 'connection refused')"
+
+
+def test_a_tool_that_is_down_here_is_skipped_and_not_passed(tmp_path):
+    """Only that it says so is tested."""
+    kit = calc_kit(tmp_path, DOWN)
+    kit.test_an_outage_is_an_infrastructure_failure()
+    for name in ("a_tool_answers_its_calls", "a_bad_call_is_an_answer", "concurrent_calls_do_not_mix_answers"):
+        with pytest.raises(SkipTest, match="unavailable here, so this is not tested: connection refused"):
+            getattr(kit, f"test_{name}")()
+
+
 def test_every_contract_is_seen_to_fail():
-    contracts = {name.removeprefix("test_") for name in vars(PluginContract) if name.startswith("test_")}
-    assert contracts - {"it_is_active_in_a_run"} == set(BROKEN)
+    contracts = {name.removeprefix("test_") for name in dir(PluginContract) if name.startswith("test_")}
+    of_tools = {contract for contract, _, _ in BROKEN_TOOLS.values()} | {"every_tool_has_examples"}
+    assert contracts - {"it_is_active_in_a_run"} == set(BROKEN) | of_tools

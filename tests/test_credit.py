@@ -59,6 +59,30 @@ def test_without_any_action_score_the_outcome_is_shared():
     assert scored([None, None, None], 0.5, scorer=False) == [0.5, 0.5, 0.5]
 
 
+def test_every_role_is_rewarded_with_its_own_outcome():
+    trajectory = make_trajectory({"a": [], "b": ["a"], "c": ["b"]}, roles={"a": "pro", "b": "con", "c": "pro"})
+    trajectory.outcome, trajectory.outcomes = 0.5, {"pro": 1.0, "con": 0.0}
+    rewards_from_scores([trajectory])
+    assert [a.reward for a in trajectory.actions] == [1.0, 0.0, 1.0]
+
+
+def test_a_role_without_an_outcome_is_not_trained_on():
+    trajectory = make_trajectory({"pro": [], "judge": ["pro"]})
+    trajectory.outcome, trajectory.outcomes = 1.0, {"pro": 1.0}
+    rewards_from_scores([trajectory])
+    sum_over_scope([trajectory], "action")
+    assert [row.action.role for row in rows_of([trajectory], frozenset({"p"}))] == ["pro"]
+    assert trajectory.actions[1].left_out == "no score"
+
+
+def test_scores_of_actions_count_before_outcomes_of_roles():
+    trajectory = make_trajectory({"pro": [], "con": ["pro"]})
+    trajectory.outcome, trajectory.outcomes, trajectory.actions_scored = 0.5, {"pro": 1.0, "con": 0.0}, True
+    trajectory.actions[0].score = 0.25
+    rewards_from_scores([trajectory])
+    assert [a.reward for a in trajectory.actions] == [0.25, None]
+
+
 def test_a_missing_score_is_not_replaced_by_the_outcome():
     assert scored([0.2, None, 0.9], 1.0) == [0.2, None, 0.9]
     assert scored([None, None, None], 1.0) == [None, None, None]

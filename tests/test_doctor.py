@@ -621,7 +621,7 @@ def test_a_problem_carries_its_own_fix():
     line = needs.problem_finding("a: b; unknown flag --x; did you mean 'y'?")
     assert (line.good, line.found, line.fix) == (False, "a: b; unknown flag --x", "did you mean 'y'?")
     line = needs.problem_finding("train.batch_size 5 does not divide 8")
-    assert line.found == "train.batch_size 5 does not divide 8" and "docs/recipes.md" in line.fix
+    assert line.found == "train.batch_size 5 does not divide 8" and "openrlhf docs recipes" in line.fix
 
 
 def test_a_gpu_recipe_on_a_cpu_machine_names_the_one_that_fits(capsys):

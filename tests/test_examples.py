@@ -31,7 +31,7 @@ class TestRAE(PluginContract):
 
 class TestHierarchicalGRPO(PluginContract):
     plugin = str(EXAMPLES / "hierarchical_grpo.py")
-    flags = ("--hierarchical.attempts", "verifier")
+    flags = ("--hierarchical.attempts", "verifier", "--rollout.n_samples_per_prompt", "2")
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)

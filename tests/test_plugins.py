@@ -221,11 +221,15 @@ def test_state_is_kept_and_given_back_by_name(plugin):
     """
     file = plugin("stateful", body)
     plugins, one, two = Plugins([file]), Run(None, None, None, "cpu"), Run(None, None, None, "cpu")
-    assert plugins.state(one) == {file: {"n": 3}}
-    plugins.restore(one, {file: {"n": 5}})
-    assert plugins.state(one) == {file: {"n": 5}}
-    assert plugins.state(dataclasses.replace(one, device="cuda")) == {file: {"n": 5}}  # the same run, further planned
-    assert plugins.state(two) == {file: {"n": 3}}
+    assert plugins.state(one) == {"stateful.py": {"n": 3}}
+    plugins.restore(one, {"stateful.py": {"n": 4}})
+    assert plugins.state(one) == {"stateful.py": {"n": 4}}
+    plugins.restore(one, {"/elsewhere/stateful.py": {"n": 5}})  # as earlier releases called a file
+    assert plugins.state(one) == {"stateful.py": {"n": 5}}
+    assert plugins.state(dataclasses.replace(one, device="cuda")) == {
+        "stateful.py": {"n": 5}
+    }  # the same run, further planned
+    assert plugins.state(two) == {"stateful.py": {"n": 3}}
 
 
 def test_versions_of_files_follow_their_content(plugin):

@@ -1,87 +1,565 @@
-"""A workflow's mistakes are found before anything starts, by one run of it without any model."""
+"""A workflow's mistakes are found before anything starts, by runs of it without any model, and so are its scorers'."""
 
 import asyncio
+import gc
+import inspect
+import textwrap
+import warnings
 
 import pytest
 
-from marl_plugins.core.recipe import load_recipe
-from marl_plugins.core.trajectory import Task
-from marl_plugins.loading import load_file
-from marl_plugins.plan.rehearsal import MOST_CALLS, rehearse
-from marl_plugins.run import Run
+from marl_plugins.commands.recipes import show
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.plan.build import build_plan
+from marl_plugins.plan.rehearsal import Rehearsed, apart, rehearse, workflow_of
+from marl_plugins.plan.rehearsal.trial import MOST_CALLS, marked, word
 
 RECIPE = """
-name: two
+name: debate
 roles:
-  writer: {prompt: writer.md, tools: [python], max_turns: 3}
-  editor: {prompt: editor.md, system: system.md}
+  pro: {prompt: any.md}
+  con: {prompt: any.md}
+  judge: {prompt: judge.md, system: system.md}
 workflow: workflow.py
+tasks: tasks.py
+grader: grader.py
+model: tiny
+flags:
+  rollout.batch_size: 4
+  rollout.max_new_tokens: 8
+  train.batch_size: 4
+  train.micro_batch_size: 4
+  data.max_len: 256
 """
-GOOD = "async def run(task, roles, tools):\n    a = await roles.writer(q=task.prompt)\n    return await roles.editor(a=a, q='')\n"
+TASKS = """
+from marl_plugins.core.trajectory import Task
+
+LABEL = "blue"
+
+def load(split):
+    names = "abcd" if split == "train" else "ef"
+    return [Task(n, f"Which colour is {n}?", LABEL, {"type": "colour"}) for n in names]
+"""
+BEGIN = """\
+import asyncio, time
+
+async def run(task, roles, tools):
+    pro = await roles.pro(question=task.prompt)
+    con = await roles.con(question=task.prompt, other=pro)
+"""
+GOOD = BEGIN + "    return await roles.judge(question=task.prompt, history=[pro, con])\n"
+LAST = 6
+"""The line of the judge's call."""
+GRADER = "def score_outcome(trajectory):\n    return float(trajectory.answer == trajectory.task.label)\n"
+
+
+class Folder:
+    """A recipe's folder, and what is wrong with it."""
+
+    def __init__(self, path):
+        self.path = path
+        files = {
+            "recipe.yaml": RECIPE,
+            "tasks.py": TASKS,
+            "workflow.py": GOOD,
+            "grader.py": GRADER,
+            "any.md": "{question}",
+            "judge.md": "{question}\n{history}",
+            "system.md": "You judge: {question}",
+        }
+        for name, text in files.items():
+            self.write(name, text)
+
+    def write(self, name, text):
+        (self.path / name).write_text(textwrap.dedent(text))
+
+    def ending(self, *lines):
+        """A workflow that goes on like this after both have spoken."""
+        self.write("workflow.py", BEGIN + "".join(f"    {line}\n" for line in lines))
+        return self
+
+    def plan(self, *words):
+        return build_plan(["--recipe", str(self.path), *words])
+
+    def problems(self, *words):
+        with pytest.raises(ConfigurationError) as error:
+            self.plan(*words)
+        return error.value.problems
+
+    def problem(self, *words):
+        (problem,) = self.problems(*words)
+        return problem
+
+    def warnings(self):
+        return list(self.plan().run.warnings)
+
+    def warning(self):
+        (warning,) = self.warnings()
+        return warning
+
+    def at(self, line, name="workflow.py"):
+        return f"{self.path / name}:{line}: "
 
 
 @pytest.fixture
-def rehearsed(tmp_path):
-    (tmp_path / "recipe.yaml").write_text(RECIPE)
-    for name, text in (("writer", "{q}"), ("editor", "{a}"), ("system", "{q}")):
-        (tmp_path / f"{name}.md").write_text(text)
-
-    def run(code):
-        (tmp_path / "workflow.py").write_text("import asyncio\n" + code)
-        recipe, _ = load_recipe(tmp_path / "recipe.yaml")
-        workflow = load_file(tmp_path / "workflow.py", f"marl_recipe_{tmp_path.name}_workflow").run
-        return rehearse(Run(recipe, tmp_path, None, "cpu"), workflow, Task("1", "a task", "7"), ["python", "search"])
-
-    return run
+def folder(tmp_path):
+    return Folder(tmp_path)
 
 
-def test_a_good_workflow_shows_who_sees_whom(rehearsed):
-    found = rehearsed(GOOD)
-    assert (found.graph, found.wrong, found.unclear) == (["task -> writer", "writer -> editor"], [], [])
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(apart, "SECONDS", 0.5)
+
+
+def rehearsed(folder):
+    plan = folder.plan()
+    return rehearse(plan.run, workflow_of(plan.plugins, plan.run), plan.tasks("train")[0])
+
+
+JUDGE = "return await roles.judge(question=task.prompt, history={})"
+
+
+# --- good ones --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_good_workflow_is_planned_without_a_word_and_shows_who_sees_whom(folder):
+    assert folder.warnings() == []
+    assert rehearsed(folder).graph.lines() == ["task -> pro", "pro -> con", "pro, con -> judge"]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [JUDGE.format("pro").replace("history=", "other=con, history=")],
+        [JUDGE.format("(pro, 'and', con)")],
+        [JUDGE.format("f'{pro} {con}', after=[pro, con]")],
+        [JUDGE.format("str(con), after=(con,)")],
+        ["tasks = [asyncio.create_task(roles.pro(question=q)) for q in 'ab']",
+         "for task_ in tasks:", "    pro = await task_", JUDGE.format("pro")],
+        ["async with asyncio.TaskGroup() as group:", "    a = group.create_task(roles.pro(question='a'))",
+         "    b = group.create_task(roles.con(question='b'))", JUDGE.format("[a.result(), b.result()]")],
+        ["a, b = await asyncio.gather(roles.pro(question='a'), roles.con(question='b'))", JUDGE.format("[a, b]")],
+        ["a = await asyncio.wait_for(roles.pro(question='a'), 5)", JUDGE.format("[a, con]")],
+        ["a = asyncio.create_task(roles.pro(question='a'))", "a.cancel()", JUDGE.format("con")],
+        ["done, left = await asyncio.wait({asyncio.create_task(roles.pro(question=q)) for q in 'ab'},",
+         "    return_when=asyncio.FIRST_COMPLETED)", JUDGE.format("con")],
+        ["later = roles.pro(question='')", "con = await roles.con(question='')", "pro = await later", JUDGE.format("[pro]")],
+        ["verdict = " + JUDGE.format("con").removeprefix("return "), "return str(verdict) == task.label"],
+    ],
+)  # fmt: skip
+def test_ways_to_call_that_are_right(folder, lines):
+    assert folder.ending(*lines).warnings() == []
+
+
+def test_a_wrapped_workflow_and_a_notebook_are_fine(folder):
+    folder.write(
+        "workflow.py",
+        GOOD.replace("def run", "def inner") + "\ndef run(task, roles, tools):\n    return inner(task, roles, tools)\n",
+    )
+
+    async def notebook():
+        return rehearsed(folder)
+
+    assert asyncio.run(notebook()).graph.lines()[-1] == "pro, con -> judge"
+
+
+# --- what no answer changes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lines", "part"),
+    [
+        ([JUDGE.format("pro").replace("judge", "juge")], "the recipe has no role 'juge'; did you mean 'judge'?"),
+        ([JUDGE.format("pro").replace("history", "story")], "['history', 'question'], the workflow gave ['question', 'story']"),
+        (["return await roles.judge(pro)"], "role 'judge' takes its fields by name: roles.judge(FIELD=...)"),
+        (["await tools.serch('x')", JUDGE.format("pro")], "no tool 'serch'"),
+        ([JUDGE.format("task.metadata['subject']")], "KeyError: 'subject' (the workflow raises it whatever the agents answer)"),
+        ([JUDGE.format("pro, after='pro'")], "after takes a list of actions, as in after=[x]; got 'pro'"),
+        ([JUDGE.format("pro, after=None")], "after takes a list of actions, as in after=[x]; got None"),
+        ([JUDGE.format("pro, after=pro")], "after takes a list of actions, as in after=[x]; got Action"),
+        ([JUDGE.format("pro, after=['pro']")], "after takes a list of actions, got str in it"),
+        ([JUDGE.format("{'pro': pro}")], "role 'judge', field 'history': a dict that holds actions cannot be shown; give each"),
+        ([JUDGE.format("[[pro], [con]]")], "a list that holds actions cannot be shown; give each action a field"),
+        ([JUDGE.format("{'said': [pro]}.values()")], "a dict_values that holds actions cannot be shown"),
+        ([JUDGE.format("(str(a) for a in (pro, con))")], "a generator has no text; write a list"),
+        (["raise asyncio.CancelledError"], "CancelledError (the workflow raises it whatever the agents answer)"),
+        (["found = await asyncio.gather(roles.con(other=''), return_exceptions=True)", JUDGE.format("con")],
+         "role 'con' was called with the wrong fields"),
+        (["try: await roles.con(question='', after=pro)", "except Exception: pass", JUDGE.format("con")],
+         "after takes a list of actions, as in after=[x]; got Action"),
+        (["raise SystemExit(3)"], "SystemExit(3) ends the program; raise an exception that says what is wrong"),
+        (["raise KeyboardInterrupt"], "KeyboardInterrupt() ends the program"),
+    ],
+)  # fmt: skip
+def test_what_no_answer_changes_is_wrong(folder, lines, part):
+    problem = folder.ending(*lines).problem()
+    assert part in problem and problem.startswith(folder.at(LAST))
+
+
+def test_an_object_that_holds_actions_is_refused(folder):
+    folder.ending("class History: pass", "h = History()", "h.turns = [pro]", JUDGE.format("h"))
+    assert "a History that holds actions cannot be shown" in folder.problem()
 
 
 @pytest.mark.parametrize(
     ("code", "line", "part"),
     [
-        (GOOD.replace("roles.editor", "roles.editr"), 4, "the recipe has no role 'editr'; did you mean 'editor'?"),
-        (GOOD.replace("a=a, q=''", "a=a"), 4, "the prompt has places for ['a', 'q'], the workflow gave ['a']"),
-        (GOOD.replace("a=a, q=''", "a"), 4, "role 'editor' takes its fields by name: roles.editor(FIELD=...)"),
-        (GOOD.replace("return await", "await tools.serch('x')\n    return await"), 4, "no tool 'serch'; did you mean 'search'?"),
-        ("def run(task, roles, tools):\n    return str(roles)", 2, "write `async def run(task, roles, tools)`"),
-        (GOOD.replace("a = await", "a ="), 4, "role 'editor' was given, as 'a', a call that is not awaited; write `await`"),
-        (GOOD.replace("return await", "return"), 2, "run returns a call that is not awaited; write `await` before it"),
-        (GOOD.replace("roles, tools", "roles"), 2, "run is called with task, roles and tools"),
-        ("async def run(task, roles, tools):\n    async with asyncio.TaskGroup() as g:\n        "
-         "g.create_task(roles.editor(a='', q=''))\n        g.create_task(roles.writer())", 2, "['q'], the workflow gave []"),
+        ("def run(task, roles, tools):\n    return str(roles)", 1, "write `async def run(task, roles, tools)`"),
+        ("async def run(task, roles, tools):\n    yield 1", 1, "run gives async_generator at once; write `async def"),
+        ("async def run(task, roles):\n    return ''", 1, "run is called with task, roles and tools"),
+        ("async def run(task, roles, tools):\n    return task.prompt", 1, "run calls no role, whatever the answers"),
+        ("import asyncio\nasync def run(task, roles, tools):\n    async with asyncio.TaskGroup() as g:\n        "
+         "g.create_task(roles.con(question=''))\n        g.create_task(roles.pro())", 5, "['question'], the workflow gave []"),
     ],
 )  # fmt: skip
-def test_what_no_answer_would_change_is_wrong(rehearsed, tmp_path, code, line, part):
-    found = rehearsed(code)
-    (problem,) = found.wrong
-    assert part in problem and problem.startswith(f"{tmp_path}/workflow.py:{line}: ")
-    assert found.unclear == []
+def test_workflows_that_cannot_be_one(folder, code, line, part):
+    folder.write("workflow.py", code)
+    problem = folder.problem()
+    assert part in problem and problem.startswith(folder.at(line))
 
 
-def test_what_an_answer_might_change_is_odd(rehearsed, tmp_path):
-    found = rehearsed(GOOD.replace("a=a", "a=1 / len(str(a))"))
-    assert found.wrong == []
-    assert found.unclear == [
-        f"{tmp_path}/workflow.py:4: the workflow does not run on empty answers: ZeroDivisionError: division by zero"
-    ]
+NEW = "new = roles.pro(question='')"
+BOTH = "both = asyncio.gather(roles.pro(question=''), roles.con(question=''))"
+MORE = ("async def more():", "    return await roles.pro(question='')")
 
 
-def test_a_workflow_that_waits_for_a_good_answer_is_left_there(rehearsed):
-    found = rehearsed(
-        GOOD.replace("return await", "while not str(a):\n        a = await roles.writer(q='again')\n    return await")
+@pytest.mark.parametrize(
+    ("lines", "line", "part"),
+    [
+        (["verdict = roles.judge(question='', history='')", "return str(verdict)"], 6, "role 'judge' is called, and nobody awaits"),
+        (["verdict = roles.judge(question='', history='')", "return pro"], 6, "role 'judge' is called, and nobody awaits it"),
+        (["return roles.judge(question='', history='')"], 6, "run returns a call that is not awaited"),
+        (["return [roles.judge(question='', history='')]"], 6, "nobody awaits it; write `await` before it"),
+        ([NEW, JUDGE.format("new")], 6, "role 'judge' was given, as 'history', a call that is not awaited"),
+        ([NEW, JUDGE.format("[con, new]")], 6, "role 'judge' was given, as 'history', a call"),
+        ([NEW, JUDGE.format("f'{new}'")], 6, "role 'pro' is called, and nobody awaits it"),
+        ([NEW, JUDGE.format("con, after=[new]")], 6, "role 'judge' was given, in `after`, a call"),
+        ([NEW, JUDGE.format("new.text")], 7, "has no attribute 'text'"),
+        ([BOTH, JUDGE.format("both")], 6, "as 'history', a call"),
+        ([BOTH, JUDGE.format("con")], 6, "a task that nobody"),
+        ([BOTH, "return both"], 6, "run returns a call"),
+        (["new = asyncio.create_task(roles.pro(question=''))", JUDGE.format("con")], 6, "role 'pro' runs as a task"),
+        ([*MORE, "new = more()", JUDGE.format("con")], 8,
+         "more is called, and nobody awaits it"),
+        ([*MORE, "new = asyncio.create_task(more())", JUDGE.format("con")], 6,
+         "more runs as a task that nobody awaits when run ends; await it, or cancel it"),
+    ],
+)  # fmt: skip
+def test_a_call_that_nobody_awaits_is_wrong_wherever_it_ends_up(folder, capfd, lines, line, part):
+    folder.ending(*lines)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        problem = folder.problem()
+        gc.collect()
+    assert part in problem and problem.startswith(folder.at(line))
+    assert "never" not in capfd.readouterr().err
+
+
+# --- what is said as a warning ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "sources"),
+    [
+        ("f'{pro}'", "role 'pro'"),
+        ("str(con)", "role 'con'"),
+        ("pro.text.upper()", "role 'pro'"),
+        ("'\\n'.join(str(a) for a in (pro, con))", "roles 'pro', 'con'"),
+        ("[str(con)]", "role 'con'"),
+        ("{'con': str(con)}", "role 'con'"),
+        ("f'{con}', after=[pro]", "role 'con'"),
+    ],
+)
+def test_an_answer_that_is_shown_without_a_dependency_is_said(folder, value, sources):
+    warning = folder.ending(JUDGE.format(value)).warning()
+    assert (
+        warning.startswith(folder.at(LAST)) and f"role 'judge' is shown what {sources} said, in field 'history'" in warning
     )
-    assert len(found.graph) == MOST_CALLS
-    assert (found.wrong, found.unclear) == ([], [])
+    assert "pass the action itself as a field, alone or in a list, or name it in after=[...]" in warning
 
 
-def test_a_wrapped_workflow_and_a_notebook_are_fine(rehearsed):
-    code = GOOD.replace("def run", "def inner") + "def run(task, roles, tools):\n    return inner(task, roles, tools)\n"
+def test_a_dependency_through_another_action_is_enough(folder):
+    assert folder.ending(JUDGE.format("f'{pro}', after=[con]")).warnings() == []
 
-    async def notebook():
-        return rehearsed(code)
 
-    assert asyncio.run(notebook()).graph == ["task -> writer", "writer -> editor"]
+def test_what_a_loop_repeats_is_said_once(folder):
+    folder.ending("for _ in range(3):", "    con = await roles.con(question=f'{con}')", JUDGE.format("con"))
+    assert "is shown what role 'con' said, in field 'question'" in folder.warning()
+
+
+@pytest.mark.parametrize(
+    ("lines", "kind", "error"),
+    [
+        ([JUDGE.format("int(str(pro)), after=[pro]")], "a word", "ValueError: invalid literal for int()"),
+        (
+            [JUDGE.format("1 / (str(con) == '1' or 1) / (str(con) != '1'), after=[con]")],
+            "the number 1",
+            "ZeroDivisionError",
+        ),
+    ],
+)
+def test_what_one_kind_of_answer_raises_is_said(folder, lines, kind, error):
+    warning = folder.ending(*lines).warning()
+    assert warning.startswith(f"{folder.at(LAST)}the workflow does not run when every answer is {kind}: {error}")
+
+
+def test_errors_at_two_places_are_two_warnings(folder):
+    folder.ending("if str(pro) == '1':", "    raise ValueError('one')", "raise ValueError('word')")
+    assert [w.partition(": ")[0] for w in folder.warnings()] == [folder.at(n).rstrip(": ") for n in (8, 7)]
+
+
+def test_a_role_that_nobody_calls_is_said(folder):
+    warning = folder.ending("return con").warning()
+    assert "role 'judge' is never called" in warning and warning.startswith(folder.at(3))
+
+
+def test_a_role_that_one_kind_of_answer_calls_is_called(folder):
+    assert folder.ending("if str(con) == '1':", f"    {JUDGE.format('con')}", "return con").warnings() == []
+
+
+def test_a_loop_that_no_answer_ends_is_said(folder):
+    warning = folder.ending("while True:", "    con = await roles.con(question=con)", JUDGE.format("con")).warning()
+    assert warning.startswith(folder.at(7)) and f"still calling roles after {MOST_CALLS} calls" in warning
+    assert len(rehearsed(folder).graph.nodes) == MOST_CALLS
+
+
+def test_a_loop_that_an_answer_ends_is_fine(folder):
+    folder.ending("while str(con) != '1':", "    con = await roles.con(question=con)", JUDGE.format("con"))
+    assert folder.warnings() == []
+
+
+def test_a_workflow_that_waits_is_left_there(folder, monkeypatch):
+    monkeypatch.setattr("marl_plugins.plan.rehearsal.trial.SECONDS", 0.2)
+    warning = folder.ending("await asyncio.sleep(30)", JUDGE.format("con")).warning()
+    assert warning.startswith(folder.at(LAST)) and "still waiting here after" in warning
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("line", ["time.sleep(2)", "while True: pass"], ids=str)
+def test_a_workflow_that_blocks_is_wrong_and_holds_nothing_up(folder, line):
+    problem = folder.ending(line, JUDGE.format("con")).problem()
+    assert problem.startswith(folder.at(LAST)) and "run was still here after 0.5 s: it blocks or never ends" in problem
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_filters_of_warnings_survive_a_workflow_that_is_left_behind(folder):
+    before = list(warnings.filters)
+    folder.ending("time.sleep(1)", JUDGE.format("con")).problem()
+    assert warnings.filters == before
+
+
+# --- labels -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("label", "value"),
+    [
+        ('"blue"', "str(task.label)"),
+        ('"blue"', "f'It is {task.label.upper()}.'"),
+        ('"42"', "int(task.label)"),
+        ("42", "task.label"),
+        ("4.2", "f'{task.label:.3f}'"),
+        ('["blue", "red"]', "task.label"),
+        ('{"answer": "blue"}', "task.label['answer']"),
+        ('"blue"', "con if str(con) == '1' else task.label"),
+    ],
+)
+def test_a_label_that_is_shown_to_a_role_is_wrong(folder, label, value):
+    folder.write("tasks.py", TASKS.replace('"blue"', label))
+    folder.ending(
+        JUDGE.format(value) if "task.label" not in value else JUDGE.format(value).replace("history", "after=[con], history")
+    )
+    problem = folder.problem()
+    assert problem.startswith(folder.at(LAST)) and "role 'judge' is shown the task's label, in field 'history'" in problem
+
+
+@pytest.mark.parametrize(
+    ("label", "lines"),
+    [
+        ('"blue"', ["assert task.label in ('blue', 'red')", JUDGE.format("con")]),
+        ('"B"', ["place = 'ABCD'.index(task.label)", JUDGE.format("con")]),
+        ('"yes"', ["if str(con) == task.label:", "    return con", JUDGE.format("con")]),
+        ("True", [JUDGE.format("con")]),
+    ],
+)
+def test_a_workflow_that_needs_a_real_label_is_not_accused(folder, label, lines):
+    folder.write("tasks.py", TASKS.replace('"blue"', label))
+    assert folder.ending(*lines).warnings() == []
+
+
+def test_marked_labels_have_the_form_of_the_label():
+    label = {"a": ["x", "7", 7, 7.5, True, None]}
+    found = marked(label)
+    assert [type(v) for v in found["a"]] == [type(v) for v in label["a"]]
+    assert int(found["a"][1]) == found["a"][2] and found["a"][4:] == [True, None]
+
+
+def test_the_rehearsal_changes_no_task(folder):
+    folder.ending("task.metadata['seen'] = 1", JUDGE.format("con"))
+    plan = folder.plan()
+    assert all(t.metadata == {"type": "colour"} and t.label == "blue" for t in plan.tasks("train"))
+    trajectories = plan.run.state(Rehearsed).trajectories
+    assert [(t.task.label, t.answer) for t in trajectories.values()] == [("blue", word(3)), ("blue", "1")]
+
+
+# --- scorers ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "part"),
+    [
+        ("def score_outcome(a, b):\n    return 1", 1, "missing a required argument: 'b'; score_outcome is called with trajectory"),
+        ("\ndef score_outcome(t):\n    return 5", 2, "is 5; scores lie in [0, 1]"),
+        ("def score_outcome(t):\n    return 5 if t.answer == '1' else 0", 1, "is 5; scores lie in [0, 1]"),
+        ("def score_outcome(t):\n    return 'good'", 1, "'good'"),
+        ("async def score_outcome(t):\n    return [1]", 1, "[1]"),
+        ("def score_outcome(t):\n    return t.task.metadata['subject']", 2, "KeyError: 'subject' (score_outcome raises it"),
+        ("def score_outcome(t):\n    raise SystemExit", 2, "SystemExit() ends the program"),
+        ("async def f(t):\n    return 1\ndef score_outcome(t):\n    f(t)\n    return 1.0", 4, "f is called, and nobody awaits"),
+        ("def score_outcome(t):\n    return 1\ndef score_action(a):\n    return 1", 3, "score_action is called with action"),
+        ("def score_outcome(t):\n    return 1\ndef score_action(a, seen):\n    return -1", 3, " is -1; scores lie in [0, 1]"),
+        ("def score_outcome(t):\n    return 1\ndef score_action(a, seen):\n    return seen.label == ''", 4, "no attribute 'label'"),
+    ],
+)  # fmt: skip
+def test_a_grader_that_cannot_work_is_wrong(folder, code, line, part):
+    folder.write("grader.py", code)
+    problem = next(p for p in folder.problems() if part in p)
+    assert problem.startswith(folder.at(line, "grader.py"))
+
+
+@pytest.mark.parametrize(
+    ("code", "part"),
+    [
+        ("def score_outcome(t):\n    return float(int(t.answer) == 7)", "score_outcome does not run when every answer is a word"),
+        ("def score_outcome(t):\n    t.answer == t.task.label", "score_outcome gave no score for any rehearsed trajectory"),
+        ("def score_outcome(t):\n    raise ConnectionRefusedError('no judge')", "score_outcome does not run: ConnectionRefused"),
+        ("def score_outcome(t):\n    try:\n        raise ConnectionRefusedError\n    except OSError as e:\n"
+         "        raise RuntimeError('no judge') from e", "score_outcome does not run: RuntimeError: no judge"),
+    ],
+)  # fmt: skip
+def test_a_grader_that_may_work_is_a_warning(folder, code, part):
+    folder.write("grader.py", code)
+    warning = folder.warning()
+    assert part in warning and "grader.py" in warning
+
+
+def test_a_grader_that_a_service_may_answer_is_no_problem(folder):
+    folder.write(
+        "grader.py",
+        """
+        from marl_plugins.core.failures import InfrastructureFailure
+        async def score_outcome(t):
+            raise InfrastructureFailure("judge", "is down")
+        """,
+    )
+    assert folder.warnings() == []
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_grader_that_blocks_is_wrong(folder):
+    folder.write("grader.py", "import time\ndef score_outcome(t):\n    time.sleep(2)\n    return 1")
+    problem = folder.problem()
+    assert problem.startswith(folder.at(3, "grader.py")) and "score_outcome was still here after 0.5 s" in problem
+
+
+def test_a_grader_is_not_asked_about_failures_and_leaves_nothing_behind(folder):
+    folder.write("grader.py", "def score_outcome(t):\n    t.actions.clear()\n    return {'a': 1}['a' if t.answer else 'b']")
+    folder.ending(
+        "from marl_plugins.core.failures import AgentFailure", JUDGE.format("con"), "raise AgentFailure('no_answer', '')"
+    )
+    assert folder.warnings() == []
+    assert len(folder.plan().run.state(Rehearsed).trajectories["a word"].actions) == 3
+
+
+def test_a_plugin_that_scores_takes_the_graders_place_and_is_not_called(folder):
+    folder.write("grader.py", "def score_outcome(a, b):\n    return 1")
+    folder.write(
+        "scores.py",
+        """
+        from marl_plugins import hookimpl
+
+        @hookimpl
+        def marl_score_outcome(run, trajectory):
+            raise AssertionError("asked while planning")
+        """,
+    )
+    assert folder.plan("--plugin", str(folder.path / "scores.py")).run.warnings == ()
+
+
+RUBRIC = """\
+from marl_plugins.coach.rubric import Criterion
+
+RULES = [Criterion("speaks", 1, lambda action, seen: bool(action.text)), Criterion("rule", 1, lambda action, seen: {rule})]
+RUBRIC = {{"pro": RULES, "con": RULES, "judge": RULES}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("rule", "part"),
+    [
+        ("5", "gave 5.0; expected 0 to 1"),
+        ("seen.label == ''", "rubric.py:3: AttributeError: 'Seen' object has no attribute 'label'"),
+        ("None", "rubric.py: "),
+    ],
+)
+def test_a_rubric_that_cannot_work_is_wrong(folder, rule, part):
+    folder.write("rubric.py", RUBRIC.format(rule=rule))
+    words = ("--plugin", "marl_plugins.coach", "--coach.rubric", str(folder.path / "rubric.py"))
+    assert part in folder.problem(*words)
+
+
+def test_a_criterion_with_other_arguments_is_wrong(folder):
+    folder.write("rubric.py", RUBRIC.format(rule="1").replace("action, seen: 1", "action: 1"))
+    words = ("--plugin", "marl_plugins.coach", "--coach.rubric", str(folder.path / "rubric.py"))
+    assert "rubric.py:3: too many positional arguments; criterion 'rule' is called with action and seen" in folder.problem(
+        *words
+    )
+
+
+def test_a_criterion_that_needs_other_answers_is_a_warning(folder):
+    folder.write("rubric.py", RUBRIC.format(rule="int(action.text) == 1"))
+    words = ("--plugin", "marl_plugins.coach", "--coach.rubric", str(folder.path / "rubric.py"))
+    (warning,) = folder.plan(*words).run.warnings
+    assert "rubric.py:3: " in warning and "does not run when every answer is a word: ValueError" in warning
+
+
+# --- the picture --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_loop_is_drawn_with_numbers(folder, capsys):
+    folder.ending("con = await roles.con(question='', said=[con])", JUDGE.format("[pro, con]"))
+    assert rehearsed(folder).graph.lines() == ["task -> pro", "pro -> con 1", "con 1 -> con 2", "pro, con 2 -> judge"]
+    assert show(str(folder.path), as_json=False, as_mermaid=True) == 0
+    assert (
+        capsys.readouterr().out
+        == inspect.cleandoc(
+            """
+        flowchart TD
+            task([task])
+            pro_1["pro"]
+            con_1["con 1"]
+            con_2["con 2"]
+            judge_1["judge"]
+            task --> pro_1
+            pro_1 --> con_1
+            con_1 --> con_2
+            pro_1 --> judge_1
+            con_2 --> judge_1
+        """
+        )
+        + "\n"
+    )
+
+
+def test_nothing_is_drawn_of_a_workflow_that_does_not_run(folder):
+    folder.ending("roles.nobody()")
+    with pytest.raises(ConfigurationError, match="no role 'nobody'"):
+        show(str(folder.path), as_json=False, as_mermaid=True)
+
+
+# --- what is shipped ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mathchat/tiny.yaml", "mathchat/tiny_outcome.yaml", "tests/recipes/sums/tiny.yaml"])
+def test_shipped_recipes_have_nothing_wrong(name):
+    assert build_plan(["--recipe", name]).run.warnings == ()

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marl_plugins.core.intervals import wilson
-from marl_plugins.runtime.report import read_metrics, summarise, table, write_report
+from marl_plugins.core.intervals import interval, student, t_quantile, wilson
+from marl_plugins.runtime.report import legend, read_metrics, summarise, table, write_report
 
 
 @given(st.integers(1, 2000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
@@ -30,6 +30,25 @@ def test_an_interval_over_nothing_says_nothing():
     assert wilson(0.0, 0) == (0.0, 1.0)
 
 
+@pytest.mark.parametrize(("degrees", "quantile"), [(2, 4.303), (3, 3.182), (5, 2.571), (16, 2.120), (399, 1.966)])
+def test_students_quantile(degrees, quantile):
+    assert t_quantile(degrees) == pytest.approx(quantile, rel=0.032 if degrees == 2 else 0.01)
+
+
+def test_students_interval_is_the_textbooks_and_stays_within_the_scores():
+    """Student's own data, sleep of ten patients, in units of 10 hours: mean 1.58, standard error 0.389."""
+    sleep = [0.12, 0.24, 0.13, 0.13, 0.0, 0.1, 0.18, 0.08, 0.46, 0.14]
+    assert student(sleep) == pytest.approx((0.0700, 0.2460), abs=1e-3)
+    assert student([0.9, 1.0, 0.95, 1.0])[1] == 1.0
+    assert student([0.5, 0.6]) == (0.0, 1.0)  # two tasks say nothing
+
+
+def test_successes_have_wilsons_interval_and_scores_students():
+    assert interval([1.0, 0.0, 1.0, 1.0], binary=True) == wilson(0.75, 4)
+    assert interval([1.0, 0.5, 1.0, 0.25], binary=False) == student([1.0, 0.5, 1.0, 0.25])
+    assert interval([], binary=True) == (0.0, 1.0)
+
+
 def metrics(folder: Path, steps=25, every=10):
     lines = []
     for step in range(steps + 1):
@@ -48,11 +67,12 @@ def test_the_summary_compares_the_first_evaluation_with_the_mean_of_the_last_thr
     metrics(tmp_path)
     summary = summarise(read_metrics(tmp_path), ["solver", "coder"])
     held_out = summary["held_out"]
-    assert held_out["before"] == {"step": 0, "outcome": 0.5, "low": 0.4, "high": 0.9}
+    assert held_out["before"] == {"step": 0, "outcome": 0.5, "low": 0.4, "high": 0.9, "lost": 1}
     assert held_out["steps_of_after"] == [10, 20, 25]
     assert held_out["after"]["outcome"] == pytest.approx(0.5 + (10 + 20 + 25) / 300)
     assert (held_out["tasks"], held_out["lost"]) == (400, 4)
-    assert summary["roles"]["solver"]["reward"] == pytest.approx([0.55, 2.05])
+    assert summary["windows"] == [[1, 8], [18, 25]]
+    assert summary["roles"]["solver"]["reward"] == pytest.approx([0.45, 2.15])
     assert summary["roles"]["coder"]["tool_success"] == [None, 0.25]
 
 
@@ -60,7 +80,7 @@ def test_a_report_is_written_as_a_table_and_a_picture(tmp_path):
     metrics(tmp_path)
     summary, problem = write_report(tmp_path, ["solver", "coder"], "a run")
     text = (tmp_path / "report.md").read_text()
-    assert "| success on 400 held-out tasks | 0.500 [0.400, 0.900] | 0.683 [0.400, 0.900] |" in text
+    assert "| success on 400 held-out tasks | 0.500 [0.400, 0.900], 1 lost | 0.683 [0.400, 0.900], 3 lost |" in text
     assert "after steps 10, 20, 25" in text
     assert not any("solver: calls a tool" in row[0] for row in table(summary)[1])  # it has none
     if problem is None:
@@ -73,4 +93,74 @@ def test_a_run_without_evaluations_has_a_report_too(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "role/a/reward": 0.5, "role/a/response_length": 3}\n')
     summary, _ = write_report(tmp_path, ["a"], "short")
     assert summary["held_out"] is None
-    assert "| a: reward | 0.500 | 0.500 |" in (tmp_path / "report.md").read_text()
+    assert "| a: reward | 0.500 | - |" in (tmp_path / "report.md").read_text()  # one step is not compared with itself
+
+
+def step(number, **more):
+    return {"step": number, "role/a/reward": number / 10, **more}
+
+
+def evaluation(number, outcome, lost=0, **more):
+    found = {} if outcome is None else {"eval/outcome": outcome, "eval/low": outcome - 0.1, "eval/high": outcome + 0.1}
+    return {"step": number, "eval/tasks": 20, "eval/lost": lost, **found, **more}
+
+
+@pytest.mark.parametrize("steps", range(1, 14))
+def test_before_and_after_never_share_a_step(steps):
+    summary = summarise([step(n) for n in range(1, steps + 1)], ["a"])
+    before, after = summary["windows"]
+    assert before[0] == 1
+    if steps == 1:
+        assert after is None
+    else:
+        assert before[1] < after[0] and after[1] == steps
+        assert before[1] - before[0] == after[1] - after[0] == (0 if steps < 6 else steps // 3 - 1)
+
+
+def test_an_evaluation_is_not_compared_with_itself():
+    summary = summarise([evaluation(0, 0.5)], [])
+    assert table(summary)[1] == [["success on 20 held-out tasks", "0.500 [0.400, 0.600]", "-"]]
+
+
+def test_lost_evaluations_are_neither_wrong_nor_silent():
+    """One lost from end to end says nothing, whether it is the first or the last."""
+    found = [evaluation(0, None, 20), evaluation(1, 0.4), evaluation(2, 0.6, 5), evaluation(3, None, 20)]
+    summary = summarise(found, [])
+    assert table(summary)[1] == [["success on 20 held-out tasks", "-, 20 lost", "0.500 [0.400, 0.600], 25 lost"]]
+    assert "45 evaluation trajectories were lost to infrastructure and are in no mean" in legend(summary)
+
+
+def test_mean_scores_are_not_called_success():
+    summary = summarise([evaluation(0, 0.5, **{"eval/binary": 1}), evaluation(1, 0.7, **{"eval/binary": 0})], [])
+    assert table(summary)[1][0][0] == "mean score on 20 held-out tasks"
+    assert "success" not in legend(summary) and "Wilson" not in legend(summary)
+
+
+def test_a_zero_sum_game_is_reported_by_role():
+    found = [evaluation(n, None, **{"eval/outcome/a": n / 4, "eval/outcome/b": 1 - n / 4}) for n in (0, 1)]
+    rows = table(summarise(found, ["a", "b"]))[1]
+    assert rows == [["a: held-out outcome", "0.000", "0.250"], ["b: held-out outcome", "1.000", "0.750"]]
+
+
+def test_what_concerns_the_whole_run_is_said_below(tmp_path):
+    found = [step(n, **{"signal/none": float(n < 3), "coach/cost": n / 4, "trajectories/lost": 2 * n}) for n in range(1, 7)]
+    summary = summarise(found, ["a"])
+    assert ["training trajectories lost", "6", "22"] in table(summary)[1]
+    text = legend(summary)
+    assert "means of steps 1 to 2 against means of steps 5 to 6" in text
+    assert "2 of 6 steps had no signal" in text and "Judgements cost $1.50." in text  # it is counted since the run began
+
+
+def test_a_picture_is_drawn_of_runs_with_gaps(tmp_path):
+    pytest.importorskip("matplotlib")
+    found = [
+        evaluation(0, None, 20),
+        evaluation(1, 0.4) | step(1, **{"outcome/mean": 0.5}),
+        step(2),
+        evaluation(3, None, 20),
+    ]
+    for name, part in {"gaps": found, "lost": [found[0]], "untrained": [evaluation(0, 0.5)], "steps": [step(1)]}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in part))
+        assert write_report(tmp_path / name, ["a"], name)[1] is None
+        assert (tmp_path / name / "curves.png").read_bytes().startswith(b"\x89PNG")

@@ -371,3 +371,31 @@ def test_the_models_attributor_asks_backwards_through_the_coachs_client(tmp_path
     assert "<coder> a wrong plan" in prompts[2]
     assert not any("label" in p for p in prompts)
     assert {a.role: contribution(a) for a in t.actions} == pytest.approx({"solver": 0.0, "coder": -1.0, "verifier": 0.0})
+
+
+# Outcomes per role
+
+
+def test_an_action_is_credited_with_its_part_in_its_own_roles_outcome():
+    t = make_trajectory({"a": [], "b": ["a"], "c": ["b"]}, roles={"a": "pro", "b": "con", "c": "judge"})
+    t.outcomes, t.outcome = {"pro": 1.0, "con": 0.0}, 0.5  # the judge has none
+    credited([t], attributor=Told({"a": 0.5, "b": 0.5}))
+    one, other = make_trajectory({"a": [], "b": ["a"], "c": ["b"]}), make_trajectory({"a": [], "b": ["a"], "c": ["b"]})
+    one.outcome, other.outcome = 1.0, 0.0
+    credited([one, other], attributor=Told({"a": 0.5, "b": 0.5}))
+    assert [a.reward for a in t.actions] == [one.actions[0].reward, other.actions[1].reward, None]
+    assert t.actions[0].reward > 0 > t.actions[1].reward
+
+
+def test_the_same_outcome_for_every_role_is_the_teams():
+    by_role, team = scored(0.25, [0.2, 0.4, 0.6]), scored(0.25, [0.2, 0.4, 0.6])
+    by_role.outcomes = dict.fromkeys("abc", 0.25)
+    assert credited([by_role]) == credited([team])
+    assert [a.reward for a in by_role.actions] == [a.reward for a in team.actions]
+
+
+def test_parts_of_an_outcome_are_the_teams():
+    t = scored(0.5, [0.0, 0.0, 0.0])
+    t.outcomes, t.outcome_parts = {"a": 1.0, "b": 0.0, "c": 0.5}, {"f1": 1.0}
+    with pytest.raises(ConfigurationError, match="the grader gave one per role for task t; leave the flag out"):
+        credited([t], ["--reward_backprop.weights", '{"f1": 1}'])

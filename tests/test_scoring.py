@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -9,9 +11,11 @@ from hypothesis import strategies as st
 from simulated import make_trajectory
 
 from marl_plugins.core.failures import InfrastructureFailure
-from marl_plugins.core.scoring import SeenLast, score_trajectory
+from marl_plugins.core.scoring import SeenLast, score_outcome, score_trajectory, set_outcome
 from marl_plugins.core.trajectory import Action, Generation, Task, ToolResult, Trajectory
+from marl_plugins.plan.build import build_plan
 
+ROOT = Path(__file__).resolve().parent.parent
 text = st.text(max_size=8)
 number = st.floats(-2, 2, allow_nan=False)
 values = st.recursive(
@@ -76,6 +80,7 @@ def trajectories(draw):
         detail=draw(text),
         actions_scored=draw(st.booleans()),
         outcome=draw(st.none() | st.floats(0, 1)),
+        outcomes=draw(st.dictionaries(st.sampled_from("xy"), st.floats(0, 1))),
         outcome_parts=draw(st.dictionaries(text, number, max_size=2)),
         seconds=draw(number),
     )
@@ -88,7 +93,7 @@ def test_a_record_gives_back_what_was_recorded(trajectory):
     assert [a.context_ids for a in Trajectory.from_record(record).actions] == [a.context_ids for a in trajectory.actions]
 
 
-NEW = ("metadata", "returned", "actions_scored", "seconds")
+NEW = ("metadata", "returned", "actions_scored", "seconds", "outcomes")
 NEW_OF_ACTIONS = ("shown", "unscored", "terms", "notes", "advantages")
 
 
@@ -101,6 +106,7 @@ def test_a_record_of_an_earlier_release_is_read_too(trajectory):
     got = Trajectory.from_record(old)
     assert [a.generation for a in got.actions] == [a.generation for a in trajectory.actions]
     assert [a.score for a in got.actions] == [a.score for a in trajectory.actions]
+    assert (got.outcome, got.outcomes) == (trajectory.outcome, {})
 
 
 def test_another_schema_is_refused():
@@ -126,7 +132,7 @@ def test_a_recorded_trajectory_is_scored_as_in_its_rollout():
         return len(view.before) / 10
 
     got = Trajectory.from_record(record)
-    asyncio.run(score_trajectory(got, score_action, None, last_role="y"))
+    asyncio.run(score_trajectory(got, score_action, None, roles=["x", "y"]))
     assert {a.path: a.score for a in got.actions} == {"a": 0.0, "b": None, "c": 0.1, "d": 0.2}
     assert {a.path: a.unscored for a in got.actions} == {"a": "", "b": "coach_busy", "c": "", "d": ""}
     assert [path for path, view in seen.items() if isinstance(view, SeenLast)] == ["c"]
@@ -137,7 +143,7 @@ def test_a_recorded_trajectory_is_scored_as_in_its_rollout():
     async def score_outcome(trajectory):
         return 1.0
 
-    asyncio.run(score_trajectory(got, None, score_outcome, last_role="y"))
+    asyncio.run(score_trajectory(got, None, score_outcome, roles=["x", "y"]))
     assert (got.outcome, got.actions[0].score) == (1.0, 0.0)
 
 
@@ -148,7 +154,7 @@ def test_a_score_that_is_late_is_missing():
         await asyncio.sleep(0 if action.path == "a" else 60)
         return 1.0
 
-    asyncio.run(score_trajectory(trajectory, slow, None, last_role=None, seconds=0.05))
+    asyncio.run(score_trajectory(trajectory, slow, None, roles=["x"], seconds=0.05))
     assert [(a.score, a.unscored) for a in trajectory.actions] == [(1.0, ""), (None, "deadline")]
 
 
@@ -160,3 +166,78 @@ def test_terms_are_named_parts_of_the_reward():
     action.reward = None
     with pytest.raises(ValueError, match="no reward to which 'brevity' could be added"):
         action.add_reward("brevity", 1.0)
+
+
+# Outcomes per role
+
+DEBATE = ["pro", "con", "judge"]
+
+
+def debate(**given):
+    return make_trajectory({"pro": [], "con": ["pro"], "judge": ["con"]}, **given)
+
+
+def test_the_teams_outcome_is_the_mean_of_the_roles_that_have_one():
+    trajectory = debate()
+    set_outcome(trajectory, {"pro": 1, "con": 0.0, "judge": 0.5}, DEBATE)
+    assert trajectory.outcomes == {"pro": 1.0, "con": 0.0, "judge": 0.5} and trajectory.outcome == 0.5
+    set_outcome(trajectory, {"pro": 1.0, "con": 0.5, "judge": None}, DEBATE)
+    assert (trajectory.outcome, [trajectory.outcome_of(r) for r in DEBATE]) == (0.75, [1.0, 0.5, None])
+    set_outcome(trajectory, dict.fromkeys(DEBATE), DEBATE)
+    assert (trajectory.outcome, trajectory.outcome_of("pro")) == (None, None)
+    set_outcome(trajectory, 0.25, DEBATE)  # of an earlier scoring nothing is left
+    assert (trajectory.outcomes, trajectory.outcome_of("pro")) == ({}, 0.25)
+
+
+def test_a_role_that_did_not_act_may_have_an_outcome_or_none():
+    trajectory = make_trajectory({"pro": []})
+    set_outcome(trajectory, {"pro": 1.0}, DEBATE)
+    assert trajectory.outcome == 1.0
+    set_outcome(trajectory, {"pro": 1.0, "con": 0.0}, DEBATE)
+    assert trajectory.outcome == 0.5
+
+
+@pytest.mark.parametrize(
+    ("outcome", "message"),
+    [
+        (5, r"outcome of task t9 is 5; scores lie in \[0, 1\]"),
+        (float("nan"), "outcome of task t9 is nan"),
+        ("right", "outcome of task t9 is 'right'; expected a number in"),
+        ([1.0, 0.0], r"outcome of task t9 is \[1.0, 0.0\]; expected a number in"),
+        ({"pro": 1.0, "con": 2.0, "judge": 1.0}, r"outcome of task t9 for role 'con' is 2.0; scores lie in \[0, 1\]"),
+        ({"pro": 1.0, "con": "no", "judge": 1.0}, "for role 'con' is 'no'; expected a number in"),
+        ({"pro": 1.0, "con": 0.0}, "of task t9 is .*role 'judge' acted and has none: a number, or None"),
+        ({"pro": 1.0, "con": 0.0, "juge": 1.0}, "'juge' is no role of the recipe; did you mean 'judge'.*'judge' acted"),
+        ({}, "role 'pro' acted and has none.*role 'con' acted and has none"),
+        ({1: 1.0, "pro": 1, "con": 0, "judge": 1}, "1 is no role of the recipe"),
+    ],
+)
+def test_an_outcome_that_is_wrong_is_named(outcome, message):
+    trajectory = debate(task="t9")
+    with pytest.raises(ValueError, match=message):
+        set_outcome(trajectory, outcome, DEBATE)
+    assert (trajectory.outcome, trajectory.outcomes) == (None, {})
+
+
+def test_agents_that_fail_have_an_outcome_of_0_in_every_role():
+    trajectory = debate()
+    trajectory.agent_failure = "no_answer"
+    asyncio.run(score_outcome(trajectory, lambda t: pytest.fail("asked for a failure"), None, DEBATE))
+    assert [trajectory.outcome_of(role) for role in DEBATE] == [0.0] * 3
+
+
+@pytest.mark.parametrize("grader", ["def", "async def"])
+def test_a_recipes_grader_may_score_roles(tmp_path, grader):
+    """Plain or async; through the plan's hooks, as a rollout asks it."""
+    shutil.copytree(ROOT / "recipes" / "mathchat", tmp_path / "mine")
+    (tmp_path / "mine" / "grader.py").write_text(
+        f"{grader} score_outcome(trajectory):\n    return {{'solver': 1.0, 'coder': 0.0, 'verifier': None}}\n"
+    )
+    plan = build_plan(["--recipe", str(tmp_path / "mine" / "tiny.yaml")])
+    trajectory = make_trajectory({"solver": [], "coder": ["solver"], "verifier": ["coder"]})
+
+    def ask(trajectory):
+        return plan.plugins.hook.marl_score_outcome(run=plan.run, trajectory=trajectory)
+
+    asyncio.run(score_outcome(trajectory, ask, None, plan.run.recipe.roles))
+    assert (trajectory.outcomes, trajectory.outcome) == ({"solver": 1.0, "coder": 0.0}, 0.5)

@@ -9,7 +9,8 @@ import pytest
 
 from marl_plugins.commands.evaluate import only_players
 from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.describe import describe, fingerprint
+from marl_plugins.plan.describe import describe
+from marl_plugins.plan.fingerprint import fingerprint
 from marl_plugins.plan.rehearsal import check_workflow
 
 PACKAGE = Path(__file__).resolve().parent.parent / "marl_plugins"

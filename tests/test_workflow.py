@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import gc
+import re
 import time
+from types import SimpleNamespace
 
 import pytest
 from simulated import simulated_engine, without_seconds
@@ -130,6 +132,126 @@ def shouting(calls_for=99):
         return ToolResult("shout", call.text, call.text.upper() + "!", ok=True)
 
     return Tool("shout", answer, find)
+
+
+@pytest.mark.parametrize("joined", [list, tuple])
+def test_a_list_of_actions_and_texts_is_joined_and_its_actions_are_dependencies(chat, joined):
+    async def listing(task, roles, tools):
+        left, right = await asyncio.gather(roles.a(q="1"), roles.a(q="2"))
+        return [left, "and", await roles.b(q=joined([left, "or", right]))]
+
+    got = run(listing, chat)
+    left, right = sorted(got.actions[:2], key=lambda a: a.shown)
+    assert got.actions[2].shown == (("user", f"{left}\n\nor\n\n{right}"),)
+    assert set(got.actions[2].parents) == {left.path, right.path}
+    assert got.answer == f"{left}\n\nand\n\n{got.actions[2]}" and got.returned is None
+
+
+def test_values_without_actions_are_shown_as_python_writes_them(chat):
+    async def plain(task, roles, tools):
+        await roles.a(q=[1, 2], r={"x": [None]}, s=["x", "y"], t=[])
+
+    assert run(plain, chat).actions[0].shown == (("user", "[1, 2]|{'x': [None]}|x\n\ny|"),)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "kind"),
+    [
+        (lambda a: {"said": a}, "dict"),
+        (lambda a: {a.path: {"said": [a]}}, "dict"),
+        (lambda a: [[a]], "list"),
+        (lambda a: [a, 1], "list"),
+        (lambda a: {"said": a}.values(), "dict_values"),
+        (lambda a: SimpleNamespace(said=(a,)), "SimpleNamespace"),
+    ],
+)
+def test_an_action_in_another_container_is_refused_as_a_field_and_as_an_answer(chat, wrap, kind):
+    async def shows(task, roles, tools):
+        return await roles.b(q=wrap(await roles.a(q="x")))
+
+    async def returns(task, roles, tools):
+        return wrap(await roles.a(q="x"))
+
+    with pytest.raises(TypeError, match=rf"test_workflow\.py:\d+: role 'b', field 'q': a {kind} that holds actions"):
+        run(shows, chat)
+    with pytest.raises(TypeError, match=rf"^what run returns: a {kind} that holds actions cannot be shown; give each"):
+        run(returns, chat)
+
+
+def test_an_object_that_holds_itself_is_looked_through(chat):
+    async def circle(task, roles, tools):
+        ring = {}
+        ring["ring"] = ring
+        await roles.a(q=ring)
+
+    assert run(circle, chat).actions[0].shown == (("user", "{'ring': {...}}"),)
+
+
+@pytest.mark.parametrize(
+    ("after", "message"),
+    [
+        ("a", "after takes a list of actions, as in after=[x]; got 'a'"),
+        (None, "after takes a list of actions, as in after=[x]; got None"),
+        ({}, "after takes a list of actions, as in after=[x]; got dict"),
+        ([1], "after takes a list of actions, got int in it"),
+    ],
+)
+def test_after_takes_a_list_of_actions(chat, after, message):
+    async def wrong(task, roles, tools):
+        await roles.a(q="x", after=after)
+
+    with pytest.raises(TypeError, match=rf"test_workflow\.py:\d+: role 'a': {re.escape(message)}"):
+        run(wrong, chat)
+
+
+def test_a_call_can_be_awaited_in_every_way(chat):
+    async def ways(task, roles, tools):
+        assert isinstance(roles.a(q="dropped").close(), type(None))
+        await roles.a(q="1")
+        await asyncio.gather(roles.a(q="2"), roles.a(q="3"))
+        await asyncio.create_task(roles.a(q="4"))
+        await asyncio.wait_for(roles.a(q="5"), 5)
+        await asyncio.ensure_future(roles.a(q="6"))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(roles.a(q="7"))
+        asyncio.create_task(roles.a(q="cancelled")).cancel()
+        later = roles.a(q="8")
+        return await later
+
+    assert sorted(a.shown[0][1] for a in run(ways, chat).actions) == list("12345678")
+
+
+def test_a_call_is_awaited_once(chat):
+    async def twice(task, roles, tools):
+        call = roles.a(q="1")
+        return await call, await call
+
+    with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
+        run(twice, chat)
+
+
+@pytest.mark.parametrize("use", [str, lambda call: [call], lambda call: None])
+def test_a_call_that_nobody_awaits_ends_the_run_with_its_place(chat, use, recwarn):
+    async def forgets(task, roles, tools):
+        use(roles.b(q="forgotten"))
+        return await roles.a(q="x")
+
+    line = forgets.__code__.co_firstlineno + 1
+    with pytest.raises(TypeError, match=rf"test_workflow\.py:{line}: role 'b' is called, and nobody awaits it"):
+        run(forgets, chat)
+    gc.collect()
+    assert not recwarn
+
+
+def test_a_failure_before_the_await_is_the_failure(chat, recwarn):
+    async def fails(task, roles, tools):
+        later = roles.b(q="later")
+        raise AgentFailure("no_answer", "none")
+        await later
+
+    assert run(fails, chat).agent_failure == "no_answer"
+    gc.collect()
+    assert not recwarn
 
 
 async def one(task, roles, tools):

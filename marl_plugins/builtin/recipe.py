@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins import hookimpl
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.tasks import as_text, choose_keys, read_tasks
+from marl_plugins.core.tasks import SUFFIXES, as_text, choose_keys, read_tasks
 from marl_plugins.core.trajectory import Action, Task, Trajectory
 from marl_plugins.loading import load_file
 
 if TYPE_CHECKING:
     from marl_plugins.core.policy import Policy
-    from marl_plugins.core.scoring import Seen
+    from marl_plugins.core.scoring import Outcome, Seen
     from marl_plugins.core.workflow import Tool, Workflow
     from marl_plugins.run import Run
 
@@ -43,7 +44,7 @@ def marl_tools(run: Run) -> list[Tool]:
 @hookimpl
 def marl_tasks(run: Run, split: str) -> Sequence[Task]:
     if run.tasks_module is not None:
-        tasks = list(run.tasks_module.load(split))
+        tasks = _listed(run.tasks_module.load(split), run, split)
         wrong = [t for t in tasks if not isinstance(t, Task)]
         if wrong:
             raise ConfigurationError(
@@ -57,9 +58,21 @@ def marl_tasks(run: Run, split: str) -> Sequence[Task]:
         return []
     limit = run.args.data.max_samples if split == "train" else None
     path = Path(name)
-    if path.suffix in (".json", ".jsonl"):
+    if path.suffix in SUFFIXES:
         return read_tasks(path, *_keys(run), limit)
     return _hub_tasks(name, run, limit, "data.prompt_dataset" if split == "train" else "eval.dataset")
+
+
+def _listed(loaded: Any, run: Run, split: str) -> list[Any]:
+    """What a recipe's `load` returned, as a list."""
+    if isinstance(loaded, Iterable):
+        return list(loaded)
+    code = getattr(getattr(run.tasks_module, "load", None), "__code__", None)
+    place = f"{code.co_filename}:{code.co_firstlineno}" if code else run.folder / str(run.recipe.tasks)
+    raise ConfigurationError(
+        f"{place}: load({split!r}) returned {'nothing' if loaded is None else type(loaded).__name__}, expected a list of "
+        "marl_plugins.core.trajectory.Task; an empty list where there are no tasks"
+    )
 
 
 def _keys(run: Run) -> tuple[str | None, str | None]:
@@ -75,7 +88,9 @@ def _hub_tasks(name: str, run: Run, limit: int | None, flag: str) -> list[Task]:
     try:
         data = datasets.load_dataset(name, split="train")
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise ConfigurationError(f"--{flag} {name}: not a .json or .jsonl file, and as a data set: {error}") from error
+        raise ConfigurationError(
+            f"--{flag} {name}: not a {', '.join(SUFFIXES)} file, and as a data set: {error}"
+        ) from error
     key, label = choose_keys(data.column_names, *_keys(run))
     missing = [k for k in (key, label) if k and k not in data.column_names]
     if missing:
@@ -93,7 +108,7 @@ def marl_score_action(run: Run, action: Action, seen: Seen) -> Awaitable[float |
 
 
 @hookimpl
-def marl_score_outcome(run: Run, trajectory: Trajectory) -> Awaitable[float | None] | None:
+def marl_score_outcome(run: Run, trajectory: Trajectory) -> Awaitable[Outcome] | None:
     function = getattr(run.grader_module, "score_outcome", None)
     if function is not None:
         return _awaited(function, trajectory)
@@ -103,12 +118,10 @@ def marl_score_outcome(run: Run, trajectory: Trajectory) -> Awaitable[float | No
     return None
 
 
-async def _awaited(function: Callable[..., Any], *arguments: Any) -> float | None:
-    """A recipe's function, plain or async."""
+async def _awaited(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The answer of a recipe's function, plain or async."""
     result = function(*arguments)
-    if hasattr(result, "__await__"):
-        result = await result
-    return None if result is None else float(result)
+    return await result if inspect.isawaitable(result) else result
 
 
 def _reward_function_score(file: Path, trajectory: Trajectory) -> float:

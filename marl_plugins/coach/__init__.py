@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from marl_plugins import hookimpl
 from marl_plugins.coach.flags import NEEDED as NEEDED  # named here for `openrlhf doctor`
-from marl_plugins.coach.flags import add_flags, check_flags, kind_of
+from marl_plugins.coach.flags import OF_AN_ENDPOINT, add_flags, check_flags, kind_of
 from marl_plugins.coach.flags import endpoint_of as endpoint_of
 from marl_plugins.coach.metrics import Judged, measure
 from marl_plugins.coach.state import CoachState, judged_in
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from marl_plugins.core.trajectory import Action, Trajectory
     from marl_plugins.hookspecs import Purpose
     from marl_plugins.run import Run
+
+may_differ = tuple(f"coach.{name}" for name in (*OF_AN_ENDPOINT, "deadline") if name not in ("form", "body"))
+"""Flags that a resumed run may change freely: where a model answers, how fast, and what it may cost."""
 
 
 @hookimpl
@@ -75,6 +78,7 @@ def marl_policies(run: Run) -> Generator[None, Sequence[Policy], list[Policy]]:
 @hookimpl
 def marl_configure(run: Run) -> list[str]:
     from marl_plugins.coach.kinds import make_coach
+    from marl_plugins.coach.rubric import RubricCoach, try_rubric
 
     problems = check_flags(run)
     state = run.state(CoachState)
@@ -82,6 +86,8 @@ def marl_configure(run: Run) -> list[str]:
         state.coach, state.asker = make_coach(run)
     except ConfigurationError as error:
         problems += [problem for problem in error.problems if problem not in problems]
+    if isinstance(state.coach, RubricCoach):
+        problems += try_rubric(run, state.coach)
     return problems
 
 

@@ -57,11 +57,12 @@ def measure(step: Sequence[tuple[Trajectory, Judged]]) -> dict[str, float]:
 
 
 def agreements(step: Sequence[tuple[Trajectory, Judged]]) -> list[bool]:
-    """Whether each verdict of a last action agrees with the outcome; the score decides where rightness was not asked for."""
+    """Whether each verdict of a last action agrees with its role's outcome; without a claim of rightness its score decides."""
     found = []
     for trajectory, judged in step:
         verdict = judged.verdict
-        if judged.last and verdict is not None and trajectory.outcome is not None:
+        outcome = trajectory.outcome_of(judged.action.role)
+        if judged.last and verdict is not None and outcome is not None:
             right = verdict.share >= 0.5 if verdict.correct is None else verdict.correct
-            found.append(right == (trajectory.outcome >= 0.5))
+            found.append(right == (outcome >= 0.5))
     return found

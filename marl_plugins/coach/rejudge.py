@@ -204,7 +204,7 @@ async def score_all(plan: Plan, trajectories: Sequence[Trajectory]) -> None:
 
         async def work() -> None:
             for trajectory in waiting:
-                await score_trajectory(trajectory, score_action, None, last_role=list(run.recipe.roles)[-1])
+                await score_trajectory(trajectory, score_action, None, roles=list(run.recipe.roles))
                 bar.advance(task)
 
         workers = [asyncio.create_task(work()) for _ in range(min(run.args.coach.concurrency, len(trajectories)))]

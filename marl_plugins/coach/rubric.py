@@ -22,13 +22,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_plugins.coach.verdict import Verdict
-from marl_plugins.core.failures import ConfigurationError, nearest
-from marl_plugins.core.scoring import Seen, SeenLast
-from marl_plugins.core.trajectory import Action
+from marl_plugins.core.failures import ConfigurationError, Remark, nearest
+from marl_plugins.core.scoring import Seen, SeenLast, score_trajectory
+from marl_plugins.core.trajectory import Action, Trajectory
 from marl_plugins.loading import load_file
+from marl_plugins.plan.parts import arity_problem
+from marl_plugins.plan.rehearsal.scorers import try_scorer
+
+if TYPE_CHECKING:
+    from marl_plugins.run import Run
 
 
 @dataclass(frozen=True)
@@ -95,3 +100,24 @@ def load_rubric(path: Path, roles: Sequence[str]) -> dict[str, list[Criterion]]:
     if problems:
         raise ConfigurationError(problems)
     return dict(rubric)
+
+
+def try_rubric(run: Run, coach: RubricCoach) -> list[str]:
+    """What is wrong with the criteria when they judge what the rehearsal of the run left; remarks are among it."""
+    problems = [
+        f"{problem}; criterion {criterion.name!r} is called with action and seen"
+        for criteria in coach.rubric.values()
+        for criterion in criteria
+        if (problem := arity_problem(criterion.holds, 2))
+    ]
+    if problems:
+        return problems
+
+    async def share(action: Action, seen: Seen) -> float:
+        return (await coach.judge(action, seen)).share
+
+    async def score(trajectory: Trajectory) -> None:
+        await score_trajectory(trajectory, share, None, roles=list(run.recipe.roles))
+
+    wrong, unclear = try_scorer(run, f"--coach.rubric {run.args.coach.rubric}", score, None)
+    return [*wrong, *map(Remark, unclear)]

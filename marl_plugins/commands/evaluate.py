@@ -58,7 +58,7 @@ def main(words: Sequence[str]) -> int:
     result = evaluate(replace(plan, run=run))
     if plan.options.json:
         print(json.dumps(result))
-    return 0
+    return 0 if result["answered"] else 1
 
 
 def only_players(run: Run) -> Run:
@@ -101,7 +101,7 @@ def with_models(run: Run, folder: Path, only: Sequence[str]) -> Run:
 
 
 def evaluate(plan: Plan) -> dict[str, Any]:
-    """Success with its interval; trajectories lost to infrastructure count as wrong and are reported beside it.
+    """The held-out outcome with its interval; what is lost to infrastructure is in neither and is counted beside them.
 
     Raises:
         ConfigurationError: There are no held-out tasks, or a model does not load.
@@ -121,19 +121,20 @@ def evaluate(plan: Plan) -> dict[str, Any]:
         asyncio.Runner() as loop,
         plugins_started(loop, plan, "evaluate"),
     ):
-        session = Session(plan)
+        with display.phase("loading tasks and tokenizers", announce=True):
+            session = Session(plan)
         if not session.eval_tasks:
             raise ConfigurationError(
                 "there are no held-out tasks: the recipe's `tasks:` gives none for eval, nor --eval.dataset"
             )
         session.warm_start(display)
         with ray_cluster(run, debug, python):
-            with display.phase("starting engines"):
+            with display.phase(f"starting engines ({len(run.policies)} policies)", announce=True):
                 session.start()
             from marl_plugins.runtime.metrics import evaluation
 
             work = evaluation(session.rollout, session.eval_tasks, run.args.eval, display)
-            result: dict[str, Any] = run_until_terminated(loop, session, work)
-    display.evaluation(None, result)
+            result, trajectories = run_until_terminated(loop, session, work)
+    display.evaluation(None, result, trajectories)
     models = {p.name: p.model for p in run.policies}
     return {**{name.removeprefix("eval/"): value for name, value in result.items()}, "models": models}

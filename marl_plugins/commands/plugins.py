@@ -10,6 +10,7 @@ from typing import Any
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.hookspecs import KINDS
+from marl_plugins.hosts.upstream_cli import Parser
 from marl_plugins.loading import GROUP, SHIPPED, load, version_of
 from marl_plugins.manager import BUILTINS
 
@@ -25,16 +26,13 @@ def hooks_of(module: ModuleType) -> Iterator[str]:
 
 
 def main(words: Sequence[str]) -> int:
-    if "--help" in words or "-h" in words:
-        print(
-            "usage: openrlhf plugins [--json]\n\nPlugins that are found, and what they hook into; name one with --plugin NAME."
-        )
-        return 0
-    unknown = [w for w in words if w != "--json"]
-    if unknown:
-        raise ConfigurationError(f"openrlhf plugins: unknown argument {unknown[0]!r}; only --json is known")
+    parser = Parser(
+        prog="openrlhf plugins", description="Plugins that are found, and what they hook into; name one with --plugin NAME."
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    options = parser.parse_args(list(words))
     plugins = [_look(name) for name in found()]
-    if "--json" in words:
+    if options.json:
         print(json.dumps(plugins, indent=2))
         return 0
     from marl_plugins.commands.tables import print_table

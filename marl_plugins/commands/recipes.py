@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from marl_plugins.commands.imports.shapes import KINDS
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.recipe import find_recipe, load_recipe
 from marl_plugins.core.shipped import recipes_root
-from marl_plugins.core.trajectory import Task
+from marl_plugins.hosts.cpu import device
 from marl_plugins.hosts.upstream_cli import Parser
 from marl_plugins.manager import Plugins
 from marl_plugins.plan.build import recipe_plugins
@@ -34,7 +35,7 @@ def main(words: Sequence[str]) -> int:
         "import",
         help="a recipe from a MARTI or MAPPA configuration",
         description="Turn a MARTI or MAPPA configuration, with its prompts and data, into a recipe. Its README lists what was "
-        "taken, what was left out and why, and what to look at. See docs/marti.md.",
+        "taken, what was left out and why, and what to look at. See openrlhf docs marti.",
         epilog="Example: openrlhf recipes import marti/cli/configs/ma_chain.yaml --to my_recipe --model Qwen/Qwen2.5-3B-Instruct "
         "--train-data train.json",
     )
@@ -49,8 +50,12 @@ def main(words: Sequence[str]) -> int:
         "--grader", type=Path, metavar="FILE", help="a .py with score_outcome(trajectory); default: the one for mathematics"
     )
     add("--skip-unknown", action="store_true", help="leave out what is unknown, and list it in the README")
-    for command in (listing, showing):
+    forms = showing.add_mutually_exclusive_group()
+    for command in (listing, forms):
         command.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    forms.add_argument(
+        "--mermaid", action="store_true", help="print who sees whom as a Mermaid flowchart, and nothing else"
+    )
     options = parser.parse_args(list(words))
     if options.command is None:
         parser.print_help()
@@ -61,7 +66,7 @@ def main(words: Sequence[str]) -> int:
         return run(options.source, wanted_from(options))
     if options.command == "copy":
         return copy(options.recipe, options.folder)
-    return show(options.recipe, options.json) if options.command == "show" else list_all(options.json)
+    return show(options.recipe, options.json, options.mermaid) if options.command == "show" else list_all(options.json)
 
 
 def list_all(as_json: bool) -> int:
@@ -82,15 +87,24 @@ def list_all(as_json: bool) -> int:
     return 0
 
 
-def show(name: str, as_json: bool) -> int:
-    """One recipe."""
+def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
+    """One recipe.
+
+    Raises:
+        ConfigurationError: There is nothing to draw, because the workflow does not run.
+    """
     path = find_recipe(name)
     recipe, _ = load_recipe(path)
     settings = recipe.model_dump(exclude_defaults=True, exclude={"roles", "name", "description"})
     run = Run(recipe, path.parent, SimpleNamespace(), device="")
     workflow = workflow_of(Plugins(recipe_plugins(recipe, path.parent)), run)
-    seen = rehearse(run, workflow, Task("example", "an example", "0"), ["python"])
-    edges = seen.graph or [f"({problem})" for problem in seen.wrong + seen.unclear]
+    seen = rehearse(run, workflow, None, ["python"])
+    if as_mermaid:
+        if not seen.graph.nodes:
+            raise ConfigurationError(seen.wrong + seen.unclear)
+        print(seen.graph.mermaid())
+        return 0
+    problems = seen.wrong + seen.unclear
     about = {
         "name": recipe.name,
         "file": str(path),
@@ -99,7 +113,9 @@ def show(name: str, as_json: bool) -> int:
             role: {"policy": recipe.policy_of(role), **config.model_dump(exclude_defaults=True)}
             for role, config in recipe.roles.items()
         },
-        "graph": edges,
+        "graph": seen.graph.lines(),
+        **seen.graph.as_json(),
+        "problems": problems,
         "settings": settings,
     }
     if as_json:
@@ -118,28 +134,45 @@ def show(name: str, as_json: bool) -> int:
             for r, c in recipe.roles.items()
         ],
     )
-    print("\nWho sees whom (one run of the workflow with empty answers):")
-    for edge in edges:
-        print(f"  {edge}")
+    print("\nWho sees whom (one run of the workflow with invented answers):")
+    for line in [*seen.graph.lines(), *(f"({problem})" for problem in problems)]:
+        print(f"  {line}")
     print("\nSettings:")
     print("\n".join("  " + line for line in yaml.safe_dump(settings, sort_keys=False).splitlines()))
     return 0
 
 
 def copy(name: str, folder: Path) -> int:
-    """Copy a recipe's folder.
+    """Copy a recipe's folder, and name the copy after its own.
 
     Raises:
         ConfigurationError: The target exists or cannot be written.
     """
-    source = find_recipe(name).parent
+    named = find_recipe(name)
+    source = named.parent
     if folder.exists():
         raise ConfigurationError(f"{folder}: exists already; give a folder that does not")
     try:
         shutil.copytree(source, folder, ignore=shutil.ignore_patterns("__pycache__"))
+        files = sorted(folder.glob("*.yaml"), key=lambda path: _how_likely(path, named.name))
+        for path in files:
+            _rename(path, re.sub(r"\W", "_", folder.resolve().name.lower()))
     except OSError as error:
         raise ConfigurationError(f"{folder}: cannot be written: {error.strerror or error}") from None
     print(f"copied {source.name} to {folder}")
-    for path in sorted(folder.glob("*.yaml")):
+    for path in files:
         print(f"  openrlhf train --recipe {path if path.name != 'recipe.yaml' else folder} --dry-run")
     return 0
+
+
+def _how_likely(path: Path, named: str) -> tuple[bool, bool, str]:
+    """Files in the order in which they are worth trying: the one that was named, then those for this machine, by their names."""
+    for_cpu = path.name.startswith("tiny")
+    return (named == "recipe.yaml" or path.name != named, for_cpu != (device() == "cpu"), path.name)
+
+
+def _rename(path: Path, name: str) -> None:
+    """Give a recipe's file another `name:`, where it has one and the other can be one."""
+    if re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        text = path.read_text(encoding="utf-8")
+        path.write_text(re.sub(r"^name: \w+$", f"name: {name}", text, count=1, flags=re.MULTILINE), encoding="utf-8")

@@ -13,6 +13,17 @@ from marl_plugins.core.failures import ConfigurationError
 def main(words: Sequence[str]) -> int:
     if "--help" in words or "-h" in words:
         return print_help(words)
+    if not words:
+        raise ConfigurationError(
+            "nothing to train was named; for example:\n"
+            "  openrlhf train --recipe mathchat/tiny.yaml --max_steps 5    on a CPU; other recipes: openrlhf recipes list\n"
+            "  openrlhf train --help                                       all flags, upstream's own trainer's too"
+        )
+    typed, remarks = words, list[str]()
+    if any(w.partition("=")[0] == "--resume" for w in typed):
+        from marl_plugins.runtime.run_folder import replayed
+
+        words, remarks = replayed(typed)
     if not any(w.partition("=")[0] in ("--recipe", "--plugin") for w in words):
         from marl_plugins.plan.flags import OWN_FLAGS
 
@@ -23,12 +34,13 @@ def main(words: Sequence[str]) -> int:
             )
         return pass_through(words)
     from marl_plugins.plan.build import build_plan
+    from marl_plugins.plan.resume import with_resumption
 
-    plan = build_plan(words)
+    plan, step = with_resumption(build_plan(words), remarks)
     if plan.options.dry_run:
         from marl_plugins.plan.describe import describe
 
-        shown = describe(plan)
+        shown = describe(plan) | ({"resume": f"would resume after step {step}"} if step else {})
         if plan.options.json:
             print(json.dumps(shown, indent=2))
         else:
@@ -36,7 +48,7 @@ def main(words: Sequence[str]) -> int:
         return 0
     from marl_plugins.runtime.driver import train
 
-    return train(plan)
+    return train(plan, typed)
 
 
 def print_help(words: Sequence[str]) -> int:
@@ -52,7 +64,7 @@ def print_help(words: Sequence[str]) -> int:
     ours.description = "Train a multi-agent system with OpenRLHF. A flag beats the recipe, which beats the defaults."
     ours.epilog = (
         "Any flag of upstream below may also be given for one policy: --policy.NAME.actor.adam.lr 1e-5. What becomes of each "
-        "of them is in docs/flags.md."
+        "of them: openrlhf docs flags"
     )
     print(ours.format_help())
     upstream.usage = "the flags of upstream and of the active plugins:"
@@ -62,9 +74,11 @@ def print_help(words: Sequence[str]) -> int:
 
 def pass_through(words: Sequence[str]) -> int:
     """No plugin was asked for: this is upstream's command."""
-    from marl_plugins.hosts import cpu, upstream_cli
+    from marl_plugins.hosts import cpu
+    from marl_plugins.plan.flags import unknown_flags
 
-    upstream_cli.upstream_root()
+    if unknown := unknown_flags(words):  # upstream itself takes ten seconds to say so
+        raise ConfigurationError(unknown)
     if cpu.device() != "cpu":
         os.execv(sys.executable, [sys.executable, "-m", "openrlhf.cli.train_ppo_ray", *words])
     print("no accelerator found: running upstream's trainer in this process with the CPU support", file=sys.stderr)
@@ -87,6 +101,10 @@ def print_plan(plan: dict[str, object]) -> None:
                 if isinstance(inner, dict) and inner:
                     print(f"{pad}{key}:")
                     show(inner, indent + 1)
+                elif key == "warnings" and isinstance(inner, list) and inner:
+                    print(f"{pad}{key}:")
+                    for warning in inner:
+                        print(f"{pad}  - {warning}")
                 else:
                     print(f"{pad}{key}: {_inline(inner)}")
 

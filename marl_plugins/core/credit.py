@@ -1,6 +1,6 @@
 """From scores to one reward per action, and from rewards to what an action is credited with.
 
-    score (an action's own, else the outcome's)  ->  reward  ->  return over a scope
+    score (an action's own, else its role's outcome)  ->  reward  ->  return over a scope
 
 Scores lie in [0, 1]; rewards and returns are real numbers and no stage rescales what another produced.
 """
@@ -18,7 +18,7 @@ Descendants are taken along the dependency graph (the action included), never by
 
 
 def rewards_from_scores(trajectories: Iterable[Trajectory]) -> None:
-    """The built-in credit: an action's reward is its score; where nobody scored any action, all share the outcome's.
+    """The built-in credit: an action's reward is its score; where nobody scored any action, it is the outcome of its role.
 
     Where somebody scores actions, a missing score stays missing (the action is left out): it is not filled with the outcome.
     "Somebody" means anywhere in the step: else a role that nobody scores would learn from those trajectories alone that ended
@@ -30,7 +30,7 @@ def rewards_from_scores(trajectories: Iterable[Trajectory]) -> None:
         if trajectory.infrastructure_failure:
             continue
         for action in trajectory.actions:
-            action.reward = action.score if actions_scored else trajectory.outcome
+            action.reward = action.score if actions_scored else trajectory.outcome_of(action.role)
 
 
 def sum_over_scope(trajectories: Iterable[Trajectory], scope: Scope) -> None:

@@ -11,7 +11,7 @@ Anything else that is raised in a run is a bug, of this package or of a recipe, 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 
 class ConfigurationError(Exception):
@@ -25,6 +25,31 @@ class ConfigurationError(Exception):
         self.problems = [problems] if isinstance(problems, str) else list(problems)
         super().__init__("\n".join(self.problems))
 
+    @property
+    def count(self) -> int:
+        """The number of problems, those included that are only counted."""
+        return sum(problem.number if isinstance(problem, More) else 1 for problem in self.problems)
+
+
+class More(str):
+    """Among problems: the last line of a long list, instead of those that are only counted."""
+
+    number: int
+
+
+SHOWN = 20
+"""Maximum number of problems listed per file."""
+
+
+def first_of(problems: Sequence[str], place: str) -> list[str]:
+    """The first problems of a file, and how many more there are."""
+    shown = list(problems[:SHOWN])
+    if len(problems) > SHOWN:
+        more = More(f"{place}: {len(problems) - SHOWN} more problems like these")
+        more.number = len(problems) - SHOWN
+        shown.append(more)
+    return shown
+
 
 class Remark(str):
     """Among the problems that `marl_configure` returns: worth knowing before the run starts, and no obstacle."""
@@ -37,7 +62,7 @@ class RunEnded(Exception):
 class RunPaused(RunEnded):
     """A run that cannot continue as things are (a refused key, a spent budget), and whose state is whole: it is saved first.
 
-    Raised before the update of a step; the run can be resumed with the step before it.
+    Raised before the update of a step, or once it is saved; the run can be resumed with the step that was saved last.
     """
 
 

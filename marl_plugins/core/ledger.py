@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -9,6 +10,48 @@ from typing import Any
 
 from marl_plugins.core.rows import Row
 from marl_plugins.core.trajectory import Trajectory
+
+LONGEST_DETAIL = 160
+"""Characters of a reason that are shown."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What one cause took from a step or an evaluation.
+
+    Args:
+        kind: The short word of the `InfrastructureFailure`.
+        count: Number of trajectories, or of actions.
+        detail: The reason as one line, the most frequent where there are several.
+    """
+
+    kind: str
+    count: int
+    detail: str
+
+
+def lost_trajectories(trajectories: Iterable[Trajectory]) -> list[Loss]:
+    """The trajectories that are lost to infrastructure, by cause, the most frequent first."""
+    return _by_cause((t.infrastructure_failure, t.detail) for t in trajectories if t.infrastructure_failure)
+
+
+def unscored_actions(trajectories: Iterable[Trajectory]) -> list[Loss]:
+    """The actions whose score is missing because infrastructure failed, by cause, the most frequent first."""
+    kept = (t for t in trajectories if not t.infrastructure_failure)
+    return _by_cause((a.unscored, a.explanation) for t in kept for a in t.actions if a.unscored)
+
+
+def _by_cause(found: Iterable[tuple[str, str]]) -> list[Loss]:
+    details: dict[str, Counter[str]] = {}
+    for kind, detail in found:
+        line = " ".join(detail.split()) or "no reason given"
+        details.setdefault(kind, Counter())[textwrap.shorten(line, LONGEST_DETAIL, placeholder=" ...")] += 1
+    losses = []
+    for kind, lines in details.items():
+        detail, count = lines.most_common(1)[0]
+        others = f" ({count}; {len(lines) - 1} other reasons)" if len(lines) > 1 else ""
+        losses.append(Loss(kind, lines.total(), detail + others))
+    return sorted(losses, key=lambda loss: (-loss.count, loss.kind))
 
 
 @dataclass

@@ -45,9 +45,9 @@ class Number:
 
     def __str__(self) -> str:
         bounds = [
-            f"at least {self.least:g}" if self.least is not None else "",
-            f"above {self.above:g}" if self.above is not None else "",
-            f"at most {self.most:g}" if self.most is not None else "",
+            f"at least {self.least:.10g}" if self.least is not None else "",
+            f"above {self.above:.10g}" if self.above is not None else "",
+            f"at most {self.most:.10g}" if self.most is not None else "",
         ]
         text = " and ".join(b for b in bounds if b) or "a finite number"
         return f"{text}: {self.because}" if self.because else text

@@ -8,18 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 import yaml
+from pydantic_core import PydanticCustomError
 
 from marl_plugins.core.failures import ConfigurationError, nearest
+
+
+def _flag_value(value: Any) -> Any:
+    if value is None or isinstance(value, Mapping):
+        raise PydanticCustomError("flag_value", "")  # worded where the key is known
+    return value
+
+
+FlagValue = Annotated[Any, pydantic.AfterValidator(_flag_value)]
+"""A flag's value or, as a list, its values."""
 
 
 class Model(pydantic.BaseModel):
     """Strict, frozen, unknown keys are errors."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    @pydantic.field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_value_as_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+        """YAML's `true` and `yes` would pass for 1."""
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+            raise PydanticCustomError("truth_value", "expected another value than true or false")
+        return value
 
 
 class RoleConfig(Model):
@@ -48,7 +67,7 @@ class PolicyConfig(Model):
     """Folder, hub name, or `tiny` (built on the spot, see marl_plugins/core/tiny.py). Default: the recipe's."""
     trainable: bool = True
     """False: it only generates; its actions are recorded and never trained on. `--coach.policy` may name it."""
-    flags: dict[str, Any] = {}
+    flags: dict[str, FlagValue] = {}
     """Upstream flags for this policy only, such as `actor.adam.lr: 1.0e-6`."""
 
 
@@ -115,7 +134,7 @@ class Recipe(Model):
     tools: ToolsConfig = ToolsConfig()
     plugins: list[str] = []
     limits: LimitsConfig = LimitsConfig()
-    flags: dict[str, Any] = {}
+    flags: dict[str, FlagValue] = {}
     """Upstream's and the plugins' flags for all policies. The command line wins over them."""
 
     def policy_of(self, role: str) -> str:
@@ -157,14 +176,21 @@ def find_recipe(name: str) -> Path:
     """
     from marl_plugins.core.shipped import recipes_root
 
+    if not name.strip():
+        raise ConfigurationError(
+            "--recipe is empty: give a recipe's YAML file, its folder, or the name of a shipped recipe"
+        )
     path = Path(name)
     shipped = recipes_root()
     candidates = [path, shipped / name, shipped / path.name if path.parent.name == "recipes" else shipped / name]
-    for candidate in candidates:
-        if candidate.is_dir():
-            candidate = candidate / "recipe.yaml"
-        if candidate.is_file():
-            return candidate
+    try:
+        for candidate in candidates:
+            if candidate.is_dir():
+                candidate = candidate / "recipe.yaml"
+            if candidate.is_file():
+                return candidate
+    except OSError as error:
+        raise ConfigurationError(f"--recipe {name}: {error.filename} cannot be read: {error.strerror}") from None
     known = [p.parent.name if p.name == "recipe.yaml" else f"{p.parent.name}/{p.name}" for p in shipped.glob("*/*.yaml")]
     raise ConfigurationError(
         f"--recipe {name}: no such file, no folder with a recipe.yaml, and no recipe of that name is shipped"
@@ -193,9 +219,8 @@ def _read(path: Path, origins: Origins, chain: list[Path]) -> dict[str, Any]:
         node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
         origins.lines[()] = (path, 1)
         if not isinstance(node, yaml.MappingNode):
-            raise ConfigurationError(
-                f"{path}: a recipe is a mapping of keys, got {'nothing' if node is None else type(node).__name__}"
-            )
+            got = "nothing" if node is None else "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
+            raise ConfigurationError(f"{path}: a recipe is a mapping of keys, as in `name: mine`, got {got}")
         own: dict[str, Any] = build(node, path, (), origins, yaml.SafeLoader(""))
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{path}: is not UTF-8 text (byte {error.start})") from None
@@ -270,7 +295,46 @@ def _explain(error: Any, origins: Origins) -> str:
         return f"{where}: unknown key {key!r}{nearest(location[-1], known)}"
     if error["type"] == "missing":
         return f"{where}: key {key!r} is missing"
+    if error["type"] in ("dict_type", "model_type"):
+        return f"{where}: {key}: expected a mapping such as {_example(location)}, got {error['input']!r}"
+    if error["type"] == "flag_value":
+        return f"{where}: {key}: {_flag_problem(location[-1], error['input'])}"
     return f"{where}: {key}: {error['msg'][0].lower()}{error['msg'][1:]}, got {error['input']!r}"
+
+
+def _flag_problem(name: str, value: Any) -> str:
+    if value is None:
+        return (
+            "has no value; true is a switch that is on, and null only takes back a flag of the recipe that this one extends"
+        )
+    return f"flags are written flat: {', '.join(_flat_names(name, value)) or name + '.NAME: VALUE'}"
+
+
+def _flat_names(name: str, value: Any) -> list[str]:
+    """Names of the flags that a nested mapping means."""
+    return [n for k, v in value.items() for n in _flat_names(f"{name}.{k}", v)] if isinstance(value, Mapping) else [name]
+
+
+def _example(location: list[str]) -> str:
+    """What a mapping at a location of the recipe looks like."""
+    match location:
+        case ["roles"]:
+            return "{judge: {prompt: prompts/judge.md}}"
+        case ["roles", _]:
+            return "{prompt: prompts/judge.md}"
+        case ["policies"]:
+            return "{judge: {trainable: false}}"
+        case ["policies", _]:
+            return "{trainable: false}"
+        case ["tools"]:
+            return "{python: {seconds: 5}}"
+        case ["tools", "python"]:
+            return "{seconds: 5}"
+        case ["limits"]:
+            return "{task_seconds: 600}"
+        case ["warm_start"]:
+            return "{demonstrations: demonstrations.py, steps: 100}"
+    return "{actor.adam.lr: 1.0e-6}"
 
 
 def _model_at(location: list[str]) -> type[Model] | None:

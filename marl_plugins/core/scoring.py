@@ -11,17 +11,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
-from marl_plugins.core.failures import InfrastructureFailure
+from marl_plugins.core.failures import InfrastructureFailure, nearest
 from marl_plugins.core.trajectory import Action, Trajectory
 
 ScoreAction = Callable[[Action, "Seen"], Awaitable[float | None] | None]
 """An awaitable score, or None where this action has no scorer."""
-ScoreOutcome = Callable[[Trajectory], Awaitable[float | None] | None]
-"""An awaitable score, or None where outcomes have no scorer."""
+Outcome = float | Mapping[str, float | None] | None
+"""What is said of a trajectory: one score for the team, or one for each role (None: the role has none); None: missing."""
+ScoreOutcome = Callable[[Trajectory], Awaitable[Outcome] | None]
+"""An awaitable outcome, or None where outcomes have no scorer."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +65,40 @@ def checked_score(score: float | None, of: str) -> float | None:
     """A score, which must lie in [0, 1] or be None (missing).
 
     Raises:
-        ValueError: It does not; the scorer has a bug.
+        ValueError: It does not, or is no number; the scorer has a bug.
     """
     if score is None:
         return None
-    value = float(score)
+    try:
+        value = float(score)
+    except (TypeError, ValueError):
+        raise ValueError(f"the score of an {of} is {score!r:.80}; expected a number in [0, 1], or None") from None
     if not 0.0 <= value <= 1.0:
         raise ValueError(f"the score of an {of} is {score!r}; scores lie in [0, 1] (divide a 0-10 verdict by 10)")
     return value
+
+
+def set_outcome(trajectory: Trajectory, outcome: Outcome, roles: Collection[str]) -> None:
+    """Write a trajectory's outcome: the team's score, or each role's with their mean as the team's.
+
+    Args:
+        roles: Those of the recipe.
+
+    Raises:
+        ValueError: A score is not in [0, 1], a role is unknown, or one that acted is missing; the scorer has a bug.
+    """
+    of = f"outcome of task {trajectory.task.id}"
+    if not isinstance(outcome, Mapping):
+        trajectory.outcome, trajectory.outcomes = checked_score(outcome, of), {}
+        return
+    problems = [f"{role!r} is no role of the recipe{nearest(str(role), roles)}" for role in outcome if role not in roles]
+    acted = dict.fromkeys(action.role for action in trajectory.actions)
+    problems += [f"role {role!r} acted and has none: a number, or None" for role in acted if role not in outcome]
+    if problems:
+        raise ValueError(f"the {of} is {dict(outcome)!r}: {'; '.join(problems)}")
+    scores = {role: checked_score(score, f"{of} for role {role!r}") for role, score in outcome.items()}
+    trajectory.outcomes = {role: score for role, score in scores.items() if score is not None}
+    trajectory.outcome = fmean(trajectory.outcomes.values()) if trajectory.outcomes else None
 
 
 class Scoring:
@@ -150,20 +179,25 @@ class Scoring:
             task.cancel()
 
 
-async def score_outcome(trajectory: Trajectory, scorer: ScoreOutcome, seconds: float | None) -> None:
-    """Write the outcome: the verifier's score, 0 for an agent failure, none where infrastructure failed.
+async def score_outcome(
+    trajectory: Trajectory, scorer: ScoreOutcome, seconds: float | None, roles: Collection[str]
+) -> None:
+    """Write the outcome: the verifier's score, 0 for an agent failure (for every role), none where infrastructure failed.
 
     A verifier that fails or exceeds `seconds` loses the trajectory to infrastructure, like any other failure there.
+
+    Args:
+        roles: Those of the recipe, which may have outcomes of their own.
     """
     if trajectory.infrastructure_failure:
         return
     if trajectory.agent_failure:
-        trajectory.outcome = 0.0
+        set_outcome(trajectory, 0.0, roles)
         return
     async with trajectory.lost_after(seconds, "its outcome was not scored"):
         answer = scorer(trajectory)
         if answer is not None:
-            trajectory.outcome = checked_score(await answer, "outcome")
+            set_outcome(trajectory, await answer, roles)
 
 
 async def score_trajectory(
@@ -171,19 +205,19 @@ async def score_trajectory(
     action_scorer: ScoreAction | None,
     outcome_scorer: ScoreOutcome | None,
     *,
-    last_role: str | None,
+    roles: Sequence[str],
     seconds: float | None = None,
 ) -> None:
     """Score a trajectory that has ended, in place of what scores it had: every action, then the outcome.
 
     Args:
         action_scorer, outcome_scorer: None leaves the scores of the actions, or the outcome, as they are.
-        last_role: The role whose last action is scored with the label.
+        roles: Those of the recipe; the last one's last action is scored with the label.
         seconds: Deadline of the actions' scores, and again of the outcome's.
     """
     if trajectory.infrastructure_failure:
         return
-    scoring = Scoring(trajectory, action_scorer, last_role)
+    scoring = Scoring(trajectory, action_scorer, roles[-1])
     try:
         for action in trajectory.actions if action_scorer else ():
             action.score, action.unscored, action.explanation = None, "", ""
@@ -196,4 +230,4 @@ async def score_trajectory(
             task.cancel()
         await asyncio.gather(*scoring.running, return_exceptions=True)
     if outcome_scorer is not None:
-        await score_outcome(trajectory, outcome_scorer, seconds)
+        await score_outcome(trajectory, outcome_scorer, seconds, roles)

@@ -1,124 +1,233 @@
-"""Tasks from JSON and JSON Lines files, every broken line reported at once, and the order they are trained in."""
+"""Tasks from JSON, JSON Lines and CSV files, every broken line reported at once, and the order they are trained in."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.core.failures import ConfigurationError, first_of, nearest
 from marl_plugins.core.seeds import derive_seed
+from marl_plugins.core.texts import read_text
 from marl_plugins.core.trajectory import Task
 
-SHOWN = 20
-"""Maximum number of problems listed per file; the others are counted."""
-
+SUFFIXES = (".json", ".jsonl", ".csv")
+"""Files that are read here; what else `--data.prompt_dataset` names is a data set of the hub."""
 
 INPUT_KEYS = ("input", "prompt", "problem", "question", "query", "instruction")
-LABEL_KEYS = ("label", "answer", "target", "final_answer", "expected_answer", "ground_truth")
+LABEL_KEYS = (
+    "label",
+    "answer",
+    "target",
+    "final_answer",
+    "expected_answer",
+    "ground_truth",
+    "gold",
+    "solution",
+    "output",
+)
 """Names that public data sets use, looked for in this order where none was given."""
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The fields of a file that prompt and label were taken from, and others that could have been the prompt."""
+
+    prompt: str
+    label: str | None
+    rivals: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.prompt} -> prompt, " + (f"{self.label} -> label" if self.label else "no label")
+
+
+class FileTasks(list[Task]):
+    """Tasks of a file, with the file and the fields that they were taken from."""
+
+    def __init__(self, tasks: Iterable[Task], path: Path, fields: Fields):
+        super().__init__(tasks)
+        self.path = path
+        self.fields = fields
 
 
 def choose_keys(columns: Iterable[str], input_key: str | None, label_key: str | None) -> tuple[str, str | None]:
     """The fields of prompt and label: those that were given, else the first of the usual names that exists."""
+    fields = choose_fields(columns, input_key, label_key)
+    return fields.prompt, fields.label
+
+
+def choose_fields(columns: Iterable[str], input_key: str | None, label_key: str | None) -> Fields:
+    """As `choose_keys`, with the fields that have another of the usual names of a prompt."""
     there = list(columns)
     lower = {name.lower(): name for name in reversed(there)}
-    first = input_key or next((lower[k] for k in INPUT_KEYS if k in lower), INPUT_KEYS[0])
-    return first, label_key or next((lower[k] for k in LABEL_KEYS if k in lower), None)
+    usual = [lower[k] for k in INPUT_KEYS if k in lower]
+    label = label_key or next((lower[k] for k in LABEL_KEYS if k in lower), None)
+    if input_key or not usual:
+        return Fields(input_key or INPUT_KEYS[0], label)
+    return Fields(usual[0], label, tuple(usual[1:]))
 
 
 def read_tasks(
     path: Path, input_key: str | None = None, label_key: str | None = None, limit: int | None = None
-) -> list[Task]:
-    """Tasks of a `.jsonl` file (one object per line) or a `.json` file (a list of objects, or one list under any key).
+) -> FileTasks:
+    """Tasks of a `.jsonl` file (one object per line), a `.json` file (a list of objects, or one list under any key), or a
+    `.csv` file (the first line names the fields; all values are texts).
 
     A prompt is a string, or chat messages of which one is the user's.
 
     Args:
         input_key: Field of the prompt; None: by the usual names (`INPUT_KEYS`).
-        label_key: Field of the label; None: by the usual names, if there is one. Required in every item then.
+        label_key: Field of the label; None: by the usual names, if any item has one. Required in every item then.
         limit: Maximum number of items.
 
     Raises:
         ConfigurationError: With every broken item, named by file and line (or item number).
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"tasks: cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"tasks: {path} is not UTF-8 text (byte {error.start})") from None
+        text = read_text(path)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"tasks: {error}") from None
+    if not text.strip():
+        raise ConfigurationError(f"{path}: is empty; there are no tasks in it")
     problems: list[str] = []
+    items = list(islice(_items(path, text, problems), limit))
+    columns = dict.fromkeys(key for _, item in items if isinstance(item, dict) for key in item)
+    fields = choose_fields(columns, input_key, label_key)
     tasks: list[Task] = []
-    keys: tuple[str, str | None] | None = None
-    for where, item in _items(path, text, problems):
-        if keys is None and isinstance(item, dict):
-            keys = choose_keys(item, input_key, label_key)
-        if limit is not None and len(tasks) >= limit:
-            break
-        task = _task(where, item, *(keys or ("", None)), len(tasks), problems)
+    for number, (where, item) in enumerate(items):
+        task = _task(where, item, fields, number, problems)
         if task:
             tasks.append(task)
-    seen: dict[str, str] = {}
+    seen: set[str] = set()
     for task in tasks:
         if task.id in seen:
             problems.append(f"{path}: the id {task.id!r} is used twice; ids name results and must differ")
-        seen[task.id] = task.id
+        seen.add(task.id)
     if not problems and not tasks:
         problems.append(f"{path}: no tasks in it")
     if problems:
-        more = [f"{path}: {len(problems) - SHOWN} more problems like these"] if len(problems) > SHOWN else []
-        raise ConfigurationError(problems[:SHOWN] + more)
-    return tasks
+        raise ConfigurationError(first_of(problems, str(path)))
+    return FileTasks(tasks, path, fields)
 
 
 def _items(path: Path, text: str, problems: list[str]) -> Iterator[tuple[str, Any]]:
-    if path.suffix == ".json":
-        try:
-            items = json.loads(text)
-        except json.JSONDecodeError as error:
-            problems.append(
-                f"{path}:{error.lineno}: not JSON: {error.msg} (one object per line belongs into a .jsonl file)"
-            )
-            return
-        lists = [v for v in items.values() if isinstance(v, list)] if isinstance(items, dict) else []
-        if len(lists) == 1:
-            items = lists[0]
-        if not isinstance(items, list):
-            problems.append(f"{path}: expected a list of objects, got {_kind(items)}")
-            return
-        for number, item in enumerate(items, 1):
-            yield f"{path}: item {number}", item
+    """The items of a file with their places."""
+    try:
+        if path.suffix == ".json":
+            yield from _listed(path, text, problems)
+        elif path.suffix == ".csv":
+            yield from _table(path, text, problems)
+        else:
+            yield from _lines(path, text, problems)
+    except RecursionError:
+        problems.append(f"{path}: JSON that is nested too deeply to be read")
+
+
+def _listed(path: Path, text: str, problems: list[str]) -> Iterator[tuple[str, Any]]:
+    try:
+        items = json.loads(text)
+    except json.JSONDecodeError as error:
+        of_lines = all(map(_is_object, text.strip().split("\n", 2)[:2])) and error.lineno > 1
+        hint = "one object per line belongs in a .jsonl file; rename it" if of_lines else _fault(error)
+        problems.append(f"{path}:{error.lineno}: not JSON: {hint}")
         return
+    lists = [v for v in items.values() if isinstance(v, list)] if isinstance(items, dict) else []
+    if len(lists) == 1:
+        items = lists[0]
+    if not isinstance(items, list):
+        problems.append(f"{path}: expected a list of objects, got {_kind(items)}")
+        return
+    for number, item in enumerate(items, 1):
+        yield f"{path}: item {number}", item
+
+
+def _lines(path: Path, text: str, problems: list[str]) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
                 yield f"{path}:{number}", json.loads(line)
             except json.JSONDecodeError as error:
-                problems.append(f"{path}:{number}: not JSON: {error.msg} at column {error.colno}")
+                problems.append(f"{path}:{number}: not JSON: {_fault(error)}")
 
 
-def _task(where: str, item: Any, input_key: str, label_key: str | None, number: int, problems: list[str]) -> Task | None:
+def _table(path: Path, text: str, problems: list[str]) -> Iterator[tuple[str, Any]]:
+    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        header = next(rows)
+        if len(set(header)) < len(header):
+            problems.append(f"{path}:1: two fields have the same name: {', '.join(header)}")
+            return
+        for row in rows:
+            if row and len(row) != len(header):
+                problems.append(f"{path}:{rows.line_num}: {len(row)} values, where line 1 names {len(header)} fields")
+            elif row:
+                yield f"{path}:{rows.line_num}", dict(zip(header, row, strict=True))
+    except csv.Error as error:
+        problems.append(f"{path}:{rows.line_num}: not CSV: {error}")
+
+
+def _is_object(line: str) -> bool:
+    """Whether a line is a JSON object by itself."""
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _fault(error: json.JSONDecodeError) -> str:
+    """What is wrong where JSON cannot be read on, and the column."""
+    before, rest = error.doc[: error.pos].rstrip(), error.doc[error.pos :]
+    if not rest.strip():
+        fault = "it ends too early"
+    elif rest[0] in "]}" and before.endswith(","):
+        fault = f"a comma before {rest[0]}"
+    elif rest[0] == "'":
+        fault = "strings are written in double quotes"
+    else:
+        fault = error.msg
+    return f"{fault} at column {error.colno}"
+
+
+def not_json(value: Any) -> str | None:
+    """Why a value is not a JSON value; None where it is one."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        return "NaN and Infinity are not JSON values"
+    except TypeError as error:
+        return str(error)
+    except RecursionError:
+        return "it is nested too deeply"
+    return None
+
+
+def _task(where: str, item: Any, fields: Fields, number: int, problems: list[str]) -> Task | None:
     if not isinstance(item, dict):
         problems.append(f"{where}: expected an object, got {_kind(item)}")
         return None
     before = len(problems)
-    prompt = as_text(item.get(input_key))
-    if input_key not in item:
-        problems.append(f"{where}: no field {input_key!r} (--data.input_key){nearest(input_key, item)}")
+    prompt = as_text(item.get(fields.prompt))
+    if fields.prompt not in item:
+        problems.append(f"{where}: no field {fields.prompt!r} (--data.input_key){nearest(fields.prompt, item)}")
     elif not isinstance(prompt, str) or not prompt.strip():
-        problems.append(f"{where}: field {input_key!r} must be a non-empty string, got {_kind(prompt)}")
-    if label_key and item.get(label_key) is None:
-        problems.append(f"{where}: no field {label_key!r} (--data.label_key){nearest(label_key, item)}")
+        problems.append(f"{where}: field {fields.prompt!r} must be a non-empty string, got {_kind(prompt)}")
+    if fields.label and item.get(fields.label) is None:
+        problems.append(f"{where}: no field {fields.label!r} (--data.label_key){nearest(fields.label, item)}")
     identity = item.get("id", number)
     if not isinstance(identity, str | int):
         problems.append(f"{where}: field 'id' must be a string or an integer, got {_kind(identity)}")
+    if not_json(item):
+        problems += [f"{where}: field {key!r}: {why}" for key, value in item.items() if (why := not_json(value))]
     if len(problems) > before:
         return None
-    rest = {k: v for k, v in item.items() if k not in (input_key, label_key, "id")}
-    return Task(str(identity), str(prompt), item.get(label_key) if label_key else None, rest)
+    rest = {k: v for k, v in item.items() if k not in (fields.prompt, fields.label, "id")}
+    return Task(str(identity), str(prompt), item.get(fields.label) if fields.label else None, rest)
 
 
 def as_text(prompt: Any) -> Any:

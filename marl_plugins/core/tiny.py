@@ -5,9 +5,17 @@ Built by runtime/tiny_model.py; here is only what can be known without torch.
 
 from __future__ import annotations
 
+import re
+import unicodedata
+from collections.abc import Iterable
+
 from marl_plugins.core.failures import ConfigurationError, nearest
 
 DEFAULTS = {"seed": 0, "hidden": 128, "layers": 2, "heads": 2, "positions": 512}
+
+
+SPECIAL = ("<pad>", "<eos>", "<unk>")
+"""Texts that are one token each; every other byte is one."""
 
 
 def is_tiny(model: str) -> bool:
@@ -32,3 +40,15 @@ def parse(model: str) -> dict[str, int]:
             f"model {model!r}: hidden={settings['hidden']} is not a multiple of heads={settings['heads']}"
         )
     return settings
+
+
+def count_tokens(messages: Iterable[tuple[str, str]]) -> int:
+    """Tokens of opening messages (role and text) in a tiny model's chat template, the generation prompt open."""
+    text = "".join(f"<{role}>\n{content}<eos>\n" for role, content in messages) + "<assistant>\n"
+    return tokens_of(text)
+
+
+def tokens_of(text: str) -> int:
+    """Tokens of a text by itself."""
+    parts = re.split("|".join(SPECIAL), text)
+    return sum(len(unicodedata.normalize("NFC", part).encode()) for part in parts) + len(parts) - 1

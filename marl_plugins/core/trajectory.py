@@ -228,9 +228,15 @@ class Trajectory:
     """Whether a scorer judges single actions, so that a missing score stays missing and is not replaced by the outcome."""
     outcome: float | None = None
     """In [0, 1]; written by `marl_score_outcome`. An agent failure scores 0; an infrastructure failure is never scored."""
+    outcomes: dict[str, float] = field(default_factory=dict)
+    """The outcome of each role, where the scorer gave one per role; `outcome` is then their mean."""
     outcome_parts: dict[str, float] = field(default_factory=dict)
     """Named parts of the outcome (accuracy, F1, ...), where it has several; a grader may write it."""
     seconds: float = 0.0
+
+    def outcome_of(self, role: str) -> float | None:
+        """What a role's actions are rewarded with: its own outcome where there are outcomes per role, else the team's."""
+        return self.outcomes.get(role) if self.outcomes else self.outcome
 
     def lose(self, kind: str, detail: str) -> None:
         """Lose the trajectory to infrastructure, which counts before the agents' own failure: it is never scored."""
@@ -286,6 +292,7 @@ class Trajectory:
             "answer": self.answer,
             "returned": self.returned,
             "outcome": self.outcome,
+            "outcomes": self.outcomes,
             "outcome_parts": self.outcome_parts,
             "actions_scored": self.actions_scored,
             "agent_failure": self.agent_failure,
@@ -309,6 +316,7 @@ class Trajectory:
         trajectory = cls(task, record["sample"], record["step"])
         for name in ("answer", "outcome", "outcome_parts", "agent_failure", "infrastructure_failure", "detail"):
             setattr(trajectory, name, record[name])
+        trajectory.outcomes = dict(record.get("outcomes", {}))
         trajectory.returned = record.get("returned")
         trajectory.seconds = record.get("seconds", 0.0)
         actions: dict[str, Action] = {}

@@ -7,21 +7,23 @@
 
 Calling a role renders its prompt from the fields, generates, and, where the role has tools, runs the calls that it finds
 in the answer and continues until there is none or `max_turns` is reached. What is returned is the role's last `Action`;
-`str(action)` is its text. Passing an action as a field (or naming it in `after=`) records the dependency. Parallel,
-branching and looping workflows are just Python.
+`str(action)` is its text. Passing an action as a field, alone or in a list (or naming it in `after=`), records the dependency.
+Parallel, branching and looping workflows are just Python.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.failures import AgentFailure, InfrastructureFailure, RunEnded, leaves_of, nearest
+from marl_plugins.core.fields import Miscalled, as_text, listed
 from marl_plugins.core.scoring import ScoreAction, Scoring
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.trajectory import Action, Generation, Task, ToolResult, Trajectory, action_path
@@ -119,12 +121,58 @@ class NotInRecipe(AttributeError):
     """A workflow uses a role or a tool that the recipe does not have."""
 
 
-class Miscalled(TypeError):
-    """A workflow calls a role with other fields than its prompt has, or does not await one."""
-
-
 Generate = Callable[[Call], Awaitable[Generation]]
 Workflow = Callable[..., Awaitable[Any]]
+
+
+class RoleCall(Coroutine[Any, Any, Action]):
+    """One call of a role. It begins when it is awaited or run as a task, so one that nobody awaits can be reported.
+
+    Args:
+        answer: Makes the call.
+        place: File and line of the call in the workflow.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[RoleCall], Coroutine[Any, Any, Action]],
+        spec: RoleSpec,
+        fields: Mapping[str, Any],
+        after: Iterable[Action],
+        place: str,
+    ):
+        self.spec = spec
+        self.fields = fields
+        self.after = after
+        self.place = place
+        self.action: Action | None = None
+        """The role's last action, once the call has been answered."""
+        self.refused: Miscalled | None = None
+        """Why it has not been made, whether the workflow lets the exception through or not."""
+        self._answer = answer
+        self._begun: Coroutine[Any, Any, Action] | None = None
+
+    @property
+    def awaited(self) -> bool:
+        """Whether the call has begun."""
+        return self._begun is not None
+
+    def _coroutine(self) -> Coroutine[Any, Any, Action]:
+        if self._begun is None:
+            self._begun = self._answer(self)
+        return self._begun
+
+    def __await__(self) -> Generator[Any, Any, Action]:
+        return self._coroutine().__await__()
+
+    def send(self, value: Any) -> Any:
+        return self._coroutine().send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._coroutine().throw(*error)
+
+    def close(self) -> None:
+        self._coroutine().close()
 
 
 class Roles:
@@ -134,18 +182,27 @@ class Roles:
         self._trajectory = trajectory
         self._specs = specs
 
-    def __getattr__(self, name: str) -> Callable[..., Awaitable[Action]]:
+    def __getattr__(self, name: str) -> Callable[..., RoleCall]:
         try:
             spec = self._specs[name]
         except KeyError:
             raise NotInRecipe(f"the recipe has no role {name!r}{nearest(name, self._specs)}") from None
 
-        async def call(*nameless: Any, after: Sequence[Action] = (), **fields: Any) -> Action:
+        def call(*nameless: Any, after: Sequence[Action] = (), **fields: Any) -> RoleCall:
+            frame = sys._getframe(1)
+            place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
             if nameless:
-                raise Miscalled(f"role {name!r} takes its fields by name: roles.{name}(FIELD=...), got {nameless[0]!r:.60}")
-            return await self._trajectory.call_role(spec, fields, after)
+                raise Miscalled(f"role {name!r} takes its fields by name: roles.{name}(FIELD=...)", place)
+            made = RoleCall(self._trajectory.call_role, spec, fields, after, place)
+            self._trajectory.calls.append(made)
+            return made
 
         return call
+
+
+def calls_of(roles: Roles) -> list[RoleCall]:
+    """All calls that a workflow has made of its roles so far, awaited or not."""
+    return roles._trajectory.calls
 
 
 class Tools:
@@ -176,6 +233,7 @@ class _InProgress:
         self.generate = generate
         self.scoring = scoring
         self.branches: set[asyncio.Task[Any]] = set()
+        self.calls: list[RoleCall] = []
         self.taken: set[str] = set()
         self.ended = False
 
@@ -195,16 +253,64 @@ class _InProgress:
         t = self.trajectory
         return await tool.run(ToolCall(text, t.task.id, t.sample, t.step))
 
-    async def call_role(self, spec: RoleSpec, fields: Mapping[str, Any], after: Sequence[Action]) -> Action:
+    async def call_role(self, call: RoleCall) -> Action:
         self.enter()
-        for name, value in (*fields.items(), *(("after", action) for action in after)):
-            refuse_unawaited(value, f"role {spec.name!r} was given, as {name!r},")
-        given = [*after, *(f for f in fields.values() if isinstance(f, Action))]
-        parents = tuple(dict.fromkeys(a.path for a in given))
         try:
-            messages = spec.render({k: str(v) for k, v in fields.items()})
+            messages, parents = self._given(call)
+        except Miscalled as error:
+            call.refused = error
+            raise
+        call.action = await self._converse(call.spec, messages, parents)
+        return call.action
+
+    def _given(self, call: RoleCall) -> tuple[list[dict[str, str]], tuple[str, ...]]:
+        """What a call shows its role, and the paths of the actions in its fields and in `after`.
+
+        Raises:
+            Miscalled: A field is missing or cannot be shown, or `after` holds something else than actions.
+        """
+        role, place = f"role {call.spec.name!r}", call.place
+        texts: dict[str, str] = {}
+        given: list[Action] = []
+        for action in listed(call.after, role, place):
+            self.refuse_unawaited(action, f"{role} was given, in `after`,", place)
+            if not isinstance(action, Action):
+                raise Miscalled(f"{role}: after takes a list of actions, got {type(action).__name__} in it", place)
+            given.append(action)
+        for name, value in call.fields.items():
+            for item in value if isinstance(value, list | tuple) else (value,):
+                self.refuse_unawaited(item, f"{role} was given, as {name!r},", place)
+            texts[name], actions = as_text(value, f"{role}, field {name!r}", place)
+            given += actions
+        try:
+            messages = call.spec.render(texts)
         except KeyError as error:
-            raise Miscalled(f"role {spec.name!r} was called with the wrong fields: {error.args[0]}") from None
+            raise Miscalled(f"{role} was called with the wrong fields: {error.args[0]}", place) from None
+        return messages, tuple(dict.fromkeys(action.path for action in given))
+
+    def refuse_unawaited(self, value: Any, what: str, place: str | None) -> None:
+        """Raise `Miscalled` where a workflow passes on a call itself instead of its answer."""
+        if not inspect.isawaitable(value):
+            return
+        waiting = [value] if isinstance(value, RoleCall) else self.unawaited()
+        if inspect.iscoroutine(value):
+            value.close()  # or Python reports it a second time, as never awaited
+        place = waiting[0].place if waiting else place
+        raise Miscalled(f"{what} a call that is not awaited; write `await` before it", place)
+
+    async def refuse_forgotten(self) -> None:
+        """Raise `Miscalled` where the workflow has ended without awaiting one of its calls."""
+        if self.unawaited():
+            await asyncio.sleep(0)  # those of new tasks begin, or are cancelled
+        for call in self.unawaited():
+            raise Miscalled(f"role {call.spec.name!r} is called, and nobody awaits it; write `await` before it", call.place)
+
+    def unawaited(self) -> list[RoleCall]:
+        """The calls that have not begun."""
+        return [call for call in self.calls if not call.awaited]
+
+    async def _converse(self, spec: RoleSpec, messages: list[dict[str, str]], parents: tuple[str, ...]) -> Action:
+        """The role's turns, to the last action."""
         shown_ids = context = spec.chat.opening(messages)
         shown = tuple((m["role"], m["content"]) for m in messages)
         before: Action | None = None
@@ -305,14 +411,6 @@ class _InProgress:
         await asyncio.gather(*mine, return_exceptions=True)
 
 
-def refuse_unawaited(value: Any, what: str) -> None:
-    """Raise `Miscalled` where a workflow passes on a call itself instead of its answer."""
-    if inspect.isawaitable(value):
-        if inspect.iscoroutine(value):
-            value.close()  # or Python reports it a second time, as never awaited
-        raise Miscalled(f"{what} a call that is not awaited; write `await` before it")
-
-
 def agent_failure_in(error: AgentFailure | BaseExceptionGroup[BaseException]) -> AgentFailure:
     """The agents' failure, also out of the group that an `asyncio.TaskGroup` of the workflow makes of it.
 
@@ -361,7 +459,8 @@ async def run_workflow(
             themselves are bounded by turns and tokens. Scores that are outstanding then have the same time again.
 
     Raises:
-        Exception: Whatever the recipe's own code raises by mistake; it ends the run.
+        Miscalled: The workflow calls a role wrongly, or has ended without awaiting one of its calls.
+        Exception: Whatever else the recipe's own code raises by mistake; it ends the run.
     """
     trajectory = Trajectory(task=task, sample=sample, step=step)
     scoring = Scoring(trajectory, score_action, last_role)
@@ -372,7 +471,9 @@ async def run_workflow(
         async with trajectory.lost_after(seconds, "not finished"):
             try:
                 returned = await workflow(task, Roles(running, roles), Tools(running, tools))
-                trajectory.answer = None if returned is None else str(returned)
+                running.refuse_unawaited(returned, "run returns", None)
+                await running.refuse_forgotten()
+                trajectory.answer = None if returned is None else as_text(returned, "what run returns", None)[0]
                 trajectory.returned = returned.path if isinstance(returned, Action) else None
             except (AgentFailure, BaseExceptionGroup) as error:
                 failure = agent_failure_in(error)

@@ -17,13 +17,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from marl_plugins.core.failures import ConfigurationError
+
 DEVICE = "MARL_PLUGINS_DEVICE"
 """Environment variable: `cpu` or `cuda`; set for all processes of a run, and by users to override detection."""
 
 
 def device() -> str:
-    """`MARL_PLUGINS_DEVICE`, else `cuda` if an accelerator is visible, else `cpu`; torch is not imported."""
+    """`MARL_PLUGINS_DEVICE`, else `cuda` if an accelerator is visible, else `cpu`; torch is not imported.
+
+    Raises:
+        ConfigurationError: The variable names another device.
+    """
     chosen = os.environ.get(DEVICE)
+    if chosen and chosen not in ("cpu", "cuda"):
+        raise ConfigurationError(f"{DEVICE}={chosen}: expected cpu or cuda")
     if chosen:
         return chosen
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):

@@ -180,6 +180,12 @@ SEAMS = (
     ),
     Seam("models.ring_attn_utils", "unpad_input", None, "imports flash_attn at module level, for which CPU has a stand-in"),
     Seam("utils.deepspeed", "DeepspeedStrategy", None, "accumulated_gradient is set before each fit"),
+    Seam(
+        "utils.deepspeed.deepspeed",
+        "DeepspeedStrategy.load_ckpt",
+        None,
+        "wrapped, so that a resumed run's learning rate is its flag's",
+    ),
     Seam("utils.utils", "get_strategy", "args", "one strategy per policy, from a copy of the flags"),
     Seam("utils.logging_utils", "TensorboardLogger.log_train", "self, global_step, logs_dict", "tracker"),
     Seam("utils.logging_utils", "WandbLogger.log_train", "self, global_step, logs_dict", "tracker"),

@@ -8,13 +8,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from marl_plugins.core.failures import ConfigurationError, Remark
+from marl_plugins.core.policy import Policy
 from marl_plugins.core.recipe import Origins, Recipe, RoleConfig, find_recipe, load_recipe
 from marl_plugins.hosts import cpu, releases, upstream_cli
 from marl_plugins.manager import Plugins
@@ -22,15 +24,16 @@ from marl_plugins.plan.checks import (
     check_numbers,
     check_policies,
     check_roles,
-    model_problem,
     prefix_with_policies,
-    tool_names_of,
 )
 from marl_plugins.plan.files import check_files
 from marl_plugins.plan.flags import COMMAND_LINE, OWN_FLAGS, Flags, Given, own_options, recipe_flags, split_flags
+from marl_plugins.plan.lengths import check_lengths
+from marl_plugins.plan.models import check_models
+from marl_plugins.plan.parts import estimator_of, tools_of
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.rehearsal import check_workflow
-from marl_plugins.plan.tasks import check_tasks, from_hub
+from marl_plugins.plan.tasks import check_tasks, from_hub, task_warnings
 from marl_plugins.run import Run
 
 
@@ -78,6 +81,18 @@ class Request:
         return dict.fromkeys(self.recipe.policies, f"--mapping {mapping}") if mapping else {}
 
 
+@contextmanager
+def _naming_files() -> Iterator[None]:
+    """A file that is there and cannot be read, wherever in the plan."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise ConfigurationError(f"{error.filename}: cannot be read: {error.strerror}") from error
+
+
+@_naming_files()
 def build_plan(words: Sequence[str]) -> Plan:
     """A checked plan from the words after `openrlhf train`.
 
@@ -96,19 +111,29 @@ def build_plan(words: Sequence[str]) -> Plan:
     run = draft_run(request, plugins, flags)
     if run.estimator is not None:
         flags.check_estimator(run.estimator)
-    tools = problems.attempt(lambda: tool_names_of(plugins, run))
+    tools = problems.attempt(lambda: set(tools_of(plugins, run)))
     problems += check_roles(request.recipe, request.origins, request.folder, tools)
     run = with_policies(run, request, plugins, flags, problems)
     plan = Plan(run, plugins, request.options)
     problems += check_numbers(run)
     problems += check_files(plan, request.origins)
+    if plugins.claims("marl_estimator"):
+        problems.attempt(lambda: estimator_of(plan))
+    warnings: list[str] = []
     if not problems and not from_hub(run):
         problems += problems.attempt(lambda: check_tasks(plan)) or []
-    warnings: list[str] = []
+        warnings += [] if problems else task_warnings(plan)
     if not problems:
-        wrong, warnings = check_workflow(plan, tools)
+        wrong, unclear = check_workflow(plan, tools)
         problems += wrong
+        warnings += unclear
+    if not problems:
+        lengths = check_lengths(plan)
+        problems += lengths.problems
+        warnings += lengths.warnings
+        plan = replace(plan, lengths=lengths.lines)
     warnings += configure_plugins(plan, problems)
+    problems[:] = map(flags.placed, problems)
     problems.raise_if_any()
     return replace(plan, run=replace(run, warnings=(*run.warnings, *warnings)))
 
@@ -120,8 +145,12 @@ def read_request(words: Sequence[str], problems: Problems) -> Request:
         ConfigurationError: There is no recipe, or it cannot be read.
     """
     command_line = split_flags(words, COMMAND_LINE)
+    if len(recipes := [" ".join(f.words) for f in command_line if f.name == "recipe"]) > 1:
+        raise ConfigurationError(
+            f"--recipe is given {len(recipes)} times ({', '.join(recipes)}); a run has one recipe: keep one"
+        )
     options = own_options([f for f in command_line if f.name in OWN_FLAGS], problems)
-    if options.recipe:
+    if options.recipe is not None:
         path = find_recipe(options.recipe)
         folder = path.parent
         recipe, origins = load_recipe(path)
@@ -197,7 +226,9 @@ def with_policies(run: Run, request: Request, plugins: Plugins, flags: Flags, pr
         _settle_folders(args, run.args, policy.name)
         policy_args[policy.name] = args
     problems += prefix_with_policies(refused)
-    problems += prefix_with_policies({name: model_problems(args) for name, args in policy_args.items()})
+    problems += prefix_with_policies(
+        {p.name: model_problems(p, policy_args[p.name], run, request.origins) for p in policies}
+    )
     return replace(
         run,
         policies=tuple(replace(p, model=policy_args[p.name].actor.model_name_or_path) for p in policies),
@@ -219,13 +250,13 @@ def _settle_folders(args: SimpleNamespace, shared: SimpleNamespace, policy: str)
     args.logger.wandb.key = args.logger.tensorboard_dir = None  # the controller logs, once
 
 
-def model_problems(args: SimpleNamespace) -> list[str]:
-    """What is wrong with the models of a policy and its critic."""
-    model, critic = args.actor.model_name_or_path, args.critic.model_name_or_path
-    found = {"": model_problem(model)}
-    if critic not in (None, model):
-        found["--critic.model_name_or_path: "] = model_problem(critic)
-    return [place + problem for place, problem in found.items() if problem]
+def model_problems(policy: Policy, args: SimpleNamespace, run: Run, origins: Origins) -> list[str]:
+    """What is wrong with the models of a policy and its critic, with the line of the recipe that names its model."""
+    own = args.actor.model_name_or_path == policy.model and "actor.model_name_or_path" not in run.on_command_line
+    keys = (("policies", policy.name, "model"), ("model",), ("flags", "actor.model_name_or_path"))
+    key = next((key for key in keys if key in origins.lines), None)
+    place = f"{origins.where(*key)}: " if own and key and policy.model else ""
+    return [problem if problem.startswith("--") else place + problem for problem in check_models(args)]
 
 
 def configure_plugins(plan: Plan, problems: Problems) -> list[str]:

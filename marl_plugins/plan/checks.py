@@ -1,8 +1,8 @@
-"""What is wrong with roles, policies, models and numbers of a run."""
+"""What is wrong with roles, policies and numbers of a run."""
 
 from __future__ import annotations
 
-import json
+import keyword
 import re
 import string
 from collections.abc import Mapping, Sequence
@@ -12,20 +12,15 @@ from typing import Any
 from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.recipe import Origins, Recipe, RoleConfig
+from marl_plugins.core.texts import read_text
 from marl_plugins.core.tiny import is_tiny
-from marl_plugins.core.tiny import parse as parse_tiny
 from marl_plugins.hosts import cpu
 from marl_plugins.hosts.devices import critic_gpus, engine_gpus, training_gpus
-from marl_plugins.manager import Plugins
 from marl_plugins.plan.devices import needed_devices, shown_devices
+from marl_plugins.plan.models import positions_of
 from marl_plugins.run import Run
 
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-
-
-def tool_names_of(plugins: Plugins, run: Run) -> set[str]:
-    """Names of all tools that the plugins bring."""
-    return {tool.name for tools in plugins.call_while_planning("marl_tools", run=run) for tool in tools or ()}
 
 
 def _where_mapping(origins: Origins, *key: str) -> str:
@@ -43,12 +38,20 @@ def check_roles(recipe: Recipe, origins: Origins, folder: Path, tool_names: set[
                 f"{_where_mapping(origins, role)}: mapping: there is no role {role!r}{nearest(role, recipe.roles)}"
             )
     for name, config in recipe.roles.items():
+        if keyword.iskeyword(name):
+            problems.append(
+                f"{origins.where('roles', name)}: role {name!r} cannot be called: it is a Python keyword; choose another name"
+            )
         if not re.fullmatch(NAME, name):
             problems.append(
                 f"{origins.where('roles', name)}: role {name!r} cannot be called: letters, digits and underscores only"
             )
         for key in ("prompt", "system"):
             problems += _prompt_problems(name, key, getattr(config, key), origins, folder)
+        if "" in config.stop:
+            problems.append(
+                f"{origins.where('roles', name, 'stop')}: roles.{name}.stop: '' occurs in every text; remove it"
+            )
         problems += _tool_problems(name, config, origins, tool_names)
     return problems
 
@@ -58,12 +61,14 @@ def _prompt_problems(role: str, key: str, file: str | None, origins: Origins, fo
         return []
     where = origins.where("roles", role, key) if origins.lines else str(folder / file)
     try:
-        text = (folder / file).read_text(encoding="utf-8")
+        text = read_text(folder / file)
         fields = [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
-    except OSError as error:
-        return [f"{where}: roles.{role}.{key}: cannot read {folder / file}: {error.strerror}"]
+    except ConfigurationError as error:
+        return [f"{where}: roles.{role}.{key}: {error}"]
     except ValueError as error:
         return [f"{where}: roles.{role}.{key}: {folder / file}: {error}; write {{{{ and }}}} for braces"]
+    if not text.strip():
+        return [f"{where}: roles.{role}.{key}: {folder / file} is empty"]
     return [
         f"{where}: roles.{role}.{key}: {folder / file}: {{{field}}} is not a field; a field is a name such as {{problem}}, and "
         "braces are written {{ and }}"
@@ -74,7 +79,8 @@ def _prompt_problems(role: str, key: str, file: str | None, origins: Origins, fo
 
 def _tool_problems(role: str, config: RoleConfig, origins: Origins, tool_names: set[str] | None) -> list[str]:
     problems = [
-        f"{origins.where('roles', role, 'tools')}: there is no tool {tool!r}{nearest(tool, tool_names)}"
+        f"{origins.where('roles', role, 'tools')}: there is no tool {tool!r}{nearest(tool, tool_names)}; a plugin's tools are "
+        "there where the plugin is named (--plugin, or `plugins:` in the recipe)"
         for tool in config.tools
         if tool_names is not None and tool not in tool_names
     ]
@@ -115,43 +121,6 @@ def check_policies(run: Run, policies: Sequence[Policy], without: Mapping[str, s
     return problems
 
 
-def model_problem(model: str) -> str | None:
-    """What is wrong with a model, as far as its name and its folder show."""
-    if not model:
-        return "it has no model: give `model:` in the recipe or --actor.model_name_or_path"
-    if model.partition(":")[0] == "tiny":
-        try:
-            parse_tiny(model)
-        except ConfigurationError as error:
-            return str(error)
-        return None
-    path = Path(model)
-    if not path.exists():
-        looks_local = model.startswith((".", "/", "~")) or model.count("/") != 1
-        if looks_local:
-            return f"model {model!r} is neither a folder that exists nor a hub name (owner/name)"
-        return None
-    if not path.is_dir():
-        return f"model {model!r} is a file; a folder with config.json, weights and tokenizer is expected"
-    if not (path / "config.json").is_file():
-        return f"model folder {model} has no config.json"
-    tokenizer = path / "tokenizer_config.json"
-    if not tokenizer.is_file():
-        return f"model folder {model} has no tokenizer_config.json"
-    templates = [path / "chat_template.jinja", path / "chat_template.json"]
-    if not any(t.is_file() for t in templates):
-        try:
-            has_template = bool(json.loads(tokenizer.read_text(encoding="utf-8")).get("chat_template"))
-        except ValueError:
-            return f"{tokenizer} is not JSON"
-        if not has_template:
-            return (
-                f"the tokenizer of model folder {model} has no chat template (chat_template.jinja, or `chat_template` in "
-                "tokenizer_config.json); use an instruction-tuned model or add one"
-            )
-    return None
-
-
 def check_numbers(run: Run) -> list[str]:
     """Numbers that do not fit each other; the range of each alone is checked with its flag (ranges.py)."""
     args, problems = run.args, []
@@ -189,25 +158,16 @@ def _lengths(run: Run, policy: str, a: Any) -> list[str]:
         limit = run.role(role).max_new_tokens
         if limit and limit >= a.data.max_len:
             problems.append(f"role {role!r}: max_new_tokens {limit} leaves no room in --data.max_len {a.data.max_len}")
-    settings = tiny_settings(a.actor.model_name_or_path)
-    if settings and a.data.max_len > settings["positions"]:
-        problems.append(
-            f"--data.max_len {a.data.max_len} is over the {settings['positions']} positions of its tiny model; lower it, or "
-            f"name the model tiny:positions={a.data.max_len}"
-        )
+    model = a.actor.model_name_or_path
+    positions = positions_of(model)
+    if positions is not None and a.data.max_len > positions:
+        larger = f", or name the model tiny:positions={a.data.max_len}" if is_tiny(model) else ""
+        problems.append(f"--data.max_len {a.data.max_len} is over the {positions} positions of its model; lower it{larger}")
     if longest is not None and longest >= a.data.max_len:
         problems.append(
             f"--rollout.max_new_tokens {longest} leaves no room for a prompt in --data.max_len {a.data.max_len}"
         )
     return problems
-
-
-def tiny_settings(model: str) -> dict[str, int] | None:
-    """Settings of a tiny model; None for another one, or where they are wrong, which is reported with the model."""
-    try:
-        return parse_tiny(model) if is_tiny(model) else None
-    except ConfigurationError:
-        return None
 
 
 def _placement(device: str, a: Any) -> list[str]:
@@ -245,6 +205,8 @@ def prefix_with_policies(by_policy: Mapping[str, list[str]]) -> list[str]:
         for problem in problems:
             owners.setdefault(problem, []).append(name)
     return [
-        problem if len(names) == len(by_policy) else f"policy {', '.join(map(repr, names))}: {problem}"
+        problem
+        if len(names) == len(by_policy) and not problem.startswith("it ")
+        else f"policy {', '.join(map(repr, names))}: {problem}"
         for problem, names in owners.items()
     ]

@@ -1,16 +1,16 @@
-"""A plan in JSON values: for `--dry-run` and `plan.json`, and what a resumed run must have in common with the saved one."""
+"""A plan in JSON values: for `--dry-run` and `plan.json`."""
 
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 from types import SimpleNamespace
 from typing import Any
 
+from marl_plugins.core.tasks import FileTasks
 from marl_plugins.hosts import upstream_cli
-from marl_plugins.hosts.devices import critic_gpus, training_gpus
+from marl_plugins.hosts.devices import training_gpus
 from marl_plugins.plan.devices import needed_devices
+from marl_plugins.plan.parts import of_plugin
 from marl_plugins.plan.plan import Plan
 
 SECRETS = ("logger.wandb.key",)
@@ -53,12 +53,12 @@ def describe(plan: Plan) -> dict[str, Any]:
         "devices": needed_devices(run),
         "devices_together": sum(needed_devices(run).values()),
         "tasks": plan.counted,
-        "step": {
-            "tasks": run.args.rollout.batch_size,
-            "trajectories": run.trajectories,
-            "optimiser_steps": run.optimiser_steps,
-            "trajectories_per_optimiser_step": run.args.train.batch_size,
-        },
+        **_tasks(plan),
+        "steps": _steps(plan),
+        "step": _step(plan),
+        "lengths": dict(plan.lengths),
+        "estimator": _estimator(plan),
+        "scores": _scorers(plan),
         "rewards": _reward_range(plan),
         "output": str(run.output),
         "checkpoints": run.args.ckpt.path,
@@ -73,9 +73,98 @@ def describe(plan: Plan) -> dict[str, Any]:
 
 def _reward_range(plan: Plan) -> str:
     """What rewards look like after credit."""
-    changed = [name for name in plan.run.plugins if plan.plugins.implements(name, "marl_credit")]
-    changed += [f"--{name}" for name in PENALTIES if name in plan.run.given]
-    return f"scores in [0, 1], changed by {', '.join(changed)}" if changed else "[0, 1], the scores"
+    then = [f"marl_credit of {name}" for name in owners_of(plan, "marl_credit")]
+    then += [f"--{name}" for name in PENALTIES if name in plan.run.given]
+    return f"the scores, in [0, 1]{', then ' if then else ''}{', '.join(then)}"
+
+
+def _tasks(plan: Plan) -> dict[str, Any]:
+    """Where the tasks come from, with the fields that were taken, and the first one; nothing of a hub's, read at the start."""
+    shown: dict[str, Any] = {"task_source": {split: _source(plan, split) for split in plan.counted if split != "steps"}}
+    if plan.counted.get("train"):
+        first = plan.tasks("train")[0]
+        shown["first_task"] = {
+            "id": first.id,
+            "prompt": shortened(first.prompt),
+            "label": None if first.label is None else shortened(str(first.label)),
+            "metadata": shortened(", ".join(first.metadata)),
+        }
+    return shown
+
+
+def _source(plan: Plan, split: str) -> str:
+    """Where the tasks of a split come from."""
+    tasks, owners = plan.tasks(split), owners_of(plan, "marl_tasks")
+    if isinstance(tasks, FileTasks):
+        return f"{tasks.path}: {tasks.fields}"
+    if owners:
+        return f"plugin {' or '.join(owners)}"
+    return f"{plan.run.folder / plan.run.recipe.tasks}: load({split!r})" if plan.run.recipe.tasks else "none"
+
+
+def _step(plan: Plan) -> dict[str, int]:
+    """The size of a full step; of one with all tasks, where there are fewer than a step takes."""
+    args = plan.run.args
+    tasks = min(args.rollout.batch_size, plan.counted.get("train", args.rollout.batch_size))
+    trajectories = tasks * args.rollout.n_samples_per_prompt
+    return {
+        "tasks": tasks,
+        "trajectories": trajectories,
+        "optimiser_steps": trajectories // args.train.batch_size,
+        "trajectories_per_optimiser_step": args.train.batch_size,
+    }
+
+
+def _steps(plan: Plan) -> str:
+    """How the number of training steps comes about."""
+    run, counted = plan.run, plan.counted
+    if "steps" not in counted:
+        return "known when the tasks are read, at the start"
+    tasks, size, episodes = counted["train"], run.args.rollout.batch_size, run.args.train.num_episodes
+    steps, rest = len(run.episode_steps(tasks)), tasks % size
+    text = f"{tasks} tasks / {size} = {steps} steps an episode"
+    if rest and steps > tasks // size:
+        text += f" (the last with {rest} tasks)"
+    elif rest:
+        text += f" ({rest} tasks are left over each time: fewer trajectories than --train.batch_size)"
+    text += f" x {episodes} episodes = {steps * episodes} steps"
+    return text if counted["steps"] == steps * episodes else f"{text}, ended after {counted['steps']} (--max_steps)"
+
+
+def _estimator(plan: Plan) -> str:
+    """Which estimator trains: a built-in one by its name, or a plugin's by its class."""
+    estimator = plan.plugins.call_while_planning("marl_estimator", run=plan.run)
+    name = type(estimator).__name__
+    if not of_plugin(estimator):
+        return f"{plan.run.args.algo.advantage.estimator} ({name} of {type(estimator).__module__})"
+    return f"{name} of plugin {' or '.join(owners_of(plan, 'marl_estimator'))}"
+
+
+def _scorers(plan: Plan) -> dict[str, str]:
+    """Who scores actions and outcomes."""
+    run = plan.run
+    grader = run.folder / run.recipe.grader if run.recipe.grader else None
+    by_grader = {
+        kind: f"{grader}: {kind}" for kind in ("score_action", "score_outcome") if hasattr(run.grader_module, kind)
+    }
+    remote = run.args.reward.remote_url
+    return {
+        "actions": ", ".join(owners_of(plan, "marl_score_action"))
+        or by_grader.get("score_action", "nobody: an action has the outcome's score"),
+        "outcomes": ", ".join(owners_of(plan, "marl_score_outcome"))
+        or by_grader.get("score_outcome", f"{remote}: reward_func" if remote else "nobody"),
+    }
+
+
+def owners_of(plan: Plan, hook: str) -> list[str]:
+    """The named plugins that implement a hook."""
+    return [name for name in plan.run.plugins if plan.plugins.implements(name, hook)]
+
+
+def shortened(text: str, most: int = 200) -> str:
+    """A text on one line, its end left out where it is long."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else line[: most - 3] + "..."
 
 
 def flag_value(args: SimpleNamespace, name: str) -> Any:
@@ -84,35 +173,3 @@ def flag_value(args: SimpleNamespace, name: str) -> Any:
     for part in name.split("."):
         value = getattr(value, part, None)
     return copy.copy(value) if isinstance(value, str | int | float | bool | list | type(None)) else str(value)
-
-
-def fingerprint(plan: Plan) -> dict[str, Any]:
-    """What a resumed run must have in common with the one that was saved."""
-    run, train = plan.run, plan.tasks("train")
-    return {
-        "roles": {r: run.recipe.policy_of(r) for r in run.recipe.roles},
-        "policies": {
-            p.name: {
-                "model": p.model,
-                "trainable": p.trainable,
-                "ranks": training_gpus(run.policy_args[p.name]),
-                "zero_stage": run.policy_args[p.name].ds.zero_stage,
-                "epochs": run.policy_args[p.name].train.max_epochs,
-                **({"critic": critic} if (critic := critic_gpus(run.policy_args[p.name])) else {}),
-            }
-            for p in run.policies
-        },
-        "warm_start": run.recipe.warm_start.model_dump() if run.recipe.warm_start else None,
-        "seed": run.args.train.seed,
-        "rollout.batch_size": run.args.rollout.batch_size,
-        "rollout.n_samples_per_prompt": run.args.rollout.n_samples_per_prompt,
-        "train.batch_size": run.args.train.batch_size,
-        "train.num_episodes": run.args.train.num_episodes,
-        "plugins": plan.plugins.versions(),
-        "tasks": [len(train), digest([[t.id, t.prompt] for t in train])],
-    }
-
-
-def digest(value: Any) -> str:
-    """A short digest of JSON values."""
-    return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.recipe import Origins
+from marl_plugins.core.tasks import SUFFIXES
 from marl_plugins.loading import load_file
 from marl_plugins.plan.describe import flag_value
+from marl_plugins.plan.parts import arity_problem, place_of
 from marl_plugins.plan.plan import Plan
+
+ARGUMENTS: Mapping[str, Sequence[str]] = MappingProxyType({"tasks": ("split",), "demonstrations": ("task", "rng")})
+"""What the recipe's plain functions are called with; workflow and grader are called once in the rehearsal."""
+NOT_READ = (".txt", ".tsv", ".parquet", ".arrow", ".xlsx", ".yaml", ".gz", ".zip")
+"""Kinds of data files that are met; a hub's name may end with a dot and something else."""
 
 
 def check_files(plan: Plan, origins: Origins) -> list[str]:
     """The recipe's Python files, who scores, flags that the recipe makes pointless, and folders to write to."""
-    return [*_modules(plan, origins), *_scorers(plan), *_pointless(plan), *_reward_function(plan), *_folders(plan)]
+    return [
+        *_modules(plan, origins),
+        *_scorers(plan),
+        *_pointless(plan),
+        *_data(plan),
+        *_reward_function(plan),
+        *_folders(plan),
+    ]
 
 
 def _modules(plan: Plan, origins: Origins) -> list[str]:
@@ -35,9 +53,20 @@ def _modules(plan: Plan, origins: Origins) -> list[str]:
         except ConfigurationError as error:
             problems += [f"{where}: {place}: {p}" for p in error.problems]
             continue
-        if not callable(getattr(module, function, None)):
+        called = getattr(module, function, None)
+        if not callable(called):
             problems.append(f"{where}: {place}: {run.folder / file} has no function {function}")
+        elif key in ARGUMENTS:
+            problems += [f"{place}: {problem}" for problem in _signature_problems(called, function, ARGUMENTS[key])]
     return problems
+
+
+def _signature_problems(called: Any, name: str, arguments: Sequence[str]) -> list[str]:
+    """Why a recipe's function cannot be called as it will be, with its file and line."""
+    if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
+        return [f"{place_of(called)}{name} is `async def`, and is not awaited; write `def {name}({', '.join(arguments)})`"]
+    wrong = arity_problem(called, len(arguments))
+    return [f"{wrong}; {name} is called with {', '.join(arguments)}"] if wrong else []
 
 
 def _scorers(plan: Plan) -> list[str]:
@@ -71,6 +100,20 @@ def _pointless(plan: Plan) -> list[str]:
     return problems
 
 
+def _data(plan: Plan) -> list[str]:
+    """Data files of a kind that is not read, and paths that are no file and no name of the hub's."""
+    problems = []
+    for flag in ("data.prompt_dataset", "eval.dataset"):
+        name = flag_value(plan.run.args, flag)
+        if not name or plan.run.recipe.tasks or Path(name).suffix in SUFFIXES:
+            continue
+        if (Path(name).exists() and not Path(name).is_dir()) or Path(name).suffix in NOT_READ:
+            problems.append(f"--{flag} {name}: of files only {', '.join(SUFFIXES)} are read; convert it to .jsonl")
+        elif not Path(name).exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+            problems.append(f"--{flag} {name}: no such file or folder, and not a name of the hub's (owner/name)")
+    return problems
+
+
 def _reward_function(plan: Plan) -> list[str]:
     remote = plan.run.args.reward.remote_url
     if not remote:
@@ -81,8 +124,10 @@ def _reward_function(plan: Plan) -> list[str]:
         module = load_file(Path(remote), "marl_reward_function")
     except ConfigurationError as error:
         return [f"--reward.remote_url: {p}" for p in error.problems]
-    if callable(getattr(module, "reward_func", None)):
-        return []
+    function = getattr(module, "reward_func", None)
+    if callable(function):
+        wrong = _signature_problems(function, "reward_func", ("queries", "prompts", "labels"))
+        return [f"--reward.remote_url: {problem}" for problem in wrong]
     return [f"--reward.remote_url {remote}: has no function reward_func(queries, prompts, labels)"]
 
 

@@ -7,6 +7,7 @@ for the run and once per policy. Precedence: command line, then recipe, then thi
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,12 +19,17 @@ from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.core.options import at_least, recipe_file
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.recipe import Origins
+from marl_plugins.core.tasks import SUFFIXES
 from marl_plugins.hosts import upstream_cli
 from marl_plugins.hosts.flags import FLAGS
+from marl_plugins.hosts.old_flags import OTHER_VALUES, successor
 from marl_plugins.loading import SHIPPED
 from marl_plugins.plan.ranges import RANGES
 
-OWN_FLAGS = ("recipe", "plugin", "mapping", "max_steps", "logical_gpus", "dry-run", "debug", "json")
+OWN_FLAGS = (
+    *("recipe", "plugin", "mapping", "max_steps", "logical_gpus", "resume", "resume_with_changes"),
+    *("dry-run", "debug", "json"),
+)
 COMMAND_LINE = "command line"
 DEFAULTS = {"algo.advantage.estimator": "reinforce", "vllm.num_engines": 1, "ckpt.best_metric_key": "none"}
 """Where this project's default differs from upstream's."""
@@ -93,6 +99,12 @@ def own_parser() -> upstream_cli.Parser:
         metavar="N",
         help="number of logical GPUs on a machine without GPUs; default: as needed",
     )
+    ours.add_argument(
+        "--resume", metavar="FOLDER", help="continue the run of a folder (its --ckpt.output_dir); further flags change it"
+    )
+    ours.add_argument(
+        "--resume_with_changes", action="store_true", help="accept differences between the saved run and this one"
+    )
     ours.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     ours.add_argument("--debug", action="store_true", help="show tracebacks and the output of all processes")
     ours.add_argument("--json", action="store_true", help="print JSON instead of tables")
@@ -111,7 +123,9 @@ def split_flags(words: Sequence[str], where: str) -> list[Given]:
             name, equals, value = word[2:].partition("=")
             flags.append(Given(name, (value,) if equals else (), where))
         elif not flags:
-            raise ConfigurationError(f"{where}: expected a flag (--name), got {word!r}")
+            raise ConfigurationError(
+                f"{where}: expected a flag (--name), got {word!r}; a recipe is named by --recipe {word}"
+            )
         else:
             last = flags.pop()
             flags.append(Given(last.name, (*last.words, word), where))
@@ -135,7 +149,7 @@ def beside_recipe(flag: Given, folder: Path, actions: Mapping[str, argparse.Acti
     if len(flag.words) != 1 or flag.name not in actions:
         return flag
     name = flag.words[0]
-    looks_local = name.startswith(".") or Path(name).suffix in (".json", ".jsonl", ".py")
+    looks_local = name.startswith(".") or Path(name).suffix in (*SUFFIXES, ".py")
     if actions[flag.name].type is recipe_file or (flag.name in UPSTREAM_FILES and looks_local):
         return replace(flag, words=(str(folder / name),))
     return flag
@@ -165,7 +179,7 @@ def check_flag(
 ) -> list[str]:
     """What is wrong with one flag, parsed alone."""
     if flag.name not in actions:
-        return [f"{flag.where}: unknown flag --{flag.name}{_hint(flag.name, actions)}"]
+        return [f"{flag.where}: unknown flag --{flag.name}{_hint(flag, actions)}"]
     if flag.off:
         takes_value = actions[flag.name].nargs != 0
         return [f"{flag.where}: {flag.name}: false is for switches; this flag takes a value"] if takes_value else []
@@ -186,10 +200,12 @@ def check_flag(
 
 def parse_alone(flag: Given, parser: argparse.ArgumentParser) -> list[str]:
     """The problems that parsing one flag reports, with its place."""
+    other = OTHER_VALUES.get(flag.name, {})
+    meant = "".join(f"; {other[word]}" for word in flag.words if word in other)
     try:
         parser.parse_args(flag.argv)
     except ConfigurationError as error:
-        return [f"{flag.where}: {p}" for p in error.problems]
+        return [f"{flag.where}: {p}{meant}" for p in error.problems]
     return []
 
 
@@ -203,12 +219,39 @@ def own_options(flags: Iterable[Given], problems: list[str]) -> argparse.Namespa
     return parser.parse_args(right)
 
 
-def _hint(name: str, known: Iterable[str]) -> str:
-    """What to do about an unknown flag: name the shipped plugin that has it, or the flag that was probably meant."""
-    owners = [plugin for plugin in SHIPPED if plugin.rpartition(".")[2] == name.partition(".")[0]]
-    if owners and not any(n.startswith(name.partition(".")[0] + ".") for n in known):
+def unknown_flags(words: Sequence[str]) -> list[str]:
+    """The flags of a command line for upstream's own trainer that upstream does not have, with what was probably meant."""
+    root = upstream_cli.upstream_root()
+    try:
+        actions = actions_of(upstream_cli.build_parser(root))
+    except ConfigurationError:  # a release whose parser only upstream itself can build
+        return []
+    return [
+        f"{flag.where}: unknown flag --{flag.name}{_hint(flag, actions)}"
+        for flag in split_flags(words, COMMAND_LINE)
+        if flag.name not in actions
+    ]
+
+
+def actions_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """A parser's actions by the names of their flags, without dashes."""
+    return {option[2:]: a for a in parser._actions for option in a.option_strings if option.startswith("--")}
+
+
+def _hint(flag: Given, known: Iterable[str]) -> str:
+    """What to do about an unknown flag: its name of today, the shipped plugin that has it, or what was probably meant."""
+    name, first = flag.name, flag.name.partition(".")[0]
+    if name in OWN_FLAGS:
+        return "; it is for the whole run, and only the command line takes it"
+    if renamed := successor(name):
+        return renamed
+    owners = [plugin for plugin in SHIPPED if plugin.rpartition(".")[2] == first]
+    if owners and not any(n.startswith(f"{first}.") for n in known):
         return f"; it is {owners[0]}'s: add --plugin {owners[0]}"
-    return nearest(name, known)
+    longer = sorted(n for n in known if n.endswith(f".{name}"))
+    if longer:
+        return f"; did you mean {' or '.join(map(repr, longer))}?"
+    return nearest(name, [*known, *(OWN_FLAGS if flag.where == COMMAND_LINE else ())])
 
 
 def check_estimator_flags(flags: Iterable[Given], actions: Mapping[str, argparse.Action], estimator: str) -> list[str]:
@@ -254,7 +297,7 @@ class Flags:
     ):
         self.parser = parser
         self.root = upstream_cli.upstream_root()
-        self.actions = {o[2:]: a for a in parser._actions for o in a.option_strings if o.startswith("--")}
+        self.actions = actions_of(parser)
         for name, number in RANGES.items():
             self.actions[name].type = number
         self.problems = problems
@@ -266,6 +309,8 @@ class Flags:
         problems += conflicts
         self.given = frozenset(f.name for f in in_force(given))
         self.on_command_line = frozenset(f.name for f in shared)
+        self.in_recipe = [f for f in in_force(given) if f.name not in self.on_command_line]
+        self.in_policies: dict[str, list[Given]] = {}
         defaults = {**DEFAULTS, **(CPU_DEFAULTS if device == "cpu" else {})}
         self.shared = [*recipe_flags(defaults, lambda _: "default"), *self._checked(given, per_policy=False)]
 
@@ -308,11 +353,32 @@ class Flags:
                 self.problems.append(f"{flag.where}: --{flag.name}: there is no policy {name!r}{nearest(name, own)}")
             else:
                 own[name].append(Given(upstream_name, flag.words, flag.where))
+        for name, flags in own.items():
+            typed = {f.name for f in flags if f.where == COMMAND_LINE}
+            self.in_policies[name] = [
+                f for f in flags if f.where == COMMAND_LINE or f.name not in typed | self.on_command_line
+            ]
         checked = {name: self._checked(flags, per_policy=True) for name, flags in own.items()}
         if estimator is not None:
             for flags in checked.values():
                 self.problems += check_estimator_flags(flags, self.actions, estimator)
         return checked
+
+    def placed(self, problem: str) -> str:
+        """A problem with the lines of the recipe in front on which the flags stand that it names."""
+        if re.match(rf"{COMMAND_LINE}: |.*?:\d+: ", problem):
+            return problem
+        of = re.match(r"policy ('.*?'): ", problem)
+        names = re.findall(r"'(.*?)'", of[1]) if of else list(self.in_policies)
+        own = [f for name in names for f in self.in_policies.get(name, ())]
+        everywhere = [f.name for f in own]
+        shared = [f for f in self.in_recipe if everywhere.count(f.name) < max(1, len(names))]
+        lines = [
+            f.where
+            for f in (*shared, *own)
+            if f.where != COMMAND_LINE and re.search(rf"(?<![\w.]){re.escape(f.name)}(?!\w|\.\w)", problem)
+        ]
+        return f"{', '.join(dict.fromkeys(lines))}: {problem}" if lines else problem
 
     def policy_args(self, own: Sequence[Given]) -> SimpleNamespace:
         """All flags for one policy, nested.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from marl_plugins.core.tasks import FileTasks
 from marl_plugins.core.trajectory import Task
 from marl_plugins.manager import Plugins
 from marl_plugins.run import Run
@@ -18,17 +20,20 @@ class Plan:
         run: The checked run.
         plugins: Its plugins.
         options: This project's own flags (`--dry-run`, `--json`, ...).
+        lengths: What each role is shown at least, in tokens, of how many.
     """
 
     run: Run
     plugins: Plugins
     options: argparse.Namespace
+    lengths: Mapping[str, str] = field(default_factory=dict)
     _tasks: dict[str, list[Task]] = field(default_factory=dict, repr=False)
 
     def tasks(self, split: str) -> list[Task]:
         """The tasks of `train` or `eval`, read once."""
         if split not in self._tasks:
-            self._tasks[split] = list(self.plugins.call_while_planning("marl_tasks", run=self.run, split=split) or [])
+            tasks = self.plugins.call_while_planning("marl_tasks", run=self.run, split=split) or []
+            self._tasks[split] = tasks if isinstance(tasks, FileTasks) else list(tasks)
         return self._tasks[split]
 
     @property

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 
+from marl_plugins.core.tasks import SUFFIXES, FileTasks, not_json
+from marl_plugins.core.texts import read_text
+from marl_plugins.core.trajectory import Task
 from marl_plugins.plan.plan import Plan
 from marl_plugins.run import Run
 
@@ -13,7 +15,7 @@ from marl_plugins.run import Run
 def from_hub(run: Run) -> bool:
     """Whether tasks come from a hub; those are read when a run really starts."""
     names = [run.args.data.prompt_dataset, run.args.eval.dataset]
-    return not run.recipe.tasks and any(name and Path(name).suffix not in (".json", ".jsonl") for name in names)
+    return not run.recipe.tasks and any(name and Path(name).suffix not in SUFFIXES for name in names)
 
 
 def check_tasks(plan: Plan) -> list[str]:
@@ -42,10 +44,13 @@ def check_tasks(plan: Plan) -> list[str]:
                         "chat messages become one with `tasks:`, a file with load(split)"
                     )
                     return problems
-            try:
-                json.dumps([task.label, task.metadata])
-            except TypeError as error:
-                problems.append(f"{split} task {task.id!r}: label and metadata must be JSON values: {error}")
+            if wrong := not_json([task.label, task.metadata]):
+                problems.append(f"{split} task {task.id!r}: label and metadata must be JSON values: {wrong}")
+                break
+            if not _is_text(task.prompt):
+                problems.append(
+                    f"{split} task {task.id!r}: its prompt holds half of a UTF-16 pair, which no tokenizer takes"
+                )
                 break
     same = {_words(t.prompt) for t in train} & {_words(t.prompt) for t in evaluation}
     if same:
@@ -58,6 +63,62 @@ def check_tasks(plan: Plan) -> list[str]:
         if both:
             problems.append(f"{len(both)} tasks are in both train and eval, the first {min(both)!r}")
     return problems
+
+
+def task_warnings(plan: Plan) -> list[str]:
+    """What is worth knowing of the tasks before they are trained on."""
+    run, train, evaluation = plan.run, plan.tasks("train"), plan.tasks("eval")
+    warnings = [*_field_warnings(train), *_field_warnings(evaluation), *_label_warnings(plan)]
+    if run.args.rollout.batch_size > len(train):
+        samples = run.args.rollout.n_samples_per_prompt
+        warnings.append(
+            f"--rollout.batch_size {run.args.rollout.batch_size} is more than there are tasks: a step has {len(train)} tasks x "
+            f"{samples} samples = {len(train) * samples} trajectories"
+        )
+    if run.args.eval.steps > 0 and "eval.steps" in run.given and not evaluation:
+        source = "load('eval') gave none" if run.recipe.tasks else "give --eval.dataset FILE"
+        warnings.append(
+            f"--eval.steps {run.args.eval.steps}: nothing is evaluated, because there are no eval tasks; {source}"
+        )
+    return warnings
+
+
+def _field_warnings(tasks: list[Task]) -> list[str]:
+    """Other fields of a file that could have been the prompt."""
+    if not isinstance(tasks, FileTasks) or not tasks.fields.rivals:
+        return []
+    rivals = ", ".join(map(repr, tasks.fields.rivals))
+    return [
+        f"{tasks.path}: the prompt is taken from field {tasks.fields.prompt!r}; there is {rivals} too: name the right one with "
+        "--data.input_key"
+    ]
+
+
+def _label_warnings(plan: Plan) -> list[str]:
+    """Tasks without a label, where the recipe's grader reads labels."""
+    run, warnings = plan.run, []
+    if not run.recipe.grader or "label" not in read_text(run.folder / run.recipe.grader):
+        return []
+    for split in ("train", "eval"):
+        tasks = plan.tasks(split)
+        count = sum(task.label in (None, "") for task in tasks)
+        if count:
+            field = ""
+            if isinstance(tasks, FileTasks) and tasks.fields.label is None:
+                field = f"; fields besides the prompt: {', '.join(tasks[0].metadata) or 'none'} (--data.label_key)"
+            warnings.append(
+                f"{count} of {len(tasks)} {split} tasks have no label, and {run.folder / run.recipe.grader} reads it{field}"
+            )
+    return warnings
+
+
+def _is_text(text: str) -> bool:
+    """Whether a string can be written in UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _words(text: str) -> str:

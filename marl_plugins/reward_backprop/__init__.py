@@ -6,8 +6,9 @@
     reward     f_t = alpha p_t + beta delta_t (eq. 6), recorded as the terms `process` and `contribution`
 
 v is 2R - 1 for an outcome R in [0, 1], so that a failure is blamed and a success credited; for an outcome of several parts
-`--reward_backprop.weights` gives the weight of each. The attributor is a set of rules (rules.py) or the coach's model
-(model.py).
+`--reward_backprop.weights` gives the weight of each. Where roles have outcomes of their own each value is traced back by
+itself, and an action gets its contribution to its own role's. The attributor is a set of rules (rules.py) or the coach's
+model (model.py).
 
 Where one attribution is unavailable the decomposition of that trajectory is unknown, and all its actions are left out.
 """
@@ -125,20 +126,26 @@ def make_attributor(run: Run) -> Attributor:
     return ModelAttributor(asker, prompt, duties)
 
 
-def value_of(trajectory: Trajectory, weights: Mapping[str, float]) -> float | None:
-    """v, the outcome's value in [-1, 1]; None where there is none.
+def value_of(trajectory: Trajectory, role: str, weights: Mapping[str, float]) -> float | None:
+    """v, the value in [-1, 1] of a role's outcome; None where it has none.
 
     Args:
         weights: Of the outcome's parts; empty for the outcome itself.
 
     Raises:
-        ConfigurationError: The grader did not write a part that has a weight.
+        ConfigurationError: The grader did not write a part that has a weight, or gave outcomes per role, which have no parts.
         ValueError: A part is not in [0, 1].
     """
-    if trajectory.outcome is None:
+    outcome = trajectory.outcome_of(role)
+    if outcome is None:
         return None
     if not weights or trajectory.agent_failure:  # agents that failed have an outcome of 0 in every part
-        return 2.0 * trajectory.outcome - 1.0
+        return 2.0 * outcome - 1.0
+    if trajectory.outcomes:
+        raise ConfigurationError(
+            "--reward_backprop.weights weighs the parts of one outcome of the team, and the grader gave one per role for task "
+            f"{trajectory.task.id}; leave the flag out, or let the grader return one number"
+        )
     parts = trajectory.outcome_parts
     missing = sorted(weights.keys() - parts.keys())
     if missing:
@@ -175,33 +182,45 @@ async def credit_trajectory(trajectory: Trajectory, run: Run) -> float | Infrast
     """Write one trajectory's rewards.
 
     Returns:
-        How far its contributions were from adding up; or why there are none; None without an outcome or a reward.
+        How far its contributions were from adding up (the mean, where roles have outcomes of their own); or why there are
+        none; None without an outcome or a reward.
     """
     from marl_plugins.reward_backprop.backward import backward, conserve
 
     args, attributor = run.args.reward_backprop, run.state(BackpropState).attributor
     assert attributor is not None
-    value = value_of(trajectory, parse_weights(args.weights or "{}"))
-    if value is None or all(action.reward is None for action in trajectory.actions):
+    weights = parse_weights(args.weights or "{}")
+    values = {role: value_of(trajectory, role, weights) for role in dict.fromkeys(a.role for a in trajectory.actions)}
+    different = {value for value in values.values() if value is not None}
+    if not different or all(action.reward is None for action in trajectory.actions):
         for action in trajectory.actions:
             action.reward, action.terms = None, {}
         return None
     try:
-        found = await backward(trajectory, describe_outcome(trajectory), value, attributor)
+        found = {
+            value: await backward(
+                trajectory, describe_outcome(trajectory, [r for r in values if values[r] == value]), value, attributor
+            )
+            for value in sorted(different)
+        }
     except InfrastructureFailure as failure:
         for action in trajectory.actions:
             action.reward, action.terms, action.unscored = None, {}, action.unscored or failure.kind
         return failure
-    raw = {path: attribution.contribution for path, attribution in found.items()}
-    contributions = conserve(raw, value)
+    raw = {value: {path: part.contribution for path, part in parts.items()} for value, parts in found.items()}
+    contributions = {value: conserve(parts, value) for value, parts in raw.items()}
     for action in trajectory.actions:
-        delta = contributions[action.path]
-        note_contribution(action, delta, found[action.path])
+        value = values[action.role]
+        if value is None:
+            action.reward, action.terms = None, {}
+            continue
+        delta = contributions[value][action.path]
+        note_contribution(action, delta, found[value][action.path])
         if action.reward is not None:
             process = action.reward if trajectory.actions_scored else 0.0
             action.terms = {"process": args.alpha * process, "contribution": args.beta * delta}
             action.reward = sum(action.terms.values())
-    return abs(value - sum(raw.values()))
+    return statistics.fmean(abs(value - sum(parts.values())) for value, parts in raw.items())
 
 
 def note_contribution(action: Action, delta: float, attribution: Attribution) -> None:
@@ -213,10 +232,12 @@ def note_contribution(action: Action, delta: float, attribution: Attribution) ->
     action.notes[NAME] = {"contribution": delta, "passed_on": attribution.passed_on}
 
 
-def describe_outcome(trajectory: Trajectory) -> str:
-    """The outcome as an attributor reads it."""
+def describe_outcome(trajectory: Trajectory, roles: Sequence[str]) -> str:
+    """The outcome of some roles, which is the same for them, as an attributor reads it."""
     if trajectory.agent_failure:
         return f"the team failed: {trajectory.detail or trajectory.agent_failure}"
+    if trajectory.outcomes:
+        return f"{trajectory.outcome_of(roles[0]):.3g} of 1 for {', '.join(roles)}"
     parts = ", ".join(f"{name} {value:.3g}" for name, value in trajectory.outcome_parts.items())
     return f"{trajectory.outcome:.3g} of 1" + (f" ({parts})" if parts else "")
 

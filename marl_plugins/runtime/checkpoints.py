@@ -5,7 +5,8 @@
     <ckpt.path>/<policy>/_critic/global_step<N>/  its critic's, where it has one
 
 A step without a manifest does not exist: whatever a killed run left half-written is not named, and is overwritten. Older
-steps are deleted after the new manifest is in place, never the one that it names. The place in the data and all seeds follow
+steps are deleted after the new manifest is in place, never the one that it names. `changes` in the manifest lists what was
+changed when the run was resumed (`--resume_with_changes`), and after which step. The place in the data and all seeds follow
 from the step (core/tasks.py, core/seeds.py), so no random state needs to be kept.
 """
 
@@ -15,18 +16,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from marl_plugins.core.failures import ConfigurationError
-
-SCHEMA_VERSION = 1
-
-
-def tag(step: int) -> str:
-    """DeepSpeed's tag of a step, as upstream names them."""
-    return f"global_step{step}"
+from marl_plugins.plan.resume import SCHEMA_VERSION, differences, missing_parts, read_manifest, saved_folders, tag, taken
 
 
 class Checkpoints:
@@ -34,36 +29,30 @@ class Checkpoints:
 
     Args:
         keep: Number of complete steps that are kept.
+        run: The run's fingerprint (plan/fingerprint.py), taken when it started.
+        output: The run's folder, for the hint how to resume it.
         critics: Whether the run's policies have critics.
     """
 
-    def __init__(self, folder: Path, keep: int, critics: bool = False):
+    def __init__(self, folder: Path, keep: int, run: Mapping[str, Any], critics: bool = False, output: Path = Path()):
         self.folder = folder
         self.keep = max(1, keep)
-        self.parts = ("_actor", "_critic") if critics else ("_actor",)
+        self.run = run
+        self.critics = critics
+        self.output = output
+        self.changes: list[dict[str, Any]] = []
+        self.new_changes: list[str] = []
         self.manifest_path = folder / "manifest.json"
 
     def manifest(self) -> dict[str, Any] | None:
-        """The last complete step, or None.
+        """The last complete step, or None; see `read_manifest`."""
+        return read_manifest(self.folder)
 
-        Raises:
-            ConfigurationError: A manifest that cannot be read, or of another schema.
-        """
-        try:
-            manifest: dict[str, Any] = json.loads(self.manifest_path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(f"{self.manifest_path}: cannot be read: {error}") from None
-        if manifest.get("schema") != SCHEMA_VERSION:
-            raise ConfigurationError(
-                f"{self.manifest_path}: schema {manifest.get('schema')!r}, this release reads {SCHEMA_VERSION}; resume with "
-                "the release that wrote it, or choose another --ckpt.path"
-            )
-        return manifest
-
-    def open(self, resume: bool, fingerprint: Mapping[str, Any]) -> dict[str, Any] | None:
+    def open(self, resume: bool, with_changes: bool = False) -> dict[str, Any] | None:
         """Before any process starts: the manifest to resume from, with every policy's `latest` pointed at its step.
+
+        Args:
+            with_changes: Accept differences that a resumed run may have; they are kept in `changes`.
 
         Raises:
             ConfigurationError: There are checkpoints and resuming was not asked for; or they are of a run that differs in
@@ -74,28 +63,20 @@ class Checkpoints:
             for latest in self.folder.glob("*/_*/latest"):  # left by a run that was killed before its first manifest
                 latest.unlink()
             return None
+        step = manifest["step"]
         if not resume:
-            raise ConfigurationError(
-                f"--ckpt.path {self.folder} holds a run saved at step {manifest['step']}; resume with --ckpt.load_enable, or "
-                "choose another folder"
-            )
-        # JSON has no tuples and only string keys: compare like with like.
-        mine = json.loads(json.dumps(fingerprint))
-        problems = [
-            f"--ckpt.load_enable: {key} was {manifest['run'].get(key)!r} when the run was saved and is {value!r} now"
-            for key, value in mine.items()
-            if manifest["run"].get(key) != value
-        ]
-        for part in self._of(manifest["policies"]):
-            if not (part / tag(manifest["step"])).is_dir():
-                problems.append(f"--ckpt.load_enable: {part / tag(manifest['step'])} is missing")
-        if problems:
-            raise ConfigurationError(problems)
-        for part in self._of(manifest["policies"]):
-            replace_text(part / "latest", tag(manifest["step"]))
+            raise ConfigurationError(taken(self.folder, step, self.output))
+        folders = saved_folders(self.folder, manifest["policies"], self.critics)
+        if missing := missing_parts(folders, step):
+            raise ConfigurationError(missing)
+        changes = differences(step, manifest["run"], self.run, with_changes)
+        self.changes = [*manifest.get("changes", []), *([{"after_step": step, "changes": changes}] if changes else [])]
+        self.new_changes = changes
+        for part in folders:
+            replace_text(part / "latest", tag(step))
         return manifest
 
-    def commit(self, step: int, policies: Mapping[str, int], run: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    def commit(self, step: int, policies: Mapping[str, int], state: Mapping[str, Any]) -> None:
         """Name a step whose parts are all saved as the last complete one, then delete what is older than `keep` steps.
 
         Args:
@@ -105,22 +86,19 @@ class Checkpoints:
             "schema": SCHEMA_VERSION,
             "step": step,
             "policies": dict(policies),
-            "run": run,
+            "run": self.run,
+            "changes": self.changes,
             "state": state,
         }
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_text(self.manifest_path, json.dumps(manifest, indent=2) + "\n")
-        for part in self._of(policies):
+        for part in saved_folders(self.folder, policies, self.critics):
             names = [re.fullmatch(r"global_step(\d+)", p.name) for p in part.iterdir() if p.is_dir()]
             saved = sorted(int(m.group(1)) for m in names if m)
             for old in saved[: -self.keep]:
                 if old < step:
                     shutil.rmtree(part / tag(old))
                     shutil.rmtree(part.parent / f"{tag(old)}_hf", ignore_errors=True)
-
-    def _of(self, policies: Iterable[str]) -> list[Path]:
-        """Folders of DeepSpeed checkpoints of some policies."""
-        return [self.folder / policy / part for policy in policies for part in self.parts]
 
 
 def replace_text(path: Path, text: str) -> None:

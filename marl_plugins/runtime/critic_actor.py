@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from marl_plugins.hosts import cpu
+from marl_plugins.runtime.optimiser_settings import keep_settings_when_loading
 
 # Installs the host support, before upstream is imported below.
 from marl_plugins.runtime.policy_actor import ON_CPU, TrainingProcess  # isort: skip
@@ -42,6 +43,7 @@ class CriticActor(TrainingProcess, upstream_critic.CriticModelActor.__ray_metada
     """One training process of a policy's critic."""
 
     def init_model_from_pretrained(self, strategy: Any, pretrain: str, max_steps: int) -> None:
+        keep_settings_when_loading(strategy)
         super().init_model_from_pretrained(strategy, pretrain, max_steps)
         self.engine = self.critic
         if ON_CPU:

@@ -6,6 +6,7 @@ With `--json` every step is one JSON object on standard output and nothing else 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,24 +24,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
-Column = tuple[str, str, str]
-FIRST: tuple[Column, ...] = (("step", "step", "{:.0f}"), ("outcome", "outcome/mean", "{:.3f}"))
-REWARD: Column = ("reward", "reward/mean", "{:.3f}")
-REST: tuple[Column, ...] = (
-    ("rows", "rows/trained", "{:.0f}"),
-    ("left out", "rows/left_out", "{:.0f}"),
-    ("lost", "trajectories/lost", "{:.0f}"),
-    ("|grad|", "grad_norm/max", "{:.3g}"),
-    ("KL", "kl/mean", "{:.2g}"),
-    ("drift", "drift/max", "{:.2g}"),
-    ("generate", "seconds/rollout", "{:.2f}s"),
-    ("update", "seconds/update", "{:.2f}s"),
-    ("sync", "seconds/sync", "{:.2f}s"),
-)
-
-
-MOST_ROLES = 6
-"""Maximum number of roles whose rewards have a column each; with more roles there is one column for the mean."""
+from marl_plugins.core.ledger import Loss, lost_trajectories, unscored_actions
+from marl_plugins.core.trajectory import Trajectory
+from marl_plugins.runtime.step_table import StepTable
 
 
 class Display:
@@ -48,19 +34,24 @@ class Display:
 
     def __init__(self, as_json: bool, roles: Sequence[str] = ()):
         self.as_json = as_json
-        rewards = [(role, f"role/{role}/reward", "{:.3f}") for role in roles] if len(roles) <= MOST_ROLES else [REWARD]
-        self.columns = [*FIRST, *(rewards or [REWARD]), *REST]
+        self.roles = roles
         self.console = Console(stderr=as_json, highlight=False)
-        self._header = False
+        self._table: StepTable | None = None
 
     def say(self, text: str) -> None:
         """A line for people."""
         self.console.print(text, markup=False, soft_wrap=True)
 
     @contextmanager
-    def phase(self, name: str, total: int | None = None) -> Iterator[Any]:
-        """A line of progress while a phase lasts; call what is yielded once per finished item."""
+    def phase(self, name: str, total: int | None = None, announce: bool = False) -> Iterator[Any]:
+        """A line of progress while a phase lasts; call what is yielded once per finished item.
+
+        Args:
+            announce: Say that it begins, and when, where there is no terminal to draw progress on: for what may take long.
+        """
         if not self.console.is_terminal:
+            if announce:
+                self.say(f"{time.strftime('%H:%M:%S')} {name} ...")
             yield lambda: None
             return
         columns: list[ProgressColumn] = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24)]
@@ -71,29 +62,50 @@ class Display:
             task = progress.add_task(name, total=total)
             yield lambda: progress.advance(task)
 
-    def step(self, metrics: Mapping[str, float]) -> None:
-        """A finished step."""
+    def step(self, metrics: Mapping[str, float], steps: int, left: float | None) -> None:
+        """A finished step.
+
+        Args:
+            steps: Number of steps of the whole run.
+            left: Seconds until its end, as far as they can be estimated.
+        """
         if self.as_json:
             print(json.dumps(dict(metrics)), flush=True)
             return
-        cells = [form.format(metrics[key]) if key in metrics else "-" for _, key, form in self.columns]
-        widths = [max(len(title), 7) for title, _, _ in self.columns]
-        if not self._header:
-            self.say("  ".join(title.rjust(w) for (title, _, _), w in zip(self.columns, widths, strict=True)))
-            self._header = True
-        self.say("  ".join(cell.rjust(w) for cell, w in zip(cells, widths, strict=True)))
+        self._table = self._table or StepTable(self.roles, steps)
+        for line in self._table.lines(metrics, left):
+            self.say(line)
 
-    def evaluation(self, step: int | None, metrics: Mapping[str, float]) -> None:
-        """How the system does on held-out tasks."""
+    def rollout(self, step: int, metrics: Mapping[str, float], trajectories: Sequence[Trajectory]) -> None:
+        """What a step lost to infrastructure, one line per cause, and whether it has nothing to learn from."""
+        actions = sum(len(t.actions) for t in trajectories)
+        self._losses(f"step {step}", "trajectories lost", lost_trajectories(trajectories), len(trajectories))
+        self._losses(f"step {step}", "actions without a score", unscored_actions(trajectories), actions)
+        if metrics.get("signal/none"):
+            self.say(f"step {step}: no signal: every advantage is 0, because no two rewards that are compared differ")
+
+    def _losses(self, when: str, what: str, losses: Sequence[Loss], total: int) -> None:
+        for loss in losses:
+            self.say(f"{when}: {loss.count} of {total} {what}: {loss.kind}: {loss.detail}")
+
+    def evaluation(self, step: int | None, metrics: Mapping[str, float], trajectories: Sequence[Trajectory]) -> None:
+        """How the system does on held-out tasks, and what was lost."""
+        after = "" if step is None else f" after step {step}"
+        self._losses(f"evaluation{after}", "trajectories lost", lost_trajectories(trajectories), len(trajectories))
         if self.as_json:
             return  # the numbers are among the step's
-        when = "" if step is None else f" after step {step}"
-        interval = f"[{metrics['eval/low']:.3f}, {metrics['eval/high']:.3f}]"
-        lost = f", {metrics['eval/lost']:.0f} lost" if metrics["eval/lost"] else ""
-        self.say(
-            f"held-out success{when}: {metrics['eval/outcome']:.3f} {interval} on {metrics['eval/tasks']:.0f} tasks{lost} "
-            f"({metrics['eval/seconds']:.1f} s)"
-        )
+        beside = [f"{metrics[f'eval/{name}']:.0f} {name}" for name in ("lost", "unscored") if metrics[f"eval/{name}"]]
+        answered, tasks = metrics["eval/answered"], metrics["eval/tasks"]
+        by_role = {name.removeprefix("eval/outcome/"): v for name, v in metrics.items() if name.startswith("eval/outcome/")}
+        if "eval/outcome" in metrics:
+            name = "success" if metrics["eval/binary"] else "mean score"
+            value = f"{metrics['eval/outcome']:.3f} [{metrics['eval/low']:.3f}, {metrics['eval/high']:.3f}]"
+        elif by_role:
+            name, value = "outcomes", ", ".join(f"{role} {outcome:.3f}" for role, outcome in by_role.items())
+        else:
+            name, value = "success", "none known"
+        on = f"{tasks:.0f} tasks" if answered == tasks else f"{answered:.0f} of {tasks:.0f} tasks"
+        self.say(", ".join([f"held-out {name}{after}: {value} on {on}", *beside]) + f" ({metrics['eval/seconds']:.1f} s)")
 
     def report(self, summary: Mapping[str, Any], header: Sequence[str], rows: Sequence[Sequence[str]], legend: str) -> None:
         """What the run amounts to."""

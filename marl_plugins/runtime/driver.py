@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marl_plugins.core.failures import RunEnded
-from marl_plugins.plan.describe import describe, fingerprint
+from marl_plugins.plan.describe import describe
+from marl_plugins.plan.fingerprint import fingerprint
 from marl_plugins.plan.plan import Plan
+from marl_plugins.plan.resume import accepted, how_to_resume
 from marl_plugins.runtime.checkpoints import Checkpoints
 from marl_plugins.runtime.cluster import prepare_environment, ray_cluster
 from marl_plugins.runtime.display import Display
 from marl_plugins.runtime.fork_server import fork_server
 from marl_plugins.runtime.lifetime import plugins_started, run_until_terminated, terminated_like_interrupted
-from marl_plugins.runtime.records import Records, held
+from marl_plugins.runtime.records import Records, held, move_aside
 from marl_plugins.runtime.report import legend, table, write_report
+from marl_plugins.runtime.run_folder import record_start
 from marl_plugins.runtime.session import Session
 
 if TYPE_CHECKING:
     from marl_plugins.runtime.trainer import Trainer
 
 
-def train(plan: Plan) -> int:
+def train(plan: Plan, words: Sequence[str]) -> int:
     """Train as planned; exit code 0.
+
+    Args:
+        words: As typed after `openrlhf train`, for the run's folder.
 
     Raises:
         ConfigurationError: What could only be known now (a model that does not load, too few devices).
@@ -47,21 +53,24 @@ def train(plan: Plan) -> int:
         asyncio.Runner() as loop,
         plugins_started(loop, plan, "train"),
     ):
-        session = Session(plan)
+        with display.phase("loading tasks and tokenizers", announce=True):
+            session = Session(plan)
         session.warm_start(display)
-        checkpoints = Checkpoints(checkpoint_folder, run.args.ckpt.max_num, session.critics)
-        manifest = checkpoints.open(run.args.ckpt.load_enable, fingerprint(plan))
-        if run.args.ckpt.load_enable and not manifest:
-            display.say(f"no saved step in {checkpoints.folder}: starting from the beginning")
+        checkpoints = Checkpoints(checkpoint_folder, run.args.ckpt.max_num, fingerprint(plan), session.critics, run.output)
+        manifest = checkpoints.open(run.args.ckpt.load_enable, plan.options.resume_with_changes)
         started, done = time.monotonic(), manifest["step"] if manifest else 0
+        for change in accepted(checkpoints.new_changes):
+            if change not in run.warnings:  # tasks of a hub are read only now
+                display.say(f"warning: {change}")
+        if not manifest and (aside := move_aside(output, keep_start=bool(plan.options.resume))):
+            display.say(f"records of an earlier run moved to {aside}")
+        record_start(plan, words, done)
         with saying_how_to_resume(checkpoints), ray_cluster(run, debug, python):
             from marl_plugins.runtime.trainer import Trainer
 
-            with display.phase("starting engines and training processes"):
+            with display.phase(f"starting engines and training processes ({len(run.policies)} policies)", announce=True):
                 session.start()
             with closing(Records(output, run.args, describe(plan), done)) as records:
-                if records.moved_to:
-                    display.say(f"records of an earlier run moved to {records.moved_to}")
                 display.say(f"{len(session.policies)} policies ready after {time.monotonic() - started:.0f} s")
                 if manifest:
                     for name, policy in session.trained.items():
@@ -96,6 +105,7 @@ def saying_how_to_resume(checkpoints: Checkpoints) -> Iterator[None]:
         manifest = checkpoints.manifest()
         saved = "no step was saved (--ckpt.save_steps N saves every N steps)"
         if manifest:
-            saved = f"step {manifest['step']} is saved in {checkpoints.folder}; resume with --ckpt.load_enable"
+            how = how_to_resume(checkpoints.output)
+            saved = f"step {manifest['step']} is saved in {checkpoints.folder}; resume with: {how}"
         text = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
         raise type(error)(f"{text}; {saved}") from error

@@ -1,58 +1,105 @@
-"""The numbers of a step: of its rollout, and of an evaluation."""
+"""The numbers of a step: of its rollout, its rows, its updates, and of an evaluation. docs/metrics.md explains each."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from marl_plugins.core.intervals import wilson
+from marl_plugins.core.estimators import GroupBy, group_key
+from marl_plugins.core.intervals import interval
 from marl_plugins.core.ledger import Ledger
+from marl_plugins.core.rows import Row
 from marl_plugins.core.trajectory import Action, Task, Trajectory
 from marl_plugins.runtime.display import Display
 from marl_plugins.runtime.rollout import Rollout
 
+if TYPE_CHECKING:
+    from marl_plugins.runtime.experience import Prepared
 
-async def evaluation(rollout: Rollout, tasks: Sequence[Task], args: Any, display: Display) -> dict[str, float]:
-    """Success on tasks, with its interval over tasks; what is lost to infrastructure counts as wrong and is reported beside it.
+ZERO = 1e-6
+"""Advantages and differences of rewards below this are rounding."""
+
+
+async def evaluation(
+    rollout: Rollout, tasks: Sequence[Task], args: Any, display: Display
+) -> tuple[dict[str, float], list[Trajectory]]:
+    """An evaluation's metrics and trajectories, in the order of tasks and samples.
 
     Args:
         args: `eval.n_samples_per_prompt` and `eval.temperature`.
     """
     started, found = time.monotonic(), []
-    with display.phase("evaluation", len(tasks) * args.n_samples_per_prompt) as tick:
+    with display.phase("evaluation", len(tasks) * args.n_samples_per_prompt, announce=True) as tick:
         async with aclosing(rollout.evaluate(tasks, args.n_samples_per_prompt, args.temperature)) as arriving:
             async for trajectory in arriving:
                 found.append(trajectory)
                 tick()
     found = rollout.in_order(found, tasks)
-    rate = mean([t.outcome or 0.0 for t in found])
-    low, high = wilson(rate, len(tasks))
-    return {
-        "eval/outcome": rate,
-        "eval/low": low,
-        "eval/high": high,
-        "eval/tasks": float(len(tasks)),
-        "eval/lost": float(sum(t.infrastructure_failure is not None for t in found)),
-        "eval/seconds": time.monotonic() - started,
+    return {**held_out(found), "eval/seconds": time.monotonic() - started}, found
+
+
+def held_out(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """The mean outcome of an evaluation with its interval, both over the tasks that have an outcome.
+
+    What is lost to infrastructure is in neither and is counted beside them; where all is lost there is no mean and no interval. In
+    a zero-sum game there is none either, and each role has its own mean.
+    """
+    by_task: dict[str, list[float]] = {t.task.id: [] for t in trajectories}
+    for t in trajectories:
+        if t.outcome is not None:
+            by_task[t.task.id].append(t.outcome)
+    lost = sum(t.infrastructure_failure is not None for t in trajectories)
+    metrics = {
+        "eval/tasks": float(len(by_task)),
+        "eval/answered": float(sum(map(bool, by_task.values()))),
+        "eval/lost": float(lost),
+        "eval/unscored": float(len(trajectories) - lost - sum(map(len, by_task.values()))),
     }
+    metrics |= means({f"eval/outcome/{role}": found for role, found in outcomes_by_role(trajectories).items()})
+    scores = [mean(outcomes) for outcomes in by_task.values() if outcomes]
+    if not scores or zero_sum(trajectories):
+        return metrics
+    binary = all(outcome in (0.0, 1.0) for outcomes in by_task.values() for outcome in outcomes)
+    low, high = interval(scores, binary)
+    return {"eval/outcome": mean(scores), "eval/low": low, "eval/high": high, "eval/binary": float(binary), **metrics}
+
+
+def outcomes_by_role(trajectories: Sequence[Trajectory]) -> dict[str, list[float]]:
+    """The outcomes of each role, where the grader gives one per role; an agent failure is every role's."""
+    roles = sorted({role for t in trajectories for role in t.outcomes})
+    found = {role: [t.outcome_of(role) for t in trajectories if t.outcomes or t.agent_failure] for role in roles}
+    return {role: [outcome for outcome in outcomes if outcome is not None] for role, outcomes in found.items()}
+
+
+def zero_sum(trajectories: Sequence[Trajectory]) -> bool:
+    """Whether one role's gain is another's loss: the outcomes add up to the same in every trajectory, and differ between roles.
+
+    Their mean over the roles is then the same whatever is learned.
+    """
+    outcomes = [t.outcomes.values() for t in trajectories if t.outcomes]
+    sums = [sum(values) for values in outcomes]
+    return bool(sums) and max(sums) - min(sums) < ZERO and any(max(v) - min(v) > ZERO for v in outcomes)
 
 
 def summary(trajectories: Sequence[Trajectory], ledger: Ledger) -> dict[str, float]:
     """Metrics of a rollout: outcome, and by role reward and its terms, response length, tool calls and how they went."""
     scored = [t.outcome for t in trajectories if t.outcome is not None]
+    generated = [a for t in trajectories for a in t.actions]
     actions = [a for t in trajectories if not t.infrastructure_failure for a in t.actions]
     metrics = {
-        **({"outcome/mean": mean(scored)} if scored else {}),
-        "reward/mean": mean([a.reward for a in actions if a.reward is not None]),
+        **means({"outcome/mean": [] if zero_sum(trajectories) else scored}),
+        **means({f"outcome/{role}": outcomes for role, outcomes in outcomes_by_role(trajectories).items()}),
+        **means({"reward/mean": [a.reward for a in actions if a.reward is not None]}),
         "rows/generated": float(ledger.generated.total()),
         "rows/trained": float(ledger.trained.total()),
         "rows/left_out": float(sum(c.total() for c in ledger.left_out.values())),
         "trajectories/lost": float(ledger.lost.total()),
         "trajectories/failed": float(ledger.failed.total()),
-        "tokens/sampled": float(sum(len(a.generation.ids) for a in actions)),
+        "tokens/sampled": float(sum(len(a.generation.ids) for a in generated)),
+        "tokens/trained": float(sum(len(a.generation.ids) for a in generated if a.left_out is None)),
     }
     by_role: dict[str, list[Action]] = defaultdict(list)
     for action in actions:
@@ -62,19 +109,53 @@ def summary(trajectories: Sequence[Trajectory], ledger: Ledger) -> dict[str, flo
     return metrics
 
 
+def signal(rows: Sequence[Row], group_by: GroupBy | None) -> dict[str, float]:
+    """Whether a step's rows, whose advantages are known, teach anything.
+
+    `signal/none` is 1 where every advantage is 0. `signal/flat_tasks` is the share of groups of samples whose rewards are all
+    equal; without an estimator that compares groups they are those of a role on a task. It is missing where no group has two
+    samples.
+    """
+    if not rows:
+        return {}
+    none = all(abs(a) < ZERO for row in rows for a in (row.action.advantages or (row.action.advantage or 0.0,)))
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[group_key(row, group_by or "task+role")].append(row)
+    compared = [[r.reward for r in group] for group in groups.values() if len({r.trajectory.sample for r in group}) > 1]
+    flat = [float(max(rewards) - min(rewards) < ZERO) for rewards in compared]
+    return {"signal/none": float(none), **means({"signal/flat_tasks": flat})}
+
+
+def of_updates(prepared: Sequence[Prepared], updates: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Metrics of the updates, by policy, and over all policies."""
+    metrics: dict[str, float] = {}
+    if prepared:
+        metrics["drift/max"] = max(p.drift for p in prepared)
+    for p in prepared:
+        metrics |= {f"policy/{p.policy}/{name}": value for name, value in updates[p.policy].items()}
+        metrics[f"policy/{p.policy}/drift"] = p.drift
+    if norms := [s["actor_grad_norm"] for s in updates.values() if "actor_grad_norm" in s]:
+        metrics["grad_norm/max"] = max(norms)
+    return metrics | means({"kl/mean": [s["kl"] for s in updates.values() if "kl" in s]})
+
+
 def of_role(actions: Sequence[Action]) -> dict[str, float]:
     """Metrics of the actions of one role."""
     calls = [result for a in actions for result in a.tool_results]
-    metrics = {
-        "actions": float(len(actions)),
-        "reward": mean([a.reward for a in actions if a.reward is not None]),
-        "advantage": mean([a.advantage for a in actions if a.advantage is not None]),
-    }
-    for term in sorted({term for a in actions for term in a.terms}):
-        metrics[f"reward/{term}"] = mean([a.terms[term] for a in actions if term in a.terms])
-    for turn in sorted({a.turn for a in actions}) if any(a.turn for a in actions) else ():
+    metrics = {"actions": float(len(actions))}
+    metrics |= means(
+        {
+            "reward": [a.reward for a in actions if a.reward is not None],
+            "advantage": [a.advantage for a in actions if a.advantage is not None],
+        }
+    )
+    terms = sorted({term for a in actions for term in a.terms})
+    metrics |= means({f"reward/{term}": [a.terms[term] for a in actions if term in a.terms] for term in terms})
+    turns = sorted({a.turn for a in actions}) if any(a.turn for a in actions) else []
+    for turn in turns:
         values = [a.advantage for a in actions if a.turn == turn and a.advantage is not None]
-        metrics[f"advantage/turn{turn}"] = mean(values)
+        metrics |= means({f"advantage/turn{turn}": values})
     metrics["response_length"] = mean([float(len(a.generation.ids)) for a in actions])
     metrics["truncated"] = mean([float(a.generation.finish == "length") for a in actions])
     metrics["tool_call_rate"] = mean([float(bool(a.tool_results)) for a in actions])
@@ -84,5 +165,10 @@ def of_role(actions: Sequence[Action]) -> dict[str, float]:
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean; 0 of no values."""
-    return sum(values) / len(values) if values else 0.0
+    """The mean of at least one value."""
+    return sum(values) / len(values)
+
+
+def means(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The means of those that have any value: what nothing was measured of is no 0."""
+    return {name: mean(found) for name, found in values.items() if found}

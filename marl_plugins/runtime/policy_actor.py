@@ -17,6 +17,8 @@ import ray  # noqa: E402
 import torch  # noqa: E402
 from openrlhf.trainer.ray.launcher import ReferenceModelActor as _UpstreamReference  # noqa: E402
 
+from marl_plugins.runtime.optimiser_settings import keep_settings_when_loading  # noqa: E402
+
 ON_CPU = cpu.device() == "cpu"
 
 EMPTY = 1e-30
@@ -100,6 +102,7 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
     def init_model_from_pretrained(
         self, strategy: Any, pretrain: str, max_steps: int, vllm_engines: Any = None, with_reference: bool = False
     ) -> None:
+        keep_settings_when_loading(strategy)
         # Without engines no NCCL group is set up; on CPU the weights go as one object instead.
         super().init_model_from_pretrained(strategy, pretrain, max_steps, None if ON_CPU else vllm_engines)
         self.vllm_engines = vllm_engines

@@ -3,8 +3,11 @@
     metrics.jsonl        one object per finished step
     trajectories.jsonl   one object per trajectory, with a schema version (core/trajectory.py)
     ledger.jsonl         one object per step: generated = trained + left out, by role and reason
+    evaluations.jsonl    trajectories of the evaluations: all of the first one, those of a few tasks of the others
+    evaluation-last.jsonl   all trajectories of the last evaluation
     plan.json            the resolved plan
     report.md, curves.png   the result, once the run is finished (runtime/report.py)
+    run/                 what the run was started from (runtime/run_folder.py)
 
 A resumed run cuts them back to the step that it continues from, so that no step is recorded twice. A fresh run moves what an
 earlier one left to `earlier-1/`, `earlier-2/`, ...
@@ -18,19 +21,23 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from marl_plugins.core.failures import ConfigurationError, RunEnded
 from marl_plugins.core.ledger import Ledger
+from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.trajectory import Trajectory
+from marl_plugins.plan.resume import COMMAND_FILE
 
-FILES = ("metrics.jsonl", "trajectories.jsonl", "ledger.jsonl")
+FILES = ("metrics.jsonl", "trajectories.jsonl", "ledger.jsonl", "evaluations.jsonl", "evaluation-last.jsonl")
 """The files that grow by a step, and are cut back when a run is resumed."""
 LEFT = (*FILES, "plan.json", "report.md", "curves.png")
 """Everything that an earlier run may have left."""
+KEPT_TASKS = 8
+"""Number of held-out tasks whose trajectories are kept of every evaluation; the same ones each time, chosen by the seed."""
 
 
 class Records:
@@ -47,23 +54,32 @@ class Records:
 
     def __init__(self, folder: Path, args: Any, plan: Mapping[str, Any], resume_step: int):
         self.folder = folder
-        self.moved_to: Path | None = None
+        self.seed = int(args.train.seed)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if resume_step:
                 for name in FILES:
                     cut_back(folder / name, resume_step)
-            else:
-                self.moved_to = move_aside(folder)
             (folder / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
         except OSError as error:
             raise unwritable("ckpt.output_dir", folder, error) from None
         self.tensorboard, self.wandb = _trackers(args)
 
     def step(
-        self, step: int, metrics: Mapping[str, float], trajectories: Iterable[Trajectory], ledger: Ledger | None
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        trajectories: Iterable[Trajectory],
+        ledger: Ledger | None,
+        evaluated: Sequence[Trajectory] = (),
     ) -> None:
-        """Write a finished step; step 0 is the evaluation before the first and has no ledger."""
+        """Write a finished step; step 0 is the evaluation before the first and has no ledger.
+
+        Args:
+            evaluated: The trajectories of the evaluation after the step.
+        """
+        if evaluated:
+            self._evaluation(step, evaluated)
         self._append("trajectories.jsonl", [t.record() for t in trajectories])
         self._append("ledger.jsonl", [ledger.record()] if ledger else [])
         self._append("metrics.jsonl", [{"step": step, **{k: _plain(v) for k, v in metrics.items()}}])
@@ -76,11 +92,24 @@ class Records:
                 if evaluation:
                     logger.log_eval(step, evaluation)
 
+    def _evaluation(self, step: int, trajectories: Sequence[Trajectory]) -> None:
+        """Keep an evaluation: which one is the last is not known before the next, so that each has a file until then.
+
+        The step of these records is the one that the evaluation followed.
+        """
+        lines = [t.record() | {"step": step} for t in trajectories]
+        last = self.folder / "evaluation-last.jsonl"
+        last.with_suffix(".new").write_text(_lines(lines), encoding="utf-8", errors="backslashreplace")
+        os.replace(last.with_suffix(".new"), last)
+        if (self.folder / "evaluations.jsonl").exists():
+            tasks = sorted({t.task.id for t in trajectories}, key=lambda task: derive_seed(self.seed, "evaluations", task))
+            lines = [line for line in lines if line["task"] in tasks[:KEPT_TASKS]]
+        self._append("evaluations.jsonl", lines)
+
     def _append(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
-        lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         # Half a surrogate pair, which a text may hold and UTF-8 may not, becomes the escape that JSON has for it.
         with (self.folder / name).open("a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(lines)
+            file.write(_lines(records))
 
     def close(self) -> None:
         for logger in (self.tensorboard, self.wandb):
@@ -148,6 +177,10 @@ def unwritable(flag: str, folder: Path, error: OSError) -> ConfigurationError:
     return ConfigurationError(f"--{flag} {folder}: cannot be written: {error.strerror}")
 
 
+def _lines(records: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+
+
 def _plain(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
@@ -168,11 +201,17 @@ def _trackers(args: Any) -> tuple[Any, Any]:
     return tensorboard, WandbLogger(args)
 
 
-def move_aside(folder: Path) -> Path | None:
-    """Move the records of an earlier run into a folder of their own; that folder, or None where there are none."""
+def move_aside(folder: Path, keep_start: bool = False) -> Path | None:
+    """Move the records of an earlier run into a folder of their own; that folder, or None where there are none.
+
+    Args:
+        keep_start: Leave what the run was started from where it is: this run is started from it.
+    """
     found = [folder / name for name in LEFT if (folder / name).exists()]
     if not found:
         return None
+    if (folder / COMMAND_FILE).exists() and not keep_start:
+        found.append((folder / COMMAND_FILE).parent)
     number = 1
     while (folder / f"earlier-{number}").exists():
         number += 1

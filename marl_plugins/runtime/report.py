@@ -1,6 +1,9 @@
 """What a finished run amounts to: a table and the curves, for people and as files, from `metrics.jsonl` alone.
 
-report.md    the table         curves.png   held-out success and rewards by role over the steps
+report.md    the table         curves.png   held-out outcome, rewards, KL and response lengths over the steps (runtime/curves.py)
+
+"Before" and "after" never share a step: the first and the last third of the steps, or the first and the last of fewer than six;
+the first evaluation, and the last ones. What is lost to infrastructure is in no mean and is counted beside it.
 """
 
 from __future__ import annotations
@@ -10,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-WINDOW = 10
-"""Steps at the beginning and at the end that training metrics are averaged over."""
 LAST_EVALUATIONS = 3
+FEW_STEPS = 6
+"""With fewer steps than this the first is compared with the last."""
 
 Metrics = Sequence[Mapping[str, Any]]
 
@@ -25,25 +28,56 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 def summarise(metrics: Metrics, roles: Sequence[str]) -> dict[str, Any]:
     """Before and after, as numbers; None where a run has too little of something."""
-    evaluations = [m for m in metrics if "eval/outcome" in m]
     steps = [m for m in metrics if m["step"] > 0]
-    summary: dict[str, Any] = {"steps": int(steps[-1]["step"]) if steps else 0, "held_out": None, "roles": {}}
-    if evaluations:
-        last = evaluations[1:][-LAST_EVALUATIONS:] or evaluations
-        summary["held_out"] = {
-            "tasks": int(evaluations[0]["eval/tasks"]),
-            "before": {k: evaluations[0][f"eval/{k}"] for k in ("outcome", "low", "high")}
-            | {"step": evaluations[0]["step"]},
-            "after": {k: _mean(last, f"eval/{k}") for k in ("outcome", "low", "high")},
-            "steps_of_after": [int(m["step"]) for m in last],
-            "lost": int(sum(m["eval/lost"] for m in evaluations)),
-        }
-    for role in roles:
-        names = ("reward", "response_length", "tool_call_rate", "tool_success")
-        summary["roles"][role] = {
-            name: [_mean(part, f"role/{role}/{name}") for part in (steps[:WINDOW], steps[-WINDOW:])] for name in names
-        }
-    return summary
+    windows = windows_of(steps)
+    names = ("reward", "response_length", "tool_call_rate", "tool_success")
+    evaluations = [m for m in metrics if "eval/tasks" in m]
+    evaluated = evaluations[:1], evaluations[1:][-LAST_EVALUATIONS:]
+    return {
+        "steps": int(steps[-1]["step"]) if steps else 0,
+        "windows": [[int(part[0]["step"]), int(part[-1]["step"])] if part else None for part in windows],
+        "held_out": held_out(evaluations),
+        "roles": {
+            role: {"held_out": [_mean(part, f"eval/outcome/{role}") for part in evaluated]}
+            | {name: [_mean(part, f"role/{role}/{name}") for part in windows] for name in names}
+            for role in roles
+        },
+        "lost": [int(sum(m.get("trajectories/lost", 0) for m in part)) if part else None for part in windows],
+        "no_signal": sum(m.get("signal/none") == 1 for m in steps),
+        "cost": cost_of(steps),
+    }
+
+
+def windows_of(steps: Metrics) -> tuple[Metrics, Metrics]:
+    """The steps that are "before" and those that are "after"; a single step is before."""
+    if len(steps) < FEW_STEPS:
+        return steps[:1], steps[1:][-1:]
+    third = len(steps) // 3
+    return steps[:third], steps[-third:]
+
+
+def held_out(evaluations: Metrics) -> dict[str, Any] | None:
+    """The first evaluation, and the mean of the last ones; no outcome where no task of them has one."""
+    if not evaluations:
+        return None
+    first, last = evaluations[0], evaluations[1:][-LAST_EVALUATIONS:]
+    binary = all(m.get("eval/binary", 1) for m in evaluations)
+    return {
+        "score": "success" if binary else "mean score",
+        "tasks": int(first["eval/tasks"]),
+        "before": {k: first.get(f"eval/{k}") for k in ("outcome", "low", "high")}
+        | {"step": first["step"], "lost": int(first["eval/lost"])},
+        "after": {k: _mean(last, f"eval/{k}") for k in ("outcome", "low", "high")}
+        | {"lost": int(sum(m["eval/lost"] for m in last))},
+        "steps_of_after": [int(m["step"]) for m in last],
+        "lost": int(sum(m["eval/lost"] for m in evaluations)),
+    }
+
+
+def cost_of(steps: Metrics) -> float | None:
+    """Dollars that were paid for judgements in the whole run: each `.../cost` is what its endpoint has cost so far."""
+    last = {name: m[name] for m in steps for name in m if name.endswith("/cost") and m[name] is not None}
+    return sum(last.values()) if last else None
 
 
 def _mean(metrics: Metrics, name: str) -> float | None:
@@ -55,11 +89,13 @@ def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Header and rows of the summary."""
     header = ["", "before", "after"]
     rows = []
-    held_out = summary["held_out"]
-    if held_out:
-        cells = ["{outcome:.3f} [{low:.3f}, {high:.3f}]".format(**held_out[when]) for when in ("before", "after")]
-        rows.append([f"success on {held_out['tasks']} held-out tasks", *cells])
+    evaluated = summary["held_out"]
+    by_role = any(values["held_out"] != [None, None] for values in summary["roles"].values())
+    if evaluated and not (by_role and evaluated["before"]["outcome"] is evaluated["after"]["outcome"] is None):
+        cells = [_held_out_cell(evaluated[when]) for when in ("before", "after")]
+        rows.append([f"{evaluated['score']} on {evaluated['tasks']} held-out tasks", *cells])
     forms: dict[str, tuple[str, Callable[[float], str]]] = {
+        "held_out": ("held-out outcome", lambda v: f"{v:.3f}"),
         "reward": ("reward", lambda v: f"{v:.3f}"),
         "response_length": ("tokens per answer", lambda v: f"{v:.1f}"),
         "tool_call_rate": ("calls a tool", lambda v: f"{v:.0%}"),
@@ -67,11 +103,18 @@ def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     }
     for role, values in summary["roles"].items():
         for name, (title, form) in forms.items():
-            first, last = values[name]
-            if first is None or (name == "tool_call_rate" and not first and not last):
+            pair = values[name]
+            if pair == [None, None] or (name == "tool_call_rate" and not any(pair)):
                 continue
-            rows.append([f"{role}: {title}", form(first), "-" if last is None else form(last)])
+            rows.append([f"{role}: {title}", *("-" if value is None else form(value) for value in pair)])
+    if any(summary["lost"]):
+        rows.append(["training trajectories lost", *("-" if lost is None else str(lost) for lost in summary["lost"])])
     return header, rows
+
+
+def _held_out_cell(part: Mapping[str, Any]) -> str:
+    cell = "-" if part["outcome"] is None else "{outcome:.3f} [{low:.3f}, {high:.3f}]".format(**part)
+    return f"{cell}, {part['lost']} lost" if part["lost"] else cell
 
 
 def markdown(summary: Mapping[str, Any], title: str) -> str:
@@ -83,55 +126,36 @@ def markdown(summary: Mapping[str, Any], title: str) -> str:
 
 
 def legend(summary: Mapping[str, Any]) -> str:
-    held_out = summary["held_out"]
-    text = f"Training metrics: means of the first and of the last {WINDOW} of {summary['steps']} steps."
-    if held_out:
-        steps = ", ".join(str(s) for s in held_out["steps_of_after"])
-        text += (
-            f" Held-out success: step {held_out['before']['step']:.0f}, and the mean of the evaluations after steps {steps}, "
-            "with 95 % Wilson intervals over tasks."
+    """What the columns of the table mean, and what concerns the run as a whole."""
+    parts = [_steps(window) for window in summary["windows"] if window]
+    sentences = [f"Training metrics of {summary['steps']} steps: {' against '.join(parts)}."] if parts else []
+    evaluated = summary["held_out"]
+    if evaluated:
+        after = ", ".join(str(s) for s in evaluated["steps_of_after"])
+        formula = "Wilson intervals over tasks" if evaluated["score"] == "success" else "intervals of the mean over tasks"
+        sentences.append(
+            f"Held-out {evaluated['score']}: step {evaluated['before']['step']:.0f}"
+            + (f", and the mean of the evaluations after steps {after}" if after else "")
+            + f", with 95 % {formula}."
         )
-    return text
+        if evaluated["lost"]:
+            sentences.append(f"{evaluated['lost']} evaluation trajectories were lost to infrastructure and are in no mean.")
+    if summary["no_signal"]:
+        sentences.append(f"{summary['no_signal']} of {summary['steps']} steps had no signal: every advantage was 0.")
+    if summary["cost"] is not None:
+        sentences.append(f"Judgements cost ${summary['cost']:.2f}.")
+    return " ".join(sentences)
 
 
-def plot(metrics: Metrics, roles: Sequence[str], path: Path, title: str) -> None:
-    """The curves as a PNG.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    evaluations = [m for m in metrics if "eval/outcome" in m]
-    steps = [m for m in metrics if m["step"] > 0]
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
-    at = [m["step"] for m in steps]
-    if any("outcome/mean" in m for m in steps):
-        left.plot(at, [m.get("outcome/mean") for m in steps], color="0.75", linewidth=1, label="training rollouts")
-    if evaluations:
-        x = [m["step"] for m in evaluations]
-        left.fill_between(x, [m["eval/low"] for m in evaluations], [m["eval/high"] for m in evaluations], alpha=0.2)
-        tasks = int(evaluations[0]["eval/tasks"])
-        left.plot(x, [m["eval/outcome"] for m in evaluations], marker="o", label=f"{tasks} held-out tasks, 95 % interval")
-    left.set(xlabel="step", ylabel="success of the whole system", ylim=(0, 1))
-    for role in roles:
-        right.plot(at, [m.get(f"role/{role}/reward") for m in steps], linewidth=1.2, label=role)
-    right.set(xlabel="step", ylabel="mean reward of an action")
-    for axes in (left, right):
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(loc="lower right", frameon=False)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
-    figure.suptitle(title)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+def _steps(window: Sequence[int]) -> str:
+    first, last = window
+    return f"step {first}" if first == last else f"means of steps {first} to {last}"
 
 
 def write_report(folder: Path, roles: Sequence[str], title: str) -> tuple[dict[str, Any], str | None]:
     """Write `report.md` and `curves.png`; the summary, and what could not be drawn."""
+    from marl_plugins.runtime.curves import plot
+
     metrics = read_metrics(folder)
     summary = summarise(metrics, roles)
     (folder / "report.md").write_text(markdown(summary, title), encoding="utf-8")

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequen
 from dataclasses import replace
 
 from marl_plugins.core.processes import Engines
-from marl_plugins.core.scoring import ScoreAction, Seen, score_outcome
+from marl_plugins.core.scoring import Outcome, ScoreAction, Seen, score_outcome
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
 from marl_plugins.core.workflow import Call, RoleSpec, Tool, Workflow, run_workflow
 from marl_plugins.manager import Plugins
@@ -102,7 +102,7 @@ class Rollout:
             last_role=list(roles)[-1],
             seconds=self.task_seconds,
         )
-        await score_outcome(trajectory, self.score_outcome, self.task_seconds)
+        await score_outcome(trajectory, self.score_outcome, self.task_seconds, self.roles)
         return trajectory
 
     async def generate(self, call: Call) -> Generation:
@@ -114,6 +114,6 @@ class Rollout:
         verdict: Awaitable[float | None] | None = self.hook.marl_score_action(run=self.run, action=action, seen=seen)
         return verdict
 
-    def score_outcome(self, trajectory: Trajectory) -> Awaitable[float | None] | None:
-        verdict: Awaitable[float | None] | None = self.hook.marl_score_outcome(run=self.run, trajectory=trajectory)
+    def score_outcome(self, trajectory: Trajectory) -> Awaitable[Outcome] | None:
+        verdict: Awaitable[Outcome] | None = self.hook.marl_score_outcome(run=self.run, trajectory=trajectory)
         return verdict

@@ -7,12 +7,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.conversation import ChatFormat
-from marl_plugins.core.estimators import Estimator, check_estimator
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.prompts import prompt_renderer
 from marl_plugins.core.tiny import is_tiny
-from marl_plugins.core.workflow import RoleSpec, Sampling, Tool
-from marl_plugins.hosts.devices import critic_gpus
+from marl_plugins.core.workflow import RoleSpec, Sampling
+from marl_plugins.plan.parts import estimator_of, has_critics, tools_of
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.rehearsal import workflow_of
 from marl_plugins.plan.tasks import check_tasks
@@ -49,7 +48,7 @@ class Session:
         self.train_tasks, self.eval_tasks = plan.tasks("train"), plan.tasks("eval")
         if problems := check_tasks(plan):
             raise ConfigurationError(problems)
-        self.tools = tools_of(plan)
+        self.tools = tools_of(plan.plugins, plan.run)
         self.estimator = estimator_of(plan)
         self.chats = self._chats(self._tokenizers())
         self.roles = self._roles()
@@ -57,7 +56,7 @@ class Session:
     @property
     def critics(self) -> bool:
         """Whether the policies have critics."""
-        return has_critics(self.plan)
+        return has_critics(self.plan.run)
 
     @property
     def trained(self) -> dict[str, UpstreamPolicy]:
@@ -201,37 +200,3 @@ class Session:
             max_turns=role.max_turns,
             endless_tools_fail=role.endless_tools == "fail",
         )
-
-
-def tools_of(plan: Plan) -> dict[str, Tool]:
-    """All tools that the plugins bring, by name.
-
-    Raises:
-        ConfigurationError: Two have the same name.
-    """
-    tools: dict[str, Tool] = {}
-    for answer in plan.plugins.hook.marl_tools(run=plan.run):
-        for tool in answer or ():
-            if tool.name in tools:
-                raise ConfigurationError(f"two plugins bring a tool called {tool.name!r}; rename one")
-            tools[tool.name] = tool
-    return tools
-
-
-def estimator_of(plan: Plan) -> Estimator:
-    """The run's estimator.
-
-    Raises:
-        ConfigurationError: It does not fit the run.
-    """
-    run = plan.run
-    estimator: Estimator = plan.plugins.hook.marl_estimator(run=run)
-    samples = run.args.rollout.n_samples_per_prompt
-    if problems := check_estimator(estimator, samples, len(run.trained_roles), run.turns, critic=has_critics(plan)):
-        raise ConfigurationError(problems)
-    return estimator
-
-
-def has_critics(plan: Plan) -> bool:
-    """Whether any policy has a critic."""
-    return any(critic_gpus(args) for args in plan.run.policy_args.values())

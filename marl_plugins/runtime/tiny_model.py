@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from marl_plugins.core.tiny import is_tiny, parse
+from marl_plugins.core.tiny import SPECIAL, is_tiny, parse
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<' + message['role'] + '>\n' + message['content'] }}"
@@ -56,8 +56,7 @@ def build(folder: Path, *, seed: int, hidden: int, layers: int, heads: int, posi
 
     # Qwen2's own tokenizer class with a vocabulary of single bytes and no merges: transformers picks the class by the
     # model's type, whatever else the folder says.
-    special = ["<pad>", "<eos>", "<unk>"]
-    vocabulary = {token: number for number, token in enumerate([*special, *sorted(ByteLevel.alphabet())])}
+    vocabulary = {token: number for number, token in enumerate([*SPECIAL, *sorted(ByteLevel.alphabet())])}
     tokenizer = Qwen2Tokenizer(
         vocab=vocabulary,
         merges=[],

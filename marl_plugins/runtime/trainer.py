@@ -10,27 +10,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any
 
+from marl_plugins.core.circuit_breaker import CircuitBreaker
 from marl_plugins.core.credit import rewards_from_scores, sum_over_scope
 from marl_plugins.core.failures import RunEnded, RunPaused
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.rows import Row, rows_of
 from marl_plugins.core.tasks import batches
 from marl_plugins.core.trajectory import Task, Trajectory
-from marl_plugins.plan.describe import fingerprint
-from marl_plugins.runtime.checkpoints import Checkpoints, tag
+from marl_plugins.plan.resume import tag
+from marl_plugins.runtime.checkpoints import Checkpoints
 from marl_plugins.runtime.display import Display
 from marl_plugins.runtime.experience import Prepared, estimate
-from marl_plugins.runtime.metrics import evaluation, mean, summary
+from marl_plugins.runtime.metrics import evaluation, of_updates, signal, summary
 from marl_plugins.runtime.policy import UpstreamPolicy
 from marl_plugins.runtime.records import Records, writing
 from marl_plugins.runtime.session import Session
-
-EMPTY_STEPS = 3
-"""Number of consecutive steps without trainable rows after which the run ends."""
 
 
 class Trainer:
@@ -49,7 +47,8 @@ class Trainer:
         self.checkpoints = checkpoints
         self.display = display
         self.samples = int(self.run.args.rollout.n_samples_per_prompt)
-        self.empty_steps = self.saved = 0
+        self.saved = 0
+        self.breaker = CircuitBreaker()
         self.shown: set[str] = set()
 
     def schedule(self) -> Iterator[tuple[int, int, list[Task]]]:
@@ -70,8 +69,9 @@ class Trainer:
             await _all(self._sync_one(policy, policy.version) for policy in self.session.trained.values())
         evaluating = self.session.eval_tasks and args.eval.steps > 0
         if evaluating and not done:
-            self._record(0, await self.evaluate(0), [], None)
-        schedule = list(self.schedule())
+            metrics, evaluated = await self.evaluate(0)
+            self._record(0, metrics, [], None, evaluated)
+        schedule, first, started = list(self.schedule()), done, time.monotonic()
         for step, k, tasks in schedule[done:]:
             try:
                 metrics, trajectories, ledger = await self.train_step(step, k, tasks)
@@ -79,23 +79,30 @@ class Trainer:
                 if done and done != self.saved:
                     await self.save(done)
                 raise
-            last = step == schedule[-1][0]
-            if evaluating and (last or step % args.eval.steps == 0):
-                metrics |= await self.evaluate(step)
+            steps, evaluated = schedule[-1][0], []
+            if evaluating and (step == steps or step % args.eval.steps == 0):
+                found, evaluated = await self.evaluate(step)
+                metrics |= found
             self.plugins.hook.marl_log(run=self.run, step=step, metrics=metrics)
-            self._record(step, metrics, trajectories, ledger)
+            self._record(step, metrics, trajectories, ledger, evaluated)
             if step % max(1, args.logger.logging_steps) == 0:
-                self.display.step(metrics)
+                self.display.step(metrics, steps, (time.monotonic() - started) / (step - first) * (steps - step))
             done = step
-            if args.ckpt.save_steps > 0 and step % args.ckpt.save_steps == 0:
+            if self.breaker.reason or (args.ckpt.save_steps > 0 and step % args.ckpt.save_steps == 0):
                 await self.save(step)
+            self.breaker.check()
         return done
 
     def _record(
-        self, step: int, metrics: dict[str, float], trajectories: Sequence[Trajectory], ledger: Ledger | None
+        self,
+        step: int,
+        metrics: dict[str, float],
+        trajectories: Sequence[Trajectory],
+        ledger: Ledger | None,
+        evaluated: Sequence[Trajectory],
     ) -> None:
         with writing("the records", self.records.folder):
-            self.records.step(step, metrics, trajectories, ledger)
+            self.records.step(step, metrics, trajectories, ledger, evaluated)
 
     async def train_step(
         self, step: int, k: int, tasks: Sequence[Task]
@@ -112,22 +119,20 @@ class Trainer:
             rows = await self.credited_rows(trajectories, k)
             ledger = Ledger.of(step, trajectories, rows)
             prepared = await self.advantages(rows)
-        metrics = summary(trajectories, ledger)
-        metrics["drift/max"] = max((p.drift for p in prepared), default=0.0)
+        metrics = {"step": float(step), **summary(trajectories, ledger), **signal(rows, self.session.estimator.group_by)}
+        self.display.rollout(step, metrics, trajectories)
         with phase("update"):
             updates = await self._update(prepared, k, step)
         with phase("sync"):
             await self._sync([self.session.trained[p] for p in updates])
-        for p in prepared:
-            metrics |= {f"policy/{p.policy}/{name}": value for name, value in updates[p.policy].items()}
-            metrics[f"policy/{p.policy}/drift"] = p.drift
-        metrics["grad_norm/max"] = max((s.get("actor_grad_norm", 0.0) for s in updates.values()), default=0.0)
-        metrics["kl/mean"] = mean([s["kl"] for s in updates.values() if "kl" in s])
+        metrics |= of_updates(prepared, updates)
         metrics["engines/restarted"] = float(sum(p.engines.restarted for p in policies.values()))
         metrics |= {f"seconds/{name}": value for name, value in seconds.items()}
+        metrics["tokens_per_second"] = metrics["tokens/sampled"] / seconds["rollout"]
         metrics |= self.session.estimator.metrics(rows) if rows else {}
-        self._count_empty(step, ledger, updates)
-        return {"step": float(step), **metrics}, trajectories, ledger
+        self.breaker.step(ledger, trajectories)
+        self.breaker.check()
+        return metrics, trajectories, ledger
 
     async def rollout(self, tasks: Sequence[Task], step: int, tick: Any) -> list[Trajectory]:
         """The trajectories of a step, collected as they finish, in the order of tasks and samples."""
@@ -177,21 +182,14 @@ class Trainer:
                 f"(marl_sync returned {done!r})"
             )
 
-    def _count_empty(self, step: int, ledger: Ledger, updates: Mapping[str, Any]) -> None:
-        self.empty_steps = 0 if updates else self.empty_steps + 1
-        if self.empty_steps >= EMPTY_STEPS:
-            raise RunPaused(
-                f"no row to train on in {EMPTY_STEPS} consecutive steps, up to step {step}; fix the cause that the last ledger "
-                f"shows: {ledger.record()}"
-            )
-
-    async def evaluate(self, step: int) -> dict[str, float]:
-        """Success on the evaluation tasks, shown."""
+    async def evaluate(self, step: int) -> tuple[dict[str, float], list[Trajectory]]:
+        """Metrics and trajectories of the evaluation tasks, shown, and counted for the circuit breaker."""
         await _all(policy.wake() for policy in self.session.policies.values())
-        metrics = await evaluation(self.session.rollout, self.session.eval_tasks, self.run.args.eval, self.display)
+        metrics, found = await evaluation(self.session.rollout, self.session.eval_tasks, self.run.args.eval, self.display)
         await _all(policy.sleep() for policy in self.session.policies.values())
-        self.display.evaluation(step, metrics)
-        return metrics
+        self.display.evaluation(step, metrics, found)
+        self.breaker.evaluation(step, found)
+        return metrics, found
 
     async def save(self, step: int) -> None:
         """Save every policy and the plugins' state as one step."""
@@ -199,12 +197,12 @@ class Trainer:
         with self.display.phase("checkpoint"), writing(f"step {step}", self.checkpoints.folder):
             await _all(policy.save(tag(step), {"step": step}) for policy in trained.values())
             versions = {name: policy.version for name, policy in trained.items()}
-            self.checkpoints.commit(step, versions, fingerprint(self.plan), self.plugins.state(self.run))
+            self.checkpoints.commit(step, versions, self.plugins.state(self.run))
         self.saved = step
 
     async def save_models(self) -> None:
         """Each policy's weights in Hugging Face format, in its own folder."""
-        with self.display.phase("saving models"), writing("the final weights", self.records.folder):
+        with self.display.phase("saving models", announce=True), writing("the final weights", self.records.folder):
             await _all(policy.save_model() for policy in self.session.trained.values())
 
     def _show_first_prompts(self, trajectories: Sequence[Trajectory]) -> None:

@@ -61,7 +61,7 @@ def warm_start(
 
     def make(target: Path) -> None:
         display.say(f"warm start: {config.steps} supervised steps on demonstrations; once, then kept in {target.parent}")
-        with display.phase("warm start", config.steps) as tick:
+        with display.phase("warm start", config.steps, announce=True) as tick:
             _train(folder, target, rows, config, tick)
 
     return made_once(f"warm-{key}", make)

@@ -24,7 +24,7 @@ from marl_plugins.groups import ESTIMATORS
 from marl_plugins.hosts import cpu
 from marl_plugins.hosts.devices import training_gpus
 from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.describe import fingerprint
+from marl_plugins.plan.fingerprint import fingerprint
 from marl_plugins.reinforce_pp import FlashReinforce, ReinforcePlusPlus
 from marl_plugins.runtime.checkpoints import Checkpoints, tag
 from marl_plugins.runtime.cluster import quiet
@@ -417,13 +417,13 @@ def start_with_critic(folder, *flags):
     words += ["--critic.num_gpus_per_node", "2", "--critic.adam.lr", "1e-3", "--critic.save_value_network", *flags]
     words += ["--train.micro_batch_size", "2", "--rollout.micro_batch_size", "4", "--actor.lr_warmup_ratio", "0"]
     plan = build_plan([*words, "--ckpt.path", str(folder / "checkpoints"), "--ckpt.output_dir", str(folder / "out")])
-    checkpoints = Checkpoints(folder / "checkpoints", 3, critics=True)
+    checkpoints = Checkpoints(folder / "checkpoints", 3, fingerprint(plan), critics=True)
     session, (policy,) = Session(plan), plan.run.policies
     args = session.args["shared"]
     args.vllm.num_engines = 0
     host = UpstreamPolicy(policy, args, "cpu", session.chats["shared"].tokenizer, 100, RestartBudget(0))
     host.start()
-    return host, session.estimator, plan, checkpoints
+    return host, session.estimator, checkpoints
 
 
 async def gae_step(host, estimator, number, rows):
@@ -441,13 +441,13 @@ def critic_weights(host):
 
 def test_policy_and_critic_train_save_and_resume_as_one(cluster, tmp_path):
     """Three steps with a save after the second; processes that resume from it repeat the third, metrics and weights."""
-    host, estimator, plan, checkpoints = start_with_critic(tmp_path)
+    host, estimator, checkpoints = start_with_critic(tmp_path)
     rows, found, start = recorded_rows(11, seed=1), [], critic_weights(host)
     for number in (1, 2, 3):
         found.append(asyncio.run(gae_step(host, estimator, number, rows)))
         if number == 2:
             asyncio.run(host.save(tag(2), {"step": 2}))
-            checkpoints.commit(2, {"shared": 2}, fingerprint(plan), {})
+            checkpoints.commit(2, {"shared": 2}, {})
     for metrics in found:
         for name, ranks in (("", 1), ("critic_", 2)):
             grid = plan_grid(11, ranks, 2, 2)
@@ -465,7 +465,7 @@ def test_policy_and_critic_train_save_and_resume_as_one(cluster, tmp_path):
     processes = [handle._actor_id for handle in host.training.handles()]
     host.stop()  # and the same object starts them again, from what was saved
     assert not list(host.training.handles())
-    assert checkpoints.open(True, fingerprint(plan))["step"] == 2
+    assert checkpoints.open(resume=True)["step"] == 2
     host.args.ckpt.load_enable = True
     host.start()
     assert not {handle._actor_id for handle in host.training.handles()} & set(processes)

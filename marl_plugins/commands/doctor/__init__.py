@@ -28,7 +28,7 @@ EXAMPLES = """\
   openrlhf doctor --coach.base_url http://localhost:11434/v1 --coach.model qwen3    whether this coach works
 
 Exit code 0: training can work here; 1: a line is marked FIX; 2: the command itself is wrong.
-docs/doctor.md explains every line.
+`openrlhf docs doctor` explains every line.
 """
 
 Check = Callable[[], list[Finding]]

@@ -50,7 +50,7 @@ def problem_finding(problem: str) -> Finding:
     return error(
         "plan",
         found or fix,
-        fix if found else "change it in the recipe (docs/recipes.md) or on the command line (docs/flags.md)",
+        fix if found else "change it in the recipe (openrlhf docs recipes) or on the command line (openrlhf docs flags)",
     )
 
 

@@ -137,7 +137,7 @@ def _fix(endpoint: Endpoint, problem: str) -> str:
     names, _ = fetch_model_names(endpoint)
     if names and endpoint.model not in names:
         return f"--coach.model: it has {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}{nearest(endpoint.model, names)}"
-    return "docs/coach.md, Endpoints"
+    return "openrlhf docs coach, Endpoints"
 
 
 def report_models(endpoint: Endpoint) -> list[Finding]:

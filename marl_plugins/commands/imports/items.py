@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.tasks import SHOWN, as_text, choose_keys
+from marl_plugins.core.failures import ConfigurationError, first_of
+from marl_plugins.core.tasks import as_text, choose_keys
 
 METADATA = ("metadata", "extra_info")
 
@@ -53,8 +53,7 @@ def read_items(path: Path, input_key: str | None, label_key: str | None, metadat
     if not rows:
         problems.append(f"{path}: has no items")
     if problems:
-        more = [f"{path}: {len(problems) - SHOWN} more problems like these"] if len(problems) > SHOWN else []
-        raise ConfigurationError(problems[:SHOWN] + more)
+        raise ConfigurationError(first_of(problems, str(path)))
     return items
 
 
@@ -90,7 +89,7 @@ def _rows(path: Path) -> list[tuple[str, Any]]:
             except json.JSONDecodeError as error:
                 problems.append(f"{path}:{number}: not JSON: {error.msg} at column {error.colno}")
     if problems:
-        raise ConfigurationError(problems[:SHOWN])
+        raise ConfigurationError(first_of(problems, str(path)))
     return rows
 
 

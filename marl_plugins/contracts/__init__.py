@@ -8,7 +8,8 @@
         flags = ["--brevity.limit", "8"]           # what it needs to be given, if anything
 
 No engines, no GPU and no network; a second. A contract of a hook that the plugin does not implement passes. The trajectories are
-made up: tasks with several samples, each a chain of the recipe's roles, with scores and outcomes.
+made up: tasks with several samples, each a chain of the recipe's roles, with scores and outcomes. A plugin that brings tools
+gives example calls of them (tools.py).
 """
 
 from __future__ import annotations
@@ -21,19 +22,18 @@ import math
 import random
 import subprocess
 import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from marl_plugins.contracts.tools import ToolContract
 from marl_plugins.core.credit import rewards_from_scores, sum_over_scope
-from marl_plugins.core.estimators import Estimator, group_key
+from marl_plugins.core.estimators import Estimator, check_estimator, group_key
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunEnded
 from marl_plugins.core.rows import Row, rows_of
-from marl_plugins.core.scoring import Seen, checked_score
+from marl_plugins.core.scoring import Seen, checked_score, set_outcome
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
-from marl_plugins.loading import load
 from marl_plugins.manager import BUILTINS
-from marl_plugins.plan.build import build_plan
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,22 +46,12 @@ HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "openrlhf")
 TASKS, SAMPLES = 3, 4
 
 
-class PluginContract:
+class PluginContract(ToolContract):
     """What a plugin promises by the hooks that it implements (marl_plugins/hookspecs.py)."""
-
-    plugin: ClassVar[str]
-    flags: ClassVar[Sequence[str]] = ()
-    recipe: ClassVar[str] = "mathchat/tiny.yaml"
-    """The recipe that it is tried with; a shipped one, or your own."""
-
-    @property
-    def plan(self) -> Plan:
-        """A run with the plugin, checked and not started; a new one every time."""
-        return build_plan(["--recipe", self.recipe, "--plugin", self.plugin, *self.flags])
 
     def test_it_is_active_in_a_run(self) -> None:
         """Found, its hooks known, its configuration accepted, and nothing opened by planning."""
-        assert self._name() in [*self.plan.run.plugins, *BUILTINS]
+        assert self.plugin_name in [*self.plan.run.plugins, *BUILTINS]
 
     def test_it_starts_and_stops(self) -> None:
         """`marl_stop` closes what `marl_start` opened, also when the run fails, or when a service is unavailable."""
@@ -104,17 +94,17 @@ class PluginContract:
         assert _close(first, _rewards(_credited(plan, two))), "the rewards of the same trajectories in another order differ"
 
     def test_scores_lie_between_0_and_1(self) -> None:
-        """Or are None: missing. A scorer that is unavailable says so (`InfrastructureFailure`)."""
-        plan, name = self.plan, self._name()
+        """Or are None: missing; an outcome may be one per role. An unavailable scorer raises `InfrastructureFailure`."""
+        plan, name = self.plan, self.plugin_name
         scorers = {}
         for hook in ("marl_score_action", "marl_score_outcome"):
             impls = plan.plugins.implementations(hook)
             scorers[hook] = next((i for i in impls if i.plugin_name == name and not i.wrapper and not i.hookwrapper), None)
 
-        async def score(impl: Any, given: dict[str, Any], of: str) -> None:
+        async def score(impl: Any, given: dict[str, Any], check: Callable[[Any], object]) -> None:
             answer = impl.function(*(given[wanted] for wanted in impl.argnames))
             try:
-                checked_score(None if answer is None else await answer, of)
+                check(None if answer is None else await answer)
             except InfrastructureFailure:
                 return
             except ValueError as error:
@@ -122,10 +112,13 @@ class PluginContract:
 
         for trajectory in _trajectories(plan.run):
             if impl := scorers["marl_score_outcome"]:
-                asyncio.run(score(impl, {"run": plan.run, "trajectory": trajectory}, "outcome"))
+                given = {"run": plan.run, "trajectory": trajectory}
+                asyncio.run(score(impl, given, partial(set_outcome, trajectory, roles=plan.run.recipe.roles)))
             for action in trajectory.actions if scorers["marl_score_action"] else ():
                 given = {"run": plan.run, "action": action, "seen": Seen.of(trajectory, action)}
-                asyncio.run(score(scorers["marl_score_action"], given, f"action of role {action.role!r}"))
+                asyncio.run(
+                    score(scorers["marl_score_action"], given, partial(checked_score, of=f"action of {action.role!r}"))
+                )
 
     def test_select_chooses_among_the_rows(self) -> None:
         """Every kept row is one that was given, once; every other says why it is left out."""
@@ -181,9 +174,6 @@ class PluginContract:
         fresh.plugins.restore(fresh.run, json.loads(json.dumps(state)))
         assert _states(fresh) == state, "marl_restore of what marl_state returned gives another state"
 
-    def _name(self) -> str:
-        return str(Path(self.plugin).resolve()) if self.plugin.endswith(".py") else load(self.plugin).__name__
-
 
 async def _started(plan: Plan, purpose: Purpose, fails: bool) -> None:
     try:
@@ -231,10 +221,11 @@ def _action(run: Run, role: str, parents: tuple[str, ...], draw: random.Random) 
 
 
 def _sampled(trajectory: Trajectory) -> list[tuple[Any, ...]]:
-    return [
-        (a.path, a.role, a.policy, a.turn, a.shown_ids, a.generation, a.text, a.parents, a.score, trajectory.outcome)
+    actions = [
+        (a.path, a.role, a.policy, a.turn, a.shown_ids, a.generation, a.text, a.parents, a.score)
         for a in trajectory.actions
     ]
+    return [(trajectory.outcome, dict(trajectory.outcomes)), *actions]
 
 
 def _rewards(trajectories: Sequence[Trajectory]) -> dict[str, float | None]:
@@ -254,6 +245,7 @@ def _rows(run: Run) -> list[Row]:
 
 def _estimator(plan: Plan) -> Estimator:
     estimator: Estimator = plan.plugins.hook.marl_estimator(run=plan.run)
+    assert isinstance(estimator, Estimator), check_estimator(estimator, SAMPLES, len(plan.run.recipe.roles))[0]
     return estimator
 
 

@@ -1,0 +1,32 @@
+"""The plugin that a contract test is about, and the run that it is tried with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from marl_plugins.loading import load
+from marl_plugins.plan.build import build_plan
+
+if TYPE_CHECKING:
+    from marl_plugins.plan.plan import Plan
+
+
+class Subject:
+    """What the author of a plugin says in the class of its tests."""
+
+    plugin: ClassVar[str]
+    flags: ClassVar[Sequence[str]] = ()
+    recipe: ClassVar[str] = "mathchat/tiny.yaml"
+    """The recipe that it is tried with; a shipped one, or your own."""
+
+    @property
+    def plan(self) -> Plan:
+        """A run with the plugin, checked and not started; a new one every time."""
+        return build_plan(["--recipe", self.recipe, "--plugin", self.plugin, *self.flags])
+
+    @property
+    def plugin_name(self) -> str:
+        """What the run calls the plugin."""
+        return str(Path(self.plugin).resolve()) if self.plugin.endswith(".py") else load(self.plugin).__name__

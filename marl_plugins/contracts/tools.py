@@ -1,0 +1,258 @@
+"""What a plugin's tools promise, on example calls that its author gives.
+
+class TestCalc(PluginContract):
+    plugin = "calc.py"
+    calls = {"calc": ["1+1", "2*3"]}                       # what `run` is given, and succeeds
+    bad_calls = {"calc": ["1/0"]}                          # what fails through the agent's fault
+    answers = {"calc": ["It is <calc>1+1</calc>."]}        # what a role says, in which `find` finds a call
+    deterministic = True                                   # an answer depends on the call alone
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import inspect
+import socket
+import subprocess
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from unittest import SkipTest
+from unittest.mock import patch
+
+from marl_plugins.contracts.subject import Subject
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.trajectory import ToolResult
+from marl_plugins.core.workflow import Tool, ToolCall
+from marl_plugins.loading import load
+
+if TYPE_CHECKING:
+    from marl_plugins.plan.plan import Plan
+
+JUNK = ("", ")]} \x00")
+"""Calls that mean nothing to most tools; agents make such calls."""
+ROUNDS = 4
+"""How often each call is made at the same time."""
+FIELDS = {"tool": str, "call": str, "output": str, "ok": bool, "seconds": int | float, "files": tuple}
+
+T = TypeVar("T")
+
+
+class ToolContract(Subject):
+    """What `marl_tools` promises. A plugin without tools passes; one whose tools have no examples does not."""
+
+    calls: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """By tool: calls that succeed, as its `run` is given them."""
+    bad_calls: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """By tool: calls that fail through the agent's fault."""
+    answers: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """By tool: answers of a role in which `find` finds a call; none for a tool that only workflows call."""
+    deterministic: ClassVar[bool] = False
+    """Whether an answer depends on the call alone, and is the same the next time."""
+
+    def test_every_tool_has_examples(self) -> None:
+        """The other contracts of tools say nothing about one that has none."""
+        own, problems = self._tools(), []
+        for name in own:
+            if not self.calls.get(name):
+                problems.append(
+                    f"tool {name!r} has no example call; add calls = {{{name!r}: ['...']}}, which its run answers"
+                )
+            if name not in self.answers:
+                problems.append(
+                    f"tool {name!r} has no example of a role's answer; add answers = {{{name!r}: ['...']}}, in which find "
+                    f"finds a call, or answers = {{{name!r}: []}} where only workflows call it"
+                )
+        for kind in ("calls", "bad_calls", "answers"):
+            given = getattr(self, kind)
+            problems += [f"{kind} names the tool {name!r}; the plugin brings {[*own]}" for name in given if name not in own]
+        assert not problems, f"in {type(self).__name__}: " + "\n".join(problems)
+
+    def test_find_gives_a_list_of_calls(self) -> None:
+        """Each a text; none in an empty answer, with which a role's turns would never end."""
+        for name, tool in self._tools().items():
+            given = self.answers.get(name, ())
+            for text in ("", "nothing is called here", *given):
+                found = find_calls(tool, text)
+                assert find_calls(tool, text) == found, f"find of tool {name!r} gives another list the second time"
+                assert found or text not in given, f"find of tool {name!r} finds no call in {text!r}"
+            assert not find_calls(tool, ""), f"find of tool {name!r} finds a call in an empty answer"
+
+    def test_a_tool_answers_its_calls(self) -> None:
+        """`run` is async and gives a `ToolResult`; the examples succeed."""
+
+        async def work(tools: Mapping[str, Tool]) -> None:
+            for tool, text in self._examples(tools, self.calls):
+                result = await answer(tool, text)
+                assert result.ok, f"tool {tool.name!r} answered ok=False to the example call {text!r}: {result.output}"
+            for name, tool in tools.items():
+                for call in (call for text in self.answers.get(name, ()) for call in find_calls(tool, text)):
+                    await answer(tool, call)
+
+        self._started(work)
+
+    def test_a_bad_call_is_an_answer(self) -> None:
+        """With `ok=False` and no exception: the agents made it, and see what became of it."""
+
+        async def work(tools: Mapping[str, Tool]) -> None:
+            for tool, text in self._examples(tools, self.calls):
+                await answer(tool, text)  # the tool is not down
+            bad = self._examples(tools, self.bad_calls)
+            for tool, text in (*bad, *((tool, text) for tool in tools.values() for text in JUNK)):
+                try:
+                    result = await answer(tool, text)
+                except InfrastructureFailure as failure:
+                    raise AssertionError(
+                        f"tool {tool.name!r} is not down, and says so of the call {text!r}: {failure}"
+                    ) from failure
+                assert not (result.ok and (tool, text) in bad), (
+                    f"tool {tool.name!r} answered ok=True to the bad call {text!r}"
+                )
+
+        self._started(work)
+
+    def test_an_outage_is_an_infrastructure_failure(self) -> None:
+        """Without network and processes an example is answered all the same, or raises `InfrastructureFailure`: a tool that is
+        down and answers `ok=False` has its agents blamed."""
+
+        async def work(tools: Mapping[str, Tool]) -> None:
+            for tool, text in self._examples(tools, self.calls):
+                try:
+                    with outage():
+                        result = await answer(tool, text)
+                except InfrastructureFailure:
+                    continue
+                assert result.ok, (
+                    f"tool {tool.name!r} answered ok=False to {text!r} while network and processes were unavailable "
+                    f"({result.output}); raise InfrastructureFailure"
+                )
+
+        self._started(work)
+
+    def test_concurrent_calls_do_not_mix_answers(self) -> None:
+        """Each result is its own call's; what is answered alike twice is so among other calls too."""
+
+        async def work(tools: Mapping[str, Tool]) -> None:
+            junk = dict.fromkeys(tools, JUNK)
+            examples = [e for kind in (self.calls, self.bad_calls, junk) for e in self._examples(tools, kind)]
+            alone = [[said(await answer(tool, text)) for tool, text in examples] for _ in range(2)]
+            found = await asyncio.gather(
+                *(answer(tool, text) for _ in range(ROUNDS) for tool, text in examples), return_exceptions=True
+            )
+            expected = [pair for _ in range(ROUNDS) for pair in zip(examples, *alone, strict=True)]
+            for ((tool, text), first, second), result in zip(expected, found, strict=True):
+                if isinstance(result, InfrastructureFailure):  # too busy: it says so
+                    continue
+                if isinstance(result, BaseException):
+                    raise result
+                mixed = first == second and said(result) != first
+                assert not mixed, f"tool {tool.name!r} answered {said(result)} to {text!r} among other calls, alone {first}"
+
+        self._started(work)
+
+    def test_answers_depend_on_the_call_alone(self) -> None:
+        """Where the class says `deterministic`: not on whose call it is, nor on what was called before."""
+
+        async def work(tools: Mapping[str, Tool]) -> None:
+            for tool, text in self._examples(tools, self.calls) if self.deterministic else ():
+                first = said(await answer(tool, text))
+                other = said(await answer(tool, text, ToolCall(text, "t1", 3, 2)))  # a workflow's, of another trajectory
+                assert first == other, f"tool {tool.name!r} answered {first} to {text!r}, and then {other}"
+
+        self._started(work)
+
+    def _tools(self, plan: Plan | None = None) -> dict[str, Tool]:
+        """The plugin's own tools, by name, in a run or in a new one."""
+        if not hasattr(load(self.plugin), "marl_tools"):
+            return {}
+        plan = plan or self.plan
+        found: dict[str, Tool] = {}
+        for impl in plan.plugins.implementations("marl_tools"):
+            if impl.plugin_name == self.plugin_name and not (impl.wrapper or impl.hookwrapper):
+                given = impl.function(*[plan.run for _ in impl.argnames])
+                wrong = not isinstance(given, Sequence | None) or not all(isinstance(tool, Tool) for tool in given or ())
+                assert not wrong, f"marl_tools gave {given!r:.80}, expected a list of marl_plugins.core.workflow.Tool"
+                found |= {tool.name: tool for tool in given or ()}
+        return found
+
+    def _examples(self, tools: Mapping[str, Tool], given: Mapping[str, Sequence[str]]) -> list[tuple[Tool, str]]:
+        return [(tool, text) for name, tool in tools.items() for text in given.get(name, ())]
+
+    def _started(self, work: Callable[[Mapping[str, Tool]], Awaitable[None]]) -> None:
+        """Do something with the tools of a run that has started; skipped, visibly, where their service is unavailable here."""
+        if not self._tools():
+            return
+        plan = self.plan
+
+        async def started() -> None:
+            async with plan.plugins.started(plan.run, "train"):
+                await work(self._tools(plan))
+
+        try:
+            asyncio.run(started())
+        except (InfrastructureFailure, ConfigurationError) as failure:
+            raise SkipTest(f"the tools are unavailable here, so this is not tested: {failure}") from failure
+
+
+async def answer(tool: Tool, text: str, call: ToolCall | None = None) -> ToolResult:
+    """A tool's answer, of the right types, to a role's call.
+
+    Raises:
+        AssertionError: There is none, or it is not a `ToolResult` of this call.
+        InfrastructureFailure: The tool says that it is down.
+    """
+    of = f"tool {tool.name!r}, called with {text!r},"
+    try:
+        waiting: Any = tool.run(call or ToolCall(text, "t0", 0, 1, "role", "role.1"))
+        assert inspect.isawaitable(waiting), f"{of} gave {type(waiting).__name__}; its run has to be `async def`"
+        result: Any = await waiting
+    except (InfrastructureFailure, AssertionError):
+        raise
+    except Exception as error:  # the plugin's own code, of any kind
+        raise AssertionError(
+            f"{of} raised {type(error).__name__}: {error}; a call that fails through the agent's fault is an answer with "
+            "ok=False, and a tool that is down raises InfrastructureFailure"
+        ) from error
+    assert isinstance(result, ToolResult), f"{of} gave {type(result).__name__}, expected a ToolResult"
+    wrong = [name for name, kind in FIELDS.items() if not isinstance(getattr(result, name), kind)]
+    if not wrong and not all(isinstance(file, str) for file in result.files):
+        wrong = ["files"]
+    assert not wrong, f"{of} gave a ToolResult with {', '.join(f'{n}={getattr(result, n)!r}' for n in wrong)}"
+    assert result.tool == tool.name, f"{of} gave a result of the tool {result.tool!r}"
+    assert result.call == text, f"{of} gave the result of the call {result.call!r}"
+    return result
+
+
+def find_calls(tool: Tool, text: str) -> list[str]:
+    """The calls that a tool finds in a role's answer.
+
+    Raises:
+        AssertionError: They are not a list of texts.
+    """
+    try:
+        found: Any = tool.find(text)
+    except Exception as error:  # the plugin's own code, of any kind
+        raise AssertionError(f"find of tool {tool.name!r} raised {type(error).__name__} on {text!r}: {error}") from error
+    good = isinstance(found, list) and all(isinstance(call, str) for call in found)
+    assert good, f"find of tool {tool.name!r} gave {found!r:.80} for {text!r}, expected a list of texts"
+    return list(found)
+
+
+def said(result: ToolResult) -> tuple[str, bool, tuple[str, ...]]:
+    """What an answer is, without how long it took."""
+    return result.output, result.ok, result.files
+
+
+@contextmanager
+def outage() -> Iterator[None]:
+    """Neither network nor processes: what connects, or starts a program, gets an `OSError`."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "unavailable in this test")
+
+    unavailable = [(socket.socket, "connect"), (socket, "getaddrinfo"), (subprocess.Popen, "__init__")]
+    with ExitStack() as stack:
+        for owner, name in unavailable:
+            stack.enter_context(patch.object(owner, name, refuse))
+        yield

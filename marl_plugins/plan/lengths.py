@@ -1,0 +1,155 @@
+"""Whether prompts and tasks leave room in `--data.max_len`, counted with the tokenizer of each role's model.
+
+What is counted is the least that a role is shown: its prompt files with empty fields and, where the rehearsal showed it the
+task, each task's prompt. A folder's tokenizer is asked without its chat template, whose own tokens are not counted.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from marl_plugins.core.prompts import prompt_renderer
+from marl_plugins.core.tiny import count_tokens, is_tiny, tokens_of
+from marl_plugins.core.trajectory import Task
+from marl_plugins.plan.plan import Plan
+from marl_plugins.plan.rehearsal.scorers import Rehearsed
+from marl_plugins.plan.tasks import from_hub
+from marl_plugins.run import Run
+
+Messages = Sequence[tuple[str, str]]
+"""Chat messages: role and text of each."""
+
+
+@dataclass(frozen=True)
+class Counter:
+    """How tokens are counted, and with what."""
+
+    of_messages: Callable[[Messages], int]
+    of_text: Callable[[str], int]
+    source: str
+
+
+@dataclass
+class Lengths:
+    """What the lengths of prompts and tasks show: what cannot work, what may not, and a line for each role."""
+
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    lines: dict[str, str] = field(default_factory=dict)
+
+
+def check_lengths(plan: Plan) -> Lengths:
+    """Compare what each role is shown with the length of its policy, after the rehearsal."""
+    run, found = plan.run, Lengths()
+    tasks = [] if from_hub(run) else [*plan.tasks("train"), *plan.tasks("eval")]
+    models = {p.name: p.model for p in run.policies}
+    counters = {model: counter_of(model) for model in dict.fromkeys(models.values())}
+    for role in run.recipe.mapped_roles:
+        counter = counters[models[run.recipe.policy_of(role)]]
+        if counter is None:
+            found.lines[role] = "not checked: no tokenizer here"
+        else:
+            _check_role(found, run, role, counter, tasks)
+    return found
+
+
+def _check_role(found: Lengths, run: Run, role: str, counter: Counter, tasks: Sequence[Task]) -> None:
+    args = run.policy_args[run.recipe.policy_of(role)]
+    limit, wanted = args.data.max_len, run.role(role).max_new_tokens or args.rollout.max_new_tokens or 1
+    empty = empty_messages(run, role)
+    fixed = counter.of_messages(empty)
+    line = f"{fixed} tokens of prompt"
+    if fixed >= limit:
+        found.problems.append(
+            f"role {role!r}: its prompt ({run.folder / run.role(role).prompt}) has {fixed} tokens with empty fields, which leaves "
+            f"no room for an answer in --data.max_len {limit}; shorten it or raise --data.max_len"
+        )
+    elif fixed + wanted > limit:
+        found.warnings.append(
+            f"role {role!r}: its prompt ({run.folder / run.role(role).prompt}) has {fixed} tokens with empty fields, which leaves "
+            f"less than its max_new_tokens {wanted} in --data.max_len {limit}; its answers may be cut off"
+        )
+    elif tasks and (times := _times_shown(run, role, empty)):
+        lengths = _task_lengths(tasks, counter, times, limit - fixed - wanted)
+        line += f" + {max(lengths)} of the longest task"
+        _compare(found, f"role {role!r}", tasks, [limit - fixed - length for length in lengths], limit, wanted)
+    found.lines[role] = f"{line}, of {limit} (max_new_tokens {wanted}; {counter.source})"
+
+
+def _compare(found: Lengths, role: str, tasks: Sequence[Task], left: Sequence[int], limit: int, wanted: int) -> None:
+    """Report the tasks that leave no room for an answer, and those that leave less than the role may write."""
+    worst = min(left)
+    full, short = sum(n < 1 for n in left), sum(1 <= n < wanted for n in left)
+    if full == len(left):
+        found.problems.append(f"{role}: no task leaves room for an answer in --data.max_len {limit}; raise it")
+    elif full:
+        found.warnings.append(
+            f"{role}: {full} of {len(left)} tasks leave no room for an answer in --data.max_len {limit} (the longest is "
+            f"{tasks[left.index(worst)].id!r}, {limit - worst} tokens with the prompt); they count as failures of the agents"
+        )
+    if short:
+        found.warnings.append(
+            f"{role}: {short} of {len(left)} tasks leave less than its max_new_tokens {wanted} in --data.max_len {limit}; its "
+            "answers to them may be cut off"
+        )
+
+
+def empty_messages(run: Run, role: str) -> Messages:
+    """A role's opening messages with nothing in their fields."""
+    prompt, system = run.prompt(role), run.system(role)
+    names = {
+        name for text in (prompt, system or "") for _, name, _, _ in string.Formatter().parse(text) if name is not None
+    }
+    messages = prompt_renderer(prompt, system)(dict.fromkeys(names, ""))
+    return [(m["role"], m["content"]) for m in messages]
+
+
+def _times_shown(run: Run, role: str, empty: Messages) -> int:
+    """How often a role's opening messages in the rehearsal contain the task's prompt, beyond the prompt files."""
+
+    def times(text: str, messages: Messages) -> int:
+        return sum(content.count(text) for _, content in messages)
+
+    return max(
+        (
+            times(t.task.prompt, action.shown) - times(t.task.prompt, empty)
+            for t in run.state(Rehearsed).trajectories.values()
+            for action in t.actions
+            if action.role == role and action.turn == 0
+        ),
+        default=0,
+    )
+
+
+def _task_lengths(tasks: Sequence[Task], counter: Counter, times: int, room: int) -> list[int]:
+    """Tokens of each task; 0 for those that fit anyhow, because a token has at least one byte. The longest is always counted."""
+    sizes = [times * len(task.prompt.encode()) for task in tasks]
+    bound = min(room, max(sizes) - 1)
+    return [times * counter.of_text(task.prompt) if size > bound else 0 for task, size in zip(tasks, sizes, strict=True)]
+
+
+def counter_of(model: str) -> Counter | None:
+    """How a model counts tokens; None where its tokenizer is not on this machine in a form that is quick to read."""
+    if is_tiny(model):
+        return Counter(count_tokens, tokens_of, "one token per byte")
+    file = Path(model) / "tokenizer.json"
+    if not file.is_file():
+        return None
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        return None
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception:  # the library raises nothing more specific; transformers may still read the folder
+        return None
+
+    def of_text(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False))
+
+    return Counter(
+        lambda messages: sum(of_text(content) for _, content in messages), of_text, f"with the tokenizer in {model}"
+    )

@@ -1,0 +1,125 @@
+"""The parts of a run that plugins bring, checked by type: tools and the estimator."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+from marl_plugins.core.estimators import Estimator, check_estimator
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.workflow import Tool
+from marl_plugins.hosts.devices import critic_gpus
+from marl_plugins.manager import BUILTINS, Plugins
+from marl_plugins.plan.plan import Plan
+from marl_plugins.run import Run
+
+
+def tools_of(plugins: Plugins, run: Run) -> dict[str, Tool]:
+    """All tools that the plugins bring, by name.
+
+    Raises:
+        ConfigurationError: Some are not tools, or two have the same name.
+    """
+    owners = [name for name in plugins.names if plugins.implements(name, "marl_tools")]
+    place = f"plugin {' or '.join(owners)}: marl_tools"
+    problems: list[str] = []
+    tools: dict[str, Tool] = {}
+    for answer in plugins.call_while_planning("marl_tools", run=run):
+        if not isinstance(answer, Iterable):
+            problems.append(f"{place} returned {_kind(answer)}, expected a list of Tool")
+            continue
+        for tool in answer:
+            if wrong := _tool_problems(tool):
+                problems += [f"{place}: {problem}" for problem in wrong]
+            elif tool.name in tools:
+                problems.append(f"{place}: two tools are called {tool.name!r}; rename one (`python` is built in)")
+            else:
+                tools[tool.name] = tool
+    if problems:
+        raise ConfigurationError(problems)
+    return tools
+
+
+def _kind(value: Any) -> str:
+    """What a value is, in an error: a function or class by its name, another value by its type."""
+    if isinstance(value, Tool):
+        return "one Tool"
+    return getattr(value, "__name__", None) or f"{type(value).__name__} {value!r:.60}"
+
+
+def _tool_problems(tool: Any) -> list[str]:
+    """What is wrong with one of the values that `marl_tools` returned."""
+    if not isinstance(tool, Tool):
+        return [f"a tool is a Tool of marl_plugins.core.workflow, got {_kind(tool)}"]
+    if not isinstance(tool.name, str) or not tool.name:
+        return [f"a tool's name is a non-empty string, got {tool.name!r}"]
+    problems = [
+        f"tool {tool.name!r}: {field} must be {expected}, got {_kind(value)}"
+        for field, value, right, expected in (
+            ("run", tool.run, _is_async(tool.run), "a function written `async def`"),
+            ("find", tool.find, callable(tool.find) and not _is_async(tool.find), "a function that is not async"),
+            ("message_role", tool.message_role, isinstance(tool.message_role, str), "a string"),
+        )
+        if not right
+    ]
+    for field, function in (("run", tool.run), ("find", tool.find)):
+        if callable(function) and (wrong := arity_problem(function, 1)):
+            problems.append(f"tool {tool.name!r}: {field} takes one argument: {wrong}")
+    return problems
+
+
+def _is_async(function: Any) -> bool:
+    """Whether calling something gives an awaitable: `async def` itself, or an object whose `__call__` is."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def arity_problem(function: Any, arguments: int) -> str | None:
+    """Why a function cannot be called with that many arguments, with its file and line; None where it can."""
+    try:
+        inspect.signature(function).bind(*[None] * arguments)
+    except TypeError as error:
+        return f"{place_of(function)}{error}"
+    except ValueError:  # a function written in C tells nothing
+        return None
+    return None
+
+
+def place_of(function: Any) -> str:
+    """`file:line: ` of a Python function; empty for anything else."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}: " if code else ""
+
+
+def has_critics(run: Run) -> bool:
+    """Whether any policy has a critic."""
+    return any(critic_gpus(args) for args in run.policy_args.values())
+
+
+def estimator_of(plan: Plan) -> Estimator:
+    """The run's estimator.
+
+    Raises:
+        ConfigurationError: It does not fit the run, or another one was asked for by name.
+    """
+    run = plan.run
+    estimator: Estimator = plan.plugins.call_while_planning("marl_estimator", run=run)
+    samples = run.args.rollout.n_samples_per_prompt
+    problems = check_estimator(estimator, samples, len(run.trained_roles), run.turns, critic=has_critics(run))
+    if not of_plugin(estimator):
+        if problems:
+            raise ConfigurationError(problems)
+        return estimator
+    owners = [name for name in plan.plugins.names if plan.plugins.implements(name, "marl_estimator")]
+    name, wanted = type(estimator).__name__, run.args.algo.advantage.estimator
+    by_name = "algo.advantage.estimator" in run.given
+    if isinstance(estimator, Estimator) and by_name and not (estimator.needs_critic and wanted == "gae"):
+        problems.append(f"{name} trains, not --algo.advantage.estimator {wanted}; remove the plugin or the flag")
+    if problems:
+        raise ConfigurationError(f"plugin {' or '.join(owners)}: {problem}" for problem in problems)
+    return estimator
+
+
+def of_plugin(estimator: object) -> bool:
+    """Whether an estimator is not one of the built-in ones."""
+    return type(estimator).__module__ not in BUILTINS

@@ -1,0 +1,103 @@
+"""Graders and other scorers, tried on the trajectories that the rehearsal left."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+from marl_plugins.core.scoring import Seen, score_outcome, score_trajectory
+from marl_plugins.core.trajectory import Action, Trajectory
+from marl_plugins.plan.parts import arity_problem, place_of
+from marl_plugins.plan.plan import Plan
+from marl_plugins.plan.rehearsal.apart import Caught, Failure, Stuck, failures_kept, run_apart, run_on_a_loop, sort_out
+from marl_plugins.run import Run
+
+SECONDS = 3.0
+"""A score that takes longer is not waited for."""
+
+
+class Rehearsed:
+    """What a run's rehearsal left, for plugins that try their scorers on it in `marl_configure`: `run.state(Rehearsed)`."""
+
+    def __init__(self) -> None:
+        self.trajectories: dict[str, Trajectory] = {}
+        """By the kind of answers; empty where the run was not rehearsed."""
+        self.sure = False
+        """Whether their task is one of the run's, and not invented."""
+
+
+def try_scorer(
+    run: Run, what: str, score: Callable[[Trajectory], Coroutine[Any, Any, None]], function: Any
+) -> tuple[list[str], list[str]]:
+    """Score copies of the rehearsed trajectories.
+
+    Args:
+        what: Name of the scorer, for messages.
+        score: Writes scores onto a trajectory; checks them.
+        function: The user's function, whose place is named where what it returned is at fault.
+
+    Returns:
+        Mistakes, and what may be none.
+    """
+    rehearsed, where = run.state(Rehearsed), place_of(function).removesuffix(": ") or what
+
+    def tries(caught: Caught) -> list[tuple[str, list[Failure]]]:
+        found = []
+        for kind, trajectory in rehearsed.trajectories.items():
+            failures: list[Failure] = []
+            with failures_kept(failures, where, caught):
+                run_on_a_loop(score(copy.deepcopy(trajectory)))
+            found.append((kind, [replace(f, certain=f.certain or not f.raised) for f in failures]))
+        return found
+
+    try:
+        return sort_out(run_apart(tries), what, sure=rehearsed.sure)
+    except Stuck as stuck:
+        return [stuck.problem(what, where)], []
+
+
+def try_grader(plan: Plan) -> tuple[list[str], list[str]]:
+    """Try the recipe's grader, as far as no plugin takes its place."""
+    run, module = plan.run, plan.run.grader_module
+    if module is None:
+        return [], []
+    wrong: list[str] = []
+    unclear: list[str] = []
+    missing: list[bool] = []
+    roles = list(run.recipe.roles)
+
+    async def outcome(trajectory: Trajectory) -> None:
+        if not trajectory.agent_failure:  # of which no grader is asked
+            await score_outcome(trajectory, lambda t: _answer(module.score_outcome, t), SECONDS, roles)
+            missing.append(trajectory.outcome is None and not trajectory.infrastructure_failure)
+
+    async def actions(trajectory: Trajectory) -> None:
+        def score(action: Action, seen: Seen) -> Coroutine[Any, Any, Any]:
+            return _answer(module.score_action, action, seen)
+
+        await score_trajectory(trajectory, score, None, roles=roles, seconds=SECONDS)
+
+    for name, score, given in (("score_outcome", outcome, ("trajectory",)), ("score_action", actions, ("action", "seen"))):
+        function = getattr(module, name, None)
+        if not callable(function) or plan.plugins.claims(f"marl_{name}"):
+            continue
+        if problem := arity_problem(function, len(given)):
+            wrong.append(f"{problem}; {name} is called with {' and '.join(given)}")
+            continue
+        mistakes, remarks = try_scorer(run, name, score, function)
+        wrong, unclear = wrong + mistakes, unclear + remarks
+    if missing and all(missing):
+        unclear.append(
+            f"{place_of(module.score_outcome)}score_outcome gave no score for any rehearsed trajectory, and what has none is "
+            "not rewarded; does it end with `return`?"
+        )
+    return wrong, unclear
+
+
+async def _answer(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a recipe's function answers, plain or async."""
+    answer = function(*arguments)
+    return await answer if inspect.isawaitable(answer) else answer

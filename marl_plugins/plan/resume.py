@@ -1,0 +1,274 @@
+"""Whether a saved step can be resumed: what differs between the run that was saved and the run of now, and what is on disk.
+
+    manifest + fingerprint of now (plan/fingerprint.py) -> differences, each in plain words
+
+A difference that makes resuming impossible (policies, their models, processes and optimisers) is refused. Any other changes
+what is learned: it is refused too, unless `--resume_with_changes` accepts it. What a manifest of an earlier release does not
+hold is not compared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.manager import labels_of
+from marl_plugins.plan.fingerprint import fingerprint, matches, values_of
+from marl_plugins.plan.parts import has_critics
+from marl_plugins.plan.plan import Plan
+
+SCHEMA_VERSION = 2
+READ_SCHEMAS = (1, 2)
+COMMAND_FILE = Path("run") / "command.json"
+"""In a run's folder: how it was started (runtime/run_folder.py)."""
+
+FIXED = ("*.optim", "ds.param_dtype")
+"""Flags whose change makes the saved optimiser states unreadable."""
+
+
+class Difference(NamedTuple):
+    """One difference, as a sentence without its end, and whether it makes resuming impossible."""
+
+    text: str
+    fixed: bool = False
+
+
+class Comparison:
+    """The differences between a saved step's fingerprint and the one of now."""
+
+    def __init__(self, step: int, saved: Mapping[str, Any], now: Mapping[str, Any]):
+        self.step, self.saved, self.now = step, saved, now
+        self.found: list[Difference] = []
+        self._roles_and_policies()
+        self._flags()
+        self._files()
+        self._plugins()
+        self._tasks()
+
+    def _changed(self, what: str, before: Any, after: Any, fixed: bool = False) -> None:
+        if before != after:
+            text = f"{what} was {_shown(before)} when step {self.step} was saved, and is {_shown(after)} now"
+            self.found.append(Difference(text, fixed))
+
+    def _say(self, text: str, fixed: bool = False) -> None:
+        self.found.append(Difference(f"{text} since step {self.step} was saved", fixed))
+
+    def _both(self, key: str) -> Iterator[tuple[str, Any, Any]]:
+        """The entries of a part that both have."""
+        saved, now = self.saved.get(key) or {}, self.now.get(key) or {}
+        return ((name, saved[name], value) for name, value in now.items() if name in saved)
+
+    def _roles_and_policies(self) -> None:
+        before, after = self.saved["roles"], self.now["roles"]
+        mappings = self.saved.get("mapping", {}), self.now["mapping"]
+        if before != after and all(isinstance(m, str) for m in mappings) and mappings[0] != mappings[1]:
+            self._changed("--mapping", mappings[0], mappings[1], fixed=True)
+            return
+        for role in dict.fromkeys([*before, *after]):
+            if role not in after or role not in before:
+                self._say(f"role {role} has been {'added' if role in after else 'removed'}", fixed=True)
+            else:
+                self._changed(f"the policy of role {role} (--mapping)", before[role], after[role], fixed=True)
+        before, after = self.saved["policies"], self.now["policies"]
+        for policy in dict.fromkeys([*before, *after]):
+            if policy in before and policy in after:
+                self._policy(policy, before[policy], after[policy])
+            elif self.saved["roles"] == self.now["roles"]:
+                self._say(f"policy {policy} has been {'added' if policy in after else 'removed'}", fixed=True)
+
+    def _policy(self, name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        contents = before.get("content"), after.get("content")
+        if None in contents:  # a hub's name, or saved by an earlier release
+            if Path(before["model"]).resolve() != Path(after["model"]).resolve():
+                self._changed(f"the model of policy {name}", before["model"], after["model"], fixed=True)
+        elif contents[0] != contents[1]:
+            self._say(f"the model of policy {name} ({after['model']}) has changed", fixed=True)
+        words = {True: "trained", False: "frozen"}
+        self._changed(f"policy {name}", words[before["trainable"]], words[after["trainable"]], fixed=True)
+        sizes = {
+            "ranks": ("training processes", "actor.num_nodes x --actor.num_gpus_per_node"),
+            "critic": ("processes of its critic", "critic.num_nodes x --critic.num_gpus_per_node"),
+            "zero_stage": ("ZeRO stage", "ds.zero_stage"),
+        }
+        for key, (what, flag) in sizes.items():
+            self._changed(f"the {what} (--{flag}) of policy {name}", before.get(key, 0), after.get(key, 0), fixed=True)
+
+    def _flags(self) -> None:
+        self._changed("the estimator", self.saved.get("estimator", self.now["estimator"]), self.now["estimator"])
+        shared = {flag: (before, after) for flag, before, after in self._both("flags")}
+        for flag, (before, after) in shared.items():
+            self._changed(f"--{flag}", before, after, matches(flag, FIXED))
+        for policy, mine, now in self._both("policy_flags"):
+            for flag in dict.fromkeys([*mine, *now]):
+                before, after = {**self.saved["flags"], **mine}, {**self.now["flags"], **now}
+                if flag in before and flag in after and (before[flag], after[flag]) != shared.get(flag):
+                    self._changed(f"--policy.{policy}.{flag}", before[flag], after[flag], matches(flag, FIXED))
+        for key, before, after in self._both("recipe"):
+            self._changed(f"{key} of the recipe", before, after)
+        if "warm_start" in self.saved:
+            before, after = (dict(values_of(f["warm_start"] or {})) for f in (self.saved, self.now))
+            for key in dict.fromkeys([*before, *after]):
+                self._changed(f"warm_start.{key} of the recipe", before.get(key), after.get(key))
+
+    def _files(self) -> None:
+        for what, (_, before), (name, after) in self._both("files"):
+            if before != after:
+                self._say(f"{what} ({name}) has changed")
+
+    def _plugins(self) -> None:
+        before, after = self.saved["plugins"], self.now["plugins"]
+        for name in dict.fromkeys([*before, *after]):
+            if name not in after:
+                self._say(f"plugin {name} has been removed (--plugin)")
+            elif name not in before:
+                self._say(f"plugin {name} has been added (--plugin)")
+            elif name.endswith(".py") and before[name] != after[name]:
+                self._say(f"plugin {name} has changed")
+            else:
+                self._changed(f"the version of plugin {name}", before[name], after[name])
+
+    def _tasks(self) -> None:
+        if "tasks" not in self.now or "tasks" not in self.saved:
+            return
+        (before, was), (after, now) = self.saved["tasks"], self.now["tasks"]
+        self._changed("the number of training tasks", before, after)
+        if before == after and was != now:
+            self._say("ids, prompts or order of the training tasks have changed")
+        elif was == now and self.saved.get("labels", self.now["labels"]) != self.now["labels"]:
+            self._say("labels or metadata of the training tasks have changed")
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+
+def differences(step: int, saved: Mapping[str, Any], now: Mapping[str, Any], with_changes: bool) -> list[str]:
+    """The differences that `--resume_with_changes` has accepted.
+
+    Raises:
+        ConfigurationError: There are others.
+    """
+    found = Comparison(step, saved, now).found
+    new_run = "or start a new run with another --ckpt.path"
+    problems = [
+        f"{d.text}; a resumed run cannot change it: restore it, {new_run}"
+        if d.fixed
+        else f"{d.text}: restore it, accept the change with --resume_with_changes, {new_run}"
+        for d in found
+        if d.fixed or not with_changes
+    ]
+    if problems:
+        raise ConfigurationError(problems)
+    return [d.text for d in found]
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The last complete step below `--ckpt.path`, or None.
+
+    Raises:
+        ConfigurationError: A manifest that cannot be read, or of another schema.
+    """
+    path = folder / "manifest.json"
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        schema = manifest.get("schema")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error}") from None
+    if schema not in READ_SCHEMAS:
+        raise ConfigurationError(
+            f"{path}: schema {schema!r}, this release reads {' and '.join(map(str, READ_SCHEMAS))}; resume with the release "
+            "that wrote it, or choose another --ckpt.path"
+        )
+    return manifest if schema == SCHEMA_VERSION else {**manifest, "run": _from_schema_1(manifest["run"])}
+
+
+def _from_schema_1(run: Mapping[str, Any]) -> dict[str, Any]:
+    """A fingerprint of the first schema as one of the second, which has less to compare."""
+    found = dict(run)
+    found["flags"] = {name: found.pop(name) for name in [*found] if "." in name} | {"train.seed": found.pop("seed")}
+    found["policy_flags"] = {name: {"train.max_epochs": policy["epochs"]} for name, policy in found["policies"].items()}
+    found["plugins"] = {labels_of(found["plugins"])[name]: version for name, version in found["plugins"].items()}
+    return found
+
+
+def tag(step: int) -> str:
+    """DeepSpeed's tag of a step, as upstream names them."""
+    return f"global_step{step}"
+
+
+def saved_folders(folder: Path, policies: Iterable[str], critics: bool) -> list[Path]:
+    """Folders of DeepSpeed's checkpoints of some policies."""
+    return [folder / policy / part for policy in policies for part in ("_actor", *(["_critic"] if critics else []))]
+
+
+def missing_parts(folders: Iterable[Path], step: int) -> list[str]:
+    """What of a saved step is not on disk."""
+    problems = []
+    for folder in (f / tag(step) for f in folders):
+        if not folder.is_dir():
+            problems.append(f"{folder} is missing; step {step} cannot be resumed without it")
+        elif not any(path.stat().st_size for path in folder.glob("*.pt")):
+            problems.append(f"{folder} holds no weights (*.pt); step {step} cannot be resumed without them")
+    return problems
+
+
+def how_to_resume(output: Path) -> str:
+    """The words that resume the run of a folder."""
+    return f"openrlhf train --resume {output}" if (output / COMMAND_FILE).is_file() else "--ckpt.load_enable"
+
+
+def with_resumption(plan: Plan, remarks: Sequence[str] = ()) -> tuple[Plan, int]:
+    """The plan with what is to be known of its resumption among its warnings, and the step that it continues from, 0 for none.
+
+    Args:
+        remarks: Further warnings.
+
+    Raises:
+        ConfigurationError: The folder holds a run that is not to be resumed; what is resumed is another run; or parts of the
+            saved step are missing.
+    """
+    run, options, warnings = plan.run, plan.options, list(remarks)
+    folder, load = Path(run.args.ckpt.path), run.args.ckpt.load_enable
+    manifest, step = read_manifest(folder), 0
+    if options.resume_with_changes and not load:
+        raise ConfigurationError("--resume_with_changes is about a resumed run: add --ckpt.load_enable, or --resume FOLDER")
+    if manifest and not load:
+        raise ConfigurationError(taken(folder, manifest["step"], run.output))
+    if manifest:
+        step, problems = manifest["step"], []
+        try:
+            changes = differences(step, manifest["run"], fingerprint(plan), options.resume_with_changes)
+            warnings += accepted(changes)
+        except ConfigurationError as error:
+            problems += error.problems
+        problems += missing_parts(saved_folders(folder, manifest["policies"], has_critics(run)), step)
+        if problems:
+            raise ConfigurationError(problems)
+        last = plan.counted.get("steps", run.max_steps)
+        if last is not None and step >= last:
+            warnings.append(
+                f"nothing is left to train: step {step} is saved and the run has {last} steps; raise --max_steps or "
+                "--train.num_episodes"
+            )
+    elif load:
+        warnings.append(f"no step is saved in {folder} (--ckpt.path): the run starts from the beginning")
+    return replace(plan, run=replace(run, warnings=(*run.warnings, *warnings))), step
+
+
+def taken(folder: Path, step: int, output: Path) -> str:
+    """The problem with a fresh start into a folder that holds a saved run."""
+    return (
+        f"--ckpt.path {folder} holds a run saved at step {step}; resume with: {how_to_resume(output)}, or choose another "
+        "folder"
+    )
+
+
+def accepted(changes: Iterable[str]) -> list[str]:
+    """Warnings of the changes that a resumed run makes."""
+    return [f"{change} (accepted by --resume_with_changes)" for change in changes]

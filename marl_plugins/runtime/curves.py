@@ -1,0 +1,86 @@
+"""The curves of a run as one picture of four panels over the steps: outcome, rewards, KL and response lengths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Metrics = Sequence[Mapping[str, Any]]
+
+
+def plot(metrics: Metrics, roles: Sequence[str], path: Path, title: str) -> None:
+    """Draw `curves.png`.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
+
+    steps = [m for m in metrics if m["step"] > 0]
+    figure, ((top_left, top_right), (bottom_left, bottom_right)) = pyplot.subplots(
+        2, 2, figsize=(12, 7), sharex=True, layout="constrained"
+    )
+    evaluations = [m for m in metrics if "eval/tasks" in m]
+    _outcome(top_left, steps, evaluations)
+    _lines(top_left, evaluations, {role: f"eval/outcome/{role}" for role in roles})
+    policies = sorted({name.split("/")[1] for m in steps for name in m if name.startswith("policy/")})
+    _lines(top_right, steps, {role: f"role/{role}/reward" for role in roles})
+    _lines(bottom_left, steps, {policy: f"policy/{policy}/kl" for policy in policies})
+    _lines(bottom_right, steps, {role: f"role/{role}/response_length" for role in roles})
+    top_right.set_ylabel("mean reward of an action")
+    bottom_left.set(xlabel="step", ylabel="KL to the reference model")
+    bottom_right.set(xlabel="step", ylabel="tokens per answer")
+    for axes in (top_left, top_right, bottom_left, bottom_right):
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False, fontsize="small")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.suptitle(title)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def _outcome(axes: Any, steps: Metrics, evaluations: Metrics) -> None:
+    """The outcome in training and in evaluations; a gap and a cross where an evaluation lost something."""
+    if evaluations:
+        names = ("step", "eval/outcome", "eval/low", "eval/high")
+        x, mean, low, high = ([_value(m, name) for m in evaluations] for name in names)
+        tasks = int(evaluations[0]["eval/tasks"])
+        axes.fill_between(x, low, high, alpha=0.2, color="C0", linewidth=0)
+        if any("eval/outcome" in m for m in evaluations):  # a zero-sum game has only the roles'
+            axes.plot(x, mean, marker="o", color="C0", label=f"{tasks} held-out tasks, 95 %")
+        if lost := [m for m in evaluations if m["eval/lost"]]:
+            label = f"{sum(int(m['eval/lost']) for m in lost)} lost"
+            at, foot = [m["step"] for m in lost], [0.02] * len(lost)
+            axes.plot(at, foot, linestyle="", marker="x", markersize=8, color="C3", label=label, clip_on=False)
+    if any("outcome/mean" in m for m in steps):
+        _line(axes, steps, "outcome/mean", "training", color="C1", linestyle="--", zorder=3)
+    answered = [m for m in evaluations if "eval/outcome" in m]
+    binary = bool(answered) and all(m.get("eval/binary", 1) for m in answered)
+    axes.set(ylabel="success of the system" if binary else "mean outcome", ylim=(0, 1))
+
+
+def _lines(axes: Any, steps: Metrics, names: Mapping[str, str]) -> None:
+    for label, name in names.items():
+        if any(m.get(name) is not None for m in steps):
+            _line(axes, steps, name, label)
+
+
+def _line(axes: Any, steps: Metrics, name: str, label: str, **style: Any) -> None:
+    marker = "." if len(steps) < 40 else ""
+    axes.plot(
+        [m["step"] for m in steps], [_value(m, name) for m in steps], linewidth=1.2, marker=marker, label=label, **style
+    )
+
+
+def _value(metrics: Mapping[str, Any], name: str) -> float:
+    """A number, or a gap in the line."""
+    value = metrics.get(name)
+    return math.nan if value is None else float(value)

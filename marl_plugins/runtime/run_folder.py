@@ -1,0 +1,345 @@
+"""What a run was started from, kept in its folder (`--ckpt.output_dir`), so that `openrlhf train --resume FOLDER` needs no more.
+
+    run/command.json     one entry per start: the words typed, how to repeat them, versions, the machine
+    run/recipe-DIGEST/   copy of the recipe's folder as a start found it; what is too large is a link, listed in the entry
+    run/plugins/         copies of the plugins that are files, NAME-DIGEST/NAME.py; what lies beside each are links
+
+A start adds an entry, and a copy where there is none with this content; the last entry is the one that is repeated. Secrets are
+never written. Nothing here imports torch: a package's version is asked of its metadata.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from marl_plugins import __version__
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.options import recipe_file
+from marl_plugins.core.recipe import find_recipe
+from marl_plugins.hosts import upstream_cli
+from marl_plugins.plan.describe import SECRETS
+from marl_plugins.plan.fingerprint import digest, file_digest
+from marl_plugins.plan.flags import COMMAND_LINE, UPSTREAM_FILES, Given, actions_of, split_flags
+from marl_plugins.plan.plan import Plan
+from marl_plugins.plan.resume import COMMAND_FILE
+from marl_plugins.runtime.checkpoints import replace_text
+
+HERE = "{run}"
+"""Stands for the run's folder in recorded words, so that the folder may be moved."""
+PACKAGES = ("torch", "vllm", "deepspeed", "ray", "transformers")
+LARGEST, LARGEST_COPY, LEAST = 10 * 2**20, 100 * 2**20, 4096
+"""Bytes: of one entry of the recipe's folder that is copied, of all of them, and what a file counts at least."""
+NOT_REPEATED = ("dry-run", "debug", "json", "resume", "resume_with_changes")
+SETTLED = ("ckpt.load_enable", "ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")
+"""Flags that are repeated as the run resolved them, not as they were typed."""
+
+
+def record_start(plan: Plan, words: Sequence[str], done: int) -> None:
+    """Add this start to the run's folder, with copies of the recipe and the plugins unless they are there.
+
+    Args:
+        words: As typed after `openrlhf train`.
+        done: The step that is continued from; 0 for none.
+
+    Raises:
+        ConfigurationError: The folder cannot be written.
+    """
+    run, path = plan.run, plan.run.output.absolute() / COMMAND_FILE
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        entries = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        copies = Copies(plan, path.parent)
+        flags = split_flags(replayed(words)[0], COMMAND_LINE)
+        entries.append(
+            {
+                "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+                "resumed_after": done or None,
+                "directory": str(Path.cwd()),
+                "words": [w for f in split_flags(words, COMMAND_LINE) for w in _masked(f).argv],
+                "repeat": _repeatable(plan, flags, copies),
+                "secrets": [f.name for f in flags if f.name in SECRETS],
+                "linked": copies.linked,
+                "versions": _versions(),
+                "plugins": plan.plugins.versions(),
+                "commit": _commit(run.folder),
+                "host": _host(),
+            }
+        )
+        replace_text(path, json.dumps(entries, indent=2) + "\n")
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"--ckpt.output_dir {run.output}: how the run was started cannot be kept: {error}"
+        ) from error
+
+
+def replayed(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words that `--resume FOLDER` stands for, with those that follow it, and remarks; other words are returned as they are.
+
+    Raises:
+        ConfigurationError: The folder holds no run, or the recipe is given too.
+    """
+    flags = split_flags(words, COMMAND_LINE)
+    chosen = [flag for flag in flags if flag.name == "resume"]
+    if not chosen:
+        return list(words), []
+    if len(chosen) > 1 or len(chosen[0].words) != 1:
+        raise ConfigurationError("--resume takes one run's folder and is given once: --resume FOLDER")
+    folder = Path(chosen[0].words[0])
+    if any(flag.name == "recipe" for flag in flags):
+        raise ConfigurationError(
+            f"--resume {folder} repeats the run with the recipe that it recorded: remove --recipe, or start a new run without "
+            "--resume"
+        )
+    entry = _last_entry(folder)
+    place = os.path.abspath(folder)
+    repeated = [
+        Given(name, tuple(_located(word, place) for word in values), COMMAND_LINE) for name, *values in entry["repeat"]
+    ]
+    more = [f for f in flags if f.name != "resume"]
+    loading = [f for f in (Given("ckpt.load_enable", (), COMMAND_LINE),) if f.name not in [m.name for m in more]]
+    remarks = [
+        f"--{name} was given when the run was started and is never written down: give it again if it is needed"
+        for name in entry["secrets"]
+        if name not in [f.name for f in more]
+    ]
+    return [word for flag in (*repeated, *loading, *more, *chosen) for word in flag.argv], remarks
+
+
+def _last_entry(folder: Path) -> Any:
+    path = folder / COMMAND_FILE
+    if not folder.is_dir():
+        raise ConfigurationError(f"--resume {folder}: no such folder; expected the --ckpt.output_dir of a run")
+    if not path.is_file():
+        why = f"not the folder of a run (it has no {COMMAND_FILE})"
+        if (folder / "manifest.json").is_file():
+            why = "a folder of checkpoints (--ckpt.path)"
+        elif (folder / "plan.json").is_file():
+            why = f"the folder of a run by an earlier release, which kept no {COMMAND_FILE}"
+        raise ConfigurationError(
+            f"--resume {folder}: {why}; expected the --ckpt.output_dir of a run. Any saved run continues by its own command "
+            "with --ckpt.load_enable"
+        )
+    try:
+        entry = json.loads(path.read_text(encoding="utf-8"))[-1]
+        return {key: entry[key] for key in ("repeat", "secrets")}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigurationError(f"--resume {folder}: {path} cannot be read: {error!r}") from None
+
+
+def _located(word: str, folder: str) -> str:
+    return folder + word.removeprefix(HERE) if word == HERE or word.startswith(f"{HERE}/") else word
+
+
+def _masked(flag: Given) -> Given:
+    return Given(flag.name, ("***",), flag.where) if flag.name in SECRETS else flag
+
+
+class Copies:
+    """Copies of a run's recipe and plugins.
+
+    Args:
+        folder: `run/` in the run's folder; what lies in it already is used as it is.
+    """
+
+    def __init__(self, plan: Plan, folder: Path):
+        self.plan, self.folder, self.output = plan, folder, folder.parent
+        run = plan.run
+        self.skipped = [self.output.resolve(), Path(run.args.ckpt.path).resolve()]
+        self.left = LARGEST_COPY
+        self.linked: dict[str, dict[str, Any]] = {}
+        self.recipe = self._recipe(find_recipe(plan.options.recipe)) if plan.options.recipe else None
+
+    def place(self, path: Path) -> str:
+        """A file's or folder's absolute name, relative to the run's folder where it lies in it."""
+        path = Path(os.path.abspath(path))
+        return f"{HERE}/{path.relative_to(self.output)}" if path.is_relative_to(self.output) else str(path)
+
+    def _recipe(self, path: Path) -> Path:
+        """The recipe's file in the copy of its folder, and of everything else that it names by a relative path."""
+        path = Path(os.path.abspath(path))
+        if path.is_relative_to(self.folder):
+            return path
+        files = [*_chain(path), *(Path(os.path.abspath(path.parent / name)) for name in _named(self.plan, path.parent))]
+        root = Path(os.path.commonpath([path.parent, *(file.parent for file in files)]))
+        fresh = self.folder / "recipe.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        for file in files:
+            _copy_file(file, fresh / file.relative_to(root))
+        linked = self._rest(path.parent, fresh / path.parent.relative_to(root))
+        copy = self.folder / f"recipe-{tree_digest(fresh)}"
+        if copy.exists():
+            shutil.rmtree(fresh)
+        else:
+            fresh.rename(copy)
+        self.linked = {str((copy / link.relative_to(fresh)).relative_to(self.output)): of for link, of in linked.items()}
+        return copy / path.relative_to(root)
+
+    def plugin(self, name: str) -> str:
+        """The name of a plugin in a repeated command: of the copy, where it is a file; what lies beside it is linked."""
+        if not name.endswith(".py"):
+            return name
+        path = Path(os.path.abspath(name))
+        if path.is_relative_to(self.folder):
+            return self.place(path)
+        target = self.folder / "plugins" / f"{path.stem}-{file_digest(path)}"
+        if not target.exists():
+            _copy_file(path, target / path.name)
+            for other in sorted(path.parent.iterdir()):
+                if other != path and not _ignored(other) and not self._holds_output(other):
+                    (target / other.name).symlink_to(other)
+        return self.place(target / path.name)
+
+    def _rest(self, source: Path, target: Path) -> dict[Path, dict[str, Any]]:
+        """Copy what else lies in the recipe's folder, because its modules may read any of it; the links that stand for the rest."""
+        target.mkdir(parents=True, exist_ok=True)
+        linked: dict[Path, dict[str, Any]] = {}
+        for entry in sorted(source.iterdir()):
+            copy = target / entry.name
+            if _ignored(entry) or self._holds_output(entry) or (entry.is_file() and copy.exists()):
+                continue
+            size = _size(entry, min(LARGEST, self.left))
+            if size is not None:
+                self.left -= size
+                if entry.is_dir():
+                    shutil.copytree(entry, copy, ignore=_not_copied, dirs_exist_ok=True)
+                else:
+                    _copy_file(entry, copy)
+            elif copy.exists():  # a large folder with files that the recipe names
+                linked |= self._rest(entry, copy)
+            else:
+                copy.symlink_to(entry)
+                facts = {"bytes": entry.stat().st_size, "digest": file_digest(entry)} if entry.is_file() else {}
+                linked[copy] = {"path": str(entry), **facts}
+        return linked
+
+    def _holds_output(self, entry: Path) -> bool:
+        """Whether the run writes into a folder; it is no part of what the run was started from."""
+        return any(written.is_relative_to(entry.resolve()) for written in self.skipped)
+
+
+def _ignored(entry: Path) -> bool:
+    """Whether an entry is hidden, a cache, or nothing that can be copied."""
+    return entry.name.startswith(".") or entry.name == "__pycache__" or not (entry.is_file() or entry.is_dir())
+
+
+def _not_copied(folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if _ignored(Path(folder, name))]
+
+
+def _size(path: Path, most: int) -> int | None:
+    """Bytes of a file or folder; None above `most`, where some are unreadable, and where links to folders may lead back to it."""
+    total = 0
+    for file in [path] if path.is_file() else path.rglob("*"):
+        total += max(LEAST, file.stat().st_size if file.is_file() else 0)
+        if total > most or not os.access(file, os.R_OK) or (file.is_symlink() and file.is_dir()):
+            return None
+    return total
+
+
+def tree_digest(folder: Path) -> str:
+    """A short digest of a folder's files and links."""
+    files = sorted(path for path in folder.rglob("*") if path.is_symlink() or path.is_file())
+    return digest([[str(f.relative_to(folder)), os.readlink(f) if f.is_symlink() else file_digest(f)] for f in files])
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(source, target)
+
+
+def _chain(path: Path) -> list[Path]:
+    """A recipe's file and those that it extends."""
+    base = yaml.safe_load(path.read_text(encoding="utf-8-sig")).get("extends")
+    return [path, *(_chain(path.parent / str(base)) if base else [])]
+
+
+def _named(plan: Plan, folder: Path) -> Iterator[str]:
+    """The files that a recipe names relative to its folder."""
+    recipe = plan.run.recipe
+    files: list[str | None] = [recipe.workflow, recipe.grader, recipe.tasks]
+    files += [recipe.warm_start.demonstrations] if recipe.warm_start else []
+    files += [file for role in recipe.roles.values() for file in (role.prompt, role.system)]
+    files += [name for name in recipe.plugins if name.endswith(".py")]
+    files += [value for value in recipe.flags.values() if isinstance(value, str) and Path(value).suffix]
+    for file in dict.fromkeys(files):
+        if file and not Path(file).is_absolute() and (folder / file).is_file():
+            yield file
+
+
+def _repeatable(plan: Plan, flags: Iterable[Given], copies: Copies) -> list[list[str]]:
+    """The flags as lists of name and values that do not depend on the working folder."""
+    run, parser = plan.run, upstream_cli.build_parser(upstream_cli.upstream_root())
+    plan.plugins.options(parser)
+    actions, repeated = actions_of(parser), []
+    for flag in flags:
+        values = list(flag.words)
+        upstream_name = flag.name.split(".", 2)[-1] if flag.name.startswith("policy.") else flag.name
+        if flag.name in (*NOT_REPEATED, *SETTLED, *SECRETS):
+            continue
+        if flag.name == "recipe":
+            values = [copies.place(copies.recipe)] if copies.recipe else values
+        elif flag.name == "plugin":
+            values = [copies.plugin(value) for value in values]
+        else:
+            action = actions.get(upstream_name)
+            always = action is not None and action.type is recipe_file
+            local = upstream_name in UPSTREAM_FILES or upstream_name.endswith(".model_name_or_path")
+            values = [
+                copies.place(Path(value))
+                if always or value.startswith(("./", "../")) or (local and Path(value).exists())
+                else value
+                for value in values
+            ]
+        repeated.append([flag.name, *values])
+    repeated += [["ckpt.output_dir", HERE], ["ckpt.path", copies.place(Path(run.args.ckpt.path))]]
+    if run.args.logger.tensorboard_dir:
+        repeated.append(["logger.tensorboard_dir", copies.place(Path(run.args.logger.tensorboard_dir))])
+    for name, args in run.policy_args.items():  # a recipe's model may lie anywhere
+        models = {"actor": args.actor.model_name_or_path, "critic": args.critic.model_name_or_path}
+        if models["critic"] == models["actor"]:
+            del models["critic"]
+        for part, model in models.items():
+            if model and Path(model).is_dir():
+                repeated.append([f"policy.{name}.{part}.model_name_or_path", copies.place(Path(model))])
+    return repeated
+
+
+def _versions() -> dict[str, str | None]:
+    owners = metadata.packages_distributions()  # vLLM for CPU is a distribution of another name
+    return {
+        "python": platform.python_version(),
+        "openrlhf-marl": __version__,
+        "openrlhf": upstream_cli.upstream_version(),
+        **{name: metadata.version(owners[name][0]) if name in owners else None for name in PACKAGES},
+    }
+
+
+def _commit(folder: Path) -> str | None:
+    """The git commit of a folder, with `-dirty` where its repository has changes; None without git or a repository."""
+    words = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _host() -> dict[str, Any]:
+    gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*"))) or len(list(Path("/dev").glob("nvidia[0-9]*")))
+    return {
+        "name": platform.node(),
+        "cores": os.cpu_count(),
+        "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "gpus": gpus,
+    }

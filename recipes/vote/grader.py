@@ -1,0 +1,14 @@
+"""An answer is the last of its letters A and B that stands alone."""
+
+import re
+
+LETTER = re.compile(r"\b[AB]\b")
+
+
+def letter(text):
+    found = LETTER.findall(text or "")
+    return found[-1] if found else ""
+
+
+def score_outcome(trajectory):
+    return float(letter(trajectory.answer) == trajectory.task.label)

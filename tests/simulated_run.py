@@ -1,0 +1,146 @@
+"""A training run without processes: the real trainer, rollout, records and display over simulated engines and policies.
+
+What fails, and when, is the caller's: `outcome(trajectory)` is the verifier, `answer(call)` comes before every generation.
+"""
+
+import asyncio
+from types import SimpleNamespace
+
+import torch
+from simulated import CharacterChat, simulated_engine
+
+from marl_plugins.core.estimators import Estimator
+from marl_plugins.core.trajectory import Task
+from marl_plugins.core.workflow import RoleSpec, Sampling
+from marl_plugins.runtime.display import Display
+from marl_plugins.runtime.experience import Forwarded, row_experience
+from marl_plugins.runtime.records import Records
+from marl_plugins.runtime.rollout import Rollout
+from marl_plugins.runtime.trainer import Trainer
+
+UPDATE = {
+    "policy_loss": 0.5,
+    "actor_lr": 1e-4,
+    "actor_grad_norm": 2.0,
+    "kl": 0.01,
+    "optimiser_steps": 1.0,
+    "fill_rows": 0.0,
+}
+
+
+class SimulatedPolicy:
+    """A policy whose updates change nothing but its version."""
+
+    trained = True
+    engines = SimpleNamespace(restarted=0)
+
+    def __init__(self, name):
+        self.name = name
+        self.version = 0
+        self.saved = []
+
+    async def wake(self):
+        pass
+
+    async def sleep(self):
+        pass
+
+    async def forward(self, rows):
+        batches = []
+        for row in rows:
+            experience = row_experience(row)
+            experience.action_log_probs = experience.rollout_log_probs
+            experience.kl = torch.zeros_like(experience.rollout_log_probs)
+            batches.append(([row], experience))
+        return Forwarded(self.name, rows, batches)
+
+    async def save(self, tag, state):
+        self.saved.append(state["step"])
+
+
+class SimulatedPlugins:
+    """The built-in answers to the hooks that a trainer and a rollout call."""
+
+    def __init__(self, policies, outcome, answer):
+        engine = simulated_engine()
+
+        async def generate(run, call, engines):
+            answer(call)
+            given = await engine(call)
+            return type(given)(given.ids, given.logprobs, given.finish, call.policy, policies[call.policy].version)
+
+        async def update(run, policy, prepared, steps, step):
+            return dict(UPDATE)
+
+        async def sync(run, policy, version):
+            policy.version = version
+            return True
+
+        async def score(trajectory):
+            return outcome(trajectory)
+
+        self.hook = SimpleNamespace(
+            marl_generate=generate,
+            marl_score_action=lambda run, action, seen: None,
+            marl_score_outcome=lambda run, trajectory: score(trajectory),
+            marl_update=update,
+            marl_sync=sync,
+            marl_log=lambda run, step, metrics: None,
+        )
+
+    async def chain(self, name, value, **arguments):
+        return value
+
+    def state(self, run):
+        return {}
+
+
+def simulated_trainer(folder, outcome, answer=lambda call: None, steps=6, eval_steps=1, samples=2, estimator=None):
+    """A trainer of a system with one role `a` on a policy `p`, four tasks a step, ten held-out tasks."""
+    args = SimpleNamespace(
+        train=SimpleNamespace(seed=1, num_episodes=1),
+        rollout=SimpleNamespace(n_samples_per_prompt=samples, batch_size=4),
+        eval=SimpleNamespace(steps=eval_steps, n_samples_per_prompt=1, temperature=0.0),
+        ckpt=SimpleNamespace(save_steps=-1),
+        logger=SimpleNamespace(logging_steps=1, tensorboard_dir=None, wandb=SimpleNamespace(key=None)),
+    )
+    run = SimpleNamespace(
+        args=args,
+        recipe=SimpleNamespace(limits=SimpleNamespace(task_seconds=5.0), roles={"a": None}),
+        max_steps=None,
+        episode_steps=lambda tasks: [1] * steps,
+    )
+    policies = {"p": SimulatedPolicy("p")}
+    plugins = SimulatedPlugins(policies, outcome, answer)
+    chat = CharacterChat()
+    chat.tokenizer = SimpleNamespace(decode=lambda ids, skip_special_tokens: chat.text(ids))
+    role = RoleSpec("a", "p", lambda f: [{"role": "user", "content": f["q"]}], chat, Sampling(1.0, 1.0, 8, 100))
+
+    async def workflow(task, roles, tools):
+        return await roles.a(q=task.prompt)
+
+    session = SimpleNamespace(
+        plan=SimpleNamespace(run=run, plugins=plugins),
+        policies=policies,
+        trained=policies,
+        roles={"a": role},
+        train_tasks=[Task(f"t{n}", f"q{n}", "l") for n in range(4 * steps)],
+        eval_tasks=[Task(f"e{n}", f"held {n}", "l") for n in range(10)],
+        estimator=estimator or Estimator(),
+        rollout=Rollout(run, plugins, workflow, {"a": role}, {}, {"p": None}),
+    )
+    trainer = Trainer(session, Records(folder, args, {}, 0), None, Display(False, ["a"]))
+
+    async def save(step):
+        await policies["p"].save("", {"step": step})
+        trainer.saved = step
+
+    trainer.save = save
+    return trainer
+
+
+def simulated_run(folder, outcome, **settings):
+    """Train to the end; the trainer."""
+    trainer = simulated_trainer(folder, outcome, **settings)
+    asyncio.run(trainer.fit(0))
+    return trainer

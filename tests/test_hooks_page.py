@@ -1,0 +1,130 @@
+"""The code of docs/hooks.md and of the section on outcomes per role in docs/recipes.md does what the pages say."""
+
+import asyncio
+
+import pytest
+import torch
+from simulated import make_trajectory
+from test_docs import fenced, simulated
+
+from marl_plugins.contracts import PluginContract
+from marl_plugins.core.credit import rewards_from_scores
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.rows import Row
+from marl_plugins.core.scoring import set_outcome
+from marl_plugins.core.trajectory import Task
+from marl_plugins.core.workflow import ToolCall
+from marl_plugins.loading import load, load_file
+from marl_plugins.plan.build import build_plan
+
+
+def contracts_of(kit):
+    for name in dir(kit):
+        if name.startswith("test_"):
+            getattr(kit, name)()
+
+
+@pytest.fixture
+def calc(tmp_path, monkeypatch):
+    (tmp_path / "calc.py").write_text(fenced("hooks.md", "# calc.py"))
+    (tmp_path / "test_calc.py").write_text(fenced("hooks.md", "# test_calc.py"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_tool_of_the_page_keeps_the_contracts_of_the_page(calc):
+    kit = load_file(calc / "test_calc.py", "test_hooks_page_calc").TestCalc()
+    contracts_of(kit)
+
+
+@pytest.mark.parametrize(
+    ("text", "output", "ok"), [("1+1", "2", True), ("7 * -3", "-21", True), ("2-5", "-3", True), ("1/0", None, False)]
+)
+def test_the_tool_of_the_page_calculates(calc, text, output, ok):
+    (tool,) = load(str(calc / "calc.py")).marl_tools()
+    result = asyncio.run(tool.run(ToolCall(text, "t", 0, 1)))
+    assert result.ok == ok and (not ok or result.output == output)
+    assert tool.find(f"<calc>{text}</calc> and <calc>2+2</calc>") == [text, "2+2"] and tool.message_role == "user"
+
+
+def test_a_workflow_calls_the_tool_as_the_page_says(calc):
+    (tool,) = load(str(calc / "calc.py")).marl_tools()
+    results = []
+
+    async def workflow(task, roles, tools):
+        results.append(await tools.calc("1+1"))
+        return await roles.a(sum=results[0].output)
+
+    got = simulated(workflow, Task("t", "q"), {"a": "{sum}?"}, lambda role, prompt: prompt, {"calc": tool})
+    assert (results[0].output, results[0].ok) == ("2", True) and "2?" in got.answer
+
+
+def test_the_estimator_of_the_page_has_a_baseline_per_role(tmp_path):
+    file = tmp_path / "role_mean.py"
+    file.write_text(fenced("hooks.md", "# role_mean.py"))
+    contracts_of(type("Kit", (PluginContract,), {"plugin": str(file)})())
+    trajectory = make_trajectory({"a": [], "b": [], "c": [], "d": []}, roles={"a": "x", "b": "x", "c": "x", "d": "y"})
+    rows = [Row(trajectory, action, 0.0) for action in trajectory.actions]
+    shaped = load(str(file)).RoleMean(scope="batch").shape(rows, torch.tensor([1.0, 0.5, 0.0, 4.0]))
+    assert shaped.tolist() == [0.75, 0.0, -0.75, 4.0]
+
+
+@pytest.fixture
+def debate(tmp_path):
+    """The page's grader and workflow, and a way to run them."""
+    (tmp_path / "grader.py").write_text(
+        fenced(
+            "recipes.md",
+            '    """Two debaters and a judge, which says "pro" or "con": one debater wins what the other loses."""',
+        )
+    )
+    (tmp_path / "workflow.py").write_text(
+        fenced("recipes.md", "    con = await roles.con(question=task.prompt, other=pro)")
+    )
+    workflow = load_file(tmp_path / "workflow.py", "test_hooks_page_debate").run
+    grader = load_file(tmp_path / "grader.py", "test_hooks_page_grader")
+    prompts = {"pro": "{question}", "con": "{question} {other}", "judge": "{question} {pro} {con}"}
+
+    def play(verdict, label):
+        got = simulated(workflow, Task("t", "q", label), prompts, lambda role, _: verdict if role == "judge" else role)
+        set_outcome(got, grader.score_outcome(got), ["pro", "con", "judge"])
+        rewards_from_scores([got])
+        return got
+
+    return play
+
+
+@pytest.mark.parametrize(
+    ("verdict", "label", "outcomes"),
+    [
+        ("pro", "pro", {"pro": 1.0, "con": 0.0, "judge": 1.0}),
+        ("con", "pro", {"pro": 0.0, "con": 1.0, "judge": 0.0}),
+        ("both", "pro", {"pro": 0.5, "con": 0.5, "judge": 0.0}),
+    ],
+)
+def test_the_debate_of_the_page_rewards_each_role_with_its_outcome(debate, verdict, label, outcomes):
+    got = debate(verdict, label)
+    assert got.outcomes == outcomes and got.outcome == pytest.approx(sum(outcomes.values()) / 3)
+    assert {a.role: a.reward for a in got.actions} == outcomes
+
+
+def test_the_debate_of_the_page_can_be_planned(debate, tmp_path):
+    """Its grader is called on rehearsed trajectories, too."""
+    (tmp_path / "recipe.yaml").write_text(
+        "name: debate\nroles:\n  pro: {prompt: pro.md}\n  con: {prompt: con.md}\n  judge: {prompt: judge.md}\n"
+        "workflow: workflow.py\ngrader: grader.py\ntasks: tasks.py\nmodel: tiny\nflags:\n"
+        "  {rollout.batch_size: 4, train.batch_size: 4, rollout.max_new_tokens: 8, data.max_len: 256}\n"
+    )
+    for name, prompt in {"pro": "{question}", "con": "{question} {other}", "judge": "{question} {pro} {con}"}.items():
+        (tmp_path / f"{name}.md").write_text(prompt)
+    (tmp_path / "tasks.py").write_text(
+        "from marl_plugins.core.trajectory import Task\n\ndef load(split):\n"
+        "    return [Task(f'{split}{n}', f'{split} {n}?', 'pro') for n in range(8)]\n"
+    )
+    run = build_plan(["--recipe", str(tmp_path)]).run
+    assert list(run.recipe.roles) == ["pro", "con", "judge"] and run.warnings == ()
+    (tmp_path / "typo.py").write_text((tmp_path / "grader.py").read_text().replace('"judge":', '"juge":'))
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("grader.py", "typo.py"))
+    with pytest.raises(ConfigurationError, match="'juge' is no role of the recipe; did you mean 'judge'"):
+        build_plan(["--recipe", str(tmp_path)])

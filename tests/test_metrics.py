@@ -1,0 +1,298 @@
+"""What a run counts and writes: losses beside the means, tokens, signal, evaluations, the circuit breaker, the glossary."""
+
+import ast
+import asyncio
+import json
+import re
+from pathlib import Path
+
+import pytest
+from simulated import make_trajectory
+
+from marl_plugins.core.circuit_breaker import CircuitBreaker
+from marl_plugins.core.failures import AgentFailure, InfrastructureFailure, RunPaused
+from marl_plugins.core.ledger import Ledger, lost_trajectories, unscored_actions
+from marl_plugins.core.rows import Row
+from marl_plugins.core.trajectory import Trajectory
+from marl_plugins.runtime.metrics import held_out, signal, summary
+from marl_plugins.runtime.records import KEPT_TASKS, cut_back
+
+PAGE = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text()
+simulated = pytest.importorskip("simulated_run")
+
+
+def right(trajectory):
+    return float(int(trajectory.actions[0].text[0], 16) % 2)
+
+
+def down(trajectory):
+    raise InfrastructureFailure("calculator", "Connection refused")
+
+
+def lines(folder, name):
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def evaluated(*outcomes, task="t"):
+    """Trajectories of tasks with one sample each; None is lost."""
+    made = []
+    for n, outcome in enumerate(outcomes):
+        t = make_trajectory({"a": []}, task=f"{task}{n}")
+        t.outcome = outcome
+        if outcome is None:
+            t.lose("calculator", "Connection refused")
+        made.append(t)
+    return made
+
+
+# --- evaluations ----------------------------------------------------------------------------------------------------------
+
+
+def test_lost_trajectories_are_in_no_mean():
+    got = held_out(evaluated(1.0, 1.0, None, 0.0))
+    assert got["eval/outcome"] == pytest.approx(2 / 3)
+    assert (got["eval/tasks"], got["eval/answered"], got["eval/lost"], got["eval/binary"]) == (4, 3, 1, 1)
+    alone = held_out(evaluated(1.0, 1.0, 0.0))
+    assert (got["eval/low"], got["eval/high"]) == (alone["eval/low"], alone["eval/high"])
+
+
+def test_an_evaluation_without_answers_has_no_outcome():
+    got = held_out(evaluated(None, None))
+    assert got == {"eval/tasks": 2, "eval/answered": 0, "eval/lost": 2, "eval/unscored": 0}
+
+
+def test_the_interval_is_over_tasks_and_not_over_samples():
+    once, often = evaluated(1.0, 0.0, 0.0, 1.0), [t for _ in range(8) for t in evaluated(1.0, 0.0, 0.0, 1.0)]
+    assert held_out(often) == held_out(once)
+
+
+def test_what_no_grader_scored_is_counted_apart():
+    found = evaluated(1.0, 0.5)
+    found[1].outcome = None
+    got = held_out(found)
+    assert (got["eval/outcome"], got["eval/lost"], got["eval/unscored"]) == (1.0, 0, 1)
+
+
+def test_partial_scores_are_no_successes():
+    got = held_out(evaluated(*[1.0, 0.5, 0.25] * 4))
+    assert got["eval/binary"] == 0 and 0 < got["eval/low"] < got["eval/outcome"] < got["eval/high"] <= 1
+
+
+def game(*outcomes):
+    """Trajectories with an outcome per role; None: the agents failed."""
+    made = []
+    for n, scores in enumerate(outcomes):
+        t = make_trajectory({"pro": [], "con": []}, task=f"t{n}")
+        t.outcomes = scores or {}
+        t.outcome = sum(scores.values()) / 2 if scores else 0.0
+        t.agent_failure = None if scores else "no_answer"
+        made.append(t)
+    return made
+
+
+def test_in_a_zero_sum_game_each_role_has_a_mean_and_the_team_has_none():
+    got = held_out(game({"pro": 1.0, "con": 0.0}, {"pro": 0.5, "con": 0.5}, {"pro": 1.0, "con": 0.0}, None))
+    assert got["eval/outcome/pro"] == 0.625 and got["eval/outcome/con"] == 0.125
+    assert "eval/outcome" not in got and got["eval/answered"] == 4
+    found = game({"pro": 1.0, "con": 0.0}, {"pro": 0.0, "con": 1.0})
+    got = summary(found, Ledger(1))
+    assert got["outcome/pro"] == got["outcome/con"] == 0.5 and "outcome/mean" not in got
+
+
+def test_a_team_whose_roles_all_succeed_plays_no_zero_sum_game():
+    got = held_out(game({"pro": 1.0, "con": 1.0}, {"pro": 1.0, "con": 1.0}))
+    assert got["eval/outcome"] == got["eval/outcome/pro"] == 1.0
+
+
+# --- a step ---------------------------------------------------------------------------------------------------------------
+
+
+def test_tokens_count_what_was_generated_and_what_was_trained_on():
+    found = evaluated(1.0, None)
+    found[0].actions[0].left_out = None
+    found[1].actions[0].left_out = "infrastructure:calculator"
+    rows = [Row(found[0], found[0].actions[0], 1.0)]
+    got = summary(found, Ledger.of(1, found, rows))
+    assert (got["tokens/sampled"], got["tokens/trained"], got["trajectories/lost"]) == (4, 2, 1)
+    assert got["role/a/actions"] == 1
+
+
+def test_what_nothing_was_measured_of_is_no_zero():
+    (t,) = evaluated(1.0)
+    t.actions[0].reward, t.actions[0].left_out = None, "no score"
+    got = summary([t], Ledger.of(1, [t], []))
+    assert got["role/a/actions"] == 1 and not {"reward/mean", "role/a/reward", "role/a/advantage"} & got.keys()
+
+
+def rows(*rewards, advantage=0.0):
+    """One row per sample of each task: `rewards` are those of its samples."""
+    made = []
+    for task, samples in enumerate(rewards):
+        for sample, reward in enumerate(samples):
+            t = make_trajectory({"a": []}, task=f"t{task}", sample=sample)
+            t.actions[0].advantages = (advantage, -advantage)
+            made.append(Row(t, t.actions[0], reward))
+    return made
+
+
+def test_tasks_without_spread_are_a_share_of_those_with_several_samples():
+    assert signal(rows((1.0, 1.0), (0.0, 1.0), (0.0, 0.0), (0.3, 0.3)), None)["signal/flat_tasks"] == 0.75
+    assert signal(rows((1.0, 1.0), (0.5,)), "task+role")["signal/flat_tasks"] == 1.0
+    assert "signal/flat_tasks" not in signal(rows((1.0,), (0.0,)), None)
+    assert signal([], None) == {}
+
+
+def test_there_is_no_signal_where_every_advantage_is_zero():
+    assert signal(rows((1.0, 1.0)), None)["signal/none"] == 1
+    assert signal(rows((1.0, 1.0), advantage=0.5), None)["signal/none"] == 0  # the mean of a row's is 0, and each is not
+
+
+# --- causes and the circuit breaker ---------------------------------------------------------------------------------------
+
+
+def test_losses_are_grouped_by_cause_with_the_most_frequent_reason():
+    found = evaluated(*[None] * 5, 1.0)
+    found[0].lose("engine", "gone")
+    found[1].lose("calculator", "timed\nout")
+    first, second = lost_trajectories(found)
+    assert (first.kind, first.count, first.detail) == ("calculator", 4, "Connection refused (3; 1 other reasons)")
+    assert (second.kind, second.count, second.detail) == ("engine", 1, "gone")
+    found[5].actions[0].unscored = "coach_busy"
+    assert [(loss.kind, loss.count) for loss in unscored_actions(found)] == [("coach_busy", 1)]
+
+
+def ledger(step, found, trained=0):
+    made = Ledger(step, trajectories=len(found))
+    made.lost.update(t.infrastructure_failure for t in found if t.infrastructure_failure)
+    made.trained["a"] = trained
+    return made
+
+
+LOST, ANSWERED = evaluated(None, None), evaluated(1.0, None)
+
+
+def test_three_lost_steps_in_a_row_pause_the_run_with_the_cause():
+    breaker = CircuitBreaker()
+    for step in (1, 2, 3, 4, 5):
+        breaker.step(ledger(step, LOST, trained=step == 2), LOST)
+        if step < 5:
+            breaker.check()
+    with pytest.raises(RunPaused, match=r"^trajectories lost to calculator in 3 consecutive steps, up to step 5; fix the"):
+        breaker.check()
+
+
+def test_steps_and_evaluations_are_added_where_the_cause_is_the_same():
+    breaker = CircuitBreaker()
+    breaker.step(ledger(1, LOST), LOST)
+    breaker.evaluation(1, LOST)
+    breaker.check()
+    breaker.step(ledger(2, LOST), LOST)
+    with pytest.raises(RunPaused, match="in 2 consecutive steps and 1 consecutive evaluation, up to step 2"):
+        breaker.check()
+
+
+def test_they_are_not_added_where_it_differs():
+    breaker = CircuitBreaker()
+    for step in (1, 2):
+        breaker.step(ledger(step, ANSWERED), ANSWERED)  # nothing trained, for another reason
+        breaker.evaluation(step, LOST)
+    breaker.check()
+
+
+def test_good_steps_do_not_hide_that_every_evaluation_is_lost():
+    breaker = CircuitBreaker()
+    for step in (1, 2, 3):
+        breaker.step(ledger(step, ANSWERED, trained=1), ANSWERED)
+        breaker.evaluation(step, evaluated(None, None, 1.0))
+    with pytest.raises(RunPaused, match="in 3 consecutive evaluations, up to step 3; fix the cause: Connection refused"):
+        breaker.check()
+    half = CircuitBreaker()
+    for step in (1, 2, 3, 4):
+        half.evaluation(step, ANSWERED)  # half of it is answered
+    half.check()
+
+
+# --- runs -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_tool_that_dies_is_said_and_pauses_the_run_saved(tmp_path, capsys):
+    """It dies in step 3: evaluated after steps 3 and 4, trained on in neither; the third loss is evaluation 4's."""
+
+    def answer(call):
+        if call.step >= 3 or (call.step < 0 and trainer.breaker.in_a_row):
+            raise InfrastructureFailure("calculator", "Connection refused")
+
+    trainer = simulated.simulated_trainer(tmp_path, right, answer)
+    with pytest.raises(
+        RunPaused, match="lost to calculator in 2 consecutive steps and 1 consecutive evaluation, up to step 4"
+    ):
+        asyncio.run(trainer.fit(0))
+    said = capsys.readouterr().out
+    assert "step 3: 8 of 8 trajectories lost: calculator: Connection refused\n" in said
+    assert "evaluation after step 3: 10 of 10 trajectories lost: calculator: Connection refused\n" in said
+    assert "held-out success after step 3: none known on 0 of 10 tasks, 10 lost" in said
+    assert trainer.session.policies["p"].saved == [3]
+    written = lines(tmp_path, "metrics.jsonl")
+    assert [m["step"] for m in written] == [0, 1, 2, 3]
+    assert written[2]["eval/answered"] == 10 and "eval/outcome" not in written[3] and written[3]["eval/lost"] == 10
+
+
+def test_a_dead_verifier_of_evaluations_pauses_the_run_after_the_step(tmp_path):
+    def outcome(trajectory):
+        return down(trajectory) if trajectory.task.id.startswith("e") else right(trajectory)
+
+    trainer = simulated.simulated_trainer(tmp_path, outcome)
+    with pytest.raises(RunPaused, match="in 3 consecutive evaluations, up to step 2"):
+        asyncio.run(trainer.fit(0))
+    assert trainer.saved == 2 and trainer.session.policies["p"].saved == [2]
+    assert [m["step"] for m in lines(tmp_path, "metrics.jsonl")] == [0, 1, 2]
+    assert all(m["rows/trained"] for m in lines(tmp_path, "metrics.jsonl")[1:])
+
+
+def test_generated_tokens_of_lost_trajectories_are_counted(tmp_path):
+    simulated.simulated_run(tmp_path, lambda t: 1.0 if t.task.id.startswith("e") else down(t), steps=2, eval_steps=-1)
+    for m in lines(tmp_path, "metrics.jsonl"):
+        assert m["tokens/sampled"] > 0 and m["tokens/trained"] == 0 and m["tokens_per_second"] > 0
+
+
+def test_evaluations_are_kept_whole_first_and_last_and_in_part_between(tmp_path):
+    simulated.simulated_run(tmp_path, right, steps=4)
+    kept, last = lines(tmp_path, "evaluations.jsonl"), lines(tmp_path, "evaluation-last.jsonl")
+    tasks = {step: {r["task"] for r in kept if r["step"] == step} for step in range(5)}
+    assert len(tasks[0]) == 10 and all(tasks[step] == tasks[1] for step in (2, 3, 4)) and len(tasks[1]) == KEPT_TASKS
+    assert {r["step"] for r in last} == {4} and len(last) == 10
+    assert Trajectory.from_record(kept[0]).actions[0].text
+    for name in ("evaluations.jsonl", "evaluation-last.jsonl"):
+        cut_back(tmp_path / name, 2)
+    assert {r["step"] for r in lines(tmp_path, "evaluations.jsonl")} == {0, 1, 2}
+    assert not lines(tmp_path, "evaluation-last.jsonl")
+
+
+# --- the glossary ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_metric_of_a_run_is_in_the_page(tmp_path):
+    simulated.simulated_run(tmp_path, lambda t: 1.0, steps=2)
+    names = {name for m in lines(tmp_path, "metrics.jsonl") for name in m}
+    generic = {re.sub(r"^policy/p/", "policy/POLICY/", re.sub(r"^role/a/", "role/ROLE/", name)) for name in names}
+    assert {"tokens_per_second", "signal/none", "policy/POLICY/kl", "eval/answered"} <= generic
+    assert not {name for name in generic if f"`{name}`" not in PAGE}
+
+
+def test_every_column_of_the_console_is_in_the_page():
+    from marl_plugins.runtime.step_table import EXPENDABLE, StepTable
+
+    for column in StepTable([], 10).columns:
+        starred = " *" if column.title in EXPENDABLE else ""
+        title = column.title.replace("|", "\\|")
+        assert f"| `{title}`{starred} |" in PAGE
+
+
+def test_every_kind_of_failure_of_the_package_is_in_the_page():
+    package = Path(__file__).parent.parent / "marl_plugins"
+    files = [file for file in package.rglob("*.py") if "plan" not in file.parts]  # a rehearsal writes no ledger
+    calls = [node for file in files for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+    raised = [c for c in calls if ast.unparse(c.func).split(".")[-1] in ("InfrastructureFailure", "MayPass")]
+    kinds = {*AgentFailure.KINDS, *(c.args[0].value for c in raised if isinstance(c.args[0], ast.Constant))}
+    assert len(kinds) > 10
+    assert not {kind for kind in kinds if f"`{kind}`" not in PAGE}

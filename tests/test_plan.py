@@ -1,0 +1,583 @@
+"""What a plan sees before anything starts: data, models, lengths, what plugins bring, and what it says of the run."""
+
+import json
+import os
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.tasks import read_tasks
+from marl_plugins.core.tiny import count_tokens
+from marl_plugins.plan.build import build_plan
+from marl_plugins.plan.describe import describe
+
+RECIPE = """\
+name: small
+roles:
+  solver: {prompt: solver.md, max_new_tokens: 16}
+workflow: workflow.py
+grader: grader.py
+model: tiny
+flags:
+  data.prompt_dataset: data.jsonl
+  data.max_len: 128
+  rollout.batch_size: 16
+  rollout.n_samples_per_prompt: 2
+  rollout.max_new_tokens: 16
+  train.batch_size: 32
+  train.num_episodes: 3
+"""
+WORKFLOW = """\
+async def run(task, roles, tools):
+    return await roles.solver(problem=task.prompt)
+"""
+GRADER = """\
+def score_outcome(trajectory):
+    return float(trajectory.answer == trajectory.task.label)
+"""
+ROWS = [{"problem": f"{n} + {n} = ?", "answer": str(2 * n)} for n in range(64)]
+
+
+class Files:
+    """A recipe folder whose files are written anew by name."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def write(self, **files):
+        for name, content in files.items():
+            path = self.folder / name.replace("__", "/").replace("_", ".")
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return self
+
+    def edit(self, old, new):
+        path = self.folder / "recipe.yaml"
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
+        return self
+
+    def plan(self, *words):
+        return build_plan(["--recipe", str(self.folder), *words])
+
+    def problem(self, *words):
+        """The only problem of the plan."""
+        with pytest.raises(ConfigurationError) as caught:
+            self.plan(*words)
+        assert len(caught.value.problems) == 1, caught.value.problems
+        return caught.value.problems[0]
+
+    def warnings(self, *words):
+        return self.plan(*words).run.warnings
+
+    def model(self, config, tokenizer=None, template="x"):
+        """A model folder, named by the recipe."""
+        made = self.folder / "model"
+        made.mkdir()
+        (made / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+        (made / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+        if tokenizer is not None:
+            tokenizer.save(str(made / "tokenizer.json"))
+        return self.edit("model: tiny", "model: ./model")
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    rows = "\n".join(map(json.dumps, ROWS))
+    files = Files(tmp_path)
+    return files.write(
+        recipe_yaml=RECIPE, workflow_py=WORKFLOW, grader_py=GRADER, solver_md="Solve: {problem}\n", data_jsonl=rows
+    )
+
+
+def says(text, *parts):
+    assert all(part in text for part in parts), text
+
+
+def test_a_good_recipe_has_no_warnings(recipe):
+    assert recipe.warnings() == ()
+
+
+# --- data files -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        (b"", ["is empty"]),
+        (b" \n", ["is empty"]),
+        (b'{"problem": "1"}\n{"problem": "2"}\n', ["data.json:2: not JSON: one object per line belongs in a .jsonl file"]),
+        (b'[\n {"problem": "1"},\n]', ["data.json:3: not JSON: a comma before ] at column 1"]),
+        (b'[{"problem": "1",}]', ["data.json:1: not JSON: a comma before } at column 18"]),
+        (b"[{'problem': '1'}]", ["strings are written in double quotes at column 3"]),
+        (b'[{"problem": "1"}', ["it ends too early at column 18"]),
+        (b"not json at all", ["data.json:1: not JSON: Expecting value at column 1"]),
+        (b"[" * 100_000, ["nested too deeply"]),
+        (b'[{"problem": "1", "answer": NaN}]', ["item 1: field 'answer': NaN and Infinity are not JSON values"]),
+        (b'[{"problem": "1", "answer": 1, "x": {"y": [1e999]}}]', ["item 1: field 'x': NaN and Infinity"]),
+        (b'[{"problem": "1", "answer": "2"}, {"problem": "2"}]', ["item 2: no field 'answer' (--data.label_key)"]),
+        (b'[{"problem": "1"}, {"problem": "2", "answer": "2"}]', ["item 1: no field 'answer' (--data.label_key)"]),
+        (b'[{"problem": "\\ud800", "answer": "2"}]', ["train task '0'", "half of a UTF-16 pair"]),
+        (b'[{"problem": "caf\xe9"}]', ["data.json is not UTF-8 text (byte 17)"]),
+    ],
+)
+def test_a_broken_json_file_says_what_and_where(recipe, content, parts):
+    recipe.write(data_json=content).edit("data.jsonl", "data.json").edit("size: 32", "size: 2").edit("size: 16", "size: 2")
+    says(recipe.problem(), *parts)
+
+
+def test_a_deeply_nested_line_is_refused(recipe):
+    says(recipe.write(data_jsonl='{"problem": ' + "[" * 100_000).problem(), "data.jsonl", "nested too deeply")
+
+
+def test_a_byte_order_mark_is_read_over(recipe):
+    recipe.write(data_jsonl=b"\xef\xbb\xbf" + "\n".join(map(json.dumps, ROWS)).encode())
+    assert recipe.plan().tasks("train")[0].prompt == "0 + 0 = ?"
+
+
+def test_a_pipe_is_refused_rather_than_waited_for(recipe):
+    os.remove(recipe.folder / "data.jsonl")
+    os.mkfifo(recipe.folder / "data.jsonl")
+    says(recipe.problem(), "data.jsonl", "a pipe or a device")
+
+
+def test_a_folder_in_the_place_of_a_file_is_refused(recipe):
+    os.remove(recipe.folder / "data.jsonl")
+    (recipe.folder / "data.jsonl").mkdir()
+    says(recipe.problem(), "cannot read", "data.jsonl: Is a directory")
+
+
+def test_csv_is_read(recipe):
+    text = 'problem,answer,year\r\n"1, 2 and\n3?",6,2000\r\n\r\na\u2028b,7,2001\r\n'
+    recipe.write(data_csv=b"\xef\xbb\xbf" + text.encode())
+    first, second = read_tasks(recipe.folder / "data.csv")
+    assert (first.prompt, first.label, first.metadata) == ("1, 2 and\n3?", "6", {"year": "2000"})
+    assert second.prompt == "a\u2028b"
+    more = text + "".join(f"{n}?,{n},1\r\n" for n in range(62))
+    plan = recipe.write(data_csv=more).edit("data.jsonl", "data.csv").plan()
+    assert len(plan.tasks("train")) == 64
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        ("problem,answer\n1,2,3\n", ["data.csv:2: 3 values, where line 1 names 2 fields"]),
+        ("problem,problem\n1,2\n", ["data.csv:1: two fields have the same name"]),
+        ('problem,answer\n"1,2\n', ["data.csv:2: not CSV"]),
+        ("text,answer\n1,2\n", ["data.csv:2: no field 'input'"]),
+    ],
+)
+def test_a_broken_csv_file_says_where(recipe, content, parts):
+    recipe.write(data_csv=content)
+    with pytest.raises(ConfigurationError) as caught:
+        read_tasks(recipe.folder / "data.csv")
+    says(caught.value.problems[0], *parts)
+
+
+@pytest.mark.parametrize("name", ["data.txt", "data.parquet", "./no", "/no/such"])
+def test_what_cannot_be_read_is_refused_before_a_hub_is_asked(recipe, name):
+    (recipe.folder / "data.txt").write_text("1")
+    says(recipe.problem("--data.prompt_dataset", name), f"--data.prompt_dataset {name}: ")
+
+
+def test_the_name_of_a_hubs_data_set_is_left_to_the_start(recipe):
+    plan = recipe.plan("--data.prompt_dataset", "openai/gsm8k")
+    assert describe(plan)["steps"].startswith("known when the tasks are read")
+
+
+def test_many_problems_of_a_file_are_counted(recipe, capsys):
+    from marl_plugins.cli import main
+
+    recipe.write(data_jsonl="x\n" * 64)
+    assert main(["train", "--recipe", str(recipe.folder), "--dry-run"]) == 2
+    shown = capsys.readouterr().err
+    says(shown, "44 more problems like these", "\n64 problems; nothing was done")
+
+
+@pytest.mark.parametrize("name", ["solution", "output", "ground_truth"])
+def test_labels_have_many_names(recipe, name):
+    recipe.write(data_jsonl="\n".join(json.dumps({"problem": r["problem"], name: r["answer"]}) for r in ROWS))
+    plan = recipe.plan()
+    assert plan.tasks("train")[3].label == "6"
+    assert describe(plan)["task_source"]["train"].endswith(f"data.jsonl: problem -> prompt, {name} -> label")
+
+
+def test_two_fields_that_may_be_the_prompt_are_a_warning(recipe):
+    recipe.write(data_jsonl="\n".join(json.dumps({**row, "question": "?"}) for row in ROWS))
+    (warning,) = recipe.warnings()
+    says(warning, "taken from field 'problem'", "there is 'question' too", "--data.input_key")
+    assert recipe.warnings("--data.input_key", "problem") == ()
+
+
+def test_no_labels_are_a_warning_where_the_grader_reads_them(recipe):
+    recipe.write(data_jsonl="\n".join(json.dumps({"problem": r["problem"], "result": r["answer"]}) for r in ROWS))
+    (warning,) = recipe.warnings()
+    says(warning, "64 of 64 train tasks have no label", "grader.py", "fields besides the prompt: result")
+    assert recipe.warnings("--data.label_key", "result") == ()
+    recipe.write(grader_py="def score_outcome(trajectory):\n    return 1.0 if trajectory.answer else 0.0\n")
+    os.utime(recipe.folder / "grader.py")
+    assert recipe.warnings() == ()
+
+
+def test_an_evaluation_without_data_is_a_warning(recipe):
+    (warning,) = recipe.warnings("--eval.steps", "5")
+    says(warning, "--eval.steps 5: nothing is evaluated", "--eval.dataset")
+
+
+def test_a_batch_of_more_than_all_tasks_says_the_real_size(recipe):
+    words = ["--rollout.batch_size", "1000000000"]
+    (warning,) = recipe.warnings(*words)
+    says(warning, "--rollout.batch_size 1000000000", "64 tasks x 2 samples = 128 trajectories")
+    assert describe(recipe.plan(*words))["step"] == {
+        "tasks": 64,
+        "trajectories": 128,
+        "optimiser_steps": 4,
+        "trajectories_per_optimiser_step": 32,
+    }
+
+
+@pytest.mark.parametrize(
+    ("code", "parts"),
+    [
+        ("def load(split):\n    pass\n", ["tasks.py:1: load('train') returned nothing, expected a list"]),
+        ("x = 1\nasync def load(split):\n    return []\n", ["tasks.py:2: load is `async def`", "`def load(split)`"]),
+        ("async def load(split):\n    yield 1\n", ["tasks.py:1: load is `async def`"]),
+        ("def load():\n    return []\n", ["tasks.py:1: too many positional arguments", "load is called with split"]),
+        ("def load(split):\n    return [1]\n", ["load('train') gave int"]),
+        ("def load(split):\n    return []\n", ["there are no tasks to train on"]),
+        (
+            "from marl_plugins.core.trajectory import Task\n\n"
+            "def load(split):\n    return [Task(str(n), f'{n}?', float('nan')) for n in range(64 * (split == 'train'))]\n",
+            ["label and metadata must be JSON values: NaN"],
+        ),
+    ],
+)
+def test_a_loader_that_cannot_work_is_named(recipe, code, parts):
+    recipe.write(tasks_py=code).edit("workflow: workflow.py", "workflow: workflow.py\ntasks: tasks.py")
+    says(recipe.edit("  data.prompt_dataset: data.jsonl\n", "").problem(), *parts)
+
+
+def test_a_reward_function_is_called_with_three_arguments(recipe):
+    recipe.write(reward_py="def reward_func(queries, prompts):\n    return [1.0]\n").edit("grader: grader.py\n", "")
+    says(
+        recipe.problem("--reward.remote_url", str(recipe.folder / "reward.py")), "reward.py:1: ", "queries, prompts, labels"
+    )
+
+
+# --- models ---------------------------------------------------------------------------------------------------------------
+
+QWEN = {"architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 128}
+
+
+@pytest.mark.parametrize(
+    ("config", "parts"),
+    [
+        ("{", ["model/config.json:1: not JSON"]),
+        ("[]", ["model/config.json: expected an object, got list"]),
+        ("[" * 100_000, ["model/config.json: not JSON"]),
+        ({}, ["names no architecture"]),
+        ({"architectures": ["NoSuchForCausalLM"]}, ["does not know the architecture NoSuchForCausalLM"]),
+        ({"architectures": ["BertForMaskedLM"]}, ["BertForMaskedLM is not a causal language model"]),
+        (
+            {"architectures": ["Qwen2VLForConditionalGeneration"], "vision_config": {}},
+            ["Qwen2VLForConditionalGeneration is a vision-language model, which is not supported"],
+        ),
+        (QWEN | {"max_position_embeddings": 64}, ["--data.max_len 128 is over the 64 positions of its model"]),
+    ],
+)
+def test_a_model_that_cannot_be_trained_is_refused(recipe, config, parts):
+    says(recipe.model(config).problem(), *parts)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        QWEN,
+        QWEN | {"architectures": ["MyForCausalLM"], "auto_map": {}},
+        QWEN | {"max_position_embeddings": 32, "rope_scaling": {"factor": 4.0}},
+    ],
+)
+def test_models_that_may_be_trained_are_not(recipe, config):
+    assert recipe.model(config).warnings() == ()
+
+
+def test_a_models_folder_that_is_missing_is_no_hub_name(recipe, monkeypatch):
+    monkeypatch.chdir(recipe.folder.parent)
+    recipe.edit("model: tiny", "model: ./nope")
+    with pytest.raises(ConfigurationError, match="nope' is neither a folder that exists nor a hub name"):
+        build_plan(["--recipe", recipe.folder.name])
+
+
+# --- lengths --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_that_leaves_no_room_is_refused(recipe):
+    says(
+        recipe.write(solver_md="x" * 200 + "{problem}").problem(), "role 'solver'", "solver.md", "221 tokens", "max_len 128"
+    )
+
+
+def test_a_prompt_that_leaves_little_room_is_a_warning(recipe):
+    (warning,) = recipe.write(solver_md="x" * 100 + "{problem}").warnings()
+    says(warning, "role 'solver'", "121 tokens with empty fields", "less than its max_new_tokens 16")
+
+
+def test_tasks_that_leave_no_room_are_counted(recipe):
+    rows = [*ROWS[:60], *({"problem": "y" * n, "answer": "1"} for n in (90, 200, 300, 400))]
+    recipe.write(data_jsonl="\n".join(map(json.dumps, rows)))
+    full, short = recipe.warnings()
+    says(full, "role 'solver': 3 of 64 tasks leave no room", "the longest is '63', 429 tokens with the prompt")
+    says(short, "role 'solver': 1 of 64 tasks leave less than its max_new_tokens 16")
+    shown = describe(recipe.plan())["lengths"]["solver"]
+    says(shown, "29 tokens of prompt + 400 of the longest task, of 128", "max_new_tokens 16", "one token per byte")
+
+
+def test_no_task_that_leaves_room_is_a_problem(recipe):
+    recipe.write(data_jsonl="\n".join(json.dumps({**row, "problem": row["problem"] + "y" * 200}) for row in ROWS))
+    says(recipe.problem(), "role 'solver': no task leaves room", "--data.max_len 128")
+
+
+def test_a_role_that_is_not_shown_the_task_is_checked_without_it(recipe):
+    recipe.edit("\nworkflow:", "\n  judge: {prompt: judge.md, max_new_tokens: 1}\nworkflow:")
+    recipe.write(
+        judge_md="Judge: {answer}",
+        workflow_py=WORKFLOW.replace("return", "answer =") + "    return await roles.judge(answer=answer)\n",
+    )
+    recipe.write(data_jsonl="\n".join(json.dumps({**row, "problem": row["problem"] + "y" * 60}) for row in ROWS))
+    lengths = describe(recipe.plan())["lengths"]
+    assert "longest task" in lengths["solver"] and "longest task" not in lengths["judge"]
+
+
+def test_a_folders_own_tokenizer_counts(recipe):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({"x": 0, "Solve": 1, ":": 2}, unk_token="x"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    rows = [*ROWS[:63], {"problem": "word " * 500, "answer": "1"}]
+    recipe.model(QWEN, words).write(data_jsonl="\n".join(map(json.dumps, rows)))
+    (warning,) = recipe.warnings()
+    says(warning, "1 of 64 tasks leave no room", "502 tokens with the prompt")
+    says(describe(recipe.plan())["lengths"]["solver"], "2 tokens of prompt + 500", "with the tokenizer in ", "model")
+
+
+def test_without_a_tokenizer_nothing_is_claimed(recipe):
+    assert describe(recipe.model(QWEN).plan())["lengths"] == {"solver": "not checked: no tokenizer here"}
+
+
+@pytest.mark.parametrize("text", ["2 + 2 = ?", "e\u0301 \u00e9 \U0001f600", "a<eos>b\n\n  <user>"])
+def test_a_tiny_models_tokens_are_counted_without_it(text):
+    transformers = pytest.importorskip("transformers")
+    from marl_plugins.core.conversation import ChatFormat
+    from marl_plugins.runtime.tiny_model import resolve
+
+    chat = ChatFormat(transformers.AutoTokenizer.from_pretrained(resolve("tiny")), "p")
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": text}]
+    assert count_tokens([(m["role"], m["content"]) for m in messages]) == len(chat.opening(messages))
+
+
+# --- values ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["--algo.advantage.gamma", "2"], ["gamma: 2 is out of range: expected at least 0 and at most 1"]),
+        (["--actor.adam.lr", "-1e-4"], ["--actor.adam.lr: -1e-4 is out of range: expected at least 0"]),
+        (["--policy.solver.actor.adam.lr", "-1"], ["actor.adam.lr: -1 is out of range"]),
+        (["--algo.kl.init_coef", "-1"], ["--algo.kl.init_coef: -1 is out of range"]),
+        (["--train.seed", "-1"], ["--train.seed: -1 is out of range: expected at least 0 and at most 4294967295"]),
+        (["--train.seed", str(2**70)], ["--train.seed: ", "out of range"]),
+        (["--actor.lr_warmup_ratio", "1.5"], ["lr_warmup_ratio: 1.5 is out of range"]),
+        (["--vllm.gpu_memory_utilization", "2"], ["gpu_memory_utilization: 2 is out of range"]),
+    ],
+)
+def test_flags_out_of_range(recipe, words, parts):
+    says(recipe.problem(*words), *parts)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "parts"),
+    [
+        ("max_new_tokens: 16}", "max_new_tokens: true}", ["roles.solver.max_new_tokens: expected another value than true"]),
+        ("max_new_tokens: 16}", "stop: ['']}", ["recipe.yaml:3: roles.solver.stop: '' occurs in every text"]),
+    ],
+)
+def test_values_of_the_recipe_that_mean_nothing(recipe, old, new, parts):
+    says(recipe.edit(old, new).problem(), *parts)
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        (b"", "solver.md is empty"),
+        (b"\n", "solver.md is empty"),
+        ("Ein langer Prompt f\u00fcr alle".encode("latin-1"), "solver.md is not UTF-8 text (byte 19)"),
+    ],
+)
+def test_prompt_files_that_are_no_text(recipe, content, part):
+    says(recipe.write(solver_md=content).problem(), "recipe.yaml:3: roles.solver.prompt: ", part)
+
+
+def test_a_prompts_byte_order_mark_is_not_shown_to_a_role(recipe):
+    assert recipe.write(solver_md=b"\xef\xbb\xbfSolve: {problem}").plan().run.prompt("solver") == "Solve: {problem}"
+
+
+def test_a_device_that_does_not_exist(recipe, monkeypatch):
+    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "tpu")
+    says(recipe.problem(), "MARL_PLUGINS_DEVICE=tpu: expected cpu or cuda")
+
+
+# --- what plugins bring ---------------------------------------------------------------------------------------------------
+
+PLUGIN = """\
+from marl_plugins import hookimpl
+from marl_plugins.core.estimators import Estimator
+from marl_plugins.core.trajectory import ToolResult
+from marl_plugins.core.workflow import Tool
+
+async def run(call):
+    return ToolResult("calc", call.text, "", ok=True)
+
+def plain(call):
+    return ToolResult("calc", call.text, "", ok=True)
+
+def find(text):
+    return []
+
+class Mine(Estimator):
+    pass
+
+@hookimpl
+def {hook}(run):
+    return {answer}
+"""
+
+
+def plugin(folder, hook, answer):
+    file = folder / f"{hook}.py"
+    file.write_text(textwrap.dedent(PLUGIN.format(hook=hook, answer=answer)))
+    return ["--plugin", str(file)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "parts"),
+    [
+        ("Tool('calc', find, find)", ["marl_tools returned one Tool, expected a list of Tool"]),
+        ("[print]", ["a tool is a Tool of marl_plugins.core.workflow, got print"]),
+        ("7", ["marl_tools returned int 7"]),
+        ("[Tool('', plain, find)]", ["a tool's name is a non-empty string, got ''"]),
+        ("[Tool('calc', plain, find)]", ["tool 'calc': run must be a function written `async def`, got plain"]),
+        ("[Tool('python', plain and __import__('asyncio').sleep, find)]", ["two tools are called 'python'"]),
+        ("[Tool('calc', __import__('asyncio').sleep, 'x')]", ["tool 'calc': find must be a function", "got str 'x'"]),
+        (
+            "[Tool('calc', __import__('asyncio').sleep, lambda: 1)]",
+            ["tool 'calc': find takes one argument", "marl_tools.py:"],
+        ),
+        ("[Tool('calc', __import__('asyncio').sleep, find, 3)]", ["message_role must be a string, got int 3"]),
+    ],
+)
+def test_tools_are_checked_by_type(recipe, answer, parts):
+    says(recipe.problem(*plugin(recipe.folder, "marl_tools", answer)), "marl_tools.py: marl_tools", *parts)
+
+
+def test_a_right_tool_is_there(recipe):
+    recipe.edit("max_new_tokens: 16}", "max_new_tokens: 16, tools: [calc], max_turns: 2}")
+    words = plugin(recipe.folder, "marl_tools", "[Tool('calc', run_tool, find)]")
+    file = recipe.folder / "marl_tools.py"
+    file.write_text(file.read_text().replace("async def run(", "async def run_tool("))
+    assert recipe.warnings(*words) == ()
+    says(recipe.problem(), "there is no tool 'calc'", "valid: python", "--plugin")
+
+
+@pytest.mark.parametrize(
+    ("answer", "parts"),
+    [
+        ("object()", ["marl_estimator gave object, expected an Estimator"]),
+        ("Estimator", ["marl_estimator gave type, expected an Estimator"]),
+        ("Mine(needs_critic=True)", ["uses a critic and the run has none"]),
+        ("Mine(scope='group')", ["compares groups and does not say which"]),
+        ("1 / 0", ["marl_estimator.py:20: marl_estimator: ZeroDivisionError"]),
+    ],
+)
+def test_a_plugins_estimator_is_checked(recipe, answer, parts):
+    says(recipe.problem(*plugin(recipe.folder, "marl_estimator", answer)), *parts)
+
+
+def test_an_estimator_by_name_beside_a_plugins_is_refused(recipe):
+    words = plugin(recipe.folder, "marl_estimator", "Mine()")
+    says(
+        recipe.problem(*words, "--algo.advantage.estimator", "rloo"),
+        "Mine trains, not --algo.advantage.estimator rloo; remove the plugin or the flag",
+    )
+    says(describe(recipe.plan(*words))["estimator"], "Mine of plugin ", "marl_estimator.py")
+
+
+def test_a_plugins_estimator_with_a_critic_is_started_by_gaes_name(recipe):
+    words = plugin(recipe.folder, "marl_estimator", "Mine(needs_critic=True)")
+    says(describe(recipe.plan(*words, "--algo.advantage.estimator", "gae"))["estimator"], "Mine of plugin ")
+
+
+# --- what the plan says ---------------------------------------------------------------------------------------------------
+
+
+def test_the_plan_says_what_is_trained_and_by_whom(recipe):
+    shown = describe(recipe.plan())
+    assert shown["steps"] == "64 tasks / 16 = 4 steps an episode x 3 episodes = 12 steps"
+    assert shown["first_task"] == {"id": "0", "prompt": "0 + 0 = ?", "label": "0", "metadata": ""}
+    says(shown["task_source"]["train"], "data.jsonl: problem -> prompt, answer -> label")
+    assert shown["estimator"] == "reinforce (ReinforcePlusPlus of marl_plugins.reinforce_pp)"
+    says(shown["scores"]["outcomes"], "grader.py: score_outcome")
+    says(shown["scores"]["actions"], "nobody")
+    assert shown["rewards"] == "the scores, in [0, 1]"
+    assert json.dumps(shown)
+
+
+@pytest.mark.parametrize(
+    ("words", "steps"),
+    [
+        (["--max_steps", "5"], "= 12 steps, ended after 5 (--max_steps)"),
+        (["--data.max_samples", "56"], "56 tasks / 16 = 3 steps an episode (8 tasks are left over each time"),
+        (
+            ["--data.max_samples", "56", "--train.batch_size", "16"],
+            "56 tasks / 16 = 4 steps an episode (the last with 8 tasks)",
+        ),
+    ],
+)
+def test_the_plan_says_how_the_number_of_steps_comes_about(recipe, words, steps):
+    says(describe(recipe.plan(*words))["steps"], steps)
+
+
+def test_long_texts_of_the_first_task_are_shortened(recipe):
+    recipe.write(data_jsonl="\n".join(json.dumps({**row, "problem": row["problem"] + " y" * 500}) for row in ROWS))
+    shown = describe(recipe.edit("max_len: 128", "max_len: 512").edit("model: tiny", "model: some/hub").plan())
+    assert len(shown["first_task"]["prompt"]) == 200 and shown["first_task"]["prompt"].endswith("...")
+
+
+def test_the_plan_names_the_plugin_that_scores_and_the_one_that_gives_credit(recipe):
+    rubric = "from marl_plugins.coach.rubric import Criterion\nRUBRIC = {}\n"
+    recipe.write(rubric_py=rubric)
+    file = recipe.folder / "scorer.py"
+    file.write_text(
+        "from marl_plugins import hookimpl\n\n@hookimpl\nasync def marl_score_outcome(trajectory):\n    return 1.0\n\n"
+        "@hookimpl\ndef marl_credit(trajectories):\n    return trajectories\n"
+    )
+    shown = describe(recipe.plan("--plugin", str(file)))
+    assert shown["scores"]["outcomes"] == str(file)
+    assert shown["rewards"] == f"the scores, in [0, 1], then marl_credit of {file}"
+
+
+def test_warnings_are_printed_one_a_line(recipe, capsys):
+    from marl_plugins.cli import main
+
+    main(["train", "--recipe", str(recipe.folder), "--dry-run", "--eval.steps", "5", "--rollout.batch_size", "80"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:13] for line in lines[lines.index("warnings:") + 1 :]] == ["  - --rollout", "  - --eval.st"]
+
+
+def test_every_key_of_the_plan_is_in_the_page(recipe):
+    page = (Path(__file__).resolve().parent.parent / "docs" / "flags.md").read_text()
+    keys = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", page.partition("## The plan")[2], re.MULTILINE)))
+    assert set(describe(recipe.plan())) <= set(keys)

@@ -1,0 +1,514 @@
+"""What a resumed run has in common with the saved one, what its folder holds, and `openrlhf train --resume FOLDER`."""
+
+import copy
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from marl_plugins.cli import main
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.plan.build import build_plan
+from marl_plugins.plan.fingerprint import FREE as FREE_FLAGS
+from marl_plugins.plan.fingerprint import fingerprint
+from marl_plugins.plan.resume import read_manifest, tag, with_resumption
+from marl_plugins.runtime.checkpoints import Checkpoints
+from marl_plugins.runtime.optimiser_settings import keep_settings_when_loading
+from marl_plugins.runtime.records import move_aside
+from marl_plugins.runtime.run_folder import record_start, replayed
+
+SUMS = Path(__file__).parent / "recipes" / "sums"
+PLUGIN = """
+    from marl_plugins import hookimpl
+
+    @hookimpl
+    def marl_log(step): pass
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A user's folder: the recipe, a plugin beside it, a working folder."""
+    folder = tmp_path / "project"
+    shutil.copytree(SUMS, folder / "sums", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "plug").mkdir()
+    (folder / "plug" / "extra.py").write_text(textwrap.dedent(PLUGIN))
+    monkeypatch.chdir(folder)
+    return folder
+
+
+WORDS = ("--recipe", "sums/tiny.yaml", "--ckpt.output_dir", "runs/a", "--ckpt.path", "runs/a/checkpoints")
+RESUME = ("--ckpt.load_enable", "--dry-run")
+
+
+def start(*words, step=4):
+    """What a run that was killed after a saved step leaves."""
+    plan, _ = with_resumption(build_plan(words))
+    folder = Path(plan.run.args.ckpt.path)
+    checkpoints = Checkpoints(folder, 3, fingerprint(plan))
+    checkpoints.open(resume=plan.run.args.ckpt.load_enable, with_changes=plan.options.resume_with_changes)
+    record_start(plan, words, 0)
+    names = [p.name for p in plan.run.policies]
+    for name in names:
+        part = folder / name / "_actor" / tag(step)
+        part.mkdir(parents=True, exist_ok=True)
+        (part / "mp_rank_00_model_states.pt").write_text("weights")
+    checkpoints.commit(step, dict.fromkeys(names, step), plan.plugins.state(plan.run))
+    return plan
+
+
+def resumed(*words):
+    """The plan of a resumed run, and the step that it continues from."""
+    return with_resumption(build_plan([*words, *RESUME]))
+
+
+def refused(*words):
+    """The problems of a resumed run."""
+    with pytest.raises(ConfigurationError) as error:
+        resumed(*words)
+    return error.value.problems
+
+
+def edit(file, old, new):
+    text = Path(file).read_text()
+    assert old in text
+    Path(file).write_text(text.replace(old, new))
+
+
+def test_the_same_command_resumes(project):
+    start(*WORDS)
+    plan, step = resumed(*WORDS)
+    assert step == 4
+    assert not plan.run.warnings
+
+
+FREE = [
+    *("--max_steps", "9", "--eval.steps", "3", "--eval.temperature", "0.5"),
+    *("--ckpt.save_steps", "5", "--ckpt.max_num", "7", "--logger.logging_steps", "2"),
+    *("--vllm.num_engines", "2", "--vllm.gpu_memory_utilization", "0.3"),
+    *("--train.micro_batch_size", "16", "--rollout.micro_batch_size", "16"),
+]
+
+
+def test_what_changes_nothing_of_what_is_learned_may_differ(project):
+    start(*WORDS)
+    assert resumed(*WORDS, *FREE)[1] == 4
+
+
+CHANGED_FLAGS = {
+    "--actor.adam.lr was 0.001 when step 4 was saved, and is 1e-05 now": ["--actor.adam.lr", "1e-5"],
+    "--algo.kl.init_coef was 0.01 when": ["--algo.kl.init_coef", "0.02"],
+    "--policy.coder.rollout.temperature was 1.0 when": ["--policy.coder.rollout.temperature", "0.7"],
+    "--rollout.batch_size was 32 when": ["--rollout.batch_size", "64"],
+    "--rollout.n_samples_per_prompt was 1 when": ["--rollout.n_samples_per_prompt", "2"],
+    "--data.max_len was 384 when": ["--data.max_len", "400"],
+    "--rollout.max_new_tokens was 12 when": ["--rollout.max_new_tokens", "16"],
+    "--train.seed was 42 when": ["--train.seed", "7"],
+    "--groups.by was task when": ["--groups.by", "task+role+turn"],
+    "the estimator was reinforce when step 4 was saved, and is dr_grpo now": ["--algo.advantage.estimator", "dr_grpo"],
+    "plugin extra.py has been added": ["--plugin", "plug/extra.py"],
+}
+
+
+def test_what_changes_what_is_learned_is_refused_until_it_is_accepted(project):
+    start(*WORDS)
+    more = [word for words in CHANGED_FLAGS.values() for word in words]
+    problems = refused(*WORDS, *more)
+    assert len(problems) == len(CHANGED_FLAGS)
+    assert all(any(p.startswith(said) for p in problems) for said in CHANGED_FLAGS)
+    assert all("accept the change with --resume_with_changes" in p and "{" not in p for p in problems)
+    plan, step = resumed(*WORDS, *more, "--resume_with_changes")
+    assert step == 4
+    accepted = [w for w in plan.run.warnings if w.endswith("(accepted by --resume_with_changes)")]
+    assert all(any(w.startswith(said) for w in accepted) for said in CHANGED_FLAGS)
+
+
+CHANGED_FILES = {
+    "prompt of role solver (prompts/solver.md) has changed since step 4": ("prompts/solver.md", "\n", "\n\n"),
+    "workflow (workflow.py) has changed since step 4": ("workflow.py", "\n", "\n\n"),
+    "grader (grader.py) has changed since step 4": ("grader.py", "\n", "\n\n"),
+    "tasks (tasks.py) has changed since step 4": ("tasks.py", "\n", "\n\n"),
+    "--coach.rubric (rubric.py) has changed since step 4": ("rubric.py", "\n", "\n\n"),
+    "module helper.py (helper.py) has changed since step 4": ("helper.py", "1", "2"),
+    "roles.coder.max_turns of the recipe was 3": ("recipe.yaml", "max_turns: 3", "max_turns: 2"),
+    "tools.python.memory_mb of the recipe was 512": ("recipe.yaml", "memory_mb: 512", "memory_mb: 600"),
+    "--actor.adam.lr was 0.001": ("tiny.yaml", "1e-3", "1e-4"),
+}
+
+
+def test_a_recipe_that_was_edited_is_noticed(project):
+    (project / "sums/helper.py").write_text("ONE = 1\n")
+    (project / "sums/rubric.py").write_text(
+        "from pathlib import Path\nfrom marl_plugins.coach.rubric import Criterion\nfrom marl_plugins.loading import load_file\n"
+        'helper = load_file(Path(__file__).with_name("helper.py"), "marl_recipe_sums_helper")\n'
+        'yes = Criterion("yes", 1.0, lambda action, seen: 1.0)\n'
+        'RUBRIC = {"solver": [yes], "coder": [yes], "verifier": [yes]}\n'
+    )
+    words = (*WORDS, "--plugin", "marl_plugins.coach", "--coach.rubric", "sums/rubric.py")
+    start(*words)
+    for file, old, new in CHANGED_FILES.values():
+        edit(project / "sums" / file, old, new)
+    problems = refused(*words)
+    assert all(any(p.startswith(said) for p in problems) for said in CHANGED_FILES), problems
+    assert len(problems) == len(CHANGED_FILES)
+    assert resumed(*words, "--resume_with_changes")[1] == 4
+
+
+IMPOSSIBLE = {
+    "the training processes (--actor.num_nodes x --actor.num_gpus_per_node) of policy solver was 1": [
+        *("--policy.solver.actor.num_gpus_per_node", "2"),
+    ],
+    "the ZeRO stage (--ds.zero_stage) of policy coder was 0": ["--ds.zero_stage", "2"],
+    "the model of policy coder was tiny:seed=1": ["--policy.coder.actor.model_name_or_path", "tiny:seed=9"],
+    "--actor.optim was adam": ["--actor.optim", "muon"],
+}
+
+
+def test_what_makes_resuming_impossible_cannot_be_accepted(project):
+    start(*WORDS)
+    more = [word for words in IMPOSSIBLE.values() for word in words]
+    problems = refused(*WORDS, *more, "--resume_with_changes")
+    assert all(any(p.startswith(said) for p in problems) for said in IMPOSSIBLE)
+    fix = "; a resumed run cannot change it: restore it, or start a new run with another --ckpt.path"
+    assert all(p.endswith(fix) for p in problems)
+    (problem,) = refused(*WORDS, "--mapping", "shared", "--resume_with_changes")
+    assert problem == "--mapping was separate when step 4 was saved, and is shared now" + fix
+    mapping = "solver=a,coder=a,verifier=verifier"
+    problems = refused(*WORDS, "--mapping", mapping)
+    assert problems[0].startswith("the policy of role solver (--mapping) was solver when step 4 was saved, and is a now")
+
+
+def test_labels_and_tasks_are_compared(project):
+    data = project / "sums" / "data.json"
+    rows = [{"id": n, "input": f"What is {n} + 1?", "label": n + 1} for n in range(64)]
+    data.write_text(json.dumps(rows))
+    words = (*WORDS, "--data.prompt_dataset", str(data))
+    start(*words)
+    rows[3]["label"] = 99
+    data.write_text(json.dumps(rows))
+    (problem,) = refused(*words)
+    assert problem.startswith("labels or metadata of the training tasks have changed since step 4 was saved")
+    rows[3]["input"] = "What?"
+    data.write_text(json.dumps(rows))
+    assert [p.split(" since")[0] for p in refused(*words)] == ["ids, prompts or order of the training tasks have changed"]
+    data.write_text(json.dumps(rows[:32]))
+    assert refused(*words)[0].startswith("the number of training tasks was 64 when step 4 was saved, and is 32 now")
+    other = project / "elsewhere.json"  # the same tasks from another file are the same
+    rows[3] |= {"input": "What is 3 + 1?", "label": 4}
+    other.write_text(json.dumps(rows))
+    assert resumed(*WORDS, "--data.prompt_dataset", str(other))[1] == 4
+
+
+def test_a_plugin_is_the_same_wherever_it_lies(project):
+    start(*WORDS, "--plugin", "plug/extra.py")
+    shutil.move("plug", "moved")
+    assert resumed(*WORDS, "--plugin", "moved/extra.py")[1] == 4
+    edit("moved/extra.py", "pass", "...")
+    assert refused(*WORDS, "--plugin", "moved/extra.py")[0].startswith("plugin extra.py has changed since step 4 was saved")
+    assert refused(*WORDS)[0].startswith("plugin extra.py has been removed (--plugin) since step 4 was saved")
+
+
+def test_a_moved_project_and_model_are_the_same(project, monkeypatch):
+    model = project / "model"
+    from marl_plugins.runtime.tiny_model import resolve
+
+    shutil.copytree(resolve("tiny"), model)
+    words = (*WORDS, "--policy.solver.actor.model_name_or_path", "./model")
+    start(*words)
+    moved = project.rename(project.with_name("moved"))
+    monkeypatch.chdir(moved)
+    assert resumed(*words)[1] == 4
+    edit("model/config.json", "{", "{ ")
+    assert refused(*words)[0].startswith("the model of policy solver (./model) has changed since")
+
+
+def test_a_manifest_of_the_release_before_resumes(project):
+    plan = start(*WORDS, "--plugin", "plug/extra.py")
+    path, run = project / "runs/a/checkpoints/manifest.json", plan.run
+    manifest, now = json.loads((project / "runs/a/checkpoints/manifest.json").read_text()), fingerprint(plan)
+    kept = ("model", "trainable", "ranks", "zero_stage")
+    manifest |= {
+        "schema": 1,
+        "run": {
+            "roles": now["roles"],
+            "policies": {n: {**{k: p[k] for k in kept}, "epochs": 1} for n, p in now["policies"].items()},
+            "warm_start": None,
+            "seed": 42,
+            "rollout.batch_size": 32,
+            "rollout.n_samples_per_prompt": 1,
+            "train.batch_size": 32,
+            "train.num_episodes": 1,
+            "plugins": {"/another/home/extra.py": plan.plugins.versions()["extra.py"]},
+            "tasks": now["tasks"],
+        },
+    }
+    del manifest["changes"]
+    path.write_text(json.dumps(manifest))
+    words = (*WORDS, "--plugin", "plug/extra.py")
+    assert resumed(*words)[1] == 4
+    assert resumed(*words, "--actor.adam.lr", "1e-5")[1] == 4  # what it does not hold is not compared
+    assert [p.split(" when")[0] for p in refused(*words, "--train.seed", "1")] == ["--train.seed was 42"]
+    assert ".train.max_epochs was 1 when" in refused(*words, "--train.max_epochs", "2")[0]
+    assert run.args.train.num_episodes == 1
+
+
+def test_a_plan_looks_at_the_saved_files_and_at_what_is_left(project, capsys):
+    assert main(["train", *WORDS, *RESUME]) == 0
+    assert "no step is saved in runs/a/checkpoints (--ckpt.path)" in capsys.readouterr().out
+    start(*WORDS)
+    assert main(["train", *WORDS, *RESUME]) == 0
+    assert "resume: would resume after step 4\n" in capsys.readouterr().out
+    assert main(["train", *WORDS, *RESUME, "--max_steps", "4"]) == 0
+    assert "nothing is left to train: step 4 is saved and the run has 4 steps" in capsys.readouterr().out
+    assert main(["train", *WORDS, "--dry-run"]) == 2
+    assert "resume with: openrlhf train --resume runs/a, or choose another folder" in capsys.readouterr().err
+    (states,) = (project / "runs/a/checkpoints/coder/_actor/global_step4").glob("*.pt")
+    states.unlink()
+    assert main(["train", *WORDS, *RESUME]) == 2
+    assert "coder/_actor/global_step4 holds no weights (*.pt)" in capsys.readouterr().err
+    shutil.rmtree(project / "runs/a/checkpoints/coder")
+    assert "coder/_actor/global_step4 is missing" in refused(*WORDS)[0]
+
+
+def test_accepting_changes_without_resuming_is_a_mistake(project):
+    with pytest.raises(ConfigurationError, match="--resume_with_changes is about a resumed run"):
+        with_resumption(build_plan([*WORDS, "--resume_with_changes"]))
+
+
+def test_changes_are_recorded_with_their_step_and_kept(project):
+    start(*WORDS)
+    start(*WORDS, "--ckpt.load_enable", "--resume_with_changes", "--actor.adam.lr", "1e-5", step=6)
+    start(*WORDS, "--ckpt.load_enable", "--actor.adam.lr", "1e-5", step=8)
+    manifest = read_manifest(project / "runs/a/checkpoints")
+    (change,) = manifest["changes"]
+    assert change["after_step"] == 4
+    assert change["changes"] == ["--actor.adam.lr was 0.001 when step 4 was saved, and is 1e-05 now"]
+
+
+def command(folder):
+    return json.loads((folder / "run" / "command.json").read_text())
+
+
+def test_a_run_folder_needs_nothing_else(project, monkeypatch, tmp_path):
+    (project / "plug" / "words.txt").write_text("beside the plugin")
+    with (project / "sums" / "large.bin").open("wb") as file:
+        file.truncate(11 * 2**20)
+    start(*WORDS, "--plugin", "plug/extra.py", "--max_steps", "8")
+    prompt = (project / "sums/prompts/solver.md").read_text()
+    edit("sums/prompts/solver.md", "\n", "\nBe quick.\n")
+    shutil.rmtree("plug")
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    words, _ = replayed(["--resume", "../project/runs/a", "--max_steps", "40"])
+    plan, step = with_resumption(build_plan(words))
+    assert (step, plan.run.max_steps, plan.run.warnings) == (4, 40, ())
+    assert plan.run.prompt("solver") == prompt
+    assert plan.run.output == project / "runs/a"
+    (entry,) = command(project / "runs/a")
+    ((copy, linked),) = entry["linked"].items()
+    assert copy.startswith("run/recipe-")
+    assert copy.endswith("/large.bin")
+    assert linked["path"] == str(project / "sums/large.bin")
+    assert linked["bytes"] == 11 * 2**20
+    assert len(list((project / "runs/a/run/plugins").glob("extra-*/extra.py"))) == 1
+
+    project.rename(tmp_path / "moved")  # the whole folder elsewhere
+    words, _ = replayed(["--resume", "../moved/runs/a"])
+    assert with_resumption(build_plan(words))[1] == 4
+
+
+def test_every_start_is_an_entry_and_the_last_is_repeated(project):
+    start(*WORDS, "--plugin", "plug/extra.py")
+    shutil.rmtree("sums")
+    typed = ("--resume", "runs/a", "--resume_with_changes", "--actor.adam.lr", "1e-5")
+    plan, step = with_resumption(build_plan(replayed(typed)[0]))
+    assert step == 4
+    record_start(plan, typed, step)
+    first, second = command(project / "runs/a")
+    assert second["resumed_after"] == 4
+    assert second["words"] == ["--resume=runs/a", "--resume_with_changes", "--actor.adam.lr=1e-5"]
+    copies = sorted(p.name.partition("-")[0] for p in (project / "runs/a/run").iterdir())
+    assert copies == ["command.json", "plugins", "recipe"]
+    assert first["directory"] == str(project)
+    assert {"python", "openrlhf", "openrlhf-marl", "torch", "vllm", "deepspeed", "ray"} <= first["versions"].keys()
+    assert {"cores", "memory", "gpus"} <= first["host"].keys()
+    again = build_plan(replayed(["--resume", "runs/a"])[0])
+    assert again.run.args.actor.adam.lr == 1e-5
+    assert again.plugins.versions() == plan.plugins.versions()
+
+
+def test_the_same_recipe_and_plugin_are_copied_once(project):
+    words = (*WORDS, "--plugin", "plug/extra.py")
+    for _ in range(2):
+        record_start(build_plan(words), words, 0)
+    assert len(list((project / "runs/a/run").glob("recipe-*"))) == 1
+    edit("sums/grader.py", "\n", "\n\n")
+    edit("plug/extra.py", "pass", "...")
+    record_start(build_plan(words), words, 0)
+    assert len(list((project / "runs/a/run").glob("recipe-*"))) == 2
+    assert len(list((project / "runs/a/run/plugins").glob("extra-*"))) == 2
+    assert build_plan(replayed(["--resume", "runs/a"])[0]).plugins.versions() == build_plan(words).plugins.versions()
+
+
+def test_planning_a_resumption_imports_nothing_heavy(project):
+    start(*WORDS)
+    code = "import sys; from marl_plugins.cli import main; rc = main(sys.argv[1:]); "
+    code += "assert not {'torch', 'ray', 'transformers'} & set(sys.modules); sys.exit(rc)"
+    words = [sys.executable, "-c", code, "train", "--resume", "runs/a", "--dry-run"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_resumption_of_nothing_saved_keeps_what_it_starts_from(project):
+    plan = build_plan(WORDS)
+    record_start(plan, WORDS, 0)
+    (project / "runs/a/metrics.jsonl").write_text("{}\n")
+    words, _ = replayed(["--resume", "runs/a"])
+    plan, step = with_resumption(build_plan(words))
+    assert step == 0
+    assert "no step is saved" in plan.run.warnings[0]
+    aside = move_aside(project / "runs/a", keep_start=True)
+    assert [p.name for p in aside.iterdir()] == ["metrics.jsonl"]
+    assert build_plan(words)
+    (project / "runs/a/metrics.jsonl").write_text("{}\n")
+    aside = move_aside(project / "runs/a")  # another run into the same folder
+    assert (aside / "run" / "command.json").is_file()
+
+
+def test_what_a_recipe_names_outside_its_folder_is_copied_too(project):
+    shutil.move("sums/prompts", "prompts")
+    shutil.move("sums/grader.py", "grader.py")
+    edit("sums/recipe.yaml", "prompts/", "../prompts/")
+    edit("sums/recipe.yaml", "grader: grader.py", "grader: ../grader.py")
+    edit("sums/recipe.yaml", "plugins: []", "plugins: [../plug/extra.py]")
+    start(*WORDS)
+    shutil.rmtree("sums")
+    shutil.rmtree("prompts")
+    shutil.rmtree("plug")
+    Path("grader.py").unlink()
+    plan, step = with_resumption(build_plan(replayed(["--resume", "runs/a"])[0]))
+    assert step == 4
+    assert plan.run.prompt("coder")
+
+
+def test_secrets_are_not_kept(project):
+    key = "f00dcafe" * 5
+    words = (*WORDS, "--logger.wandb.key", key)
+    start(*words)
+    assert not [p for p in (project / "runs").rglob("*") if p.is_file() and key.encode() in p.read_bytes()]
+    words, remarks = replayed(["--resume", "runs/a"])
+    assert not [w for w in words if "wandb" in w]
+    assert remarks == [
+        "--logger.wandb.key was given when the run was started and is never written down: give it again if it is needed"
+    ]
+    assert not replayed(["--resume", "runs/a", "--logger.wandb.key", key])[1]
+
+
+def test_the_commit_of_the_recipe_is_kept_where_there_is_one(project):
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(project)]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "add", "sums"], check=True)
+    subprocess.run([*git, "commit", "-qm", "first"], check=True)
+    record_start(build_plan(WORDS), WORDS, 0)
+    (entry,) = command(project / "runs/a")
+    assert len(entry["commit"]) == 40
+    edit("sums/grader.py", "\n", "\n\n")
+    record_start(build_plan(WORDS), WORDS, 0)
+    assert command(project / "runs/a")[1]["commit"] == entry["commit"] + "-dirty"
+
+
+def test_a_recipe_folder_that_cannot_be_copied_whole_is_linked(project):
+    os.mkfifo("sums/pipe")
+    (project / "sums/elsewhere").symlink_to(project / "plug")
+    (project / "sums/cycle").mkdir()
+    (project / "sums/cycle/back").symlink_to(project / "sums/cycle")
+    many = project / "sums" / "many"
+    many.mkdir()
+    for n in range(3000):
+        (many / f"{n}.txt").touch()
+    words = ("--recipe", "sums/tiny.yaml", "--ckpt.output_dir", "sums/runs/a", "--ckpt.path", "sums/runs/a/checkpoints")
+    start(*words)
+    (entry,) = command(project / "sums/runs/a")
+    assert {Path(link).name for link in entry["linked"]} == {"cycle", "many"}
+    (copy,) = (project / "sums/runs/a/run").glob("recipe-*")
+    assert not (copy / "pipe").exists()
+    assert (copy / "elsewhere" / "extra.py").resolve().is_relative_to(copy.resolve())
+    assert not (copy / "runs").exists()
+    assert (copy / "many" / "7.txt").is_file()
+
+
+def test_resume_names_what_is_wrong(project, tmp_path, capsys):
+    start(*WORDS)
+    (tmp_path / "empty").mkdir()
+    for folder, said in {
+        "nowhere": "--resume nowhere: no such folder; expected the --ckpt.output_dir of a run",
+        str(tmp_path / "empty"): "not the folder of a run (it has no run/command.json)",
+        "runs/a/checkpoints": "a folder of checkpoints (--ckpt.path)",
+    }.items():
+        assert main(["train", "--resume", folder, "--dry-run"]) == 2
+        assert said in capsys.readouterr().err
+    assert main(["train", "--resume", "runs/a", "--recipe", "sums", "--dry-run"]) == 2
+    assert "repeats the run with the recipe that it recorded: remove --recipe" in capsys.readouterr().err
+    assert main(["train", "--resume", "--dry-run"]) == 2
+    assert "--resume takes one run's folder" in capsys.readouterr().err
+    assert main(["train", "--resume", "runs/a", "--dry-run"]) == 0
+    assert "would resume after step 4" in capsys.readouterr().out
+    (project / "runs/a/run/command.json").write_text("[]")
+    assert main(["train", "--resume", "runs/a", "--dry-run"]) == 2
+    assert "command.json cannot be read" in capsys.readouterr().err
+
+
+def test_two_recipes_are_one_too_many(project, capsys):
+    assert main(["train", "--recipe", "sums/tiny.yaml", "--recipe", "mathchat", "--dry-run"]) == 2
+    assert "--recipe is given 2 times (sums/tiny.yaml, mathchat); a run has one recipe" in capsys.readouterr().err
+
+
+def training(rate, decay=0.0):
+    """An engine as DeepSpeed makes it, as far as loading goes: an optimiser with a schedule."""
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimiser = torch.optim.AdamW([parameter], lr=rate, weight_decay=decay)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: min(1.0, (step + 1) / 4))
+    return SimpleNamespace(parameter=parameter, optimiser=optimiser, lr_scheduler=schedule)
+
+
+def advance(engine):
+    engine.parameter.grad = torch.tensor([1.0, -2.0, 0.5])
+    engine.optimiser.step()
+    engine.lr_scheduler.step()
+
+
+@pytest.mark.parametrize(("rate", "decay"), [(0.1, 0.0), (0.02, 0.3)])
+def test_a_resumed_policy_has_the_learning_rate_of_its_flags_at_the_saved_place_of_the_schedule(rate, decay):
+    saved = training(0.1)
+    for _ in range(2):
+        advance(saved)
+
+    def load_ckpt(engine, folder):
+        engine.optimiser.load_state_dict(copy.deepcopy(saved.optimiser.state_dict()))
+        engine.lr_scheduler.load_state_dict(saved.lr_scheduler.state_dict())
+        engine.parameter.data = saved.parameter.data.clone()
+        return folder, {}
+
+    strategy, engine = SimpleNamespace(load_ckpt=load_ckpt), training(rate, decay)
+    keep_settings_when_loading(strategy)
+    assert strategy.load_ckpt(engine, "folder") == ("folder", {})
+    (group,) = engine.optimiser.param_groups
+    assert (group["lr"], group["initial_lr"], group["weight_decay"]) == (rate * 3 / 4, rate, decay)
+    assert engine.lr_scheduler.get_last_lr() == [rate * 3 / 4]
+    for one in (saved, engine):
+        advance(one)
+    assert engine.lr_scheduler.get_last_lr() == [rate]
+    assert torch.equal(engine.parameter, saved.parameter) == (rate == 0.1)
+    assert engine.optimiser.state[engine.parameter]["step"] == 3
+
+
+def test_the_page_names_every_flag_that_may_differ():
+    page = (Path(__file__).parent.parent / "docs" / "resume.md").read_text()
+    assert not [flag for flag in FREE_FLAGS if f"`--{flag}`" not in page]
