@@ -1,7 +1,7 @@
 # make install   everything into .venv (once; seconds when nothing has changed)
 # make demo      three roles on three policies learn to solve word problems, through the real engines; ten minutes
 # make test      lint, types, all tests, and upstream's own with our plugins loaded and without
-# make unit      the tests that start no engine, four minutes
+# make unit      the tests that start no engine, on all cores; about five minutes on two
 # make bench     the benchmarks of docs/benchmarks.md
 # make bench-demo   the demo over five seeds beside its controls; two hours
 
