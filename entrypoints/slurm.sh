@@ -9,6 +9,9 @@ hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=${hosts%%$'\n'*}
 port=${RAY_PORT:-6379}
 address="$head:$port"
+# Whoever reaches a port of Ray without authentication runs code as you; srun gives the token to every node.
+export RAY_AUTH_MODE=${RAY_AUTH_MODE:-token}
+export RAY_AUTH_TOKEN=${RAY_AUTH_TOKEN:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}
 
 nodes() { ray status --address "$address" 2>/dev/null | grep -c '^ [0-9]* node_' || true; }
 wait_for() {

@@ -11,6 +11,7 @@ from marl_plugins import __version__
 from marl_plugins.commands import COMMANDS
 from marl_plugins.core.command import Command
 from marl_plugins.core.failures import ConfigurationError, RunEnded, nearest
+from marl_plugins.core.redaction import inert
 
 USAGE = """\
 openrlhf {version}: multi-agent training as plugins for an unmodified OpenRLHF
@@ -37,17 +38,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         for problem in error.problems:
-            print(f"error: {problem}", file=sys.stderr)
+            print(f"error: {inert(problem)}", file=sys.stderr)
         if error.count > 1:
             print(f"{error.count} problems; nothing was done", file=sys.stderr)
         return 2
     except RunEnded as error:
         if debug:
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {inert(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as error:
-        print(str(error) or "interrupted", file=sys.stderr)
+        print(inert(str(error)) or "interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output has gone, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -73,6 +74,8 @@ def dispatch(words: list[str]) -> int:
     for command in others:
         if command.name == name:
             return command.main(rest)
+    if name.startswith("-"):
+        raise ConfigurationError(f"expected a command before {name}, as in `openrlhf train {name} ...` (openrlhf --help)")
     known = [c.name for c in (*COMMANDS, *others)]
     raise ConfigurationError(f"unknown command {name!r}{nearest(name, known)} (openrlhf --help)")
 
@@ -115,7 +118,11 @@ def _commands_of(plugin: ModuleType) -> Sequence[Command]:
     from marl_plugins.loading import users_code
 
     with users_code("marl_commands", place=f"plugin {plugin.__name__}"):
-        return list(hook() or ())
+        commands = list(hook() or ())
+    if wrong := [c for c in commands if not isinstance(c, Command) or not callable(c.main)]:
+        place = plugin.__file__ or plugin.__name__
+        raise ConfigurationError(f"plugin {place}: marl_commands gave {wrong[0]!r:.80}, expected a Command with a `main`")
+    return commands
 
 
 if __name__ == "__main__":

@@ -177,8 +177,8 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         "--groups.by",
         choices=["task", "task+role", "task+role+turn"],
         default="task",
-        help="which rows are compared: those of a task (one role of one turn), of a role that is shown the same in all samples "
-        "of a task, or of a role's turn, whatever it was shown",
+        help="which rows are compared with each other: all of a task (for one role with one turn), those of a role (which sees the "
+        "same in all samples of a task), or those of a role's turn (whatever it saw)",
     )
     add_scope_flag(group, "groups")
 

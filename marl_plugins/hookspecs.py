@@ -12,7 +12,7 @@ controller process, which holds the run; no hook is called per token. Four kinds
 * **around**: a *first* that other plugins may wrap (`@hookimpl(wrapper=True)`, a generator function with one `yield`).
 
 Hooks marked *async* are awaited (write them as `async def`; a plain function's answer is accepted too); the others must not be
-`async def`. A wrapper around an awaited one gets and returns an awaitable.
+`async def`. A wrapper around an awaited hook receives an awaitable and returns one.
 Nothing between `marl_tasks` and `marl_sync` may block the event loop. A hook of a step (`marl_generate` to `marl_sync`) may ask a
 policy of the run: `text = await run.ask("judge", [{"role": "user", "content": question}], max_tokens=64)`.
 
@@ -393,11 +393,17 @@ def marl_log(run: Run, step: int, metrics: dict[str, float]) -> None:
 def marl_state(run: Run) -> Any:
     """State to keep in checkpoints (JSON values), under the plugin's name. *each*; at every save.
 
+    A plugin that has it has `marl_restore` too.
+
     Example:
 
         @hookimpl
         def marl_state(run):
             return run.state(Baselines).by_role
+
+        @hookimpl
+        def marl_restore(run, state):
+            run.state(Baselines).by_role = state
     """
 
 

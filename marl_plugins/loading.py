@@ -105,7 +105,7 @@ def _unreadable(path: Path) -> str | None:
         return "no such file"
     except OSError as error:
         return f"cannot be read: {error.strerror}"
-    return None
+    return None if path.suffix == ".py" else "is not a .py file"
 
 
 @contextmanager

@@ -120,7 +120,7 @@ class Plugins:
         """
         problems = []
         for impl in reversed(self.implementations("marl_options")):
-            before = set(parser._option_string_actions)
+            before = list(parser._actions)
             try:
                 with self._users_code("marl_options"):
                     _call(impl, parser=parser)
@@ -134,12 +134,9 @@ class Plugins:
                         "themselves"
                     ]
                 )
-            added = sorted(set(parser._option_string_actions) - before)
-            problems += [
-                f"plugin {impl.plugin_name}: adds the flag {flag}; plugins name flags after themselves: --NAME.{flag.lstrip('-')}"
-                for flag in added
-                if "." not in flag
-            ]
+            known = {option for action in parser._actions for option in action.option_strings}
+            wrong = [problem for action in parser._actions[len(before) :] for problem in misnamed(action, known)]
+            problems += [f"plugin {impl.plugin_name}: {problem}" for problem in wrong]
         if problems:
             raise ConfigurationError(problems)
 
@@ -174,13 +171,19 @@ class Plugins:
                         await _finished(_call(starts[name], run=run, purpose=purpose))
             yield
 
-    async def chain(self, hook: str, value: Any, **arguments: Any) -> Any:
-        """Pass `value` (the hook's first argument) through the implementations, built-ins first, then in the order given."""
+    async def chain(self, hook: str, value: Any, check: Callable[[str, Any], None] | None = None, **arguments: Any) -> Any:
+        """Pass `value` (the hook's first argument) through the implementations, built-ins first, then in the order given.
+
+        Args:
+            check: Raises where what the plugin of this name returned cannot be used.
+        """
         first = next(iter(inspect.signature(getattr(hookspecs, hook)).parameters))
         for impl in self.in_order(hook):
             result = await _finished(_call(impl, **{first: value, **arguments}))
             if result is None:
                 raise RunPaused(f"plugin {impl.plugin_name}: {hook} returned nothing; it must return the {first}")
+            if check is not None:
+                check(impl.plugin_name, result)
             value = result
         return value
 
@@ -188,9 +191,13 @@ class Plugins:
         """Whether a plugin implements a hook."""
         return any(impl.plugin_name == name for impl in self.implementations(hook))
 
+    def owners(self, hook: str) -> list[str]:
+        """The named plugins (no built-ins) that implement a hook."""
+        return [name for name in self.names if self.implements(name, hook)]
+
     def claims(self, hook: str) -> bool:
         """Whether a named plugin (not a built-in) implements the hook."""
-        return any(impl.plugin_name in self.names for impl in self.implementations(hook))
+        return bool(self.owners(hook))
 
     def state(self, run: Run) -> dict[str, Any]:
         """What every plugin keeps in checkpoints, by the plugin's label."""
@@ -271,6 +278,33 @@ def with_requirements(names: Iterable[str], problems: list[str]) -> dict[str, Mo
     return found
 
 
+def misnamed(action: argparse.Action, known: Iterable[str]) -> list[str]:
+    """What is wrong with a flag that a plugin adds.
+
+    Args:
+        known: All flags, this one among them.
+    """
+    if action.required or not action.option_strings:
+        name = (*action.option_strings, action.dest)[0]
+        return [
+            f"adds {name}, which has to be given; add a flag with a default, and refuse in marl_configure what is missing"
+        ]
+    problems = []
+    for flag in action.option_strings:
+        inside = [other for other in known if other.startswith(f"{flag}.") or flag.startswith(f"{other}.")]
+        if "." not in flag or flag.startswith("--policy."):
+            problems.append(f"adds the flag {flag}; plugins name flags after themselves: --NAME.{flag.lstrip('-')}")
+        elif inside:
+            problems.append(f"adds the flag {flag}, and there is {inside[0]}: one name cannot begin another; rename it")
+    try:
+        _ = (action.help or "") % vars(action)
+    except (ValueError, TypeError, KeyError):
+        problems.append(
+            f"adds the flag {action.option_strings[0]}, whose help cannot be shown: write %% for a percent sign"
+        )
+    return problems
+
+
 def misused_hooks(module: ModuleType) -> list[str]:
     """What is wrong with a plugin's hooks, as far as its functions show."""
     if mismatch := _other_version(getattr(module, "MARL_HOOKS", hookspecs.VERSION)):
@@ -286,8 +320,11 @@ def misused_hooks(module: ModuleType) -> list[str]:
             problems += _misused(name, KINDS[name], function.marl_impl)
         elif name.startswith("marl_") and inspect.isfunction(function):
             problems.append(f"{name} is not marked with @marl_plugins.hookimpl and would never be called")
-    if not any(hasattr(value, "marl_impl") for value in vars(module).values()):
+    hooks = {name for name, value in vars(module).items() if hasattr(value, "marl_impl")}
+    if not hooks and not problems:
         problems.append("implements no hook (functions marked with @marl_plugins.hookimpl)")
+    if "marl_state" in hooks and "marl_restore" not in hooks:
+        problems.append("marl_state without marl_restore: what it saves would never come back; add marl_restore")
     return problems
 
 

@@ -14,7 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class Reply:
     """What the server does with a request.
 
-    `raw` is sent in place of the protocol's JSON; `reset` breaks the connection without an answer.
+    `raw` is sent in place of the protocol's JSON; `reset` breaks the connection without an answer; `total` is for `tokens` that
+    cannot be added up.
     """
 
     text: str = ""
@@ -27,6 +28,8 @@ class Reply:
     refusal: str | None = None
     raw: bytes | None = None
     reset: bool = False
+    model: str | None = "m"
+    total: bool = True
 
 
 def nonce_in(body):
@@ -49,10 +52,11 @@ def verdict(body, score, correct="yes", says="It was fine."):
 
 
 class Bodies(list):
-    """The bodies that a server received."""
+    """The bodies that a server received, and the paths that they came to."""
 
     def __init__(self):
         self.open = 0
+        self.paths = []
 
     def connections(self):
         """How many connections are open."""
@@ -103,6 +107,7 @@ def openai_server(answer, models=()):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             with lock:
                 bodies.append(body)
+                bodies.paths.append(self.path)
                 count = len(bodies)
             answered = answer(body, count)
             reply = answered if isinstance(answered, Reply) else Reply(answered)
@@ -143,7 +148,8 @@ def content(reply):
         return {"error": {"message": reply.text, "type": "x", "code": reply.code}}
     message = {"role": "assistant", "content": None if reply.refusal else reply.text, "refusal": reply.refusal}
     prompt, completion = reply.tokens or (0, 0)
-    usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    usage = {"prompt_tokens": prompt, "completion_tokens": completion}
+    usage |= {"total_tokens": prompt + completion} if reply.total else {}
     choice = {"index": 0, "message": message, "finish_reason": reply.finish}
-    whole = {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
+    whole = {"id": "x", "object": "chat.completion", "created": 0, "model": reply.model, "choices": [choice]}
     return whole if reply.tokens is None else {**whole, "usage": usage}

@@ -40,7 +40,6 @@ SAYS_ITSELF = {
     "Recipe.limits": "Bounds of a run.",
     "ToolsConfig.python": "Limits of one run of a program.",
     "PythonToolConfig.seconds": "Wall time; a program that is not done by then is stopped.",
-    "PythonToolConfig.memory_mb": "Memory of the program.",
     "WarmStartConfig.steps": "Optimiser steps.",
     "WarmStartConfig.learning_rate": "At its height.",
     "WarmStartConfig.seed": "Of the order and of the demonstrations.",

@@ -32,7 +32,7 @@ class SimulatedPolicy:
     """A policy whose updates change nothing but its version."""
 
     trained = True
-    engines = SimpleNamespace(restarted=0)
+    engines = SimpleNamespace(restarted=0, remarks=[])
 
     def __init__(self, name):
         self.name = name
@@ -88,7 +88,7 @@ class SimulatedPlugins:
             marl_log=lambda run, step, metrics: None,
         )
 
-    async def chain(self, name, value, **arguments):
+    async def chain(self, name, value, check=None, **arguments):
         return value
 
     def state(self, run):
@@ -107,6 +107,8 @@ def simulated_trainer(folder, outcome, answer=lambda call: None, steps=6, eval_s
     run = SimpleNamespace(
         args=args,
         recipe=SimpleNamespace(limits=SimpleNamespace(task_seconds=5.0), roles={"a": None}),
+        policies=[],
+        policy_args={},
         max_steps=None,
         episode_steps=lambda tasks: [1] * steps,
     )
@@ -129,7 +131,7 @@ def simulated_trainer(folder, outcome, answer=lambda call: None, steps=6, eval_s
         estimator=estimator or Estimator(),
         rollout=Rollout(run, plugins, workflow, {"a": role}, {}, {"p": None}),
     )
-    trainer = Trainer(session, Records(folder, args, {}, 0), None, Display(False, ["a"]))
+    trainer = Trainer(session, Records(folder, args, {}), None, Display(False, ["a"]))
 
     async def save(step):
         await policies["p"].save("", {"step": step})

@@ -219,3 +219,18 @@ def test_splitting_rows_over_batches_changes_nothing():
 def test_equal_returns_give_zero_advantages_and_no_nan():
     values = torch.full((2, 3), 0.7)
     assert torch.equal(normalise(values, Moments.of(values, torch.ones(2, 3))), torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.9])
+@pytest.mark.parametrize("noise", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_outside_the_mask_stays_there(gamma, noise):
+    rewards, mask = torch.tensor([[1.0, noise, 2.0, noise]]), torch.tensor([[1, 0, 1, 0]])
+    got = masked_returns(rewards, mask, gamma)[mask.bool()]
+    torch.testing.assert_close(got, torch.tensor([1.0 + gamma * 2.0, 2.0]))
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.9])
+def test_no_rows_have_no_returns(gamma):
+    nothing = torch.zeros(0, 5)
+    assert masked_returns(nothing, nothing, gamma).shape == (0, 5)
+    assert [t.shape for t in masked_gae(nothing, nothing, nothing, gamma, 0.9)] == [(0, 5), (0, 5)]

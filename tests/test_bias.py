@@ -10,6 +10,7 @@ brings: the first turn is left with 0.1 against 0.6, and the agent learns to sto
 *return* and does not depend on the own trajectory has no such effect: its product with the score is 0 in expectation.
 """
 
+import math
 from itertools import product
 
 import numpy as np
@@ -108,3 +109,41 @@ def test_normalising_rewards_by_turn_teaches_to_stop():
 
 def test_and_returns_as_they_are_do_not():
     np.testing.assert_allclose(expected(2, Estimator()), TRUE, atol=1e-14)
+
+
+# --- an end token that may not come first ---------------------------------------------------------------------------------
+
+
+def first_token(logits, end=0):
+    """Log-probs of the policy, and of the distribution that engines sample the first token from (`min_tokens=1`)."""
+    policy = torch.log_softmax(logits, -1)
+    return policy, torch.log_softmax(logits.index_fill(-1, torch.tensor(end), -math.inf), -1)
+
+
+def test_masking_the_end_at_the_first_token_shifts_its_log_prob_by_what_the_end_had():
+    """engine - trainer = -log(1 - p_end), the same for every token but the end; nothing but the first token is concerned."""
+    for p_end in (1e-6, 1e-3, 0.01, 0.1, 0.5, 0.9):
+        others = torch.randn(7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        logits = torch.cat([torch.tensor([math.log(p_end / (1 - p_end))]), others - others.logsumexp(0)])
+        policy, sampled = first_token(logits)
+        drift = (sampled - policy)[1:]
+        torch.testing.assert_close(drift, torch.full_like(drift, -math.log1p(-p_end)))
+
+
+def test_what_the_mask_adds_to_the_gradient_vanishes_with_the_end_or_with_the_baseline():
+    """E[A grad log p] over what is sampled is the true gradient plus E[A] p_end / (1 - p_end) grad log p_end, with its sign."""
+    logits = torch.tensor([-2.0, 0.3, -0.4, 1.1], dtype=torch.float64, requires_grad=True)
+    policy, sampled = first_token(logits)
+    chances, advantages = sampled.detach().exp(), torch.tensor([0.0, 1.0, -0.5, 0.25], dtype=torch.float64)
+
+    def gradient(value):
+        return torch.autograd.grad(value, logits, retain_graph=True)[0]
+
+    def both(values):
+        return [gradient((chances[1:] * values[1:] * logprobs[1:]).sum()) for logprobs in (policy, sampled)]
+
+    p_end, mean = policy[0].exp().item(), (chances * advantages).sum().item()
+    trained, true = both(advantages)
+    torch.testing.assert_close(trained - true, -mean * p_end / (1 - p_end) * gradient(policy[0]))
+    trained, true = both(advantages - mean)
+    torch.testing.assert_close(trained, true)

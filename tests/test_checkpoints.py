@@ -1,11 +1,12 @@
 """Checkpoints of several policies are one or none."""
 
 import json
+import subprocess
 
 import pytest
 
-from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.plan.resume import tag
+from marl_plugins.core.failures import ConfigurationError, RunEnded
+from marl_plugins.plan.resume import sealed, tag
 from marl_plugins.runtime.checkpoints import Checkpoints
 from marl_plugins.runtime.records import cut_back, move_aside
 
@@ -123,7 +124,8 @@ def test_missing_parts_are_named(checkpoints):
     checkpoints.commit(2, {"p": 2}, {})
     manifest = json.loads(checkpoints.manifest_path.read_text())
     manifest["policies"]["q"] = 2
-    checkpoints.manifest_path.write_text(json.dumps(manifest))
+    del manifest["digest"]
+    checkpoints.manifest_path.write_text(json.dumps(sealed(manifest)))
     with pytest.raises(ConfigurationError, match="q/_actor/global_step2 is missing"):
         checkpoints.open(resume=True)
     saved(checkpoints.folder, 2, ["q"])
@@ -132,17 +134,168 @@ def test_missing_parts_are_named(checkpoints):
         checkpoints.open(resume=True)
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"schema": 99, "step": 1}'])
+OLD = {"schema": 2, "step": 1, "policies": {"p": 1}, "run": RUN, "state": {}}
+OTHER_FORMS = [
+    "",
+    "{",
+    "[]",
+    "7",
+    "null",
+    "true",
+    '"text"',
+    "[" * 100_000,
+    "9" * 5000,
+    '{"schema": 99, "step": 1}',
+    '{"schema": 3}',
+]
+OTHER_FORMS += [json.dumps({k: v for k, v in OLD.items() if k != name}) for name in OLD if name != "schema"]
+OTHER_FORMS += [json.dumps(OLD | {"step": step}) for step in (None, "1", 0, -1, True, 1.5)]
+OTHER_FORMS += [json.dumps(OLD | {"policies": policies}) for policies in ([], {"p": "1"}, {"p": None}, 7)]
+OTHER_FORMS += [
+    json.dumps(OLD | {"run": run}) for run in ([], 7, {}, RUN | {"policies": {"p": {}}}, RUN | {"files": {"a": 1}})
+]
+OTHER_FORMS += [
+    json.dumps(OLD | {"schema": 1, "run": run}) for run in ([], {}, RUN, {"seed": 1, "policies": 3, "plugins": {}})
+]
+
+
+@pytest.mark.parametrize("text", [*map(str.encode, OTHER_FORMS), b"\xff\xfe", b'{"schema": 2, "step": "\xe2'])
 def test_a_broken_manifest_is_an_error_not_a_fresh_start(checkpoints, text):
-    checkpoints.manifest_path.write_text(text)
-    with pytest.raises(ConfigurationError, match=r"manifest\.json"):
+    checkpoints.manifest_path.write_bytes(text)
+    for resume in (True, False):
+        with pytest.raises(
+            ConfigurationError, match=r"manifest\.json: cannot be read: .*choose another --ckpt\.path"
+        ) as error:
+            checkpoints.open(resume)
+        assert len(str(error.value)) < 700
+
+
+def test_a_manifest_of_schema_2_resumes(checkpoints):
+    saved(checkpoints.folder, 1, ["p"])
+    checkpoints.manifest_path.write_text(json.dumps(OLD))
+    assert checkpoints.open(resume=True)["step"] == 1
+    saved(checkpoints.folder, 2, ["p"])
+    checkpoints.commit(2, {"p": 2}, {})
+    manifest = json.loads(checkpoints.manifest_path.read_text())
+    assert (manifest["schema"], len(manifest["files"])) == (3, 1)
+    assert (checkpoints.folder / "p" / "_actor" / tag(1)).is_dir()  # the step before can still be resumed
+
+
+def shards(folder, step, names):
+    """What two ranks leave of a policy: weights, and an optimiser state each."""
+    for name in names:
+        part = folder / "p" / "_actor" / tag(step)
+        part.mkdir(parents=True, exist_ok=True)
+        (part / name).write_bytes(bytes(range(256)) * 5 + bytes([step]))
+    (folder / "p" / "_actor" / "latest").write_text(tag(step))
+
+
+SHARDS = (
+    "mp_rank_00_model_states.pt",
+    "zero_pp_rank_0_mp_rank_00_optim_states.pt",
+    "zero_pp_rank_1_mp_rank_00_optim_states.pt",
+)
+
+
+def remove(path):
+    path.unlink()
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"), [(remove, "is missing"), (cut, "has 1280 bytes and was saved with 1281"), (flip, "is damaged")]
+)
+@pytest.mark.parametrize("name", SHARDS)
+def test_a_file_that_is_not_what_was_saved_is_named_with_the_way_out(checkpoints, damage, said, name):
+    for step in (2, 4):
+        shards(checkpoints.folder, step, SHARDS)
+        checkpoints.commit(step, {"p": step}, {})
+    broken = checkpoints.folder / "p" / "_actor" / tag(4) / name
+    damage(broken)
+    with pytest.raises(ConfigurationError) as error:
         checkpoints.open(resume=True)
+    problem, way_out = error.value.problems
+    assert problem.startswith(f"{broken} {said}")
+    command = f"cp {checkpoints.folder}/manifest-2.json {checkpoints.folder}/manifest.json"
+    assert way_out == f"step 4 in {checkpoints.folder} cannot be resumed; use the step before, 2: {command}"
+    subprocess.run(command.split(), check=True)
+    assert checkpoints.open(resume=True)["step"] == 2
+    shards(checkpoints.folder, 4, SHARDS)
+    checkpoints.commit(4, {"p": 4}, {})
+    assert checkpoints.open(resume=True)["step"] == 4
+    flip(checkpoints.folder / "p" / "_actor" / tag(4) / name)
+    remove(checkpoints.folder / "p" / "_actor" / tag(2) / name)
+    with pytest.raises(ConfigurationError, match=r"no other step is saved: choose another --ckpt\.path"):
+        checkpoints.open(resume=True)
+
+
+def test_a_lost_manifest_is_not_a_fresh_start(checkpoints):
+    saved(checkpoints.folder, 2)
+    checkpoints.commit(2, {"p": 2, "q": 2}, {})
+    checkpoints.manifest_path.unlink()
+    with pytest.raises(
+        ConfigurationError, match=r"manifest\.json is missing, though step 2 is saved; use the step before, 2: cp"
+    ):
+        checkpoints.open(resume=True)
+
+
+def test_only_kept_steps_and_what_is_newer_stay(checkpoints):
+    """Half-written steps of killed runs do not count among those that are kept."""
+    for step in (1, 2, 3, 9):
+        saved(checkpoints.folder, step)
+    for step in (4, 6):
+        saved(checkpoints.folder, step)
+        checkpoints.commit(step, {"p": step, "q": step}, {})
+        saved(checkpoints.folder, step + 1)
+    saved(checkpoints.folder, 8)
+    checkpoints.commit(8, {"p": 8, "q": 8}, {})
+    names = {p.name for p in (checkpoints.folder / "p" / "_actor").glob("global*")}
+    assert names == {tag(6), tag(8), tag(9)}
+    assert sorted(p.name for p in checkpoints.folder.glob("manifest*")) == [
+        "manifest-6.json",
+        "manifest-8.json",
+        "manifest.json",
+    ]
+
+
+def test_a_run_does_not_save_over_another_ones_steps(checkpoints):
+    saved(checkpoints.folder, 2)
+    checkpoints.commit(2, {"p": 2, "q": 2}, {})
+    assert checkpoints.what_is_saved().startswith("step 2 is saved in")
+    other = Checkpoints(checkpoints.folder, 2, RUN)
+    other.open(resume=True)
+    saved(checkpoints.folder, 3)
+    other.commit(3, {"p": 3, "q": 3}, {})
+    for attempt in (checkpoints.check_ours, lambda: checkpoints.commit(3, {"p": 3, "q": 3}, {})):
+        with pytest.raises(
+            RunEnded, match=r"manifest\.json was changed by another run that saves to the same --ckpt\.path"
+        ):
+            attempt()
+    assert checkpoints.what_is_saved() == f"what is saved in {checkpoints.folder} is not this run's"
+    assert json.loads(checkpoints.manifest_path.read_text())["policies"] == {"p": 3, "q": 3}
+
+
+def test_a_step_without_its_parts_is_not_committed(checkpoints):
+    saved(checkpoints.folder, 2, ["p"])
+    with pytest.raises(FileNotFoundError, match="q/_actor/global_step2"):
+        checkpoints.commit(2, {"p": 2, "q": 2}, {})
+    assert checkpoints.open(resume=True) is None
+    assert checkpoints.what_is_saved() == "no step was saved (--ckpt.save_steps N saves every N steps)"
 
 
 def test_records_are_cut_back_to_the_step_that_is_continued(tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"step": 4, "rew')
-    cut_back(file, 2)
+    assert cut_back(tmp_path, 2) == []
     assert file.read_text() == '{"step": 1}\n{"step": 2}\n'
 
 

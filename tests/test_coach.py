@@ -143,7 +143,7 @@ def test_everything_wrong_with_the_flags_is_reported_together():
     for part in (
         "command line: --coach.timeout: 0 is out of range: expected above 0",
         "--coach.budget counts dollars and needs --coach.price_in",
-        "--coach.body: '[1]': expected a JSON object",
+        "--coach.body: expected a JSON object of request fields, got a list",
         "--coach.max_missing: 2 is out of range: expected at least 0 and at most 1",
         "--coach.concurrency: 0 is out of range: expected at least 1",
         "--coach.retries: -1 is out of range: expected at least 0",

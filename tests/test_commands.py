@@ -114,6 +114,12 @@ def test_saved_weights_take_the_place_of_the_recipes_models(tmp_path):
         with_models(run, tmp_path, [])
 
 
+def test_an_evaluation_can_be_planned(capsys):
+    assert main(["eval", "--recipe", "vote/tiny.yaml", "--dry-run", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["recipe"] == "vote"
+
+
 def test_an_evaluation_trains_nothing():
     run = build_plan(["--recipe", TINY]).run
     evaluated = only_players(run)

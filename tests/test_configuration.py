@@ -1,5 +1,6 @@
 """Everything wrong is said at once, before anything starts, with its place and the cure."""
 
+import itertools
 import json
 import re
 import shutil
@@ -165,7 +166,7 @@ def test_lines_are_those_of_the_file(recipe):
         (["--actor.model_name_or_path", "tiny:foo=1"], ["'foo=1' is not a setting of a tiny model"]),
         (["--actor.model_name_or_path", "tiny:heads=0"], ["'heads=0' is not a setting"]),
         (["--data.max_len", "5000"], ["--data.max_len 5000 is over the 512 positions"]),
-        (["--data.prompt_dataset", "x.jsonl"], ["tasks: cannot read x.jsonl"]),
+        (["--data.prompt_dataset", "x.jsonl"], ["--data.prompt_dataset x.jsonl: no such file"]),
         (["--reward.remote_url", "x.py"], ["--reward.remote_url would have no effect", "grader: grader.py"]),
         (
             ["--actor.num_gpus_per_node", "0"],
@@ -333,7 +334,7 @@ def test_a_data_file_is_read_by_the_dry_run(recipe):
     folder = recipe("tasks: tasks.py\n", "")
     only(
         problems("--recipe", str(folder / "tiny.yaml"), "--data.prompt_dataset", "/no/data.jsonl"),
-        "cannot read /no/data.jsonl",
+        "--data.prompt_dataset /no/data.jsonl: no such file",
     )
 
 
@@ -345,6 +346,19 @@ def test_precedence_command_line_recipe_defaults_upstream():
     assert run.args.train.seed == 42  # upstream's
     rates = {name: args.actor.adam.lr for name, args in run.policy_args.items()}
     assert rates == {"solver": 3e-4, "coder": 5e-5, "verifier": 3e-4}
+
+
+@pytest.mark.parametrize(
+    ("words", "output", "path"),
+    [
+        ([], "runs/vote", "runs/vote/checkpoints"),
+        (["--ckpt.output_dir", "mine"], "mine", "mine/checkpoints"),
+        (["--ckpt.path", "saved"], "runs/vote", "saved"),
+    ],
+)
+def test_a_recipe_has_folders_of_its_own_by_default(words, output, path):
+    ckpt = build_plan(["--recipe", "vote/tiny.yaml", *words]).run.args.ckpt
+    assert (ckpt.output_dir, ckpt.path) == (output, path)
 
 
 def test_the_command_line_beats_what_the_recipe_says_of_one_policy(recipe):
@@ -587,6 +601,30 @@ def test_files_that_are_no_recipe(tmp_path, text):
     (tmp_path / "r.yaml").write_text(text)
     with pytest.raises(ConfigurationError, match=r"r\.yaml"):
         load_recipe(tmp_path / "r.yaml")
+
+
+TEN = "&a [x, x, x, x, x, x, x, x, x, x]"
+BOMB = [TEN, *(f"&{name} [{', '.join([f'*{before}'] * 10)}]" for before, name in itertools.pairwise("abcdefghi"))]
+
+
+@pytest.mark.parametrize("line", ["k{}: {}\n", "? {1}\n: x\n"], ids=["values", "keys"])
+def test_aliases_of_aliases_are_refused(tmp_path, line):
+    """In separate processes with limits: 10^9 values would take all memory."""
+    (tmp_path / "recipe.yaml").write_text("".join(itertools.starmap(line.format, enumerate(BOMB))))
+    commands = (
+        ("recipes", "show", "."),
+        ("train", "--recipe", ".", "--dry-run"),
+        ("recipes", "import", "recipe.yaml", "--to", "mine", "--model", "tiny"),
+    )
+    for words in commands:
+        done = subprocess.run(
+            ["bash", "-c", 'ulimit -v 4000000 -t 20; exec "$@"', "bash", sys.executable, "-m", "marl_plugins", *words],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+        )
+        said = re.search(r"recipe\.yaml:.* (10000 values|a key is a word)", done.stderr)
+        assert done.returncode == 2 and said, (words, done.stderr)
 
 
 def test_a_workflows_mistakes_stop_the_plan(recipe):

@@ -1,13 +1,23 @@
 """Scores to rewards to returns along the dependency graph."""
 
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 from simulated import make_trajectory
 
-from marl_plugins.core.credit import rewards_from_scores, sum_over_scope
+from marl_plugins.core.credit import check_rewards, rewards_from_scores, sum_over_scope
 from marl_plugins.core.estimators import check_estimator, group_key
+from marl_plugins.core.failures import RunPaused
+from marl_plugins.core.policy import Policy
 from marl_plugins.core.rows import Row, rows_of
+from marl_plugins.core.trajectory import Generation
+from marl_plugins.plan.build import build_plan
 from marl_plugins.reinforce_pp import ReinforcePlusPlus
 
+ROOT = Path(__file__).resolve().parent.parent
 CHAIN = {"a": [], "b": ["a"], "c": ["b"]}
 DIAMOND = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}
 
@@ -147,3 +157,77 @@ def test_an_action_without_a_score_never_gets_the_outcome_where_anybody_scores_a
     whole.actions[1].score = 0.9
     rewards_from_scores([ended_early, whole])
     assert [a.reward for t in (ended_early, whole) for a in t.actions] == [None, None, 0.9]
+
+
+# --- rewards that cannot be trained on ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), -float("inf"), 1e39, "0.5", [1.0]])
+def test_a_reward_that_is_not_finite_names_the_plugin_and_the_action(tmp_path, reward):
+    """At once, and before the plugins that come later."""
+    (tmp_path / "broken.py").write_text(
+        "from math import inf, nan\nfrom marl_plugins import hookimpl\n\n@hookimpl\ndef marl_credit(trajectories):\n"
+        f"    trajectories[0].actions[1].reward = {reward!r}\n    return trajectories\n"
+    )
+    (tmp_path / "later.py").write_text(
+        "from marl_plugins import hookimpl\n\n@hookimpl\ndef marl_credit(trajectories):\n    raise AssertionError('asked')\n"
+    )
+    words = ["--plugin", str(tmp_path / "broken.py"), "--plugin", str(tmp_path / "later.py")]
+    plan = build_plan(["--recipe", str(ROOT / "tests" / "recipes" / "sums" / "tiny.yaml"), *words])
+    with pytest.raises(RunPaused) as raised:
+        asyncio.run(plan.plugins.chain("marl_credit", [make_trajectory(CHAIN)], check_rewards, run=plan.run))
+    message = str(raised.value)
+    assert "broken.py" in message
+    assert f"gave action t/0/b the reward {reward!r}; expected a finite number" in message
+
+
+def test_numbers_of_any_type_are_rewards():
+    trajectory = make_trajectory(CHAIN, rewards={"a": np.float32(0.5), "b": None, "c": -3})
+    check_rewards("mine", [trajectory])
+
+
+# --- length penalties -----------------------------------------------------------------------------------------------------
+
+
+def penalised(edges, rewards, role_limit=None, lengths=None, cut_off=(), trainable=True, **flags):
+    """Rewards and returns over the trajectory of actions of `p`, whose flag for the longest answer is 40 tokens."""
+    penalties = pytest.importorskip("marl_plugins.runtime.penalties")
+    trajectory = make_trajectory(edges, rewards=rewards)
+    for action in trajectory.actions:
+        count = (lengths or {}).get(action.path, 2)
+        finish = "length" if action.path in cut_off else "stop"
+        action.generation = Generation((4,) * count, (-0.1,) * count, finish, "p", 0)
+    given = {"overlong_buffer_len": None, "overlong_penalty_factor": 1.0, "stop_properly_penalty_coef": None, **flags}
+    args = SimpleNamespace(
+        reward=SimpleNamespace(**given), rollout=SimpleNamespace(max_new_tokens=40), data=SimpleNamespace(max_len=99)
+    )
+    run = SimpleNamespace(
+        policies=[Policy("p", "tiny", trainable=trainable)],
+        policy_args={"p": args},
+        role=lambda name: SimpleNamespace(max_new_tokens=role_limit),
+    )
+    penalties.penalise_lengths([trajectory], run)
+    sum_over_scope([trajectory], "trajectory")
+    return {a.path: (a.reward, a.returns, a.terms) for a in trajectory.actions}
+
+
+@pytest.mark.parametrize(("coefficient", "own", "total"), [(0.5, 0.25, 1.25), (-0.5, -0.5, 0.5)])
+def test_what_was_cut_off_loses_by_its_own_reward_alone(coefficient, own, total):
+    got = penalised({"a": [], "b": ["a"]}, {"a": 0.5, "b": 1.0}, cut_off={"a"}, stop_properly_penalty_coef=coefficient)
+    assert got["a"] == (own, total, {"length": pytest.approx(own - 0.5)})
+    assert got["b"] == (1.0, 1.0, {})
+
+
+def test_too_long_is_measured_by_the_roles_own_limit():
+    lengths = {"a": 16, "b": 12, "c": 8}
+    got = penalised(CHAIN, dict.fromkeys("abc", 1.0), role_limit=16, lengths=lengths, overlong_buffer_len=8)
+    assert [got[path][0] for path in "abc"] == [0.0, 0.5, 1.0]
+    got = penalised(CHAIN, dict.fromkeys("abc", 1.0), lengths={"a": 40, "b": 36, "c": 32}, overlong_buffer_len=8)
+    assert [got[path][0] for path in "abc"] == [0.0, 0.5, 1.0]
+
+
+def test_no_penalty_gives_a_reward_to_what_has_none():
+    got = penalised(CHAIN, {"a": 1.0, "b": None, "c": 1.0}, cut_off=set("abc"), stop_properly_penalty_coef=-0.5)
+    assert [got[path][0] for path in "abc"] == [-0.5, None, -0.5]
+    frozen = penalised(CHAIN, dict.fromkeys("abc", 1.0), cut_off={"a"}, trainable=False, stop_properly_penalty_coef=0.0)
+    assert frozen["a"][0] == 1.0

@@ -19,6 +19,7 @@ from marl_plugins.commands.doctor.gpus import Card, Cards
 from marl_plugins.commands.tables import print_table
 from marl_plugins.core.recipe import PythonToolConfig
 from marl_plugins.core.shipped import recipes_root
+from marl_plugins.hosts import prebuild
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = str(recipes_root() / "mathchat" / "tiny.yaml")
@@ -117,7 +118,7 @@ def test_text_that_looks_like_markup_is_printed_unchanged(capsys):
 
 @pytest.mark.engines
 def test_everything_is_tried_for_real():
-    """The engines and training processes are imported, Ray starts, the sandbox runs."""
+    """The engines and training processes are imported, Ray starts, programs run."""
     done = subprocess.run(
         [sys.executable, "-m", "marl_plugins", "doctor", "--json", "--recipe", TINY],
         capture_output=True,
@@ -126,7 +127,7 @@ def test_everything_is_tried_for_real():
     )
     answer = json.loads(done.stdout)
     assert done.returncode == 0 and answer["good"], [f for f in answer["findings"] if f["good"] is False]
-    assert [about(answer["findings"], what)[0][0] for what in ("engines", "training", "ray", "sandbox")] == [True] * 4
+    assert [about(answer["findings"], what)[0][0] for what in ("engines", "training", "ray", "python tool")] == [True] * 4
     assert "for cpu" in about(answer["findings"], "engines")[0][1]
 
 
@@ -431,13 +432,21 @@ def test_built_operators_still_require_ninja(monkeypatch, tmp_path):
 def test_a_lock_of_a_build_that_was_killed(monkeypatch, tmp_path):
     lock = tmp_path / "fused_adam" / "lock"
     lock.parent.mkdir()
-    lock.write_text("")
-    assert upstream.check_locks(tmp_path) == []
-    for age, good in ((60, None), (7200, False)):
-        os.utime(lock, (time.time() - age,) * 2)
+    code = f"import time; from torch.utils.file_baton import FileBaton; print(FileBaton({str(lock)!r}).try_acquire(), flush=True)"
+    builder = subprocess.Popen([sys.executable, "-c", f"{code}; time.sleep(600)"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert builder.stdout.readline() == "True\n"
+        assert upstream.check_locks(tmp_path) == []
+        os.utime(lock, (time.time() - 60,) * 2)
         (finding,) = upstream.check_locks(tmp_path)
-        assert finding.good is good
-    assert finding.fix == f"rm {lock}"
+        assert finding.good is None and "has been running for" in finding.found
+        assert prebuild.clear_abandoned_locks(tmp_path) == [] and lock.exists()
+    finally:
+        builder.kill()
+        builder.wait()
+    (finding,) = upstream.check_locks(tmp_path)
+    assert finding.good is False and finding.fix == f"rm {lock}"
+    assert prebuild.clear_abandoned_locks(tmp_path) == [lock] and not lock.exists()
 
 
 def test_a_failed_import_shows_its_last_line():
@@ -495,29 +504,29 @@ def test_running_ray_and_its_old_sessions(tmp_path):
     assert finding.fix == f"rm -r {sessions}/session_2026-01-01_00-00-00_000000_99"  # 18 is running
 
 
-# --- the sandbox --------------------------------------------------------------------------------------------------------
+# --- the python tool ----------------------------------------------------------------------------------------------------
 
 
-def test_the_sandbox_runs_and_stops_programs():
-    (finding,) = services.try_sandbox(PythonToolConfig(packages=False))
+def test_the_python_tool_runs_and_stops_programs():
+    (finding,) = services.try_python_tool(PythonToolConfig(packages=False))
     assert finding.good is True, finding
 
 
-def test_a_sandbox_that_cannot_run_is_an_error_only_if_a_role_uses_it(monkeypatch, tmp_path):
+def test_a_python_tool_that_cannot_run_is_an_error_only_if_a_role_uses_it(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
-    assert [f.good for f in services.try_sandbox(None) + services.try_sandbox(PythonToolConfig())] == [None, False]
+    assert [f.good for f in services.try_python_tool(None) + services.try_python_tool(PythonToolConfig())] == [None, False]
 
 
-def test_a_sandbox_without_a_folder_for_its_programs(monkeypatch, tmp_path):
+def test_a_python_tool_without_a_folder_for_its_programs(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
-    (finding,) = services.try_sandbox(PythonToolConfig())
+    (finding,) = services.try_python_tool(PythonToolConfig())
     assert finding.good is False and "Not a directory" in finding.found
 
 
 def test_limits_in_which_no_program_can_run():
-    (finding,) = services.try_sandbox(PythonToolConfig(seconds=0.001))
-    assert finding.good is False and "print(6 * 7) gave" in finding.found and "stopped after" in finding.found
+    (finding,) = services.try_python_tool(PythonToolConfig(seconds=0.001))
+    assert finding.good is False and finding.found
 
 
 # --- the coach ----------------------------------------------------------------------------------------------------------
@@ -543,7 +552,7 @@ def test_a_coach_that_judges():
     ("reply", "found", "fix"),
     [
         (Reply(f"wrong key {SECRET}", 401), "refuses the key (401)", "export OPENAI_API_KEY=..."),
-        (Reply(f"not this key: {SECRET}", 400), "not this key: ...", "it has qwen3, llama4"),
+        (Reply(f"not this key: {SECRET}", 400), "not this key: ***", "it has qwen3, llama4"),
         (Reply("no such model", 404), "no such model", "it has qwen3, llama4; did you mean 'qwen3'?"),
         ("I would rather talk about the weather.", "not the form it was asked for", "it has qwen3, llama4"),
     ],

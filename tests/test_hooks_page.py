@@ -128,3 +128,14 @@ def test_the_debate_of_the_page_can_be_planned(debate, tmp_path):
     recipe.write_text(recipe.read_text().replace("grader.py", "typo.py"))
     with pytest.raises(ConfigurationError, match="'juge' is no role of the recipe; did you mean 'judge'"):
         build_plan(["--recipe", str(tmp_path)])
+
+
+def test_a_plugin_tries_its_scorer_as_the_page_says(tmp_path):
+    file = tmp_path / "short_enough.py"
+    file.write_text(fenced("hooks.md", "# short_enough.py"))
+    words = ["--recipe", "tests/recipes/sums/tiny.yaml", "--plugin", str(file)]
+    assert build_plan(words).run.warnings == ()
+    bad = tmp_path / "too_long.py"
+    bad.write_text(file.read_text().replace("min(1.0, 64 /", "min(9.0, 640 /"))
+    with pytest.raises(ConfigurationError, match=r"too_long\.py:\d+: ValueError: .* scores lie in \[0, 1\]"):
+        build_plan([*words[:-1], str(bad)])

@@ -542,6 +542,26 @@ def test_an_existing_folder_is_not_changed(config, tmp_path):
         main(["import", str(config()), "--to", str(tmp_path)])
 
 
+def test_a_link_to_nowhere_is_no_new_folder(config, tmp_path):
+    (tmp_path / "made").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigurationError, match="exists already"):
+        main(["import", str(config()), "--to", str(tmp_path / "made"), "--model", "hub/small"])
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_pipes_and_devices_are_not_read(config, checkout, tmp_path):
+    """Their end may never come."""
+    os.mkfifo(checkout / "data" / "PIPE")
+    words = ("--to", str(tmp_path / "made"), "--model", "hub/small")
+    for name in ("./data/PIPE", "/dev/zero"):
+        with pytest.raises(ConfigurationError, match=rf"prompt_data: {name} \(train\) was not found"):
+            main(["import", str(config(("json@./data/SUMS", f"json@{name}"))), *words])
+        config((f"json@{name}", "json@./data/SUMS"))
+    os.mkfifo(checkout / "mine.yaml")
+    with pytest.raises(ConfigurationError, match=r"mine\.yaml: is not a file"):
+        main(["import", str(checkout / "mine.yaml"), *words])
+
+
 def test_a_disk_that_fills_up_leaves_no_half_recipe(config, tmp_path):
     folder = tmp_path / "here" / "made"
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

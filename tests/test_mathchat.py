@@ -2,13 +2,20 @@
 
 import asyncio
 import random
+import signal
+import subprocess
+import sys
+import time
 from types import SimpleNamespace
 
+import psutil
 import pytest
+from graded_answers import BOXED, HOSTILE, TEXTS
 from simulated import make_trajectory
 
 from marl_plugins.coach.rubric import RubricCoach, load_rubric
 from marl_plugins.core.conversation import ChatFormat
+from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.scoring import Seen, SeenLast
 from marl_plugins.core.shipped import recipes_root
 from marl_plugins.core.trajectory import Task, ToolResult
@@ -36,27 +43,91 @@ def test_more_problems_begin_with_the_same_ones():
     assert problems.generate("train", 50) == problems.generate("train", 200)[:50]
 
 
-@pytest.mark.parametrize(
-    ("answer", "label", "right"),
-    [
-        ("42", "42", True),
-        ("The answer is \\boxed{42}.", "42", True),
-        ("\\boxed{\\frac{1}{2}}", "0.5", True),
-        ("so it is 1,234", "1234", True),
-        ("\\boxed{\\frac{3}{4}}", "\\frac{6}{8}", True),
-        ("41 or 42", "42", True),
-        ("42 or 41", "42", False),
-        ("\\boxed{41}", "42", False),
-        ("", "42", False),
-        ("no idea", "42", False),
-        ("42", 42.0, True),
-        ("\\boxed{x^2+2x+1}", "(x+1)^2", True),
-        ("the total is 18", "She sells 9 * 2 = 18.\n#### 18", True),
-    ],
-)
-def test_the_grader(answer, label, right):
-    trajectory = SimpleNamespace(answer=answer, task=Task("t", "p", label))
-    assert grader.score_outcome(trajectory) == float(right)
+def outcome(answer, label):
+    return asyncio.run(grader.score_outcome(SimpleNamespace(answer=answer, task=Task("t", "p", label))))
+
+
+def test_the_grader_judges_as_a_person_does():
+    """Nothing of another value is accepted, and less than 3 % of what is right is refused."""
+
+    async def graded(pairs):
+        return [(answer, label, judged, await grader.right(answer, label)) for answer, label, judged in pairs]
+
+    pairs = [(f"So it is \\boxed{{{answer}}}", label, judged) for answer, label, judged in BOXED] + TEXTS
+    found = asyncio.run(graded(pairs))
+    assert len(found) >= 150
+    assert [(answer, label) for answer, label, judged, got in found if got and not judged] == []
+    refused = [(answer, label) for answer, label, judged, got in found if judged and not got]
+    assert len(refused) < 0.03 * sum(judged for _, _, judged in pairs), refused
+
+
+def test_plain_integers_are_compared_as_numbers_without_another_process():
+    graders = {child.pid for child in children()}
+    for answer in (*range(-120, 121), "007", "+7", " 7\n"):
+        for label in ("7", "-7", "0", "120"):
+            assert outcome(str(answer), label) == float(int(answer) == int(label)), (answer, label)
+    assert {child.pid for child in children()} <= graders
+
+
+def ended(processes):
+    """Whether they come to their end; one that nobody has waited for yet has come to it."""
+    for _ in range(1000):
+        if all(process.status() == psutil.STATUS_ZOMBIE for process in processes()):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def children():
+    return psutil.Process().children(recursive=True)
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_no_answer_ends_the_grader_or_holds_up_others(kind):
+    """The event loop goes on, innocent answers beside it are graded, and nothing is left running."""
+
+    async def beside():
+        longest, begun = 0.0, time.monotonic()
+        hostile = asyncio.create_task(grader.right(HOSTILE[kind], "42"))
+        innocent = asyncio.create_task(grader.right("\\boxed{\\sqrt{4}\\cdot 21}", "42"))
+        while not (hostile.done() and innocent.done()):
+            await asyncio.sleep(0.01)
+            longest, begun = max(longest, time.monotonic() - begun), time.monotonic()
+        return hostile.result(), innocent.result(), longest
+
+    wrong, fine, longest = asyncio.run(beside())
+    assert (wrong, fine) == (False, True)
+    assert longest < grader.SECONDS  # not a measurement: a computation on the event loop takes more, and may never end
+    helper, _ = grader.helper()
+    assert ended(lambda: psutil.Process(helper.pid).children())
+
+
+def test_what_runs_math_verify_ends_with_the_process_that_asked():
+    code = (
+        "import asyncio, os, signal; from pathlib import Path; from marl_plugins.loading import load_file\n"
+        f"grader = load_file(Path({str(FOLDER / 'grader.py')!r}), 'grader_to_be_killed')\n"
+        "assert asyncio.run(grader.right('\\\\boxed{\\\\sqrt{4}}', '2'))\n"
+        "print(grader.helper()[0].pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert ended(lambda: [p for p in psutil.process_iter() if p.pid == int(killed.stdout)])
+
+
+def test_a_grader_whose_process_ended_is_infrastructure_and_starts_again():
+    assert outcome("\\boxed{\\sqrt{4}}", "2") == 1.0
+    process, _ = grader.helper()
+    process.kill()
+    process.wait()
+    with pytest.raises(InfrastructureFailure, match="ended with -9"):
+        outcome("\\boxed{\\sqrt{4}}", "2")
+    assert outcome("\\boxed{\\sqrt{4}}", "2") == 1.0
+
+
+@pytest.mark.parametrize("label", [None, "", " ", []])
+def test_an_answer_is_never_compared_with_no_label(label):
+    with pytest.raises(ValueError, match=r"task t: .* nothing to compare answers with"):
+        outcome("\\boxed{None}", label)
 
 
 def test_demonstrators_slip_as_often_as_they_say():
@@ -135,3 +206,32 @@ def test_the_rubrics_reward_a_good_system_more_than_a_bad_one(name):
     for view in (seen, last):
         assert judged(rubric, "verifier", text, seen=view)[0] == 1.0
         assert judged(rubric, "verifier", text.replace("7", "8"), seen=view)[0] < 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "points"),
+    [
+        ("\\boxed{42}", [10, 10]),
+        ("\\boxed{42.0}", [10, 10]),
+        ("\\boxed{420}", [10, 0]),
+        ("\\boxed{7} because ...; 42", [10, 0]),
+        ("The result is 42.", [0, 0]),
+        ("\\boxed{42", [10, 0]),
+    ],
+)
+def test_only_a_box_with_what_was_computed_boxes_it(text, points):
+    rubric = load_rubric(FOLDER / "rubric.py", ["solver", "coder", "verifier"])
+    coder, verifier = make_trajectory({"coder": [], "verifier": ["coder"]}).actions
+    coder.tool_results, verifier.text = (ToolResult("python", "print(42)", "42", ok=True),), text
+    verdict = asyncio.run(RubricCoach(rubric).judge(verifier, Seen("t", "p", "verifier", (), (coder,))))
+    assert [verdict.criteria[name] for name in ("boxes one answer", "boxes what was computed")] == points
+
+
+@pytest.mark.parametrize("label", ["70", 70, 70.0])
+def test_the_tiny_rubric_reads_labels_of_any_type(label):
+    rubric = load_rubric(FOLDER / "tiny_rubric.py", ["solver", "coder", "verifier"])
+    (action,) = make_trajectory({"verifier": []}).actions
+    seen = SeenLast("t", "p", "verifier", (), (action,), label=label, answer="70")
+    for text, points in (("70", 10), ("71", 0), ("700", 0)):
+        action.text = text
+        assert asyncio.run(RubricCoach(rubric).judge(action, seen)).criteria["is right"] == points

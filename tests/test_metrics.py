@@ -3,22 +3,31 @@
 import ast
 import asyncio
 import json
+import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from simulated import make_trajectory
 
 from marl_plugins.core.circuit_breaker import CircuitBreaker
-from marl_plugins.core.failures import AgentFailure, InfrastructureFailure, RunPaused
+from marl_plugins.core.estimators import Estimator
+from marl_plugins.core.failures import AgentFailure, InfrastructureFailure, RunEnded, RunPaused
 from marl_plugins.core.ledger import Ledger, lost_trajectories, unscored_actions
 from marl_plugins.core.rows import Row
 from marl_plugins.core.trajectory import Trajectory
-from marl_plugins.runtime.metrics import held_out, signal, summary
+from marl_plugins.runtime.metrics import held_out, of_updates, signal, summary
 from marl_plugins.runtime.records import KEPT_TASKS, cut_back
 
 PAGE = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text()
 simulated = pytest.importorskip("simulated_run")
+from marl_plugins.runtime.experience import Forwarded, estimate, row_experience  # noqa: E402
+from marl_plugins.runtime.policy_actor import without_fill  # noqa: E402
+from marl_plugins.runtime.trainer import remarks  # noqa: E402
+
+from openrlhf.models.loss import PolicyLoss  # noqa: E402  # isort: skip  # after the host support
 
 
 def right(trajectory):
@@ -262,8 +271,7 @@ def test_evaluations_are_kept_whole_first_and_last_and_in_part_between(tmp_path)
     assert len(tasks[0]) == 10 and all(tasks[step] == tasks[1] for step in (2, 3, 4)) and len(tasks[1]) == KEPT_TASKS
     assert {r["step"] for r in last} == {4} and len(last) == 10
     assert Trajectory.from_record(kept[0]).actions[0].text
-    for name in ("evaluations.jsonl", "evaluation-last.jsonl"):
-        cut_back(tmp_path / name, 2)
+    cut_back(tmp_path, 2)
     assert {r["step"] for r in lines(tmp_path, "evaluations.jsonl")} == {0, 1, 2}
     assert not lines(tmp_path, "evaluation-last.jsonl")
 
@@ -296,3 +304,49 @@ def test_every_kind_of_failure_of_the_package_is_in_the_page():
     kinds = {*AgentFailure.KINDS, *(c.args[0].value for c in raised if isinstance(c.args[0], ast.Constant))}
     assert len(kinds) > 10
     assert not {kind for kind in kinds if f"`{kind}`" not in PAGE}
+
+
+# --- what upstream clips, filters, or fills up ------------------------------------------------------------------------------
+
+
+def forwarded(rewards, clip_range):
+    found = []
+    for n, reward in enumerate(rewards):
+        t = make_trajectory({"a": []}, task=f"t{n}")
+        row = Row(t, t.actions[0], reward)
+        experience = row_experience(row)
+        experience.kl = torch.zeros_like(experience.rollout_log_probs)
+        experience.action_log_probs = experience.rollout_log_probs
+        found.append(([row], experience))
+    return Forwarded("p", [row for rows, _ in found for row in rows], found, clip_range=clip_range)
+
+
+def test_clipped_returns_are_counted_and_said():
+    (prepared,) = estimate([forwarded([9.0, 10.0, 10.5, 24.0, -11.0], [-10, 10])], Estimator(return_scope="trajectory"))
+    assert prepared.clipped == 3
+    assert of_updates([prepared], {"p": {}})["rows/clipped"] == 3.0
+    policy = SimpleNamespace(engines=SimpleNamespace(remarks=["an engine was replaced"]))
+    said, engine = remarks([prepared], [policy], "trajectory")
+    assert said.startswith("3 of 5 returns lie outside --reward.clip_range and were clipped; a return sums the rewards")
+    assert engine == "an engine was replaced" and not policy.engines.remarks
+    (whole,) = estimate([forwarded([24.0, -11.0], None)], Estimator())
+    assert whole.clipped == 0 and remarks([whole], [], "trajectory") == []
+
+
+def test_advantages_that_are_not_finite_name_the_row():
+    with pytest.raises(RunEnded, match=r"Estimator: 1 rows .* the first t1/0/a, whose return is inf"):
+        estimate([forwarded([1.0, math.inf, 2.0], None)], Estimator())
+
+
+@pytest.mark.parametrize("fill", [0, 1, 3])
+@pytest.mark.parametrize("gating", ["ratio", "binary_kl", "tv"])
+def test_rows_that_fill_a_batch_are_not_filtered_rows(fill, gating):
+    """Upstream's own loss on two real rows, of which one is filtered, and on weightless ones."""
+    threshold = [0.5, 5.0] if gating == "ratio" else [0.0, 0.1]
+    loss = PolicyLoss(is_correction_level="seq", is_correction_gating=gating, is_correction_threshold=threshold)
+    trained = torch.log(torch.tensor([[0.9, 0.8], [0.01, 0.02], *[[0.5, 0.5]] * fill]))
+    engine = torch.log(torch.tensor([[0.9, 0.8], [0.9, 0.9], *[[0.5, 0.5]] * fill]))
+    mask = torch.tensor([[1, 1], [1, 1], *[[0, 0]] * fill])
+    share = loss(trained, trained, torch.ones_like(trained), action_mask=mask, rollout_log_probs=engine)[-1]
+    assert share.item() == pytest.approx((1 + fill) / (2 + fill))
+    assert without_fill(share, 2.0, fill).item() == pytest.approx(0.5)

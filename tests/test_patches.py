@@ -281,6 +281,58 @@ def test_an_incomplete_or_linked_tree_is_refused(tree, capsys):
     refused(capsys, tree, "a symbolic link to")
 
 
+@pytest.mark.parametrize("target", ["dangling", "file", "folder"])
+def test_nothing_is_written_through_a_link_at_the_temporary_name(tree, tmp_path, target):
+    released, victim = contents(tree), tmp_path / "victim"
+    if target == "file":
+        victim.write_text("mine")
+    elif target == "folder":
+        victim.mkdir()
+    for file in FILES:
+        (tree / file).with_name(f".{Path(file).name}.openrlhf-patch").symlink_to(victim)
+    command("apply", "--to", str(tree))
+    assert not any(path.is_symlink() for path in tree.rglob("*"))
+    assert recognise(tree).in_state("applied") == set(NAMES)
+    command("revert", "--to", str(tree))
+    assert contents(tree) == released
+    assert victim.read_text() == "mine" if target == "file" else victim.exists() == (target == "folder")
+
+
+def test_a_folder_at_the_temporary_name_is_refused(tree, capsys):
+    released, path = contents(tree), tree / FILES[1]
+    (path.with_name(f".{path.name}.openrlhf-patch") / "kept").mkdir(parents=True)
+    assert main(["patch", "apply", "--to", str(tree)]) == 2
+    assert ".openrlhf-patch: cannot be written" in capsys.readouterr().err and contents(tree) == released
+
+
+def test_a_folder_that_is_a_link_out_of_the_tree_is_refused(tree, capsys):
+    folder = (tree / FILES[0]).parent
+    elsewhere = folder.rename(tree.parent / "elsewhere")
+    folder.symlink_to(elsewhere)
+    before = contents(elsewhere)
+    refused(capsys, tree, f"{folder}: a symbolic link to {elsewhere}")
+    assert contents(elsewhere) == before
+
+
+def test_a_pipe_in_the_place_of_a_file_is_refused(tree, capsys):
+    (tree / FILES[0]).unlink()
+    os.mkfifo(tree / FILES[0])
+    assert main(["patch", "status", "--to", str(tree)]) == 2  # reading it would never end
+    assert f"{tree / FILES[0]}: not a file" in capsys.readouterr().err.replace("\n", "")
+
+
+@pytest.mark.parametrize("file", ["../outside.py", "/etc/outside.py", "openrlhf/../../outside.py"])
+def test_a_series_stays_in_its_tree(tmp_path, file):
+    folder = tmp_path / "series" / "host" / "1.0"
+    folder.mkdir(parents=True)
+    diff = f"diff --git a/{file} b/{file}\n--- a/{file}\n+++ b/{file}\n@@ -1 +1 @@\n-a\n+b\n"
+    (folder / "0001-x.patch").write_text(f"x\n\n{diff}")
+    tree = {"host": "host", "version": "1.0", "licence": "x", "source": "x", "recognise": ["a"]}
+    (folder / "tree.yaml").write_text(json.dumps({**tree, "released": {file: hashlib.sha256(b"a\n").hexdigest()}}))
+    with pytest.raises(ConfigurationError, match="not the path of a file within the tree"):
+        load_series(tmp_path / "series")
+
+
 def test_another_release_is_refused(tree, capsys):
     (tree / FILES[0]).write_text((tree / FILES[0]).read_text() + "# newer\n")
     (tree / "version.txt").write_text("0.11.3\n")

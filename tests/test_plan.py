@@ -79,6 +79,7 @@ class Files:
         made.mkdir()
         (made / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
         (made / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+        (made / "model.safetensors").touch()
         if tokenizer is not None:
             tokenizer.save(str(made / "tokenizer.json"))
         return self.edit("model: tiny", "model: ./model")
@@ -279,6 +280,7 @@ QWEN = {"architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 128}
         ("[]", ["model/config.json: expected an object, got list"]),
         ("[" * 100_000, ["model/config.json: not JSON"]),
         ({}, ["names no architecture"]),
+        ({"architectures": ["NoSuchForCausalLM"], "auto_map": {}}, ["does not know the architecture NoSuchForCausalLM"]),
         ({"architectures": ["NoSuchForCausalLM"]}, ["does not know the architecture NoSuchForCausalLM"]),
         ({"architectures": ["BertForMaskedLM"]}, ["BertForMaskedLM is not a causal language model"]),
         (
@@ -296,12 +298,66 @@ def test_a_model_that_cannot_be_trained_is_refused(recipe, config, parts):
     "config",
     [
         QWEN,
-        QWEN | {"architectures": ["MyForCausalLM"], "auto_map": {}},
         QWEN | {"max_position_embeddings": 32, "rope_scaling": {"factor": 4.0}},
     ],
 )
 def test_models_that_may_be_trained_are_not(recipe, config):
     assert recipe.model(config).warnings() == ()
+
+
+MINE = {"AutoModelForCausalLM": "modeling.Mine"}
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("config.json", QWEN | {"architectures": ["MyForCausalLM"], "auto_map": MINE}, "modeling.Mine"),
+        ("config.json", QWEN | {"configuration_files": ["config.4.0.0.json"]}, "`configuration_files`"),
+        ("tokenizer_config.json", {"chat_template": "x", "auto_map": ["tokenization.Mine", None]}, "tokenization.Mine"),
+        ("processor_config.json", {"image_processor": {"auto_map": MINE}}, "modeling.Mine"),
+        ("custom_generate/generate.py", {}, "code of the model's own"),
+    ],
+    ids=["config", "other configuration", "tokenizer", "part of a processor", "generate"],
+)
+def test_a_model_that_brings_code_needs_to_be_trusted(recipe, file, content, said):
+    path = recipe.model(QWEN).folder / "model" / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content))
+    problem = recipe.problem()
+    says(problem, "recipe.yaml:", f"model/{file}: ", said, "would run as you", "add --trust_remote_code")
+    recipe.plan("--trust_remote_code")
+    critic = str(recipe.edit("model: ./model", "model: tiny").folder / "model")
+    words = ("--algo.advantage.estimator", "gae", "--critic.model_name_or_path", critic)
+    says(recipe.problem(*words), "--critic.model_name_or_path: ", said)
+
+
+def test_code_is_refused_before_the_runtime_loads_a_model(tmp_path, monkeypatch):
+    """Also what a plan does not see: models of the hub, and the saved weights of an evaluation."""
+    hub = pytest.importorskip("huggingface_hub")
+    from marl_plugins.runtime.model_code import refuse_code
+
+    files = {
+        "me/custom": ("config.json", {"auto_map": MINE}),
+        "me/adapter": ("adapter_config.json", {}),
+        "me/plain": ("x", {}),
+    }
+    for model, (name, content) in files.items():
+        (tmp_path / model).mkdir(parents=True)
+        (tmp_path / model / name).write_text(json.dumps(content))
+
+    def download(model, name):
+        if not (tmp_path / model / name).is_file():
+            raise hub.errors.LocalEntryNotFoundError(name)
+        return str(tmp_path / model / name)
+
+    monkeypatch.setattr(hub, "hf_hub_download", download)
+    refuse_code(["me/plain", str(tmp_path / "me" / "plain")])
+    with pytest.raises(ConfigurationError) as refused:
+        refuse_code(["me/custom", "me/adapter", "me/plain", str(tmp_path / "me" / "custom")])
+    first, second, third = refused.value.problems
+    assert first == third
+    says(first, "me/custom/config.json: ", "modeling.Mine")
+    says(second, "me/adapter is an adapter", "--trust_remote_code")
 
 
 def test_a_models_folder_that_is_missing_is_no_hub_name(recipe, monkeypatch):
@@ -581,3 +637,39 @@ def test_every_key_of_the_plan_is_in_the_page(recipe):
     page = (Path(__file__).resolve().parent.parent / "docs" / "flags.md").read_text()
     keys = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", page.partition("## The plan")[2], re.MULTILINE)))
     assert set(describe(recipe.plan())) <= set(keys)
+
+
+@pytest.mark.parametrize("empty", ["", "  ", []])
+def test_labels_that_are_empty_are_counted(recipe, empty):
+    recipe.write(data_jsonl="\n".join(json.dumps({**r, "answer": empty} if n == 3 else r) for n, r in enumerate(ROWS)))
+    (warning,) = recipe.warnings()
+    says(warning, "1 of 64 train tasks have no label", "grader.py")
+
+
+def test_an_id_that_no_file_can_hold_is_an_error(recipe):
+    recipe.write(data_jsonl="\n".join(json.dumps({**r, "id": f"\ud800{n}"}) for n, r in enumerate(ROWS)))
+    with pytest.raises(ConfigurationError, match="its id holds half of a UTF-16 pair"):
+        recipe.plan()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--reward.clip_range", "10", "-10"], "--reward.clip_range 10 -10: expected two numbers, the lower one first"),
+        (["--reward.clip_range", "nan", "10"], "expected two numbers, the lower one first"),
+        (["--reward.overlong_buffer_len", "0"], "above 0"),
+        (["--reward.overlong_penalty_factor", "nan"], "at least 0"),
+        (["--reward.stop_properly_penalty_coef", "1.5"], "at most 1"),
+        (["--algo.advantage.gamma", "1.5"], "at most 1"),
+        (["--algo.advantage.gamma", "-0.5"], "at least 0"),
+    ],
+)
+def test_numbers_of_rewards_have_a_range(recipe, words, message):
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        recipe.plan(*words)
+
+
+def test_the_overlong_buffer_fits_into_the_limit_of_a_role(recipe):
+    words = ["--rollout.max_new_tokens", "40", "--reward.overlong_buffer_len", "20"]
+    with pytest.raises(ConfigurationError, match="is over the max_new_tokens 16 of role"):
+        recipe.plan(*words)

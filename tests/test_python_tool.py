@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from marl_plugins.core.recipe import PythonToolConfig
 from marl_plugins.core.workflow import ToolCall
-from marl_plugins.tools.python import HeadAndTail, find_programs, run_program, runner
+from marl_plugins.tools.python import find_programs, run_program, runner
+from marl_plugins.tools.supervisor import HeadAndTail
 
 
 def run(program, **limits):

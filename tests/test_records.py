@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,7 @@ def records(tmp_path, monkeypatch):
     words = ["--recipe", "tests/recipes/sums/tiny.yaml", "--ckpt.output_dir", str(tmp_path / "out"), "--dry-run"]
     words += ["--logger.wandb.key", KEY, "--logger.tensorboard_dir", str(tmp_path / "tensorboard")]
     plan = build_plan(words)
-    made = Records(plan.run.output, plan.run.args, describe(plan), 0)
+    made = Records(plan.run.output, plan.run.args, describe(plan))
     for step in (1, 2):
         made.step(step, {"role/solver/reward": step / 4, "eval/outcome": 0.5}, [], None)
     made.close()
@@ -35,12 +37,45 @@ def records(tmp_path, monkeypatch):
 def test_two_runs_do_not_write_to_one_folder(tmp_path):
     with (
         held("ckpt.output_dir", tmp_path / "out"),
-        pytest.raises(ConfigurationError, match=rf"another run \(process {os.getpid()}\) is writing to it"),
+        pytest.raises(ConfigurationError, match=rf"another run \(process {os.getpid()} on .+\) is writing to it"),
         held("ckpt.output_dir", tmp_path / "out"),
     ):
         pass
     with held("ckpt.output_dir", tmp_path / "out"):
         pass
+
+
+@pytest.mark.parametrize("flag", ["ckpt.output_dir", "ckpt.path"])
+def test_a_second_run_is_refused_before_anything_starts(tmp_path, flag):
+    words = [sys.executable, "-m", "marl_plugins", "train", "--recipe", "tests/recipes/sums/tiny.yaml"]
+    words += ["--ckpt.output_dir", str(tmp_path / "out"), "--ckpt.path", str(tmp_path / "saved")]
+    folder = {"ckpt.output_dir": tmp_path / "out", "ckpt.path": tmp_path / "saved"}[flag]
+    with held(flag, folder):
+        done = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"error: --{flag} {folder}: another run (process {os.getpid()} on ")
+    assert not (tmp_path / "out" / "run").exists()
+
+
+def test_a_killed_process_holds_nothing(tmp_path):
+    code = "import sys, time; from pathlib import Path; from marl_plugins.runtime.records import held\n"
+    code += "with held('ckpt.path', Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    with pytest.raises(ConfigurationError, match=rf"process {process.pid} on"), held("ckpt.path", tmp_path):
+        pass
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    with held("ckpt.path", tmp_path):
+        assert (tmp_path / "ckpt.path.lock").read_text().startswith(f"{os.getpid()} on ")
+
+
+def test_a_lock_file_that_is_no_text_is_no_traceback(tmp_path):
+    with held("ckpt.path", tmp_path):
+        (tmp_path / "ckpt.path.lock").write_bytes(b"\xff\0")
+        with pytest.raises(ConfigurationError, match="another run"), held("ckpt.path", tmp_path):
+            pass
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path):

@@ -106,8 +106,14 @@ def folder(tmp_path):
     return Folder(tmp_path)
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """What blocks is found by `quick`; all else is as slow as the machine is."""
+    monkeypatch.setattr(apart, "SECONDS", 100.0)
+
+
 @pytest.fixture
-def quick(monkeypatch):
+def quick(monkeypatch, patient):
     monkeypatch.setattr(apart, "SECONDS", 0.5)
 
 

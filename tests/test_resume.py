@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -507,6 +508,85 @@ def test_a_resumed_policy_has_the_learning_rate_of_its_flags_at_the_saved_place_
     assert engine.lr_scheduler.get_last_lr() == [rate]
     assert torch.equal(engine.parameter, saved.parameter) == (rate == 0.1)
     assert engine.optimiser.state[engine.parameter]["step"] == 3
+
+
+def loading_strategy(result):
+    def load_ckpt(engine, folder):
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    strategy = SimpleNamespace(load_ckpt=load_ckpt)
+    keep_settings_when_loading(strategy)
+    return strategy
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (AssertionError(), "AssertionError"),
+        (FileNotFoundError(2, "No such file", "x.pt"), r"FileNotFoundError: \[Errno 2\] No such file: 'x\.pt'"),
+        (
+            RuntimeError("PytorchStreamReader failed\nmany\nlines"),
+            r"RuntimeError: PytorchStreamReader failed; use the step before",
+        ),
+        ((None, {}), "DeepSpeed finds no checkpoint of this name"),
+    ],
+)
+def test_a_checkpoint_that_does_not_load_is_named(tmp_path, result, said):
+    strategy, engine = loading_strategy(result), training(0.1)
+    (tmp_path / "latest").write_text(tag(4))
+    with pytest.raises(
+        ConfigurationError, match=rf"the checkpoint {tmp_path}/global_step4 cannot be loaded: {said}"
+    ) as error:
+        strategy.load_ckpt(engine, str(tmp_path))
+    assert "\n" not in str(error.value)
+    assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)  # it comes from another process
+
+
+def test_where_nothing_was_saved_nothing_is_loaded(tmp_path):
+    assert loading_strategy((None, {})).load_ckpt(training(0.1), str(tmp_path)) == (None, {})
+
+
+def test_a_copy_that_was_changed_or_cut_is_named_and_made_anew(project):
+    words = (*WORDS, "--plugin", "plug/extra.py")
+    start(*words)
+    (grader,) = (project / "runs/a/run").glob("recipe-*/grader.py")
+    (plugin,) = (project / "runs/a/run").glob("plugins/extra-*/extra.py")
+    grader.write_text(grader.read_text()[:-1])
+    plugin.unlink()
+    with pytest.raises(ConfigurationError) as error:
+        replayed(["--resume", "runs/a"])
+    assert [p.partition(" ")[0] for p in error.value.problems] == [str(p.relative_to(project)) for p in (grader, plugin)]
+    assert all("--ckpt.load_enable" in p for p in error.value.problems)
+    plan, step = resumed(*words)  # the run's own command
+    record_start(plan, words, step)
+    assert with_resumption(build_plan(replayed(["--resume", "runs/a"])[0]))[1] == 4
+    plan = build_plan(replayed(["--resume", "runs/a"])[0])
+    record_start(plan, ["--resume", "runs/a"], 4)  # started from the copies
+    assert command(project / "runs/a")[-1]["files"] == command(project / "runs/a")[-2]["files"]
+    grader.write_text("")
+    with pytest.raises(ConfigurationError, match=r"grader\.py is not as it was when the run was started"):
+        replayed(["--resume", "runs/a"])
+
+
+def test_a_copy_that_was_half_made_is_not_used(project, monkeypatch):
+    """The process is killed while it copies a plugin; the next start makes a whole one."""
+    words = (*WORDS, "--plugin", "plug/extra.py")
+    copy = shutil.copy2
+
+    def killed(source, target):
+        copy(source, target)
+        if Path(source).name == "extra.py":
+            Path(target).write_text("from marl")
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "copy2", killed)
+    with pytest.raises(KeyboardInterrupt):
+        record_start(build_plan(words), words, 0)
+    monkeypatch.setattr(shutil, "copy2", copy)
+    record_start(build_plan(words), words, 0)
+    assert build_plan(replayed(["--resume", "runs/a"])[0])
 
 
 def test_the_page_names_every_flag_that_may_differ():

@@ -41,7 +41,8 @@ STATE: dict[str, str] = {
 CACHES = {
     "coach/verdict.py _patterns": "compiled patterns",
     "hosts/upstream_cli.py upstream_root": "where a package is installed",
-    "hosts/upstream_cli.py _main_block": "a file's syntax tree",
+    "hosts/upstream_cli.py upstream_version": "the release that is installed",
+    "hosts/upstream_cli.py _main_block": "a file's statements, compiled",
     "hosts/upstream_cli.py _hierarchize": "a function of upstream's",
     "commands/doctor/versions.py read_pins": "a shipped file",
 }

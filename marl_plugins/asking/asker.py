@@ -4,7 +4,10 @@
              question.py   a prompt with a nonce, a strict reading, one second question; a deadline over all of it
     send     repeats.py    what may pass is repeated after a pause
              limits.py     slots, requests per minute, a budget
-             endpoint.py   HTTP to an OpenAI-compatible endpoint;  or policy.py: a policy of the run, without cache and limits
+             transport.py  an OpenAI-compatible endpoint, and what its failures mean;
+                           or policy.py: a policy of the run, without cache and limits
+    ask      chat.py       the protocol: a conversation goes out, an answer comes back and is read (reading.py)
+             exchange.py   HTTP, bounded in time, bytes and redirects
 
 Each layer knows the next one only. Messages name the flags of the plugin that asks (`--coach.timeout`) by its prefix.
 """
@@ -16,12 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marl_plugins.asking.cache import Cache, KeptAnswers
-from marl_plugins.asking.endpoint import Endpoint, EndpointTransport
+from marl_plugins.asking.endpoint import Endpoint
 from marl_plugins.asking.limits import Limits, SpendingBudget
 from marl_plugins.asking.policy import PolicyTransport, derived_nonce
 from marl_plugins.asking.question import Questioner, random_nonce
 from marl_plugins.asking.repeats import Repeats
 from marl_plugins.asking.request import Form, Judgement, Request, Tally, Transport
+from marl_plugins.core.redaction import Redaction
 
 if TYPE_CHECKING:
     from marl_plugins.run import Run
@@ -117,14 +121,19 @@ class Asker:
 
 def endpoint_asker(endpoint: Endpoint, budget: SpendingBudget | None = None, kept: KeptAnswers | None = None) -> Asker:
     """Asks an endpoint, within its limits."""
+    from marl_plugins.asking.transport import EndpointTransport  # requires what is optional
+
     budget = budget or SpendingBudget(endpoint.prefix)
     tally = Tally("requests", "repeats", "cached", "asked_again")
     transport = EndpointTransport(endpoint, budget, tally)
     limits = Limits(transport, budget, endpoint.concurrency, endpoint.per_minute)
     repeats = Repeats(limits, endpoint.retries, tally)
     form: Form = "text" if endpoint.form == "auto" else endpoint.form
-    questioner = Questioner(repeats, form, endpoint.prefix, endpoint.deadline, random_nonce, tally, limits.under_way)
-    cache = Cache(questioner, kept or KeptAnswers(endpoint.prefix), endpoint.key, tally)
+    redaction = endpoint.redaction
+    questioner = Questioner(
+        repeats, form, endpoint.prefix, endpoint.deadline, random_nonce, tally, redaction, limits.under_way
+    )
+    cache = Cache(questioner, kept or KeptAnswers(endpoint.prefix), endpoint.key, tally, redaction)
     return Asker(questioner, transport, tally, cache, budget)
 
 
@@ -138,5 +147,5 @@ def policy_asker(run: Run, policy: str, *, prefix: str, max_tokens: int, deadlin
     """
     tally = Tally("requests", "asked_again")
     transport = PolicyTransport(run, policy, max_tokens, tally)
-    questioner = Questioner(transport, "text", prefix, deadline, derived_nonce(run.args.train.seed), tally)
+    questioner = Questioner(transport, "text", prefix, deadline, derived_nonce(run.args.train.seed), tally, Redaction())
     return Asker(questioner, transport, tally)

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from marl_plugins.asking.reading import UNREADABLE
 from marl_plugins.asking.request import Judgement, Judges, Request, Tally
-from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
+from marl_plugins.core.redaction import Redaction
 
 
 @dataclass
@@ -29,13 +31,15 @@ class Cache:
         inner: Asked for judgements that are not kept.
         kept: Judgements of earlier runs, and the files that they are added to.
         key: Names a question by all that its answer depends on.
+        redaction: Of judgements that others have kept.
     """
 
-    def __init__(self, inner: Judges, kept: KeptAnswers, key: Callable[[Request], str], tally: Tally):
+    def __init__(self, inner: Judges, kept: KeptAnswers, key: Callable[[Request], str], tally: Tally, redaction: Redaction):
         self.inner = inner
         self.kept = kept
         self.key = key
         self.tally = tally
+        self.redaction = redaction
         self.pending: dict[str, _Shared] = {}
 
     async def judge(self, request: Request) -> Judgement:
@@ -44,7 +48,7 @@ class Cache:
         known = self.kept.get(key)
         if known is not None:
             self.tally.counts["cached"] += 1
-            return known
+            return {name: self.redaction.values(value) for name, value in known.items()}
         if self.kept.replay:
             raise InfrastructureFailure("coach_replay", "the recorded answers hold none for this")
         shared = self.pending.get(key)
@@ -150,8 +154,11 @@ class KeptAnswers:
         for file, held in self.files:
             if key not in held:
                 held.add(key)
-                file.write(json.dumps({"key": key, "judgement": judgement}) + "\n")
-                file.flush()
+                try:
+                    file.write(json.dumps({"key": key, "judgement": judgement}) + "\n")
+                    file.flush()
+                except OSError as error:
+                    raise RunPaused(f"{self.prefix} answers cannot be kept in {file.name}: {error.strerror}") from None
 
 
 def _judgements_in(path: Path) -> dict[str, Judgement]:
@@ -160,7 +167,7 @@ def _judgements_in(path: Path) -> dict[str, Judgement]:
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         try:
             record = json.loads(line)
-            known[record["key"]] = dict(record["judgement"])
-        except (ValueError, TypeError, KeyError):
+            known[str(record["key"])] = dict(record["judgement"])
+        except UNREADABLE:
             continue
     return known

@@ -8,13 +8,17 @@ import os
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from marl_plugins.asking.reading import UNREADABLE
 from marl_plugins.asking.request import Inquiry, Sends
-from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
 
 if TYPE_CHECKING:
     from aiolimiter import AsyncLimiter
+
+MOST_SPENT = 10**15
+"""Tokens in an account; an earlier release added up what any answer claimed."""
 
 
 class Limits:
@@ -98,20 +102,39 @@ class SpendingBudget:
         """Keep the account in a file; a resumed run continues the one that is there.
 
         Raises:
-            ConfigurationError: The file cannot be read.
+            ConfigurationError: The file cannot be read, or holds what cannot have been spent.
         """
         self.file = file
         if resumed and file.exists():
             try:
                 kept = json.loads(file.read_text(encoding="utf-8"))
-                self.spent_in, self.spent_out = int(kept["tokens_in"]), int(kept["tokens_out"])
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                raise ConfigurationError(f"{file}: the {self.prefix}'s account cannot be read: {error}") from None
+                self.spent_in, self.spent_out = (_spent(kept, name) for name in ("tokens_in", "tokens_out"))
+            except (OSError, *UNREADABLE) as error:
+                raise ConfigurationError(
+                    f"{file}: the {self.prefix}'s account cannot be read: {error}; correct it from the provider's bill, or "
+                    "delete it to count from 0"
+                ) from None
 
     def add(self, tokens_in: int, tokens_out: int) -> None:
         self.spent_in += tokens_in
         self.spent_out += tokens_out
-        if self.file is not None:
-            fresh = self.file.with_suffix(".new")
+        if self.file is None:
+            return
+        fresh = self.file.with_suffix(".new")
+        try:
             fresh.write_text(json.dumps({"tokens_in": self.spent_in, "tokens_out": self.spent_out}), encoding="utf-8")
             os.replace(fresh, self.file)
+        except OSError as error:
+            raise RunPaused(f"{self.file}: what the {self.prefix} spends cannot be kept: {error.strerror}") from None
+
+
+def _spent(kept: Any, name: str) -> int:
+    """A number of tokens in an account.
+
+    Raises:
+        ValueError: It is none that can have been spent.
+    """
+    value = kept[name]
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_SPENT:
+        raise ValueError(f"{name} is {value!r:.40}; expected a whole number from 0 to {MOST_SPENT}")
+    return value

@@ -11,6 +11,7 @@ from typing import Any
 
 from marl_plugins.asking.request import Form, Inquiry, Judgement, Request, Sends, Tally
 from marl_plugins.core.failures import InfrastructureFailure
+from marl_plugins.core.redaction import Redaction
 
 
 def random_nonce(request: Request) -> str:
@@ -27,6 +28,7 @@ class Questioner:
         prefix: Of the flags that messages name.
         deadline: Seconds of one judgement, with queueing, pauses, repeats and the second question.
         nonce: A word for each request.
+        redaction: Of what is read of an answer.
         under_way: Entered for each judgement.
     """
 
@@ -38,6 +40,7 @@ class Questioner:
         deadline: float,
         nonce: Callable[[Request], str],
         tally: Tally,
+        redaction: Redaction,
         under_way: AbstractAsyncContextManager[Any] | None = None,
     ):
         self.inner = inner
@@ -46,6 +49,7 @@ class Questioner:
         self.deadline = deadline
         self.nonce = nonce
         self.tally = tally
+        self.redaction = redaction
         self.under_way = under_way or nullcontext()
 
     async def judge(self, request: Request) -> Judgement:
@@ -64,7 +68,7 @@ class Questioner:
         nonce, form = self.nonce(request), self.form
         inquiry = Inquiry([{"role": "user", "content": request.prompt(nonce, form)}], form, request.schema)
         text = await self.inner.send(inquiry)
-        judgement = request.parse(text, nonce, form)
+        judgement = request.read(text, nonce, form)
         if judgement is None:
             self.tally.counts["asked_again"] += 1
             inquiry.messages += [
@@ -72,9 +76,10 @@ class Questioner:
                 {"role": "user", "content": request.again(nonce, form)},
             ]
             text = await self.inner.send(inquiry)
-            judgement = request.parse(text, nonce, form)
+            judgement = request.read(text, nonce, form)
         if judgement is None:
-            raise InfrastructureFailure("coach_verdict", f"twice no verdict in the answer; the second: {text[:200]!r}")
+            second = self.redaction.text(text[:1000], 200)
+            raise InfrastructureFailure("coach_verdict", f"twice no verdict in the answer; the second: '{second}'")
         assert inquiry.begun is not None
         self.tally.seconds.append(time.monotonic() - inquiry.begun)
-        return judgement
+        return {name: self.redaction.values(value) for name, value in judgement.items()}

@@ -45,11 +45,14 @@ class Repeats:
 
 
 def _pause(state: RetryCallState) -> float:
-    """Seconds before the next attempt: what was asked for, otherwise random and growing (full jitter)."""
-    from tenacity import wait_random_exponential
-
     failure = state.outcome.exception() if state.outcome else None
-    if not isinstance(failure, MayPass) or failure.retry_after is None:
-        return float(wait_random_exponential(multiplier=FIRST_PAUSE, max=LONGEST_PAUSE)(state))
+    return pause_after(state.attempt_number, failure.retry_after if isinstance(failure, MayPass) else None)
+
+
+def pause_after(attempt: int, asked_for: float | None) -> float:
+    """Seconds before the next attempt: what was asked for, otherwise random and growing (full jitter)."""
+    part = secrets.randbelow(1001) / 1000
+    if asked_for is None:
+        return part * min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(attempt - 1, 10))
     # Everyone who is told the same time comes back spread out a little.
-    return failure.retry_after * (1 + 0.1 * secrets.randbelow(1000) / 1000)
+    return asked_for * (1 + 0.1 * part)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from marl_plugins.asking.reading import UNREADABLE
 from marl_plugins.core.failures import InfrastructureFailure
 
 Message = dict[str, str]
@@ -30,6 +31,13 @@ class Request:
     parse: Callable[[str, str, str], Judgement | None]
     again: Callable[[str, str], str]
     schema: Mapping[str, Any]
+
+    def read(self, answer: str, nonce: str, form: Form) -> Judgement | None:
+        """The judgement in an answer, or None; an answer that cannot be read holds none."""
+        try:
+            return self.parse(answer, nonce, form)
+        except UNREADABLE:
+            return None
 
 
 @dataclass

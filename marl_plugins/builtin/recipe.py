@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from marl_plugins import hookimpl
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.scoring import reward_function_score
 from marl_plugins.core.tasks import SUFFIXES, as_text, choose_keys, read_tasks
 from marl_plugins.core.trajectory import Action, Task, Trajectory
 from marl_plugins.loading import load_file
@@ -114,7 +115,8 @@ def marl_score_outcome(run: Run, trajectory: Trajectory) -> Awaitable[Outcome] |
         return _awaited(function, trajectory)
     if run.args.reward.remote_url:
         # In a thread, because it may wait for a server.
-        return asyncio.to_thread(_reward_function_score, Path(run.args.reward.remote_url), trajectory)
+        module = load_file(Path(run.args.reward.remote_url), "marl_reward_function")
+        return asyncio.to_thread(reward_function_score, module.reward_func, trajectory)
     return None
 
 
@@ -122,12 +124,3 @@ async def _awaited(function: Callable[..., Any], *arguments: Any) -> Any:
     """The answer of a recipe's function, plain or async."""
     result = function(*arguments)
     return await result if inspect.isawaitable(result) else result
-
-
-def _reward_function_score(file: Path, trajectory: Trajectory) -> float:
-    """Upstream's reward function (`reward_func(queries, prompts, labels)` of `--reward.remote_url file.py`) on one outcome."""
-    module = load_file(file, "marl_reward_function")
-    query = trajectory.task.prompt + (trajectory.answer or "")
-    result = module.reward_func([query], [trajectory.task.prompt], [trajectory.task.label])
-    scores: Any = result["scores" if "scores" in result else "rewards"] if isinstance(result, dict) else result
-    return float(scores[0])

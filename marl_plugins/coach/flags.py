@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from dataclasses import fields
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from marl_plugins.core.failures import ConfigurationError, Remark, nearest
 from marl_plugins.core.options import above, at_least, between, recipe_file
+from marl_plugins.core.redaction import shown_url
 
 if TYPE_CHECKING:
     from marl_plugins.asking.endpoint import Endpoint
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
 PREFIX = "coach"
 """Of all flags, as messages of the client name them."""
-NEEDED = ("openai", "tenacity", "aiolimiter")
+NEEDED = ("httpcore", "tenacity", "aiolimiter")
 """Modules that a model at an endpoint requires."""
 KINDS = {"rubric": "a rubric", "model": "a model at an endpoint", "policy": "a policy of the run"}
 OF_A_MODEL = ("prompt", "last_prompt", "max_tokens", "deadline")
@@ -34,13 +37,15 @@ IRRELEVANT = {
 
 
 def request_fields(word: str) -> str:
-    """The type of --coach.body: JSON, checked and kept as text (nested flags cannot hold a mapping)."""
+    """The type of --coach.body: JSON, checked and kept as text (nested flags cannot hold a mapping); it may hold secrets."""
     try:
         body = json.loads(word)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{word!r}: {error}; expected a JSON object of request fields") from None
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}; expected a JSON object of request fields") from None
     if not isinstance(body, dict):
-        raise argparse.ArgumentTypeError(f"{word!r}: expected a JSON object of request fields")
+        raise argparse.ArgumentTypeError(
+            f"expected a JSON object of request fields, got {'a list' if isinstance(body, list) else 'a single value'}"
+        )
     return word
 
 
@@ -214,7 +219,28 @@ def endpoint_problems(args: Any) -> list[str]:
         problems.append(
             "--coach.replay answers from a recording; --coach.cache and --coach.record would have nothing to add"
         )
-    return problems
+    return [*problems, *_address_problems(args.base_url), *(_key_problems(args.api_key_env) if args.model else [])]
+
+
+def _address_problems(url: str) -> list[str]:
+    """What is wrong with an endpoint's address; none of it is repeated that may be a password."""
+    try:
+        place = urlsplit(url)
+        if place.scheme in ("http", "https") and place.hostname and (place.port is None or place.port > 0):
+            return []
+    except ValueError:  # a port that is no number: a / or # in a password ends the address before it
+        pass
+    return [
+        f"--coach.base_url {shown_url(url)}: expected http://HOST:PORT/v1 or https://...; in a password / is written %2F, "
+        "@ %40, : %3A and # %23"
+    ]
+
+
+def _key_problems(variable: str) -> list[str]:
+    key = os.environ.get(variable, "").strip()
+    if key.isascii() and key.isprintable():
+        return []
+    return [f"${variable} (--coach.api_key_env) holds characters that no HTTP header can carry; is it a key?"]
 
 
 def _too_slow(run: Run) -> list[Remark]:

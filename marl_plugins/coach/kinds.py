@@ -48,7 +48,7 @@ def make_coach(run: Run) -> tuple[Coach | None, Asker | None]:
     else:
         attempt(require_modules)
         kept, endpoint = attempt(lambda: kept_answers(run)), attempt(lambda: endpoint_of(args))
-        if kept and endpoint:
+        if kept and endpoint and not problems:
             budget = SpendingBudget(PREFIX, args.budget_tokens, args.budget, (args.price_in, args.price_out))
             asker = endpoint_asker(endpoint, budget, kept)
     if problems or prompt is None or last is None:

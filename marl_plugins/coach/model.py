@@ -48,7 +48,7 @@ class ModelCoach:
             InfrastructureFailure: It is unavailable.
             RunPaused: So are all further ones.
         """
-        return Verdict.model_validate(await self.asker.judge(self.request(action, seen)))
+        return verdict.kept_as(Verdict, await self.asker.judge(self.request(action, seen)))
 
     def request(self, action: Action, seen: Seen) -> Request:
         last = isinstance(seen, SeenLast)

@@ -19,7 +19,7 @@ alone; everywhere else its function is not called, and what the other criteria g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,13 +43,13 @@ class Criterion:
     Args:
         name: Short, for people: it appears in the explanation of every score.
         points: Its weight among the role's criteria.
-        holds: `(action, seen)` to True or False, or to the extent to which it holds, in [0, 1].
+        holds: `(action, seen)` to True or False, or to the extent to which it holds, in [0, 1]; plain or async.
         needs_label: Whether `seen.label` is read.
     """
 
     name: str
     points: float
-    holds: Callable[[Action, Any], bool | float]
+    holds: Callable[[Action, Any], bool | float | Awaitable[bool | float]]
     needs_label: bool = False
 
 
@@ -65,7 +65,8 @@ class RubricCoach:
         for criterion in self.rubric[action.role]:
             if criterion.needs_label and not isinstance(seen, SeenLast):
                 continue
-            share = float(criterion.holds(action, seen))
+            held_to = criterion.holds(action, seen)
+            share = float(await held_to if isinstance(held_to, Awaitable) else held_to)
             if not 0.0 <= share <= 1.0:
                 raise ValueError(f"criterion {criterion.name!r} of role {action.role!r} gave {share}; expected 0 to 1")
             held += share * criterion.points

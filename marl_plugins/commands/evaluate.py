@@ -10,14 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from marl_plugins.commands.train import print_plan
 from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.hosts.upstream_cli import Parser
 from marl_plugins.plan.build import build_plan, use_engines_only
 from marl_plugins.plan.flags import COMMAND_LINE, split_flags
 from marl_plugins.plan.plan import Plan
+from marl_plugins.plan.tasks import from_hub
 from marl_plugins.run import Run
 
 OWN = ("models", "only")
+NO_TASKS = "there are no held-out tasks: the recipe's `tasks:` gives none for eval, nor --eval.dataset"
 
 
 def parser() -> Parser:
@@ -55,6 +58,10 @@ def main(words: Sequence[str]) -> int:
         run = with_models(run, options.models, options.only)
     elif options.only:
         raise ConfigurationError("--only names policies that are taken from --models FOLDER, which is not given")
+    if not from_hub(run) and not plan.tasks("eval"):
+        raise ConfigurationError(NO_TASKS)
+    if plan.options.dry_run:
+        return print_plan(replace(plan, run=run), {})
     result = evaluate(replace(plan, run=run))
     if plan.options.json:
         print(json.dumps(result))
@@ -124,9 +131,7 @@ def evaluate(plan: Plan) -> dict[str, Any]:
         with display.phase("loading tasks and tokenizers", announce=True):
             session = Session(plan)
         if not session.eval_tasks:
-            raise ConfigurationError(
-                "there are no held-out tasks: the recipe's `tasks:` gives none for eval, nor --eval.dataset"
-            )
+            raise ConfigurationError(NO_TASKS)
         session.warm_start(display)
         with ray_cluster(run, debug, python):
             with display.phase(f"starting engines ({len(run.policies)} policies)", announce=True):

@@ -13,6 +13,7 @@ from typing import Any
 from marl_plugins.commands.imports.shapes import KINDS
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.recipe import find_recipe, load_recipe
+from marl_plugins.core.redaction import inert, shown_flag
 from marl_plugins.core.shipped import recipes_root
 from marl_plugins.hosts.cpu import device
 from marl_plugins.hosts.upstream_cli import Parser
@@ -96,6 +97,7 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
     path = find_recipe(name)
     recipe, _ = load_recipe(path)
     settings = recipe.model_dump(exclude_defaults=True, exclude={"roles", "name", "description"})
+    settings |= {"flags": {f: shown_flag(f, value) for f, value in recipe.flags.items()}} if recipe.flags else {}
     run = Run(recipe, path.parent, SimpleNamespace(), device="")
     workflow = workflow_of(Plugins(recipe_plugins(recipe, path.parent)), run)
     seen = rehearse(run, workflow, None, ["python"])
@@ -125,7 +127,7 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
 
     from marl_plugins.commands.tables import print_table
 
-    print(f"{recipe.name}: {recipe.description}\n{path}\n")
+    print(f"{recipe.name}: {inert(recipe.description)}\n{path}\n")
     print_table(
         "Roles",
         ["role", "policy", "prompt", "tools", "turns"],
@@ -136,7 +138,7 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
     )
     print("\nWho sees whom (one run of the workflow with invented answers):")
     for line in [*seen.graph.lines(), *(f"({problem})" for problem in problems)]:
-        print(f"  {line}")
+        print(f"  {inert(line)}")
     print("\nSettings:")
     print("\n".join("  " + line for line in yaml.safe_dump(settings, sort_keys=False).splitlines()))
     return 0
@@ -159,7 +161,12 @@ def copy(name: str, folder: Path) -> int:
             _rename(path, re.sub(r"\W", "_", folder.resolve().name.lower()))
     except OSError as error:
         raise ConfigurationError(f"{folder}: cannot be written: {error.strerror or error}") from None
-    print(f"copied {source.name} to {folder}")
+    print(f"copied {source.resolve().name} to {folder}")
+    for path in files:
+        outside = [p for p in load_recipe(path)[0].plugins if p.endswith(".py") and p.startswith("..")]
+        missing = [p for p in outside if not (folder / p).is_file()]
+        if missing:
+            print(f"  {path}: {', '.join(missing)} lies outside the recipe's folder and was not copied; change `plugins:`")
     for path in files:
         print(f"  openrlhf train --recipe {path if path.name != 'recipe.yaml' else folder} --dry-run")
     return 0

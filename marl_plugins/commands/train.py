@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.redaction import inert
+
+if TYPE_CHECKING:
+    from marl_plugins.plan.plan import Plan
 
 
 def main(words: Sequence[str]) -> int:
@@ -36,16 +42,10 @@ def main(words: Sequence[str]) -> int:
     from marl_plugins.plan.build import build_plan
     from marl_plugins.plan.resume import with_resumption
 
-    plan, step = with_resumption(build_plan(words), remarks)
+    with contextlib.redirect_stdout(sys.stderr):  # what a user's code prints is no part of the plan
+        plan, step = with_resumption(build_plan(words), remarks)
     if plan.options.dry_run:
-        from marl_plugins.plan.describe import describe
-
-        shown = describe(plan) | ({"resume": f"would resume after step {step}"} if step else {})
-        if plan.options.json:
-            print(json.dumps(shown, indent=2))
-        else:
-            print_plan(shown)
-        return 0
+        return print_plan(plan, {"resume": f"would resume after step {step}"} if step else {})
     from marl_plugins.runtime.driver import train
 
     return train(plan, typed)
@@ -91,8 +91,14 @@ def pass_through(words: Sequence[str]) -> int:
     return 0
 
 
-def print_plan(plan: dict[str, object]) -> None:
-    """The plan for people: one line per fact, nested by indentation."""
+def print_plan(plan: Plan, more: dict[str, object]) -> int:
+    """The plan as one JSON object, or for people: one line per fact, nested by indentation."""
+    from marl_plugins.plan.describe import describe
+
+    shown = describe(plan) | more
+    if plan.options.json:
+        print(json.dumps(shown, indent=2))
+        return 0
 
     def show(value: object, indent: int) -> None:
         pad = "  " * indent
@@ -104,11 +110,12 @@ def print_plan(plan: dict[str, object]) -> None:
                 elif key == "warnings" and isinstance(inner, list) and inner:
                     print(f"{pad}{key}:")
                     for warning in inner:
-                        print(f"{pad}  - {warning}")
+                        print(f"{pad}  - {inert(warning)}")
                 else:
-                    print(f"{pad}{key}: {_inline(inner)}")
+                    print(f"{pad}{key}: {inert(_inline(inner))}")
 
-    show(plan, 0)
+    show(shown, 0)
+    return 0
 
 
 def _inline(value: object) -> str:

@@ -29,6 +29,8 @@ def discounted_sums(values: Tensor, decay: float) -> Tensor:
         (rows, tokens), the dtype of `values`.
     """
     rows, tokens = values.shape
+    if not values.numel():
+        return values
     place = torch.arange(BLOCK, device=values.device)
     lag = place[:, None] - place[None, :]
     powers = torch.where(lag >= 0, decay ** lag.clamp(min=0).double(), 0.0)
@@ -75,7 +77,7 @@ def masked_returns(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
         (rows, tokens), the dtype of `rewards`; values outside the mask are the return of what follows.
     """
     if gamma == 1.0:
-        return (rewards * mask).flip(1).cumsum(1).flip(1)
+        return torch.where(mask.bool(), rewards, 0.0).flip(1).cumsum(1).flip(1)
     sampled = _Sampled(mask)
     return sampled.spread(discounted_sums(sampled.gather(rewards), gamma))
 

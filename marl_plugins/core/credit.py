@@ -2,14 +2,17 @@
 
     score (an action's own, else its role's outcome)  ->  reward  ->  return over a scope
 
-Scores lie in [0, 1]; rewards and returns are real numbers and no stage rescales what another produced.
+Scores lie in [0, 1]; rewards and returns are real numbers and no stage rescales what another produced. Upstream's
+`--reward.clip_range` bounds the returns; how many it changed is a metric (`rows/clipped`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from numbers import Real
 from typing import Literal
 
+from marl_plugins.core.failures import RunPaused
 from marl_plugins.core.trajectory import Trajectory
 
 Scope = Literal["action", "policy", "trajectory"]
@@ -31,6 +34,26 @@ def rewards_from_scores(trajectories: Iterable[Trajectory]) -> None:
             continue
         for action in trajectory.actions:
             action.reward = action.score if actions_scored else trajectory.outcome_of(action.role)
+
+
+LARGEST = 3.4e38
+"""Rewards become 32-bit numbers."""
+
+
+def check_rewards(plugin: str, trajectories: Iterable[Trajectory]) -> None:
+    """A plugin gave each action a finite reward, or none.
+
+    Raises:
+        RunPaused: It did not; nothing of the step has been trained on.
+    """
+    for trajectory in trajectories:
+        for action in trajectory.actions:
+            reward = action.reward
+            if reward is not None and not (isinstance(reward, Real) and abs(reward) <= LARGEST):
+                raise RunPaused(
+                    f"plugin {plugin}: marl_credit gave action {trajectory.task.id}/{trajectory.sample}/{action.path} the "
+                    f"reward {reward!r:.80}; expected a finite number, or None to leave the action out"
+                )
 
 
 def sum_over_scope(trajectories: Iterable[Trajectory], scope: Scope) -> None:

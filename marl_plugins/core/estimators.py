@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from marl_plugins.core.credit import Scope
 from marl_plugins.core.rows import Row
@@ -150,7 +150,13 @@ def check_estimator(estimator: Estimator, samples: int, roles: int, turns: int =
     name = type(estimator).__name__
     if not isinstance(estimator, Estimator):
         return [f"marl_estimator gave {name}, expected an Estimator of marl_plugins.core.estimators"]
-    problems = []
+    problems = [
+        f"{name} has {field}={value!r}; expected one of {', '.join(map(repr, get_args(kind)))}"
+        for field, kind in (("scope", Reach), ("return_scope", Scope), ("group_by", GroupBy))
+        if (value := getattr(estimator, field)) not in (*get_args(kind), *([None] if field == "group_by" else []))
+    ]
+    if not isinstance(estimator.gamma, int | float) or not 0 <= estimator.gamma <= 1:
+        problems.append(f"{name} has gamma={estimator.gamma!r}; expected a number from 0 to 1")
     if estimator.needs_critic != critic:
         uses, has = ("a critic", "none") if estimator.needs_critic else ("no critic", "one")
         problems.append(f"{name} uses {uses} and the run has {has}, which --algo.advantage.estimator gae decides")

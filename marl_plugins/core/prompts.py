@@ -5,6 +5,8 @@ from __future__ import annotations
 import string
 from collections.abc import Callable, Mapping
 
+from marl_plugins.core.failures import nearest
+
 
 def prompt_renderer(prompt: str, system: str | None) -> Callable[[Mapping[str, str]], list[dict[str, str]]]:
     """`render(fields)` for a role: its opening messages; a field that the workflow did not give is a KeyError that names it.
@@ -16,7 +18,11 @@ def prompt_renderer(prompt: str, system: str | None) -> Callable[[Mapping[str, s
 
     def render(fields: Mapping[str, str]) -> list[dict[str, str]]:
         if not fields.keys() >= wanted:
-            raise KeyError(f"the prompt has places for {sorted(wanted)}, the workflow gave {sorted(fields)}")
+            unused = fields.keys() - wanted
+            missing = [f"{{{name}}} was not given{nearest(name, unused)}" for name in sorted(wanted - fields.keys())]
+            raise KeyError(
+                f"the prompt has places for {sorted(wanted)}, the workflow gave {sorted(fields)}: {', '.join(missing)}"
+            )
         messages = [{"role": "system", "content": system.format(**fields)}] if system is not None else []
         return [*messages, {"role": "user", "content": prompt.format(**fields)}]
 

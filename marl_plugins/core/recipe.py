@@ -23,6 +23,8 @@ def _flag_value(value: Any) -> Any:
     return value
 
 
+LARGEST = 10_000
+"""Values of a YAML file, with what its aliases stand for; nine lines of aliases of aliases stand for 10^9."""
 FlagValue = Annotated[Any, pydantic.AfterValidator(_flag_value)]
 """A flag's value or, as a list, its values."""
 
@@ -76,12 +78,19 @@ class PythonToolConfig(Model):
 
     seconds: float = pydantic.Field(5.0, gt=0)
     memory_mb: int = pydantic.Field(512, ge=64)
+    """Memory of the program, and of its processes together."""
+    disk_mb: int = pydantic.Field(1024, ge=1)
+    """Files of the program in its folder; one file has at most `memory_mb`."""
     output_chars: int = pydantic.Field(2000, ge=100)
     """Longer output keeps its head and its tail."""
     concurrency: int | None = pydantic.Field(None, ge=1)
     """Maximum number at the same time; default: the machine's cores."""
     packages: bool = True
-    """Whether programs may import installed packages; without them a program starts three times as fast."""
+    """Whether programs may import installed packages; without them a program starts in less than half the time."""
+    calls_per_answer: int = pydantic.Field(16, ge=1)
+    """Maximum number of programs run per answer; the others are not run, and the answer's last output says how many."""
+    seconds_per_trajectory: float = pydantic.Field(60.0, gt=0)
+    """Time of all programs of a trajectory, without waiting for a slot; once it is used up, no other program is begun."""
 
 
 class ToolsConfig(Model):
@@ -94,9 +103,12 @@ class LimitsConfig(Model):
     """Bounds of a run."""
 
     task_seconds: float = pydantic.Field(600.0, gt=0)
-    """Deadline of one trajectory; past it, it is lost to infrastructure. Its scores have the same time again, or are missing."""
+    """Deadline of a trajectory, which is then lost to infrastructure; its scores have as long again, later ones are missing."""
     engine_restarts: int = pydantic.Field(3, ge=0)
     """Number of dead engines that a run replaces; after that its trajectories are lost."""
+    silence_seconds: float = pydantic.Field(1800.0, gt=0)
+    """A process that has been asked something and has answered nothing for so long is ended: an engine is replaced, a training
+    process ends the run. More than the longest update or checkpoint takes."""
 
 
 class WarmStartConfig(Model):
@@ -209,7 +221,8 @@ def load_recipe(path: Path) -> tuple[Recipe, Origins]:
     try:
         return Recipe.model_validate(data), origins
     except pydantic.ValidationError as error:
-        raise ConfigurationError(dict.fromkeys(_explain(e, origins) for e in error.errors())) from None
+        wrong = [e for e in error.errors() if e["type"] != "literal_error" or not isinstance(e["input"], dict)]
+        raise ConfigurationError(dict.fromkeys(_explain(e, origins) for e in wrong)) from None
 
 
 def _read(path: Path, origins: Origins, chain: list[Path]) -> dict[str, Any]:
@@ -237,22 +250,32 @@ def _read(path: Path, origins: Origins, chain: list[Path]) -> dict[str, Any]:
     if base_name is None:
         return own
     mine = dict(origins.lines)
-    if Path(str(base_name)).name != str(base_name):
-        raise ConfigurationError(
-            f"{origins.where('extends')}: extends: {base_name}: the file has to lie in the same folder, "
-            "with its prompts; copy the recipe"
-        )
-    base = _read(path.parent / str(base_name), origins, [*chain, path])
+    where = f"{origins.where('extends')}: extends: {base_name}"
+    if not isinstance(base_name, str) or Path(base_name).name != base_name:
+        raise ConfigurationError(f"{where}: expected one file in the same folder, with its prompts; copy the recipe")
+    base_path = path.parent / base_name
+    if not base_path.is_file():
+        raise ConfigurationError(f"{where}: no such file: {base_path}")
+    base = _read(base_path, origins, [*chain, path])
     origins.lines.update(mine)
     merged: dict[str, Any] = _merge(base, own)
     return merged
 
 
 def build(node: yaml.Node, path: Path, key: tuple[str, ...], origins: Origins, loader: yaml.SafeLoader) -> Any:
+    if len(origins.lines) > LARGEST:
+        raise ConfigurationError(f"{path}: has more than {LARGEST} values, counting what its aliases (`*name`) stand for")
     if isinstance(node, yaml.MappingNode):
         built: dict[str, Any] = {}
         for name_node, value_node in node.value:
-            name = str(loader.construct_object(name_node, deep=True))
+            if name_node.tag == "tag:yaml.org,2002:merge":
+                line = name_node.start_mark.line + 1
+                raise ConfigurationError(f"{path}:{line}: `<<` is not read; repeat the keys, or use `extends: FILE`")
+            if not isinstance(name_node, yaml.ScalarNode):
+                raise ConfigurationError(
+                    f"{path}:{name_node.start_mark.line + 1}: a key is a word, not a list or a mapping"
+                )
+            name = str(loader.construct_object(name_node))
             here = (*key, name)
             if name in built:
                 raise ConfigurationError(f"{path}:{name_node.start_mark.line + 1}: key {name!r} is given twice")
@@ -282,11 +305,11 @@ def _merge(base: Any, own: Any) -> Any:
 
 
 def _explain(error: Any, origins: Origins) -> str:
-    if error["loc"][:1] == ("mapping",) and not isinstance(error["input"], dict):
-        word = str(error["input"])
-        wanted = "separate, shared, or one `role: policy` per role"
-        return f"{origins.where('mapping')}: mapping: {word!r}: expected {wanted}{nearest(word, ['separate', 'shared'])}"
     location = [str(p) for p in error["loc"] if p not in ("literal['separate','shared']", "dict[str,str]")]
+    if location == ["mapping"] and not isinstance(word := error["input"], dict):
+        hint = nearest(word, ["separate", "shared"]) if isinstance(word, str) else ""
+        wanted = "separate, shared, or one `role: policy` per role"
+        return f"{origins.where('mapping')}: mapping: {word!r}: expected {wanted}{hint}"
     where = origins.where(*location)
     key = ".".join(location)
     if error["type"] == "extra_forbidden":
@@ -299,7 +322,38 @@ def _explain(error: Any, origins: Origins) -> str:
         return f"{where}: {key}: expected a mapping such as {_example(location)}, got {error['input']!r}"
     if error["type"] == "flag_value":
         return f"{where}: {key}: {_flag_problem(location[-1], error['input'])}"
-    return f"{where}: {key}: {error['msg'][0].lower()}{error['msg'][1:]}, got {error['input']!r}"
+    if error["input"] is None:
+        return f"{where}: {key}: has no value; give one, or remove the key"
+    return f"{where}: {key}: expected {_expected(error, key)}, got {error['input']!r}"
+
+
+def _expected(error: Any, key: str) -> str:
+    """What a key takes, in words."""
+    bounds = error.get("ctx", {})
+    match error["type"]:
+        case "list_type":
+            return f"a list, as in `[{error['input']}]`"
+        case "string_type" if key.startswith("mapping"):
+            return "the name of a policy"
+        case "string_type":
+            return "a text"
+        case "string_pattern_mismatch":
+            return "lower-case letters, digits and underscores, a letter first"
+        case "int_type" | "int_parsing" | "int_from_float":
+            return "a whole number"
+        case "float_type" | "float_parsing":
+            return "a number"
+        case "bool_type" | "bool_parsing":
+            return "true or false"
+        case "greater_than_equal":
+            return f"at least {bounds['ge']:g}"
+        case "greater_than":
+            return f"a number above {bounds['gt']:g}"
+        case "too_short":
+            return "at least one"
+        case "literal_error":
+            return str(bounds["expected"])
+    return str(error["msg"]).removeprefix("expected ")
 
 
 def _flag_problem(name: str, value: Any) -> str:

@@ -70,12 +70,29 @@ def checked_score(score: float | None, of: str) -> float | None:
     if score is None:
         return None
     try:
-        value = float(score)
+        value = float("no number" if isinstance(score, str) else score)
     except (TypeError, ValueError):
         raise ValueError(f"the score of an {of} is {score!r:.80}; expected a number in [0, 1], or None") from None
     if not 0.0 <= value <= 1.0:
         raise ValueError(f"the score of an {of} is {score!r}; scores lie in [0, 1] (divide a 0-10 verdict by 10)")
     return value
+
+
+def reward_function_score(reward_func: Callable[..., Any], trajectory: Trajectory) -> float:
+    """The outcome by upstream's reward function (`reward_func(queries, prompts, labels)` of `--reward.remote_url file.py`).
+
+    Raises:
+        ValueError: It returned something else than upstream takes.
+    """
+    task = trajectory.task
+    result = reward_func([task.prompt + (trajectory.answer or "")], [task.prompt], [task.label])
+    try:
+        scores: Any = result["scores" if "scores" in result else "rewards"] if isinstance(result, Mapping) else result
+        return float(scores[0])
+    except (TypeError, ValueError, KeyError, IndexError):
+        raise ValueError(
+            f"reward_func returned {result!r:.80}; expected {{'rewards': [...]}}, or a list, with a number per query"
+        ) from None
 
 
 def set_outcome(trajectory: Trajectory, outcome: Outcome, roles: Collection[str]) -> None:

@@ -99,6 +99,8 @@ def read_tasks(
     items = list(islice(_items(path, text, problems), limit))
     columns = dict.fromkeys(key for _, item in items if isinstance(item, dict) for key in item)
     fields = choose_fields(columns, input_key, label_key)
+    if columns and (missing := _missing(fields, input_key, columns)):
+        raise ConfigurationError([*problems, *(f"{items[0][0]}: {problem}" for problem in missing)])
     tasks: list[Task] = []
     for number, (where, item) in enumerate(items):
         task = _task(where, item, fields, number, problems)
@@ -116,6 +118,22 @@ def read_tasks(
     return FileTasks(tasks, path, fields)
 
 
+def _missing(fields: Fields, input_key: str | None, columns: Iterable[str]) -> list[str]:
+    """Fields that no item has."""
+    there = ", ".join(columns)
+    problems = []
+    if fields.prompt not in columns and input_key:
+        problems.append(f"no field {input_key!r} (--data.input_key){nearest(input_key, columns)}")
+    elif fields.prompt not in columns:
+        problems.append(
+            f"no field {fields.prompt!r}, nor {', '.join(INPUT_KEYS[1:])}; name the field of the prompt with --data.input_key: "
+            f"{there}"
+        )
+    if fields.label and fields.label not in columns:
+        problems.append(f"no field {fields.label!r} (--data.label_key){nearest(fields.label, columns)}")
+    return problems
+
+
 def _items(path: Path, text: str, problems: list[str]) -> Iterator[tuple[str, Any]]:
     """The items of a file with their places."""
     try:
@@ -127,6 +145,8 @@ def _items(path: Path, text: str, problems: list[str]) -> Iterator[tuple[str, An
             yield from _lines(path, text, problems)
     except RecursionError:
         problems.append(f"{path}: JSON that is nested too deeply to be read")
+    except ValueError as error:  # an integer of thousands of digits
+        problems.append(f"{path}: {error}")
 
 
 def _listed(path: Path, text: str, problems: list[str]) -> Iterator[tuple[str, Any]]:
@@ -148,6 +168,9 @@ def _listed(path: Path, text: str, problems: list[str]) -> Iterator[tuple[str, A
 
 
 def _lines(path: Path, text: str, problems: list[str]) -> Iterator[tuple[str, Any]]:
+    if text.lstrip().startswith("["):
+        problems.append(f"{path}:1: expected an object per line, got a list; a list belongs in a .json file: rename it")
+        return
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
@@ -187,6 +210,8 @@ def _fault(error: json.JSONDecodeError) -> str:
         fault = "it ends too early"
     elif rest[0] in "]}" and before.endswith(","):
         fault = f"a comma before {rest[0]}"
+    elif rest.strip() == ",":
+        fault = "a comma after the object"
     elif rest[0] == "'":
         fault = "strings are written in double quotes"
     else:
@@ -215,10 +240,19 @@ def _task(where: str, item: Any, fields: Fields, number: int, problems: list[str
     prompt = as_text(item.get(fields.prompt))
     if fields.prompt not in item:
         problems.append(f"{where}: no field {fields.prompt!r} (--data.input_key){nearest(fields.prompt, item)}")
+    elif isinstance(prompt, list):
+        problems.append(
+            f"{where}: field {fields.prompt!r} must be a non-empty string, or chat messages of which one is there, the user's; "
+            f"got a list of {len(prompt)}: give `tasks:`, a file with load(split)"
+        )
     elif not isinstance(prompt, str) or not prompt.strip():
         problems.append(f"{where}: field {fields.prompt!r} must be a non-empty string, got {_kind(prompt)}")
-    if fields.label and item.get(fields.label) is None:
+    if fields.label and fields.label not in item:
         problems.append(f"{where}: no field {fields.label!r} (--data.label_key){nearest(fields.label, item)}")
+    elif fields.label and item[fields.label] is None:
+        problems.append(
+            f"{where}: field {fields.label!r} is null; give every item a label, or name another field (--data.label_key)"
+        )
     identity = item.get("id", number)
     if not isinstance(identity, str | int):
         problems.append(f"{where}: field 'id' must be a string or an integer, got {_kind(identity)}")

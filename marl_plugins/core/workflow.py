@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
@@ -93,12 +94,16 @@ class Tool:
             agent's fault is an answer with `ok=False`.
         find: The calls in an action's text, in order; none ends the role's turn.
         message_role: Under which chat role the answer is shown.
+        calls_per_answer: Maximum number of calls that are made per answer.
+        seconds_per_trajectory: Once a trajectory's calls have taken that long (`ToolResult.seconds`), no other one is made.
     """
 
     name: str
     run: Callable[[ToolCall], Awaitable[ToolResult]]
     find: Callable[[str], list[str]]
     message_role: str = "user"
+    calls_per_answer: int = 16
+    seconds_per_trajectory: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -219,8 +224,12 @@ class Tools:
             raise NotInRecipe(f"the recipe has no tool {name!r}{nearest(name, self._tools)}") from None
 
         async def call(text: str) -> ToolResult:
+            if not isinstance(text, str):
+                kind = type(text).__name__
+                raise TypeError(f"tools.{name} takes a text, got {kind}; an action's is str(action)")
             return await self._trajectory.call_tool(tool, text)
 
+        call.__qualname__ = f"tools.{name}"
         return call
 
 
@@ -235,6 +244,7 @@ class _InProgress:
         self.branches: set[asyncio.Task[Any]] = set()
         self.calls: list[RoleCall] = []
         self.taken: set[str] = set()
+        self.tool_seconds: dict[str, float] = {}
         self.ended = False
 
     def enter(self) -> None:
@@ -251,7 +261,8 @@ class _InProgress:
     async def call_tool(self, tool: Tool, text: str) -> ToolResult:
         self.enter()
         t = self.trajectory
-        return await tool.run(ToolCall(text, t.task.id, t.sample, t.step))
+        (result,) = await run_calls(tool, [ToolCall(text, t.task.id, t.sample, t.step)], self.tool_seconds)
+        return result
 
     async def call_role(self, call: RoleCall) -> Action:
         self.enter()
@@ -316,9 +327,10 @@ class _InProgress:
         before: Action | None = None
         for turn in range(spec.max_turns):
             action = await self._act(spec, turn, context, shown_ids, shown, parents, before)
-            calls = [(tool, call) for tool in spec.tools for call in tool.find(action.text)]
-            if calls:
-                action.tool_results = tuple([await tool.run(self._tool_call(call, action)) for tool, call in calls])
+            calls = [(tool, found) for tool in spec.tools if (found := tool.find(action.text))]
+            for tool, found in calls:
+                made = [self._tool_call(text, action) for text in found]
+                action.tool_results += tuple(await run_calls(tool, made, self.tool_seconds))
             self.scoring.acted(action)
             before = action
             if not calls:
@@ -411,6 +423,30 @@ class _InProgress:
         await asyncio.gather(*mine, return_exceptions=True)
 
 
+async def run_calls(tool: Tool, calls: Sequence[ToolCall], seconds: dict[str, float]) -> list[ToolResult]:
+    """The results of one answer's calls; in place of all that are beyond the tool's limits, one that says so.
+
+    The limits keep the agents' own calls from the trajectory's deadline, past which it counts as lost to infrastructure.
+
+    Args:
+        seconds: What the trajectory's calls have taken, by tool; added to.
+    """
+    results: list[ToolResult] = []
+    for number, call in enumerate(calls):
+        taken = seconds.get(tool.name, 0.0)
+        if taken >= tool.seconds_per_trajectory:
+            why = f"this trajectory's calls have taken {taken:.0f} s of {tool.seconds_per_trajectory:g} s"
+        elif number >= tool.calls_per_answer:
+            why = f"at most {tool.calls_per_answer} per answer are"
+        else:
+            results.append(await tool.run(call))
+            seconds[tool.name] = seconds.get(tool.name, 0.0) + results[-1].seconds  # other branches add to it meanwhile
+            continue
+        left_out = f"{len(calls) - number} of {len(calls)} calls of {tool.name} were not run: {why}"
+        return [*results, ToolResult(tool.name, call.text, left_out, ok=False)]
+    return results
+
+
 def agent_failure_in(error: AgentFailure | BaseExceptionGroup[BaseException]) -> AgentFailure:
     """The agents' failure, also out of the group that an `asyncio.TaskGroup` of the workflow makes of it.
 
@@ -456,7 +492,8 @@ async def run_workflow(
         step, run_seed: Part of every request's seed.
         last_role: The role whose last action is scored with the label.
         seconds: Deadline of the agents' work; past it the trajectory is lost to infrastructure (`deadline`), because the agents
-            themselves are bounded by turns and tokens. Scores that are outstanding then have the same time again.
+            themselves are bounded by turns, tokens and their tools' limits. Scores that are outstanding then have the same time
+            again.
 
     Raises:
         Miscalled: The workflow calls a role wrongly, or has ended without awaiting one of its calls.

@@ -52,10 +52,11 @@ def environment() -> dict[str, str]:
         "TORCHINDUCTOR_CACHE_DIR": str(Path(sys.prefix) / "var" / "torchinductor"),
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    # DeepSpeed requires ninja at every start, and this environment may not be activated.
+    # DeepSpeed requires ninja at every start, and this environment may not be activated. First, because a system's ninja of
+    # another version would build the operators anew, for a minute, whenever the two take turns.
     scripts = str(Path(sys.prefix) / "bin")
-    path = os.environ.get("PATH", "").split(os.pathsep)
-    ours["PATH"] = os.pathsep.join(filter(None, [*path, *([] if scripts in path else [scripts])]))
+    path = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder and folder != scripts]
+    ours["PATH"] = os.pathsep.join([scripts, *path])
     fixed = {DEVICE, "PATH"}
     return {name: value if name in fixed else os.environ.get(name, value) for name, value in ours.items()}
 

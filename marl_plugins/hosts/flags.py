@@ -72,8 +72,10 @@ _NOTED: dict[str, Flag] = {
     "ref.num_gpus_per_node": Flag("policy", "on CPU the reference lives in the policy's own processes"),
     "ref.num_nodes": Flag("policy", "on CPU the reference lives in the policy's own processes"),
     "ref.offload": Flag("policy", "on CPU there is nothing to offload from"),
-    "ckpt.path": Flag("all", "each policy saves into a folder of its own below it; the manifest lies in it"),
-    "ckpt.output_dir": Flag("all", "each policy's weights go to a folder of its own below it, records beside them"),
+    "ckpt.path": Flag("all", "a folder per policy, and the manifest; with a recipe OUTPUT_DIR/checkpoints by default"),
+    "ckpt.output_dir": Flag(
+        "all", "a folder per policy for its weights, records beside them; with a recipe runs/NAME by default"
+    ),
     "algo.advantage.estimator": Flag("all", "default here: reinforce (REINFORCE++)"),
     "algo.advantage.gamma": Flag("all", "per sampled token", ("reinforce", "gae")),
     "algo.advantage.no_std_norm": Flag("all", "", ("reinforce", "reinforce_baseline", "gae")),

@@ -21,10 +21,11 @@ import itertools
 import os
 import shlex
 import shutil
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -124,8 +125,16 @@ def load_series(folder: Path | None = None) -> list[Series]:
                 f"{path}: `released` must name the files that the patches touch, exactly; "
                 f"differing: {', '.join(sorted(unknown))}"
             )
+        if outside := [file for file in tree.released if not _is_within(file)]:
+            raise ConfigurationError(f"{path}: not the path of a file within the tree: {', '.join(map(repr, outside))}")
         found.append(Series(path.parent, tree, patches))
     return found
+
+
+def _is_within(file: str) -> bool:
+    """Whether a path stays in the tree that it is relative to."""
+    path = PurePosixPath(file)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 
 
 def _sha256(content: bytes) -> str:
@@ -159,7 +168,7 @@ class PatchedTree:
 
     def leftovers(self) -> list[Path]:
         """Temporary files of a killed command; the next change deletes them."""
-        return [path for file in self.released if (path := _temporary(self.root / file)).exists()]
+        return [path for file in self.released if os.path.lexists(path := _temporary(self.root / file))]
 
     def change(self, wanted: frozenset[str]) -> list[str]:
         """Apply exactly these patches to the tree; the changed files.
@@ -178,9 +187,7 @@ class PatchedTree:
                 ) from None
             if content != self.series.patched_text(file, released, self.names[file]):
                 contents[file] = content
-        for path in self.leftovers():
-            path.unlink()
-        _write_all({self.root / file: content for file, content in contents.items()})
+        _write_all(self.leftovers(), {self.root / file: content for file, content in contents.items()})
         return list(contents)
 
 
@@ -217,10 +224,16 @@ def _read_tree(root: Path, series: Series) -> PatchedTree | list[str]:
     names: dict[str, frozenset[str]] = {}
     for file in series.tree.released:
         path = root / file
-        if path.is_symlink():
-            problems.append(f"{path}: a symbolic link to {path.readlink()}; give the tree that contains the file itself")
+        links = [f for f in (path, *path.parents[: len(Path(file).parts) - 1]) if f.is_symlink()]
+        if links:
+            problems.append(
+                f"{links[-1]}: a symbolic link to {links[-1].readlink()}; give the tree that contains {file} itself"
+            )
             continue
         try:
+            if not stat.S_ISREG(path.lstat().st_mode):
+                problems.append(f"{path}: not a file; {series.title} has one there")
+                continue
             content = path.read_bytes()
         except OSError as error:
             problems.append(f"{path}: cannot be read ({error.strerror}); {series.title} has it: is the tree complete?")
@@ -285,11 +298,13 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.openrlhf-patch")
 
 
-def _write_all(contents: Mapping[Path, bytes]) -> None:
+def _write_all(leftovers: Sequence[Path], contents: Mapping[Path, bytes]) -> None:
     """Write all new contents, then rename them into place. Every file is complete at any time; mode and owner are kept."""
     try:
+        for path in leftovers:
+            path.unlink()
         for path, content in contents.items():
-            with _temporary(path).open("wb") as file:
+            with _temporary(path).open("xb") as file:  # never what a link at this name leads to
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -300,7 +315,8 @@ def _write_all(contents: Mapping[Path, bytes]) -> None:
             os.replace(_temporary(path), path)
     except OSError as error:
         for path in contents:
-            _temporary(path).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # what prevented it may be a folder of that name
+                _temporary(path).unlink(missing_ok=True)
         raise ConfigurationError(
             f"{error.filename}: cannot be written ({error.strerror}); make the tree writable, then repeat the command"
         ) from None

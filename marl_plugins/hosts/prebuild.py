@@ -1,7 +1,7 @@
 """Build what DeepSpeed would otherwise compile during the first run: `python -m marl_plugins.hosts.prebuild`.
 
-Two C++ operators, about a minute. A killed build leaves a lock for which every later build would wait forever; such locks
-are removed first.
+Two C++ operators, about a minute. A process that is killed while it builds or loads an operator leaves a lock for which every
+later one would wait forever; such locks are removed here, and at the start of a run on CPU.
 """
 
 from __future__ import annotations
@@ -10,22 +10,42 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.hosts import cpu
 
 OPERATORS = ("FusedAdamBuilder", "ShareMemCommBuilder")
-STALE = 900.0
-"""A lock older than this many seconds belongs to a build that has died: builds take a minute."""
 
 
-def clear_stale_locks(folder: Path) -> list[Path]:
-    """Remove build locks that are older than any build; returns them."""
-    stale = [p for p in folder.glob("*/lock") if time.time() - p.stat().st_mtime > STALE]
-    for lock in stale:
-        lock.unlink()
-    return stale
+def abandoned_locks(folder: Path) -> list[Path]:
+    """Locks below a folder whose owners are gone.
+
+    The owner keeps the file open (torch/utils/file_baton.py of 2.13). The owner on another machine that shares the folder is not
+    seen; without the lock, it and this machine would build the same files at once.
+    """
+    locks = sorted(folder.glob("**/lock"))
+    open_files = set(_open_files()) if locks else set()
+    return [lock for lock in locks if lock.resolve() not in open_files]
+
+
+def _open_files() -> Iterator[Path]:
+    """Files that the processes of this machine have open, as far as this user may see them."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            for descriptor in (process / "fd").iterdir():
+                yield descriptor.readlink()
+        except OSError:  # it has ended meanwhile, or is another user's
+            continue
+
+
+def clear_abandoned_locks(folder: Path) -> list[Path]:
+    """Remove the locks whose owners are gone; returns them."""
+    abandoned = abandoned_locks(folder)
+    for lock in abandoned:
+        lock.unlink(missing_ok=True)
+    return abandoned
 
 
 def main() -> int:
@@ -39,8 +59,8 @@ def main() -> int:
         )
     folder = Path(os.environ["TORCH_EXTENSIONS_DIR"])
     folder.mkdir(parents=True, exist_ok=True)
-    for lock in clear_stale_locks(folder):
-        print(f"removed a stale build lock: {lock}")
+    for lock in clear_abandoned_locks(folder):
+        print(f"removed the lock of a build that was killed: {lock}")
     from deepspeed.accelerator import get_accelerator
 
     for name in OPERATORS:

@@ -170,7 +170,7 @@ SEAMS = (
         "trainer.ppo_utils.length_penalty",
         "apply_length_penalties",
         "experiences, args",
-        "--reward.overlong_* and related flags",
+        "--reward.overlong_* and related flags, on actions' own rewards",
     ),
     Seam(
         "models.utils",

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from types import SimpleNamespace
+from types import CodeType, SimpleNamespace
 from typing import Any, cast
 
 from marl_plugins.core.failures import ConfigurationError
@@ -51,6 +51,7 @@ def upstream_root() -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
+@lru_cache
 def upstream_version() -> str:
     """Version of the installed upstream distribution, or `unknown`."""
     try:
@@ -60,8 +61,8 @@ def upstream_version() -> str:
 
 
 @lru_cache
-def _main_block(path: Path) -> tuple[list[ast.stmt], list[ast.stmt]]:
-    """Statements of the `__main__` block before and after `args = parser.parse_args()`, up to `train(args)`.
+def _main_block(path: Path) -> tuple[CodeType, list[tuple[int, CodeType]]]:
+    """The `__main__` block up to `args = parser.parse_args()`, and each statement from there to `train(args)` with its line.
 
     Our patch 0001 moves the same statements into `build_parser`, which ends with a `return`, and `main`.
     """
@@ -80,13 +81,21 @@ def _main_block(path: Path) -> tuple[list[ast.stmt], list[ast.stmt]]:
         raise ConfigurationError(
             f"{path}: parses its arguments in an unknown way; this OpenRLHF release is not supported"
         ) from None
-    after = [s for s in body[parse + 1 : train] if not isinstance(s, ast.ImportFrom)]
-    return body[:parse], after
+    after = [
+        (statement.lineno, _compiled([statement], path))
+        for statement, source in zip(body[parse + 1 : train], sources[parse + 1 : train], strict=True)
+        if not isinstance(statement, ast.ImportFrom) and not any(word in source for word in SKIPPED)
+    ]
+    return _compiled(body[:parse], path), after
 
 
-def _execute(statements: list[ast.stmt], path: Path, namespace: dict[str, Any]) -> dict[str, Any]:
+def _compiled(statements: list[ast.stmt], path: Path) -> CodeType:
+    return compile(ast.Module(statements, type_ignores=[]), str(path), "exec")
+
+
+def _execute(code: CodeType, namespace: dict[str, Any]) -> dict[str, Any]:
     namespace["__builtins__"] = {**vars(builtins), "__import__": _import_standard}
-    exec(compile(ast.Module(statements, type_ignores=[]), str(path), "exec"), namespace)
+    exec(code, namespace)
     return namespace
 
 
@@ -121,9 +130,9 @@ def build_parser(root: Path) -> Parser:
         "os": os,
         "datetime": datetime,
     }
-    statements = _main_block(root / CLI)[0]
+    code, _ = _main_block(root / CLI)
     try:
-        parser = _execute(statements, root / CLI, dict(names))["parser"]
+        parser = _execute(code, dict(names))["parser"]
     except Exception as error:
         raise _cannot_run(root / CLI, error, "its parser cannot be built") from None
     if not isinstance(parser, Parser):
@@ -142,7 +151,7 @@ def _hierarchize(root: Path) -> Callable[[Any], SimpleNamespace]:
     path = root / "utils/config.py"
     statements = syntax_tree(path).body
     try:
-        function = _execute(statements, path, {})["hierarchize"]
+        function = _execute(_compiled(statements, path), {})["hierarchize"]
     except Exception as error:
         raise _cannot_run(path, error, "its hierarchize cannot be compiled") from None
     return cast(Callable[[Any], SimpleNamespace], function)
@@ -166,17 +175,15 @@ def validate(args: SimpleNamespace, root: Path) -> tuple[list[str], list[str]]:
         args.train.agent_func_path, args.reward.remote_url = args.train.agent_func_path or "recipe", args.reward.remote_url
     except AttributeError as error:
         return [f"upstream's validation failed: a flag that it depends on is gone ({error})"], []
-    statements = [s for s in _main_block(root / CLI)[1] if not any(word in ast.unparse(s) for word in SKIPPED)]
+    _, statements = _main_block(root / CLI)
     namespace = {"args": args}
     with contextlib.redirect_stdout(printed):
-        for statement in statements:  # one at a time: a failed assertion must not hide the next one
+        for line, code in statements:  # one at a time: a failed assertion must not hide the next one
             try:
-                _execute([statement], root / CLI, namespace)
+                _execute(code, namespace)
             except AssertionError as error:
                 problems.append(f"upstream refuses the flags: {error}")
             except Exception as error:  # statements of an unknown release may raise anything
-                problems.append(
-                    f"upstream's validation (train_ppo_ray.py:{statement.lineno}) failed: {type(error).__name__}: {error}"
-                )
+                problems.append(f"upstream's validation (train_ppo_ray.py:{line}) failed: {type(error).__name__}: {error}")
     args.train.agent_func_path, args.reward.remote_url = None, None
     return problems, [line for line in printed.getvalue().splitlines() if line.strip()]

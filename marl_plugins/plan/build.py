@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,10 +28,19 @@ from marl_plugins.plan.checks import (
     prefix_with_policies,
 )
 from marl_plugins.plan.files import check_files
-from marl_plugins.plan.flags import COMMAND_LINE, OWN_FLAGS, Flags, Given, own_options, recipe_flags, split_flags
-from marl_plugins.plan.lengths import check_lengths
+from marl_plugins.plan.flags import (
+    COMMAND_LINE,
+    OWN_FLAGS,
+    Flags,
+    Given,
+    own_options,
+    recipe_flags,
+    repeated_flags,
+    split_flags,
+)
+from marl_plugins.plan.lengths import Lengths, check_lengths
 from marl_plugins.plan.models import check_models
-from marl_plugins.plan.parts import estimator_of, tools_of
+from marl_plugins.plan.parts import estimator_of, of_plugin, policies_of, tools_of
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.rehearsal import check_workflow
 from marl_plugins.plan.tasks import check_tasks, from_hub, task_warnings
@@ -78,7 +88,7 @@ class Request:
     def without(self) -> dict[str, str]:
         """Policies of the recipe that may be left without a role, and the flag for which they are."""
         mapping = self.options.mapping
-        return dict.fromkeys(self.recipe.policies, f"--mapping {mapping}") if mapping else {}
+        return {} if mapping is None else dict.fromkeys(self.recipe.policies, f"--mapping {mapping}")
 
 
 @contextmanager
@@ -117,9 +127,16 @@ def build_plan(words: Sequence[str]) -> Plan:
     plan = Plan(run, plugins, request.options)
     problems += check_numbers(run)
     problems += check_files(plan, request.origins)
-    if plugins.claims("marl_estimator"):
-        problems.attempt(lambda: estimator_of(plan))
-    warnings: list[str] = []
+    warnings = repeated_plugins(request)
+    if owners := plugins.owners("marl_estimator"):
+        estimator = problems.attempt(lambda: estimator_of(plan))
+        if estimator is not None and not of_plugin(estimator):
+            name = run.args.algo.advantage.estimator
+            warnings.append(
+                f"plugin {' or '.join(owners)}: marl_estimator gave nothing, so {name} trains; does it end with `return`?"
+            )
+    if not request.options.resume:  # what follows `--resume FOLDER` is meant to replace what was recorded
+        warnings += repeated_flags(split_flags(words, COMMAND_LINE))
     if not problems and not from_hub(run):
         problems += problems.attempt(lambda: check_tasks(plan)) or []
         warnings += [] if problems else task_warnings(plan)
@@ -128,7 +145,7 @@ def build_plan(words: Sequence[str]) -> Plan:
         problems += wrong
         warnings += unclear
     if not problems:
-        lengths = check_lengths(plan)
+        lengths = problems.attempt(lambda: check_lengths(plan)) or Lengths()
         problems += lengths.problems
         warnings += lengths.warnings
         plan = replace(plan, lengths=lengths.lines)
@@ -157,13 +174,26 @@ def read_request(words: Sequence[str], problems: Problems) -> Request:
     elif options.plugin:
         recipe, origins, folder = implicit_recipe(), Origins(), single_folder()
     else:
-        raise ConfigurationError("nothing multi-agent was asked for: give --recipe, --plugin, or both")
-    if options.mapping:
+        raise ConfigurationError(problems or "nothing multi-agent was asked for: give --recipe, --plugin, or both")
+    if options.mapping is not None:
         recipe = _remap(recipe, options.mapping)
         origins.lines = {k: v for k, v in origins.lines.items() if k[:1] != ("mapping",)}
     if recipe.tasks and any(f.name == "data.prompt_dataset" for f in command_line):  # the command line beats the recipe
         recipe = recipe.model_copy(update={"tasks": None})
     return Request(options, [f for f in command_line if f.name not in OWN_FLAGS], recipe, origins, folder)
+
+
+def repeated_plugins(request: Request) -> list[str]:
+    """Plugins that are named more than once in one place; the command line may repeat the recipe's."""
+    in_recipe = recipe_plugins(request.recipe, request.folder)
+    problems = []
+    for where, names in (
+        (request.origins.where("plugins") if in_recipe else "", in_recipe),
+        ("--plugin", request.options.plugin),
+    ):
+        files = Counter(str(Path(name).resolve()) if name.endswith(".py") else name for name in names)
+        problems += [f"{where}: {name} is named {n} times, and takes part once" for name, n in files.items() if n > 1]
+    return problems
 
 
 def recipe_plugins(recipe: Recipe, folder: Path) -> list[str]:
@@ -176,7 +206,8 @@ def read_flags(request: Request, plugins: Plugins, problems: Problems) -> Flags:
     parser = upstream_cli.build_parser(upstream_cli.upstream_root())
     plugins.options(parser)
     in_recipe = recipe_flags(request.recipe.flags, lambda name: request.origins.where("flags", name))
-    return Flags(parser, request.flags, in_recipe, request.folder, cpu.device(), problems)
+    output = f"runs/{request.recipe.name}" if request.options.recipe else None
+    return Flags(parser, request.flags, in_recipe, request.folder, cpu.device(), problems, output)
 
 
 def draft_run(request: Request, plugins: Plugins, flags: Flags) -> Run:
@@ -201,7 +232,7 @@ def draft_run(request: Request, plugins: Plugins, flags: Flags) -> Run:
 
 def with_policies(run: Run, request: Request, plugins: Plugins, flags: Flags, problems: Problems) -> Run:
     """The run with its policies, their flags and models."""
-    answered = problems.attempt(lambda: plugins.call_while_planning("marl_policies", run=run)) or []
+    answered = problems.attempt(lambda: policies_of(plugins, run)) or []
     policies = [p for p in answered if not p.excluded_by]
     without = request.without | {p.name: p.excluded_by for p in answered if p.excluded_by}
     problems += check_policies(run, policies, without, request.origins)
@@ -226,9 +257,7 @@ def with_policies(run: Run, request: Request, plugins: Plugins, flags: Flags, pr
         _settle_folders(args, run.args, policy.name)
         policy_args[policy.name] = args
     problems += prefix_with_policies(refused)
-    problems += prefix_with_policies(
-        {p.name: model_problems(p, policy_args[p.name], run, request.origins) for p in policies}
-    )
+    problems += prefix_with_policies({p.name: model_problems(p, policy_args[p.name], run, request) for p in policies})
     return replace(
         run,
         policies=tuple(replace(p, model=policy_args[p.name].actor.model_name_or_path) for p in policies),
@@ -250,19 +279,29 @@ def _settle_folders(args: SimpleNamespace, shared: SimpleNamespace, policy: str)
     args.logger.wandb.key = args.logger.tensorboard_dir = None  # the controller logs, once
 
 
-def model_problems(policy: Policy, args: SimpleNamespace, run: Run, origins: Origins) -> list[str]:
+def model_problems(policy: Policy, args: SimpleNamespace, run: Run, request: Request) -> list[str]:
     """What is wrong with the models of a policy and its critic, with the line of the recipe that names its model."""
+    origins = request.origins
     own = args.actor.model_name_or_path == policy.model and "actor.model_name_or_path" not in run.on_command_line
     keys = (("policies", policy.name, "model"), ("model",), ("flags", "actor.model_name_or_path"))
     key = next((key for key in keys if key in origins.lines), None)
     place = f"{origins.where(*key)}: " if own and key and policy.model else ""
-    return [problem if problem.startswith("--") else place + problem for problem in check_models(args)]
+    problems = check_models(args, request.options.trust_remote_code)
+    return [problem if problem.startswith("--") else place + problem for problem in problems]
 
 
 def configure_plugins(plan: Plan, problems: Problems) -> list[str]:
     """Add what the plugins refuse to the problems; what they only remark is returned."""
     answers = problems.attempt(lambda: plan.plugins.call_while_planning("marl_configure", run=plan.run)) or []
-    lines = [line for answer in answers if answer for line in ([answer] if isinstance(answer, str) else answer)]
+    lines: list[str] = []
+    for answer in answers:
+        if isinstance(answer, str):
+            lines.append(answer)
+        elif isinstance(answer, list | tuple) and all(isinstance(line, str) for line in answer):
+            lines += answer
+        else:
+            owners = " or ".join(plan.plugins.owners("marl_configure"))
+            lines.append(f"plugin {owners}: marl_configure returned {answer!r:.80}, expected a list of texts, or None")
     problems += [line for line in lines if not isinstance(line, Remark)]
     return [str(line) for line in lines if isinstance(line, Remark)]
 

@@ -31,20 +31,26 @@ def check_roles(recipe: Recipe, origins: Origins, folder: Path, tool_names: set[
     """What is wrong with the roles: mapping, names, prompt files, tools, turns."""
     problems = []
     if isinstance(recipe.mapping, dict):
-        for role in recipe.roles.keys() - recipe.mapping.keys():
-            problems.append(f"{_where_mapping(origins)}: role {role!r} is mapped to no policy")
-        for role in recipe.mapping.keys() - recipe.roles.keys():
-            problems.append(
-                f"{_where_mapping(origins, role)}: mapping: there is no role {role!r}{nearest(role, recipe.roles)}"
-            )
+        mapping = recipe.mapping
+        problems += [
+            f"{_where_mapping(origins)}: role {role!r} is mapped to no policy"
+            for role in recipe.roles
+            if role not in mapping
+        ]
+        problems += [
+            f"{_where_mapping(origins, role)}: there is no role {role!r} to be mapped{nearest(role, recipe.roles)}"
+            for role in mapping
+            if role not in recipe.roles
+        ]
     for name, config in recipe.roles.items():
         if keyword.iskeyword(name):
             problems.append(
                 f"{origins.where('roles', name)}: role {name!r} cannot be called: it is a Python keyword; choose another name"
             )
-        if not re.fullmatch(NAME, name):
+        if not re.fullmatch(NAME, name) or name.startswith("_"):
             problems.append(
-                f"{origins.where('roles', name)}: role {name!r} cannot be called: letters, digits and underscores only"
+                f"{origins.where('roles', name)}: role {name!r} cannot be called: letters, digits and underscores only, a letter "
+                "first"
             )
         for key in ("prompt", "system"):
             problems += _prompt_problems(name, key, getattr(config, key), origins, folder)
@@ -69,12 +75,23 @@ def _prompt_problems(role: str, key: str, file: str | None, origins: Origins, fo
         return [f"{where}: roles.{role}.{key}: {folder / file}: {error}; write {{{{ and }}}} for braces"]
     if not text.strip():
         return [f"{where}: roles.{role}.{key}: {folder / file} is empty"]
-    return [
+    problems = [
         f"{where}: roles.{role}.{key}: {folder / file}: {{{field}}} is not a field; a field is a name such as {{problem}}, and "
         "braces are written {{ and }}"
         for field in fields
         if not field.isidentifier()
     ]
+    problems += [
+        f"{where}: roles.{role}.{key}: {folder / file}: {{{field}}} cannot be given: `{field}=` means something else in a call; "
+        "rename the field"
+        for field in fields
+        if keyword.iskeyword(field) or field == "after"
+    ]
+    try:
+        _ = problems or text.format_map(dict.fromkeys(fields, ""))
+    except (ValueError, KeyError) as error:  # what follows `:` or `!` in a field
+        return [f"{where}: roles.{role}.{key}: {folder / file}: {error}; a field is a name alone, such as {{problem}}"]
+    return problems
 
 
 def _tool_problems(role: str, config: RoleConfig, origins: Origins, tool_names: set[str] | None) -> list[str]:
@@ -154,8 +171,13 @@ def _lengths(run: Run, policy: str, a: Any) -> list[str]:
     buffer, longest = a.reward.overlong_buffer_len, a.rollout.max_new_tokens
     if buffer is not None and longest is not None and buffer > longest:
         problems.append(f"--reward.overlong_buffer_len {buffer} is over --rollout.max_new_tokens {longest}")
+    clip = a.reward.clip_range
+    if clip and not clip[0] < clip[1]:
+        problems.append(f"--reward.clip_range {clip[0]:g} {clip[1]:g}: expected two numbers, the lower one first")
     for role in run.recipe.roles_of(policy):
         limit = run.role(role).max_new_tokens
+        if buffer is not None and limit and buffer > limit:
+            problems.append(f"--reward.overlong_buffer_len {buffer} is over the max_new_tokens {limit} of role {role!r}")
         if limit and limit >= a.data.max_len:
             problems.append(f"role {role!r}: max_new_tokens {limit} leaves no room in --data.max_len {a.data.max_len}")
     model = a.actor.model_name_or_path

@@ -6,6 +6,7 @@ import copy
 from types import SimpleNamespace
 from typing import Any
 
+from marl_plugins.core.redaction import shown_flag
 from marl_plugins.core.tasks import FileTasks
 from marl_plugins.hosts import upstream_cli
 from marl_plugins.hosts.devices import training_gpus
@@ -13,8 +14,6 @@ from marl_plugins.plan.devices import needed_devices
 from marl_plugins.plan.parts import of_plugin
 from marl_plugins.plan.plan import Plan
 
-SECRETS = ("logger.wandb.key",)
-"""Flags that are never written down."""
 PENALTIES = ("reward.overlong_buffer_len", "reward.stop_properly_penalty_coef")
 """Upstream's flags that change rewards after credit."""
 
@@ -46,7 +45,7 @@ def describe(plan: Plan) -> dict[str, Any]:
                 "learning_rate": run.policy_args[p.name].actor.adam.lr,
                 "kl": run.policy_args[p.name].algo.kl.init_coef,
                 "critic": run.policy_args[p.name].critic.model_name_or_path if p.trainable else None,
-                "flags": dict(p.flags),
+                "flags": {name: shown_flag(name, value) for name, value in p.flags.items()},
             }
             for p in run.policies
         },
@@ -63,7 +62,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "output": str(run.output),
         "checkpoints": run.args.ckpt.path,
         "flags": {
-            name: "***" if name in SECRETS else flag_value(run.args, name)
+            name: shown_flag(name, flag_value(run.args, name))
             for name in sorted(run.given)
             if not name.startswith("policy.")
         },
@@ -73,7 +72,7 @@ def describe(plan: Plan) -> dict[str, Any]:
 
 def _reward_range(plan: Plan) -> str:
     """What rewards look like after credit."""
-    then = [f"marl_credit of {name}" for name in owners_of(plan, "marl_credit")]
+    then = [f"marl_credit of {name}" for name in plan.plugins.owners("marl_credit")]
     then += [f"--{name}" for name in PENALTIES if name in plan.run.given]
     return f"the scores, in [0, 1]{', then ' if then else ''}{', '.join(then)}"
 
@@ -94,7 +93,7 @@ def _tasks(plan: Plan) -> dict[str, Any]:
 
 def _source(plan: Plan, split: str) -> str:
     """Where the tasks of a split come from."""
-    tasks, owners = plan.tasks(split), owners_of(plan, "marl_tasks")
+    tasks, owners = plan.tasks(split), plan.plugins.owners("marl_tasks")
     if isinstance(tasks, FileTasks):
         return f"{tasks.path}: {tasks.fields}"
     if owners:
@@ -137,7 +136,7 @@ def _estimator(plan: Plan) -> str:
     name = type(estimator).__name__
     if not of_plugin(estimator):
         return f"{plan.run.args.algo.advantage.estimator} ({name} of {type(estimator).__module__})"
-    return f"{name} of plugin {' or '.join(owners_of(plan, 'marl_estimator'))}"
+    return f"{name} of plugin {' or '.join(plan.plugins.owners('marl_estimator'))}"
 
 
 def _scorers(plan: Plan) -> dict[str, str]:
@@ -149,16 +148,13 @@ def _scorers(plan: Plan) -> dict[str, str]:
     }
     remote = run.args.reward.remote_url
     return {
-        "actions": ", ".join(owners_of(plan, "marl_score_action"))
+        "actions": ", ".join(plan.plugins.owners("marl_score_action"))
         or by_grader.get("score_action", "nobody: an action has the outcome's score"),
-        "outcomes": ", ".join(owners_of(plan, "marl_score_outcome"))
-        or by_grader.get("score_outcome", f"{remote}: reward_func" if remote else "nobody"),
+        "outcomes": ", ".join(plan.plugins.owners("marl_score_outcome"))
+        or by_grader.get(
+            "score_outcome", f"{shown_flag('reward.remote_url', remote)}: reward_func" if remote else "nobody"
+        ),
     }
-
-
-def owners_of(plan: Plan, hook: str) -> list[str]:
-    """The named plugins that implement a hook."""
-    return [name for name in plan.run.plugins if plan.plugins.implements(name, hook)]
 
 
 def shortened(text: str, most: int = 200) -> str:

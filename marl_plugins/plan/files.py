@@ -105,9 +105,11 @@ def _data(plan: Plan) -> list[str]:
     problems = []
     for flag in ("data.prompt_dataset", "eval.dataset"):
         name = flag_value(plan.run.args, flag)
-        if not name or plan.run.recipe.tasks or Path(name).suffix in SUFFIXES:
+        if not name or plan.run.recipe.tasks or plan.plugins.claims("marl_tasks"):
             continue
-        if (Path(name).exists() and not Path(name).is_dir()) or Path(name).suffix in NOT_READ:
+        if Path(name).suffix in SUFFIXES:
+            problems += [] if Path(name).exists() else [f"--{flag} {name}: no such file"]
+        elif (Path(name).exists() and not Path(name).is_dir()) or Path(name).suffix in NOT_READ:
             problems.append(f"--{flag} {name}: of files only {', '.join(SUFFIXES)} are read; convert it to .jsonl")
         elif not Path(name).exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
             problems.append(f"--{flag} {name}: no such file or folder, and not a name of the hub's (owner/name)")
@@ -133,6 +135,8 @@ def _reward_function(plan: Plan) -> list[str]:
 
 def _folders(plan: Plan) -> list[str]:
     folders = {f"--{flag}": flag_value(plan.run.args, flag) for flag in ("ckpt.output_dir", "ckpt.path")}
+    if "ckpt.path" not in plan.run.given:  # it lies in the other one
+        del folders["--ckpt.path"]
     return [f"{flag} {f}: no file can be created there" for flag, f in folders.items() if not writable(Path(f).absolute())]
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from marl_plugins.core.redaction import shown_flag
 from marl_plugins.hosts.devices import critic_gpus, training_gpus
 from marl_plugins.hosts.flags import FLAGS
 from marl_plugins.plan.parts import estimator_of, of_plugin
@@ -114,7 +115,9 @@ def compared_flags(plan: Plan, args: SimpleNamespace) -> dict[str, Any]:
     modules = (plan.plugins.manager.get_plugin(name) for name in plan.plugins.names)
     free = [*FREE, *ELSEWHERE, *(flag for module in modules for flag in getattr(module, "may_differ", ()))]
     kept = {name: value for name, value in flat(args) if _can_be_set(name) and not matches(name, free)}
-    return {name: Path(value).name if _is_file(value) else copy.copy(value) for name, value in kept.items()}
+    return {
+        name: Path(value).name if _is_file(value) else copy.copy(shown_flag(name, value)) for name, value in kept.items()
+    }
 
 
 def _can_be_set(flag: str) -> bool:

@@ -24,11 +24,11 @@ from marl_plugins.hosts import upstream_cli
 from marl_plugins.hosts.flags import FLAGS
 from marl_plugins.hosts.old_flags import OTHER_VALUES, successor
 from marl_plugins.loading import SHIPPED
-from marl_plugins.plan.ranges import RANGES
+from marl_plugins.plan.ranges import CHOICES, RANGES
 
 OWN_FLAGS = (
     *("recipe", "plugin", "mapping", "max_steps", "logical_gpus", "resume", "resume_with_changes"),
-    *("dry-run", "debug", "json"),
+    *("trust_remote_code", "dry-run", "debug", "json"),
 )
 COMMAND_LINE = "command line"
 DEFAULTS = {"algo.advantage.estimator": "reinforce", "vllm.num_engines": 1, "ckpt.best_metric_key": "none"}
@@ -105,6 +105,11 @@ def own_parser() -> upstream_cli.Parser:
     ours.add_argument(
         "--resume_with_changes", action="store_true", help="accept differences between the saved run and this one"
     )
+    ours.add_argument(
+        "--trust_remote_code",
+        action="store_true",
+        help="run the code that models bring along (`auto_map` in their config.json)",
+    )
     ours.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     ours.add_argument("--debug", action="store_true", help="show tracebacks and the output of all processes")
     ours.add_argument("--json", action="store_true", help="print JSON instead of tables")
@@ -178,6 +183,8 @@ def check_flag(
     flag: Given, parser: upstream_cli.Parser, actions: Mapping[str, argparse.Action], per_policy: bool
 ) -> list[str]:
     """What is wrong with one flag, parsed alone."""
+    if flag.name.startswith("-"):
+        return [f"{flag.where}: flags stand in a recipe without dashes: {flag.name.lstrip('-')}"]
     if flag.name not in actions:
         return [f"{flag.where}: unknown flag --{flag.name}{_hint(flag, actions)}"]
     if flag.off:
@@ -200,13 +207,30 @@ def check_flag(
 
 def parse_alone(flag: Given, parser: argparse.ArgumentParser) -> list[str]:
     """The problems that parsing one flag reports, with its place."""
+    if (dashes := [w for w in flag.words if re.match(r"[-\u2010-\u2015][^\d.]", w)]) and len(flag.words) > 1:
+        return [f"{flag.where}: --{flag.name}: {dashes[0]!r} is no value; a flag begins with two hyphens (--NAME)"]
     other = OTHER_VALUES.get(flag.name, {})
     meant = "".join(f"; {other[word]}" for word in flag.words if word in other)
     try:
         parser.parse_args(flag.argv)
     except ConfigurationError as error:
+        if any(p.startswith("unrecognized arguments") for p in error.problems):
+            return [f"{flag.where}: --{flag.name} takes fewer values, got {' '.join(flag.words)}"]
         return [f"{flag.where}: {p}{meant}" for p in error.problems]
     return []
+
+
+def repeated_flags(flags: Iterable[Given]) -> list[str]:
+    """Flags of a command line that are given more than once with different values."""
+    values: dict[str, list[str]] = {}
+    for flag in flags:
+        if flag.name != "plugin":
+            values.setdefault(flag.name, []).append(" ".join(flag.words))
+    return [
+        f"--{name} is given {len(given)} times ({', '.join(given)}); the last one holds"
+        for name, given in values.items()
+        if len(set(given)) > 1
+    ]
 
 
 def own_options(flags: Iterable[Given], problems: list[str]) -> argparse.Namespace:
@@ -243,6 +267,9 @@ def _hint(flag: Given, known: Iterable[str]) -> str:
     name, first = flag.name, flag.name.partition(".")[0]
     if name in OWN_FLAGS:
         return "; it is for the whole run, and only the command line takes it"
+    if first == "policy" and name.count(".") > 1:
+        policy, _, own = name.partition(".")[2].partition(".")
+        return f"; in a recipe it is `policies: {{{policy}: {{flags: {{{own}: VALUE}}}}}}`"
     if renamed := successor(name):
         return renamed
     owners = [plugin for plugin in SHIPPED if plugin.rpartition(".")[2] == first]
@@ -284,6 +311,7 @@ class Flags:
         command_line: The flags on it that are not this project's own.
         recipe: The recipe's `flags:`, with their places.
         problems: What is wrong is added to it; wrong flags are left out of what is parsed.
+        output: The run's folder where none is given, so that runs of two recipes do not meet; None: upstream's default.
     """
 
     def __init__(
@@ -294,12 +322,15 @@ class Flags:
         folder: Path,
         device: str,
         problems: list[str],
+        output: str | None = None,
     ):
         self.parser = parser
         self.root = upstream_cli.upstream_root()
         self.actions = actions_of(parser)
         for name, number in RANGES.items():
             self.actions[name].type = number
+        for name, choices in CHOICES.items():
+            self.actions[name].choices = choices
         self.problems = problems
         self.of_policies = [f for f in command_line if f.name.startswith("policy.")]
         shared = [f for f in command_line if not f.name.startswith("policy.")]
@@ -312,6 +343,10 @@ class Flags:
         self.in_recipe = [f for f in in_force(given) if f.name not in self.on_command_line]
         self.in_policies: dict[str, list[Given]] = {}
         defaults = {**DEFAULTS, **(CPU_DEFAULTS if device == "cpu" else {})}
+        if output:
+            chosen = [f.words[0] for f in in_force(given) if f.name == "ckpt.output_dir" and f.words]
+            output = chosen[-1] if chosen else output
+            defaults |= {"ckpt.output_dir": output, "ckpt.path": f"{output}/checkpoints"}
         self.shared = [*recipe_flags(defaults, lambda _: "default"), *self._checked(given, per_policy=False)]
 
     def _checked(self, flags: Iterable[Given], per_policy: bool) -> list[Given]:

@@ -6,11 +6,13 @@ task, each task's prompt. A folder's tokenizer is asked without its chat templat
 
 from __future__ import annotations
 
+import json
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.prompts import prompt_renderer
 from marl_plugins.core.tiny import count_tokens, is_tiny, tokens_of
 from marl_plugins.core.trajectory import Task
@@ -132,7 +134,11 @@ def _task_lengths(tasks: Sequence[Task], counter: Counter, times: int, room: int
 
 
 def counter_of(model: str) -> Counter | None:
-    """How a model counts tokens; None where its tokenizer is not on this machine in a form that is quick to read."""
+    """How a model counts tokens; None where its tokenizer is not on this machine in a form that is quick to read.
+
+    Raises:
+        ConfigurationError: Its tokenizer is broken.
+    """
     if is_tiny(model):
         return Counter(count_tokens, tokens_of, "one token per byte")
     file = Path(model) / "tokenizer.json"
@@ -145,6 +151,8 @@ def counter_of(model: str) -> Counter | None:
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception:  # the library raises nothing more specific; transformers may still read the folder
+        if not _is_json(file):
+            raise ConfigurationError(f"{file}: not JSON; download the model's tokenizer again") from None
         return None
 
     def of_text(text: str) -> int:
@@ -153,3 +161,11 @@ def counter_of(model: str) -> Counter | None:
     return Counter(
         lambda messages: sum(of_text(content) for _, content in messages), of_text, f"with the tokenizer in {model}"
     )
+
+
+def _is_json(file: Path) -> bool:
+    try:
+        json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return True

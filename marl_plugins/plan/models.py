@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,17 +14,59 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.tiny import is_tiny
 from marl_plugins.core.tiny import parse as parse_tiny
 
+CONFIGURATIONS = (
+    *("config.json", "tokenizer_config.json"),
+    *("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"),
+)
+"""Files of a model that may name code of its own (`auto_map`)."""
+GENERATE = "custom_generate/generate.py"
+"""What transformers runs without its being named anywhere."""
 
-def check_models(args: SimpleNamespace) -> list[str]:
-    """What is wrong with the models of a policy and its critic."""
+
+def check_models(args: SimpleNamespace, trusted: bool) -> list[str]:
+    """What is wrong with the models of a policy and its critic.
+
+    Args:
+        trusted: Whether code that they bring along may run (`--trust_remote_code`).
+    """
     model, critic = args.actor.model_name_or_path, args.critic.model_name_or_path
-    problems = model_problems(model)
+    problems = model_problems(model, trusted)
     if critic not in (None, model):
-        problems += [f"--critic.model_name_or_path: {problem}" for problem in model_problems(critic)]
+        problems += [f"--critic.model_name_or_path: {problem}" for problem in model_problems(critic, trusted)]
     return problems
 
 
-def model_problems(model: str) -> list[str]:
+def code_problems(find: Callable[[str], Path | None]) -> list[str]:
+    """The files by which a model brings code of its own, which upstream and vLLM would import in every process.
+
+    Args:
+        find: A file of the model by its name; None if the model has none of that name.
+    """
+    reasons: dict[Path, str] = {}
+    for name in CONFIGURATIONS:
+        if file := find(name):
+            try:
+                config = _read_object(file)
+            except ConfigurationError as error:
+                return error.problems
+            if named := _named_code(config):
+                reasons[file] = f"`auto_map` names code of the model's own ({named!r:.100})"
+            elif "configuration_files" in config:
+                reasons[file] = "`configuration_files` names others to be read in its place, which may name code"
+    if file := find(GENERATE):
+        reasons[file] = "code of the model's own"
+    return [
+        f"{file}: {reason}, and it would run as you, in every process; read it, then add --trust_remote_code"
+        for file, reason in reasons.items()
+    ]
+
+
+def in_folder(folder: Path, name: str) -> Path | None:
+    """A file of a model's folder, if it is there."""
+    return file if (file := folder / name).is_file() else None
+
+
+def model_problems(model: str, trusted: bool) -> list[str]:
     """What is wrong with one model."""
     if not model:
         return ["it has no model: give `model:` in the recipe or --actor.model_name_or_path"]
@@ -38,7 +82,8 @@ def model_problems(model: str) -> list[str]:
         return [f"model {model!r} is neither a folder that exists nor a hub name (owner/name)"] if looks_local else []
     if not path.is_dir():
         return [f"model {model!r} is a file; a folder with config.json, weights and tokenizer is expected"]
-    return [*_config_problems(path), *_tokenizer_problems(path)]
+    code = [] if trusted else code_problems(partial(in_folder, path))
+    return [*code, *_config_problems(path), *_tokenizer_problems(path), *_weight_problems(path)]
 
 
 def positions_of(model: str) -> int | None:
@@ -71,7 +116,7 @@ def _config_problems(folder: Path) -> list[str]:
         return [f"{file}: {name} is a vision-language model, which is not supported; use a language model"]
     if not name.endswith("ForCausalLM"):
         return [f"{file}: {name} is not a causal language model, whose architectures end with ForCausalLM"]
-    if "auto_map" not in config and not _known_to_transformers(name):
+    if not config.get("auto_map") and not _known_to_transformers(name):
         return [f"{file}: the installed transformers does not know the architecture {name}"]
     return []
 
@@ -91,6 +136,24 @@ def _tokenizer_problems(folder: Path) -> list[str]:
         f"the tokenizer of model folder {folder} has no chat template (chat_template.jinja, or `chat_template` in "
         "tokenizer_config.json); use an instruction-tuned model or add one"
     ]
+
+
+def _weight_problems(folder: Path) -> list[str]:
+    """Weights that are not there, or only as the pointers that Git LFS leaves in their place."""
+    files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
+    if not files:
+        return [f"model folder {folder} has no weights (*.safetensors, *.bin)"]
+    pointers = [
+        file for file in files if file.stat().st_size < 1024 and file.read_bytes().startswith(b"version https://git-lfs")
+    ]
+    return [f"{file} is a pointer of Git LFS, not weights; run `git lfs pull` in {folder}" for file in pointers[:1]]
+
+
+def _named_code(value: Any) -> Any:
+    """The first `auto_map` that names something, at any depth: the parts of a processor have their own."""
+    if isinstance(value, dict):
+        return value.get("auto_map") or next(filter(None, map(_named_code, value.values())), None)
+    return next(filter(None, map(_named_code, value)), None) if isinstance(value, list) else None
 
 
 def _read_object(file: Path) -> dict[str, Any]:

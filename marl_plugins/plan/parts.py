@@ -1,4 +1,4 @@
-"""The parts of a run that plugins bring, checked by type: tools and the estimator."""
+"""The parts of a run that plugins bring, checked by type: policies, tools and the estimator."""
 
 from __future__ import annotations
 
@@ -8,11 +8,28 @@ from typing import Any
 
 from marl_plugins.core.estimators import Estimator, check_estimator
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.policy import Policy
 from marl_plugins.core.workflow import Tool
 from marl_plugins.hosts.devices import critic_gpus
 from marl_plugins.manager import BUILTINS, Plugins
 from marl_plugins.plan.plan import Plan
 from marl_plugins.run import Run
+
+
+def policies_of(plugins: Plugins, run: Run) -> list[Policy]:
+    """All policies that the recipe, or a plugin, gives the run.
+
+    Raises:
+        ConfigurationError: A plugin's answer is something else.
+    """
+    answer, owners = plugins.call_while_planning("marl_policies", run=run), plugins.owners("marl_policies")
+    right = isinstance(answer, list | tuple) and all(isinstance(p, Policy) and isinstance(p.model, str) for p in answer)
+    if right and (answer or not owners):  # a mapping of no role to any policy is reported with the roles
+        return list(answer)
+    raise ConfigurationError(
+        f"plugin {' or '.join(owners)}: marl_policies returned {answer!r:.80}, expected a list of Policy of "
+        "marl_plugins.core.policy, one at least, each with the name of its model"
+    )
 
 
 def tools_of(plugins: Plugins, run: Run) -> dict[str, Tool]:
@@ -21,8 +38,7 @@ def tools_of(plugins: Plugins, run: Run) -> dict[str, Tool]:
     Raises:
         ConfigurationError: Some are not tools, or two have the same name.
     """
-    owners = [name for name in plugins.names if plugins.implements(name, "marl_tools")]
-    place = f"plugin {' or '.join(owners)}: marl_tools"
+    place = f"plugin {' or '.join(plugins.owners('marl_tools'))}: marl_tools"
     problems: list[str] = []
     tools: dict[str, Tool] = {}
     for answer in plugins.call_while_planning("marl_tools", run=run):
@@ -110,13 +126,13 @@ def estimator_of(plan: Plan) -> Estimator:
         if problems:
             raise ConfigurationError(problems)
         return estimator
-    owners = [name for name in plan.plugins.names if plan.plugins.implements(name, "marl_estimator")]
     name, wanted = type(estimator).__name__, run.args.algo.advantage.estimator
     by_name = "algo.advantage.estimator" in run.given
     if isinstance(estimator, Estimator) and by_name and not (estimator.needs_critic and wanted == "gae"):
         problems.append(f"{name} trains, not --algo.advantage.estimator {wanted}; remove the plugin or the flag")
     if problems:
-        raise ConfigurationError(f"plugin {' or '.join(owners)}: {problem}" for problem in problems)
+        owners = " or ".join(plan.plugins.owners("marl_estimator"))
+        raise ConfigurationError(f"plugin {owners}: {problem}" for problem in problems)
     return estimator
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.tasks import FileTasks
 from marl_plugins.core.trajectory import Task
 from marl_plugins.manager import Plugins
@@ -30,9 +31,17 @@ class Plan:
     _tasks: dict[str, list[Task]] = field(default_factory=dict, repr=False)
 
     def tasks(self, split: str) -> list[Task]:
-        """The tasks of `train` or `eval`, read once."""
+        """The tasks of `train` or `eval`, read once.
+
+        Raises:
+            ConfigurationError: They cannot be read, or a plugin gives something else.
+        """
         if split not in self._tasks:
             tasks = self.plugins.call_while_planning("marl_tasks", run=self.run, split=split) or []
+            if not isinstance(tasks, Iterable):
+                raise ConfigurationError(
+                    f"marl_tasks returned {tasks!r:.80} for {split!r}, expected a list of marl_plugins.core.trajectory.Task"
+                )
             self._tasks[split] = tasks if isinstance(tasks, FileTasks) else list(tasks)
         return self._tasks[split]
 

@@ -1,8 +1,8 @@
-"""The ranges of upstream's numbers, which upstream itself does not check."""
+"""The values of upstream's flags that upstream itself does not check when they are read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from marl_plugins.core.options import Number, at_least, between
@@ -45,6 +45,7 @@ RANGES: Mapping[str, Number] = MappingProxyType(
                 "critic.max_norm",
                 "actor.eps_clip",
                 "algo.kl.init_coef",
+                "reward.overlong_penalty_factor",
                 "eval.temperature",
             ),
             at_least(0, float),
@@ -63,6 +64,17 @@ RANGES: Mapping[str, Number] = MappingProxyType(
         "train.seed": Number(int, least=0, most=2**32 - 1),
         "rollout.temperature": Number(float, above=0, because="the trainer divides by it"),
         **dict.fromkeys(("rollout.top_p", "vllm.gpu_memory_utilization"), Number(float, above=0, most=1)),
+        "reward.overlong_buffer_len": Number(float, above=0),
+        "reward.stop_properly_penalty_coef": Number(float, most=1),
         "ds.zero_stage": Number(int, least=0, most=3),
     }
+)
+
+SCHEDULERS = (
+    *("cosine_with_min_lr", "cosine_warmup_with_min_lr", "cosine", "cosine_with_restarts", "linear", "polynomial"),
+    *("constant", "constant_with_warmup", "inverse_sqrt"),
+)
+"""Schedules of transformers that need nothing which upstream does not give them."""
+CHOICES: Mapping[str, Sequence[str]] = MappingProxyType(
+    dict.fromkeys(("actor.lr_scheduler", "critic.lr_scheduler"), SCHEDULERS)
 )

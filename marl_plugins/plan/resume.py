@@ -9,25 +9,65 @@ hold is not compared.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, NotRequired
 
-from marl_plugins.core.failures import ConfigurationError
+from pydantic import Field, StrictBool, StrictInt, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from marl_plugins.core.failures import ConfigurationError, first_of
+from marl_plugins.core.files import json_value
 from marl_plugins.manager import labels_of
-from marl_plugins.plan.fingerprint import fingerprint, matches, values_of
+from marl_plugins.plan.fingerprint import digest, fingerprint, matches, values_of
 from marl_plugins.plan.parts import has_critics
 from marl_plugins.plan.plan import Plan
 
-SCHEMA_VERSION = 2
-READ_SCHEMAS = (1, 2)
+SCHEMA_VERSION = 3
+"""2 and 3 differ in what the manifest says of its files and of itself: their sizes and digests, and its own."""
+READ_SCHEMAS = (1, 2, 3)
+MANIFEST = "manifest.json"
 COMMAND_FILE = Path("run") / "command.json"
 """In a run's folder: how it was started (runtime/run_folder.py)."""
 
 FIXED = ("*.optim", "ds.param_dtype")
 """Flags whose change makes the saved optimiser states unreadable."""
+
+
+class _PolicyForm(TypedDict):
+    model: str
+    trainable: StrictBool
+
+
+class _RunForm(TypedDict):
+    """A fingerprint, as far as it is relied on when it is compared."""
+
+    roles: dict[str, Any]
+    policies: dict[str, _PolicyForm]
+    plugins: dict[str, str]
+    flags: dict[str, Any]
+    policy_flags: NotRequired[dict[str, dict[str, Any]]]
+    recipe: NotRequired[dict[str, Any]]
+    files: NotRequired[dict[str, tuple[str, str]]]
+    warm_start: NotRequired[dict[str, Any] | None]
+    tasks: NotRequired[tuple[int, str]]
+
+
+class _ManifestForm(TypedDict):
+    step: Annotated[StrictInt, Field(ge=1)]
+    policies: dict[str, StrictInt]
+    run: _RunForm
+    state: dict[str, Any]
+    changes: NotRequired[list[Any]]
+    files: NotRequired[dict[str, tuple[StrictInt, str]]]
+
+
+MANIFEST_FORM = TypeAdapter(_ManifestForm)
 
 
 class Difference(NamedTuple):
@@ -166,26 +206,90 @@ def differences(step: int, saved: Mapping[str, Any], now: Mapping[str, Any], wit
     return [d.text for d in found]
 
 
+def manifest_of(folder: Path, step: int) -> Path:
+    """A copy of the manifest as it was when a step was saved; it names the step while `manifest.json` names a later one."""
+    return folder / f"manifest-{step}.json"
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """Steps with such a copy."""
+    names = (re.fullmatch(r"manifest-(\d+)\.json", path.name) for path in folder.glob("manifest-*.json"))
+    return sorted(int(name.group(1)) for name in names if name)
+
+
+def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as JSON has them, with a digest of their own."""
+    content: dict[str, Any] = json.loads(json.dumps(values))
+    return content | {"digest": digest(content)}
+
+
+def is_whole(values: Mapping[str, Any]) -> bool:
+    """Whether sealed values are those that were sealed."""
+    return bool(values.get("digest") == digest({name: value for name, value in values.items() if name != "digest"}))
+
+
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The last complete step below `--ckpt.path`, or None.
 
     Raises:
-        ConfigurationError: A manifest that cannot be read, or of another schema.
+        ConfigurationError: A manifest that cannot be read, is damaged, missing although steps are saved, or of another schema.
     """
-    path = folder / "manifest.json"
+    path = folder / MANIFEST
     try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        schema = manifest.get("schema")
+        return _manifest(path.read_bytes())
     except FileNotFoundError:
-        return None
-    except (OSError, ValueError, AttributeError) as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error}") from None
-    if schema not in READ_SCHEMAS:
+        if not (steps := saved_steps(folder)):
+            return None
         raise ConfigurationError(
-            f"{path}: schema {schema!r}, this release reads {' and '.join(map(str, READ_SCHEMAS))}; resume with the release "
-            "that wrote it, or choose another --ckpt.path"
+            f"{path} is missing, though step {steps[-1]} is saved; {way_out(folder, steps[-1] + 1)}"
+        ) from None
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error}; {way_out(folder)}") from None
+
+
+def _manifest(data: bytes) -> dict[str, Any]:
+    """A manifest of any schema that this release reads.
+
+    Raises:
+        ValueError: It is none.
+    """
+    value = json_value(data)
+    if not isinstance(value, dict):
+        raise ValueError(f"expected the manifest of a saved step, got {reprlib.repr(value)}")
+    if (schema := value.get("schema")) not in READ_SCHEMAS or isinstance(schema, bool):
+        raise ValueError(
+            f"schema {reprlib.repr(schema)}, this release reads {', '.join(map(str, READ_SCHEMAS))}: resume with the release that "
+            "wrote it"
         )
-    return manifest if schema == SCHEMA_VERSION else {**manifest, "run": _from_schema_1(manifest["run"])}
+    if schema == SCHEMA_VERSION and not is_whole(value):
+        raise ValueError("it is damaged: its content does not have the digest that it names")
+    try:
+        found: dict[str, Any] = value if schema > 1 else {**value, "run": _from_schema_1(value["run"])}
+        MANIFEST_FORM.validate_python(found)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"it is damaged: {error!r}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"it is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    return found
+
+
+def way_out(folder: Path, step: int | None = None) -> str:
+    """How to go on where a step, or the manifest itself, cannot be used.
+
+    Args:
+        step: The fix is an earlier one; None for the last one with a manifest of its own.
+    """
+    for older in reversed(saved_steps(folder)):
+        path = manifest_of(folder, older)
+        if step is None or older < step:
+            with contextlib.suppress(OSError, ValueError):
+                if not _missing(folder, _manifest(path.read_bytes())):
+                    before = "the last saved step" if step is None else "the step before"
+                    return f"use {before}, {older}: cp {path} {folder / MANIFEST}"
+    return "no other step is saved: choose another --ckpt.path"
 
 
 def _from_schema_1(run: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,14 +311,34 @@ def saved_folders(folder: Path, policies: Iterable[str], critics: bool) -> list[
     return [folder / policy / part for policy in policies for part in ("_actor", *(["_critic"] if critics else []))]
 
 
-def missing_parts(folders: Iterable[Path], step: int) -> list[str]:
-    """What of a saved step is not on disk."""
-    problems = []
-    for folder in (f / tag(step) for f in folders):
-        if not folder.is_dir():
-            problems.append(f"{folder} is missing; step {step} cannot be resumed without it")
-        elif not any(path.stat().st_size for path in folder.glob("*.pt")):
-            problems.append(f"{folder} holds no weights (*.pt); step {step} cannot be resumed without them")
+def missing_parts(folder: Path, manifest: Mapping[str, Any], critics: bool = False) -> list[str]:
+    """What of a saved step is not on disk, as far as names and sizes show, and how to go on without it."""
+    problems = _missing(folder, manifest, critics)
+    return [*first_of(problems, str(folder)), damaged(folder, manifest["step"])] if problems else []
+
+
+def damaged(folder: Path, step: int) -> str:
+    """The last line of the problems with a saved step."""
+    return f"step {step} in {folder} cannot be resumed; {way_out(folder, step)}"
+
+
+def _missing(folder: Path, manifest: Mapping[str, Any], critics: bool = False) -> list[str]:
+    problems, step, gone = [], manifest["step"], []
+    for part in (f / tag(step) for f in saved_folders(folder, manifest["policies"], critics)):
+        if not part.is_dir():
+            gone.append(part)
+            problems.append(f"{part} is missing; step {step} cannot be resumed without it")
+        elif not any(path.stat().st_size for path in part.glob("*.pt")):
+            gone.append(part)
+            problems.append(f"{part} holds no weights (*.pt); step {step} cannot be resumed without them")
+    for name, (size, _) in manifest.get("files", {}).items():  # manifests of earlier releases list none
+        path = folder / name
+        if any(path.is_relative_to(part) for part in gone):
+            continue
+        if not path.is_file():
+            problems.append(f"{path} is missing; step {step} cannot be resumed without it")
+        elif (found := path.stat().st_size) != size:
+            problems.append(f"{path} has {found} bytes and was saved with {size}: it is damaged")
     return problems
 
 
@@ -247,7 +371,7 @@ def with_resumption(plan: Plan, remarks: Sequence[str] = ()) -> tuple[Plan, int]
             warnings += accepted(changes)
         except ConfigurationError as error:
             problems += error.problems
-        problems += missing_parts(saved_folders(folder, manifest["policies"], has_critics(run)), step)
+        problems += missing_parts(folder, manifest, has_critics(run))
         if problems:
             raise ConfigurationError(problems)
         last = plan.counted.get("steps", run.max_steps)

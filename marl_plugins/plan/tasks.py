@@ -22,6 +22,8 @@ def check_tasks(plan: Plan) -> list[str]:
     """What is wrong with the tasks themselves, whichever plugin or file they come from."""
     run, problems = plan.run, []
     train, evaluation = plan.tasks("train"), plan.tasks("eval")
+    if other := [task for task in (*train, *evaluation) if not isinstance(task, Task)]:
+        return [f"a task is a marl_plugins.core.trajectory.Task, got {other[0]!r:.80}"]
     if not train:
         problems.append("there are no tasks to train on")
     elif not run.episode_steps(len(train)):
@@ -44,12 +46,17 @@ def check_tasks(plan: Plan) -> list[str]:
                         "chat messages become one with `tasks:`, a file with load(split)"
                     )
                     return problems
+            if not isinstance(task.metadata, dict) or not all(isinstance(key, str) for key in task.metadata):
+                problems.append(
+                    f"{split} task {task.id!r}: its metadata must be a dict whose keys are texts, got {task.metadata!r:.80}"
+                )
+                break
             if wrong := not_json([task.label, task.metadata]):
                 problems.append(f"{split} task {task.id!r}: label and metadata must be JSON values: {wrong}")
                 break
-            if not _is_text(task.prompt):
+            if broken := [name for name in ("id", "prompt") if not _is_text(getattr(task, name))]:
                 problems.append(
-                    f"{split} task {task.id!r}: its prompt holds half of a UTF-16 pair, which no tokenizer takes"
+                    f"{split} task {task.id!r}: its {broken[0]} holds half of a UTF-16 pair, which no tokenizer takes"
                 )
                 break
     same = {_words(t.prompt) for t in train} & {_words(t.prompt) for t in evaluation}
@@ -101,7 +108,7 @@ def _label_warnings(plan: Plan) -> list[str]:
         return []
     for split in ("train", "eval"):
         tasks = plan.tasks(split)
-        count = sum(task.label in (None, "") for task in tasks)
+        count = sum(task.label in (None, []) or not str(task.label).strip() for task in tasks)
         if count:
             field = ""
             if isinstance(tasks, FileTasks) and tasks.fields.label is None:

@@ -119,7 +119,7 @@ def conserve(contributions: Mapping[str, float], value: float) -> dict[str, floa
         return {}
     total = sum(contributions.values())
     sign = 1.0 if value > 0 else -1.0
-    if total and all(sign * c >= 0.0 for c in contributions.values()):
+    if value and total and all(sign * c >= 0.0 for c in contributions.values()):
         return {path: value * (c / total) for path, c in contributions.items()}
     gap = (value - total) / len(contributions)
     return {path: c + gap for path, c in contributions.items()}

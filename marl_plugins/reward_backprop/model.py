@@ -12,7 +12,7 @@ import pydantic
 from marl_plugins.asking.request import Request
 from marl_plugins.coach.model import FIELDS as SEEN_FIELDS
 from marl_plugins.coach.model import checked_prompt, prompt_fields, shorten
-from marl_plugins.coach.verdict import AROUND, BEFORE, LONGEST_EXPLANATION, json_object, value_of
+from marl_plugins.coach.verdict import AROUND, BEFORE, LONGEST_EXPLANATION, json_object, kept_as, lines_with, value_of
 from marl_plugins.reward_backprop.backward import Attribution, Residual
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class ModelAttributor:
         def prompt(nonce: str, form: str) -> str:
             return self.prompt.format(**fields, fence=nonce, form=instruction(nonce, form))
 
-        reading = Reading.model_validate(await self.asker.judge(Request(prompt, parse, again, SCHEMA)))
+        reading = kept_as(Reading, await self.asker.judge(Request(prompt, parse, again, SCHEMA)))
         return Attribution(reading.contribution / 10, reading.passed_on, reading.explanation)
 
 
@@ -116,10 +116,10 @@ def parse(text: str, nonce: str, form: str) -> dict[str, Any] | None:
     contribution = value_of(text, "CONTRIBUTION", nonce, NUMBER)
     if contribution is None:
         return None
-    note = re.search(rf"^{BEFORE}PASSED_ON{AROUND}{re.escape(nonce)}\b{AROUND}:(.*)$", text, re.MULTILINE)
-    passed_on = note.group(1).strip() if note else ""
+    marked = re.compile(rf"{BEFORE}PASSED_ON{AROUND}{re.escape(nonce)}\b{AROUND}:(.*)")
+    notes = (marked.match(row) for row in lines_with(text, nonce))
     return {
         "contribution": float(contribution),
-        "passed_on": passed_on,
+        "passed_on": next((note.group(1).strip() for note in notes if note), ""),
         "explanation": text.strip()[-LONGEST_EXPLANATION:],
     }

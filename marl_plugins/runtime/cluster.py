@@ -6,18 +6,25 @@ import contextlib
 import importlib
 import logging
 import os
+import secrets
 import signal
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.hosts import cpu
+from marl_plugins.hosts.prebuild import clear_abandoned_locks
 from marl_plugins.plan.devices import needed_devices, shown_devices
 from marl_plugins.run import Run
+
+if TYPE_CHECKING:
+    import psutil
 
 
 def prepare_environment(run: Run, debug: bool) -> None:
@@ -26,6 +33,10 @@ def prepare_environment(run: Run, debug: bool) -> None:
     if run.device == "cpu":
         os.environ.update(cpu.environment())
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # Ray refuses more logical devices than it lists
+        for lock in clear_abandoned_locks(Path(os.environ["TORCH_EXTENSIONS_DIR"])):
+            print(f"removed the lock of a process that was killed while it loaded an operator: {lock}", file=sys.stderr)
+    if own_cluster():
+        os.environ.update(closed())
     for name, value in quiet(debug).items():
         os.environ.setdefault(name, value)
     if not debug:
@@ -54,6 +65,24 @@ def quiet(debug: bool) -> dict[str, str]:
     return env
 
 
+def own_cluster() -> bool:
+    """Whether the run starts a Ray of its own, on this machine, instead of joining the one in RAY_ADDRESS."""
+    return not os.environ.get("RAY_ADDRESS")
+
+
+def closed() -> dict[str, str]:
+    """Environment of a Ray that only its own processes can use; to be set before Ray is imported.
+
+    By default Ray listens on all interfaces and runs whatever anybody who reaches a port sends it.
+    """
+    return {
+        "RAY_AUTH_MODE": "token",  # Ray 2.52 and newer
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        # Off, Ray's address is 127.0.0.1, on every system (services.py:787 of 2.55), and everything of it listens there.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    }
+
+
 @contextmanager
 def ray_cluster(run: Run, debug: bool, python: str | None) -> Iterator[None]:
     """Ray for the length of a run: the cluster in RAY_ADDRESS (or of the Ray job we run in), else one of our own.
@@ -69,9 +98,11 @@ def ray_cluster(run: Run, debug: bool, python: str | None) -> Iterator[None]:
 
     before, on_sigterm = set(psutil.Process().children()), signal.getsignal(signal.SIGTERM)
     ours: set[psutil.Process] = set()
-    try:
+    with _private_folder(debug) as folder, contextlib.ExitStack() as stack:
+        stack.callback(lambda: _shut_down(ours))
         try:
-            ray.init(**_options(run, debug, python))
+            with _sigterm_blocked():
+                ray.init(**_options(run, debug, python, folder))
         except (ConnectionError, ValueError) as error:
             raise ConfigurationError(
                 f"Ray cannot be reached or started (RAY_ADDRESS {os.environ.get('RAY_ADDRESS')!r}): {error}"
@@ -87,27 +118,67 @@ def ray_cluster(run: Run, debug: bool, python: str | None) -> Iterator[None]:
             warnings.filterwarnings("ignore")
         _check_devices(run)
         yield
-    finally:
-        everyone = set(ours)
-        for process in ours:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                everyone.update(process.children(recursive=True))
-        ray.shutdown()
-        _, left = psutil.wait_procs(everyone, timeout=10)  # workers end a moment after `ray.shutdown` has returned
-        for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
+
+
+def _shut_down(ours: set[psutil.Process]) -> None:
+    """Leave the cluster, and end the processes that were started for it, with their children."""
+    import psutil
+    import ray
+
+    everyone = set(ours)
+    for process in ours:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            everyone.update(process.children(recursive=True))
+            if process.name() not in ("gcs_server", "raylet"):  # its monitors: `ray.shutdown` waits a second for each
                 process.kill()
+    ray.shutdown()
+    _, left = psutil.wait_procs(everyone, timeout=10)  # workers end a moment after `ray.shutdown` has returned
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
-def _options(run: Run, debug: bool, python: str | None) -> dict[str, Any]:
+@contextmanager
+def _sigterm_blocked() -> Iterator[None]:
+    """What is started meanwhile ignores SIGTERM, for good.
+
+    Slurm's `scancel` and GNU `timeout` send it to every process. Without its Ray the driver could neither end its workers nor
+    say what is saved: it would wait a minute for the GCS, and be aborted.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _private_folder(debug: bool) -> Iterator[str]:
+    """Where a Ray of our own keeps its sockets and logs: Ray opens its folder to all users, so it lies in one of ours (0700).
+
+    With `--debug` it stays, because the logs are there. Paths of sockets have at most 107 characters, hence not $TMPDIR.
+    """
+    parent = os.environ.get("RAY_TMPDIR") or "/tmp"
+    if not own_cluster():
+        yield ""
+    elif debug:
+        folder = tempfile.mkdtemp(prefix="marl_", dir=parent)
+        print(f"Ray's logs are in {folder}/ray/session_latest/logs", file=sys.stderr)
+        yield folder
+    else:
+        with tempfile.TemporaryDirectory(prefix="marl_", dir=parent, ignore_cleanup_errors=True) as folder:
+            yield folder
+
+
+def _options(run: Run, debug: bool, python: str | None, folder: str) -> dict[str, Any]:
     """Arguments of `ray.init`."""
     env = {**quiet(debug), cpu.DEVICE: run.device, **(cpu.environment() if run.device == "cpu" else {})}
     options: dict[str, Any] = {"runtime_env": {"env_vars": env}, "log_to_driver": debug, "logging_level": "ERROR"}
     if python:
         options["runtime_env"]["py_executable"] = python
-    if os.environ.get("RAY_ADDRESS"):
+    if not own_cluster():
         return options
-    options |= {"address": "local", "include_dashboard": False}
+    options |= {"address": "local", "include_dashboard": False, "_temp_dir": os.path.join(folder, "ray")}
     if run.device == "cpu":  # logical devices: every process holds one, whatever the machine has
         needed = sum(needed_devices(run).values())
         options |= {"num_gpus": run.logical_gpus or needed, "num_cpus": needed + 4, "object_store_memory": 2**30}

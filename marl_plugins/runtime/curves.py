@@ -1,9 +1,9 @@
-"""The curves of a run as one picture of four panels over the steps: outcome, rewards, KL and response lengths."""
+"""The curves of a run as one picture of four panels over the steps: outcome, rewards, KL or gradients, and response lengths."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,13 @@ def plot(metrics: Metrics, roles: Sequence[str], path: Path, title: str) -> None
     evaluations = [m for m in metrics if "eval/tasks" in m]
     _outcome(top_left, steps, evaluations)
     _lines(top_left, evaluations, {role: f"eval/outcome/{role}" for role in roles})
-    policies = sorted({name.split("/")[1] for m in steps for name in m if name.startswith("policy/")})
+    policies = sorted({name.split("/")[1] for m in steps for name in m if name.startswith("policy/")}, key=_place(roles))
+    kl = any(m.get(f"policy/{policy}/kl") for m in steps for policy in policies)
     _lines(top_right, steps, {role: f"role/{role}/reward" for role in roles})
-    _lines(bottom_left, steps, {policy: f"policy/{policy}/kl" for policy in policies})
+    _lines(bottom_left, steps, {p: f"policy/{p}/{'kl' if kl else 'actor_grad_norm'}" for p in policies})
     _lines(bottom_right, steps, {role: f"role/{role}/response_length" for role in roles})
     top_right.set_ylabel("mean reward of an action")
-    bottom_left.set(xlabel="step", ylabel="KL to the reference model")
+    bottom_left.set(xlabel="step", ylabel="KL to the reference model" if kl else "gradient norm")
     bottom_right.set(xlabel="step", ylabel="tokens per answer")
     for axes in (top_left, top_right, bottom_left, bottom_right):
         if axes.get_legend_handles_labels()[0]:
@@ -45,6 +46,11 @@ def plot(metrics: Metrics, roles: Sequence[str], path: Path, title: str) -> None
     figure.suptitle(title)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
+
+
+def _place(roles: Sequence[str]) -> Callable[[str], tuple[int, str]]:
+    """Sorts policies that are named like roles as these are, so that both have the same colour."""
+    return lambda policy: (list(roles).index(policy) if policy in roles else len(roles), policy)
 
 
 def _outcome(axes: Any, steps: Metrics, evaluations: Metrics) -> None:

@@ -25,6 +25,7 @@ from rich.progress import (
 from rich.text import Text
 
 from marl_plugins.core.ledger import Loss, lost_trajectories, unscored_actions
+from marl_plugins.core.redaction import inert
 from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.runtime.step_table import StepTable
 
@@ -40,7 +41,7 @@ class Display:
 
     def say(self, text: str) -> None:
         """A line for people."""
-        self.console.print(text, markup=False, soft_wrap=True)
+        self.console.print(inert(text), markup=False, soft_wrap=True)
 
     @contextmanager
     def phase(self, name: str, total: int | None = None, announce: bool = False) -> Iterator[Any]:
@@ -121,7 +122,7 @@ class Display:
         """The first prompt of every role, as the model saw it."""
         for role, text in prompts.items():
             self.say(f"--- first prompt of {role} " + "-" * max(0, 60 - len(role)))
-            self.say("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text.rstrip("\n")))
+            self.say(text.rstrip("\n"))
         self.say("-" * 77)
 
 

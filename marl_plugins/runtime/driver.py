@@ -13,13 +13,13 @@ from marl_plugins.core.failures import RunEnded
 from marl_plugins.plan.describe import describe
 from marl_plugins.plan.fingerprint import fingerprint
 from marl_plugins.plan.plan import Plan
-from marl_plugins.plan.resume import accepted, how_to_resume
+from marl_plugins.plan.resume import accepted
 from marl_plugins.runtime.checkpoints import Checkpoints
 from marl_plugins.runtime.cluster import prepare_environment, ray_cluster
 from marl_plugins.runtime.display import Display
 from marl_plugins.runtime.fork_server import fork_server
 from marl_plugins.runtime.lifetime import plugins_started, run_until_terminated, terminated_like_interrupted
-from marl_plugins.runtime.records import Records, held, move_aside
+from marl_plugins.runtime.records import Records, cut_back, held, move_aside, writing
 from marl_plugins.runtime.report import legend, table, write_report
 from marl_plugins.runtime.run_folder import record_start
 from marl_plugins.runtime.session import Session
@@ -46,9 +46,9 @@ def train(plan: Plan, words: Sequence[str]) -> int:
         display.say(f"warning: {warning}")
     prepare_environment(run, debug)
     with (
-        fork_server(debug) as python,
         held("ckpt.output_dir", output),
         held("ckpt.path", checkpoint_folder),
+        fork_server(debug) as python,
         terminated_like_interrupted(),
         asyncio.Runner() as loop,
         plugins_started(loop, plan, "train"),
@@ -57,20 +57,23 @@ def train(plan: Plan, words: Sequence[str]) -> int:
             session = Session(plan)
         session.warm_start(display)
         checkpoints = Checkpoints(checkpoint_folder, run.args.ckpt.max_num, fingerprint(plan), session.critics, run.output)
-        manifest = checkpoints.open(run.args.ckpt.load_enable, plan.options.resume_with_changes)
+        with display.phase("checking what is saved"):
+            manifest = checkpoints.open(run.args.ckpt.load_enable, plan.options.resume_with_changes)
         started, done = time.monotonic(), manifest["step"] if manifest else 0
         for change in accepted(checkpoints.new_changes):
             if change not in run.warnings:  # tasks of a hub are read only now
                 display.say(f"warning: {change}")
         if not manifest and (aside := move_aside(output, keep_start=bool(plan.options.resume))):
             display.say(f"records of an earlier run moved to {aside}")
+        for remark in cut_back(output, done) if manifest else ():
+            display.say(f"warning: {remark}")
         record_start(plan, words, done)
         with saying_how_to_resume(checkpoints), ray_cluster(run, debug, python):
             from marl_plugins.runtime.trainer import Trainer
 
             with display.phase(f"starting engines and training processes ({len(run.policies)} policies)", announce=True):
                 session.start()
-            with closing(Records(output, run.args, describe(plan), done)) as records:
+            with closing(Records(output, run.args, describe(plan))) as records:
                 display.say(f"{len(session.policies)} policies ready after {time.monotonic() - started:.0f} s")
                 if manifest:
                     for name, policy in session.trained.items():
@@ -79,13 +82,15 @@ def train(plan: Plan, words: Sequence[str]) -> int:
                     display.say(f"resuming after step {done}")
                 trainer = Trainer(session, records, checkpoints, display)
                 last = run_until_terminated(loop, session, train_and_save(trainer, done))
-    summary, problem = write_report(
-        records.folder, list(run.recipe.roles), f"{run.recipe.name}, seed {run.args.train.seed}"
-    )
-    display.report(summary, *table(summary), legend(summary))
-    if problem:
-        display.say(problem)
-    display.say(f"finished step {last} after {time.monotonic() - started:.0f} s; weights and records in {records.folder}")
+    try:
+        with writing("the report", output):
+            title = f"{run.recipe.name}, seed {run.args.train.seed}"
+            summary, problem = write_report(output, list(run.recipe.roles), title)
+        display.report(summary, *table(summary), legend(summary))
+        if problem:
+            display.say(problem)
+    finally:
+        display.say(f"finished step {last} after {time.monotonic() - started:.0f} s; weights and records in {output}")
     return 0
 
 
@@ -102,10 +107,5 @@ def saying_how_to_resume(checkpoints: Checkpoints) -> Iterator[None]:
     try:
         yield
     except (RunEnded, KeyboardInterrupt) as error:
-        manifest = checkpoints.manifest()
-        saved = "no step was saved (--ckpt.save_steps N saves every N steps)"
-        if manifest:
-            how = how_to_resume(checkpoints.output)
-            saved = f"step {manifest['step']} is saved in {checkpoints.folder}; resume with: {how}"
         text = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
-        raise type(error)(f"{text}; {saved}") from error
+        raise type(error)(f"{text}; {checkpoints.what_is_saved()}") from error

@@ -47,7 +47,7 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # Ray awaits it
         self.policy, self.version = "", -1
         if cpu.device() == "cpu":
-            kwargs["kv_cache_memory_bytes"] = _kv_bytes(kwargs["model"], kwargs["max_model_len"])
+            kwargs["kv_cache_memory_bytes"] = _kv_bytes(kwargs)
             # A prompt cut into chunks kills the CPU engine when its request has a seed: vLLM rewinds the request's generator,
             # which CPU generators cannot do (gpu_model_runner.py:3785).
             kwargs["enable_chunked_prefill"] = False
@@ -81,13 +81,15 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
         return sampled, logprobs, answer.finish_reason, policy, version
 
 
-def _kv_bytes(model: str, max_model_len: int) -> int:
+def _kv_bytes(settings: dict[str, Any]) -> int:
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(model, trust_remote_code=True).get_text_config()
+    # What upstream gives the engine; without --trust_remote_code, models that bring code do not get here (session.py).
+    trusted = settings["trust_remote_code"]
+    config = AutoConfig.from_pretrained(settings["model"], trust_remote_code=trusted).get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    wanted = int(2 * 2 * config.num_hidden_layers * heads * head * max_model_len * 64)
+    wanted = int(2 * 2 * config.num_hidden_layers * heads * head * settings["max_model_len"] * 64)
     return max(KV_BYTES[0], min(KV_BYTES[1], wanted))
 
 

@@ -14,6 +14,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from marl_plugins.core.failures import InfrastructureFailure, RunEnded
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.core.workflow import Call
+from marl_plugins.runtime.watchdog import Process, Watchdog, locate
 
 _STARTING = threading.Lock()
 
@@ -28,6 +29,17 @@ class Engine:
         self.handle = handle
         self.groups = groups
         self.load = 0
+        self.where: Process | None = None
+        """Where its process runs, once it is known."""
+        self.watchdog = Watchdog(self._end_silent)
+        self.silent = ""
+        """The process and its state when the watchdog ended it."""
+
+    def _end_silent(self) -> None:
+        self.silent = str(self.where or "its process")
+        self.kill()
+        if self.where is not None:
+            self.where.kill()
 
     def kill(self) -> None:
         """End the process, if it still runs, and give its devices back."""
@@ -53,6 +65,7 @@ class EnginePool:
             a dead engine ends the run.
         restore: Gives a new engine, by its handle, the policy's current weights.
         budget: Shared by all pools of the run.
+        silence: Seconds after which an engine that has been asked and has answered nothing is ended.
     """
 
     def __init__(
@@ -62,13 +75,17 @@ class EnginePool:
         start: Callable[[], Engine] | None,
         restore: Restore,
         budget: RestartBudget,
+        silence: float,
     ):
         self.policy = policy
         self.engines = engines
         self.start = start
         self.restore = restore
         self.budget = budget
+        self.silence = silence
         self.restarted = 0
+        self.remarks: list[str] = []
+        """What the console has to say of engines that were replaced."""
         self._replacements: dict[Engine, asyncio.Task[None]] = {}
 
     @property
@@ -94,7 +111,8 @@ class EnginePool:
             try:
                 answer = engine.handle.sample.remote(list(call.context_ids), params)
                 try:
-                    ids, logprobs, finish, policy, version = await answer
+                    with engine.watchdog.asked(self.silence):
+                        ids, logprobs, finish, policy, version = await answer
                 except asyncio.CancelledError:  # the trajectory was given up; the engine stops sampling for it
                     ray.cancel(answer)
                     raise
@@ -115,7 +133,8 @@ class EnginePool:
 
         async def one(engine: Engine) -> None:
             try:
-                await request(engine.handle)
+                with engine.watchdog.asked(self.silence):
+                    await request(engine.handle)
             except (RayActorError, RayTaskError) as error:
                 if not is_dead(error, engine):
                     raise
@@ -137,18 +156,27 @@ class EnginePool:
             raise RunEnded(
                 f"an engine of policy {self.policy!r} died; engines are not replaced in a running job on GPUs yet"
             )
+        reason = "died"
+        if engine.silent:
+            reason = f"answered nothing for {self.silence:g} s (limits.silence_seconds; {engine.silent})"
         engine.kill()
         while self.budget.left > 0:
             self.budget.left -= 1
             replacement = await asyncio.to_thread(self.start)
             try:
-                await self.restore(replacement.handle)
+                with replacement.watchdog.asked(self.silence):
+                    await self.restore(replacement.handle)
+                    replacement.where = await locate(replacement.handle)
             except (RayActorError, RayTaskError) as error:
                 replacement.kill()
                 if not is_dead(error, replacement):
                     raise
             else:
                 self.restarted += 1
+                self.remarks.append(
+                    f"an engine of policy {self.policy!r} {reason} and was replaced; {self.budget.left} more may be "
+                    "(limits.engine_restarts)"
+                )
                 self.engines.append(replacement)
                 return
 

@@ -10,6 +10,7 @@ Nothing of a step waits anywhere else, so any number of such values may exist at
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience, split_experience_b
 from openrlhf.trainer.ppo_utils.replay_buffer import remove_padding_in_sequences
 
 from marl_plugins.core.estimators import Estimator
+from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.rows import Row
 
 
@@ -62,6 +64,13 @@ class Forwarded:
             if not good
         ]
 
+    def outside_clip_range(self, returns: torch.Tensor) -> int:
+        """How many of the returns (rows,), their baselines subtracted, upstream clips."""
+        if not self.clip_range:
+            return 0
+        low, high = self.clip_range
+        return int(((returns < low) | (returns > high)).sum())
+
     def estimate_returns(self, e: Experience, estimator: Estimator) -> None:
         """Write returns and advantages per token, from the KL penalty at every token and the reward at the last."""
         rewards = compute_reward(
@@ -78,12 +87,14 @@ class Prepared:
     Args:
         items: One experience per row, without padding.
         drift: Of the forward passes.
+        clipped: Number of rows whose return `--reward.clip_range` changed.
     """
 
     policy: str
     rows: Sequence[Row]
     items: Sequence[Experience]
     drift: float
+    clipped: int = 0
 
 
 def estimate(forwarded: Sequence[Forwarded], estimator: Estimator) -> list[Prepared]:
@@ -92,26 +103,33 @@ def estimate(forwarded: Sequence[Forwarded], estimator: Estimator) -> list[Prepa
     What was given stays as it is; each action is told its advantages, for the records.
 
     Raises:
-        RunEnded: The estimator cannot compare the rows.
+        RunEnded: The estimator cannot compare the rows, or gave advantages that are not finite.
     """
     batches = [(f, rows, copy.copy(e)) for f in forwarded for rows, e in f.micro_batches]
     if not batches:
         return []
     rewards = torch.cat([e.rewards.float() for _, _, e in batches])
     shaped = estimator.shape([row for _, rows, _ in batches for row in rows], rewards)
+    clipped = dict.fromkeys((f.policy for f in forwarded), 0)
     for (f, _, e), mine in zip(batches, torch.split(shaped, [len(rows) for _, rows, _ in batches]), strict=True):
         e.rewards = mine
+        clipped[f.policy] += f.outside_clip_range(mine)
         f.estimate_returns(e, estimator)
     statistics = estimator.statistics([(rows, e.advantages, e.action_mask) for _, rows, e in batches])
     for _, rows, e in batches:
         e.advantages = estimator.apply(rows, e.advantages, statistics)
         note_advantages(rows, e)
         e.kl = None
+    if broken := [row for _, rows, _ in batches for row in rows if not all(map(math.isfinite, row.action.advantages))]:
+        raise RunEnded(
+            f"{type(estimator).__name__}: {len(broken)} rows have advantages that are not finite, the first {broken[0].name}, "
+            f"whose return is {broken[0].reward}; nothing of this step was trained on"
+        )
     made = []
     for f in forwarded:
         items = [item for g, _, e in batches if g is f for item in split_experience_batch(e)]
         remove_padding_in_sequences(items)
-        made.append(Prepared(f.policy, f.rows, items, f.drift))
+        made.append(Prepared(f.policy, f.rows, items, f.drift, clipped[f.policy]))
     return made
 
 

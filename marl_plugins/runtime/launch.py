@@ -17,6 +17,7 @@ from marl_plugins.runtime.critic_actor import RemoteCriticActor
 from marl_plugins.runtime.policy_actor import RemotePolicyActor, RemoteReferenceActor
 from marl_plugins.runtime.records import raised_by
 from marl_plugins.runtime.upstream_trainer import ReferenceInPolicy, UpstreamTrainer
+from marl_plugins.runtime.watchdog import Process, Watchdog
 
 from openrlhf.trainer.ray.launcher import RayActorGroup  # isort: skip  # after the host support, installed above
 from openrlhf.utils import get_strategy  # isort: skip
@@ -31,14 +32,21 @@ class TrainingProcesses:
         device: `cpu` or `cuda`; on CPU the reference model lives in the policy's processes.
         tokenizer: The policy's tokenizer.
         max_steps: Optimiser steps of the whole run, for the learning-rate schedule.
+        silence: Seconds after which processes that have been asked and have answered nothing are ended.
     """
 
-    def __init__(self, policy: str, args: Any, device: str, tokenizer: Any, max_steps: int):
+    def __init__(self, policy: str, args: Any, device: str, tokenizer: Any, max_steps: int, silence: float):
         self.policy = policy
         self.args = args
         self.on_cpu = device == "cpu"
         self.tokenizer = tokenizer
         self.max_steps = max_steps
+        self.silence = silence
+        self.watchdog = Watchdog(self._end_silent)
+        self.where: list[Process] = []
+        """Where the processes run."""
+        self.silent: list[str] = []
+        """The processes and their states when the watchdog ended them."""
         self.groups: dict[str, Any] = {}
         """Upstream's actor groups: `policy`, and `critic` and `reference` where they have processes of their own."""
         self.trainer: UpstreamTrainer | None = None
@@ -96,11 +104,20 @@ class TrainingProcesses:
         for group in self.groups.values():
             yield from group._actor_handlers
 
-    def end(self) -> None:
-        """End all processes at once, whatever they are doing, and give their devices back."""
+    def _end_silent(self) -> None:
+        self.silent = [str(process) for process in self.where]
+        self._kill()
+        for process in self.where:
+            process.kill()
+
+    def _kill(self) -> None:
         for handle in self.handles():
             with contextlib.suppress(RayActorError):
                 ray.kill(handle)
+
+    def end(self) -> None:
+        """End all processes at once, whatever they are doing, and give their devices back."""
+        self._kill()
         if self._placement is not None:
             remove_placement_group(self._placement)
         self.groups, self.trainer, self._placement = {}, None, None
@@ -138,10 +155,11 @@ class TrainingProcesses:
             doing: What the policy does meanwhile, for the message.
 
         Raises:
-            RunEnded: A process died, or found weights that are not finite.
+            RunEnded: A process died or answered nothing for too long, or found weights that are not finite.
         """
         try:
-            results = await asyncio.gather(*work)
+            with self.watchdog.asked(self.silence):
+                results = await asyncio.gather(*work)
         except RayActorError as error:
             raise self.died(doing, error) from error
         except RayTaskError as error:
@@ -155,6 +173,11 @@ class TrainingProcesses:
 
     def died(self, doing: str, error: RayActorError) -> RunEnded:
         """What ends the run when a process has died."""
+        if self.silent:
+            return RunEnded(
+                f"the training processes of policy {self.policy!r} answered nothing for {self.silence:g} s "
+                f"(limits.silence_seconds) while the policy {doing}, and were ended: {', '.join(self.silent)}"
+            )
         reason = str(error).splitlines()[0]
         return RunEnded(f"a training process of policy {self.policy!r} died while the policy {doing}: {reason}")
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+from marl_plugins.core.credit import Scope
 from marl_plugins.core.estimators import GroupBy, group_key
 from marl_plugins.core.intervals import interval
 from marl_plugins.core.ledger import Ledger
@@ -132,12 +133,22 @@ def of_updates(prepared: Sequence[Prepared], updates: Mapping[str, Mapping[str, 
     metrics: dict[str, float] = {}
     if prepared:
         metrics["drift/max"] = max(p.drift for p in prepared)
+        metrics["rows/clipped"] = float(sum(p.clipped for p in prepared))
     for p in prepared:
         metrics |= {f"policy/{p.policy}/{name}": value for name, value in updates[p.policy].items()}
         metrics[f"policy/{p.policy}/drift"] = p.drift
     if norms := [s["actor_grad_norm"] for s in updates.values() if "actor_grad_norm" in s]:
         metrics["grad_norm/max"] = max(norms)
     return metrics | means({"kl/mean": [s["kl"] for s in updates.values() if "kl" in s]})
+
+
+def clipped_returns(clipped: int, rows: int, scope: Scope) -> str:
+    """What a person should know of returns outside upstream's bounds, which are made equal to the bound."""
+    sums = "" if scope == "action" else f"; a return sums the rewards of scope {scope!r}, so it grows with their number"
+    return (
+        f"{clipped} of {rows} returns lie outside --reward.clip_range and were clipped{sums}. What lies beyond the bound is not "
+        "told apart; widen it (--reward.clip_range -1000 1000)"
+    )
 
 
 def of_role(actions: Sequence[Action]) -> dict[str, float]:

@@ -7,22 +7,32 @@ is the one that was loaded.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+from marl_plugins.core.failures import ConfigurationError
 
 SETTINGS = ("initial_lr", "betas", "eps", "weight_decay", "momentum", "ns_steps", "nesterov")
 """What flags say of a group of an optimiser; all else in it is state."""
 
 
 def keep_settings_when_loading(strategy: Any) -> None:
-    """Let upstream's strategy load a checkpoint without the settings in it."""
+    """Let upstream's strategy load a checkpoint without the settings in it, and name one that cannot be loaded."""
     load = strategy.load_ckpt
 
-    def load_ckpt(engine: Any, *args: Any, **kwargs: Any) -> Any:
+    def load_ckpt(engine: Any, folder: str, *args: Any, **kwargs: Any) -> Any:
         schedule = engine.lr_scheduler
         groups = [{k: g[k] for k in SETTINGS if k in g} for g in schedule.optimizer.param_groups]
         rates = list(schedule.base_lrs)
-        loaded = load(engine, *args, **kwargs)
-        if loaded[0] is None:  # there was no checkpoint
+        latest = Path(folder, "latest")
+        step = latest.read_text(encoding="utf-8").strip() if latest.is_file() else ""
+        try:
+            loaded = load(engine, folder, *args, **kwargs)
+        except Exception as error:  # whatever torch and DeepSpeed make of a damaged file
+            raise _unloadable(folder, step, f"{type(error).__name__}: {error}") from error
+        if loaded[0] is None:
+            if step:
+                raise _unloadable(folder, step, "DeepSpeed finds no checkpoint of this name")
             return loaded
         schedule.base_lrs = rates
         factors = [factor(schedule.last_epoch) for factor in schedule.lr_lambdas]
@@ -33,3 +43,10 @@ def keep_settings_when_loading(strategy: Any) -> None:
         return loaded
 
     strategy.load_ckpt = load_ckpt
+
+
+def _unloadable(folder: str, step: str, why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the checkpoint {Path(folder, step)} cannot be loaded: {why.splitlines()[0]}; use the step before (docs/resume.md), or "
+        "another --ckpt.path"
+    )

@@ -27,10 +27,11 @@ from marl_plugins.core.seeds import derive_seed
 from marl_plugins.runtime.engines import EnginePool, RestartBudget, start_engine, start_engines
 from marl_plugins.runtime.experience import Forwarded, Prepared, row_experience, weightless
 from marl_plugins.runtime.launch import TrainingProcesses, bundles
+from marl_plugins.runtime.records import raised_by
 from marl_plugins.runtime.upstream_trainer import UpstreamTrainer, ranks_of
+from marl_plugins.runtime.watchdog import locate
 
 from openrlhf.trainer.ppo_utils.experience import make_experience_batch  # isort: skip  # after the host support
-from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties  # isort: skip
 
 
 class UpstreamPolicy:
@@ -43,18 +44,30 @@ class UpstreamPolicy:
         tokenizer: Its tokenizer.
         max_steps: Optimiser steps of the whole run.
         restarts: Shared by all policies of the run.
+        silence: Seconds after which a process that has been asked and has answered nothing is ended.
     """
 
-    def __init__(self, spec: Policy, args: Any, device: str, tokenizer: Any, max_steps: int, restarts: RestartBudget):
+    def __init__(
+        self,
+        spec: Policy,
+        args: Any,
+        device: str,
+        tokenizer: Any,
+        max_steps: int,
+        restarts: RestartBudget,
+        silence: float,
+    ):
         self.spec = spec
         self.name = spec.name
         self.args = args
         self.device = device
         self.version = 0
-        self.training = TrainingProcesses(spec.name, args, device, tokenizer, max_steps) if spec.trainable else None
+        belongings = (spec.name, args, device, tokenizer, max_steps, silence)
+        self.training = TrainingProcesses(*belongings) if spec.trainable else None
         replace = functools.partial(start_engine, args) if device == "cpu" else None
-        self.engines = EnginePool(spec.name, [], replace, self.restore_engine, restarts)
-        self._starting: list[Any] = []
+        self.engines = EnginePool(spec.name, [], replace, self.restore_engine, restarts, silence)
+        self.starting: list[Any] = []
+        """What to wait for until everything is loaded."""
         self._shared: Any = None
 
     @property
@@ -95,24 +108,12 @@ class UpstreamPolicy:
     def load(self) -> None:
         """Begin to load the models."""
         handles = self.engines.handles
-        self._starting = self.training.load(handles) if self.training is not None else []
-        self._starting += [handle.identify.remote(self.name, self.version) for handle in handles]
+        self.starting = self.training.load(handles) if self.training is not None else []
+        self.starting += [handle.identify.remote(self.name, self.version) for handle in handles]
 
     def wait(self) -> None:
-        """Wait until everything is loaded.
-
-        Raises:
-            ConfigurationError: A model cannot be loaded.
-        """
-        for reference in self._starting:
-            try:
-                ray.get(reference)
-            except (RayTaskError, RayActorError) as error:
-                cause, model = str(error).strip().splitlines()[-1].strip(), self.args.actor.model_name_or_path
-                raise ConfigurationError(
-                    f"policy {self.name!r}: model {model!r} could not be started: {cause} (--debug shows all of it)"
-                ) from error
-        self._starting = []
+        """Wait until everything is loaded; see `wait_until_loaded`."""
+        wait_until_loaded([self], self.engines.silence)
 
     def start(self) -> None:
         """Start all processes and wait for them."""
@@ -149,7 +150,6 @@ class UpstreamPolicy:
         experiences = await self.processes.await_work(
             "computed log-probs", asyncio.to_thread(maker.make_experience, samples)
         )
-        apply_length_penalties(experiences, self.args)
         micro_batches, coefficient = list(zip(batches, experiences, strict=True)), self.trainer.kl_ctl.value
         forwarded = Forwarded(self.name, rows, micro_batches, coefficient, self.args.reward.clip_range)
         for name in ("action_log_probs", "kl", *(["values"] if self.critic else [])):
@@ -233,6 +233,51 @@ class UpstreamPolicy:
             f"policy {self.name!r}, step {step}: {what} is not finite ({which}); nothing of this step was synced "
             "or saved. Lower the learning rate, or look at what these rows hold"
         )
+
+
+def wait_until_loaded(policies: Sequence[UpstreamPolicy], silence: float) -> None:
+    """Wait until the processes of some policies have loaded their models and checkpoints.
+
+    The first error is raised while the other processes may still wait for the one that failed, in a collective operation.
+
+    Args:
+        silence: Maximum seconds in which no process becomes ready.
+
+    Raises:
+        ConfigurationError: A model or a checkpoint cannot be loaded.
+        RunEnded: A process loads for ever.
+    """
+    owners = {reference: policy for policy in policies for reference in policy.starting}
+    while owners:
+        found, _ = ray.wait(list(owners), timeout=silence)
+        if not found:
+            names = ", ".join(sorted({repr(policy.name) for policy in owners.values()}))
+            raise RunEnded(
+                f"{len(owners)} processes of {names} were still loading after another {silence:g} s (limits.silence_seconds)"
+            )
+        (ready,) = found
+        owner = owners.pop(ready)
+        try:
+            ray.get(ready)
+        except (RayTaskError, RayActorError) as error:
+            raise _not_started(owner, error) from error
+    for policy in policies:
+        policy.starting = []
+        if policy.training is not None:
+            policy.training.where = ray.get([locate(handle) for handle in policy.training.handles()])
+        for engine in policy.engines.engines:
+            engine.where = ray.get(locate(engine.handle))
+
+
+def _not_started(policy: UpstreamPolicy, error: RayTaskError | RayActorError) -> ConfigurationError:
+    """The problem with a policy of which a process has failed while it was loading."""
+    cause = raised_by(error)
+    if isinstance(cause, ConfigurationError):
+        return ConfigurationError([f"policy {policy.name!r}: {problem}" for problem in cause.problems])
+    reason, model = str(error).strip().splitlines()[-1].strip(), policy.args.actor.model_name_or_path
+    return ConfigurationError(
+        f"policy {policy.name!r}: model {model!r} could not be started: {reason} (--debug shows all of it)"
+    )
 
 
 def check_steps(policy: str, grids: Mapping[str, Grid], metrics: Mapping[str, float], epochs: int) -> None:

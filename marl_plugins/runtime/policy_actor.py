@@ -30,7 +30,8 @@ class FilledGridTrainer(upstream_actor.ActorPPOTrainer):  # type: ignore[misc]
 
     Two of upstream's divisions meet an empty mask when a micro-batch holds nothing but weightless rows: `masked_mean` in the
     policy loss's metrics (models/utils.py:199-202, NaN) and the weighted means in `ppo_train` (ppo_actor.py:204-216, 0/0).
-    The loss itself is fine there: a sum over no token, divided by the window's count.
+    The loss itself is fine there: a sum over no token, divided by the window's count. Where sequences are filtered
+    (`--algo.advantage.is_correction_level seq`) a row without tokens counts as filtered (models/loss.py:241-244).
     """
 
     def training_step(self, experience: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -43,10 +44,17 @@ class FilledGridTrainer(upstream_actor.ActorPPOTrainer):  # type: ignore[misc]
             value = status["metrics"][name]
             if weight == "token" and not tokens:
                 status["metrics"][name] = 0.0
+            elif name == "is_filter_ratio" and self.args.algo.advantage.is_correction_level == "seq":
+                status["metrics"][name] = without_fill(value, rows, len(real) - rows)
             elif weight == "sample" and isinstance(value, torch.Tensor):
                 status["metrics"][name] = value[real.to(value.device)] if rows else 0.0
         status["num_action_tokens"], status["num_samples"] = tokens or EMPTY, rows or EMPTY
         return status
+
+
+def without_fill(share: Any, rows: float, fill: float) -> Any:
+    """The share of filtered sequences among the real rows, from that among all: weightless rows are always filtered."""
+    return (share * (rows + fill) - fill) / rows
 
 
 upstream_actor.ActorPPOTrainer = FilledGridTrainer  # looked up there by `init_model_from_pretrained` (ppo_actor.py:582)

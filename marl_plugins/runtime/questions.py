@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, nearest
+from marl_plugins.core.redaction import encodable
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.workflow import Call, Generate, Sampling
 from marl_plugins.run import Ask
@@ -45,8 +46,3 @@ def make_ask(generate: Generate, chats: Mapping[str, ChatFormat], longest: Mappi
         return chats[policy].text((await generate(call)).ids)
 
     return ask
-
-
-def encodable(text: str) -> str:
-    """A text that a tokenizer takes: half a surrogate pair becomes its escape."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")

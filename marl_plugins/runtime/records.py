@@ -9,31 +9,35 @@
     report.md, curves.png   the result, once the run is finished (runtime/report.py)
     run/                 what the run was started from (runtime/run_folder.py)
 
-A resumed run cuts them back to the step that it continues from, so that no step is recorded twice. A fresh run moves what an
-earlier one left to `earlier-1/`, `earlier-2/`, ...
+A resumed run cuts them back to the step that it continues from, so that no step is recorded twice, and completes a last line
+whose end was lost. A fresh run moves what an earlier one left to `earlier-1/`, `earlier-2/`, ...
 """
 
 from __future__ import annotations
 
-import copy
 import fcntl
 import json
 import math
 import os
+import platform
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from marl_plugins.core.failures import ConfigurationError, RunEnded
+from marl_plugins.core.files import json_lines, replace_text, sync
 from marl_plugins.core.ledger import Ledger
+from marl_plugins.core.redaction import shown_args
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.plan.resume import COMMAND_FILE
 
 FILES = ("metrics.jsonl", "trajectories.jsonl", "ledger.jsonl", "evaluations.jsonl", "evaluation-last.jsonl")
 """The files that grow by a step, and are cut back when a run is resumed."""
+OF_EVERY_STEP = FILES[:3]
+"""Those to which every step adds."""
 LEFT = (*FILES, "plan.json", "report.md", "curves.png")
 """Everything that an earlier run may have left."""
 KEPT_TASKS = 8
@@ -44,23 +48,19 @@ class Records:
     """The files of one run, and its trackers.
 
     Args:
-        folder: Created if it does not exist.
+        folder: Created if it does not exist; a resumed run's has been cut back (`cut_back`).
         args: The run's flags, for the trackers.
-        resume_step: Records of later steps are cut off; 0 for a fresh run.
 
     Raises:
         ConfigurationError: The folder cannot be written.
     """
 
-    def __init__(self, folder: Path, args: Any, plan: Mapping[str, Any], resume_step: int):
+    def __init__(self, folder: Path, args: Any, plan: Mapping[str, Any]):
         self.folder = folder
         self.seed = int(args.train.seed)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if resume_step:
-                for name in FILES:
-                    cut_back(folder / name, resume_step)
-            (folder / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
+            replace_text(folder / "plan.json", json.dumps(plan, indent=2) + "\n")
         except OSError as error:
             raise unwritable("ckpt.output_dir", folder, error) from None
         self.tensorboard, self.wandb = _trackers(args)
@@ -98,18 +98,21 @@ class Records:
         The step of these records is the one that the evaluation followed.
         """
         lines = [t.record() | {"step": step} for t in trajectories]
-        last = self.folder / "evaluation-last.jsonl"
-        last.with_suffix(".new").write_text(_lines(lines), encoding="utf-8", errors="backslashreplace")
-        os.replace(last.with_suffix(".new"), last)
+        replace_text(self.folder / "evaluation-last.jsonl", _lines(lines))
         if (self.folder / "evaluations.jsonl").exists():
             tasks = sorted({t.task.id for t in trajectories}, key=lambda task: derive_seed(self.seed, "evaluations", task))
             lines = [line for line in lines if line["task"] in tasks[:KEPT_TASKS]]
         self._append("evaluations.jsonl", lines)
 
     def _append(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
-        # Half a surrogate pair, which a text may hold and UTF-8 may not, becomes the escape that JSON has for it.
-        with (self.folder / name).open("a", encoding="utf-8", errors="backslashreplace") as file:
+        with (self.folder / name).open("a", encoding="utf-8", errors="backslashreplace") as file:  # see `replace_text`
             file.write(_lines(records))
+
+    def sync(self) -> None:
+        """Wait until all records are on disk: before a step that they lead to is named as saved."""
+        for path in (self.folder / name for name in FILES):
+            if path.exists():
+                sync(path)
 
     def close(self) -> None:
         for logger in (self.tensorboard, self.wandb):
@@ -122,26 +125,40 @@ def held(flag: str, folder: Path) -> Iterator[None]:
     """Hold a flag's folder for this process; the kernel lets go of it however the process ends.
 
     Raises:
-        ConfigurationError: It cannot be written, or another run holds it.
+        ConfigurationError: It cannot be written or locked, or another run holds it.
     """
+    file = _locked(flag, folder)
+    try:
+        yield
+    finally:
+        file.close()
+
+
+def _locked(flag: str, folder: Path) -> IO[bytes]:
+    """The open lock file, with what holds it written into it."""
+    path = folder / f"{flag}.lock"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / f"{flag}.lock").open("a+", encoding="utf-8")
+        file = path.open("a+b", buffering=0)
     except OSError as error:
         raise unwritable(flag, folder, error) from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            raise ConfigurationError(
-                f"--{flag} {folder}: another run (process {file.read().strip() or 'unknown'}) is writing to it; wait for "
-                "it, or give this one a folder of its own"
-            ) from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield
+        file.write(f"{os.getpid()} on {platform.node()}".encode())
+    except BlockingIOError:
+        file.close()
+        holder = path.read_text(encoding="utf-8", errors="replace").strip()
+        raise ConfigurationError(
+            f"--{flag} {folder}: another run (process {holder or 'unknown'}) is writing to it; wait for it, or give this one a "
+            "folder of its own"
+        ) from None
+    except OSError as error:
+        file.close()
+        raise ConfigurationError(
+            f"--{flag} {folder}: cannot be locked against other runs: {error.strerror}; choose a folder on another file system"
+        ) from None
+    return file
 
 
 FULL_DISK = ("inline_container.cc", "I/O error", "No space left")
@@ -196,9 +213,7 @@ def _trackers(args: Any) -> tuple[Any, Any]:
         return tensorboard, None
     # Upstream's logger sends all flags along as the run's configuration, the key among them; W&B finds it here instead.
     os.environ.setdefault("WANDB_API_KEY", args.logger.wandb.key)
-    args = copy.deepcopy(args)
-    args.logger.wandb.key = "***"
-    return tensorboard, WandbLogger(args)
+    return tensorboard, WandbLogger(shown_args(args))
 
 
 def move_aside(folder: Path, keep_start: bool = False) -> Path | None:
@@ -206,6 +221,9 @@ def move_aside(folder: Path, keep_start: bool = False) -> Path | None:
 
     Args:
         keep_start: Leave what the run was started from where it is: this run is started from it.
+
+    Raises:
+        ConfigurationError: The folder cannot be written.
     """
     found = [folder / name for name in LEFT if (folder / name).exists()]
     if not found:
@@ -216,24 +234,49 @@ def move_aside(folder: Path, keep_start: bool = False) -> Path | None:
     while (folder / f"earlier-{number}").exists():
         number += 1
     aside = folder / f"earlier-{number}"
-    aside.mkdir()
-    for path in found:
-        path.rename(aside / path.name)
+    try:
+        aside.mkdir()
+        for path in found:
+            path.rename(aside / path.name)
+    except OSError as error:
+        raise unwritable("ckpt.output_dir", folder, error) from None
     return aside
 
 
-def cut_back(path: Path, last_step: int) -> None:
-    """Keep only the records of steps up to `last_step`, and no half-written line; by renaming a new file into place."""
-    if not path.exists():
-        return
-    fresh = path.with_suffix(".new")
-    with path.open(encoding="utf-8") as old, fresh.open("w", encoding="utf-8") as new:
-        for line in old:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                break
-            if record["step"] > last_step:
-                break
-            new.write(line)
-    os.replace(fresh, path)
+def cut_back(folder: Path, last_step: int) -> list[str]:
+    """Keep only the records of steps up to `last_step`, and no half-written line; remarks on steps whose records are missing.
+
+    Raises:
+        ConfigurationError: A line is no record, or a file cannot be read or written.
+    """
+    ends, problems, remarks = {}, [], []
+    for path in (folder / name for name in FILES if (folder / name).exists()):
+        end = step = 0
+        try:
+            for record in json_lines(path):
+                if record.step <= last_step:
+                    end, step = record.end, record.step
+        except ConfigurationError as error:
+            problems += error.problems
+        except OSError as error:
+            problems.append(f"{path}: cannot be read: {error.strerror}")
+        ends[path] = end
+        if path.name in OF_EVERY_STEP and step < last_step:
+            remarks.append(f"{path}: holds no records of steps {step + 1} to {last_step}, though step {last_step} is saved")
+    if problems:
+        raise ConfigurationError(problems)
+    for path, end in ends.items():
+        try:
+            _truncate(path, end)
+        except OSError as error:
+            raise ConfigurationError(f"{path}: cannot be written: {error.strerror}") from None
+    return remarks
+
+
+def _truncate(path: Path, end: int) -> None:
+    """Cut a file after the record that ends there, and complete that line; needs no space on a full disk."""
+    with path.open("rb+") as file:
+        file.truncate(end)
+        file.seek(max(0, end - 1))
+        if end and file.read(1) != b"\n":
+            file.write(b"\n")

@@ -8,10 +8,15 @@ the first evaluation, and the last ones. What is lost to infrastructure is in no
 
 from __future__ import annotations
 
-import json
+import math
+import os
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.files import json_lines, replace_text, unusable_line
 
 LAST_EVALUATIONS = 3
 FEW_STEPS = 6
@@ -21,9 +26,37 @@ Metrics = Sequence[Mapping[str, Any]]
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The metrics of all finished steps; step 0 is the evaluation before the first."""
-    with (folder / "metrics.jsonl").open(encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
+    """The metrics of all finished steps; step 0 is the evaluation before the first.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or a line of it is no record of metrics.
+    """
+    path, found = folder / "metrics.jsonl", []
+    try:
+        for number, _, metrics in json_lines(path) if path.exists() else ():
+            if fault := _fault(metrics):
+                raise ConfigurationError(unusable_line(path, number, fault))
+            found.append(metrics)
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
+    return found
+
+
+def _fault(metrics: Mapping[str, Any]) -> str:
+    """Why these are no metrics of a step; empty if they are."""
+    for name, value in metrics.items():
+        if not (value is None or _is_number(value)):
+            return f"expected a number as {name}, got {reprlib.repr(value)}"
+    evaluated = ("eval/tasks", "eval/lost")
+    missing = [name for name in evaluated if metrics.get(name) is None] if metrics.keys() & set(evaluated) else []
+    return f"an evaluation without {missing[0]}" if missing else ""
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return False
 
 
 def summarise(metrics: Metrics, roles: Sequence[str]) -> dict[str, Any]:
@@ -42,7 +75,7 @@ def summarise(metrics: Metrics, roles: Sequence[str]) -> dict[str, Any]:
             | {name: [_mean(part, f"role/{role}/{name}") for part in windows] for name in names}
             for role in roles
         },
-        "lost": [int(sum(m.get("trajectories/lost", 0) for m in part)) if part else None for part in windows],
+        "lost": [int(sum(m.get("trajectories/lost") or 0 for m in part)) if part else None for part in windows],
         "no_signal": sum(m.get("signal/none") == 1 for m in steps),
         "cost": cost_of(steps),
     }
@@ -113,7 +146,8 @@ def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def _held_out_cell(part: Mapping[str, Any]) -> str:
-    cell = "-" if part["outcome"] is None else "{outcome:.3f} [{low:.3f}, {high:.3f}]".format(**part)
+    known = None not in (part["outcome"], part["low"], part["high"])
+    cell = "{outcome:.3f} [{low:.3f}, {high:.3f}]".format(**part) if known else "-"
     return f"{cell}, {part['lost']} lost" if part["lost"] else cell
 
 
@@ -153,14 +187,21 @@ def _steps(window: Sequence[int]) -> str:
 
 
 def write_report(folder: Path, roles: Sequence[str], title: str) -> tuple[dict[str, Any], str | None]:
-    """Write `report.md` and `curves.png`; the summary, and what could not be drawn."""
+    """Write `report.md` and `curves.png`; the summary, and what could not be drawn.
+
+    Raises:
+        ConfigurationError: The metrics cannot be read.
+        OSError: A file cannot be written.
+    """
     from marl_plugins.runtime.curves import plot
 
     metrics = read_metrics(folder)
     summary = summarise(metrics, roles)
-    (folder / "report.md").write_text(markdown(summary, title), encoding="utf-8")
+    replace_text(folder / "report.md", markdown(summary, title))
+    fresh = folder / "curves.new.png"
     try:
-        plot(metrics, roles, folder / "curves.png", title)
+        plot(metrics, roles, fresh, title)
+        os.replace(fresh, folder / "curves.png")
     except ImportError:
         return summary, "curves.png is not drawn: matplotlib is not installed (pip install 'openrlhf-marl[plots]')"
     return summary, None

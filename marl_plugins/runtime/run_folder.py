@@ -4,8 +4,9 @@
     run/recipe-DIGEST/   copy of the recipe's folder as a start found it; what is too large is a link, listed in the entry
     run/plugins/         copies of the plugins that are files, NAME-DIGEST/NAME.py; what lies beside each are links
 
-A start adds an entry, and a copy where there is none with this content; the last entry is the one that is repeated. Secrets are
-never written. Nothing here imports torch: a package's version is asked of its metadata.
+A start adds an entry, and a copy where there is none with this content; the last entry is the one that is repeated, once the
+copies have been found to be what it says. Secrets are never written. Nothing here imports torch: a package's version is asked of
+its metadata.
 """
 
 from __future__ import annotations
@@ -16,24 +17,26 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired
 
 import yaml
+from pydantic import Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from marl_plugins import __version__
-from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.failures import ConfigurationError, first_of
+from marl_plugins.core.files import json_value, replace_text
 from marl_plugins.core.options import recipe_file
 from marl_plugins.core.recipe import find_recipe
+from marl_plugins.core.redaction import holds_secret, shown_flag
 from marl_plugins.hosts import upstream_cli
-from marl_plugins.plan.describe import SECRETS
 from marl_plugins.plan.fingerprint import digest, file_digest
 from marl_plugins.plan.flags import COMMAND_LINE, UPSTREAM_FILES, Given, actions_of, split_flags
 from marl_plugins.plan.plan import Plan
-from marl_plugins.plan.resume import COMMAND_FILE
-from marl_plugins.runtime.checkpoints import replace_text
+from marl_plugins.plan.resume import COMMAND_FILE, is_whole, sealed
 
 HERE = "{run}"
 """Stands for the run's folder in recorded words, so that the folder may be moved."""
@@ -43,6 +46,15 @@ LARGEST, LARGEST_COPY, LEAST = 10 * 2**20, 100 * 2**20, 4096
 NOT_REPEATED = ("dry-run", "debug", "json", "resume", "resume_with_changes")
 SETTLED = ("ckpt.load_enable", "ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")
 """Flags that are repeated as the run resolved them, not as they were typed."""
+
+
+class _EntryForm(TypedDict):
+    repeat: list[Annotated[list[str], Field(min_length=1)]]
+    secrets: list[str]
+    files: NotRequired[dict[str, str]]
+
+
+ENTRIES_FORM = TypeAdapter(Annotated[list[_EntryForm], Field(min_length=1)])
 
 
 def record_start(plan: Plan, words: Sequence[str], done: int) -> None:
@@ -58,25 +70,26 @@ def record_start(plan: Plan, words: Sequence[str], done: int) -> None:
     run, path = plan.run, plan.run.output.absolute() / COMMAND_FILE
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        entries = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-        copies = Copies(plan, path.parent)
+        entries = read_entries(path) if path.exists() else []
+        copies = Copies(plan, path.parent, entries[-1].get("files", {}) if entries else {})
         flags = split_flags(replayed(words)[0], COMMAND_LINE)
-        entries.append(
+        entry = sealed(
             {
                 "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
                 "resumed_after": done or None,
                 "directory": str(Path.cwd()),
                 "words": [w for f in split_flags(words, COMMAND_LINE) for w in _masked(f).argv],
                 "repeat": _repeatable(plan, flags, copies),
-                "secrets": [f.name for f in flags if f.name in SECRETS],
+                "secrets": [f.name for f in flags if holds_secret(f.name, f.words)],
                 "linked": copies.linked,
+                "files": copies.files,
                 "versions": _versions(),
                 "plugins": plan.plugins.versions(),
                 "commit": _commit(run.folder),
                 "host": _host(),
             }
         )
-        replace_text(path, json.dumps(entries, indent=2) + "\n")
+        replace_text(path, json.dumps([*entries, entry], indent=2) + "\n")
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"--ckpt.output_dir {run.output}: how the run was started cannot be kept: {error}"
@@ -130,11 +143,40 @@ def _last_entry(folder: Path) -> Any:
             f"--resume {folder}: {why}; expected the --ckpt.output_dir of a run. Any saved run continues by its own command "
             "with --ckpt.load_enable"
         )
+    entry = read_entries(path)[-1]
+    if "digest" in entry and not is_whole(entry):
+        raise ConfigurationError(
+            f"{path} is damaged: its last entry does not have the digest that it names; restore it, or resume with the run's own "
+            "command and --ckpt.load_enable"
+        )
+    changed = [
+        f"{folder / name} is not as it was when the run was started (changed, cut or removed): restore it, or resume with the "
+        "run's own command and --ckpt.load_enable"
+        for name, content in entry.get("files", {}).items()
+        if file_digest(folder / name) != content
+    ]
+    if changed:
+        raise ConfigurationError(first_of(changed, str(folder)))
+    return entry
+
+
+def read_entries(path: Path) -> list[dict[str, Any]]:
+    """How a run was started, each time.
+
+    Raises:
+        ConfigurationError: The file cannot be read or has another form.
+    """
     try:
-        entry = json.loads(path.read_text(encoding="utf-8"))[-1]
-        return {key: entry[key] for key in ("repeat", "secrets")}
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ConfigurationError(f"--resume {folder}: {path} cannot be read: {error!r}") from None
+        entries: list[dict[str, Any]] = json_value(path.read_bytes())
+        ENTRIES_FORM.validate_python(entries)
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigurationError(f"{path} cannot be read: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    except ValueError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}") from None
+    return entries
 
 
 def _located(word: str, folder: str) -> str:
@@ -142,7 +184,7 @@ def _located(word: str, folder: str) -> str:
 
 
 def _masked(flag: Given) -> Given:
-    return Given(flag.name, ("***",), flag.where) if flag.name in SECRETS else flag
+    return Given(flag.name, tuple(shown_flag(flag.name, word) for word in flag.words), flag.where)
 
 
 class Copies:
@@ -150,10 +192,13 @@ class Copies:
 
     Args:
         folder: `run/` in the run's folder; what lies in it already is used as it is.
+        known: Digests of the copies that the last start recorded, by their names in the run's folder.
     """
 
-    def __init__(self, plan: Plan, folder: Path):
+    def __init__(self, plan: Plan, folder: Path, known: Mapping[str, str]):
         self.plan, self.folder, self.output = plan, folder, folder.parent
+        self.known = known
+        self.files: dict[str, str] = {}
         run = plan.run
         self.skipped = [self.output.resolve(), Path(run.args.ckpt.path).resolve()]
         self.left = LARGEST_COPY
@@ -169,6 +214,7 @@ class Copies:
         """The recipe's file in the copy of its folder, and of everything else that it names by a relative path."""
         path = Path(os.path.abspath(path))
         if path.is_relative_to(self.folder):
+            self._keep(path.relative_to(self.folder).parts[0])
             return path
         files = [*_chain(path), *(Path(os.path.abspath(path.parent / name)) for name in _named(self.plan, path.parent))]
         root = Path(os.path.commonpath([path.parent, *(file.parent for file in files)]))
@@ -178,10 +224,8 @@ class Copies:
             _copy_file(file, fresh / file.relative_to(root))
         linked = self._rest(path.parent, fresh / path.parent.relative_to(root))
         copy = self.folder / f"recipe-{tree_digest(fresh)}"
-        if copy.exists():
-            shutil.rmtree(fresh)
-        else:
-            fresh.rename(copy)
+        self._note(fresh, copy)
+        _settle(fresh, copy)
         self.linked = {str((copy / link.relative_to(fresh)).relative_to(self.output)): of for link, of in linked.items()}
         return copy / path.relative_to(root)
 
@@ -191,14 +235,29 @@ class Copies:
             return name
         path = Path(os.path.abspath(name))
         if path.is_relative_to(self.folder):
+            self._keep(str(path.parent.relative_to(self.folder)))
             return self.place(path)
         target = self.folder / "plugins" / f"{path.stem}-{file_digest(path)}"
-        if not target.exists():
-            _copy_file(path, target / path.name)
-            for other in sorted(path.parent.iterdir()):
-                if other != path and not _ignored(other) and not self._holds_output(other):
-                    (target / other.name).symlink_to(other)
+        fresh = target.with_name(f"{path.stem}.new")
+        shutil.rmtree(fresh, ignore_errors=True)
+        _copy_file(path, fresh / path.name)
+        self._note(fresh, target)
+        for other in sorted(path.parent.iterdir()):
+            if other != path and not _ignored(other) and not self._holds_output(other):
+                (fresh / other.name).symlink_to(other)
+        _settle(fresh, target)
         return self.place(target / path.name)
+
+    def _note(self, fresh: Path, copy: Path) -> None:
+        """Keep the digests of a new copy's files."""
+        for file in _files(fresh):
+            if not file.is_symlink():
+                self.files[str((copy / file.relative_to(fresh)).relative_to(self.output))] = file_digest(file)
+
+    def _keep(self, copy: str) -> None:
+        """Keep the digests of a copy that is used again."""
+        root = f"{self.folder.name}/{copy}/"
+        self.files |= {name: content for name, content in self.known.items() if name.startswith(root)}
 
     def _rest(self, source: Path, target: Path) -> dict[Path, dict[str, Any]]:
         """Copy what else lies in the recipe's folder, because its modules may read any of it; the links that stand for the rest."""
@@ -249,8 +308,22 @@ def _size(path: Path, most: int) -> int | None:
 
 def tree_digest(folder: Path) -> str:
     """A short digest of a folder's files and links."""
-    files = sorted(path for path in folder.rglob("*") if path.is_symlink() or path.is_file())
+    files = _files(folder)
     return digest([[str(f.relative_to(folder)), os.readlink(f) if f.is_symlink() else file_digest(f)] for f in files])
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_symlink() or path.is_file())
+
+
+def _settle(fresh: Path, copy: Path) -> None:
+    """Move a complete copy to its place, unless it is there and whole."""
+    files = [file.relative_to(fresh) for file in _files(fresh) if not file.is_symlink()]
+    if copy.exists() and all(file_digest(copy / file) == file_digest(fresh / file) for file in files):
+        shutil.rmtree(fresh)
+    else:
+        shutil.rmtree(copy, ignore_errors=True)
+        fresh.rename(copy)
 
 
 def _copy_file(source: Path, target: Path) -> None:
@@ -285,7 +358,7 @@ def _repeatable(plan: Plan, flags: Iterable[Given], copies: Copies) -> list[list
     for flag in flags:
         values = list(flag.words)
         upstream_name = flag.name.split(".", 2)[-1] if flag.name.startswith("policy.") else flag.name
-        if flag.name in (*NOT_REPEATED, *SETTLED, *SECRETS):
+        if flag.name in (*NOT_REPEATED, *SETTLED) or holds_secret(flag.name, flag.words):
             continue
         if flag.name == "recipe":
             values = [copies.place(copies.recipe)] if copies.recipe else values

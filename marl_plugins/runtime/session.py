@@ -17,6 +17,7 @@ from marl_plugins.plan.rehearsal import workflow_of
 from marl_plugins.plan.tasks import check_tasks
 from marl_plugins.run import Connection
 from marl_plugins.runtime.display import Display
+from marl_plugins.runtime.model_code import refuse_code
 from marl_plugins.runtime.tiny_model import resolve
 
 if TYPE_CHECKING:
@@ -45,6 +46,10 @@ class Session:
             self._load_from(policy.name, resolve(policy.model))
             critic = self.args[policy.name].critic
             critic.model_name_or_path = critic.model_name_or_path and resolve(critic.model_name_or_path)
+        if not plan.options.trust_remote_code:
+            refuse_code(
+                m for a in self.args.values() for m in (a.actor.model_name_or_path, a.critic.model_name_or_path) if m
+            )
         self.train_tasks, self.eval_tasks = plan.tasks("train"), plan.tasks("eval")
         if problems := check_tasks(plan):
             raise ConfigurationError(problems)
@@ -90,15 +95,22 @@ class Session:
     def start(self) -> None:
         """Start every process of every policy at once and wait for all of them."""
         from marl_plugins.runtime.engines import RestartBudget
-        from marl_plugins.runtime.policy import UpstreamPolicy
+        from marl_plugins.runtime.policy import UpstreamPolicy, wait_until_loaded
         from marl_plugins.runtime.questions import make_ask
         from marl_plugins.runtime.rollout import Rollout
 
-        run, restarts = self.plan.run, RestartBudget(self.plan.run.recipe.limits.engine_restarts)
+        run, limits = self.plan.run, self.plan.run.recipe.limits
+        restarts = RestartBudget(limits.engine_restarts)
         lengths = self.schedule_lengths
         self.policies = {
             p.name: UpstreamPolicy(
-                p, self.args[p.name], run.device, self.chats[p.name].tokenizer, lengths[p.name], restarts
+                p,
+                self.args[p.name],
+                run.device,
+                self.chats[p.name].tokenizer,
+                lengths[p.name],
+                restarts,
+                limits.silence_seconds,
             )
             for p in run.policies
         }
@@ -106,8 +118,11 @@ class Session:
             policy.launch()
         for policy in self.policies.values():
             policy.load()
-        for policy in self.policies.values():
-            policy.wait()
+        try:
+            wait_until_loaded(list(self.policies.values()), limits.silence_seconds)
+        except BaseException:
+            self.kill()  # processes that wait for the one that failed would not end by themselves
+            raise
         pools = {name: policy.engines for name, policy in self.policies.items()}
         workflow = workflow_of(self.plan.plugins, run)
         self.rollout = Rollout(run, self.plan.plugins, workflow, self.roles, self.tools, pools)
@@ -131,11 +146,11 @@ class Session:
     def _tokenizers(self) -> dict[str, Any]:
         from transformers import AutoTokenizer
 
-        tokenizers, problems = {}, []
+        tokenizers, problems, trusted = {}, [], self.plan.options.trust_remote_code
         for policy, args in self.args.items():
             name, fast = args.actor.model_name_or_path, not args.data.disable_fast_tokenizer
             try:
-                tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=True, use_fast=fast)
+                tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trusted, use_fast=fast)
             except (OSError, ValueError) as error:
                 problems.append(
                     f"policy {policy!r}: the tokenizer of {name!r} cannot be loaded: {str(error).splitlines()[0]}"

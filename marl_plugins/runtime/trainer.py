@@ -15,7 +15,7 @@ from contextlib import aclosing, contextmanager
 from typing import Any
 
 from marl_plugins.core.circuit_breaker import CircuitBreaker
-from marl_plugins.core.credit import rewards_from_scores, sum_over_scope
+from marl_plugins.core.credit import Scope, check_rewards, rewards_from_scores, sum_over_scope
 from marl_plugins.core.failures import RunEnded, RunPaused
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.rows import Row, rows_of
@@ -25,7 +25,8 @@ from marl_plugins.plan.resume import tag
 from marl_plugins.runtime.checkpoints import Checkpoints
 from marl_plugins.runtime.display import Display
 from marl_plugins.runtime.experience import Prepared, estimate
-from marl_plugins.runtime.metrics import evaluation, of_updates, signal, summary
+from marl_plugins.runtime.metrics import clipped_returns, evaluation, of_updates, signal, summary
+from marl_plugins.runtime.penalties import penalise_lengths
 from marl_plugins.runtime.policy import UpstreamPolicy
 from marl_plugins.runtime.records import Records, writing
 from marl_plugins.runtime.session import Session
@@ -127,6 +128,8 @@ class Trainer:
             await self._sync([self.session.trained[p] for p in updates])
         metrics |= of_updates(prepared, updates)
         metrics["engines/restarted"] = float(sum(p.engines.restarted for p in policies.values()))
+        for remark in remarks(prepared, policies.values(), self.session.estimator.return_scope):
+            self.display.say(f"step {step}: {remark}")
         metrics |= {f"seconds/{name}": value for name, value in seconds.items()}
         metrics["tokens_per_second"] = metrics["tokens/sampled"] / seconds["rollout"]
         metrics |= self.session.estimator.metrics(rows) if rows else {}
@@ -146,7 +149,8 @@ class Trainer:
     async def credited_rows(self, trajectories: list[Trajectory], k: int) -> list[Row]:
         """Scores to rewards to returns to the rows that are trained on."""
         rewards_from_scores(trajectories)
-        trajectories = await self.plugins.chain("marl_credit", trajectories, run=self.run)
+        trajectories = await self.plugins.chain("marl_credit", trajectories, check_rewards, run=self.run)
+        penalise_lengths(trajectories, self.run)
         sum_over_scope(trajectories, self.session.estimator.return_scope)
         rows = rows_of(trajectories, frozenset(self.session.trained))
         kept = list(await self.plugins.chain("marl_select", rows, run=self.run, steps=k))
@@ -194,10 +198,11 @@ class Trainer:
     async def save(self, step: int) -> None:
         """Save every policy and the plugins' state as one step."""
         trained = self.session.trained
-        with self.display.phase("checkpoint"), writing(f"step {step}", self.checkpoints.folder):
+        with self.display.phase("checkpoint"), self.checkpoints.saving(step):
             await _all(policy.save(tag(step), {"step": step}) for policy in trained.values())
-            versions = {name: policy.version for name, policy in trained.items()}
-            self.checkpoints.commit(step, versions, self.plugins.state(self.run))
+            versions, state = {name: policy.version for name, policy in trained.items()}, self.plugins.state(self.run)
+            await asyncio.to_thread(self.records.sync)
+            await asyncio.to_thread(self.checkpoints.commit, step, versions, state)  # reads all that was saved
         self.saved = step
 
     async def save_models(self) -> None:
@@ -227,6 +232,17 @@ class Trainer:
             seconds[name] = time.monotonic() - started
 
         return phase
+
+
+def remarks(prepared: Sequence[Prepared], policies: Iterable[UpstreamPolicy], scope: Scope) -> list[str]:
+    """What a person should know of a step beside its metrics."""
+    found = []
+    if clipped := sum(p.clipped for p in prepared):
+        found.append(clipped_returns(clipped, sum(len(p.rows) for p in prepared), scope))
+    for policy in policies:
+        found += policy.engines.remarks
+        policy.engines.remarks.clear()
+    return found
 
 
 def check_version(row: Row, policy: UpstreamPolicy) -> None:

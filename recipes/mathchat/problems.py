@@ -11,13 +11,13 @@ from marl_plugins.core.trajectory import Task
 NAMES = ("Ann", "Tom", "Mia", "Ben", "Eva", "Max", "Zoe", "Leo")
 THINGS = ("pens", "eggs", "cards", "books", "coins", "apples", "stamps", "cups")
 KINDS = (
-    ("{name} has {a} {things} and buys {b} more. How many {things} now?", "{a}+{b}"),
-    ("{b} {things} are in a bag. {name} adds {a}. How many {things}?", "{b}+{a}"),
-    ("{name} has {a} {things} and loses {b}. How many {things} are left?", "{a}-{b}"),
-    ("{name} sells {b} of {a} {things}. How many {things} are left?", "{a}-{b}"),
-    ("{name} fills {c} boxes with {b} {things} each. How many {things}?", "{c}*{b}"),
-    ("{name} has {a} {things}, finds {b} and gets {c} more. How many?", "{a}+{b}+{c}"),
-    ("{name} had {a} {things}, lost {c}, then found {b}. How many now?", "{a}-{c}+{b}"),
+    ("{name} has {a} {things} and buys {b} more. How many {things} now?", "{a}+{b}", lambda a, b, c: a + b),
+    ("{b} {things} are in a bag. {name} adds {a}. How many {things}?", "{b}+{a}", lambda a, b, c: b + a),
+    ("{name} has {a} {things} and loses {b}. How many {things} are left?", "{a}-{b}", lambda a, b, c: a - b),
+    ("{name} sells {b} of {a} {things}. How many {things} are left?", "{a}-{b}", lambda a, b, c: a - b),
+    ("{name} fills {c} boxes with {b} {things} each. How many {things}?", "{c}*{b}", lambda a, b, c: c * b),
+    ("{name} has {a} {things}, finds {b} and gets {c} more. How many?", "{a}+{b}+{c}", lambda a, b, c: a + b + c),
+    ("{name} had {a} {things}, lost {c}, then found {b}. How many now?", "{a}-{c}+{b}", lambda a, b, c: a - c + b),
 )
 SIGNS = {"+": "plus", "-": "minus", "*": "times"}
 HELD_OUT = 5
@@ -31,7 +31,7 @@ def generate(split, count, seed=0):
         kind = rng.randrange(len(KINDS))
         b = rng.randint(2, 59)
         a, c = rng.randint(b + 10, 99), rng.randint(2, 9)
-        text, expression = KINDS[kind]
+        text, expression, value = KINDS[kind]
         numbers = {"a": a, "b": b, "c": c}
         expression = expression.format(**numbers)
         held_out = zlib.crc32(expression.encode()) % HELD_OUT == 0
@@ -39,9 +39,8 @@ def generate(split, count, seed=0):
             continue
         seen.add((kind, expression))
         prompt = text.format(name=rng.choice(NAMES), things=rng.choice(THINGS), **numbers)
-        label = str(eval(expression))  # our own digits and signs
         signs = "_".join(SIGNS[c] for c in expression if c in SIGNS)
-        tasks.append(Task(f"{kind}:{expression}", prompt, label, {"expression": expression, "type": signs}))
+        tasks.append(Task(f"{kind}:{expression}", prompt, str(value(a, b, c)), {"expression": expression, "type": signs}))
     return tasks
 
 

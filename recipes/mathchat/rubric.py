@@ -1,5 +1,6 @@
 """How the coach judges the steps of full-size models when no other model is to be asked: form and tools, not style."""
 
+import re
 from pathlib import Path
 
 from marl_plugins.coach.rubric import Criterion
@@ -32,16 +33,17 @@ def prints(action, seen):
     if action.tool_results:
         return any(result.ok and result.output.strip() for result in action.tool_results)
     printed = action.before.tool_output.split() if action.before else []
-    return bool(printed) and printed[-1] in action.text
+    return bool(printed) and re.search(rf"(?<![\w.]){re.escape(printed[-1])}(?!\w|\.\d)", action.text) is not None
 
 
-def boxes_what_was_computed(action, seen):
+async def boxes_what_was_computed(action, seen):
     printed = [word for a in seen.before for r in a.tool_results if r.ok for word in r.output.split()]
-    return bool(printed) and printed[-1] in action.text.rpartition("\\boxed{")[2]
+    answer = grader.boxed(action.text)
+    return bool(printed) and answer is not None and await grader.same(answer, printed[-1])
 
 
-def is_right(action, seen):
-    return grader.right(action.text, seen.label)
+async def is_right(action, seen):
+    return await grader.right(action.text, seen.label)
 
 
 RUBRIC = {

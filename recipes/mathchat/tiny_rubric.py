@@ -43,7 +43,9 @@ def repeats_the_coder(action, seen):
 
 
 def is_right(action, seen):
-    return action.text.strip() == seen.label
+    label = seen.label  # of a file of one's own it may be a number
+    whole = isinstance(label, float) and label.is_integer()
+    return action.text.strip() == str(int(label) if whole else label)
 
 
 RUBRIC = {

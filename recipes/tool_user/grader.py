@@ -1,8 +1,10 @@
-"""The last whole number of the final answer is the sum."""
+"""The last number of the final answer is the sum."""
 
 import re
 
+NUMBER = re.compile(r"(?:(?<![\w.])-)?\d+(?:,\d{3})*(?:\.\d+)?")
+
 
 def score_outcome(trajectory):
-    found = re.findall(r"\d+", trajectory.answer or "")
-    return float(bool(found) and found[-1] == trajectory.task.label)
+    found = NUMBER.findall(trajectory.answer or "")
+    return float(bool(found) and found[-1].replace(",", "") == str(trajectory.task.label))

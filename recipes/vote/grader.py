@@ -11,4 +11,5 @@ def letter(text):
 
 
 def score_outcome(trajectory):
-    return float(letter(trajectory.answer) == trajectory.task.label)
+    found = letter(trajectory.answer)
+    return float(found != "" and found == trajectory.task.label)

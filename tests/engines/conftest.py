@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from engines.relay import Started, write_recipe
-from openai_server import Reply, openai_server, verdict
 
 from marl_plugins.hosts import cpu
 
@@ -28,7 +27,7 @@ def relay(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory, relay):
-    """First start-up: three policies (one frozen, one on two ranks), ragged rows, tool turns, three steps, saved every second."""
+    """Three policies (one frozen, one on two ranks), ragged rows, tool turns, three steps, saved every second."""
     return Started(tmp_path_factory.mktemp("undisturbed"), relay, "--reinforce_pp.scope", "action").run()
 
 
@@ -48,6 +47,10 @@ KILLER = """
                 once.touch()
                 pid = await engines.engines[0].handle.identify.remote(call.policy, 0)
                 os.kill(pid, signal.SIGKILL)
+            if call.step == 2 and call.role == "first" and not once.with_name("stopped").exists():
+                once.with_name("stopped").touch()
+                pid = await engines.engines[0].handle.identify.remote(call.policy, 1)
+                os.kill(pid, signal.SIGSTOP)
             return await inner
         return work()
 
@@ -67,10 +70,11 @@ KILLER = """
 
 @pytest.fixture(scope="session")
 def killed(tmp_path_factory, relay):
-    """Second start-up: an engine is killed in the rollout of step 1, the driver in the update of step 3."""
+    """An engine is killed in the rollout of step 1, another one stopped in step 2, the driver killed in the update of step 3."""
     folder = tmp_path_factory.mktemp("disturbed")
+    (relay / "watched.yaml").write_text("extends: recipe.yaml\nlimits: {silence_seconds: 30}\n")
     (folder / "killer.py").write_text(textwrap.dedent(KILLER))
-    run = Started(folder, relay, "--plugin", str(folder / "killer.py"))
+    run = Started(folder, relay / "watched.yaml", "--plugin", str(folder / "killer.py"))
     run.run(code=-signal.SIGKILL)
     run.at_the_kill = run.processes()
     run.metrics_before = run.metrics
@@ -79,44 +83,5 @@ def killed(tmp_path_factory, relay):
 
 @pytest.fixture(scope="session")
 def resumed(killed):
-    """Third start-up: the killed run is resumed."""
+    """The killed run is resumed."""
     return killed.run("--ckpt.load_enable")
-
-
-MARKER = """
-    from pathlib import Path
-    from marl_plugins import hookimpl
-
-    @hookimpl
-    def marl_log(step):
-        Path(__file__).with_name("trained").write_text(str(step))
-"""
-
-
-@pytest.fixture(scope="session")
-def coached(tmp_path_factory, relay):
-    """Fourth start-up: an endpoint as the coach, which refuses the key once a step has been trained; a critic per policy."""
-    folder = tmp_path_factory.mktemp("coached")
-    (folder / "marker.py").write_text(textwrap.dedent(MARKER))
-    trained, renewed = folder / "trained", folder / "renewed"
-
-    def answer(body, count):
-        if trained.exists() and not renewed.exists():
-            return Reply("key has expired", 401)
-        return Reply("busy", 503) if count % 10 == 0 else verdict(body, 5 + count % 5)
-
-    with openai_server(answer) as (url, bodies):
-        words = ["--plugin", "marl_plugins.coach", "--coach.model", "m", "--coach.base_url", url]
-        words += ["--plugin", str(folder / "marker.py"), "--algo.advantage.estimator", "gae", "--critic.adam.lr", "1e-3"]
-        run = Started(folder, relay, *words)
-        run.run(code=1)
-        run.bodies, run.renew = bodies, renewed.touch
-        run.log_before = run.log.read_text()
-        yield run
-
-
-@pytest.fixture(scope="session")
-def renewed(coached):
-    """Fifth start-up: the key is accepted again, and the run is resumed."""
-    coached.renew()
-    return coached.run("--ckpt.load_enable")

@@ -83,7 +83,7 @@ FILES = {
             inner = yield
             async def work():
                 question = {"role": "user", "content": f"{trajectory.answer}?"}
-                said = await run.ask("judge", [question], max_tokens=4)
+                said = await run.ask(run.policies[-1].name, [question], max_tokens=4)
                 trajectory.outcome_parts = {"said": float(sum(map(ord, said)))}
                 return await inner
             return work()
@@ -137,6 +137,11 @@ class Started:
     @property
     def trajectories(self):
         return self.lines("trajectories.jsonl")
+
+    @property
+    def actions(self):
+        """Every action with its trajectory."""
+        return [(t, a) for t in self.trajectories for a in t["actions"]]
 
     @property
     def evaluations(self):

@@ -20,7 +20,7 @@ flags:
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory, relay):
-    """Seventh start-up: one trained policy and a coach that plays no role, and says nothing that can be read."""
+    """One trained policy and a coach that plays no role, and says nothing that can be read."""
     (relay / "judged.yaml").write_text(RECIPE)
     return Started(tmp_path_factory.mktemp("judged"), relay / "judged.yaml").run(code=1)
 

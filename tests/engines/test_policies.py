@@ -4,10 +4,14 @@ import asyncio
 import copy
 import dataclasses
 import json
+import os
 import random
+import signal
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import ray
 import safetensors.torch
@@ -31,7 +35,8 @@ from marl_plugins.runtime.cluster import quiet
 from marl_plugins.runtime.engines import RestartBudget
 from marl_plugins.runtime.experience import Forwarded, estimate, row_experience
 from marl_plugins.runtime.fork_server import fork_server
-from marl_plugins.runtime.policy import UpstreamPolicy, apply_length_penalties
+from marl_plugins.runtime.penalties import apply_length_penalties
+from marl_plugins.runtime.policy import UpstreamPolicy
 from marl_plugins.runtime.session import Session
 from marl_plugins.runtime.tiny_model import resolve
 from marl_plugins.runtime.trainer import check_version
@@ -133,7 +138,7 @@ def launch(args):
 
     tokenizer = AutoTokenizer.from_pretrained(args.actor.model_name_or_path)
     args.vllm.num_engines = 0
-    policy = UpstreamPolicy(Policy("p", "tiny"), args, "cpu", tokenizer, 100, RestartBudget(0))
+    policy = UpstreamPolicy(Policy("p", "tiny"), args, "cpu", tokenizer, 100, RestartBudget(0), 600.0)
     policy.launch()
     if args.ds.param_dtype == "fp32":
 
@@ -421,7 +426,7 @@ def start_with_critic(folder, *flags):
     session, (policy,) = Session(plan), plan.run.policies
     args = session.args["shared"]
     args.vllm.num_engines = 0
-    host = UpstreamPolicy(policy, args, "cpu", session.chats["shared"].tokenizer, 100, RestartBudget(0))
+    host = UpstreamPolicy(policy, args, "cpu", session.chats["shared"].tokenizer, 100, RestartBudget(0), 600.0)
     host.start()
     return host, session.estimator, checkpoints
 
@@ -485,6 +490,20 @@ def test_policy_and_critic_train_save_and_resume_as_one(cluster, tmp_path):
     prepared.items[4].returns[:] = float("nan")
     with pytest.raises(RunEnded, match=r"policy 'shared', step 5: critic_loss is not finite \(11 rows, the first t0/0/a\)"):
         asyncio.run(host.update(prepared, 2, 5))
+
+
+def test_a_stopped_rank_is_ended_and_ends_the_run(cluster, tmp_path):
+    """The critic's second rank is stopped; its first waits for it in a collective operation."""
+    host, estimator, _ = start_with_critic(tmp_path)
+    host.processes.silence = 5.0
+    pid = host.processes.where[-1].pid
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(RunEnded) as ended:
+        asyncio.run(gae_step(host, estimator, 1, recorded_rows(6, seed=1)))
+    assert "of policy 'shared' answered nothing for 5 s (limits.silence_seconds) while the policy" in str(ended.value)
+    assert f"process {pid} on {socket.gethostname()} (stopped)" in str(ended.value)
+    host.stop()
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def test_forward_passes_pad_their_dispatch_to_the_ranks(hosts):

@@ -1,12 +1,13 @@
 """Whole runs through the real engines: exact records, ragged rows on two ranks, kills and resumption."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections import Counter, defaultdict
 
 import pytest
-from engines.relay import wait_until
+from engines.relay import Started, wait_until
 from simulated import without_seconds
 
 from marl_plugins.runtime.tiny_model import resolve
@@ -27,10 +28,6 @@ def without_logprobs(trajectories):
         for action in record["actions"]:
             logprobs += action.pop("logprobs")
     return records, logprobs
-
-
-def actions(run):
-    return [(t, a) for t in run.trajectories for a in t["actions"]]
 
 
 def test_three_steps_with_every_policy_and_the_table(undisturbed):
@@ -58,13 +55,13 @@ def test_the_schedule_of_records_is_complete(undisturbed):
     per_step = Counter(t["step"] for t in undisturbed.trajectories)
     assert per_step == {1: 6, 2: 6, 3: 6}
     assert {t["schema"] for t in undisturbed.trajectories} == {1}
-    keys = {(t["step"], t["task"], t["sample"], a["action"]) for t, a in actions(undisturbed)}
-    assert len(keys) == len(actions(undisturbed))
+    keys = {(t["step"], t["task"], t["sample"], a["action"]) for t, a in undisturbed.actions}
+    assert len(keys) == len(undisturbed.actions)
 
 
 def test_tool_turns_continue_the_sampled_ids(undisturbed):
     """Every later turn names the turn it continues; its own ids are only what the tool's answer added."""
-    later = [(t, a) for t, a in actions(undisturbed) if a["continues"]]
+    later = [(t, a) for t, a in undisturbed.actions if a["continues"]]
     assert later
     for t, a in later:
         before = next(b for b in t["actions"] if b["action"] == a["continues"])
@@ -84,7 +81,7 @@ def test_what_was_trained_is_what_was_sampled(undisturbed):
 
 def test_versions_follow_the_updates(undisturbed):
     versions = defaultdict(set)
-    for t, a in actions(undisturbed):
+    for t, a in undisturbed.actions:
         versions[t["step"], a["policy"]].add(a["version"])
     for step in (1, 2, 3):
         assert versions[step, "first"] == versions[step, "second"] == {step - 1}
@@ -95,7 +92,7 @@ def test_advantages_are_normalised_over_both_policies(undisturbed):
     """Token-weighted mean 0 and variance 1 over all trained tokens of the step, both policies together."""
     for step in (1, 2, 3):
         values = []
-        for t, a in actions(undisturbed):
+        for t, a in undisturbed.actions:
             if t["step"] == step and a["advantage"] is not None:
                 values += [a["advantage"]] * len(a["ids"])
         mean = sum(values) / len(values)
@@ -145,9 +142,16 @@ def test_nothing_is_left_running(undisturbed):
 def test_a_killed_engine_is_replaced_and_changes_nothing(killed, undisturbed):
     before = killed.metrics_before
     assert [m["step"] for m in before] == [1, 2]
-    assert before[0]["engines/restarted"] == 1
+    assert [m["engines/restarted"] for m in before] == [1, 2]
     assert all(entry["lost"] == {} for entry in killed.ledger[:2])
     assert comparable(before) == comparable(undisturbed.metrics[:2])
+
+
+def test_a_stopped_engine_is_found_by_the_watchdog(killed):
+    text = killed.log.read_text()
+    assert "step 1: an engine of policy 'second' died and was replaced; 2 more may be" in text
+    assert "step 2: an engine of policy 'first' answered nothing for 30 s (limits.silence_seconds; process " in text
+    assert "(stopped)) and was replaced; 1 more may be" in text
 
 
 def test_the_manifest_names_the_last_complete_step(killed):
@@ -160,7 +164,7 @@ def test_the_resumed_run_repeats_the_undisturbed_one(resumed, undisturbed):
     assert comparable(resumed.metrics) == comparable(undisturbed.metrics)
     (one, mine), (two, others) = map(without_logprobs, (resumed.trajectories, undisturbed.trajectories))
     assert one == two  # sampled ids, rewards, advantages: all of it
-    assert mine == pytest.approx(others, abs=1e-3)
+    assert mine == pytest.approx(others, abs=1e-2)
     assert resumed.ledger == undisturbed.ledger
 
 
@@ -170,42 +174,23 @@ def test_and_ends_with_the_same_weights(resumed, undisturbed):
         assert one == two
 
 
-def test_a_run_that_cannot_go_on_is_saved_where_it_stands(coached):
-    """The recipe saves every second step; what could not be judged is step 2."""
-    assert "refuses the key (401); is $OPENAI_API_KEY right?" in coached.log_before
-    assert "step 1 is saved" in coached.log_before
-    assert "Traceback" not in coached.log_before
-
-
-def test_and_goes_on_from_there(renewed):
-    assert "resuming after step 1" in renewed.log.read_text()
-    assert [m["step"] for m in renewed.metrics] == [1, 2, 3]
-    assert not renewed.processes()
-
-
-def test_the_coach_judged_every_action_and_the_label_stood_in_one_prompt_of_each_trajectory(renewed):
-    for m in renewed.metrics:
-        assert m["coach/missing"] == 0.0
-        assert 0.5 <= m["coach/first/score"] <= 0.9
-        assert m["coach/repeats"] > 0
-    judged = [a for _, a in actions(renewed)]
-    assert all(a["score"] is not None and a["explanation"] for a in judged)
-    with_label = [b for b in renewed.bodies if "The right answer:" in b["messages"][0]["content"]]
-    assert len(with_label) >= sum(any(a["role"] == "judge" for a in t["actions"]) for t in renewed.trajectories)
-
-
-def test_critics_are_trained_beside_their_policies(renewed):
-    for m in renewed.metrics:
-        for policy in ("first", "second"):
-            assert m[f"policy/{policy}/critic_optimiser_steps"] == m[f"policy/{policy}/optimiser_steps"] == 2
-            assert m[f"policy/{policy}/critic_loss"] > 0
-    for policy in ("first", "second"):  # rewards lie between 0.5 and 0.9, values begin near 0
-        values = [m[f"policy/{policy}/critic_values"] for m in renewed.metrics]
-        assert values[-1] > values[0] + 0.05
+def test_a_part_of_one_rank_that_is_lost_is_named_at_once(undisturbed, relay, tmp_path):
+    """The manifest of an earlier release lists no files, so that only loading shows it, while the other rank waits."""
+    run = Started(tmp_path, relay, "--reinforce_pp.scope", "action")
+    shutil.copytree(undisturbed.output.parent / "checkpoints", tmp_path / "checkpoints")
+    path = tmp_path / "checkpoints" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["files"], manifest["digest"]
+    path.write_text(json.dumps(manifest | {"schema": 2}))
+    part = tmp_path / "checkpoints" / "second" / "_actor" / f"global_step{manifest['step']}"
+    next(p for p in sorted(part.glob("*_optim_states.pt")) if "rank_1_" in p.name).unlink()
+    run.run("--ckpt.load_enable", code=2)
+    assert f"policy 'second': the checkpoint {part} cannot be loaded: " in run.log.read_text()
+    assert wait_until(lambda: not run.processes())
 
 
 def test_saved_weights_evaluate_as_the_run_did(undisturbed, relay):
-    """Sixth start-up, engines only: seeds are those of the run's own evaluations."""
+    """Engines only: seeds are those of the run's own evaluations."""
     words = ["eval", "--recipe", str(relay), "--models", str(undisturbed.output), "--only", "first", "second", "--json"]
     done = subprocess.run([sys.executable, "-m", "marl_plugins", *words], capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -1,7 +1,7 @@
 """`openrlhf doctor`: whether training can work on this machine, and how to fix every error.
 
 `--static` only inspects files, installed packages and drivers. Without it, everything is also tried, concurrently: the
-engines and the training processes are imported in separate processes, Ray starts, a program runs in the sandbox, the coach
+engines and the training processes are imported in separate processes, Ray starts, the `python` tool runs a program, the coach
 answers. What only some runs require is a note, unless `--recipe` (with any flags of `openrlhf train`) names such a run.
 """
 
@@ -109,8 +109,8 @@ def examine(options: argparse.Namespace, words: Sequence[str]) -> list[Finding]:
         lambda: engines.try_engine(device),
         lambda: engines.try_training(device),
         engines.try_ray,
-        lambda: services.try_sandbox(needs.python_tool_limits(plan)),
+        lambda: services.try_python_tool(needs.python_tool_limits(plan)),
         lambda: services.try_coach(plan, endpoint),
     ]
-    with Display(as_json=True).phase("trying the engines, Ray, the sandbox"), ThreadPoolExecutor() as pool:
+    with Display(as_json=True).phase("trying the engines, Ray, the python tool"), ThreadPoolExecutor() as pool:
         return inspected + [finding for found in pool.map(lambda check: check(), trials) for finding in found]

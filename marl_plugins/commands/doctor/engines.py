@@ -35,7 +35,11 @@ device = deepspeed.accelerator.get_accelerator()._name
 print(json.dumps({"deepspeed": deepspeed.__version__, "device": device}))
 """
 RAY = """
-import json, os, ray, sys
+import json, os, sys
+from marl_plugins.runtime.cluster import closed, own_cluster
+if own_cluster():
+    os.environ.update(closed())
+ray = __import__("ray")
 options = {} if os.environ.get("RAY_ADDRESS") else {
     "address": "local", "include_dashboard": False, "num_cpus": 1, "object_store_memory": 10**8, "_temp_dir": sys.argv[1],
 }

@@ -182,7 +182,7 @@ def nearest_existing(folder: Path) -> Path:
 def check_loopback(device: str) -> list[Finding]:
     """All processes of a run on one machine communicate through loopback."""
     if problem := try_loopback():
-        return [error("loopback", f"127.0.0.1: {problem}", "ip link set lo up; a firewall or sandbox may forbid sockets")]
+        return [error("loopback", f"127.0.0.1: {problem}", "ip link set lo up; a firewall or container may forbid sockets")]
     names = [name for _, name in socket.if_nameindex()]
     interface = cpu.environment()["GLOO_SOCKET_IFNAME"]
     if device == "cpu" and interface not in names:

@@ -1,4 +1,4 @@
-"""What a run connects to: the sandbox of the `python` tool, the coach's endpoint, trackers."""
+"""What a run connects to: the `python` tool, the coach's endpoint, trackers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import asyncio
 import netrc
 import os
 import time
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +28,7 @@ LISTING = 10.0
 """Time limit, in seconds, for listing an endpoint's models."""
 
 
-def try_sandbox(config: PythonToolConfig | None) -> list[Finding]:
+def try_python_tool(config: PythonToolConfig | None) -> list[Finding]:
     """Run three programs in the tool: a correct one, an endless one, and one that needs too much memory.
 
     Args:
@@ -49,7 +50,7 @@ def try_sandbox(config: PythonToolConfig | None) -> list[Finding]:
     try:
         correct, endless, hungry = asyncio.run(programs())
     except (InfrastructureFailure, OSError) as failure:
-        return [error_if(config is not None, "sandbox", str(failure), "ulimit -u shows how many processes are allowed")]
+        return [error_if(config is not None, "python tool", str(failure), "ulimit -u shows how many processes are allowed")]
     problems = []
     if not correct.ok or correct.output != "42":
         problems.append(f"print(6 * 7) gave {correct.output[-200:]!r}")
@@ -59,8 +60,8 @@ def try_sandbox(config: PythonToolConfig | None) -> list[Finding]:
         problems.append(f"a program took more than its {limits.memory_mb} MB: {hungry.output[-200:]!r}")
     if problems:
         fix = "raise the recipe's tools.python.memory_mb or seconds; see ulimit -a"
-        return [error_if(config is not None, "sandbox", "; ".join(problems), fix)]
-    return [ok("sandbox", f"runs programs, stops those that exceed its limits ({time.monotonic() - started:.1f} s)")]
+        return [error_if(config is not None, "python tool", "; ".join(problems), fix)]
+    return [ok("python tool", f"runs programs, stops those that exceed its limits ({time.monotonic() - started:.1f} s)")]
 
 
 def endpoint_of(options: argparse.Namespace) -> Endpoint:
@@ -91,7 +92,7 @@ def try_coach(run: Run | None, endpoint: Endpoint) -> list[Finding]:
 
 def endpoint_of_run(run: Run) -> Endpoint | None:
     """The endpoint of the run's coach, if the coach is a model at one."""
-    from marl_plugins.asking.endpoint import EndpointTransport
+    from marl_plugins.asking.transport import EndpointTransport
 
     asker = coach.asker_of(run)
     transport = asker.transport if asker is not None else None
@@ -152,17 +153,15 @@ def report_models(endpoint: Endpoint) -> list[Finding]:
 
 def fetch_model_names(endpoint: Endpoint) -> tuple[list[str], str | None]:
     """The models that an endpoint lists, or why it lists none."""
-    import openai
+    from marl_plugins.asking.limits import SpendingBudget
+    from marl_plugins.asking.request import Tally
+    from marl_plugins.asking.transport import EndpointTransport
 
-    from marl_plugins.asking.endpoint import explain_status
-
+    transport = EndpointTransport(replace(endpoint, timeout=LISTING), SpendingBudget(endpoint.prefix), Tally())
     try:
-        with openai.OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, timeout=LISTING, max_retries=0) as client:
-            return [model.id for model in client.models.list()], None
-    except openai.APIStatusError as error:
-        return [], explain_status(error, endpoint)
-    except (openai.APIError, ValueError, TypeError) as error:  # unreachable, or not in the protocol
-        return [], f"does not list its models: {error.__cause__ or error}"
+        return asyncio.run(transport.model_names()), None
+    except ConfigurationError as problem:
+        return [], str(problem)
 
 
 def check_trackers(logger: Any) -> list[Finding]:

@@ -12,7 +12,7 @@ from marl_plugins.commands.doctor.machine import extensions_folder
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.findings import Finding, error, note, ok
 from marl_plugins.hosts import cpu, upstream_cli
-from marl_plugins.hosts.prebuild import STALE
+from marl_plugins.hosts.prebuild import abandoned_locks
 from marl_plugins.hosts.releases import TRAINED, known, refusal, standing
 from marl_plugins.hosts.seams import check_seams, seams_of
 
@@ -85,10 +85,10 @@ def _fix_for_tools(absent: list[str]) -> str:
 
 def check_locks(folder: Path) -> list[Finding]:
     """Build locks: whatever loads the operator waits for them, forever if the build was killed."""
-    findings = []
+    findings, abandoned = [], abandoned_locks(folder)
     for lock in sorted(folder.glob("**/lock")):
         age = time.time() - lock.stat().st_mtime
-        if age > STALE:
+        if lock in abandoned:
             findings.append(
                 error(
                     "operators", f"{lock} is left over from a killed build: a run would wait for it forever", f"rm {lock}"

@@ -244,7 +244,7 @@ WORKFLOW_LEFT_OUT = {
 TOOL_READ = {"type": "`tools: [python]` for sandbox_fusion", "timeout": "`tools.python.seconds`"}
 TOOL_LEFT_OUT = dict.fromkeys(
     ("enable_rate_limiting", "rate_limit", "base_url", "schema_path"),
-    "programs run in a sandbox on this machine, one per core at a time",
+    "programs run on this machine, in processes of their own, one per core at a time",
 )
 TOOLS_READ = {"tools": "`tools:`", "max_turns": "`max_turns:` of roles with tools"}
 TOOLS_LEFT_OUT = dict.fromkeys(

@@ -55,7 +55,7 @@ class Source:
         name = re.sub(r"^\$(\([^)]*\)|\{[^}]*\}|\w+)/", "", name)  # a root that only the shell knew
         for folder in (Path(), *self.path.resolve().parents):
             for path in (folder / name, folder / name.lstrip("/")):
-                if path.exists():
+                if path.is_file() or path.is_dir():  # reading a pipe or a device might not end
                     return path
         return None
 
@@ -115,6 +115,8 @@ def parse(text: str, path: Path, key: Key, origins: Origins, first_line: int = 1
 
 
 def _text(path: Path) -> str:
+    if path.exists() and not path.is_file():
+        raise ConfigurationError(f"{path}: is not a file")
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

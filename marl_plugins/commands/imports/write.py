@@ -6,6 +6,7 @@ placeholders are reported together, each with file and line; nothing is written 
 
 from __future__ import annotations
 
+import os
 import shlex
 import tempfile
 from collections.abc import Mapping
@@ -66,7 +67,7 @@ def run(source: Path, wanted: Wanted) -> int:
     Raises:
         ConfigurationError: Everything that prevents the import; nothing is written.
     """
-    if wanted.folder.exists():
+    if os.path.lexists(wanted.folder):
         raise ConfigurationError(f"{wanted.folder}: exists already; give a folder that does not")
     imported = convert(source, wanted)
     try:

@@ -4,6 +4,7 @@
     apart.py       user code in a thread that can be left behind, and what it raises
     findings.py    dependencies that are lost, labels that are shown, roles that nobody calls, loops that do not end
     scorers.py     the grader, and others that plugins bring
+    examples.py    the tasks on which it is run, and the demonstrations of the first
     graph.py       who saw whom
 
 Only what no answer changes is a mistake; what an agent might avoid, or a run might meet, is a remark.
@@ -11,9 +12,10 @@ Only what no answer changes is a mistake; what an agent might avoid, or a run mi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.core.workflow import Workflow
@@ -21,6 +23,7 @@ from marl_plugins.manager import Plugins
 from marl_plugins.plan.parts import arity_problem, place_of
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.rehearsal.apart import Caught, Stuck, run_apart, sort_out
+from marl_plugins.plan.rehearsal.examples import copies_of_label, different, wrong_demonstrations
 from marl_plugins.plan.rehearsal.findings import idle_roles, lost_dependencies, shown_labels, unended
 from marl_plugins.plan.rehearsal.graph import Graph
 from marl_plugins.plan.rehearsal.scorers import Rehearsed, try_grader
@@ -30,6 +33,8 @@ from marl_plugins.run import Run
 
 EXAMPLE = Task("example", "an example", "0")
 """Rehearsed where the run's own tasks are not known."""
+WORKFLOW = "the workflow"
+"""What is tried, in messages."""
 
 
 @dataclass
@@ -41,23 +46,27 @@ class Rehearsal:
         wrong: Mistakes that no answer would change, with file and line.
         unclear: What else is remarkable: a run might end there, or learn something else than was meant.
         trajectories: What the workflow left, by the kind of answers.
+        others: The same of tasks of another kind.
     """
 
     graph: Graph = field(default_factory=Graph)
     wrong: list[str] = field(default_factory=list)
     unclear: list[str] = field(default_factory=list)
     trajectories: dict[str, Trajectory] = field(default_factory=dict)
+    others: list[dict[str, Trajectory]] = field(default_factory=list)
 
 
 def check_workflow(plan: Plan, tools: Iterable[str] | None) -> tuple[list[str], list[str]]:
     """Mistakes of the run's workflow and grader that show without any model, and what else they raise, as warnings."""
     run = plan.run
-    tasks = [] if from_hub(run) else plan.tasks("train")
-    found = rehearse(run, workflow_of(plan.plugins, run), tasks[0] if tasks else None, tools or ())
+    tasks, evaluation = ([], []) if from_hub(run) else (plan.tasks("train"), plan.tasks("eval"))
+    kinds = different(chain(tasks[:1], evaluation, tasks[1:]))
+    first = kinds[0] if kinds else None
+    found = rehearse(run, workflow_of(plan.plugins, run), first, tools or (), kinds[1:], copies_of_label(tasks))
     rehearsed = run.state(Rehearsed)
-    rehearsed.trajectories, rehearsed.sure = found.trajectories, bool(tasks)
+    rehearsed.trajectories, rehearsed.others, rehearsed.sure = found.trajectories, found.others, bool(tasks)
     wrong, unclear = try_grader(plan)
-    return found.wrong + wrong, found.unclear + unclear
+    return [*found.wrong, *wrong, *wrong_demonstrations(run, first)], found.unclear + unclear
 
 
 def workflow_of(plugins: Plugins, run: Run) -> Workflow:
@@ -66,30 +75,49 @@ def workflow_of(plugins: Plugins, run: Run) -> Workflow:
     return workflow
 
 
-def rehearse(run: Run, workflow: Workflow, task: Task | None, tools: Iterable[str] = ()) -> Rehearsal:
+def rehearse(
+    run: Run,
+    workflow: Workflow,
+    task: Task | None,
+    tools: Iterable[str] = (),
+    others: Sequence[Task] = (),
+    copies: Collection[str] = (),
+) -> Rehearsal:
     """Run a workflow on a task without any model, with two kinds of answers.
 
     Args:
         task: None where the run's own are not known: nothing that is raised on an invented one is called a mistake.
         tools: Names of the tools that it may call; those of the roles are among them.
+        others: Tasks of another kind, on which it is run too.
+        copies: Keys of the tasks' metadata under which the label stands too.
     """
     file = place_of(workflow).removesuffix(": ") or str(run.folder / run.recipe.workflow)
     if problem := arity_problem(workflow, 3):
         return Rehearsal(wrong=[f"{problem}; run is called with task, roles and tools"])
-    try:
-        trials, labels = run_apart(partial(_trials, run, workflow, task or EXAMPLE, list(tools), file))
-    except Stuck as stuck:
-        return Rehearsal(wrong=[stuck.problem("run", file)])
-    wrong, unclear = sort_out([(t.answers.name, t.failures) for t in trials], "the workflow", sure=task is not None)
-    idle, remarks = idle_roles(trials, run.recipe.roles, file) if not wrong else ([], [])
-    unclear += [*lost_dependencies(trials[0]), *remarks, *unended(trials, file)]
-    ended = {trial.answers.name: trial.trajectory for trial in trials if trial.trajectory is not None}
+    tried: list[list[Trial]] = []
+    wrong: list[str] = []
+    unclear: dict[str, str] = {}  # what several tasks show is said of the first of them
+    for each in (task or EXAMPLE, *others):
+        try:
+            trials, labels = run_apart(partial(_trials, run, workflow, each, list(tools), copies, file))
+        except Stuck as stuck:
+            return Rehearsal(wrong=[stuck.problem("run", file)])
+        tried.append(trials)
+        what = f"the workflow, on task {each.id!r}," if each in others else WORKFLOW
+        mistakes, remarks = sort_out([(t.answers.name, t.failures) for t in trials], WORKFLOW, sure=task is not None)
+        wrong += [*(mistake.replace(WORKFLOW, what, 1) for mistake in mistakes), *labels]
+        for remark in (*remarks, *lost_dependencies(trials[0]), *unended(trials, file)):
+            unclear.setdefault(remark, remark.replace(WORKFLOW, what, 1))
+        if wrong or any(trial.left_at for trial in trials):  # the others would say it again
+            break
+    idle, remarks = idle_roles(list(chain(*tried)), run.recipe.roles, file) if not wrong else ([], [])
+    ended, *ended_others = [{t.answers.name: t.trajectory for t in trials if t.trajectory is not None} for trials in tried]
     graph = Graph.of(next(iter(ended.values()))) if ended else Graph()
-    return Rehearsal(graph, [*wrong, *labels, *idle], unclear, ended)
+    return Rehearsal(graph, [*wrong, *idle], [*unclear.values(), *remarks], ended, ended_others)
 
 
 def _trials(
-    run: Run, workflow: Workflow, task: Task, tools: list[str], file: str, caught: Caught
+    run: Run, workflow: Workflow, task: Task, tools: list[str], copies: Collection[str], file: str, caught: Caught
 ) -> tuple[list[Trial], list[str]]:
     """A trial for each kind of answers, and where labels are shown.
 
@@ -101,7 +129,7 @@ def _trials(
     def trial(task: Task, answers: Answers) -> Trial:
         return try_workflow(run, workflow, task, tools, answers, file, caught)
 
-    marked = with_marked_label(task)
+    marked = with_marked_label(task, copies)
     for answers in (WORDS, ONES):
         found = trial(marked, answers)
         labels += shown_labels(found)

@@ -14,7 +14,7 @@ def shown_labels(trial: Trial) -> list[str]:
     """Calls that show their role the task's label, where the trial's task had one that can be recognised."""
     return [
         f"{call.place}: role {call.spec.name!r} is shown the task's label, in field {name!r}; a role that sees the label "
-        "learns to repeat it: remove it, labels are for graders"
+        "learns to repeat it: remove it, also where it comes from the metadata; labels are for graders"
         for call, name, text in _shown(trial.calls)
         if MARK in text or str(MARK_OF_NUMBERS) in text
     ]

@@ -6,12 +6,17 @@ import copy
 import inspect
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from marl_plugins.core.scoring import Seen, score_outcome, score_trajectory
+from marl_plugins.core.scoring import Seen, reward_function_score, score_outcome, score_trajectory
+from marl_plugins.core.texts import read_text
 from marl_plugins.core.trajectory import Action, Trajectory
+from marl_plugins.loading import load_file
 from marl_plugins.plan.parts import arity_problem, place_of
 from marl_plugins.plan.plan import Plan
+from marl_plugins.plan.rehearsal import apart
 from marl_plugins.plan.rehearsal.apart import Caught, Failure, Stuck, failures_kept, run_apart, run_on_a_loop, sort_out
 from marl_plugins.run import Run
 
@@ -25,45 +30,59 @@ class Rehearsed:
     def __init__(self) -> None:
         self.trajectories: dict[str, Trajectory] = {}
         """By the kind of answers; empty where the run was not rehearsed."""
+        self.others: list[dict[str, Trajectory]] = []
+        """The same of tasks of another kind."""
         self.sure = False
         """Whether their task is one of the run's, and not invented."""
 
 
 def try_scorer(
-    run: Run, what: str, score: Callable[[Trajectory], Coroutine[Any, Any, None]], function: Any
+    run: Run, what: str, score: Callable[[Trajectory], Coroutine[Any, Any, None]], function: Any, *, may_wait: bool = False
 ) -> tuple[list[str], list[str]]:
-    """Score copies of the rehearsed trajectories.
+    """Score copies of the rehearsed trajectories; those of tasks of another kind where nothing is wrong with the first.
 
     Args:
         what: Name of the scorer, for messages.
         score: Writes scores onto a trajectory; checks them.
         function: The user's function, whose place is named where what it returned is at fault.
+        may_wait: Whether a run calls it where it holds nothing up.
 
     Returns:
         Mistakes, and what may be none.
     """
     rehearsed, where = run.state(Rehearsed), place_of(function).removesuffix(": ") or what
 
-    def tries(caught: Caught) -> list[tuple[str, list[Failure]]]:
+    def tries(trajectories: dict[str, Trajectory], caught: Caught) -> list[tuple[str, list[Failure]]]:
         found = []
-        for kind, trajectory in rehearsed.trajectories.items():
+        for kind, trajectory in trajectories.items():
             failures: list[Failure] = []
             with failures_kept(failures, where, caught):
                 run_on_a_loop(score(copy.deepcopy(trajectory)))
             found.append((kind, [replace(f, certain=f.certain or not f.raised) for f in failures]))
         return found
 
+    wrong, unclear = list[str](), list[str]()
     try:
-        return sort_out(run_apart(tries), what, sure=rehearsed.sure)
+        for trajectories in (rehearsed.trajectories, *rehearsed.others):
+            found = run_apart(partial(tries, trajectories))
+            ids = [] if trajectories is rehearsed.trajectories else [t.task.id for t in trajectories.values()]
+            wrong, unclear = sort_out(found, f"{what}, on task {ids[0]!r}," if ids else what, sure=rehearsed.sure)
+            if wrong or unclear:
+                break
+        return wrong, unclear
     except Stuck as stuck:
+        if may_wait:
+            return [], [
+                f"{stuck.place or where}: {what} was still here after {apart.SECONDS:g} s, and was not tried further"
+            ]
         return [stuck.problem(what, where)], []
 
 
 def try_grader(plan: Plan) -> tuple[list[str], list[str]]:
-    """Try the recipe's grader, as far as no plugin takes its place."""
+    """Try the recipe's grader, or the function of `--reward.remote_url`, as far as no plugin takes its place."""
     run, module = plan.run, plan.run.grader_module
     if module is None:
-        return [], []
+        return _try_reward_function(plan)
     wrong: list[str] = []
     unclear: list[str] = []
     missing: list[bool] = []
@@ -94,7 +113,32 @@ def try_grader(plan: Plan) -> tuple[list[str], list[str]]:
             f"{place_of(module.score_outcome)}score_outcome gave no score for any rehearsed trajectory, and what has none is "
             "not rewarded; does it end with `return`?"
         )
+    complete = [t for t in run.state(Rehearsed).trajectories.values() if not (t.agent_failure or t.infrastructure_failure)]
+    silent = bool(complete) and all(t.answer is None for t in complete)
+    if silent and ".answer" in read_text(run.folder / str(run.recipe.grader)):
+        unclear.append(
+            f"{run.folder / run.recipe.workflow}: run returns nothing, and the grader reads trajectory.answer; does it end with "
+            "`return`?"
+        )
     return wrong, unclear
+
+
+def _try_reward_function(plan: Plan) -> tuple[list[str], list[str]]:
+    """Try upstream's reward function, which a run calls in a thread of its own: it may wait there."""
+    run, file = plan.run, plan.run.args.reward.remote_url
+    if not file or plan.plugins.claims("marl_score_outcome"):
+        return [], []
+    function = load_file(Path(file), "marl_reward_function").reward_func
+    roles = list(run.recipe.roles)
+
+    async def outcome(trajectory: Trajectory) -> None:
+        async def score(scored: Trajectory) -> float:
+            return reward_function_score(function, scored)
+
+        if not trajectory.agent_failure:
+            await score_outcome(trajectory, score, SECONDS, roles)
+
+    return try_scorer(run, "reward_func", outcome, function, may_wait=True)
 
 
 async def _answer(function: Callable[..., Any], *arguments: Any) -> Any:

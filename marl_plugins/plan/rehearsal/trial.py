@@ -6,7 +6,7 @@ import asyncio
 import copy
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -191,9 +191,14 @@ def marked(label: Any) -> Any:
     return MARK_OF_NUMBERS if isinstance(label, int) else MARK_OF_NUMBERS + 0.5
 
 
-def with_marked_label(task: Task) -> Task:
-    """The task with a label that can be recognised; the same task where it cannot be."""
-    return replace(task, label=marked(task.label))
+def with_marked_label(task: Task, copies: Collection[str] = ()) -> Task:
+    """The task with a label that can be recognised; the same task where it cannot be.
+
+    Args:
+        copies: Keys of the metadata under which the label stands too.
+    """
+    label = marked(task.label)
+    return replace(task, label=label, metadata={k: label if k in copies else v for k, v in task.metadata.items()})
 
 
 def _is_number(text: str) -> bool:

@@ -1,0 +1,180 @@
+"""The protocol of an OpenAI-compatible endpoint: a conversation goes out, one answer comes back and is read.
+
+Reading ends in one place (`ChatClient._exchange`): whatever an answer is, it can be nothing worse than `Malformed`. What a server
+says goes through `Redaction` here, where it enters, so no message, record or file holds what authenticates with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from marl_plugins.asking.endpoint import Endpoint
+from marl_plugins.asking.exchange import Answer, Connection, Redirected, Unreachable
+from marl_plugins.asking.limits import SpendingBudget
+from marl_plugins.asking.reading import UNREADABLE, Malformed, complaint_in, read_json, seconds_of, token_count
+from marl_plugins.asking.request import Inquiry
+
+T = TypeVar("T")
+
+NEVER_PASSES = {"insufficient_quota"}
+"""Codes of an error that no waiting fixes, whatever its status."""
+LONGEST_TEXT = 500_000
+"""Characters of an answer's text: reading more would hold up the run, and no verdict is as long."""
+
+
+class Refused(Exception):
+    """The model will not answer this question; asking again costs and does not help."""
+
+
+class Failed(Exception):
+    """An answer that reports an error.
+
+    Args:
+        code: In the provider's words; may be empty.
+        message: What the server says.
+        wait: Seconds to wait first, where it names them.
+    """
+
+    def __init__(self, status: int, code: str, message: str, wait: float | None = None):
+        self.status = status
+        self.code = code
+        self.message = message
+        self.wait = wait
+        super().__init__(f"HTTP {status}: {message[:300]}")
+
+    @property
+    def final(self) -> bool:
+        return self.code in NEVER_PASSES
+
+    @property
+    def busy(self) -> bool:
+        """Whether the endpoint is overloaded, or not ready yet."""
+        return self.status in (429, 503) and not self.final
+
+
+@dataclass(frozen=True)
+class Said:
+    """An answer that was read: its text, empty where it was cut off, and whether it says how many tokens it took."""
+
+    text: str
+    counted: bool
+
+
+class ChatClient:
+    """Asks an endpoint; the connection is opened with the first question.
+
+    Args:
+        budget: What answers take is added to it.
+    """
+
+    def __init__(self, endpoint: Endpoint, budget: SpendingBudget):
+        self.endpoint = endpoint
+        self.budget = budget
+        self.redaction = endpoint.redaction
+        key = endpoint.api_key or "none"  # local servers take any
+        self.connection = Connection(endpoint.base_url, key, endpoint.timeout)
+        self._other_model = False
+
+    async def close(self) -> None:
+        await self.connection.close()
+
+    async def ask(self, inquiry: Inquiry) -> Said:
+        """One exchange.
+
+        Raises:
+            Failed: The answer reports an error.
+            Refused: The model will not answer.
+            TimeoutError, Unreachable, Redirected: There is no answer.
+            Malformed: It is anything else.
+        """
+        return await self._exchange("POST", "chat/completions", self.endpoint.request_body(inquiry), self._read)
+
+    async def _exchange(self, method: str, path: str, body: Any, read: Callable[[Answer], T]) -> T:
+        """One exchange, and what is read of its answer; raises as `ask` does."""
+        problem: Exception
+        try:
+            return read(await self.connection.exchange(method, path, body))
+        except (Failed, Refused) as error:
+            problem = error.with_traceback(None)
+        except TimeoutError:
+            problem = TimeoutError()
+        except (Unreachable, Redirected, Malformed) as error:
+            problem = type(error)(self.redaction.text(str(error), 300))
+        except UNREADABLE as error:
+            problem = Malformed(self.redaction.text(f"an answer of another form: {error}", 300))
+        # Not from the error: its frames hold the answer, for as long as somebody holds the error.
+        try:
+            raise problem
+        finally:
+            del problem
+
+    def _read(self, answer: Answer) -> Said:
+        if answer.status >= 300:
+            raise self._failed(answer)
+        values = read_json(answer.data)
+        counted = self._count(values)
+        complaint = complaint_in(values)
+        if complaint and not values.get("choices"):
+            raise Failed(answer.status, complaint[0], self.redaction.text(complaint[1]))
+        choice = values["choices"][0]
+        text, refusal, finish = (
+            choice["message"].get("content"),
+            choice["message"].get("refusal"),
+            choice.get("finish_reason"),
+        )
+        if refusal or finish == "content_filter":
+            raise Refused(self.redaction.text(str(refusal or finish), 200))
+        if not isinstance(text, str):
+            raise Malformed(f"no text in the answer {self.redaction.text(repr(values), 200)}")
+        if len(text) > LONGEST_TEXT:
+            raise Malformed(f"an answer of {len(text)} characters; at most {LONGEST_TEXT} are read")
+        self._notice_model(values.get("model"))
+        return Said("" if finish == "length" else self.redaction.redact(text), counted)  # what is cut off may be a verdict
+
+    def _count(self, values: Any) -> bool:
+        """Add the tokens that an answer took; whether it says how many."""
+        usage = values.get("usage")
+        if not isinstance(usage, dict):
+            return False
+        tokens = [token_count(usage.get(f"{name}_tokens")) for name in ("prompt", "completion")]
+        self.budget.add(*tokens)
+        return any(tokens)
+
+    def _failed(self, answer: Answer) -> Failed:
+        """The error that a status reports, in the server's words as far as it has any."""
+        try:
+            complaint = complaint_in(read_json(answer.data))
+        except Malformed:
+            complaint = None
+        code, message = complaint or ("", answer.data[:2000].decode("utf-8", "replace"))
+        wait = seconds_of(answer.headers.get("retry-after", ""))
+        return Failed(answer.status, code, self.redaction.text(message), wait)
+
+    def _notice_model(self, name: Any) -> None:
+        """Say once that another model answers than was asked for; `gpt-4o-2024-08-06` is a `gpt-4o`."""
+        asked = self.endpoint.model.rpartition("/")[2].lower()
+        if self._other_model or not isinstance(name, str) or not name:
+            return
+        answering = name.rpartition("/")[2].lower()
+        if answering != asked and not re.match(rf"{re.escape(asked)}[-:@._]", answering):
+            self._other_model = True
+            shown = self.redaction.text(name, 100)
+            logging.getLogger(__name__).warning("%s: the answers are by model '%s'", self.endpoint, shown)
+
+    async def model_names(self) -> list[str]:
+        """The models that the endpoint lists.
+
+        Raises:
+            Failed, TimeoutError, Unreachable, Redirected, Malformed: It lists none that can be read.
+        """
+
+        def names(answer: Answer) -> list[str]:
+            if answer.status >= 300:
+                raise self._failed(answer)
+            return [self.redaction.text(model["id"], 200) for model in read_json(answer.data)["data"]]
+
+        return await self._exchange("GET", "models", None, names)

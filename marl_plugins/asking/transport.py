@@ -1,0 +1,183 @@
+"""What each way in which an endpoint fails means for a run.
+
+Two kinds of failure. What may pass (429, 5xx, a connection, a time-out, an answer that is not in the protocol) is a
+`MayPass`, which is repeated; where the endpoint will not judge this very question (too long, a filter, a refusal) that one
+judgement is missing (`InfrastructureFailure`). What cannot pass (a refused key, an unknown model, a field that the endpoint
+does not take, a redirect to another server) ends the run at once, with everything up to the last step saved (`RunPaused`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+import time
+
+from marl_plugins.asking.chat import ChatClient, Failed, Refused, Said
+from marl_plugins.asking.endpoint import Endpoint
+from marl_plugins.asking.exchange import Redirected, Unreachable
+from marl_plugins.asking.limits import SpendingBudget
+from marl_plugins.asking.question import random_nonce
+from marl_plugins.asking.reading import Malformed
+from marl_plugins.asking.repeats import pause_after
+from marl_plugins.asking.request import Form, Inquiry, MayPass, Request, Tally
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
+
+ONE_REQUEST = re.compile(
+    r"content.?(?:filter|management|polic)|context.?(?:length|window)|too (?:long|large|many tokens)|maximum.*(?:length|context)",
+    re.I,
+)
+"""A 400 that speaks of this question and not of how it is asked: only that judgement is missing."""
+
+
+class EndpointTransport:
+    """Sends requests to an endpoint; the connection is opened with the first one.
+
+    Args:
+        budget: What answers take is added to it.
+    """
+
+    def __init__(self, endpoint: Endpoint, budget: SpendingBudget, tally: Tally):
+        self.endpoint = endpoint
+        self.budget = budget
+        self.tally = tally
+        self.client = ChatClient(endpoint, budget)
+
+    async def close(self) -> None:
+        await self.client.close()
+
+    async def send(self, inquiry: Inquiry) -> str:
+        """One answer; empty where it was cut off.
+
+        Raises:
+            MayPass: It is unavailable, and repeating the request may help.
+            InfrastructureFailure: The endpoint will not answer this one.
+            RunPaused: It will not answer any.
+        """
+        e = self.endpoint
+        inquiry.begun = inquiry.begun or time.monotonic()
+        self.tally.counts["requests"] += 1
+        try:
+            return (await self.client.ask(inquiry)).text
+        except Failed as error:
+            raise self._meaning(error) from error
+        except TimeoutError as error:
+            raise MayPass("coach_timeout", f"no answer within {e.timeout:g} s (--{e.prefix}.timeout)") from error
+        except Unreachable as error:
+            raise MayPass("coach_unreachable", str(error)) from error
+        except Redirected as error:
+            raise RunPaused(f"{e}: {error}") from error
+        except Refused as error:
+            raise InfrastructureFailure("coach_refused", str(error)) from error
+        except Malformed as error:
+            raise MayPass("coach_protocol", str(error)) from error
+
+    def _meaning(self, error: Failed) -> Exception:
+        """What a reported error means: may pass, this question alone, or the end of the run."""
+        if not error.final:
+            if error.busy:
+                return MayPass("coach_busy", str(error), error.wait)
+            if error.status >= 500 or error.status in (408, 409):
+                return MayPass("coach_server", str(error), error.wait)
+            if error.status < 300:
+                return MayPass("coach_protocol", f"an error in place of an answer: {error}")
+            if error.status == 413 or (error.status in (400, 422) and ONE_REQUEST.search(f"{error.code} {error.message}")):
+                return InfrastructureFailure("coach_refused", str(error))
+        return RunPaused(f"{self.endpoint}: {self._explained(error)}")
+
+    def _explained(self, error: Failed) -> str:
+        """A reported error for people, with the fix where there is one."""
+        e = self.endpoint
+        if error.status in (401, 403):
+            return f"refuses the key ({error.status}); is ${e.api_key_env} right?"
+        text = str(error)
+        if error.status == 404:
+            text += (
+                f"; is --{e.prefix}.base_url right (it usually ends in /v1), and --{e.prefix}.model the name that the "
+                "endpoint uses?"
+            )
+        if error.busy:
+            text += f"; it asks to wait {error.wait:.0f} s" if error.wait else "; it is busy"
+        if error.final:
+            text += "; the account has run out of credit"
+        return text
+
+    async def probe(self, request: Request) -> Form:
+        """One small request, in the first form that the endpoint answers in, within twice the time of a request.
+
+        Raises:
+            ConfigurationError: The endpoint is down, slow, refuses the key or the model, or does not answer in the protocol.
+        """
+        forms: list[Form] = ["json", "text"] if self.endpoint.form == "auto" else [self.endpoint.form]
+        until = time.monotonic() + 2 * self.endpoint.timeout
+        try:
+            for form in forms:
+                problem, final = await self._try_form(request, form, until)
+                if problem is None:
+                    return form
+                if final or form == forms[-1]:
+                    break
+        finally:
+            await self.close()  # later requests may come from another event loop
+        raise ConfigurationError(f"{self.endpoint}: {problem}")
+
+    async def _try_form(self, request: Request, form: Form, until: float) -> tuple[str | None, bool]:
+        """What is wrong with an answer in this form, and whether no other form would help."""
+        e, nonce = self.endpoint, random_nonce(request)
+        inquiry = Inquiry([{"role": "user", "content": request.prompt(nonce, form)}], form, request.schema)
+        try:
+            said = await self._ask_when_ready(inquiry, until)
+        except TimeoutError:
+            hint = f"is it overloaded? --{e.prefix}.timeout raises the limit"
+            return f"no answer within {e.timeout:g} s, twice; {hint}", True
+        except Unreachable as error:
+            return f"cannot be reached ({error}); is it running?", True
+        except Redirected as error:
+            return str(error), True
+        except Failed as error:
+            return self._explained(error), error.status not in (400, 422)
+        except (Refused, Malformed) as error:
+            return f"does not answer as an OpenAI-compatible endpoint does: {error}", True
+        if self.budget.limited and not said.counted:
+            return "does not report how many tokens an answer took, which a budget requires", True
+        if request.read(said.text, nonce, form) is None:
+            shown = self.client.redaction.text(said.text[:1000], 200)
+            return (
+                f"answered a trial question with {shown!r}, which is not the form it was asked for; use a model that follows "
+                "instructions"
+            ), False
+        return None, True
+
+    async def _ask_when_ready(self, inquiry: Inquiry, until: float) -> Said:
+        """An answer, waited for as a run would while the endpoint is busy, and asked for again after one time-out."""
+        timed_out = False
+        for attempt in itertools.count(1):
+            try:
+                async with asyncio.timeout(until - time.monotonic()):
+                    return await self.client.ask(inquiry)
+            except TimeoutError:
+                if timed_out or time.monotonic() >= until:
+                    raise
+                timed_out = True
+            except Failed as error:
+                wait = pause_after(attempt, error.wait)
+                if not error.busy or time.monotonic() + wait > until:
+                    raise
+                await asyncio.sleep(wait)
+        raise AssertionError("unreachable: attempts are not counted")
+
+    async def model_names(self) -> list[str]:
+        """The models that the endpoint lists.
+
+        Raises:
+            ConfigurationError: It lists none that can be read.
+        """
+        try:
+            return await self.client.model_names()
+        except Failed as error:
+            raise ConfigurationError(self._explained(error)) from None
+        except (TimeoutError, Unreachable, Redirected, Malformed) as error:
+            why = str(error) or f"no answer within {self.endpoint.timeout:g} s"
+            raise ConfigurationError(f"does not list its models: {why}") from None
+        finally:
+            await self.close()

@@ -1,0 +1,51 @@
+"""Models that bring code of their own, refused before anything of upstream's sees them.
+
+Upstream passes `trust_remote_code=True` wherever it loads a model or a tokenizer, and gives it to vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.plan.models import code_problems, in_folder
+
+
+def refuse_code(models: Iterable[str]) -> None:
+    """Look at models, in folders and on the Hugging Face hub.
+
+    Raises:
+        ConfigurationError: At least one of them brings code, or leads to another model.
+    """
+    problems = []
+    for model in dict.fromkeys(models):
+        folder = Path(model)
+        problems += code_problems(partial(in_folder, folder)) if folder.is_dir() else _problems_on_hub(model)
+    if problems:
+        raise ConfigurationError(problems)
+
+
+def _problems_on_hub(model: str) -> list[str]:
+    find = partial(_download, model)
+    problems = code_problems(find)
+    if adapter := find("adapter_config.json"):
+        problems.append(
+            f"{adapter}: {model} is an adapter, and transformers would load the model that it names, which may bring code; "
+            "merge the two into one model, or add --trust_remote_code"
+        )
+    return problems
+
+
+def _download(model: str, name: str) -> Path | None:
+    """A file of a model, from the cache where the hub cannot be reached; None if there is none.
+
+    What else is wrong with the model is said when its tokenizer is loaded.
+    """
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(model, name))
+    except (OSError, ValueError):
+        return None

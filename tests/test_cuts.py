@@ -1,0 +1,349 @@
+"""A run's files cut anywhere: a resumption from every prefix of every file continues correctly, or names the file at fault."""
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated_run import simulated_trainer
+
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.files import json_lines, replace_text
+from marl_plugins.core.trajectory import Task
+from marl_plugins.plan.build import build_plan
+from marl_plugins.plan.fingerprint import fingerprint
+from marl_plugins.plan.resume import read_manifest, tag, with_resumption
+from marl_plugins.runtime.checkpoints import Checkpoints
+from marl_plugins.runtime.records import FILES, cut_back
+from marl_plugins.runtime.report import markdown, read_metrics, summarise, write_report
+from marl_plugins.runtime.run_folder import record_start, replayed
+
+SUMS = Path(__file__).parent / "recipes" / "sums"
+PLUGIN = "from marl_plugins import hookimpl\n\n\n@hookimpl\ndef marl_log(step):\n    'é漢😀'\n"
+SAVED, LAST = 2, 3
+"""The step that is resumed, and the one that the run was in when it ended."""
+FEATURES = ("mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt")
+
+
+class Run:
+    """The folder of a small run that ended in its third step, and what a resumption reads of it."""
+
+    def __init__(self, project):
+        shutil.copytree(SUMS, project / "sums", ignore=shutil.ignore_patterns("__pycache__"))
+        (project / "extra.py").write_text(PLUGIN)
+        self.folder, self.checkpoints = project / "run", project / "run" / "checkpoints"
+        words = ["--recipe", str(project / "sums/tiny.yaml"), "--plugin", str(project / "extra.py")]
+        words += ["--ckpt.output_dir", str(self.folder), "--ckpt.path", str(self.checkpoints)]
+        plan = build_plan(words)
+        trainer = simulated_trainer(self.folder, lambda t: 1.0, steps=LAST, samples=1)
+        trainer.run.args.rollout.batch_size = 2
+        trainer.session.train_tasks = [Task(f"{n} é漢😀\x85\u2028", f"q{n}", "l") for n in range(2 * LAST)]
+        trainer.session.eval_tasks = trainer.session.eval_tasks[:1]
+        asyncio.run(trainer.fit(0))
+        record_start(plan, words, 0)
+        self._save(plan)
+        write_report(self.folder, ["a"], "a run")
+        self.plans = {}
+        self.files = {p: p.read_bytes() for p in project.rglob("*") if p.is_file() and p.is_relative_to(self.folder)}
+        self.lines = {name: (self.folder / name).read_bytes().splitlines(keepends=True) for name in FILES}
+
+    def _save(self, plan):
+        checkpoints, names = Checkpoints(self.checkpoints, 3, fingerprint(plan)), [p.name for p in plan.run.policies]
+        for step in (1, SAVED):
+            for name in names:
+                part = self.checkpoints / name / "_actor"
+                (part / tag(step)).mkdir(parents=True)
+                (part / "latest").write_text(tag(step))
+                for file in FEATURES:
+                    (part / tag(step) / file).write_bytes(os.urandom(40))
+            checkpoints.commit(step, dict.fromkeys(names, step), plan.plugins.state(plan.run))
+
+    def resume(self):
+        """All that a resumed run reads before its processes start, and its report; the step that it continues from."""
+        words, _ = replayed(["--resume", str(self.folder)])
+        if tuple(words) not in self.plans:
+            self.plans[tuple(words)] = build_plan(words)
+        plan, step = with_resumption(self.plans[tuple(words)])
+        manifest = Checkpoints(self.checkpoints, 3, fingerprint(plan)).open(resume=True)
+        assert manifest["step"] == step
+        cut_back(self.folder, step)
+        report(self.folder)
+        return step
+
+    def kept(self, name):
+        """Lines of a resumed file of records that are not those of the run."""
+        found = (self.folder / name).read_bytes().splitlines(keepends=True)
+        assert not found or found[-1].endswith(b"\n")
+        steps = [json.loads(line)["step"] for line in found]
+        assert steps == sorted(steps) and all(step <= SAVED for step in steps)
+        return found
+
+    def restore(self):
+        for path, content in self.files.items():
+            if not path.is_file() or path.read_bytes() != content:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+
+    def read(self):
+        """What is read first of the way in which the run was started, and of its manifest; the saved step."""
+        replayed(["--resume", str(self.folder)])
+        return read_manifest(self.checkpoints)["step"]
+
+    def refuses(self, path, whole=True):
+        """Whether a resumption is refused, which names the file; else it continues after the right step."""
+        try:
+            step = self.resume() if whole else self.read()
+        except ConfigurationError as refused:
+            error = refused
+        else:
+            assert step == SAVED
+            return False
+        name = str(path.relative_to(self.folder))
+        assert any(name in problem for problem in error.problems), (path, error.problems)
+        return True
+
+
+def report(folder):
+    """A report without its picture."""
+    assert "| before | after |" in markdown(summarise(read_metrics(folder), ["a"]), "a run")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)  # thousands of small files
+        patch.setattr(
+            "marl_plugins.plan.fingerprint._own_modules", lambda folder, plugins: []
+        )  # of all that the tests import
+        yield Run(tmp_path_factory.mktemp("project"))
+
+
+@pytest.fixture
+def run(made):
+    yield made
+    made.restore()
+
+
+def test_the_run_resumes_as_it_is(run):
+    assert run.resume() == SAVED
+    for name in FILES:
+        whole = [line for line in run.lines[name] if json.loads(line)["step"] <= SAVED]
+        assert run.kept(name) == whole
+    assert sum(map(len, run.lines["trajectories.jsonl"])) > 2000 and run.lines["evaluations.jsonl"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_records_continue_from_every_prefix(made, tmp_path, name):
+    path, content = tmp_path / name, made.files[made.folder / name]
+    whole = [line for line in made.lines[name] if json.loads(line)["step"] <= SAVED]
+    ends = list(accumulate(len(line) for line in whole))
+    for size in range(len(content) + 1):
+        path.write_bytes(content[:size])
+        remarks = cut_back(tmp_path, SAVED)
+        kept = path.read_bytes().splitlines(keepends=True)
+        assert kept == whole[: sum(size >= end - 1 for end in ends)], size  # a line is complete without its line feed
+        if name == "metrics.jsonl":
+            assert bool(remarks) == (kept != whole)
+            report(tmp_path)
+
+
+def test_everything_else_is_used_whole_or_refused_by_name(run):
+    """Every prefix of the files that a resumption reads; some of the others."""
+    for path, content in run.files.items():
+        start = path.is_relative_to(run.folder / "run") or path.name == "manifest.json"
+        weights = tag(SAVED) in path.parts
+        sizes = range(0, len(content), 1 if start or weights else 611) if path.name not in FILES else ()
+        refused = 0
+        for size in sizes:
+            path.write_bytes(content[:size])
+            refused += run.refuses(path, whole=not start or size % 101 == 0 or size > len(content) - 3)
+        assert refused in ((len(sizes), len(sizes) - 1) if start or weights else (0,)), (
+            path
+        )  # a last line feed may be missing
+        path.write_bytes(content)
+
+
+def test_a_file_that_is_gone_is_named(run):
+    for path in run.files:
+        path.unlink()
+        unread = (*FILES, "report.md", "curves.png", "plan.json", "latest", "manifest-1.json", "manifest-2.json")
+        assert run.refuses(path) == (path.name not in unread and tag(1) not in path.parts), path
+        run.restore()
+
+
+@given(st.data())
+def test_damage_is_named_or_harmless(made, data):
+    """One or a few bytes replaced, anywhere in any file."""
+    paths = sorted(made.files)
+    path = data.draw(
+        st.sampled_from([p for p in paths if p.name in FILES or "run" in p.parts[-4:] or "checkpoints" in p.parts])
+    )
+    content = bytearray(made.files[path])
+    at = data.draw(st.integers(0, len(content) - 1))
+    new = data.draw(
+        st.binary(min_size=1, max_size=4) | st.sampled_from([b"\n", b"\0", b"[", b"}", b"null", b'"', b"9", b"e999"])
+    )
+    content[at : at + len(new)] = new
+    path.write_bytes(content)
+    try:
+        if not made.refuses(path) and path.name in FILES:
+            allowed = {*made.lines[path.name], *bytes(content + b"\n").splitlines(keepends=True)}
+            assert set(made.kept(path.name)) <= allowed
+    finally:
+        made.restore()
+
+
+OTHER_FORMS = [
+    "123",
+    "{}",
+    '{"step": null}',
+    '{"step": true}',
+    '{"step": -1}',
+    '{"step": 1e400}',
+    '{"step": 1.5}',
+    "[" * 100_000,
+]
+OTHER_FORMS += [
+    '{"step": ' + '{"a": ' * 50_000,
+    '"text"',
+    "null",
+    "9" * 5000,
+    '{"step": 1',
+    "\0\0\0",
+    '{"step": "1"}',
+    '{"step": 1}{"step": 2}',
+]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [*map(str.encode, OTHER_FORMS), b"\xff", '{"step": 1, "a": "é"}'.encode("latin-1"), b'{"step": 1, "a": "\xe2\x82'],
+)
+def test_a_line_of_another_form_is_left_out_at_the_end_and_named_before_it(tmp_path, line):
+    path = tmp_path / "ledger.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + line)
+    assert len(cut_back(tmp_path, 2)) == 1  # step 2 is missing
+    assert path.read_bytes() == b'{"step": 1}\n'
+    before = b'{"step": 1}\n' + line + b'\n{"step": 2}\n'
+    path.write_bytes(before)
+    (tmp_path / "metrics.jsonl").write_bytes(before)
+    with pytest.raises(ConfigurationError) as error:
+        cut_back(tmp_path, 2)
+    assert [p.split(": ")[0] for p in error.value.problems] == [
+        f"{tmp_path / n}:2" for n in ("metrics.jsonl", "ledger.jsonl")
+    ]
+    assert all("remove this line" in p and len(p) < 700 for p in error.value.problems)
+    assert path.read_bytes() == before
+    with pytest.raises(ConfigurationError, match=r"metrics\.jsonl:2: not a record of a run"):
+        read_metrics(tmp_path)
+
+
+def test_a_step_that_was_damaged_does_not_hide_the_steps_after_it(tmp_path):
+    path = tmp_path / "trajectories.jsonl"
+    path.write_text('{"step": 1}\n{"step": 9}\n{"step": 1}\n{"step": 2}\n')
+    with pytest.raises(
+        ConfigurationError, match=r"trajectories\.jsonl:3: step 1 follows step 9: this line or the one before"
+    ):
+        cut_back(tmp_path, 2)
+
+
+def test_a_line_without_its_line_feed_is_completed(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2, "é": 1}')
+    assert cut_back(tmp_path, 2) == []
+    with path.open("a") as file:
+        file.write('{"step": 3}\n')
+    assert [record.step for record in json_lines(path)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("value", ['"high"', "[]", "{}", "NaN", "Infinity", "1e999", "9" * 400])
+def test_metrics_that_are_no_numbers_are_named(tmp_path, value):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1, "role/a/reward": ' + value + "}\n")
+    with pytest.raises(ConfigurationError, match=r"metrics\.jsonl:2: .*expected a number as role/a/reward"):
+        read_metrics(tmp_path)
+
+
+def test_a_run_without_metrics_has_an_empty_report(tmp_path):
+    summary, _ = write_report(tmp_path, ["a"], "nothing")
+    assert summary["steps"] == 0 and (tmp_path / "report.md").is_file()
+
+
+FULL = """
+    import asyncio, resource, sys
+    from pathlib import Path
+    from simulated_run import simulated_trainer
+    from marl_plugins.core.failures import ConfigurationError, RunEnded
+    from marl_plugins.core.files import json_lines
+    from marl_plugins.runtime.checkpoints import Checkpoints
+    from marl_plugins.runtime.records import FILES, cut_back
+    from marl_plugins.runtime.report import read_metrics
+    from marl_plugins.plan.resume import tag
+
+    RUN = {"roles": {}, "policies": {}, "plugins": {}, "flags": {}, "mapping": {}, "estimator": "reinforce", "warm_start": None}
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    ended = 0
+    for number, limit in enumerate(range(300, 40_000, 937)):
+        folder = Path(sys.argv[1]) / str(number)
+        checkpoints = Checkpoints(folder / "checkpoints", 2, RUN)
+        trainer = simulated_trainer(folder, lambda t: 1.0, steps=4, samples=1)
+        trainer.checkpoints = checkpoints
+
+        async def save(policy, name, state):
+            part = folder / "checkpoints" / "p" / "_actor" / name
+            part.mkdir(parents=True, exist_ok=True)
+            (part / "states.pt").write_bytes(b"weights")
+
+        type(trainer.session.policies["p"]).save = save
+        trainer.plugins.state = lambda run: {"filler": "é" * 200}
+        del trainer.save  # the real one
+        trainer.run.args.ckpt.save_steps = 1
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        try:
+            asyncio.run(trainer.fit(0))
+        except RunEnded as error:
+            ended += 1
+            assert "could not be written" in str(error), error
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        manifest = Checkpoints(folder / "checkpoints", 2, RUN).open(resume=True)
+        step = manifest["step"] if manifest else 0
+        assert step == (trainer.saved or 0), (step, trainer.saved)
+        assert not cut_back(folder, step) or not step
+        for name in FILES:
+            if (folder / name).exists():
+                assert all(r.step <= step for r in json_lines(folder / name)), name
+        if step:
+            assert [m["step"] for m in read_metrics(folder)] == list(range(step + 1))
+    print(ended, number + 1)
+"""
+
+
+def test_a_disk_that_is_full_at_any_byte_leaves_a_run_that_resumes(tmp_path):
+    """A limit on the size of files stands for the disk: writing fails in the middle of records and manifests."""
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    words = [sys.executable, "-c", textwrap.dedent(FULL), str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr[-3000:]
+    ended, runs = map(int, done.stdout.splitlines()[-1].split())
+    assert 20 < ended < runs
+
+
+def test_a_file_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
+    path = tmp_path / "plan.json"
+    replace_text(path, "old")
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        replace_text(path, "new")
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
