@@ -176,6 +176,62 @@ def test_a_plugin_that_breaks_a_contract_is_told(contract, tmp_path):
         getattr(kit, f"test_{contract}")()
 
 
+BASELINE = """
+from marl_plugins import hookimpl
+from marl_plugins.core.estimators import Estimator
+
+class Baseline:
+    value = 0.0
+
+class Running(Estimator):
+    \"\"\"Rewards above their running mean, which a resumption has to keep.\"\"\"
+
+    def __init__(self, baseline):
+        super().__init__(scope="batch")
+        object.__setattr__(self, "baseline", baseline)
+
+    def shape(self, rows, rewards):
+        centred = rewards - self.baseline.value
+        self.baseline.value = 0.5 * self.baseline.value + 0.5 * float(rewards.mean())
+        return centred
+
+    def metrics(self, rows):
+        return {"baseline": self.baseline.value}
+
+@hookimpl
+def marl_estimator(run):
+    return Running(run.state(Baseline))
+
+@hookimpl
+def marl_state(run):
+    return {"value": run.state(Baseline).value}
+
+@hookimpl
+def marl_restore(run, state):
+    run.state(Baseline).value = state["value"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "contract", "says"),
+    [
+        ("    run.state(Baseline).value = state", "    state", "state_comes_back_from_json", "gives another state"),
+        ('{"value": run.state(Baseline).value}', "{}", "state_comes_back_from_json", "other advantages"),
+        ('"baseline": self.baseline.value', '"baseline": [1]', "metrics_are_numbers", "no tracker takes"),
+    ],
+)
+def test_an_estimator_with_a_state_is_tried_over_a_step(old, new, contract, says, tmp_path):
+    def kit(name, text):
+        (tmp_path / name).write_text(text)
+        return type("Kit", (PluginContract,), {"plugin": str(tmp_path / name)})()
+
+    assert old in BASELINE
+    getattr(kit("right.py", BASELINE), f"test_{contract}")()
+    broken = BASELINE.replace(old, new).replace('state["value"]', 'state.get("value", 0.0)')
+    with pytest.raises(AssertionError, match=says):
+        getattr(kit("wrong.py", broken), f"test_{contract}")()
+
+
 def test_what_is_no_estimator_is_said(tmp_path):
     file = tmp_path / "nothing.py"
     file.write_text("from marl_plugins import hookimpl\n\n@hookimpl\ndef marl_estimator(): return object()\n")

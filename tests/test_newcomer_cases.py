@@ -463,6 +463,12 @@ D_DATA = {
         "item 3: field 'answer' is null; give every item a label",
         data=rows(lambda r, n: r | {"answer": None if n == 2 else 1}),
     ),
+    "an action taken for its text": ending(
+        "return pro.strip()", "workflow.py:6: AttributeError", "an action's text is `action.text`"
+    ),
+    "answers that leave no room": recipe(
+        "max_len: 512", "max_len: 60", "role 'judge': its prompt, the longest task and the answers that it is shown", exit=0
+    ),
     "a grader that one label breaks": case(
         "score_outcome, on task '5', ",
         "'int' object has no attribute 'lower'",

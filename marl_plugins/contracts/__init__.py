@@ -131,16 +131,14 @@ class PluginContract(ToolContract):
         assert not silent, f"left out without `row.action.left_out`: {silent[:3]}"
 
     def test_advantages_do_not_depend_on_the_order_of_rows(self) -> None:
-        plan = self.plan
-        estimator, rows = _estimator(plan), _rows(plan.run)
+        rows = _rows(self.plan.run)
         shuffled = random.Random(0).sample(rows, len(rows))
-        assert _close(_advantages(estimator, rows), _advantages(estimator, shuffled))
+        assert _close(_advantages(_estimator(self.plan), rows), _advantages(_estimator(self.plan), shuffled))
 
     def test_advantages_do_not_depend_on_batches(self) -> None:
         """Statistics span the rows of all policies, however they are cut into micro-batches."""
-        plan = self.plan
-        estimator, rows = _estimator(plan), _rows(plan.run)
-        assert _close(_advantages(estimator, rows), _advantages(estimator, rows, size=5))
+        rows = _rows(self.plan.run)
+        assert _close(_advantages(_estimator(self.plan), rows), _advantages(_estimator(self.plan), rows, size=5))
 
     def test_advantages_are_finite_where_all_rewards_are_the_same(self) -> None:
         plan = self.plan
@@ -156,23 +154,32 @@ class PluginContract(ToolContract):
         other = [dataclasses.replace(rows[0], reward=rows[0].reward + 1.0), *rows[1:]]
         group = group_key(rows[0], estimator.group_by) if estimator.group_by else rows[0].name
         near = {r.name for r in rows if estimator.group_by and group_key(r, estimator.group_by) == group} | {rows[0].name}
-        far = [{n: v for n, v in _advantages(estimator, r).items() if n not in near} for r in (rows, other)]
+        fresh = [_advantages(_estimator(self.plan), r) for r in (rows, other)]  # of two runs: an estimator may have a state
+        far = [{n: v for n, v in advantages.items() if n not in near} for advantages in fresh]
         assert _close(*far), f"{type(estimator).__name__} says scope {estimator.scope!r}, and a row of another one matters"
 
     def test_metrics_are_numbers(self) -> None:
         plan = self.plan
         metrics: dict[str, float] = {}
         plan.plugins.hook.marl_log(run=plan.run, step=1, metrics=metrics)
+        estimator, rows = _estimator(plan), _rows(plan.run)
+        _advantages(estimator, rows)
+        metrics |= estimator.metrics(rows)
         wrong = {name: value for name, value in metrics.items() if not isinstance(value, int | float)}
-        assert not wrong, f"marl_log gave what no tracker takes: {wrong}"
+        assert not wrong, f"marl_log or the estimator's metrics gave what no tracker takes: {wrong}"
 
     def test_state_comes_back_from_json(self) -> None:
+        """After a step, in another process; the next step has the advantages that it would have had."""
         plan = self.plan
+        estimator, rows = _estimator(plan), _rows(plan.run)
         _credited(plan, _trajectories(plan.run))
+        _advantages(estimator, rows)
         state = _states(plan)
         fresh = self.plan  # a resumed run is another process
         fresh.plugins.restore(fresh.run, json.loads(json.dumps(state)))
         assert _states(fresh) == state, "marl_restore of what marl_state returned gives another state"
+        after, resumed = _advantages(estimator, rows), _advantages(_estimator(fresh), rows)
+        assert _close(after, resumed), "after marl_restore, the next step has other advantages than without a resumption"
 
 
 async def _started(plan: Plan, purpose: Purpose, fails: bool) -> None:

@@ -1,7 +1,8 @@
 """Whether prompts and tasks leave room in `--data.max_len`, counted with the tokenizer of each role's model.
 
 What is counted is the least that a role is shown: its prompt files with empty fields and, where the rehearsal showed it the
-task, each task's prompt. A folder's tokenizer is asked without its chat template, whose own tokens are not counted.
+task, each task's prompt; the answers of others are counted apart, at their greatest length. A folder's tokenizer is asked
+without its chat template, whose own tokens are not counted.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from pathlib import Path
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.prompts import prompt_renderer
 from marl_plugins.core.tiny import count_tokens, is_tiny, tokens_of
-from marl_plugins.core.trajectory import Task
+from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.rehearsal.scorers import Rehearsed
+from marl_plugins.plan.rehearsal.trial import WORDS
 from marl_plugins.plan.tasks import from_hub
 from marl_plugins.run import Run
 
@@ -59,11 +61,10 @@ def check_lengths(plan: Plan) -> Lengths:
 
 
 def _check_role(found: Lengths, run: Run, role: str, counter: Counter, tasks: Sequence[Task]) -> None:
-    args = run.policy_args[run.recipe.policy_of(role)]
-    limit, wanted = args.data.max_len, run.role(role).max_new_tokens or args.rollout.max_new_tokens or 1
+    limit, wanted = run.policy_args[run.recipe.policy_of(role)].data.max_len, longest_answer(run, role)
     empty = empty_messages(run, role)
     fixed = counter.of_messages(empty)
-    line = f"{fixed} tokens of prompt"
+    line, longest = f"{fixed} tokens of prompt", 0
     if fixed >= limit:
         found.problems.append(
             f"role {role!r}: its prompt ({run.folder / run.role(role).prompt}) has {fixed} tokens with empty fields, which leaves "
@@ -76,8 +77,17 @@ def _check_role(found: Lengths, run: Run, role: str, counter: Counter, tasks: Se
         )
     elif tasks and (times := _times_shown(run, role, empty)):
         lengths = _task_lengths(tasks, counter, times, limit - fixed - wanted)
-        line += f" + {max(lengths)} of the longest task"
+        longest = max(lengths)
+        line += f" + {longest} of the longest task"
         _compare(found, f"role {role!r}", tasks, [limit - fixed - length for length in lengths], limit, wanted)
+    answers = _answers_shown(run, role)
+    if answers:
+        line += f" + up to {answers} of answers"
+    if answers and fixed < limit <= (total := fixed + longest + answers):
+        found.warnings.append(
+            f"role {role!r}: its prompt, the longest task and the answers that it is shown have up to {total} tokens; where that "
+            f"leaves no room for its own in --data.max_len {limit}, the trajectory counts as a failure of the agents"
+        )
     found.lines[role] = f"{line}, of {limit} (max_new_tokens {wanted}; {counter.source})"
 
 
@@ -120,6 +130,32 @@ def _times_shown(run: Run, role: str, empty: Messages) -> int:
             times(t.task.prompt, action.shown) - times(t.task.prompt, empty)
             for t in run.state(Rehearsed).trajectories.values()
             for action in t.actions
+            if action.role == role and action.turn == 0
+        ),
+        default=0,
+    )
+
+
+def longest_answer(run: Run, role: str) -> int:
+    """Maximum tokens of one generation of a role."""
+    args = run.policy_args[run.recipe.policy_of(role)]
+    return int(run.role(role).max_new_tokens or args.rollout.max_new_tokens or 1)
+
+
+def _answers_shown(run: Run, role: str) -> int:
+    """Maximum tokens of the answers that a role's opening messages in the rehearsal contain, if each is as long as it may be."""
+
+    def tokens(trajectory: Trajectory, number: int) -> int:
+        shown = " ".join(content for _, content in trajectory.actions[number].shown)
+        earlier = [a for a in trajectory.actions[:number] if a.text and a.text in shown]
+        return sum(longest_answer(run, a.role) for a in earlier)
+
+    return max(
+        (
+            tokens(t, number)
+            for kind, t in run.state(Rehearsed).trajectories.items()
+            if kind == WORDS.name  # each of which is another word
+            for number, action in enumerate(t.actions)
             if action.role == role and action.turn == 0
         ),
         default=0,

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from marl_plugins.core.failures import leaves_of
 from marl_plugins.core.fields import Miscalled
+from marl_plugins.core.trajectory import Action
 from marl_plugins.core.workflow import NotInRecipe
 from marl_plugins.loading import is_users, users_line
 
@@ -169,7 +170,10 @@ def failure_of(error: BaseException, where: str) -> Failure:
     if isinstance(error, SystemExit | KeyboardInterrupt):
         text = f"{error!r} ends the program; raise an exception that says what is wrong"
         return Failure(place, "", text, certain=True)
-    return Failure(place, type(error).__name__, str(error), raised=line is not None, outside=_of_the_network(error))
+    hint = (
+        "; an action's text is `action.text`" if isinstance(error, AttributeError) and isinstance(error.obj, Action) else ""
+    )
+    return Failure(place, type(error).__name__, f"{error}{hint}", raised=line is not None, outside=_of_the_network(error))
 
 
 def _of_the_network(error: BaseException) -> bool:
