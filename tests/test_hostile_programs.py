@@ -60,12 +60,14 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_whatever_a_program_does_is_an_answer(name, folder):
-    got = asyncio.run(run_answer([PROGRAMS[name]], python_tool(LIMITS)))
+    ok, said = SAYS.get(name, (None, ""))
+    ends = ok or said.startswith(("stopped: ", "killed by"))  # by itself or another limit, however slow the machine is
+    limits = LIMITS.model_copy(update={"seconds": 30.0}) if ends else LIMITS
+    got = asyncio.run(run_answer([PROGRAMS[name]], python_tool(limits)))
     assert (got.agent_failure, got.infrastructure_failure) == (None, None)
     (result,) = got.actions[0].tool_results
     assert len(result.output) < LIMITS.output_chars + 200
-    ok, said = SAYS.get(name, (result.ok, ""))
-    assert (result.ok, said in result.output) == (ok, True), result.output
+    assert ok in (None, result.ok) and said in result.output, result.output
     json.dumps([result.output, result.files], ensure_ascii=False).encode()  # as records and requests are written
 
 
