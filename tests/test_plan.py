@@ -522,7 +522,7 @@ def plugin(folder, hook, answer):
     ("answer", "parts"),
     [
         ("Tool('calc', find, find)", ["marl_tools returned one Tool, expected a list of Tool"]),
-        ("[print]", ["a tool is a Tool of marl_plugins.core.workflow, got print"]),
+        ("[len]", ["a tool is a Tool of marl_plugins.core.workflow, got len"]),
         ("7", ["marl_tools returned int 7"]),
         ("[Tool('', plain, find)]", ["a tool's name is a non-empty string, got ''"]),
         ("[Tool('calc', plain, find)]", ["tool 'calc': run must be a function written `async def`, got plain"]),
