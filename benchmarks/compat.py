@@ -1,6 +1,6 @@
 """Seconds of `openrlhf compat` on a local tree, and what passing through adds to upstream's start: `python -m benchmarks.compat`
 
-On a machine with an accelerator `openrlhf train FLAGS` replaces itself with upstream's command. Both get a flag that upstream
+On a machine with an accelerator `openrlhf train FLAGS` replaces itself with upstream's command. Both get a value that upstream
 refuses, so that the time covers every import up to its parser. The two run in pairs, with the order alternating;
 upstream's flash_attn, which requires CUDA, is an empty package here.
 """
@@ -20,7 +20,7 @@ from marl_plugins.hosts import cpu, upstream_cli
 
 PAIRS = 7
 GOOD = "everything that this project depends on is there"
-REFUSED = ["--no.such.flag", "1"]
+REFUSED = ["--train.seed", "x"]
 
 
 def time_command(command: Sequence[str], env: dict[str, str], expected: str) -> float:
@@ -52,7 +52,7 @@ def main() -> None:
         times: dict[str, list[float]] = {name: [] for name in commands}
         for pair in range(PAIRS):
             for name in sorted(commands, reverse=pair % 2 == 1):
-                times[name].append(time_command(commands[name], env, "unrecognized arguments: --no.such.flag"))
+                times[name].append(time_command(commands[name], env, "invalid int value: 'x'"))
     added = [a - b for a, b in zip(times["through"], times["direct"], strict=True)]
     print(
         f"upstream's start: {statistics.median(times['direct']):.2f} s; passing through adds {statistics.median(added):.2f} s "

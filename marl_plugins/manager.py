@@ -315,17 +315,23 @@ def misused_hooks(module: ModuleType) -> list[str]:
     for name, function in vars(module).items():
         marked = hasattr(function, "marl_impl")
         if marked and name not in KINDS:
-            problems.append(f"there is no hook {name!r}{nearest(name, KINDS)}")
+            problems.append(f"{_line(function)}there is no hook {name!r}{nearest(name, KINDS)}")
         elif marked:
-            problems += _misused(name, KINDS[name], function.marl_impl)
+            problems += [_line(function) + problem for problem in _misused(name, KINDS[name], function.marl_impl)]
         elif name.startswith("marl_") and inspect.isfunction(function):
-            problems.append(f"{name} is not marked with @marl_plugins.hookimpl and would never be called")
+            problems.append(f"{_line(function)}{name} is not marked with @marl_plugins.hookimpl and would never be called")
     hooks = {name for name, value in vars(module).items() if hasattr(value, "marl_impl")}
     if not hooks and not problems:
         problems.append("implements no hook (functions marked with @marl_plugins.hookimpl)")
     if "marl_state" in hooks and "marl_restore" not in hooks:
         problems.append("marl_state without marl_restore: what it saves would never come back; add marl_restore")
     return problems
+
+
+def _line(function: Any) -> str:
+    """Where a hook stands in its plugin's file, to begin a problem with; empty where it is not a Python function."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"line {code.co_firstlineno}: " if code else ""
 
 
 def _misused(name: str, kind: Kind, options: Any) -> list[str]:
@@ -364,7 +370,7 @@ def _unknown_arguments(module: ModuleType) -> list[str]:
         if inspect.isfunction(function) and hasattr(function, "marl_impl"):
             known = list(inspect.signature(getattr(hookspecs, name)).parameters)
             problems += [
-                f"{name} has no argument {wanted!r}{nearest(wanted, known)}"
+                f"{_line(function)}{name} has no argument {wanted!r}{nearest(wanted, known)}"
                 for wanted, parameter in inspect.signature(function).parameters.items()
                 if wanted not in known and parameter.default is parameter.empty  # one with a default is the plugin's own
             ]
@@ -374,7 +380,7 @@ def _unknown_arguments(module: ModuleType) -> list[str]:
 def _needlessly_async(module: ModuleType) -> list[str]:
     """Hooks written as `async def` that are not awaited."""
     return [
-        f"{name} is `async def`, and is not awaited; write `def` (`openrlhf docs hooks` says which hooks are async)"
+        f"{_line(getattr(module, name))}{name} is `async def`, and is not awaited; write `def` (see `openrlhf docs hooks`)"
         for name, kind in sorted(KINDS.items())
         if not kind.awaited and inspect.iscoroutinefunction(getattr(module, name, None))
     ]

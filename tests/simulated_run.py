@@ -95,11 +95,17 @@ class SimulatedPlugins:
         return {}
 
 
-def simulated_trainer(folder, outcome, answer=lambda call: None, steps=6, eval_steps=1, samples=2, estimator=None):
-    """A trainer of a system with one role `a` on a policy `p`, four tasks a step, ten held-out tasks."""
+async def ask_once(task, roles, tools):
+    return await roles.a(q=task.prompt)
+
+
+def simulated_trainer(
+    folder, outcome, answer=lambda call: None, steps=6, eval_steps=1, samples=2, estimator=None, tasks=4, workflow=ask_once
+):
+    """A trainer of a system with one role `a` on a policy `p`, ten held-out tasks; `tasks` and `samples` are those of a step."""
     args = SimpleNamespace(
         train=SimpleNamespace(seed=1, num_episodes=1),
-        rollout=SimpleNamespace(n_samples_per_prompt=samples, batch_size=4),
+        rollout=SimpleNamespace(n_samples_per_prompt=samples, batch_size=tasks),
         eval=SimpleNamespace(steps=eval_steps, n_samples_per_prompt=1, temperature=0.0),
         ckpt=SimpleNamespace(save_steps=-1),
         logger=SimpleNamespace(logging_steps=1, tensorboard_dir=None, wandb=SimpleNamespace(key=None)),
@@ -118,15 +124,12 @@ def simulated_trainer(folder, outcome, answer=lambda call: None, steps=6, eval_s
     chat.tokenizer = SimpleNamespace(decode=lambda ids, skip_special_tokens: chat.text(ids))
     role = RoleSpec("a", "p", lambda f: [{"role": "user", "content": f["q"]}], chat, Sampling(1.0, 1.0, 8, 100))
 
-    async def workflow(task, roles, tools):
-        return await roles.a(q=task.prompt)
-
     session = SimpleNamespace(
         plan=SimpleNamespace(run=run, plugins=plugins),
         policies=policies,
         trained=policies,
         roles={"a": role},
-        train_tasks=[Task(f"t{n}", f"q{n}", "l") for n in range(4 * steps)],
+        train_tasks=[Task(f"t{n}", f"q{n}", "l") for n in range(tasks * steps)],
         eval_tasks=[Task(f"e{n}", f"held {n}", "l") for n in range(10)],
         estimator=estimator or Estimator(),
         rollout=Rollout(run, plugins, workflow, {"a": role}, {}, {"p": None}),

@@ -276,6 +276,22 @@ A_FLAG = {
     "false for a number": recipe("max_len: 512", "max_len: false", ":14: data.max_len: false is for switches"),
     "true for a number": recipe("max_len: 512", "max_len: true", ":14: --data.max_len: expected one argument"),
     "given twice": flag("data.max_len: 256", ":15: key 'data.max_len' is given twice"),
+    "value of a switch": case(
+        "command line: --train.colocate_all is a switch: it is on when given and takes no value, got true",
+        words="--train.colocate_all true",
+    ),
+    "flag of one policy that does not exist": case(
+        "unknown flag --policy.pro.actor.lr; did you mean 'actor.adam.lr' or", words="--policy.pro.actor.lr 1"
+    ),
+    "folder of a model that is taken for the hub's name": good(
+        "model 'prompts/x' is loaded from the hub: the folder prompts is here and has no x in it",
+        words="--actor.model_name_or_path prompts/x",
+    ),
+    "indented differently": recipe("  con: {", "   con: {", "this line is indented differently"),
+    "tab": recipe("  con: {", "\tcon: {", "indent with spaces, not tabs"),
+    "colon in a text": recipe(
+        "name: debate", "name: a: b", "recipe.yaml:1: not YAML", "quote a text that contains a colon"
+    ),
     "dry-run": flag("dry-run: true", ":15: unknown flag --dry-run; it is for the whole run, and only the command line"),
     "one policy's": flag("policy.pro.actor.adam.lr: 1e-4", ":15:", "`policies: {pro: {flags: {actor.adam.lr: VALUE}}}`"),
     "schedule": flag(
@@ -449,7 +465,7 @@ D_DATA = {
     ),
     "chat under another name": case(f"item 1: {NO_PROMPT}: messages", data=rows(lambda r, n: {"messages": []})),
     "comma-separated with semicolons": case(
-        f"train.csv:2: {NO_PROMPT}: question;answer",
+        "train.csv:1: one field named 'question;answer'; separate values with commas, not ';'",
         recipe=("train.json", "train.csv"),
         **{"train.csv": "question;answer\na;b\n"},
     ),
@@ -751,6 +767,10 @@ H_PLUGIN = {
     "hook that is not marked": case(
         "marl_credit is not marked with @marl_plugins.hookimpl and would never be called",
         plugin="def marl_credit(trajectories): return trajectories\n",
+    ),
+    "hook that does not exist": case(
+        "plugin.py: line 4: there is no hook 'marl_slect'; did you mean 'marl_select'?",
+        plugin="from marl_plugins import hookimpl\n\n\n@hookimpl\ndef marl_slect(rows): return rows\n",
     ),
     "module that is no plugin": case("plugin json: implements no hook", words="--plugin json"),
     "folder": case("plugin 'prompts/x': expected a dotted module name", words="--plugin prompts/x"),

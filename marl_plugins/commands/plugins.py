@@ -12,7 +12,7 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.hookspecs import KINDS
 from marl_plugins.hosts.upstream_cli import Parser
 from marl_plugins.loading import GROUP, SHIPPED, load, version_of
-from marl_plugins.manager import BUILTINS
+from marl_plugins.manager import BUILTINS, Plugins
 
 
 def found() -> list[str]:
@@ -30,8 +30,12 @@ def main(words: Sequence[str]) -> int:
         prog="openrlhf plugins", description="Plugins that are found, and what they hook into; name one with --plugin NAME."
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument(
+        "--plugin", metavar="NAME", action="append", default=[], help="look at this one too: a name or a .py file"
+    )
     options = parser.parse_args(list(words))
-    plugins = [_look(name) for name in found()]
+    Plugins(options.plugin)  # what is wrong with a plugin of one's own is said as a run would say it
+    plugins = [_look(name) for name in dict.fromkeys([*found(), *options.plugin])]
     if options.json:
         print(json.dumps(plugins, indent=2))
         return 0

@@ -225,6 +225,22 @@ def load_recipe(path: Path) -> tuple[Recipe, Origins]:
         raise ConfigurationError(dict.fromkeys(_explain(e, origins) for e in wrong)) from None
 
 
+YAML_HINTS = {
+    "mapping values are not allowed here": "indent keys of one mapping alike, and quote a text that contains a colon",
+    "expected <block end>": "this line is indented differently from those that it belongs to",
+    "'\\t' that cannot start any token": "indent with spaces, not tabs",
+    "cannot start any token": "quote a text that begins with this character",
+    "unexpected end of stream": "a quotation mark is never closed",
+    "<stream end>": "a bracket is never closed",
+}
+"""What the parser's words mean in a recipe, by a part of them."""
+
+
+def yaml_hint(problem: str) -> str:
+    """What to do about a fault that the parser of YAML has found."""
+    return next((f"; {hint}" for part, hint in YAML_HINTS.items() if part in problem), "")
+
+
 def _read(path: Path, origins: Origins, chain: list[Path]) -> dict[str, Any]:
     if path in chain:
         raise ConfigurationError(f"{path}: extends itself: {' -> '.join(str(p) for p in [*chain, path])}")
@@ -243,7 +259,7 @@ def _read(path: Path, origins: Origins, chain: list[Path]) -> dict[str, Any]:
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ConfigurationError(f"{path}:{line}: not YAML: {error.problem}") from None
+        raise ConfigurationError(f"{path}:{line}: not YAML: {error.problem}{yaml_hint(error.problem or '')}") from None
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigurationError(f"{path}: not YAML that can be read: {' '.join(str(error).split())}") from None
     base_name = own.pop("extends", None)

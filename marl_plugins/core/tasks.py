@@ -186,6 +186,9 @@ def _table(path: Path, text: str, problems: list[str]) -> Iterator[tuple[str, An
         if len(set(header)) < len(header):
             problems.append(f"{path}:1: two fields have the same name: {', '.join(header)}")
             return
+        if len(header) == 1 and (separator := next((s for s in ";\t|" if s in header[0]), "")):
+            problems.append(f"{path}:1: one field named {header[0]!r}; separate values with commas, not {separator!r}")
+            return
         for row in rows:
             if row and len(row) != len(header):
                 problems.append(f"{path}:{rows.line_num}: {len(row)} values, where line 1 names {len(header)} fields")

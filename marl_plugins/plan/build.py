@@ -39,7 +39,7 @@ from marl_plugins.plan.flags import (
     split_flags,
 )
 from marl_plugins.plan.lengths import Lengths, check_lengths
-from marl_plugins.plan.models import check_models
+from marl_plugins.plan.models import check_models, hub_warnings
 from marl_plugins.plan.parts import estimator_of, of_plugin, policies_of, tools_of
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.rehearsal import check_workflow
@@ -127,7 +127,7 @@ def build_plan(words: Sequence[str]) -> Plan:
     plan = Plan(run, plugins, request.options)
     problems += check_numbers(run)
     problems += check_files(plan, request.origins)
-    warnings = repeated_plugins(request)
+    warnings = [*repeated_plugins(request), *hub_warnings(p.model for p in run.policies)]
     if owners := plugins.owners("marl_estimator"):
         estimator = problems.attempt(lambda: estimator_of(plan))
         if estimator is not None and not of_plugin(estimator):

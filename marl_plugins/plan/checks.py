@@ -134,7 +134,8 @@ def check_policies(run: Run, policies: Sequence[Policy], without: Mapping[str, s
         if not re.fullmatch(NAME, p.name)
     ]
     if policies and not any(p.trainable for p in policies):
-        problems.append("every policy is frozen (trainable: false); at least one must be trained")
+        where = next((f"{origins.where(*k)}: " for k in origins.lines if k[-1:] == ("trainable",)), "")
+        problems.append(f"{where}every policy is frozen (trainable: false); at least one must be trained")
     return problems
 
 

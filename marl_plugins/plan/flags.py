@@ -56,6 +56,8 @@ class Given:
     where: str
     off: bool = False
     """`false` in a recipe: takes back a switch that was set before."""
+    policy: str = ""
+    """The policy that it is for, where it was typed as --policy.NAME.FLAG."""
 
     @property
     def argv(self) -> list[str]:
@@ -186,7 +188,8 @@ def check_flag(
     if flag.name.startswith("-"):
         return [f"{flag.where}: flags stand in a recipe without dashes: {flag.name.lstrip('-')}"]
     if flag.name not in actions:
-        return [f"{flag.where}: unknown flag --{flag.name}{_hint(flag, actions)}"]
+        typed = f"policy.{flag.policy}.{flag.name}" if flag.policy else flag.name
+        return [f"{flag.where}: unknown flag --{typed}{_hint(flag, actions)}"]
     if flag.off:
         takes_value = actions[flag.name].nargs != 0
         return [f"{flag.where}: {flag.name}: false is for switches; this flag takes a value"] if takes_value else []
@@ -216,6 +219,8 @@ def parse_alone(flag: Given, parser: argparse.ArgumentParser) -> list[str]:
     except ConfigurationError as error:
         if any(p.startswith("unrecognized arguments") for p in error.problems):
             return [f"{flag.where}: --{flag.name} takes fewer values, got {' '.join(flag.words)}"]
+        if any("ignored explicit argument" in p for p in error.problems):
+            return [f"{flag.where}: --{flag.name} is a switch: it is on when given and takes no value, got {flag.words[0]}"]
         return [f"{flag.where}: {p}{meant}" for p in error.problems]
     return []
 
@@ -275,7 +280,10 @@ def _hint(flag: Given, known: Iterable[str]) -> str:
     owners = [plugin for plugin in SHIPPED if plugin.rpartition(".")[2] == first]
     if owners and not any(n.startswith(f"{first}.") for n in known):
         return f"; it is {owners[0]}'s: add --plugin {owners[0]}"
-    longer = sorted(n for n in known if n.endswith(f".{name}"))
+    last = name.rpartition(".")[2]
+    longer = sorted(n for n in known if n.endswith(f".{name}")) or sorted(
+        n for n in known if first != last and n.startswith(f"{first}.") and n.endswith(f".{last}")
+    )
     if longer:
         return f"; did you mean {' or '.join(map(repr, longer))}?"
     return nearest(name, [*known, *(OWN_FLAGS if flag.where == COMMAND_LINE else ())])
@@ -387,7 +395,7 @@ class Flags:
             elif name not in own:
                 self.problems.append(f"{flag.where}: --{flag.name}: there is no policy {name!r}{nearest(name, own)}")
             else:
-                own[name].append(Given(upstream_name, flag.words, flag.where))
+                own[name].append(Given(upstream_name, flag.words, flag.where, policy=name))
         for name, flags in own.items():
             typed = {f.name for f in flags if f.where == COMMAND_LINE}
             self.in_policies[name] = [

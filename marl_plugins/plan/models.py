@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -84,6 +84,15 @@ def model_problems(model: str, trusted: bool) -> list[str]:
         return [f"model {model!r} is a file; a folder with config.json, weights and tokenizer is expected"]
     code = [] if trusted else code_problems(partial(in_folder, path))
     return [*code, *_config_problems(path), *_tokenizer_problems(path), *_weight_problems(path)]
+
+
+def hub_warnings(models: Iterable[str]) -> list[str]:
+    """Names that are the hub's for want of a folder, although a folder was probably meant."""
+    return [
+        f"model {model!r} is loaded from the hub: the folder {Path(model).parent} is here and has no {Path(model).name} in it"
+        for model in dict.fromkeys(models)
+        if model and not is_tiny(model) and not Path(model).exists() and Path(model).parent.is_dir()
+    ]
 
 
 def positions_of(model: str) -> int | None:

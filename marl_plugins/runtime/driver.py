@@ -71,9 +71,11 @@ def train(plan: Plan, words: Sequence[str]) -> int:
         with saying_how_to_resume(checkpoints), ray_cluster(run, debug, python):
             from marl_plugins.runtime.trainer import Trainer
 
-            with display.phase(f"starting engines and training processes ({len(run.policies)} policies)", announce=True):
-                session.start()
-            with closing(Records(output, run.args, describe(plan))) as records:
+            with closing(Records(output, run.args, describe(plan))) as records:  # first: a login that fails is said at once
+                with display.phase(
+                    f"starting engines and training processes ({len(run.policies)} policies)", announce=True
+                ):
+                    session.start()
                 display.say(f"{len(session.policies)} policies ready after {time.monotonic() - started:.0f} s")
                 if manifest:
                     for name, policy in session.trained.items():
