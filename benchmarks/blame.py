@@ -56,6 +56,9 @@ class Characters:
     def opening(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
         return tuple(map(ord, messages[-1]["content"]))
 
+    def keeps(self, messages: Sequence[dict[str, str]], text: str, message: dict[str, str]) -> bool:
+        return True
+
     def continuation(self, sampled: Sequence[int], message: dict[str, str]) -> tuple[int, ...]:
         return tuple(map(ord, f"\n{message['role']}: {message['content']}"))
 

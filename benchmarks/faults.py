@@ -14,6 +14,7 @@ import tempfile
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from engines.relay import Started, write_recipe
@@ -83,7 +84,7 @@ KILLER = """
 """
 
 
-def comparable(run: Started) -> tuple[object, ...]:
+def comparable(run: Started) -> tuple[Any, ...]:
     """All that must be the same: metrics without times, trajectories, ledger, weights."""
     metrics = [
         {k: v for k, v in m.items() if "seconds" not in k and k not in ("engines/restarted", "tokens_per_second")}

@@ -113,6 +113,15 @@ class Run:
         file = self.role(role).system
         return None if file is None else self._text(role, file)
 
+    def followup(self, role: str) -> str | None:
+        """Text of the file of a role's later messages in one conversation, if it has one.
+
+        Raises:
+            ConfigurationError: It cannot be read.
+        """
+        file = self.role(role).followup
+        return None if file is None else self._text(role, file)
+
     def _text(self, role: str, file: str) -> str:
         try:
             return read_text(self.folder / file)

@@ -17,6 +17,9 @@ class CharacterChat:
         end = "" if sampled and sampled[-1] == ord("^") else "^"
         return self.encode(f"{end}{message['role'][0]}:{message['content']}^a:")
 
+    def keeps(self, messages, text, message):
+        return True
+
     def text(self, ids):
         return "".join(chr(i) for i in ids).rstrip("^")
 

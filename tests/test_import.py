@@ -233,13 +233,18 @@ def answers(folder, texts):
     chat, shown = CharacterChat(), {}
     workflow = load_file(folder / "workflow.py", f"imported_{folder.name}").run
 
-    def spec(name):
+    def renderer(name, file):
         def render(fields):
-            text = (folder / recipe.roles[name].prompt).read_text().format(**fields)
+            text = (folder / file).read_text().format(**fields)
             shown.setdefault(name, text)
             return [{"role": "user", "content": text}]
 
-        return RoleSpec(name, name, render, chat, Sampling(1.0, 1.0, 100, 10000))
+        return render
+
+    def spec(name):
+        role = recipe.roles[name]
+        later = renderer(f"{name}, later", role.followup) if role.followup else None
+        return RoleSpec(name, name, renderer(name, role.prompt), chat, Sampling(1.0, 1.0, 100, 10000), render_next=later)
 
     async def generate(call):
         ids = chat.encode(texts[call.role])
@@ -419,21 +424,13 @@ def test_a_debate_answers_in_rounds_and_votes(checkout, monkeypatch):
     templates = {"generator": 'Solve $question\\", \\"Of $responses_str say $question', "other": "Solve $question"}
     folder = imported(script(checkout, "debate_workflow", templates))
     recipe = loads(folder, monkeypatch).recipe
-    assert recipe.policy_of("generator_again") == recipe.policy_of("generator") == "generator"
-    texts = {
-        "generator": "\\boxed{\\frac{1}{2}}",
-        "other": "1",
-        "generator_again": "it is \\boxed{2}",
-        "other_again": "\\boxed{3}",
-    }
+    assert recipe.roles["other"].followup == "prompts/other_again.md"
+    texts = {"generator": "\\boxed{\\frac{1}{2}}", "other": "it is \\boxed{2}"}
     shown, trajectory = answers(folder, texts)
-    assert Counter(a.role for a in trajectory.actions) == {
-        "generator": 1,
-        "other": 1,
-        "generator_again": 2,
-        "other_again": 2,
-    }
-    assert shown["generator_again"].startswith("Of Agent 1: ") and trajectory.answer == "it is \\boxed{2}"
+    assert Counter(a.role for a in trajectory.actions) == {"generator": 3, "other": 3}
+    assert all(a.before.role == a.role for a in trajectory.actions if a.turn)
+    assert shown["generator, later"] == "Of Agent 1: it is \\boxed{2} say What is 1 + 1?\n"
+    assert trajectory.answer == texts["generator"]
     majority = load_file(folder / "workflow.py", "imported_majority").majority
     assert (
         majority(["\\boxed{\\frac{1}{2}}", "\\boxed{\\frac{1}{3}}", "so \\boxed{\\frac{1}{3}}"]) == "\\boxed{\\frac{1}{3}}"

@@ -6,6 +6,9 @@
 What the template puts between an assistant's message and the next generation is read off the model's own template, by
 rendering a fixed stand-in conversation with and without the next message. The sampled ids are never decoded and encoded
 again, which is where training and sampling drift apart elsewhere.
+
+Some templates show earlier turns differently once another message follows: they remove an assistant's thinking. Then the
+context of turn t + 1 is the template of the whole conversation, as the model was trained to see it, and begins anew.
 """
 
 from __future__ import annotations
@@ -56,6 +59,22 @@ class ChatFormat:
         """Ids of the opening messages with the generation prompt open: the context of a first turn."""
         text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))  # the template has written BOS if it uses one
+
+    def keeps(self, messages: Sequence[dict[str, str]], text: str, message: dict[str, str]) -> bool:
+        """Whether the template shows a conversation unchanged once another message follows.
+
+        Args:
+            messages: The conversation before the last assistant's turn.
+            text: That turn; white space around it does not count, which many templates remove.
+            message: What follows.
+        """
+
+        def shown(conversation: list[dict[str, str]]) -> str:
+            return str(self.tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True))
+
+        before = shown([*messages])
+        after = shown([*messages, {"role": "assistant", "content": text}, message])
+        return after.startswith(before) and after[len(before) :].lstrip().startswith(text.strip())
 
     @property
     def end_of_turn(self) -> tuple[int, ...]:

@@ -50,6 +50,9 @@ class RoleConfig(Model):
     """File of the user message; `{field}` is filled by the workflow's call, `{{` and `}}` are braces."""
     system: str | None = None
     """File of the system message, with fields as in `prompt`."""
+    followup: str | None = None
+    """File of the user message of a call that continues an earlier one (`continues=`), with fields as in `prompt`. Default:
+    that of `prompt`."""
     tools: list[str] = []
     """Names of the tools whose calls are looked for in the role's answers."""
     max_turns: int = pydantic.Field(1, ge=1)

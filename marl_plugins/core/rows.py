@@ -78,7 +78,7 @@ def turns_of(actions: Sequence[Action]) -> list[Turn]:
         ValueError: An action does not continue the one before it, so that merging them would change what was shown.
     """
     for last, action in zip([None, *actions[:-1]], actions, strict=True):
-        if action.before is not last:
+        if action.before is not last or (last is not None and not action.extends):
             raise ValueError(f"action {action.path} does not continue {last.path if last else 'an empty conversation'}")
     return [(a.shown_ids, a.generation.ids, a.generation.logprobs) for a in actions]
 

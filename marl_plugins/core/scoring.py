@@ -38,7 +38,7 @@ class Seen:
     prompt: str
     role: str
     messages: tuple[tuple[str, str], ...]
-    """The opening messages shown to the action's conversation, as (chat role, text)."""
+    """The messages that the action's call began with, as (chat role, text); after those of the conversation that it continues."""
     before: tuple[Action, ...]
     """Copies of the actions that this one depends on, directly or through others, with their tools' answers, unscored."""
 

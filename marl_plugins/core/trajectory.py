@@ -80,7 +80,8 @@ class Action:
     """One generation of one role in one turn.
 
     `context_ids + generation.ids` is the very sequence the policy saw and continued. A later turn of the same conversation
-    begins with that sequence and stores only what was shown since, so nothing is ever tokenised, or kept, twice.
+    begins with that sequence and stores only what was shown since, so nothing is ever tokenised, or kept, twice; except where
+    the model's chat template changes earlier turns (`extends`).
     """
 
     path: str
@@ -90,7 +91,7 @@ class Action:
     policy: str
     turn: int
     shown_ids: tuple[int, ...]
-    """Ids shown since the end of the turn before (of the whole context in a first turn)."""
+    """Ids shown since the end of the turn before; the whole context in a first turn, and where `extends` is False."""
     generation: Generation
     text: str
     shown: tuple[tuple[str, str], ...] = ()
@@ -120,6 +121,11 @@ class Action:
     """One per sampled token; written by the trainer, for the records."""
     left_out: str | None = None
     """Why the action is not trained on, for the ledger."""
+    call: int = 0
+    """Which call of the role in its conversation: 0 opened it, others continued it (`continues=`)."""
+    extends: bool = True
+    """Whether the context begins with that of the turn before and what it sampled, token for token. False where the chat
+    template shows earlier turns differently once another message follows (thinking that is removed)."""
 
     def add_reward(self, term: str, value: float) -> None:
         """Add a named term to the action's reward.
@@ -135,27 +141,39 @@ class Action:
     @property
     def context_ids(self) -> tuple[int, ...]:
         """All ids that were shown to the policy for this action."""
-        if self.before is None:
+        if self.before is None or not self.extends:
             return self.shown_ids
-        turns: list[Action] = []
-        turn: Action | None = self.before
-        while turn is not None:
-            turns.append(turn)
-            turn = turn.before
         ids: list[int] = []
-        for turn in reversed(turns):
+        turns = self.chain
+        for turn in turns[:-1]:
             ids += turn.shown_ids
             ids += turn.generation.ids
         ids += self.shown_ids
         return tuple(ids)
 
     @property
+    def chain(self) -> list[Action]:
+        """The turns whose contexts extend each other up to this one, which is the last."""
+        turns = [self]
+        while turns[-1].extends and turns[-1].before is not None:
+            turns.append(turns[-1].before)
+        return turns[::-1]
+
+    @property
     def opening(self) -> tuple[tuple[str, str], ...]:
-        """The messages that the action's conversation began with, as (chat role, text)."""
+        """The messages that the action's call began with, as (chat role, text), and the conversation before it."""
         first = self
-        while first.before is not None:
+        while first.before is not None and first.before.call == self.call:
             first = first.before
-        return first.shown
+        return (*first.before.messages, *first.shown) if first.before else first.shown
+
+    @property
+    def messages(self) -> tuple[tuple[str, str], ...]:
+        """The whole conversation, this action included, as (chat role, text)."""
+        turns = [self]
+        while turns[-1].before is not None:
+            turns.append(turns[-1].before)
+        return tuple(message for turn in reversed(turns) for message in (*turn.shown, ("assistant", turn.text)))
 
     @property
     def tool_output(self) -> str:
@@ -338,6 +356,8 @@ def _record(action: Action) -> dict[str, Any]:
         "turn": action.turn,
         "parents": list(action.parents),
         "continues": action.before.path if action.before else None,
+        **({"call": action.call} if action.call else {}),
+        **({} if action.extends else {"extends": False}),
         "shown": [list(message) for message in action.shown],
         "shown_ids": list(action.shown_ids),
         "ids": list(action.generation.ids),
@@ -376,6 +396,8 @@ def _action(record: Mapping[str, Any], earlier: Mapping[str, Action]) -> Action:
         text=record["text"],
         shown=tuple((role, text) for role, text in record.get("shown", ())),
         before=earlier[record["continues"]] if record["continues"] else None,
+        call=record.get("call", 0),
+        extends=record.get("extends", True),
         parents=tuple(record["parents"]),
         tool_results=tuple(
             ToolResult(t["tool"], t["call"], t["output"], t["ok"], t.get("seconds", 0.0), tuple(t.get("files", ())))

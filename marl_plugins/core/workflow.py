@@ -8,6 +8,7 @@
 Calling a role renders its prompt from the fields, generates, and, where the role has tools, runs the calls that it finds
 in the answer and continues until there is none or `max_turns` is reached. What is returned is the role's last `Action`;
 `str(action)` is its text. Passing an action as a field, alone or in a list (or naming it in `after=`), records the dependency.
+Every call opens a conversation of its own, unless it continues an earlier one: `roles.player(move=x, continues=mine)`.
 Parallel, branching and looping workflows are just Python.
 """
 
@@ -118,6 +119,8 @@ class RoleSpec:
     sampling: Sampling
     tools: tuple[Tool, ...] = ()
     max_turns: int = 1
+    render_next: Callable[[Mapping[str, str]], list[dict[str, str]]] | None = None
+    """Fields to the message of a call that continues a conversation; None: the last of the opening messages."""
     endless_tools_fail: bool = True
     """Whether a tool call in the last of several turns is an agent failure; otherwise the workflow continues with that action."""
 
@@ -144,11 +147,13 @@ class RoleCall(Coroutine[Any, Any, Action]):
         spec: RoleSpec,
         fields: Mapping[str, Any],
         after: Iterable[Action],
+        continues: Action | None,
         place: str,
     ):
         self.spec = spec
         self.fields = fields
         self.after = after
+        self.continues = continues
         self.place = place
         self.action: Action | None = None
         """The role's last action, once the call has been answered."""
@@ -193,12 +198,12 @@ class Roles:
         except KeyError:
             raise NotInRecipe(f"the recipe has no role {name!r}{nearest(name, self._specs)}") from None
 
-        def call(*nameless: Any, after: Sequence[Action] = (), **fields: Any) -> RoleCall:
+        def call(*nameless: Any, after: Sequence[Action] = (), continues: Action | None = None, **fields: Any) -> RoleCall:
             frame = sys._getframe(1)
             place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
             if nameless:
                 raise Miscalled(f"role {name!r} takes its fields by name: roles.{name}(FIELD=...)", place)
-            made = RoleCall(self._trajectory.call_role, spec, fields, after, place)
+            made = RoleCall(self._trajectory.call_role, spec, fields, after, continues, place)
             self._trajectory.calls.append(made)
             return made
 
@@ -231,6 +236,41 @@ class Tools:
 
         call.__qualname__ = f"tools.{name}"
         return call
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the next turn of a conversation is shown, see `Action`; `context` is all of it."""
+
+    number: int
+    before: Action | None
+    call: int
+    shown: tuple[tuple[str, str], ...]
+    shown_ids: tuple[int, ...]
+    context: tuple[int, ...]
+    extends: bool = True
+
+
+def next_turn(chat: ChatFormat, before: Action | None, messages: Sequence[dict[str, str]], call: int) -> Turn:
+    """The turn that begins with some messages.
+
+    Args:
+        before: The conversation's last turn, which one message follows; None: the messages open a conversation.
+        call: Number of the call in its conversation.
+    """
+    shown = tuple((m["role"], m["content"]) for m in messages)
+    if before is None:
+        context = chat.opening(messages)
+        return Turn(0, None, call, shown, context, context)
+    (message,) = messages
+    number = before.turn + 1
+    *earlier, (_, text) = before.messages
+    history = [{"role": role, "content": content} for role, content in earlier]
+    if not chat.keeps(history, text, message):
+        context = chat.opening([*history, {"role": "assistant", "content": text}, message])
+        return Turn(number, before, call, shown, context, context, extends=False)
+    ids = chat.continuation(before.generation.ids, message)
+    return Turn(number, before, call, shown, ids, (*before.context_ids, *before.generation.ids, *ids))
 
 
 class _InProgress:
@@ -271,18 +311,22 @@ class _InProgress:
         except Miscalled as error:
             call.refused = error
             raise
-        call.action = await self._converse(call.spec, messages, parents)
+        call.action = await self._converse(call.spec, messages, parents, call.continues)
         return call.action
 
     def _given(self, call: RoleCall) -> tuple[list[dict[str, str]], tuple[str, ...]]:
         """What a call shows its role, and the paths of the actions in its fields and in `after`.
 
         Raises:
-            Miscalled: A field is missing or cannot be shown, or `after` holds something else than actions.
+            Miscalled: A field is missing or cannot be shown, `after` holds something else than actions, or `continues` is no
+                action of the role in this trajectory.
         """
         role, place = f"role {call.spec.name!r}", call.place
         texts: dict[str, str] = {}
         given: list[Action] = []
+        if call.continues is not None:
+            self._check_continues(call)
+            given.append(call.continues)
         for action in listed(call.after, role, place):
             self.refuse_unawaited(action, f"{role} was given, in `after`,", place)
             if not isinstance(action, Action):
@@ -293,11 +337,26 @@ class _InProgress:
                 self.refuse_unawaited(item, f"{role} was given, as {name!r},", place)
             texts[name], actions = as_text(value, f"{role}, field {name!r}", place)
             given += actions
+        spec = call.spec
         try:
-            messages = call.spec.render(texts)
+            messages = (spec.render_next or spec.render)(texts) if call.continues else spec.render(texts)
         except KeyError as error:
             raise Miscalled(f"{role} was called with the wrong fields: {error.args[0]}", place) from None
-        return messages, tuple(dict.fromkeys(action.path for action in given))
+        return messages[-1:] if call.continues else messages, tuple(dict.fromkeys(action.path for action in given))
+
+    def _check_continues(self, call: RoleCall) -> None:
+        role, place, action = f"role {call.spec.name!r}", call.place, call.continues
+        self.refuse_unawaited(action, f"{role} was given, in `continues`,", place)
+        if not isinstance(action, Action):
+            raise Miscalled(f"{role}: continues takes an action of the role, got {type(action).__name__}", place)
+        if not any(action is own for own in self.trajectory.actions):
+            raise Miscalled(f"{role}: continues takes an action of this trajectory, got one of another", place)
+        if action.role != call.spec.name:
+            raise Miscalled(
+                f"{role} cannot continue a conversation of role {action.role!r}; give that action as a field, and in "
+                f"`continues` the last action of {role} itself",
+                place,
+            )
 
     def refuse_unawaited(self, value: Any, what: str, place: str | None) -> None:
         """Raise `Miscalled` where a workflow passes on a call itself instead of its answer."""
@@ -320,13 +379,13 @@ class _InProgress:
         """The calls that have not begun."""
         return [call for call in self.calls if not call.awaited]
 
-    async def _converse(self, spec: RoleSpec, messages: list[dict[str, str]], parents: tuple[str, ...]) -> Action:
+    async def _converse(
+        self, spec: RoleSpec, messages: list[dict[str, str]], parents: tuple[str, ...], continues: Action | None
+    ) -> Action:
         """The role's turns, to the last action."""
-        shown_ids = context = spec.chat.opening(messages)
-        shown = tuple((m["role"], m["content"]) for m in messages)
-        before: Action | None = None
-        for turn in range(spec.max_turns):
-            action = await self._act(spec, turn, context, shown_ids, shown, parents, before)
+        before, call = continues, continues.call + 1 if continues else 0
+        for number in range(spec.max_turns):
+            action = await self._act(spec, next_turn(spec.chat, before, messages, call), parents)
             calls = [(tool, found) for tool in spec.tools if (found := tool.find(action.text))]
             for tool, found in calls:
                 made = [self._tool_call(text, action) for text in found]
@@ -335,12 +394,9 @@ class _InProgress:
             before = action
             if not calls:
                 return action
-            if turn + 1 == spec.max_turns:
+            if number + 1 == spec.max_turns:
                 break
-            message = {"role": calls[0][0].message_role, "content": action.tool_output}
-            shown_ids = spec.chat.continuation(action.generation.ids, message)
-            shown = ((message["role"], message["content"]),)
-            context = context + action.generation.ids + shown_ids
+            messages = [{"role": calls[0][0].message_role, "content": action.tool_output}]
             parents = (action.path,)
         assert before is not None
         if spec.max_turns > 1 and spec.endless_tools_fail:
@@ -353,21 +409,13 @@ class _InProgress:
         t = self.trajectory
         return ToolCall(text, t.task.id, t.sample, t.step, action.role, action.path)
 
-    async def _act(
-        self,
-        spec: RoleSpec,
-        turn: int,
-        context: tuple[int, ...],
-        shown_ids: tuple[int, ...],
-        shown: tuple[tuple[str, str], ...],
-        parents: tuple[str, ...],
-        before: Action | None,
-    ) -> Action:
+    async def _act(self, spec: RoleSpec, turn: Turn, parents: tuple[str, ...]) -> Action:
+        context = turn.context
         room = spec.sampling.max_len - len(context)
         if room < 1:
             raise AgentFailure(
                 "context",
-                f"role {spec.name!r}, turn {turn + 1}: a context of {len(context)} tokens leaves no room in "
+                f"role {spec.name!r}, turn {turn.number + 1}: a context of {len(context)} tokens leaves no room in "
                 f"{spec.sampling.max_len} (--data.max_len)",
             )
         path = action_path(spec.name, parents, context, self.taken)
@@ -392,12 +440,14 @@ class _InProgress:
             path=path,
             role=spec.name,
             policy=spec.policy,
-            turn=turn,
-            shown_ids=shown_ids,
+            turn=turn.number,
+            shown_ids=turn.shown_ids,
             generation=generation,
             text=spec.chat.text(generation.ids),
-            shown=shown,
-            before=before,
+            shown=turn.shown,
+            before=turn.before,
+            call=turn.call,
+            extends=turn.extends,
             parents=parents,
         )
         self.trajectory.actions.append(action)

@@ -52,7 +52,7 @@ def check_roles(recipe: Recipe, origins: Origins, folder: Path, tool_names: set[
                 f"{origins.where('roles', name)}: role {name!r} cannot be called: letters, digits and underscores only, a letter "
                 "first"
             )
-        for key in ("prompt", "system"):
+        for key in ("prompt", "system", "followup"):
             problems += _prompt_problems(name, key, getattr(config, key), origins, folder)
         if "" in config.stop:
             problems.append(
@@ -85,7 +85,7 @@ def _prompt_problems(role: str, key: str, file: str | None, origins: Origins, fo
         f"{where}: roles.{role}.{key}: {folder / file}: {{{field}}} cannot be given: `{field}=` means something else in a call; "
         "rename the field"
         for field in fields
-        if keyword.iskeyword(field) or field == "after"
+        if keyword.iskeyword(field) or field in ("after", "continues")
     ]
     try:
         _ = problems or text.format_map(dict.fromkeys(fields, ""))

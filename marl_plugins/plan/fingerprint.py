@@ -150,6 +150,8 @@ def _files(plan: Plan) -> dict[str, tuple[str, Path]]:
         found[f"prompt of role {role}"] = (config.prompt, run.folder / config.prompt)
         if config.system:
             found[f"system prompt of role {role}"] = (config.system, run.folder / config.system)
+        if config.followup:
+            found[f"followup prompt of role {role}"] = (config.followup, run.folder / config.followup)
     warm = recipe.warm_start
     parts = {"workflow": recipe.workflow, "grader": recipe.grader, "tasks": recipe.tasks}
     for what, file in {**parts, "demonstrations": warm and warm.demonstrations}.items():

@@ -80,6 +80,10 @@ def _check_role(found: Lengths, run: Run, role: str, counter: Counter, tasks: Se
         longest = max(lengths)
         line += f" + {longest} of the longest task"
         _compare(found, f"role {role!r}", tasks, [limit - fixed - length for length in lengths], limit, wanted)
+    if times := _times_continued(run, role):
+        later = counter.of_messages(empty_messages(run, role, later=True))
+        line += f" + {times} x {later} of later messages"
+        fixed += times * later
     answers = _answers_shown(run, role)
     if answers:
         line += f" + up to {answers} of answers"
@@ -109,9 +113,17 @@ def _compare(found: Lengths, role: str, tasks: Sequence[Task], left: Sequence[in
         )
 
 
-def empty_messages(run: Run, role: str) -> Messages:
-    """A role's opening messages with nothing in their fields."""
+def _times_continued(run: Run, role: str) -> int:
+    """How many calls continued one conversation of a role in the rehearsal, at most."""
+    calls = [a.call for t in run.state(Rehearsed).trajectories.values() for a in t.actions if a.role == role]
+    return max(calls, default=0)
+
+
+def empty_messages(run: Run, role: str, later: bool = False) -> Messages:
+    """A role's opening messages with nothing in their fields; or `later`, the message of a call that continues them."""
     prompt, system = run.prompt(role), run.system(role)
+    if later:
+        prompt, system = run.followup(role) or prompt, None
     names = {
         name for text in (prompt, system or "") for _, name, _, _ in string.Formatter().parse(text) if name is not None
     }
@@ -127,10 +139,10 @@ def _times_shown(run: Run, role: str, empty: Messages) -> int:
 
     return max(
         (
-            times(t.task.prompt, action.shown) - times(t.task.prompt, empty)
+            times(t.task.prompt, action.opening) - times(t.task.prompt, empty)
             for t in run.state(Rehearsed).trajectories.values()
             for action in t.actions
-            if action.role == role and action.turn == 0
+            if action.role == role
         ),
         default=0,
     )
@@ -143,10 +155,11 @@ def longest_answer(run: Run, role: str) -> int:
 
 
 def _answers_shown(run: Run, role: str) -> int:
-    """Maximum tokens of the answers that a role's opening messages in the rehearsal contain, if each is as long as it may be."""
+    """Maximum tokens of the answers, its own earlier ones included, that a role's conversation contains when a call begins in the
+    rehearsal, if each is as long as it may be."""
 
     def tokens(trajectory: Trajectory, number: int) -> int:
-        shown = " ".join(content for _, content in trajectory.actions[number].shown)
+        shown = " ".join(content for _, content in trajectory.actions[number].opening)
         earlier = [a for a in trajectory.actions[:number] if a.text and a.text in shown]
         return sum(longest_answer(run, a.role) for a in earlier)
 
@@ -156,7 +169,7 @@ def _answers_shown(run: Run, role: str) -> int:
             for kind, t in run.state(Rehearsed).trajectories.items()
             if kind == WORDS.name  # each of which is another word
             for number, action in enumerate(t.actions)
-            if action.role == role and action.turn == 0
+            if action.role == role
         ),
         default=0,
     )

@@ -170,6 +170,8 @@ def of_role(actions: Sequence[Action]) -> dict[str, float]:
     metrics["response_length"] = mean([float(len(a.generation.ids)) for a in actions])
     metrics["truncated"] = mean([float(a.generation.finish == "length") for a in actions])
     metrics["tool_call_rate"] = mean([float(bool(a.tool_results)) for a in actions])
+    if later := [a for a in actions if a.before is not None]:
+        metrics["restarted"] = mean([float(not a.extends) for a in later])
     if calls:
         metrics["tool_success"] = mean([float(r.ok) for r in calls])
     return metrics

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.prompts import prompt_renderer
+from marl_plugins.core.prompts import followup_renderer, prompt_renderer
 from marl_plugins.core.tiny import is_tiny
 from marl_plugins.core.workflow import RoleSpec, Sampling
 from marl_plugins.plan.parts import estimator_of, has_critics, tools_of
@@ -213,5 +213,6 @@ class Session:
             ),
             tools=tuple(self.tools[t] for t in role.tools),
             max_turns=role.max_turns,
+            render_next=followup_renderer(run.followup(name)),
             endless_tools_fail=role.endless_tools == "fail",
         )

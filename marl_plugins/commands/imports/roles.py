@@ -123,10 +123,9 @@ def translate_roles(
     """`roles:` of the recipe."""
     roles: dict[str, dict[str, Any]] = {}
     for number, agent in enumerate(agents):
-        role, again = _role(source, shape, number, agent, report), f"{agent.role}_again"
-        roles[agent.role] = role
-        if again in prompts:
-            roles[again] = {**role, "prompt": f"prompts/{again}.md"}
+        roles[agent.role] = role = _role(source, shape, number, agent, report)
+        if f"{agent.role}_again" in prompts:
+            role["followup"] = f"prompts/{agent.role}_again.md"
         if agent.config.get("is_api_model"):
             what = (
                 f"{source.where('agents')}: is_api_model: a model behind an API cannot play {agent.role!r}; a policy would"
@@ -176,11 +175,15 @@ def write_workflow(
     arguments = source.settings.get("workflow_args") or {}
     rounds = arguments.get("num_rounds")
     if shape.kind == "debate":
+        report.note(
+            "workflow.py: an agent continues its own conversation from round to round, so its earlier answers are in it, and "
+            "`others` holds those of the others; theirs begins every round anew and shows its own answer among the others' "
+            "(contain_self)"
+        )
         return shapes.write_debate(
             names,
             prompts[f"{names[0]}_again"],
             rounds=int(rounds or len(names)),
-            contain_self=arguments.get("contain_self") is not False,
             max_others=int(arguments.get("max_others") or 5),
             shuffle=arguments.get("shuffle_responses") is not False,
         )
@@ -192,8 +195,3 @@ def write_workflow(
     if rounds not in (None, len(names)):
         report.note(f"{where}: num_rounds {rounds}: the chain here runs once")
     return shapes.write_chain(prompts, [name for name, role in roles.items() if "tools" in role])
-
-
-def map_debate(roles: Mapping[str, Any]) -> dict[str, str]:
-    """`mapping:` of a debate: a role of a later round is played by the policy of the first."""
-    return {role: role.removesuffix("_again") for role in roles}

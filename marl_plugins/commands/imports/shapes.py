@@ -94,12 +94,9 @@ def write_chain(prompts: Mapping[str, str], with_tools: Sequence[str]) -> str:
     return f'"""{" -> ".join(names)}."""\n\n\nasync def run(task, roles, tools):\n' + "\n".join(lines) + "\n"
 
 
-def write_debate(
-    names: Sequence[str], again: str, *, rounds: int, contain_self: bool, max_others: int, shuffle: bool
-) -> str:
-    """All roles answer, then answer again after seeing the others' answers; the majority wins."""
+def write_debate(names: Sequence[str], again: str, *, rounds: int, max_others: int, shuffle: bool) -> str:
+    """All roles answer, then answer again after seeing the others' answers, each in its own conversation; the majority wins."""
     shuffled = '    random.Random(f"{task.id} {number} {place}").shuffle(shown)\n' if shuffle else ""
-    own = "list(answers)" if contain_self else "[a for i, a in enumerate(answers) if i != place]"
     arguments = ["problem=task.prompt"] if "problem" in fields_of(again) else []
     arguments += ["others=others"] if "others" in fields_of(again) else []
     return f'''"""A debate: every role answers, then answers again after seeing the others' answers; the majority wins."""
@@ -123,10 +120,10 @@ async def run(task, roles, tools):
 
 
 async def answer_again(task, roles, answers, number, place):
-    shown = {own}
+    shown = [a for i, a in enumerate(answers) if i != place]
 {shuffled}    others = "\\n\\n".join(f"Agent {{i}}: {{a}}" for i, a in enumerate(shown[:MAX_OTHERS], 1))
-    role = getattr(roles, f"{{NAMES[place]}}_again")
-    return await role({", ".join([*arguments, "after=shown[:MAX_OTHERS]"])})
+    role = getattr(roles, NAMES[place])
+    return await role({", ".join([*arguments, "continues=answers[place]", "after=shown[:MAX_OTHERS]"])})
 
 
 def majority(answers):

@@ -121,8 +121,6 @@ def _add_roles(recipe: dict[str, Any], source: Source, shape: Shape, agents: lis
     names = [agent.role for agent in agents]
     workflow = roles.write_workflow(source, shape, names, translated, prompts, report)
     recipe |= {"roles": translated, "workflow": "workflow.py"}
-    if shape.kind == "debate":
-        recipe["mapping"] = roles.map_debate(translated)
     if tools := roles.translate_tools(source, translated, report):
         recipe["tools"] = tools
     return {**{f"prompts/{name}.md": text for name, text in prompts.items()}, "workflow.py": workflow}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from marl_plugins.core.fields import as_text
 from marl_plugins.core.trajectory import Action
@@ -84,6 +84,22 @@ def idle_roles(trials: Sequence[Trial], roles: Iterable[str], file: str) -> tupl
         "from the recipe"
         for role in roles
         if role not in called
+    ]
+
+
+def idle_followups(trials: Sequence[Trial], followups: Mapping[str, str]) -> list[str]:
+    """Prompts for calls that continue a conversation, where no call does.
+
+    Args:
+        followups: Where the prompt of a role is named.
+    """
+    called = {call.spec.name for trial in trials for call in trial.calls}
+    continued = {call.spec.name for trial in trials for call in trial.calls if call.continues is not None}
+    return [
+        f"{where}: role {role!r} has a followup prompt, and none of its calls continues a conversation; call it with "
+        "continues=ACTION, its own last one"
+        for role, where in followups.items()
+        if role in called - continued
     ]
 
 

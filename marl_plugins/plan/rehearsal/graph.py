@@ -20,6 +20,7 @@ class Node:
         role, number: The number-th action of a role, from 1.
         label: For people: the role, with the number where it acts more than once.
         parents: Ids of the nodes whose actions it saw.
+        continues: The one of them whose conversation it continues.
     """
 
     id: str
@@ -27,6 +28,7 @@ class Node:
     number: int
     label: str
     parents: tuple[str, ...]
+    continues: str | None = None
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,9 @@ class Graph:
             number = count[action.role]
             ids[action.path] = f"{action.role}_{number}"
             label = action.role if total[action.role] == 1 else f"{action.role} {number}"
-            nodes.append(Node(ids[action.path], action.role, number, label, tuple(ids[p] for p in action.parents)))
+            parents = tuple(ids[p] for p in action.parents)
+            continues = ids[action.before.path] if action.before else None
+            nodes.append(Node(ids[action.path], action.role, number, label, parents, continues))
         return cls(tuple(nodes))
 
     @property
@@ -58,17 +62,23 @@ class Graph:
     def lines(self) -> list[str]:
         """A line per action: what it saw, and who it is."""
         labels = {node.id: node.label for node in self.nodes}
-        return [f"{', '.join(labels[p] for p in node.parents) or TASK} -> {node.label}" for node in self.nodes]
+        return [
+            f"{', '.join(labels[p] for p in node.parents) or TASK} -> {node.label}"
+            + (f" (continues {labels[node.continues]})" if node.continues else "")
+            for node in self.nodes
+        ]
 
     def as_json(self) -> dict[str, Any]:
         """Nodes and edges as JSON values."""
         return {
             "nodes": [{"id": node.id, "role": node.role, "number": node.number} for node in self.nodes],
             "edges": [list(edge) for edge in self.edges],
+            "continues": {node.id: node.continues for node in self.nodes if node.continues},
         }
 
     def mermaid(self) -> str:
-        """A Mermaid flowchart."""
+        """A Mermaid flowchart; a thick arrow leads from a turn to the one that continues its conversation."""
         nodes = [f'    {node.id}["{node.label}"]' for node in self.nodes]
-        edges = [f"    {parent} --> {child}" for parent, child in self.edges]
+        continued = {(node.continues, node.id) for node in self.nodes}
+        edges = [f"    {edge[0]} {'==>' if edge in continued else '-->'} {edge[1]}" for edge in self.edges]
         return "\n".join(["flowchart TD", f"    {TASK}([{TASK}])", *nodes, *edges])

@@ -12,7 +12,7 @@ from typing import Any
 
 from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.fields import Miscalled
-from marl_plugins.core.prompts import prompt_renderer
+from marl_plugins.core.prompts import followup_renderer, prompt_renderer
 from marl_plugins.core.trajectory import Generation, Task, ToolResult, Trajectory
 from marl_plugins.core.workflow import Call, RoleCall, RoleSpec, Sampling, Tool, ToolCall, Workflow, calls_of, run_workflow
 from marl_plugins.loading import users_line
@@ -84,6 +84,12 @@ class Chat:
     def opening(self, messages: Any) -> tuple[int, ...]:
         return ()
 
+    def keeps(self, messages: Any, text: str, message: Any) -> bool:
+        return True
+
+    def continuation(self, sampled: Any, message: Any) -> tuple[int, ...]:
+        return ()
+
     def text(self, ids: tuple[int, ...]) -> str:
         return self.answers.text(ids[0])
 
@@ -106,7 +112,8 @@ def try_workflow(
             run.recipe.policy_of(name),
             prompt_renderer(run.prompt(name), run.system(name)),
             chat,
-            Sampling(1.0, 1.0, 1, 2),
+            Sampling(1.0, 1.0, 1, MOST_CALLS + 2),
+            render_next=followup_renderer(run.followup(name)),
         )
         for name in run.recipe.roles
     }
