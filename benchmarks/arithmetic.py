@@ -125,16 +125,34 @@ def conversations(number: int, turns: int) -> list[list[tuple[list[int], list[in
 
 
 def rows(trl: str | None) -> None:
-    """Turns to rows: 64 conversations of 8 turns, 16 of 128; TRL's `_chain_to_sequences` in its own environment beside it."""
-    from marl_plugins.core.rows import conversation_row
+    """Turns to sequences: 64 conversations of 8 turns, 16 of 128; TRL's `_chain_to_sequences` in its own environment beside it."""
+    from marl_plugins.core.rows import Row
+    from marl_plugins.core.sequences import TokenSequence, sequences_of
+    from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
+
+    def recorded(turns: list[tuple[list[int], list[int], list[float]]]) -> list[Row]:
+        trajectory, before = Trajectory(Task("t", "p"), 0, step=1), None
+        for number, (shown, sampled, logprobs) in enumerate(turns):
+            generation = Generation(tuple(sampled), tuple(logprobs), "stop", "p", 0)
+            before = Action(f"a.{number}", "a", "p", number, tuple(shown), generation, "", before=before)
+            trajectory.actions.append(before)
+        return [Row(trajectory, action, 1.0) for action in trajectory.actions]
+
+    def as_theirs(sequence: TokenSequence) -> tuple[list[int], list[int], list[float]]:
+        mask, logprobs = [0] * len(sequence.ids), [0.0] * len(sequence.ids)
+        for row, start in zip(sequence.rows, sequence.starts, strict=True):
+            generation = row.action.generation
+            mask[start : start + len(generation.ids)] = [1] * len(generation.ids)
+            logprobs[start : start + len(generation.ids)] = generation.logprobs
+        return sequence.ids, mask, logprobs
 
     for number, turns in ((64, 8), (16, 128)):
         given = conversations(number, turns)
-        mine = timed(lambda given=given: [conversation_row(c) for c in given])  # type: ignore[misc]
-        line = f"turns to rows, {number}x{turns}: {spread(mine)}"
+        made = [recorded(conversation) for conversation in given]
+        mine = timed(lambda made=made: [as_theirs(s) for r in made for s in sequences_of(r)])  # type: ignore[misc]
+        line = f"turns to sequences, {number}x{turns}: {spread(mine)}"
         if trl:
-            made = [conversation_row(c) for c in given]
-            theirs = _trl(trl, given, [(r.ids, r.sampled, r.logprobs) for r in made])
+            theirs = _trl(trl, given, [as_theirs(s) for r in made for s in sequences_of(r)])
             line += f"; TRL {spread(theirs)}; {statistics.median(theirs) / statistics.median(mine):.1f}x"
         print(line)
 

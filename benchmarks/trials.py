@@ -47,7 +47,7 @@ PHASES = ("start", "evaluation", "rollout", "update", "sync", "save")
 PROCESSES = {
     "driver": r"-m marl_plugins train",
     "engine": r"Rollout",
-    "policy": r"RemotePolicyActor",
+    "policy": r"ray::PolicyActor",
     "gcs": r"gcs_server",
     "raylet": r"raylet/raylet",
     "agent": r"agent|monitor|log_monitor",

@@ -1,7 +1,7 @@
 """Drop rows until every policy's number of rows fills whole batches, instead of filling up with weightless rows.
 
 MAPPA's `filter_agents_data` keeps the head of each agent's rows so that all ranks take the same number of batches. Here the
-runtime guarantees that anyway (core/grid.py), so this plugin is a choice, not a need: it trades rows for equal batch sizes.
+runtime guarantees that anyway (core/layout.py), so this plugin is a choice, not a need: it trades rows for equal batch sizes.
 
     random     which rows go is drawn anew every step (seeded): no task, role or turn is favoured. Default.
     truncate   the last rows in the order of tasks go, as in MAPPA's code; biased against late tasks and late turns.
@@ -61,7 +61,7 @@ def _batch(run: Run, policy: str, steps: int) -> int:
 def keep_whole_batches(rows: Sequence[Row], multiple: int, mode: str, run_seed: int) -> list[Row]:
     """The largest multiple of `multiple` rows, in their order; all of them where there are fewer than one multiple.
 
-    A policy is never left without rows: with fewer rows than one batch the grid's weightless rows fill it.
+    A policy is never left without rows: with fewer rows than one batch weightless sequences fill it.
     """
     count = len(rows) - len(rows) % multiple
     if count in (0, len(rows)):

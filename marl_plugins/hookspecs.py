@@ -348,7 +348,7 @@ def marl_update(
     """Train one policy on rows whose advantages are known. *around, async*; in every step once per policy that has rows,
     concurrently.
 
-    Returns upstream's metrics. Built-in: `policy.update`: fill the grid, upstream's append and fit.
+    Returns upstream's metrics. Built-in: `policy.update`: micro-batches for every rank, upstream's append and fit.
 
     Example:
 

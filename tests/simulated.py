@@ -70,3 +70,29 @@ def make_trajectory(edges, policies=None, rewards=None, task="t", sample=0, role
             )
         )
     return trajectory
+
+
+def conversations(seed, turns, restarts=0.1):
+    """A trajectory of random conversation trees; some turns begin anew."""
+    draw = random.Random(seed)
+    trajectory = Trajectory(Task("t", "p"), seed, step=1)
+
+    def ids(least):
+        return tuple(draw.randrange(1000) for _ in range(draw.randint(least, 5)))
+
+    for number in range(turns):
+        before = draw.choice([None, *trajectory.actions]) if draw.random() < 0.9 else None
+        sampled = ids(1)
+        action = Action(
+            f"a.{number}",
+            "a",
+            "p",
+            before.turn + 1 if before else 0,
+            ids(1),
+            Generation(sampled, tuple(-draw.random() for _ in sampled), "stop", "p", 0),
+            "",
+            before=before,
+            extends=before is None or draw.random() >= restarts,
+        )
+        trajectory.actions.append(action)
+    return trajectory

@@ -10,10 +10,11 @@ import torch
 from simulated import CharacterChat, simulated_engine
 
 from marl_plugins.core.estimators import Estimator
+from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.trajectory import Task
 from marl_plugins.core.workflow import RoleSpec, Sampling
 from marl_plugins.runtime.display import Display
-from marl_plugins.runtime.experience import Forwarded, row_experience
+from marl_plugins.runtime.experience import forwarded, sequence_experience
 from marl_plugins.runtime.records import Records
 from marl_plugins.runtime.rollout import Rollout
 from marl_plugins.runtime.trainer import Trainer
@@ -47,12 +48,12 @@ class SimulatedPolicy:
 
     async def forward(self, rows):
         batches = []
-        for row in rows:
-            experience = row_experience(row)
+        for sequence in sequences_of(rows):
+            experience = sequence_experience(sequence)
             experience.action_log_probs = experience.rollout_log_probs
             experience.kl = torch.zeros_like(experience.rollout_log_probs)
-            batches.append(([row], experience))
-        return Forwarded(self.name, rows, batches)
+            batches.append(([sequence], experience))
+        return forwarded(self.name, rows, batches)
 
     async def save(self, tag, state):
         self.saved.append(state["step"])

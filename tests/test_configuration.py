@@ -119,7 +119,12 @@ def test_lines_are_those_of_the_file(recipe):
         ),
         (["--train.async_enable"], ["--train.async_enable cannot be used", "asynchronous"]),
         (["--ds.lora.rank", "8"], ["--ds.lora.rank cannot be used", "adapters"]),
-        (["--ds.packing_samples"], ["--ds.packing_samples cannot be used"]),
+        (["--ds.packing_samples", "--ds.attn_implementation", "flex"], ["'flex' is not known to keep packed rows apart"]),
+        (["--ds.ring_attn_size", "2"], ["--ds.ring_attn_size needs GPUs"]),
+        (
+            ["--train.dynamic_batch_enable", "--train.max_tokens_per_gpu", "100"],
+            ["--train.max_tokens_per_gpu 100 is under --data.max_len 384", "fit into no micro-batch"],
+        ),
         (["--train.agent_func_path", "a.py"], ["no effect here", "workflow"]),
         (["--policy.solver.train.batch_size", "4"], ["cannot differ per policy"]),
         (["--groups.by", "task"], ["--groups.by belongs to", "rloo", "the run has reinforce: remove one of the two"]),

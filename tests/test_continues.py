@@ -10,7 +10,8 @@ from simulated import CharacterChat, simulated_engine
 
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.fields import Miscalled
-from marl_plugins.core.rows import conversation_row, turns_of
+from marl_plugins.core.rows import Row
+from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.trajectory import Generation, Task, ToolResult, Trajectory
 from marl_plugins.core.workflow import RoleSpec, Sampling, Tool, run_workflow
 
@@ -80,8 +81,8 @@ def test_each_call_extends_the_conversation_token_for_token():
         ("assistant", third.text),
     )
     assert third.opening == third.messages[:-1]  # what a coach is shown
-    row = conversation_row(turns_of(got.actions))
-    assert tuple(row.ids) == third.context_ids + third.generation.ids
+    (sequence,) = sequences_of([Row(got, action, 1.0) for action in got.actions])
+    assert tuple(sequence.ids) == third.context_ids + third.generation.ids
 
 
 def test_without_a_followup_prompt_the_user_message_is_shown_again():
@@ -286,5 +287,4 @@ def test_a_turn_that_begins_anew_is_no_part_of_the_earlier_sequence():
     got = run(three_calls, role("a", chat), generate=thinking_engine(1, thinks=1.0))
     assert [a.extends for a in got.actions] == [True, False, False]
     assert [a.chain for a in got.actions] == [[a] for a in got.actions]
-    with pytest.raises(ValueError, match="does not continue"):
-        turns_of(got.actions)
+    assert len(sequences_of([Row(got, action, 1.0) for action in got.actions])) == 3

@@ -17,13 +17,14 @@ from marl_plugins.core.estimators import Estimator
 from marl_plugins.core.failures import AgentFailure, InfrastructureFailure, RunEnded, RunPaused
 from marl_plugins.core.ledger import Ledger, lost_trajectories, unscored_actions
 from marl_plugins.core.rows import Row
+from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.runtime.metrics import held_out, of_updates, signal, summary
 from marl_plugins.runtime.records import KEPT_TASKS, cut_back
 
 PAGE = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text()
 simulated = pytest.importorskip("simulated_run")
-from marl_plugins.runtime.experience import Forwarded, estimate, row_experience  # noqa: E402
+from marl_plugins.runtime.experience import estimate, forwarded, sequence_experience  # noqa: E402
 from marl_plugins.runtime.policy_actor import without_fill  # noqa: E402
 from marl_plugins.runtime.trainer import remarks  # noqa: E402
 
@@ -309,33 +310,35 @@ def test_every_kind_of_failure_of_the_package_is_in_the_page():
 # --- what upstream clips, filters, or fills up ------------------------------------------------------------------------------
 
 
-def forwarded(rewards, clip_range):
+def rows_forwarded(rewards, clip_range):
+    trajectories = [make_trajectory({"a": []}, task=f"t{n}") for n in range(len(rewards))]
+    rows = [Row(t, t.actions[0], reward) for t, reward in zip(trajectories, rewards, strict=True)]
     found = []
-    for n, reward in enumerate(rewards):
-        t = make_trajectory({"a": []}, task=f"t{n}")
-        row = Row(t, t.actions[0], reward)
-        experience = row_experience(row)
+    for sequence in sequences_of(rows):
+        experience = sequence_experience(sequence)
         experience.kl = torch.zeros_like(experience.rollout_log_probs)
         experience.action_log_probs = experience.rollout_log_probs
-        found.append(([row], experience))
-    return Forwarded("p", [row for rows, _ in found for row in rows], found, clip_range=clip_range)
+        found.append(([sequence], experience))
+    return forwarded("p", rows, found, clip_range=clip_range)
 
 
 def test_clipped_returns_are_counted_and_said():
-    (prepared,) = estimate([forwarded([9.0, 10.0, 10.5, 24.0, -11.0], [-10, 10])], Estimator(return_scope="trajectory"))
+    (prepared,) = estimate(
+        [rows_forwarded([9.0, 10.0, 10.5, 24.0, -11.0], [-10, 10])], Estimator(return_scope="trajectory")
+    )
     assert prepared.clipped == 3
     assert of_updates([prepared], {"p": {}})["rows/clipped"] == 3.0
     policy = SimpleNamespace(engines=SimpleNamespace(remarks=["an engine was replaced"]))
     said, engine = remarks([prepared], [policy], "trajectory")
     assert said.startswith("3 of 5 returns lie outside --reward.clip_range and were clipped; a return sums the rewards")
     assert engine == "an engine was replaced" and not policy.engines.remarks
-    (whole,) = estimate([forwarded([24.0, -11.0], None)], Estimator())
+    (whole,) = estimate([rows_forwarded([24.0, -11.0], None)], Estimator())
     assert whole.clipped == 0 and remarks([whole], [], "trajectory") == []
 
 
 def test_advantages_that_are_not_finite_name_the_row():
     with pytest.raises(RunEnded, match=r"Estimator: 1 rows .* the first t1/0/a, whose return is inf"):
-        estimate([forwarded([1.0, math.inf, 2.0], None)], Estimator())
+        estimate([rows_forwarded([1.0, math.inf, 2.0], None)], Estimator())
 
 
 @pytest.mark.parametrize("fill", [0, 1, 3])

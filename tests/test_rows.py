@@ -1,4 +1,4 @@
-"""Turns to rows, and the ledger's law."""
+"""Rows that are kept or left out, and the ledger's law."""
 
 import pytest
 from hypothesis import given
@@ -6,42 +6,8 @@ from hypothesis import strategies as st
 from simulated import make_trajectory
 
 from marl_plugins.core.ledger import Ledger
-from marl_plugins.core.rows import conversation_row, rows_of, turns_of
-from marl_plugins.core.trajectory import Action, Generation
+from marl_plugins.core.rows import rows_of
 from marl_plugins.filter_agents_data import keep_whole_batches
-
-ids = st.lists(st.integers(0, 300), max_size=8)
-
-
-def conversation(deltas):
-    actions, before = [], None
-    for n, (shown, sampled) in enumerate(deltas):
-        generation = Generation(tuple(sampled), tuple(-0.1 * i for i in range(len(sampled))), "stop", "p", 0)
-        before = Action(f"a{n}", "a", "p", n, tuple(shown), generation, "", before=before)
-        actions.append(before)
-    return actions
-
-
-@given(st.lists(st.tuples(ids, ids), min_size=1, max_size=6))
-def test_a_merged_conversation_keeps_every_token_its_place_and_its_mask(deltas):
-    actions = conversation(deltas)
-    row = conversation_row(turns_of(actions))
-    last = actions[-1]
-    assert tuple(row.ids) == last.context_ids + last.generation.ids
-    assert len(row.ids) == len(row.sampled) == len(row.logprobs)
-    for action in actions:
-        start = len(action.context_ids)
-        stop = start + len(action.generation.ids)
-        assert tuple(row.ids[start:stop]) == action.generation.ids
-        assert row.sampled[start:stop] == [1] * (stop - start)
-        assert tuple(row.logprobs[start:stop]) == action.generation.logprobs
-    assert sum(row.sampled) == sum(len(a.generation.ids) for a in actions)
-
-
-def test_turns_of_different_conversations_are_not_merged():
-    first, second = conversation([([1], [2])]), conversation([([1], [2]), ([3], [4])])
-    with pytest.raises(ValueError, match="does not continue"):
-        turns_of([first[0], second[1]])
 
 
 def three_rows():

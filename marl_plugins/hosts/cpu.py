@@ -103,7 +103,7 @@ FLASH_ATTN = {
 
 @contextlib.contextmanager
 def flash_attn_stand_in() -> Iterator[None]:
-    """While upstream's models are imported, a `flash_attn` whose functions raise when called.
+    """While upstream's models are imported, a `flash_attn` with what packing needs; what only rings of GPUs need raises.
 
     It is removed afterwards: transformers and vLLM look for the package to choose kernels.
     """
@@ -112,16 +112,18 @@ def flash_attn_stand_in() -> Iterator[None]:
         return
 
     def missing(*args: Any, **kwargs: Any) -> NoReturn:
-        raise RuntimeError("flash-attn is not installed; use --ds.attn_implementation eager and no packing")
+        raise RuntimeError("flash-attn is not installed; --ds.ring_attn_size needs it")
 
     import peft  # noqa: F401  # imports what looks for flash_attn, before the stand-in exists
+
+    from marl_plugins.hosts import unpadding
 
     for name, functions in FLASH_ATTN.items():
         module = types.ModuleType(name)
         module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
         module.__path__ = []
         for function in functions:
-            setattr(module, function, missing)
+            setattr(module, function, getattr(unpadding, function, missing))
         sys.modules[name] = module
     try:
         yield

@@ -30,11 +30,10 @@ class Flag(NamedTuple):
 
 
 _ASYNC = "asynchronous training of several policies is not supported yet"
-_PACKING = "packing and dynamic batches are not supported yet; rows keep their own lengths"
 _LORA = "adapters are not supported yet"
 _VLM = "vision-language models are not supported yet"
 _REWARD_MODEL = "rewards come from the recipe's grader, a coach plugin or --reward.remote_url file.py"
-_SEQUENCE = "sequence parallelism needs packing, which is not supported yet"
+_SEQUENCE = "on GPUs, with packing; not run here yet"
 
 _PLAIN = """
 actor.num_nodes=policy actor.num_gpus_per_node=policy actor.model_name_or_path=policy
@@ -117,18 +116,20 @@ _NOTED: dict[str, Flag] = {
         "refused", "upstream counts micro-batches for it, whose number changes from step to step here"
     ),
     "train.ema_beta": Flag("refused", "belongs to --train.enable_ema"),
-    "ds.packing_samples": Flag("refused", _PACKING),
-    "train.dynamic_batch_enable": Flag("refused", _PACKING),
-    "rollout.max_tokens_per_gpu": Flag("refused", _PACKING),
-    "train.max_tokens_per_gpu": Flag("refused", _PACKING),
+    "ds.packing_samples": Flag("policy", "on CPU with attention eager or sdpa, which keep packed rows apart"),
+    "train.dynamic_batch_enable": Flag(
+        "policy", "micro-batches by tokens; K optimiser steps all the same. Switches packing on"
+    ),
+    "rollout.max_tokens_per_gpu": Flag("policy", "default: --train.max_tokens_per_gpu"),
+    "train.max_tokens_per_gpu": Flag("policy", "with --train.dynamic_batch_enable"),
     "ds.load_in_4bit": Flag("refused", _LORA),
     "ds.lora.rank": Flag("refused", _LORA),
     "ds.lora.alpha": Flag("refused", _LORA),
     "ds.lora.target_modules": Flag("refused", _LORA),
     "ds.lora.dropout": Flag("refused", _LORA),
     "ds.deepcompile": Flag("refused", "not tried with accumulation that changes from step to step"),
-    "ds.ring_attn_size": Flag("refused", _SEQUENCE),
-    "ds.ring_attn_head_stride": Flag("refused", _SEQUENCE),
+    "ds.ring_attn_size": Flag("policy", _SEQUENCE),
+    "ds.ring_attn_head_stride": Flag("policy", _SEQUENCE),
     "ds.tensor_parallel_size": Flag("refused", "DeepSpeed tensor parallelism has not been tried; vLLM's is honoured"),
     "algo.dynamic_filtering_enable": Flag("refused", "drop rows with a plugin (marl_select) instead"),
     "algo.dynamic_filtering_range": Flag("refused", "drop rows with a plugin (marl_select) instead"),
@@ -136,9 +137,7 @@ _NOTED: dict[str, Flag] = {
     "data.max_images_per_prompt": Flag("refused", _VLM),
     "actor.freeze_visual_encoder": Flag("refused", _VLM),
     "local_rank": Flag("refused", "set by the launcher of single-policy jobs"),
-    "actor.aux_loss_coef": Flag(
-        "refused", "the router's loss has no mask, so the grid's weightless rows would weigh in it"
-    ),
+    "actor.aux_loss_coef": Flag("refused", "the router's loss has no mask, so weightless sequences would weigh in it"),
     "use_ms": Flag("refused", "point --actor.model_name_or_path at a downloaded folder instead"),
 }
 _RELEASES = {

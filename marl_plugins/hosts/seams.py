@@ -84,6 +84,8 @@ SEAMS = (
         "its metrics leave weightless rows out",
         WINDOWED,
     ),
+    Seam("trainer.ray.ppo_actor", "NaiveReplayBuffer", None, "looked up in its module by ActorPPOTrainer; subclassed"),
+    Seam("trainer.ray.ppo_critic", "NaiveReplayBuffer", None, "looked up in its module by CriticPPOTrainer; subclassed"),
     Seam("trainer.ray.ppo_critic", "CriticModelActor", None, "subclassed"),
     Seam(
         "trainer.ray.ppo_critic",
@@ -154,18 +156,18 @@ SEAMS = (
         "self, samples_list",
         "log-probs and KL; its dispatch list is padded to the ranks",
     ),
-    Seam(
-        "trainer.ppo_utils.experience_maker",
-        "RemoteExperienceMaker.split_rollout_samples",
-        "self, rollout_samples",
-        "rows to micro-batches",
-    ),
     Seam("trainer.ppo_utils.experience", "Experience", None, "rows in upstream's form"),
     Seam(
         "trainer.ppo_utils.experience", "make_experience_batch", "items, packing_samples", "rows of one rank as one batch"
     ),
-    Seam("trainer.ppo_utils.experience", "split_experience_batch", "experience", "micro-batches back to rows"),
-    Seam("trainer.ppo_utils.experience", "remove_padding_in_sequences", "items", "rows at their own length"),
+    Seam(
+        "trainer.ppo_utils.experience",
+        "Experience.concat_experiences",
+        "experiences_list, pad_token_id",
+        "sequences of one forward pass as one batch",
+    ),
+    Seam("trainer.ppo_utils.replay_buffer", "NaiveReplayBuffer.append", "self, experience", "a rank's sequences"),
+    Seam("trainer.ppo_utils.replay_buffer", "NaiveReplayBuffer.collate_fn", "self, batch", "a micro-batch"),
     Seam(
         "trainer.ppo_utils.length_penalty",
         "apply_length_penalties",
@@ -178,7 +180,12 @@ SEAMS = (
         "r, kl_coef, kl, action_mask, reward_clip_range",
         "KL penalty and reward per token",
     ),
-    Seam("models.ring_attn_utils", "unpad_input", None, "imports flash_attn at module level, for which CPU has a stand-in"),
+    Seam(
+        "models.ring_attn_utils",
+        "unpad_input",
+        None,
+        "imports flash_attn at module level; on CPU its functions are those of hosts/unpadding.py",
+    ),
     Seam("utils.deepspeed", "DeepspeedStrategy", None, "accumulated_gradient is set before each fit"),
     Seam(
         "utils.deepspeed.deepspeed",

@@ -250,7 +250,11 @@ def with_policies(run: Run, request: Request, plugins: Plugins, flags: Flags, pr
         args = flags.policy_args(own[policy.name])
         if not any(flag.name == "actor.model_name_or_path" for flag in own[policy.name]):
             args.actor.model_name_or_path = policy.model
+        attention = args.ds.attn_implementation
         refused[policy.name], warnings = upstream_cli.validate(args, flags.root)
+        if run.device == "cpu":  # where packing does without flash attention, on which upstream insists
+            args.ds.attn_implementation = attention
+            warnings = [warning for warning in warnings if "flash_attention" not in warning]
         printed += warnings
         if not policy.trainable:
             use_engines_only(args)

@@ -154,7 +154,10 @@ def check_numbers(run: Run) -> list[str]:
             "leave it out, the engines are then synchronised over torch's own groups"
         )
     problems += prefix_with_policies(
-        {name: [*_lengths(run, name, a), *_placement(run.device, a)] for name, a in run.policy_args.items()}
+        {
+            name: [*_lengths(run, name, a), *_batching(run.device, a), *_placement(run.device, a)]
+            for name, a in run.policy_args.items()
+        }
     )
     if run.logical_gpus is not None and run.device != "cpu":
         problems.append("--logical_gpus is for machines without GPUs")
@@ -189,6 +192,26 @@ def _lengths(run: Run, policy: str, a: Any) -> list[str]:
     if longest is not None and longest >= a.data.max_len:
         problems.append(
             f"--rollout.max_new_tokens {longest} leaves no room for a prompt in --data.max_len {a.data.max_len}"
+        )
+    return problems
+
+
+def _batching(device: str, a: Any) -> list[str]:
+    """Packing, micro-batches by tokens and sequence parallelism where they cannot work."""
+    problems = []
+    if a.train.dynamic_batch_enable:
+        problems += [
+            f"--{stage}.max_tokens_per_gpu {tokens} is under --data.max_len {a.data.max_len}: a conversation of that length would "
+            "fit into no micro-batch; raise it, or lower --data.max_len"
+            for stage in ("train", "rollout")
+            if (tokens := getattr(a, stage).max_tokens_per_gpu) is not None and tokens < a.data.max_len
+        ]
+    if device == "cpu" and a.ds.ring_attn_size > 1:
+        problems.append("--ds.ring_attn_size needs GPUs")
+    if device == "cpu" and a.ds.packing_samples and a.ds.attn_implementation not in ("eager", "sdpa"):
+        problems.append(
+            f"--ds.packing_samples: attention {a.ds.attn_implementation!r} is not known to keep packed rows apart on a CPU; use "
+            "--ds.attn_implementation eager or sdpa"
         )
     return problems
 

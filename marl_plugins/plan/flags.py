@@ -28,7 +28,7 @@ from marl_plugins.plan.ranges import CHOICES, RANGES
 
 OWN_FLAGS = (
     *("recipe", "plugin", "mapping", "max_steps", "logical_gpus", "resume", "resume_with_changes"),
-    *("trust_remote_code", "dry-run", "debug", "json"),
+    *("trust_remote_code", "sequences", "dry-run", "debug", "json"),
 )
 COMMAND_LINE = "command line"
 DEFAULTS = {"algo.advantage.estimator": "reinforce", "vllm.num_engines": 1, "ckpt.best_metric_key": "none"}
@@ -111,6 +111,13 @@ def own_parser() -> upstream_cli.Parser:
         "--trust_remote_code",
         action="store_true",
         help="run the code that models bring along (`auto_map` in their config.json)",
+    )
+    ours.add_argument(
+        "--sequences",
+        choices=["conversations", "actions"],
+        default="conversations",
+        help="what goes through the models in training: the turns of a conversation as one sequence, which computes every token "
+        "once, or every action with its context by itself",
     )
     ours.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     ours.add_argument("--debug", action="store_true", help="show tracebacks and the output of all processes")

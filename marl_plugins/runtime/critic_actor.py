@@ -15,6 +15,8 @@ from marl_plugins.runtime.policy_actor import ON_CPU, TrainingProcess  # isort: 
 import openrlhf.trainer.ray.ppo_critic as upstream_critic
 import ray
 
+from marl_plugins.runtime.replay import LaidOutBuffer
+
 
 class CriticTrainer(upstream_critic.CriticPPOTrainer):  # type: ignore[misc]
     """Upstream's trainer, whose metrics count only what there is.
@@ -37,6 +39,7 @@ class CriticTrainer(upstream_critic.CriticPPOTrainer):  # type: ignore[misc]
 
 
 upstream_critic.CriticPPOTrainer = CriticTrainer  # looked up there by `init_model_from_pretrained` (ppo_critic.py:250)
+upstream_critic.NaiveReplayBuffer = LaidOutBuffer  # and there by the trainer (ppo_critic.py:52)
 
 
 class CriticActor(TrainingProcess, upstream_critic.CriticModelActor.__ray_metadata__.modified_class):  # type: ignore[misc]

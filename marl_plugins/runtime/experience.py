@@ -4,27 +4,60 @@
     prepared, ... = estimate([forwarded, ...], estimator)     advantages of all policies together
     await policy.update(prepared, steps, step)
 
-Nothing of a step waits anywhere else, so any number of such values may exist at a time.
+Through the model go sequences (core/sequences.py); credit and advantages are each row's. Nothing of a step waits anywhere else,
+so any number of such values may exist at a time.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 
 import torch
+from torch import Tensor
 
 # Installs the host support, before upstream is imported below.
 import marl_plugins.runtime.policy_actor  # isort: skip  # noqa: F401
 from openrlhf.models.utils import compute_reward
-from openrlhf.trainer.ppo_utils.experience import Experience, split_experience_batch
-from openrlhf.trainer.ppo_utils.replay_buffer import remove_padding_in_sequences
+from openrlhf.trainer.ppo_utils.experience import Experience
 
 from marl_plugins.core.estimators import Estimator
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.rows import Row
+from marl_plugins.core.sequences import TokenSequence, sequences_of
+
+
+@dataclass(frozen=True)
+class SampledTokens:
+    """Tensors (rows, N) over the sampled tokens of some rows, N being the most of one row; 0 past a row's end.
+
+    Args:
+        mask: 1 for a row's own tokens.
+        log_probs, rollout_log_probs: The trainer's and the engine's.
+        kl: The penalty of each token, 0 without a reference.
+        values: A critic's; None without one.
+        base_log_probs: The reference's, where the KL is a loss (`--algo.kl.use_loss`).
+    """
+
+    mask: Tensor
+    log_probs: Tensor
+    rollout_log_probs: Tensor
+    kl: Tensor
+    values: Tensor | None = None
+    base_log_probs: Tensor | None = None
+
+
+NAMES = {
+    "mask": "action_mask",
+    "log_probs": "action_log_probs",
+    "rollout_log_probs": "rollout_log_probs",
+    "kl": "kl",
+    "values": "values",
+    "base_log_probs": "base_action_log_probs",
+}
+"""What upstream's `Experience` calls the tensors."""
 
 
 @dataclass(frozen=True)
@@ -34,50 +67,45 @@ class Forwarded:
     Args:
         policy: Its name.
         rows: In the order in which they were given.
-        micro_batches: The rows and upstream's `Experience` of each forward pass: log-probs and KL (rows, tokens), values where
-            there is a critic, rewards (rows,).
+        sequences: What went through the model.
+        tokens: Of the rows.
+        diffs: Mean difference of policy's and reference's log-probs of each sequence.
         kl_coef: Coefficient of the KL penalty at the time of the forward passes.
         clip_range: Bounds of rewards, upstream's `--reward.clip_range`.
     """
 
     policy: str
     rows: Sequence[Row]
-    micro_batches: Sequence[tuple[Sequence[Row], Experience]]
+    sequences: Sequence[TokenSequence]
+    tokens: SampledTokens
+    diffs: Sequence[float]
     kl_coef: float = 0.0
     clip_range: Sequence[float] | None = None
 
     @property
     def drift(self) -> float:
         """Mean absolute difference of the trainer's and the engine's log-probs over all sampled tokens."""
-        total = tokens = 0.0
-        for _, e in self.micro_batches:
-            total += ((e.action_log_probs - e.rollout_log_probs).abs() * e.action_mask).sum().item()
-            tokens += e.action_mask.sum().item()
-        return total / tokens if tokens else 0.0
+        t = self.tokens
+        return (((t.log_probs - t.rollout_log_probs).abs() * t.mask).sum() / t.mask.sum()).item() if self.rows else 0.0
 
     def rows_not_finite(self, name: str) -> list[str]:
-        """Names of the rows of which a tensor (`action_log_probs`, `kl`, `values`) is not finite."""
-        return [
-            row.name
-            for rows, e in self.micro_batches
-            for row, good in zip(rows, torch.isfinite(getattr(e, name)).all(-1).tolist(), strict=True)
-            if not good
-        ]
+        """Names of the rows of which a tensor (`log_probs`, `kl`, `values`) is not finite."""
+        good = torch.isfinite(getattr(self.tokens, name)).all(-1).tolist()
+        return [row.name for row, finite in zip(self.rows, good, strict=True) if not finite]
 
-    def outside_clip_range(self, returns: torch.Tensor) -> int:
+    def outside_clip_range(self, returns: Tensor) -> int:
         """How many of the returns (rows,), their baselines subtracted, upstream clips."""
         if not self.clip_range:
             return 0
         low, high = self.clip_range
         return int(((returns < low) | (returns > high)).sum())
 
-    def estimate_returns(self, e: Experience, estimator: Estimator) -> None:
-        """Write returns and advantages per token, from the KL penalty at every token and the reward at the last."""
-        rewards = compute_reward(
-            e.rewards.float(), self.kl_coef, e.kl, action_mask=e.action_mask, reward_clip_range=self.clip_range
+    def token_rewards(self, rewards: Tensor) -> Tensor:
+        """Rewards (rows,) to rewards (rows, tokens): each on the last token of its row, the KL penalty on every token."""
+        penalised: Tensor = compute_reward(
+            rewards.float(), self.kl_coef, self.tokens.kl, action_mask=self.tokens.mask, reward_clip_range=self.clip_range
         )
-        e.advantages, e.returns = estimator.estimate(rewards, e.action_mask, e.values)
-        e.info = {**e.info, "return": (rewards * e.action_mask).sum(-1)}
+        return penalised
 
 
 @dataclass(frozen=True)
@@ -85,19 +113,54 @@ class Prepared:
     """Rows of one policy with their advantages, ready for an update.
 
     Args:
-        items: One experience per row, without padding.
+        sequences: What goes through the model.
+        items: One experience per sequence, without padding.
         drift: Of the forward passes.
         clipped: Number of rows whose return `--reward.clip_range` changed.
     """
 
     policy: str
     rows: Sequence[Row]
+    sequences: Sequence[TokenSequence]
     items: Sequence[Experience]
     drift: float
     clipped: int = 0
 
 
-def estimate(forwarded: Sequence[Forwarded], estimator: Estimator) -> list[Prepared]:
+def forwarded(
+    policy: str,
+    rows: Sequence[Row],
+    micro_batches: Iterable[tuple[Sequence[TokenSequence], Experience]],
+    kl_coef: float = 0.0,
+    clip_range: Sequence[float] | None = None,
+) -> Forwarded:
+    """Rows after their forward passes: each row's part of the sequences' tensors.
+
+    Args:
+        micro_batches: Sequences with upstream's `Experience` of their forward pass; together they hold every row once.
+    """
+    place = {id(row): number for number, row in enumerate(rows)}
+    longest = max((len(row.action.generation.ids) for row in rows), default=0)
+    found: dict[str, Tensor] = {}
+    computed: list[tuple[TokenSequence, float]] = []
+    for batch, experience in micro_batches:
+        diffs = experience.info["logprobs_diff"].tolist() if "logprobs_diff" in experience.info else [0.0] * len(batch)
+        computed += zip(batch, diffs, strict=True)
+        for name, theirs in NAMES.items():
+            whole = getattr(experience, theirs)
+            if whole is None:
+                continue
+            mine = found.setdefault(name, torch.zeros(len(rows), longest, dtype=whole.dtype))
+            for values, sequence in zip(whole, batch, strict=True):
+                for row, start in zip(sequence.rows, sequence.starts, strict=True):
+                    count = len(row.action.generation.ids)
+                    mine[place[id(row)], :count] = values[start - 1 : start - 1 + count]
+    computed.sort(key=lambda pair: place[id(pair[0].rows[0])])  # whatever micro-batches they were in
+    sequences, differences = [s for s, _ in computed], [d for _, d in computed]
+    return Forwarded(policy, rows, sequences, SampledTokens(**found), differences, kl_coef, clip_range)
+
+
+def estimate(given: Sequence[Forwarded], estimator: Estimator) -> list[Prepared]:
     """Advantages of the rows of all policies together: baselines and statistics span all of them.
 
     What was given stays as it is; each action is told its advantages, for the records.
@@ -105,75 +168,122 @@ def estimate(forwarded: Sequence[Forwarded], estimator: Estimator) -> list[Prepa
     Raises:
         RunEnded: The estimator cannot compare the rows, or gave advantages that are not finite.
     """
-    batches = [(f, rows, copy.copy(e)) for f in forwarded for rows, e in f.micro_batches]
-    if not batches:
+    given = [f for f in given if f.rows]
+    if not given:
         return []
-    rewards = torch.cat([e.rewards.float() for _, _, e in batches])
-    shaped = estimator.shape([row for _, rows, _ in batches for row in rows], rewards)
-    clipped = dict.fromkeys((f.policy for f in forwarded), 0)
-    for (f, _, e), mine in zip(batches, torch.split(shaped, [len(rows) for _, rows, _ in batches]), strict=True):
-        e.rewards = mine
-        clipped[f.policy] += f.outside_clip_range(mine)
-        f.estimate_returns(e, estimator)
-    statistics = estimator.statistics([(rows, e.advantages, e.action_mask) for _, rows, e in batches])
-    for _, rows, e in batches:
-        e.advantages = estimator.apply(rows, e.advantages, statistics)
-        note_advantages(rows, e)
-        e.kl = None
-    if broken := [row for _, rows, _ in batches for row in rows if not all(map(math.isfinite, row.action.advantages))]:
+    rows = [row for f in given for row in f.rows]
+    shaped = estimator.shape(rows, torch.tensor([row.reward for row in rows], dtype=torch.float32))
+    rewards = torch.split(shaped, [len(f.rows) for f in given])
+    penalised = [f.token_rewards(mine) for f, mine in zip(given, rewards, strict=True)]
+    estimates = [
+        estimator.estimate(reward, f.tokens.mask, f.tokens.values) for f, reward in zip(given, penalised, strict=True)
+    ]
+    statistics = estimator.statistics([(f.rows, a, f.tokens.mask) for f, (a, _) in zip(given, estimates, strict=True)])
+    prepared = []
+    for f, mine, reward, (raw, returns) in zip(given, rewards, penalised, estimates, strict=True):
+        advantages = estimator.apply(f.rows, raw, statistics)
+        note_advantages(f, advantages)
+        items = items_of(f, advantages, returns, (reward * f.tokens.mask).sum(-1))
+        prepared.append(Prepared(f.policy, f.rows, f.sequences, items, f.drift, f.outside_clip_range(mine)))
+    if broken := [row for row in rows if not all(map(math.isfinite, row.action.advantages))]:
         raise RunEnded(
             f"{type(estimator).__name__}: {len(broken)} rows have advantages that are not finite, the first {broken[0].name}, "
             f"whose return is {broken[0].reward}; nothing of this step was trained on"
         )
-    made = []
-    for f in forwarded:
-        items = [item for g, _, e in batches if g is f for item in split_experience_batch(e)]
-        remove_padding_in_sequences(items)
-        made.append(Prepared(f.policy, f.rows, items, f.drift, clipped[f.policy]))
-    return made
+    return prepared
 
 
-def note_advantages(rows: Sequence[Row], e: Experience) -> None:
-    """Write the advantages of a micro-batch onto its actions: one per sampled token, and their mean."""
-    sampled = e.action_mask.bool()
-    means = (e.advantages * e.action_mask).sum(-1) / e.action_mask.sum(-1)
-    per_row = torch.split(e.advantages[sampled], sampled.sum(-1).tolist())
-    for row, mean, values in zip(rows, means.tolist(), per_row, strict=True):
+def note_advantages(f: Forwarded, advantages: Tensor) -> None:
+    """Write advantages (rows, tokens) onto the rows' actions: one per sampled token, and their mean."""
+    sampled = f.tokens.mask.bool()
+    means = (advantages * f.tokens.mask).sum(-1) / f.tokens.mask.sum(-1)
+    per_row = torch.split(advantages[sampled], sampled.sum(-1).tolist())
+    for row, mean, values in zip(f.rows, means.tolist(), per_row, strict=True):
         row.action.advantage, row.action.advantages = mean, tuple(values.tolist())
 
 
-def row_experience(row: Row) -> Experience:
-    """One row as upstream has it: (1, T) ids and mask, (1, T-1) action mask and sampled log-probs, (1,) the rest."""
-    context, generation = row.action.context_ids, row.action.generation
-    ids = torch.tensor([*context, *generation.ids], dtype=torch.long)[None]
-    shown, sampled = len(context), len(generation.ids)
+def sequence_experience(sequence: TokenSequence) -> Experience:
+    """One sequence as upstream has it: (1, T) ids and mask, (1, T-1) action mask and sampled log-probs, (1,) the rest.
+
+    What is said per sample is the mean over the sequence's rows; `info["rows"]` says how many they are.
+    """
+    rows, ids = sequence.rows, torch.tensor(sequence.ids, dtype=torch.long)[None]
     mask = torch.zeros_like(ids)
-    mask[:, shown:] = 1
     logprobs = torch.zeros(ids.shape, dtype=torch.float32)
-    logprobs[:, shown:] = torch.tensor(generation.logprobs, dtype=torch.float32)
-    reward = torch.tensor([row.reward], dtype=torch.float32)
+    for row, start in zip(rows, sequence.starts, strict=True):
+        generation = row.action.generation
+        stop = start + len(generation.ids)
+        mask[:, start:stop] = 1
+        logprobs[:, start:stop] = torch.tensor(generation.logprobs, dtype=torch.float32)
+    reward = torch.tensor([sum(row.reward for row in rows) / len(rows)], dtype=torch.float32)
+    sampled = [float(len(row.action.generation.ids)) for row in rows]
     return Experience(
         sequences=ids,
         attention_mask=torch.ones_like(ids),
         action_mask=mask[:, 1:],
         rollout_log_probs=logprobs[:, 1:],
-        prompts=[row.name],
+        prompts=[sequence.name],
         labels=[""],
         images=[None],
         mm_train_inputs=[None],
         rewards=reward,
         scores=reward.clone(),
-        response_length=torch.tensor([sampled]),
-        truncated=torch.tensor([generation.finish == "length"]),
-        total_length=torch.tensor([float(shown + sampled)]),
-        info={"reward": reward.clone()},
+        response_length=torch.tensor([sum(sampled) / len(rows)]),
+        truncated=torch.tensor([sum(row.action.generation.finish == "length" for row in rows) / len(rows)]),
+        total_length=torch.tensor([float(len(sequence.ids))]),
+        info={"reward": reward.clone(), "rows": torch.tensor([float(len(rows))])},
     )
 
 
+def row_experience(row: Row) -> Experience:
+    """One row as a sequence of its own."""
+    (sequence,) = sequences_of([row])
+    return sequence_experience(sequence)
+
+
+def items_of(f: Forwarded, advantages: Tensor, returns: Tensor, total_rewards: Tensor) -> list[Experience]:
+    """One experience per sequence, as upstream's replay buffer holds it: (T,) and (T-1,) tensors, numbers of no dimension.
+
+    Args:
+        advantages, returns: (rows, tokens).
+        total_rewards: (rows,), the KL penalty included.
+    """
+    place = {id(row): number for number, row in enumerate(f.rows)}
+    tensors = {NAMES[name]: value for name, value in vars(f.tokens).items() if value is not None and name != "mask"}
+    tensors |= {"advantages": advantages, "returns": returns}
+    kl = (f.tokens.kl * f.tokens.mask).sum(-1) / f.tokens.mask.sum(-1)
+    items = []
+    for sequence, diff in zip(f.sequences, f.diffs, strict=True):
+        item = first_of_batch(sequence_experience(sequence))
+        mine = [place[id(row)] for row in sequence.rows]
+        for name, values in tensors.items():
+            whole = torch.zeros(item.action_mask.shape, dtype=values.dtype)
+            for number, start in zip(mine, sequence.starts, strict=True):
+                count = len(f.rows[number].action.generation.ids)
+                whole[start - 1 : start - 1 + count] = values[number, :count]
+            setattr(item, name, whole)
+        item.kl = None
+        item.info |= {"kl": kl[mine].mean(), "logprobs_diff": torch.tensor(diff), "return": total_rewards[mine].mean()}
+        items.append(item)
+    return items
+
+
+def first_of_batch(experience: Experience) -> Experience:
+    """The first sample of a batch by itself, without the batch's dimension."""
+    found = copy.copy(experience)
+    for f in fields(Experience):
+        value = getattr(experience, f.name)
+        if isinstance(value, Tensor):
+            setattr(found, f.name, value[0])
+    found.info = {name: value[0] for name, value in experience.info.items()}
+    return found
+
+
 def weightless(item: Experience) -> Experience:
-    """A copy of a row that weighs nothing: no token of it is in any mask."""
+    """A copy of a sequence that weighs nothing: no token of it is in any mask."""
     blank = copy.copy(item)
     blank.action_mask = torch.zeros_like(item.action_mask)
     blank.advantages = torch.zeros_like(item.advantages)
     blank.returns = torch.zeros_like(item.returns)
+    blank.info = {**item.info, "rows": torch.zeros_like(item.info["rows"])}
     return blank

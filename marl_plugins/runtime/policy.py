@@ -13,25 +13,23 @@ import asyncio
 import copy
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from marl_plugins.core.failures import ConfigurationError, RunEnded
-from marl_plugins.core.grid import Grid, plan_grid
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.rows import Row
-from marl_plugins.core.seeds import derive_seed
+from marl_plugins.core.sequences import sequences_of
+from marl_plugins.runtime.batching import Batching, check_steps, hand_out
 from marl_plugins.runtime.engines import EnginePool, RestartBudget, start_engine, start_engines
-from marl_plugins.runtime.experience import Forwarded, Prepared, row_experience, weightless
+from marl_plugins.runtime.experience import NAMES, Forwarded, Prepared, forwarded
 from marl_plugins.runtime.launch import TrainingProcesses, bundles
 from marl_plugins.runtime.records import raised_by
 from marl_plugins.runtime.upstream_trainer import UpstreamTrainer, ranks_of
 from marl_plugins.runtime.watchdog import locate
-
-from openrlhf.trainer.ppo_utils.experience import make_experience_batch  # isort: skip  # after the host support
 
 
 class UpstreamPolicy:
@@ -45,6 +43,7 @@ class UpstreamPolicy:
         max_steps: Optimiser steps of the whole run.
         restarts: Shared by all policies of the run.
         silence: Seconds after which a process that has been asked and has answered nothing is ended.
+        merge: Whether the rows of one conversation go through the model as one sequence, where its loss allows it.
     """
 
     def __init__(
@@ -56,10 +55,12 @@ class UpstreamPolicy:
         max_steps: int,
         restarts: RestartBudget,
         silence: float,
+        merge: bool = True,
     ):
         self.spec = spec
         self.name = spec.name
-        self.args = args
+        self.args = args = copy.deepcopy(args)
+        self.batching = Batching(args, merge)
         self.device = device
         self.version = 0
         belongings = (spec.name, args, device, tokenizer, max_steps, silence)
@@ -143,51 +144,49 @@ class UpstreamPolicy:
             _wait_until_dead(handle)
 
     async def forward(self, rows: Sequence[Row]) -> Forwarded:
-        """See `PolicyProcesses.forward`; in micro-batches of `rollout.micro_batch_size`."""
-        size, maker = self.args.rollout.micro_batch_size, self.trainer.experience_maker
-        batches = [rows[i : i + size] for i in range(0, len(rows), size)]
-        samples = maker.split_rollout_samples([row_experience(row) for row in rows])
+        """See `PolicyProcesses.forward`; in micro-batches of `rollout.micro_batch_size` sequences, or of so many tokens."""
+        maker, sequences = self.trainer.experience_maker, sequences_of(rows, self.batching.merge)
+        batches = self.batching.of_forward(sequences, ranks_of(self.group))
+        samples = [self.batching.padded(batch, maker.tokenizer.pad_token_id) for batch, _ in batches]
         experiences = await self.processes.await_work(
             "computed log-probs", asyncio.to_thread(maker.make_experience, samples)
         )
-        micro_batches, coefficient = list(zip(batches, experiences, strict=True)), self.trainer.kl_ctl.value
-        forwarded = Forwarded(self.name, rows, micro_batches, coefficient, self.args.reward.clip_range)
-        for name in ("action_log_probs", "kl", *(["values"] if self.critic else [])):
-            if broken := forwarded.rows_not_finite(name):
-                raise self.not_finite_error(name, rows[0].trajectory.step, f"rows {', '.join(broken[:5])}")
-        return forwarded
+        done = [(batch, e) for (batch, real), e in zip(batches, experiences, strict=True) if real]
+        found = forwarded(self.name, rows, done, self.trainer.kl_ctl.value, self.args.reward.clip_range)
+        for name in ("log_probs", "kl", *(["values"] if self.critic else [])):
+            if broken := found.rows_not_finite(name):
+                raise self.not_finite_error(NAMES[name], rows[0].trajectory.step, f"rows {', '.join(broken[:5])}")
+        return found
 
     async def update(self, prepared: Prepared, steps: int, step: int) -> dict[str, float]:
-        """Train policy and critic on the rows: fill the grid, hand each rank its part, and let upstream fit.
+        """Train policy and critic on the rows: hand each rank its part, in whole accumulation windows, and let upstream fit.
 
         A policy whose updates are frozen at first (`--critic.freezing_steps`) is handed no rows: upstream's processes would
-        keep them for a later fit. The metrics are upstream's, with the optimiser steps taken and the rows filled in; the
+        keep them for a later fit. The metrics are upstream's, with the optimiser steps taken and the weightless micro-batches; the
         critic's are called `critic_*`. Arguments as in `PolicyProcesses.update`.
         """
-        rows = prepared.rows
         groups = {"": None if step <= self.args.critic.freezing_steps else self.group, "critic_": self.critic}
-        grids = {
-            name: await hand_out(self.processes, group, prepared, steps, step)
+        layouts = {
+            name: await hand_out(self.processes, group, prepared, steps, step, self.batching)
             for name, group in groups.items()
-            if group and rows
+            if group and prepared.rows
         }
-        status: dict[str, Any] = {}
-        if grids:
+        metrics = {"optimiser_steps": 0.0, "fill_rows": 0.0, "sequences": float(len(prepared.items))}
+        if layouts:
             status = await self.processes.await_work(
                 f"was updated in step {step}", asyncio.to_thread(self.trainer.ppo_train, step)
             )
-        metrics = {"optimiser_steps": 0.0, "fill_rows": 0.0}
-        metrics |= {k: float(v) for k, v in status.items() if isinstance(v, int | float)}
-        metrics |= {f"{name}fill_rows": float(grid.fill) for name, grid in grids.items()}
-        check_steps(self.name, grids, metrics, self.args.train.max_epochs)
+            metrics |= {k: float(v) for k, v in status.items() if isinstance(v, int | float)}
+        metrics |= {f"{name}fill_rows": float(layout.fill) for name, layout in layouts.items()}
+        check_steps(self.name, layouts, metrics, self.args.train.max_epochs)
         for name in ("policy_loss", "actor_grad_norm", "critic_loss", "critic_grad_norm"):
             overflow = name.endswith("grad_norm") and self.args.ds.param_dtype == "fp16"  # loss scaling skips such steps
             if not math.isfinite(metrics.get(name, 0.0)) and not overflow:
-                raise self.not_finite_error(name, step, f"{len(rows)} rows, the first {rows[0].name}")
+                raise self.not_finite_error(name, step, f"{len(prepared.rows)} rows, the first {prepared.rows[0].name}")
         if self.critic:  # the policy's weights are checked when they are synced
             await self.processes.await_work("checked the critic's weights", *self.critic.async_run_method("check_finite"))
         if "kl" in metrics:
-            self.trainer.kl_ctl.update(metrics["kl"], len(rows))
+            self.trainer.kl_ctl.update(metrics["kl"], len(prepared.rows))
         return metrics
 
     async def save(self, tag: str, state: dict[str, Any]) -> None:
@@ -278,35 +277,6 @@ def _not_started(policy: UpstreamPolicy, error: RayTaskError | RayActorError) ->
     return ConfigurationError(
         f"policy {policy.name!r}: model {model!r} could not be started: {reason} (--debug shows all of it)"
     )
-
-
-def check_steps(policy: str, grids: Mapping[str, Grid], metrics: Mapping[str, float], epochs: int) -> None:
-    """Every fit took the planned number of optimiser steps, over all rows of its grid.
-
-    Args:
-        grids: Of the policy (``) and its critic (`critic_`), the prefixes of their metrics.
-
-    Raises:
-        AssertionError: Upstream's fit did something else.
-    """
-    for name, grid in grids.items():
-        taken, planned = metrics[f"{name}optimiser_steps"], grid.steps * epochs
-        if taken != planned or metrics[f"{name}rows_per_rank"] != grid.rows_per_rank:
-            who = f"policy {policy!r}" + (", its critic," if name else "")
-            raise AssertionError(f"{who} took {taken:g} optimiser steps instead of {planned}")
-
-
-async def hand_out(processes: TrainingProcesses, group: Any, prepared: Prepared, steps: int, step: int) -> Grid:
-    """Give each rank of the policy's or the critic's processes its part of the rows for the next fit."""
-    args, doing = processes.args, f"was given its rows in step {step}"
-    grid = plan_grid(len(prepared.rows), ranks_of(group), args.train.micro_batch_size, steps)
-    assert grid is not None, "there are rows"
-    filler = weightless(min(prepared.items, key=lambda item: len(item.sequences)))
-    parts = [make_experience_batch([copy.copy(i) for i in part]) for part in grid.per_rank(prepared.items, filler)]
-    await processes.await_work(doing, *group.async_run_method_batch("append", experience=parts))
-    seed = derive_seed(args.train.seed, "fit", step, processes.policy)
-    await processes.await_work(doing, *group.async_run_method("prepare_fit", grid.accumulation, seed))
-    return grid
 
 
 def _wait_until_dead(handle: Any, seconds: float = 30.0) -> None:

@@ -18,46 +18,47 @@ import torch  # noqa: E402
 from openrlhf.trainer.ray.launcher import ReferenceModelActor as _UpstreamReference  # noqa: E402
 
 from marl_plugins.runtime.optimiser_settings import keep_settings_when_loading  # noqa: E402
+from marl_plugins.runtime.replay import LaidOutBuffer  # noqa: E402
 
 ON_CPU = cpu.device() == "cpu"
 
 EMPTY = 1e-30
-"""Weight of a micro-batch without a single real row in upstream's weighted means, whose denominators must not be 0."""
+"""Weight of a micro-batch without a single row in upstream's weighted means, whose denominators must not be 0."""
 
 
-class FilledGridTrainer(upstream_actor.ActorPPOTrainer):  # type: ignore[misc]
-    """Upstream's trainer, which takes weightless rows without letting them into a metric.
+class WeighingTrainer(upstream_actor.ActorPPOTrainer):  # type: ignore[misc]
+    """Upstream's trainer, whose metrics count rows, of which a sequence has several, or none where it is weightless.
 
-    Two of upstream's divisions meet an empty mask when a micro-batch holds nothing but weightless rows: `masked_mean` in the
-    policy loss's metrics (models/utils.py:199-202, NaN) and the weighted means in `ppo_train` (ppo_actor.py:204-216, 0/0).
+    Two of upstream's divisions meet an empty mask when a micro-batch holds nothing but a weightless sequence: `masked_mean` in
+    the policy loss's metrics (models/utils.py:199-202, NaN) and the weighted means in `ppo_train` (ppo_actor.py:204-216, 0/0).
     The loss itself is fine there: a sum over no token, divided by the window's count. Where sequences are filtered
-    (`--algo.advantage.is_correction_level seq`) a row without tokens counts as filtered (models/loss.py:241-244).
+    (`--algo.advantage.is_correction_level seq`) one without tokens counts as filtered (models/loss.py:241-244).
     """
 
     def training_step(self, experience: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        real = experience.action_mask.bool().any(-1)
+        ones = [1.0] * len(experience.action_mask)  # in upstream's own loop
+        rows = torch.tensor([float(count) for count in experience.info.pop("rows", ones)])
         status: dict[str, Any] = super().training_step(experience, *args, **kwargs)
-        if real.all():
-            return status
-        tokens, rows = status["num_action_tokens"], float(real.sum())
+        tokens, total = status["num_action_tokens"], float(rows.sum())
         for name, weight in status["weights"].items():
             value = status["metrics"][name]
             if weight == "token" and not tokens:
                 status["metrics"][name] = 0.0
             elif name == "is_filter_ratio" and self.args.algo.advantage.is_correction_level == "seq":
-                status["metrics"][name] = without_fill(value, rows, len(real) - rows)
+                status["metrics"][name] = without_fill(value, total, len(rows) - total) if total else 0.0
             elif weight == "sample" and isinstance(value, torch.Tensor):
-                status["metrics"][name] = value[real.to(value.device)] if rows else 0.0
-        status["num_action_tokens"], status["num_samples"] = tokens or EMPTY, rows or EMPTY
+                status["metrics"][name] = (value.float().cpu() * rows).sum() / total if total else 0.0
+        status["num_action_tokens"], status["num_samples"] = tokens or EMPTY, total or EMPTY
         return status
 
 
 def without_fill(share: Any, rows: float, fill: float) -> Any:
-    """The share of filtered sequences among the real rows, from that among all: weightless rows are always filtered."""
+    """The share of filtered sequences among the real rows, from that among all: weightless ones are always filtered."""
     return (share * (rows + fill) - fill) / rows
 
 
-upstream_actor.ActorPPOTrainer = FilledGridTrainer  # looked up there by `init_model_from_pretrained` (ppo_actor.py:582)
+upstream_actor.ActorPPOTrainer = WeighingTrainer  # looked up there by `init_model_from_pretrained` (ppo_actor.py:582)
+upstream_actor.NaiveReplayBuffer = LaidOutBuffer  # and there by the trainer (ppo_actor.py:91)
 
 
 class TrainingProcess:
@@ -69,10 +70,14 @@ class TrainingProcess:
     trainer: Any
     _world_size: int
 
-    def prepare_fit(self, accumulation: int, seed: int) -> None:
-        """Before each `fit`: how many micro-batches make an optimiser step this time, and the seed of the shuffling.
+    def lay_out(self, epochs: Any) -> None:
+        """Before each `fit`: this rank's micro-batches, as indices of its sequences (core/layout.py)."""
+        self.trainer.replay_buffer.lay_out(epochs)
 
-        `micro_steps = 0` makes the accumulation windows begin with the first row, whatever the fit before left over.
+    def prepare_fit(self, accumulation: int, seed: int) -> None:
+        """Before each `fit`: how many micro-batches make an optimiser step this time, and a seed of its own.
+
+        `micro_steps = 0` makes the accumulation windows begin with the first micro-batch, whatever the fit before left over.
         """
         self.engine.set_train_batch_size(self.strategy.micro_train_batch_size * accumulation * self._world_size)
         self.engine.micro_steps = 0
@@ -81,14 +86,14 @@ class TrainingProcess:
 
     def in_whole_windows(self, fit: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """A fit, asserted to have ended at the end of an accumulation window, so that no gradient is carried over."""
-        before, rows = self.engine.global_steps, len(self.trainer.replay_buffer)
+        before, batches = self.engine.global_steps, len(self.trainer.replay_buffer)
         status = fit()
         carried = self.engine.micro_steps % self.engine.gradient_accumulation_steps()
         if carried:
             raise RuntimeError(
                 f"{carried} of {self.engine.gradient_accumulation_steps()} micro-batches carried over the fit's end"
             )
-        return {**status, "optimiser_steps": self.engine.global_steps - before, "rows_per_rank": rows}
+        return {**status, "optimiser_steps": self.engine.global_steps - before, "micro_batches": batches}
 
     def check_finite(self) -> None:
         """Before weights are synced or saved.

@@ -111,6 +111,7 @@ class Session:
                 lengths[p.name],
                 restarts,
                 limits.silence_seconds,
+                merge=self.plan.options.sequences == "conversations",
             )
             for p in run.policies
         }

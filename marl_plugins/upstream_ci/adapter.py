@@ -88,6 +88,7 @@ def run_fits(actor: Any, rows: list[Any], kind: str) -> list[dict[str, Any]]:
         for row in [*rows, *fill]:
             actor.append(copy.copy(row))
         gradient.clear()
+        actor.lay_out([[(number,) for number in range(len(rows) + len(fill))]])
         actor.prepare_fit(len(rows) + len(fill), seed=0)
         status = actor.fit()
         actor.trainer.replay_buffer.clear()

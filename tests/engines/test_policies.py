@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import dataclasses
+import itertools
 import json
 import os
 import random
@@ -17,12 +18,15 @@ import ray
 import safetensors.torch
 import torch
 from engines.relay import wait_until
+from simulated import conversations
 
 from marl_plugins.core.estimators import Whitened
 from marl_plugins.core.failures import RunEnded
-from marl_plugins.core.grid import plan_grid
+from marl_plugins.core.layout import Limit, plan_layout
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.rows import Row
+from marl_plugins.core.seeds import derive_seed
+from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
 from marl_plugins.gae import Gae
 from marl_plugins.groups import ESTIMATORS
@@ -31,10 +35,11 @@ from marl_plugins.hosts.devices import training_gpus
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.fingerprint import fingerprint
 from marl_plugins.reinforce_pp import FlashReinforce, ReinforcePlusPlus
+from marl_plugins.runtime.batching import upstream_order
 from marl_plugins.runtime.checkpoints import Checkpoints, tag
 from marl_plugins.runtime.cluster import quiet
 from marl_plugins.runtime.engines import RestartBudget
-from marl_plugins.runtime.experience import Forwarded, estimate, row_experience
+from marl_plugins.runtime.experience import estimate, forwarded, row_experience
 from marl_plugins.runtime.fork_server import fork_server
 from marl_plugins.runtime.penalties import apply_length_penalties
 from marl_plugins.runtime.policy import UpstreamPolicy
@@ -82,9 +87,12 @@ def test_every_estimator_is_upstreams_for_one_role_and_one_action(relay, name, e
         e.action_log_probs = torch.zeros(e.action_mask.shape)
     theirs = maker.compute_advantages_and_returns(copy.deepcopy(ours))
     apply_length_penalties(ours, args)
-    batches = [rows[i : i + 4] for i in range(0, 24, 4)]
-    forwarded = Forwarded("p", rows, list(zip(batches, ours, strict=True)), 0.1, args.reward.clip_range)
-    (prepared,) = estimate([forwarded], estimator)
+    for row, reward in zip(rows, torch.cat([e.rewards for e in ours]).tolist(), strict=True):
+        row.reward = reward
+    sequences = sequences_of(rows)
+    batches = [(sequences[4 * n : 4 * n + 4], e) for n, e in enumerate(ours)]
+    found = forwarded("p", rows, batches, 0.1, args.reward.clip_range)
+    (prepared,) = estimate([found], estimator)
     items = [item for other in theirs for item in split_experience_batch(other)]
     remove_padding_in_sequences(items)
     for mine, other in zip(prepared.items, items, strict=True):
@@ -93,8 +101,7 @@ def test_every_estimator_is_upstreams_for_one_role_and_one_action(relay, name, e
         torch.testing.assert_close(mine.advantages[mask], other.advantages[mask], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(mine.returns[mask], other.returns[mask], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(mine.info["return"], other.info["return"], rtol=1e-5, atol=1e-5)
-    assert all(e.advantages is None for e in ours)  # what was forwarded may be estimated again
-    again = estimate([forwarded], estimator)[0].items
+    again = estimate([found], estimator)[0].items  # what was forwarded may be estimated again
     assert all(torch.equal(a.advantages, b.advantages) for a, b in zip(prepared.items, again, strict=True))
 
 
@@ -226,14 +233,14 @@ def test_one_policy_is_upstreams_own_step_over_three_steps(hosts):
     for number in range(1, 4):
         rows = recorded_rows(16, seed=number)
         mine = asyncio.run(step(ours, rows, 2, number))
-        grid = plan_grid(16, 1, 2, 2)
-        assert grid.fill == 0
-        from marl_plugins.core.seeds import derive_seed
-
         seed = derive_seed(ours.args.train.seed, "fit", number, "p")  # shuffling seeded alike
-        ray.get(theirs.group.async_run_method("prepare_fit", grid.accumulation, seed))
+        shuffled = upstream_order(seed, 1)(0, 16)
+        pairs = [tuple(shuffled[i : i + 2]) for i in range(0, 16, 2)]
+        ray.get(theirs.group.async_run_method("lay_out", [pairs]))
+        ray.get(theirs.group.async_run_method("prepare_fit", 4, seed))
         status, _ = BasePPOTrainer.train_step(t, [row_experience(row) for row in rows], number)
-        for name in ("policy_loss", "actor_grad_norm", "kl", "return", "ppo_kl", "response_length", "actor_lr"):
+        # Not `policy_loss` and `ppo_kl`, which upstream weighs by the tokens of each micro-batch: those are cut differently.
+        for name in ("actor_grad_norm", "kl", "return", "response_length", "actor_lr"):
             assert mine[name] == pytest.approx(status[name], abs=1e-6, rel=1e-6), (number, name)
         assert mine["actor_grad_norm"] > 0
         one, two = weights(ours), weights(theirs)
@@ -247,11 +254,12 @@ def test_any_number_of_rows_takes_exactly_k_steps_on_two_ranks(hosts, stage):
     host, draw = load_stage(hosts["two_ranks"], stage), random.Random(stage)
     for trial, count in enumerate([1, 2, 5, 6, 7, *(draw.randint(1, 40) for _ in range(7))]):
         k = draw.randint(1, 4)
-        grid = plan_grid(count, 2, 3, k)
-        metrics = asyncio.run(step(host, recorded_rows(count, seed=100 * stage + trial), k, trial))
-        assert metrics["optimiser_steps"] == grid.steps
-        assert metrics["rows_per_rank"] == grid.rows_per_rank
-        assert metrics["fill_rows"] == grid.fill
+        rows = recorded_rows(count, seed=100 * stage + trial)
+        layout = layout_of(rows, 2, 3, k)
+        metrics = asyncio.run(step(host, rows, k, trial))
+        assert metrics["optimiser_steps"] == layout.steps == min(k, count)
+        assert metrics["micro_batches"] == layout.steps * layout.accumulation
+        assert metrics["fill_rows"] == layout.fill
 
 
 def test_weightless_rows_change_neither_the_gradient_nor_any_mean(hosts):
@@ -267,7 +275,7 @@ def test_weightless_rows_change_neither_the_gradient_nor_any_mean(hosts):
         host.args.train.micro_batch_size = micro
         resize(host, micro)
         metrics = asyncio.run(step(host, rows, k=1))
-        assert metrics["fill_rows"] == {1: 0, 2: 1, 4: 1, 7: 0}[micro]
+        assert metrics["fill_rows"] == 0
         found.append(metrics)
     host.args.train.micro_batch_size = 2
     resize(host, 2)
@@ -278,6 +286,60 @@ def test_weightless_rows_change_neither_the_gradient_nor_any_mean(hosts):
     norms = [m["actor_grad_norm"] for m in found]
     assert norms[0] > 0
     assert norms == pytest.approx([norms[0]] * 4, rel=1e-4)
+
+
+def conversation_rows(count, seed):
+    """Rows of random conversation trees, in the models' vocabulary."""
+    rows = []
+    for number in range(count):
+        trajectory = conversations(1000 * seed + number, turns=number % 6 + 1)
+        trajectory.task = Task(f"t{number}", "p")
+        for action in trajectory.actions:
+            action.role, action.shown_ids = "first", tuple(3 + i % 256 for i in action.shown_ids)
+            ids = tuple(3 + i % 256 for i in action.generation.ids)
+            action.generation = dataclasses.replace(action.generation, ids=ids, logprobs=tuple(-5.5 for _ in ids))
+            action.reward = action.returns = derive_seed(number, action.path) % 7 / 7
+        rows += [Row(trajectory, action, action.returns) for action in trajectory.actions]
+    return rows
+
+
+def pack(host, packed):
+    """Switch the packing of samples on or off in the models of a policy."""
+
+    def work(actor):
+        for model in (actor.actor, actor.reference.model):
+            model.packing_samples = packed
+
+    host.args.ds.packing_samples = packed
+    inside(host, work)
+
+
+@pytest.mark.parametrize(("name", "stage", "near"), [("ours", 1, 1e-5), ("two_ranks", 0, 2e-2), ("two_ranks", 2, 2e-2)])
+def test_merged_packed_and_by_tokens_the_gradient_is_that_of_single_padded_rows(hosts, name, stage, near):
+    """`two_ranks` computes in bfloat16."""
+    host, rows, found = hosts[name], conversation_rows(12, seed=7), {}
+    if name == "two_ranks":
+        load_stage(host, stage)
+    freeze(host)
+    host.args.train.max_tokens_per_gpu = 70
+    for merge, packed, by_tokens in itertools.product([False, True], repeat=3):
+        host.batching.merge, host.batching.token_sized = merge, by_tokens
+        pack(host, packed)
+        found[merge, packed, by_tokens] = asyncio.run(step(host, rows, 1))
+    pack(host, False)
+    host.batching.merge, host.batching.token_sized = True, False
+    thaw(host)
+    single = found[False, False, False]
+    assert single["sequences"] == len(rows) > found[True, False, False]["sequences"] == len(sequences_of(rows))
+    assert single["actor_grad_norm"] > 0
+    for metrics in found.values():
+        assert metrics["optimiser_steps"] == 1
+        for key in ("actor_grad_norm", "kl", "return", "reward", "response_length"):
+            assert metrics[key] == pytest.approx(single[key], rel=near, abs=near), key
+
+
+def layout_of(rows, ranks, micro, steps):
+    return plan_layout([len(s.ids) for s in sequences_of(rows)], ranks, steps, Limit(micro))
 
 
 def inside(host, function):
@@ -313,7 +375,6 @@ def resize(host, micro):
 
     def work(actor):
         actor.strategy.micro_train_batch_size = micro
-        actor.trainer.replay_buffer.sample_batch_size = micro
         actor.actor.model.set_train_micro_batch_size(micro)
 
     inside(host, work)
@@ -456,10 +517,10 @@ def test_policy_and_critic_train_save_and_resume_as_one(cluster, tmp_path):
             checkpoints.commit(2, {"shared": 2}, {})
     for metrics in found:
         for name, ranks in (("", 1), ("critic_", 2)):
-            grid = plan_grid(11, ranks, 2, 2)
+            layout = layout_of(rows, ranks, 2, 2)
             assert metrics[f"{name}optimiser_steps"] == 2
-            assert metrics[f"{name}rows_per_rank"] == grid.rows_per_rank
-            assert metrics[f"{name}fill_rows"] == grid.fill > 0
+            assert metrics[f"{name}micro_batches"] == layout.steps * layout.accumulation
+            assert metrics[f"{name}fill_rows"] == layout.fill
         assert metrics["critic_grad_norm"] > 0
     assert found[2]["critic_loss"] < found[0]["critic_loss"]
     assert not all(torch.equal(a, b) for a, b in zip(start, critic_weights(host), strict=True))
@@ -485,7 +546,7 @@ def test_policy_and_critic_train_save_and_resume_as_one(cluster, tmp_path):
     assert (metrics["optimiser_steps"], metrics["critic_optimiser_steps"]) == (0, 2)
     assert all(torch.equal(one[name], value) for name, value in weights(host).items())
     metrics = asyncio.run(gae_step(host, estimator, 5, rows))  # and then on this step's rows alone
-    assert metrics["rows_per_rank"] == plan_grid(11, 1, 2, 2).rows_per_rank
+    assert metrics["micro_batches"] == 6
 
     prepared = asyncio.run(prepare(host, rows, estimator))
     prepared.items[4].returns[:] = float("nan")

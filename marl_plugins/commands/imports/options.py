@@ -147,7 +147,7 @@ READ: dict[str, str] = {
 }
 
 _CREDIT = "credit models are not supported"
-_PACKED = "rows keep their own lengths; packing is not supported yet"
+_PACKED = "how sequences are packed is a choice of the machine: --ds.packing_samples, --train.dynamic_batch_enable"
 _LORA = "adapters are not supported yet"
 _REWARD = "rewards come from the grader and the coach"
 _LOG = "set the tracker on the command line (--logger.*); keys are never copied"
@@ -167,9 +167,7 @@ LEFT_OUT: dict[str, str] = {
     **dict.fromkeys(("pretrain_data", "pretrain_data_probs", "pretrain_split", "output_key"), "training uses rewards only"),
     **dict.fromkeys(("reward_alloc",), "no counterpart; rewards can be shaped by a plugin with marl_credit"),
     **dict.fromkeys(("processor_func_path",), "their reward shaping; a plugin with marl_credit takes its place"),
-    **dict.fromkeys(
-        ("filter_agents_data",), "not needed: the grid is filled with weightless rows and nothing can deadlock"
-    ),
+    **dict.fromkeys(("filter_agents_data",), "not needed: missing micro-batches are weightless and nothing can deadlock"),
     **dict.fromkeys(
         ("filter_samples_by_reward", "dynamic_filtering", "dynamic_filtering_reward_range"), "use a plugin with marl_select"
     ),

@@ -1,0 +1,148 @@
+"""How a policy's rows become sequences and micro-batches, and how each rank gets its own for a fit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+
+# Installs the host support, before upstream is imported below.
+import marl_plugins.runtime.policy_actor  # isort: skip  # noqa: F401
+from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch
+
+from marl_plugins.core.failures import RunEnded
+from marl_plugins.core.layout import Layout, Limit, plan_layout
+from marl_plugins.core.seeds import derive_seed
+from marl_plugins.core.sequences import TokenSequence
+from marl_plugins.runtime.experience import Prepared, sequence_experience, weightless
+from marl_plugins.runtime.launch import TrainingProcesses
+from marl_plugins.runtime.upstream_trainer import ranks_of
+
+
+class Batching:
+    """What goes through a policy's model together.
+
+    Args:
+        args: The policy's flags. `--train.dynamic_batch_enable` is switched off in them: upstream's own counts sequences per
+            optimiser step, of which there is any number here.
+        merge: Whether the rows of one conversation are to be one sequence, where the loss allows it.
+    """
+
+    def __init__(self, args: Any, merge: bool):
+        self.args = args
+        self.token_sized = bool(args.train.dynamic_batch_enable)
+        self.merge = merge and mergeable(args)
+        args.train.dynamic_batch_enable = False
+
+    def limit(self, stage: Literal["rollout", "train"]) -> Limit:
+        """What fits into a micro-batch of the forward passes (`rollout`), or of the update."""
+        flags = getattr(self.args, stage)
+        if not self.token_sized:
+            return Limit(flags.micro_batch_size)
+        return Limit(
+            tokens=flags.max_tokens_per_gpu or self.args.train.max_tokens_per_gpu, packed=self.args.ds.packing_samples
+        )
+
+    def of_forward(self, sequences: Sequence[TokenSequence], ranks: int) -> list[tuple[list[TokenSequence], bool]]:
+        """The micro-batches of the forward passes, rank by rank, the same number for each; False: computed for its rank's
+        number alone, and to be discarded."""
+        layout = lay_out(sequences, ranks, 1, self.limit("rollout"))
+        shortest = min(sequences, key=lambda sequence: len(sequence.ids))
+        return [
+            ([sequences[share[i]] for i in batch], True) if batch else ([shortest], False)
+            for share, batches in zip(layout.ranks, layout.epochs[0], strict=True)
+            for batch in batches
+        ]
+
+    def padded(self, sequences: Sequence[TokenSequence], padding: int) -> Experience:
+        """Sequences as one batch of upstream's.
+
+        Args:
+            padding: Id of the tokens that fill the shorter ones up.
+        """
+        return Experience.concat_experiences([sequence_experience(sequence) for sequence in sequences], padding)
+
+
+def mergeable(args: Any) -> bool:
+    """Whether merged rows have the loss of single ones: where it is a sum over tokens, not of means over sequences."""
+    means = args.actor.policy_loss_type == "gspo" or getattr(args.actor, "loss_agg_mode", "token-mean") != "token-mean"
+    return not means and getattr(args.algo.advantage, "is_correction_level", "off") != "seq"
+
+
+def lay_out(sequences: Sequence[TokenSequence], ranks: int, steps: int, limit: Limit, **more: Any) -> Layout:
+    """The layout of at least one sequence; see `plan_layout`.
+
+    Raises:
+        RunEnded: A sequence alone has more tokens than a micro-batch may have.
+    """
+    try:
+        layout = plan_layout([len(s.ids) for s in sequences], ranks, steps, limit, **more)
+    except ValueError as error:
+        if len(error.args) != 2:
+            raise
+        longest = sequences[error.args[1]]
+        raise RunEnded(
+            f"row {longest.name} has {len(longest.ids)} tokens with its context, more than fit into a micro-batch "
+            f"(--train.max_tokens_per_gpu, --rollout.max_tokens_per_gpu: {limit.tokens}); raise it, or lower --data.max_len"
+        ) from None
+    assert layout is not None, "there are rows"
+    return layout
+
+
+async def hand_out(
+    processes: TrainingProcesses, group: Any, prepared: Prepared, steps: int, step: int, batching: Batching
+) -> Layout:
+    """Give each rank of the policy's or the critic's processes its part of the sequences for the next fit."""
+    args, doing = processes.args, f"was given its rows in step {step}"
+    seed = derive_seed(args.train.seed, "fit", step, processes.policy)
+    order = upstream_order(seed, args.train.max_epochs)
+    layout = lay_out(
+        prepared.sequences, ranks_of(group), steps, batching.limit("train"), order=order, epochs=args.train.max_epochs
+    )
+    filler = weightless(min(prepared.items, key=lambda item: len(item.sequences)))
+    parts = [
+        make_experience_batch([copy.copy(i) for i in (*(prepared.items[n] for n in share), filler)])
+        for share in layout.ranks
+    ]
+    batches = [
+        [[batch or (len(share),) for batch in epoch[rank]] for epoch in layout.epochs]
+        for rank, share in enumerate(layout.ranks)
+    ]
+    await processes.await_work(doing, *group.async_run_method_batch("append", experience=parts))
+    await processes.await_work(doing, *group.async_run_method_batch("lay_out", epochs=batches))
+    await processes.await_work(doing, *group.async_run_method("prepare_fit", layout.accumulation, seed))
+    return layout
+
+
+def upstream_order(seed: int, epochs: int) -> Callable[[int, int], list[int]]:
+    """The order in which upstream's dataloader shuffles the rows of a rank, were `seed` set before the fit.
+
+    Each epoch draws two numbers: one for the workers' seeds, one for the sampler's generator (torch/utils/data/dataloader.py
+    and sampler.py).
+    """
+    draw = torch.Generator().manual_seed(seed)
+    seeds = [int(torch.empty(2, dtype=torch.int64).random_(generator=draw)[1]) for _ in range(epochs)]
+
+    def order(epoch: int, count: int) -> list[int]:
+        shuffled: list[int] = torch.randperm(count, generator=torch.Generator().manual_seed(seeds[epoch])).tolist()
+        return shuffled
+
+    return order
+
+
+def check_steps(policy: str, layouts: Mapping[str, Layout], metrics: Mapping[str, float], epochs: int) -> None:
+    """Every fit took the planned number of optimiser steps, over all micro-batches of its layout.
+
+    Args:
+        layouts: Of the policy (``) and its critic (`critic_`), the prefixes of their metrics.
+
+    Raises:
+        AssertionError: Upstream's fit did something else.
+    """
+    for name, layout in layouts.items():
+        taken, planned = metrics[f"{name}optimiser_steps"], layout.steps * epochs
+        if taken != planned or metrics[f"{name}micro_batches"] != layout.steps * layout.accumulation:
+            who = f"policy {policy!r}" + (", its critic," if name else "")
+            raise AssertionError(f"{who} took {taken:g} optimiser steps instead of {planned}")
