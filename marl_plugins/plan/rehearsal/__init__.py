@@ -24,7 +24,14 @@ from marl_plugins.plan.parts import arity_problem, place_of
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.rehearsal.apart import Caught, Stuck, run_apart, sort_out
 from marl_plugins.plan.rehearsal.examples import copies_of_label, different, wrong_demonstrations
-from marl_plugins.plan.rehearsal.findings import idle_followups, idle_roles, lost_dependencies, shown_labels, unended
+from marl_plugins.plan.rehearsal.findings import (
+    idle_followups,
+    idle_roles,
+    lost_dependencies,
+    shown_labels,
+    source_of,
+    unended,
+)
 from marl_plugins.plan.rehearsal.graph import Graph
 from marl_plugins.plan.rehearsal.scorers import Rehearsed, try_grader
 from marl_plugins.plan.rehearsal.trial import ONES, WORDS, Answers, Trial, try_workflow, with_marked_label
@@ -111,9 +118,8 @@ def rehearse(
         if wrong or any(trial.left_at for trial in trials):  # the others would say it again
             break
     idle, remarks = idle_roles(list(chain(*tried)), run.recipe.roles, file) if not wrong else ([], [])
-    if not (wrong or idle):
-        followups = {role: str(run.folder / c.followup) for role, c in run.recipe.roles.items() if c.followup}
-        remarks += idle_followups(list(chain(*tried)), followups)
+    if not (wrong or idle or "continues" in source_of(workflow)):  # it may do so after other answers
+        remarks += idle_followups(run)
     ended, *ended_others = [{t.answers.name: t.trajectory for t in trials if t.trajectory is not None} for trials in tried]
     graph = Graph.of(next(iter(ended.values()))) if ended else Graph()
     return Rehearsal(graph, [*wrong, *idle], [*unclear.values(), *remarks], ended, ended_others)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Iterable, Iterator, Sequence
 
 from marl_plugins.core.fields import as_text
 from marl_plugins.core.trajectory import Action
-from marl_plugins.core.workflow import RoleCall
+from marl_plugins.core.workflow import RoleCall, Workflow
 from marl_plugins.plan.rehearsal.trial import MARK, MARK_OF_NUMBERS, MOST_CALLS, SECONDS, WORD, Trial
+from marl_plugins.run import Run
 
 
 def shown_labels(trial: Trial) -> list[str]:
@@ -87,20 +89,23 @@ def idle_roles(trials: Sequence[Trial], roles: Iterable[str], file: str) -> tupl
     ]
 
 
-def idle_followups(trials: Sequence[Trial], followups: Mapping[str, str]) -> list[str]:
-    """Prompts for calls that continue a conversation, where no call does.
-
-    Args:
-        followups: Where the prompt of a role is named.
-    """
-    called = {call.spec.name for trial in trials for call in trial.calls}
-    continued = {call.spec.name for trial in trials for call in trial.calls if call.continues is not None}
+def idle_followups(run: Run) -> list[str]:
+    """Prompts for calls that continue a conversation, where no call does."""
     return [
-        f"{where}: role {role!r} has a followup prompt, and none of its calls continues a conversation; call it with "
-        "continues=ACTION, its own last one"
-        for role, where in followups.items()
-        if role in called - continued
+        f"{run.folder / config.followup}: role {role!r} has a followup prompt, and the workflow continues no conversation; call it "
+        "with continues=ACTION, its own last one"
+        for role, config in run.recipe.roles.items()
+        if config.followup
     ]
+
+
+def source_of(workflow: Workflow) -> str:
+    """The text of the file that a workflow stands in; empty where there is none."""
+    module = inspect.getmodule(workflow)
+    try:
+        return inspect.getsource(module) if module else ""
+    except (OSError, TypeError):
+        return ""
 
 
 def unended(trials: Sequence[Trial], file: str) -> list[str]:

@@ -1,0 +1,217 @@
+"""Conversations as sequences, packing and micro-batches by tokens, on upstream's own model and loss.
+
+    python -m benchmarks.sequences [--trees 1000] [--only exact|tokens|time]
+
+exact    random conversation trees of two policies: the gradient of one optimiser step, float32, with merged and single rows, packed
+         and padded, micro-batches by tokens and of a fixed number of rows, asserted to be the same
+tokens   tokens that go through the model over distinct tokens, and padding of ragged rows
+time     forward passes and update of conversations of 16 turns x 256 tokens, against one row per action; the gradients are
+         asserted to be the same
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from marl_plugins.hosts import cpu
+
+os.environ |= {cpu.DEVICE: "cpu", **cpu.environment()}  # before anything of upstream is imported
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+import torch
+from simulated import conversations
+
+import marl_plugins.runtime.policy_actor  # isort: skip  # noqa: F401
+from openrlhf.models import Actor, PolicyLoss
+from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch
+
+from marl_plugins.core.layout import Limit, plan_layout
+from marl_plugins.core.rows import Row
+from marl_plugins.core.sequences import TokenSequence, sequences_of
+from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
+from marl_plugins.reinforce_pp import ReinforcePlusPlus
+from marl_plugins.runtime.experience import Forwarded, estimate, forwarded, sequence_experience
+from marl_plugins.runtime.tiny_model import resolve
+
+TOKENS = 4096
+ROUNDS = 3
+
+
+def model(seed: int, attention: str = "eager") -> Any:
+    """A tiny policy in float32, as upstream's training processes hold it."""
+    actor = Actor(resolve(f"tiny:seed={seed},positions=8192"), attn_implementation=attention, param_dtype="bf16")
+    return actor.float()
+
+
+def batches(sequences: Sequence[TokenSequence], limit: Limit) -> list[list[int]]:
+    layout = plan_layout([len(s.ids) for s in sequences], 1, 1, limit)
+    assert layout is not None
+    (((given,),), (share,)) = layout.epochs, layout.ranks
+    return [[share[i] for i in batch] for batch in given]
+
+
+@torch.no_grad()
+def forward(actor: Any, policy: str, rows: Sequence[Row], merge: bool, limit: Limit) -> Forwarded:
+    """The forward passes of a step."""
+    sequences, done = sequences_of(rows, merge), []
+    for batch in batches(sequences, limit):
+        mine = [sequences[i] for i in batch]
+        e = Experience.concat_experiences([sequence_experience(s) for s in mine], 0)
+        e.action_log_probs = actor(e.sequences, e.action_mask, e.attention_mask)
+        e.kl = torch.zeros_like(e.action_log_probs)
+        done.append((mine, e))
+    return forwarded(policy, rows, done)
+
+
+def update(
+    actor: Any, items: Sequence[Experience], sequences: Sequence[TokenSequence], limit: Limit
+) -> dict[str, torch.Tensor]:
+    """The gradient of one optimiser step by upstream's loss."""
+    actor.zero_grad()
+    loss, total = PolicyLoss(), sum(float(item.action_mask.sum()) for item in items)
+    for batch in batches(sequences, limit):
+        e = make_experience_batch([items[i] for i in batch])
+        log_probs = actor(e.sequences, e.action_mask, e.attention_mask)
+        found = loss(log_probs, e.action_log_probs, e.advantages, action_mask=e.action_mask, batch_num_tokens=total)[0]
+        found.backward()
+    return {name: p.grad.clone() for name, p in actor.named_parameters() if p.grad is not None}
+
+
+def step(
+    actors: dict[str, Any], rows: dict[str, list[Row]], merge: bool, packed: bool, limit: Limit
+) -> dict[str, dict[str, torch.Tensor]]:
+    """Forward passes, advantages over all policies, and the gradient of each."""
+    for actor in actors.values():
+        actor.packing_samples = packed
+    given = [forward(actor, name, rows[name], merge, limit) for name, actor in actors.items()]
+    prepared = estimate(given, ReinforcePlusPlus())
+    return {p.policy: update(actors[p.policy], p.items, p.sequences, limit) for p in prepared}
+
+
+def difference(one: dict[str, dict[str, torch.Tensor]], other: dict[str, dict[str, torch.Tensor]]) -> float:
+    """The largest difference of two gradients."""
+    return max(float((one[policy][name] - other[policy][name]).abs().max()) for policy in one for name in one[policy])
+
+
+def trees(count: int, policies: Sequence[str]) -> dict[str, list[Row]]:
+    """Rows of random conversation trees; a twentieth of the turns are left out, as a plugin would."""
+    rows: dict[str, list[Row]] = {policy: [] for policy in policies}
+    for number in range(count):
+        draw = random.Random(number)
+        trajectory = conversations(number, turns=draw.randint(1, 8))
+        trajectory.task = Task(str(number), "p")
+        policy = policies[number % len(policies)]
+        for action in trajectory.actions:
+            action.policy, action.shown_ids = policy, tuple(3 + i % 256 for i in action.shown_ids)
+            ids = tuple(3 + i % 256 for i in action.generation.ids)
+            action.generation = Generation(ids, (-5.5,) * len(ids), "stop", policy, 0)
+            action.returns = draw.random()
+            if draw.random() > 0.05:
+                rows[policy].append(Row(trajectory, action, action.returns))
+    return rows
+
+
+def exact(count: int) -> None:
+    """One optimiser step over all trees, in every way."""
+    actors = {"one": model(0), "two": model(1)}
+    rows = trees(count, list(actors))
+    limits = {"rows": Limit(8), "tokens": Limit(tokens=512)}
+    reference = step(actors, rows, False, False, limits["rows"])
+    size = max(float(g.abs().max()) for grads in reference.values() for g in grads.values())
+    total = sum(map(len, rows.values()))
+    print(f"{count} trees, {total} rows of two policies; the largest entry of the gradient is {size:.3g}")
+    for merge, packed, by in itertools.product([False, True], [False, True], limits):
+        limit = Limit(tokens=512, packed=packed) if by == "tokens" else limits["rows"]
+        off = difference(reference, step(actors, rows, merge, packed, limit))
+        ways = f"{'merged' if merge else 'single'}, {'packed' if packed else 'padded'}, micro-batches by {by}"
+        print(f"  {ways}: differs by {off:.2g} at most", flush=True)
+        assert off < 1e-6, ways
+
+
+def long_conversations(count: int, turns: int, tokens: int) -> list[Row]:
+    draw, rows = random.Random(0), []
+    for number in range(count):
+        trajectory, before = Trajectory(Task(str(number), "p"), 0, step=1), None
+        for turn in range(turns):
+            ids = tuple(draw.randrange(3, 259) for _ in range(tokens))
+            shown = tuple(draw.randrange(3, 259) for _ in range(16))
+            generation = Generation(ids, (-5.5,) * tokens, "stop", "p", 0)
+            before = Action(f"a.{turn}", "a", "p", turn, shown, generation, "", before=before)
+            before.returns = draw.random()
+            trajectory.actions.append(before)
+        rows += [Row(trajectory, action, action.returns) for action in trajectory.actions]
+    return rows
+
+
+def tokens() -> None:
+    rows = long_conversations(8, 16, 256)
+    merged, single = sequences_of(rows), sequences_of(rows, merge=False)
+    distinct = sum(len(r.action.shown_ids) + len(r.action.generation.ids) for r in rows)
+    through = [sum(len(s.ids) for s in sequences) / distinct for sequences in (merged, single)]
+    print(
+        f"16 turns x 256 tokens: {through[0]:.2f} tokens through the model per distinct token merged, {through[1]:.2f} single"
+    )
+    draw = random.Random(0)
+    lengths = [max(1, round(draw.lognormvariate(5, 1))) for _ in range(512)]
+    shown = {
+        "in the order given, 8 rows": [lengths[n : n + 8] for n in range(0, 512, 8)],
+        "grouped by length, 8 rows": _grouped(lengths, Limit(8)),
+        f"by tokens ({TOKENS}), padded": _grouped(lengths, Limit(tokens=TOKENS)),
+    }
+    for name, groups in shown.items():
+        padded = sum(max(g) * len(g) for g in groups) / sum(lengths)
+        print(f"512 rows, log-normal with sigma 1, {name}: {padded:.3f} tokens per real token, {len(groups)} micro-batches")
+    packed = _grouped(lengths, Limit(tokens=TOKENS, packed=True))
+    print(
+        f"512 rows, log-normal with sigma 1, by tokens ({TOKENS}), packed: 1.000 tokens per real token, {len(packed)} micro-batches"
+    )
+
+
+def _grouped(lengths: list[int], limit: Limit) -> list[list[int]]:
+    layout = plan_layout(lengths, 1, 1, limit)
+    assert layout is not None
+    return [[lengths[layout.ranks[0][i]] for i in batch] for batch in layout.epochs[0][0]]
+
+
+def timing() -> None:
+    """Forward passes and update, merged against one row per action, in turn."""
+    actors, rows = {"p": model(0, "sdpa")}, {"p": long_conversations(2, 16, 256)}
+    taken: dict[bool, list[float]] = {True: [], False: []}
+    gradients = {}
+    for _ in range(ROUNDS):
+        for merge in (True, False):
+            started = time.perf_counter()
+            gradients[merge] = step(actors, rows, merge, False, Limit(1))
+            taken[merge].append(time.perf_counter() - started)
+    off = difference(gradients[True], gradients[False])
+    assert off < 1e-6, off
+    ratios = [a / b for a, b in zip(taken[False], taken[True], strict=True)]
+    shown = {merge: f"{statistics.median(t):.1f} s ({min(t):.1f}-{max(t):.1f})" for merge, t in taken.items()}
+    ratio = f"{statistics.median(ratios):.1f}x ({min(ratios):.1f}-{max(ratios):.1f})"
+    print(f"2 x 16 turns x 256 tokens, forward and update: {shown[True]} merged, {shown[False]} single: {ratio}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trees", type=int, default=1000)
+    parser.add_argument("--only", choices=["exact", "tokens", "time"])
+    args = parser.parse_args()
+    if args.only in (None, "tokens"):
+        tokens()
+    if args.only in (None, "exact"):
+        exact(args.trees)
+    if args.only in (None, "time"):
+        timing()
+
+
+if __name__ == "__main__":
+    main()

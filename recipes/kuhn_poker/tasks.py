@@ -1,0 +1,18 @@
+"""The six deals, as often as a run needs them; all are played in every step."""
+
+from pathlib import Path
+
+from marl_plugins.core.trajectory import Task
+from marl_plugins.loading import load_file
+
+game = load_file(Path(__file__).with_name("game.py"), "marl_recipe_kuhn_poker_game")
+ROUNDS = 120
+
+
+def load(split):
+    rounds = ROUNDS if split == "train" else 0
+    return [
+        Task(f"{deal}-{number}", f"deal {deal}", metadata={"cards": deal})
+        for number in range(rounds)
+        for deal in game.DEALS
+    ]

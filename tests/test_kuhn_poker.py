@@ -1,0 +1,121 @@
+"""The recipe kuhn_poker: the game's known values, and the exploitability read off sampled moves."""
+
+import asyncio
+import math
+import random
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated import CharacterChat
+
+from marl_plugins.core.prompts import followup_renderer, prompt_renderer
+from marl_plugins.core.trajectory import Generation
+from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
+from marl_plugins.loading import load, load_file
+
+FOLDER = Path(__file__).resolve().parent.parent / "recipes" / "kuhn_poker"
+game = load_file(FOLDER / "game.py", "marl_recipe_kuhn_poker_game")
+workflow = load_file(FOLDER / "workflow.py", "marl_recipe_kuhn_poker_workflow")
+grader = load_file(FOLDER / "grader.py", "marl_recipe_kuhn_poker_grader")
+tasks = load_file(FOLDER / "tasks.py", "marl_recipe_kuhn_poker_tasks")
+PLACES = [(card, moves) for moves in game.SEATS for card in game.CARDS]
+
+
+@given(st.floats(0, 1 / 3))
+def test_nobody_exploits_an_equilibrium_and_its_value_is_known(bluff):
+    strategy = game.equilibrium(bluff)
+    assert game.exploitability(strategy) == pytest.approx(0, abs=1e-12)
+    assert sum(game.value(strategy, deal) for deal in game.DEALS) / 6 == pytest.approx(-1 / 18)
+
+
+@given(st.fixed_dictionaries({place: st.floats(0, 1) for place in PLACES}))
+def test_a_best_response_wins_at_least_what_any_other_does(strategy):
+    """Against every one of 64 pure strategies of each seat, by their payoffs alone."""
+    assert game.exploitability(strategy) >= -1e-12
+    draw = random.Random(0)
+    for seat, sign in (("first", 1), ("second", -1)):
+        best = game.best_response(strategy, seat)
+        for _ in range(8):
+            other = {p: float(draw.random() < 0.5) if game.SEATS[p[1]] == seat else strategy[p] for p in PLACES}
+            assert best >= sign * sum(game.value(other, deal) for deal in game.DEALS) / 6 - 1e-12
+
+
+def test_players_who_bet_half_of_the_time_are_exploitable_by_0_458():
+    assert game.exploitability(dict.fromkeys(PLACES, 0.5)) == pytest.approx(11 / 24)
+
+
+def play(strategy, rounds, seed=0):
+    """Games of the recipe's own workflow, sampled from a strategy; what the roles were shown, by place."""
+    draw, shown = random.Random(seed), {}
+    system, chat = None, CharacterChat()
+    texts = {name: (FOLDER / "prompts" / "tiny" / f"{name}.md").read_text() for name in ("seat", "again")}
+    roles = {
+        name: RoleSpec(
+            name,
+            name,
+            prompt_renderer(texts["seat"], system),
+            chat,
+            Sampling(1.0, 1.0, 1, 64),
+            render_next=followup_renderer(texts["again"]) if name == "first" else None,
+        )
+        for name in ("first", "second")
+    }
+
+    def one(task):
+        async def generate(call):
+            text = chat.text(call.context_ids)
+            card = task.metadata["cards"][call.role == "second"]
+            moves = "pb" if text.count("a:") == 2 else {"first": "", "second": "p" if "pass" in text else "b"}[call.role]
+            shown[card, moves] = text
+            bet = draw.random() < strategy[card, moves]
+            likely = strategy[card, moves] if bet else 1 - strategy[card, moves]
+            return Generation((ord("b" if bet else "p"),), (math.log(likely),), "length", call.policy, 0)
+
+        return run_workflow(
+            workflow.run, task, 0, step=1, run_seed=0, roles=roles, tools={}, generate=generate, seconds=5.0
+        )
+
+    async def all_of_them():
+        return [await one(task) for _ in range(rounds) for task in tasks.load("train")[:6]]
+
+    return asyncio.run(all_of_them()), shown
+
+
+def test_the_first_player_remembers_its_card_and_its_move():
+    strategy = dict.fromkeys(PLACES, 0.5)
+    games, shown = play(strategy, 20)
+    assert shown["K", "pb"] == "u:K \n^a:p^u:bet\n^a:"
+    assert shown["Q", "p"] == "u:Q pass\n^a:"
+    assert {t.answer for t in games} == {"pp", "pbp", "pbb", "bp", "bb"}
+    for t in games:
+        assert sum(grader.score_outcome(t).values()) == 1.0
+        if len(t.answer) == 3:
+            first, _, again = sorted(t.actions, key=lambda a: 2 * a.turn + (a.role == "second"))
+            assert again.before is first and again.extends
+
+
+def test_exploitability_is_read_off_the_moves_that_were_sampled():
+    draw = random.Random(3)
+    strategy = {place: 0.1 + 0.8 * draw.random() for place in PLACES}
+    games, _ = play(strategy, 60)
+    plugin, states = load(str(FOLDER / "exploitability.py")), {}
+    run = SimpleNamespace(state=lambda kind: states.setdefault(kind, kind()))
+    metrics = {}
+    assert plugin.marl_credit(games, run) is games
+    plugin.marl_log(run, 1, metrics)
+    assert metrics["kuhn/exploitability"] == pytest.approx(game.exploitability(strategy), abs=1e-9)
+    again = SimpleNamespace(state=lambda kind, found={}: found.setdefault(kind, kind()))
+    plugin.marl_restore(again, plugin.marl_state(run))
+    assert again.state(plugin.Strategy) == states[plugin.Strategy]
+
+
+def test_nothing_is_said_before_every_place_was_seen():
+    games, _ = play({**dict.fromkeys(PLACES, 0.5), **{(card, ""): 1 - 1e-9 for card in game.CARDS}}, 2)
+    plugin, states, metrics = load(str(FOLDER / "exploitability.py")), {}, {}
+    run = SimpleNamespace(state=lambda kind: states.setdefault(kind, kind()))
+    plugin.marl_credit(games, run)
+    plugin.marl_log(run, 1, metrics)
+    assert metrics == {}
