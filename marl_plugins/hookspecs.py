@@ -1,6 +1,6 @@
 """The hooks: everything a plugin can change, in the order in which data passes them.
 
-    task -> workflow -> actions -> trajectory -> scores -> credit -> select -> forward -> advantages -> grid -> update -> sync
+    task -> workflow -> actions -> trajectory -> scores -> credit -> select -> forward -> advantages -> layout -> update -> sync
 
 A plugin is a module (or a `.py` file) with functions of these names, each marked with `@marl_plugins.hookimpl`. It may take
 any subset of a hook's arguments. Every hook that is called after the run exists takes `run`. All hooks are called in the

@@ -23,7 +23,7 @@ ORDER = (
     ("manager",),
     ("plan",),
     ("asking", "tools"),
-    ("routing", "reinforce_pp", "groups", "gae", "filter_agents_data", "coach", "reward_backprop", "builtin"),
+    ("routing", "reinforce_pp", "groups", "gae", "rae", "filter_agents_data", "coach", "reward_backprop", "builtin"),
     ("contracts",),
     ("runtime",),
     ("commands",),

@@ -54,5 +54,5 @@ def refusal(version: str) -> str | None:
         return None
     return (
         f"openrlhf {version}: its loss is the mean of each micro-batch's mean, so a micro-batch of weightless rows is 0/0 and the "
-        f"grid cannot be filled; install openrlhf{WINDOWED}, preferably {TRAINED}"
+        f"windows cannot be filled; install openrlhf{WINDOWED}, preferably {TRAINED}"
     )

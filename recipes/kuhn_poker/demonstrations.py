@@ -7,7 +7,7 @@ from marl_plugins.loading import load_file
 
 game = load_file(Path(__file__).with_name("game.py"), "marl_recipe_kuhn_poker_game")
 AGAIN = Path(__file__).with_name("prompts").joinpath("tiny", "again.md").read_text()
-BETS = {"J": 0.65, "Q": 0.5, "K": 0.35}
+BETS = {"J": 0.8, "Q": 0.5, "K": 0.2}
 
 
 def demonstrate(task, rng):
