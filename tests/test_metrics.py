@@ -322,6 +322,23 @@ def rows_forwarded(rewards, clip_range):
     return forwarded("p", rows, found, clip_range=clip_range)
 
 
+def test_a_row_that_is_selected_twice_is_trained_twice():
+    once = rows_forwarded([1.0, 3.0], None)
+    (alone,) = estimate([once], Estimator())
+    wanted = [item.advantages.clone() for item in alone.items]
+    rows = [once.rows[0], once.rows[1], once.rows[0]]
+    found = []
+    for sequence in sequences_of(rows):
+        experience = sequence_experience(sequence)
+        experience.kl = torch.zeros_like(experience.rollout_log_probs)
+        experience.action_log_probs = experience.rollout_log_probs
+        found.append(([sequence], experience))
+    (twice,) = estimate([forwarded("p", rows, found)], Estimator())
+    assert [item.prompts for item in twice.items].count(["t0/0/a"]) == 2
+    for item in twice.items:
+        assert torch.equal(item.advantages, wanted[item.prompts == ["t1/0/a"]])
+
+
 def test_clipped_returns_are_counted_and_said():
     (prepared,) = estimate(
         [rows_forwarded([9.0, 10.0, 10.5, 24.0, -11.0], [-10, 10])], Estimator(return_scope="trajectory")

@@ -137,9 +137,9 @@ def forwarded(
     """Rows after their forward passes: each row's part of the sequences' tensors.
 
     Args:
-        micro_batches: Sequences with upstream's `Experience` of their forward pass; together they hold every row once.
+        micro_batches: Sequences with upstream's `Experience` of their forward pass; together they hold every row.
     """
-    place = {id(row): number for number, row in enumerate(rows)}
+    places = places_of(rows)
     longest = max((len(row.action.generation.ids) for row in rows), default=0)
     found: dict[str, Tensor] = {}
     computed: list[tuple[TokenSequence, float]] = []
@@ -154,10 +154,18 @@ def forwarded(
             for values, sequence in zip(whole, batch, strict=True):
                 for row, start in zip(sequence.rows, sequence.starts, strict=True):
                     count = len(row.action.generation.ids)
-                    mine[place[id(row)], :count] = values[start - 1 : start - 1 + count]
-    computed.sort(key=lambda pair: place[id(pair[0].rows[0])])  # whatever micro-batches they were in
+                    mine[places[id(row)], :count] = values[start - 1 : start - 1 + count]
+    computed.sort(key=lambda pair: places[id(pair[0].rows[0])])  # whatever micro-batches they were in
     sequences, differences = [s for s, _ in computed], [d for _, d in computed]
     return Forwarded(policy, rows, sequences, SampledTokens(**found), differences, kl_coef, clip_range)
+
+
+def places_of(rows: Sequence[Row]) -> dict[int, list[int]]:
+    """Where each row stands, by its identity: a plugin may select one several times."""
+    places: dict[int, list[int]] = {}
+    for number, row in enumerate(rows):
+        places.setdefault(id(row), []).append(number)
+    return places
 
 
 def estimate(given: Sequence[Forwarded], estimator: Estimator) -> list[Prepared]:
@@ -248,14 +256,14 @@ def items_of(f: Forwarded, advantages: Tensor, returns: Tensor, total_rewards: T
         advantages, returns: (rows, tokens).
         total_rewards: (rows,), the KL penalty included.
     """
-    place = {id(row): number for number, row in enumerate(f.rows)}
+    places = places_of(f.rows)
     tensors = {NAMES[name]: value for name, value in vars(f.tokens).items() if value is not None and name != "mask"}
     tensors |= {"advantages": advantages, "returns": returns}
     kl = (f.tokens.kl * f.tokens.mask).sum(-1) / f.tokens.mask.sum(-1)
     items = []
     for sequence, diff in zip(f.sequences, f.diffs, strict=True):
         item = first_of_batch(sequence_experience(sequence))
-        mine = [place[id(row)] for row in sequence.rows]
+        mine = [places[id(row)][0] for row in sequence.rows]
         for name, values in tensors.items():
             whole = torch.zeros(item.action_mask.shape, dtype=values.dtype)
             for number, start in zip(mine, sequence.starts, strict=True):
