@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_plugins.core.intervals import t_quantile
+from marl_plugins.core.trajectory import Task
 from marl_plugins.hosts import cpu
 
 os.environ |= {cpu.DEVICE: "cpu", **cpu.environment()}  # before anything of upstream is imported
@@ -34,9 +35,9 @@ ACTIONS = 5
 BLOCKS = 20
 
 
-async def chain(task, roles, tools):  # type: ignore[no-untyped-def]
+async def chain(task: Task, roles: Any, tools: Any) -> Any:
     """Five actions, each shown the one before."""
-    text = task.prompt
+    text: Any = task.prompt
     for _ in range(ACTIONS):
         text = await roles.a(q=text)
     return text

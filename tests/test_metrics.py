@@ -313,6 +313,11 @@ def test_every_kind_of_failure_of_the_package_is_in_the_page():
 def rows_forwarded(rewards, clip_range):
     trajectories = [make_trajectory({"a": []}, task=f"t{n}") for n in range(len(rewards))]
     rows = [Row(t, t.actions[0], reward) for t, reward in zip(trajectories, rewards, strict=True)]
+    return after_forward(rows, clip_range)
+
+
+def after_forward(rows, clip_range=None):
+    """The rows as if the trainer's log-probs were the engine's."""
     found = []
     for sequence in sequences_of(rows):
         experience = sequence_experience(sequence)
@@ -327,13 +332,7 @@ def test_a_row_that_is_selected_twice_is_trained_twice():
     (alone,) = estimate([once], Estimator())
     wanted = [item.advantages.clone() for item in alone.items]
     rows = [once.rows[0], once.rows[1], once.rows[0]]
-    found = []
-    for sequence in sequences_of(rows):
-        experience = sequence_experience(sequence)
-        experience.kl = torch.zeros_like(experience.rollout_log_probs)
-        experience.action_log_probs = experience.rollout_log_probs
-        found.append(([sequence], experience))
-    (twice,) = estimate([forwarded("p", rows, found)], Estimator())
+    (twice,) = estimate([after_forward(rows)], Estimator())
     assert [item.prompts for item in twice.items].count(["t0/0/a"]) == 2
     for item in twice.items:
         assert torch.equal(item.advantages, wanted[item.prompts == ["t1/0/a"]])
