@@ -43,8 +43,9 @@ if TYPE_CHECKING:
     from marl_plugins.core.processes import Engines, PolicyProcesses, Prepared
     from marl_plugins.core.rows import Row
     from marl_plugins.core.scoring import Outcome, Seen
+    from marl_plugins.core.tools import Tool
     from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
-    from marl_plugins.core.workflow import Call, Tool, Workflow
+    from marl_plugins.core.workflow import Call, Workflow
     from marl_plugins.run import Run
 
 VERSION = "2.1"

@@ -12,8 +12,9 @@ from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.fields import Miscalled
 from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import sequences_of
+from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import Generation, Task, ToolResult, Trajectory
-from marl_plugins.core.workflow import RoleSpec, Sampling, Tool, run_workflow
+from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
 
 TASK = Task("t", "2+2", "4")
 

@@ -246,7 +246,7 @@ CALC = """
 from marl_plugins import hookimpl
 from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.trajectory import ToolResult
-from marl_plugins.core.workflow import Tool
+from marl_plugins.core.tools import Tool
 import asyncio, itertools, re, urllib.request
 
 def evaluated(text):

@@ -21,8 +21,9 @@ from marl_plugins.coach.rubric import RubricCoach, load_rubric
 from marl_plugins.core import recipe as config
 from marl_plugins.core.demonstrations import Demonstration
 from marl_plugins.core.scoring import Seen, SeenLast
+from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import Generation, Task, ToolResult
-from marl_plugins.core.workflow import RoleSpec, Sampling, Tool, run_workflow
+from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
 from marl_plugins.manager import Plugins, load_file
 from marl_plugins.plan.build import build_plan, implicit_recipe
 from marl_plugins.plan.devices import needed_devices

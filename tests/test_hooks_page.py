@@ -12,8 +12,8 @@ from marl_plugins.core.credit import rewards_from_scores
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.rows import Row
 from marl_plugins.core.scoring import set_outcome
+from marl_plugins.core.tools import ToolCall
 from marl_plugins.core.trajectory import Task
-from marl_plugins.core.workflow import ToolCall
 from marl_plugins.loading import load, load_file
 from marl_plugins.plan.build import build_plan
 

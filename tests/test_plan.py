@@ -492,7 +492,7 @@ PLUGIN = """\
 from marl_plugins import hookimpl
 from marl_plugins.core.estimators import Estimator
 from marl_plugins.core.trajectory import ToolResult
-from marl_plugins.core.workflow import Tool
+from marl_plugins.core.tools import Tool
 
 async def run(call):
     return ToolResult("calc", call.text, "", ok=True)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_plugins.core.recipe import PythonToolConfig
-from marl_plugins.core.workflow import ToolCall
+from marl_plugins.core.tools import ToolCall
 from marl_plugins.tools.python import find_programs, run_program, runner
 from marl_plugins.tools.supervisor import HeadAndTail
 

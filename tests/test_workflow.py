@@ -12,8 +12,9 @@ from simulated import simulated_engine, without_seconds
 
 from marl_plugins.core.failures import AgentFailure, InfrastructureFailure, RunPaused
 from marl_plugins.core.scoring import SeenLast
+from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import Task, ToolResult
-from marl_plugins.core.workflow import RoleSpec, Sampling, Tool, run_workflow
+from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
 
 TASK = Task("t1", "2+2", "4")
 

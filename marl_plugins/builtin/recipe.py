@@ -18,7 +18,8 @@ from marl_plugins.loading import load_file
 if TYPE_CHECKING:
     from marl_plugins.core.policy import Policy
     from marl_plugins.core.scoring import Outcome, Seen
-    from marl_plugins.core.workflow import Tool, Workflow
+    from marl_plugins.core.tools import Tool
+    from marl_plugins.core.workflow import Workflow
     from marl_plugins.run import Run
 
 

@@ -23,8 +23,8 @@ from unittest.mock import patch
 
 from marl_plugins.contracts.subject import Subject
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.tools import Tool, ToolCall
 from marl_plugins.core.trajectory import ToolResult
-from marl_plugins.core.workflow import Tool, ToolCall
 from marl_plugins.loading import load
 
 if TYPE_CHECKING:

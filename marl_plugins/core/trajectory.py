@@ -13,7 +13,8 @@ import asyncio
 import hashlib
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -32,12 +33,31 @@ class Task:
         prompt: What the agents are asked.
         label: The ground truth; only graders see it.
         metadata: Anything else the recipe needs (JSON values).
+        files: What the trajectory's workspace begins with: a name in it, and the file that is copied there.
     """
 
     id: str
     prompt: str
     label: Any = None
     metadata: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of a trajectory's workspace.
+
+    Args:
+        path: Relative to the workspace.
+        size: In bytes.
+        sha256: Of the content, in hexadecimal digits.
+        writer: Path of the action whose call last changed the content; empty: the task's own, or a call of the workflow's.
+    """
+
+    path: str
+    size: int
+    sha256: str
+    writer: str
 
 
 @dataclass(frozen=True)
@@ -46,7 +66,7 @@ class ToolResult:
 
     Args:
         ok: False when the agent's own call failed (its code raised, ran too long, ...).
-        files: Names of the files that the call left behind.
+        files: Names of the files that the call left behind; in a workspace, of those that it wrote.
     """
 
     tool: str
@@ -250,6 +270,10 @@ class Trajectory:
     """The outcome of each role, where the scorer gave one per role; `outcome` is then their mean."""
     outcome_parts: dict[str, float] = field(default_factory=dict)
     """Named parts of the outcome (accuracy, F1, ...), where it has several; a grader may write it."""
+    files: tuple[File, ...] = ()
+    """The files of the workspace, with who wrote them, after the last call."""
+    workspace: Path | None = None
+    """The folder with these files, until the trajectory has been scored; None also where no call has needed one."""
     seconds: float = 0.0
 
     def outcome_of(self, role: str) -> float | None:
@@ -317,6 +341,7 @@ class Trajectory:
             "infrastructure_failure": self.infrastructure_failure,
             "detail": self.detail,
             "seconds": self.seconds,
+            **({"files": [asdict(file) for file in self.files]} if self.files else {}),
             "actions": [_record(action) for action in self.actions],
         }
 
@@ -337,6 +362,7 @@ class Trajectory:
         trajectory.outcomes = dict(record.get("outcomes", {}))
         trajectory.returned = record.get("returned")
         trajectory.seconds = record.get("seconds", 0.0)
+        trajectory.files = tuple(File(**file) for file in record.get("files", ()))
         actions: dict[str, Action] = {}
         for given in record["actions"]:  # an action stands after the one that it continues
             actions[given["action"]] = _action(given, actions)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
@@ -28,6 +27,7 @@ from marl_plugins.core.failures import AgentFailure, InfrastructureFailure, RunE
 from marl_plugins.core.fields import Miscalled, as_text, listed
 from marl_plugins.core.scoring import ScoreAction, Scoring
 from marl_plugins.core.seeds import derive_seed
+from marl_plugins.core.tools import OpenTools, Tool
 from marl_plugins.core.trajectory import Action, Generation, Task, ToolResult, Trajectory, action_path
 
 
@@ -65,46 +65,6 @@ class Call:
     sample: int
     path: str
     step: int
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """One call of a tool, as the tool gets it.
-
-    Args:
-        text: What the agent or the workflow wrote.
-        task, sample, step: Whose trajectory it belongs to.
-        role, action: The role and the path of the action that made the call; empty when the workflow made it.
-    """
-
-    text: str
-    task: str
-    sample: int
-    step: int
-    role: str = ""
-    action: str = ""
-
-
-@dataclass(frozen=True)
-class Tool:
-    """A tool that roles may use.
-
-    Args:
-        name: What recipes call it.
-        run: Answers one call. Raises `InfrastructureFailure` when the tool itself is down; a call that fails through the
-            agent's fault is an answer with `ok=False`.
-        find: The calls in an action's text, in order; none ends the role's turn.
-        message_role: Under which chat role the answer is shown.
-        calls_per_answer: Maximum number of calls that are made per answer.
-        seconds_per_trajectory: Once a trajectory's calls have taken that long (`ToolResult.seconds`), no other one is made.
-    """
-
-    name: str
-    run: Callable[[ToolCall], Awaitable[ToolResult]]
-    find: Callable[[str], list[str]]
-    message_role: str = "user"
-    calls_per_answer: int = 16
-    seconds_per_trajectory: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -276,15 +236,15 @@ def next_turn(chat: ChatFormat, before: Action | None, messages: Sequence[dict[s
 class _InProgress:
     """One trajectory while its workflow runs."""
 
-    def __init__(self, trajectory: Trajectory, run_seed: int, generate: Generate, scoring: Scoring):
+    def __init__(self, trajectory: Trajectory, run_seed: int, generate: Generate, scoring: Scoring, tools: OpenTools):
         self.trajectory = trajectory
+        self.tools = tools
         self.run_seed = run_seed
         self.generate = generate
         self.scoring = scoring
         self.branches: set[asyncio.Task[Any]] = set()
         self.calls: list[RoleCall] = []
         self.taken: set[str] = set()
-        self.tool_seconds: dict[str, float] = {}
         self.ended = False
 
     def enter(self) -> None:
@@ -300,8 +260,7 @@ class _InProgress:
 
     async def call_tool(self, tool: Tool, text: str) -> ToolResult:
         self.enter()
-        t = self.trajectory
-        (result,) = await run_calls(tool, [ToolCall(text, t.task.id, t.sample, t.step)], self.tool_seconds)
+        (result,) = await self.tools.run(tool, [text])
         return result
 
     async def call_role(self, call: RoleCall) -> Action:
@@ -388,8 +347,7 @@ class _InProgress:
             action = await self._act(spec, next_turn(spec.chat, before, messages, call), parents)
             calls = [(tool, found) for tool in spec.tools if (found := tool.find(action.text))]
             for tool, found in calls:
-                made = [self._tool_call(text, action) for text in found]
-                action.tool_results += tuple(await run_calls(tool, made, self.tool_seconds))
+                action.tool_results += await self.tools.run(tool, found, action)
             self.scoring.acted(action)
             before = action
             if not calls:
@@ -404,10 +362,6 @@ class _InProgress:
                 "endless_tool_calls", f"role {spec.name!r} still called a tool in its last turn of {spec.max_turns}"
             )
         return before
-
-    def _tool_call(self, text: str, action: Action) -> ToolCall:
-        t = self.trajectory
-        return ToolCall(text, t.task.id, t.sample, t.step, action.role, action.path)
 
     async def _act(self, spec: RoleSpec, turn: Turn, parents: tuple[str, ...]) -> Action:
         context = turn.context
@@ -473,30 +427,6 @@ class _InProgress:
         await asyncio.gather(*mine, return_exceptions=True)
 
 
-async def run_calls(tool: Tool, calls: Sequence[ToolCall], seconds: dict[str, float]) -> list[ToolResult]:
-    """The results of one answer's calls; in place of all that are beyond the tool's limits, one that says so.
-
-    The limits keep the agents' own calls from the trajectory's deadline, past which it counts as lost to infrastructure.
-
-    Args:
-        seconds: What the trajectory's calls have taken, by tool; added to.
-    """
-    results: list[ToolResult] = []
-    for number, call in enumerate(calls):
-        taken = seconds.get(tool.name, 0.0)
-        if taken >= tool.seconds_per_trajectory:
-            why = f"this trajectory's calls have taken {taken:.0f} s of {tool.seconds_per_trajectory:g} s"
-        elif number >= tool.calls_per_answer:
-            why = f"at most {tool.calls_per_answer} per answer are"
-        else:
-            results.append(await tool.run(call))
-            seconds[tool.name] = seconds.get(tool.name, 0.0) + results[-1].seconds  # other branches add to it meanwhile
-            continue
-        left_out = f"{len(calls) - number} of {len(calls)} calls of {tool.name} were not run: {why}"
-        return [*results, ToolResult(tool.name, call.text, left_out, ok=False)]
-    return results
-
-
 def agent_failure_in(error: AgentFailure | BaseExceptionGroup[BaseException]) -> AgentFailure:
     """The agents' failure, also out of the group that an `asyncio.TaskGroup` of the workflow makes of it.
 
@@ -531,6 +461,7 @@ async def run_workflow(
     tools: Mapping[str, Tool],
     generate: Generate,
     score_action: ScoreAction | None = None,
+    score: Callable[[Trajectory], Awaitable[None]] | None = None,
     last_role: str | None = None,
     seconds: float | None = None,
 ) -> Trajectory:
@@ -540,6 +471,7 @@ async def run_workflow(
         workflow: `async def run(task, roles, tools)`; what it returns becomes the trajectory's answer.
         sample: Index among the samples of the task.
         step, run_seed: Part of every request's seed.
+        score: Gives the finished trajectory its outcome, while its workspace and its tools' sessions are there.
         last_role: The role whose last action is scored with the label.
         seconds: Deadline of the agents' work; past it the trajectory is lost to infrastructure (`deadline`), because the agents
             themselves are bounded by turns, tokens and their tools' limits. Scores that are outstanding then have the same time
@@ -551,26 +483,29 @@ async def run_workflow(
     """
     trajectory = Trajectory(task=task, sample=sample, step=step)
     scoring = Scoring(trajectory, score_action, last_role)
-    running = _InProgress(trajectory, run_seed, generate, scoring)
     started = time.monotonic()
     main = asyncio.current_task()
-    try:
-        async with trajectory.lost_after(seconds, "not finished"):
-            try:
-                returned = await workflow(task, Roles(running, roles), Tools(running, tools))
-                running.refuse_unawaited(returned, "run returns", None)
-                await running.refuse_forgotten()
-                trajectory.answer = None if returned is None else as_text(returned, "what run returns", None)[0]
-                trajectory.returned = returned.path if isinstance(returned, Action) else None
-            except (AgentFailure, BaseExceptionGroup) as error:
-                failure = agent_failure_in(error)
-                trajectory.agent_failure, trajectory.detail = failure.kind, str(failure)
-                await running.settle(main)
-        if not trajectory.infrastructure_failure:
-            scoring.ended()
-            await scoring.finish(seconds)
-    finally:
-        await running.cancel(main)
-    trajectory.seconds = time.monotonic() - started
-    trajectory.sort()
+    async with OpenTools(trajectory) as opened:
+        running = _InProgress(trajectory, run_seed, generate, scoring, opened)
+        try:
+            async with trajectory.lost_after(seconds, "not finished"):
+                try:
+                    returned = await workflow(task, Roles(running, roles), Tools(running, tools))
+                    running.refuse_unawaited(returned, "run returns", None)
+                    await running.refuse_forgotten()
+                    trajectory.answer = None if returned is None else as_text(returned, "what run returns", None)[0]
+                    trajectory.returned = returned.path if isinstance(returned, Action) else None
+                except (AgentFailure, BaseExceptionGroup) as error:
+                    failure = agent_failure_in(error)
+                    trajectory.agent_failure, trajectory.detail = failure.kind, str(failure)
+                    await running.settle(main)
+            if not trajectory.infrastructure_failure:
+                scoring.ended()
+                await scoring.finish(seconds)
+        finally:
+            await running.cancel(main)
+        trajectory.seconds = time.monotonic() - started
+        trajectory.sort()
+        if score is not None:
+            await score(trajectory)
     return trajectory

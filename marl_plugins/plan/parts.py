@@ -9,7 +9,7 @@ from typing import Any
 from marl_plugins.core.estimators import Estimator, check_estimator
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.policy import Policy
-from marl_plugins.core.workflow import Tool
+from marl_plugins.core.tools import Tool
 from marl_plugins.hosts.devices import critic_gpus
 from marl_plugins.manager import BUILTINS, Plugins
 from marl_plugins.plan.plan import Plan

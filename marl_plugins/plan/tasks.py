@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from marl_plugins.core.tasks import SUFFIXES, FileTasks, not_json
 from marl_plugins.core.texts import read_text
@@ -58,6 +59,9 @@ def check_tasks(plan: Plan) -> list[str]:
                 problems.append(
                     f"{split} task {task.id!r}: its {broken[0]} holds half of a UTF-16 pair, which no tokenizer takes"
                 )
+                break
+            if wrong := _wrong_file(task):
+                problems.append(f"{split} task {task.id!r}: {wrong}")
                 break
     same = {_words(t.prompt) for t in train} & {_words(t.prompt) for t in evaluation}
     if same:
@@ -117,6 +121,17 @@ def _label_warnings(plan: Plan) -> list[str]:
                 f"{count} of {len(tasks)} {split} tasks have no label, and {run.folder / run.recipe.grader} reads it{field}"
             )
     return warnings
+
+
+def _wrong_file(task: Task) -> str:
+    """What is wrong with the files that a task brings; empty where nothing is."""
+    for name, source in task.files.items():
+        place = PurePosixPath(name)
+        if not place.parts or place.is_absolute() or ".." in place.parts:
+            return f"files: {name!r} must be a path below the workspace, such as 'data/train.csv'"
+        if not os.path.isfile(source):
+            return f"files: {name!r} is to be a copy of {source}, which is no file"
+    return ""
 
 
 def _is_text(text: str) -> bool:

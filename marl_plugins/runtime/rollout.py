@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from marl_plugins.core.processes import Engines
 from marl_plugins.core.scoring import Outcome, ScoreAction, Seen, score_outcome
+from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
-from marl_plugins.core.workflow import Call, RoleSpec, Tool, Workflow, run_workflow
+from marl_plugins.core.workflow import Call, RoleSpec, Workflow, run_workflow
 from marl_plugins.manager import Plugins
 from marl_plugins.run import Run
 
@@ -89,7 +90,10 @@ class Rollout:
     async def _one(
         self, task: Task, sample: int, step: int, roles: Mapping[str, RoleSpec], score_action: ScoreAction | None
     ) -> Trajectory:
-        trajectory = await run_workflow(
+        async def score(trajectory: Trajectory) -> None:
+            await score_outcome(trajectory, self.score_outcome, self.task_seconds, self.roles)
+
+        return await run_workflow(
             self.workflow,
             task,
             sample,
@@ -99,11 +103,10 @@ class Rollout:
             tools=self.tools,
             generate=self.generate,
             score_action=score_action,
+            score=score,
             last_role=list(roles)[-1],
             seconds=self.task_seconds,
         )
-        await score_outcome(trajectory, self.score_outcome, self.task_seconds, self.roles)
-        return trajectory
 
     async def generate(self, call: Call) -> Generation:
         """Answer a request of a role, or of a plugin, through `marl_generate`."""

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.recipe import PythonToolConfig
+from marl_plugins.core.tools import Tool, ToolCall
 from marl_plugins.core.trajectory import ToolResult
-from marl_plugins.core.workflow import Tool, ToolCall
 from marl_plugins.tools import supervisor
 
 FENCE = re.compile(r"```(?:python|py)[^\S\n]*\n(.*?)```", re.DOTALL)

@@ -7,8 +7,8 @@
 import re
 
 from marl_plugins import hookimpl
+from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import ToolResult
-from marl_plugins.core.workflow import Tool
 
 CALL = re.compile(r"<price>\s*(\w+)\s*</price>")
 

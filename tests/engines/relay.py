@@ -69,7 +69,7 @@ FILES = {
     "tools.py": """
         from marl_plugins import hookimpl
         from marl_plugins.core.trajectory import ToolResult
-        from marl_plugins.core.workflow import Tool
+        from marl_plugins.core.tools import Tool
 
         @hookimpl
         def marl_tools(run):

@@ -13,8 +13,9 @@ from typing import Any
 from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.fields import Miscalled
 from marl_plugins.core.prompts import followup_renderer, prompt_renderer
+from marl_plugins.core.tools import Tool, ToolCall
 from marl_plugins.core.trajectory import Generation, Task, ToolResult, Trajectory
-from marl_plugins.core.workflow import Call, RoleCall, RoleSpec, Sampling, Tool, ToolCall, Workflow, calls_of, run_workflow
+from marl_plugins.core.workflow import Call, RoleCall, RoleSpec, Sampling, Workflow, calls_of, run_workflow
 from marl_plugins.loading import users_line
 from marl_plugins.plan.rehearsal.apart import Caught, Failure, failure_of, failures_kept, run_on_a_loop
 from marl_plugins.run import Run

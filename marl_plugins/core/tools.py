@@ -1,0 +1,134 @@
+"""Tools, and what they keep of one trajectory: its workspace, their sessions, and the time that they have taken."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from marl_plugins.core.trajectory import Action, ToolResult, Trajectory
+from marl_plugins.core.workspace import TooManyFiles, Workspace
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One call of a tool, as the tool gets it.
+
+    Args:
+        text: What the agent or the workflow wrote.
+        task, sample, step: Whose trajectory it belongs to.
+        role, action: The role and the path of the action that made the call; empty when the workflow made it.
+        session: What the tool's `open` has given for this trajectory.
+        workspace: The trajectory's folder, where the tool works in one.
+    """
+
+    text: str
+    task: str
+    sample: int
+    step: int
+    role: str = ""
+    action: str = ""
+    session: Any = None
+    workspace: Path | None = None
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool that roles may use.
+
+    Args:
+        name: What recipes call it.
+        run: Answers one call. Raises `InfrastructureFailure` when the tool itself is down; a call that fails through the
+            agent's fault is an answer with `ok=False`.
+        find: The calls in an action's text, in order; none ends the role's turn.
+        message_role: Under which chat role the answer is shown.
+        calls_per_answer: Maximum number of calls that are made per answer.
+        seconds_per_trajectory: Once a trajectory's calls have taken that long (`ToolResult.seconds`), no other one is made.
+        open: For a tool with a state per trajectory: `open(task, sample, step)` is entered before the first call of a
+            trajectory and left when that has been scored; what it gives is `ToolCall.session`.
+        in_workspace: Whether calls work in the trajectory's folder. They are then made one after the other.
+    """
+
+    name: str
+    run: Callable[[ToolCall], Awaitable[ToolResult]]
+    find: Callable[[str], list[str]]
+    message_role: str = "user"
+    calls_per_answer: int = 16
+    seconds_per_trajectory: float = math.inf
+    open: Callable[[str, int, int], AbstractAsyncContextManager[Any]] | None = None
+    in_workspace: bool = False
+
+
+class OpenTools:
+    """The tools of one trajectory, an asynchronous context that lasts until the trajectory has been scored."""
+
+    def __init__(self, trajectory: Trajectory):
+        self._trajectory = trajectory
+        self._workspace = Workspace(trajectory.task)
+        self._sessions: dict[str, Any] = {}
+        self._opening = asyncio.Lock()
+        self._left = AsyncExitStack()
+        self._seconds: dict[str, float] = {}
+
+    async def __aenter__(self) -> OpenTools:
+        await self._left.enter_async_context(self._workspace)
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        self._trajectory.workspace = None
+        await self._left.__aexit__(*error)
+
+    async def run(self, tool: Tool, texts: Sequence[str], action: Action | None = None) -> tuple[ToolResult, ...]:
+        """The results of the calls of one answer, or of the workflow; in place of all that are beyond the tool's limits, one
+        that says so.
+
+        The limits keep the agents' own calls from the trajectory's deadline, past which it counts as lost to infrastructure.
+        """
+        results: list[ToolResult] = []
+        for number, text in enumerate(texts):
+            taken = self._seconds.get(tool.name, 0.0)
+            if taken >= tool.seconds_per_trajectory:
+                why = f"this trajectory's calls have taken {taken:.0f} s of {tool.seconds_per_trajectory:g} s"
+            elif number >= tool.calls_per_answer:
+                why = f"at most {tool.calls_per_answer} per answer are"
+            else:
+                results.append(await self._run(tool, text, action))
+                # other branches add to it meanwhile
+                self._seconds[tool.name] = self._seconds.get(tool.name, 0.0) + results[-1].seconds
+                continue
+            left_out = f"{len(texts) - number} of {len(texts)} calls of {tool.name} were not run: {why}"
+            return (*results, ToolResult(tool.name, text, left_out, ok=False))
+        return tuple(results)
+
+    async def _run(self, tool: Tool, text: str, action: Action | None) -> ToolResult:
+        t = self._trajectory
+        call = ToolCall(text, t.task.id, t.sample, t.step)
+        if action is not None:
+            call = replace(call, role=action.role, action=action.path)
+        if tool.open is not None:
+            call = replace(call, session=await self._session(tool))
+        return await self._run_in_workspace(tool, call) if tool.in_workspace else await tool.run(call)
+
+    async def _session(self, tool: Tool) -> Any:
+        assert tool.open is not None
+        async with self._opening:  # branches may need it at the same time
+            if tool.name not in self._sessions:
+                t = self._trajectory
+                self._sessions[tool.name] = await self._left.enter_async_context(tool.open(t.task.id, t.sample, t.step))
+        return self._sessions[tool.name]
+
+    async def _run_in_workspace(self, tool: Tool, call: ToolCall) -> ToolResult:
+        """Make a call in the trajectory's folder, and note which files it has written."""
+        async with self._workspace.turn:
+            self._trajectory.workspace = await self._workspace.opened()
+            result = await tool.run(replace(call, workspace=self._trajectory.workspace))
+            try:
+                written = await self._workspace.note(call.action)
+            except TooManyFiles as error:
+                return replace(result, ok=False, output=f"{result.output}\n{error}".lstrip("\n"), files=())
+            self._trajectory.files = self._workspace.files
+            return replace(result, files=written)
