@@ -291,6 +291,10 @@ def compared(run: Started, undisturbed: tuple[Any, ...]) -> tuple[bool, int]:
         [json.dumps(record, sort_keys=True) for part in which[:3] for record in part] for which in (mine, undisturbed)
     ]
     found, wanted = map(Counter, records)
+    for record in (found - wanted).elements():
+        print(f"    not in the undisturbed run: {record[:2000]}", file=sys.stderr, flush=True)
+    for record in (wanted - found).elements():
+        print(f"    only in the undisturbed run: {record[:2000]}", file=sys.stderr, flush=True)
     return mine[3] == undisturbed[3] and found <= wanted, (wanted - found).total()
 
 

@@ -51,6 +51,15 @@ def without_seconds(record):
     return record
 
 
+def without_logprobs(trajectories):
+    """Records without seconds, with the engine's log-probs taken out; and these."""
+    records, logprobs = without_seconds(trajectories), []
+    for record in records:
+        for action in record["actions"]:
+            logprobs += action.pop("logprobs")
+    return records, logprobs
+
+
 def make_trajectory(edges, policies=None, rewards=None, task="t", sample=0, roles=None):
     """A finished trajectory: `edges` maps each action's path to the paths it saw, in order."""
     trajectory = Trajectory(Task(task, "prompt", "label"), sample, step=1)

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 
 import pytest
 from engines.relay import Started, wait_until
-from simulated import without_seconds
+from simulated import without_logprobs
 
 from marl_plugins.runtime.tiny_model import resolve
 
@@ -19,15 +19,6 @@ def comparable(metrics):
     """Metrics without what measures time, counts restarts, or depends on it: vLLM's log-probs, and so the drift, depend in their
     last bits on what else was in the batch, which is a matter of time. What was sampled does not."""
     return [{k: v for k, v in m.items() if "seconds" not in k and "drift" not in k and k not in TIMED} for m in metrics]
-
-
-def without_logprobs(trajectories):
-    """Records without seconds, with the engine's log-probs taken out; and these."""
-    records, logprobs = without_seconds(trajectories), []
-    for record in records:
-        for action in record["actions"]:
-            logprobs += action.pop("logprobs")
-    return records, logprobs
 
 
 def test_three_steps_with_every_policy_and_the_table(undisturbed):
