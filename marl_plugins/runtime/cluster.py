@@ -178,6 +178,7 @@ def _options(run: Run, debug: bool, python: str | None, folder: str) -> dict[str
         options["runtime_env"]["py_executable"] = python
     if not own_cluster():
         return options
+    env["VLLM_RPC_BASE_PATH"] = folder  # vLLM's engines never remove their sockets
     options |= {"address": "local", "include_dashboard": False, "_temp_dir": os.path.join(folder, "ray")}
     if run.device == "cpu":  # logical devices: every process holds one, whatever the machine has
         needed = sum(needed_devices(run).values())
