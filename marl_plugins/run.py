@@ -136,8 +136,8 @@ class Run:
 
     @property
     def turns(self) -> int:
-        """The most turns that a trained role takes."""
-        return max((role.max_turns for role in self.trained_roles.values()), default=1)
+        """The most turns that a trained role takes, as far as the recipe says: one with a followup prompt takes at least two."""
+        return max((max(role.max_turns, 1 + bool(role.followup)) for role in self.trained_roles.values()), default=1)
 
     def recipe_policy(self, name: str) -> Policy:
         """The policy that the recipe describes under a name, with the model that this run gives it."""
