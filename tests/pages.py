@@ -27,6 +27,7 @@ RECIPE = {
     "`policies: NAME:`": config.PolicyConfig,
     "`tools:`": config.ToolsConfig,
     "`tools: python:`": config.PythonToolConfig,
+    "`tools: sql:`": config.SqlToolConfig,
     "`limits:`": config.LimitsConfig,
     "`warm_start:`": config.WarmStartConfig,
 }
@@ -50,6 +51,7 @@ KINDS = {
     "int": "whole number",
     "float": "number",
     "bool": "`true`, `false`",
+    "date": "day",
     "list[str]": "list of texts",
     "dict[str, str]": "role to policy",
     "dict[str, FlagValue]": "flag to value",

@@ -40,7 +40,12 @@ def marl_workflow(run: Run) -> Workflow:
 def marl_tools(run: Run) -> list[Tool]:
     from marl_plugins.tools.python import python_tool
 
-    return [python_tool(run.recipe.tools.python)]
+    tools = [python_tool(run.recipe.tools.python)]
+    if (sql := run.recipe.tools.sql) is not None:
+        from marl_plugins.tools.sql import sql_tool
+
+        tools.append(sql_tool(sql, run.folder / sql.database))
+    return tools
 
 
 @hookimpl

@@ -7,6 +7,7 @@ A recipe says who the agents are and how they are trained; prompts, workflow, ta
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -96,10 +97,33 @@ class PythonToolConfig(Model):
     """Time of all programs of a trajectory, without waiting for a slot; once it is used up, no other program is begun."""
 
 
+class SqlToolConfig(Model):
+    """The database of the `sql` tool, and limits of one query."""
+
+    database: str
+    """SQLite file; it is opened read-only, and must not change while the run lasts."""
+    tables: list[str] = []
+    """Tables and views that agents may read, each of which has to be there. Default: all."""
+    today: date | None = None
+    """What `date('now')` is to a query, as in `2025-12-31`. Default: a query that asks for it is wrong."""
+    rows: int = pydantic.Field(20, ge=1)
+    """Maximum number of rows in an answer, which says whether there are more."""
+    output_chars: int = pydantic.Field(2000, ge=100)
+    """A longer answer keeps its head, and says so."""
+    steps: int = pydantic.Field(2_000_000, ge=1000)
+    """Maximum number of steps of SQLite's virtual machine for a query; two million take about 0.2 seconds."""
+    value_bytes: int = pydantic.Field(10_000, ge=1000)
+    """Longest text, blob and row that a query may read or make."""
+    calls_per_answer: int = pydantic.Field(16, ge=1)
+    """Maximum number of queries run per answer; the others are not run, and the answer's last output says how many."""
+
+
 class ToolsConfig(Model):
     """Settings of the built-in tools."""
 
     python: PythonToolConfig = PythonToolConfig()
+    sql: SqlToolConfig | None = None
+    """Without it there is no `sql` tool."""
 
 
 class LimitsConfig(Model):
@@ -403,6 +427,8 @@ def _example(location: list[str]) -> str:
             return "{python: {seconds: 5}}"
         case ["tools", "python"]:
             return "{seconds: 5}"
+        case ["tools", "sql"]:
+            return "{database: shop.db}"
         case ["limits"]:
             return "{task_seconds: 600}"
         case ["warm_start"]:
@@ -423,6 +449,8 @@ def _model_at(location: list[str]) -> type[Model] | None:
             return ToolsConfig
         case ["tools", "python"]:
             return PythonToolConfig
+        case ["tools", "sql"]:
+            return SqlToolConfig
         case ["limits"]:
             return LimitsConfig
         case ["warm_start"]:

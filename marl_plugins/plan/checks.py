@@ -96,8 +96,12 @@ def _prompt_problems(role: str, key: str, file: str | None, origins: Origins, fo
 
 def _tool_problems(role: str, config: RoleConfig, origins: Origins, tool_names: set[str] | None) -> list[str]:
     problems = [
-        f"{origins.where('roles', role, 'tools')}: there is no tool {tool!r}{nearest(tool, tool_names)}; a plugin's tools are "
-        "there where the plugin is named (--plugin, or `plugins:` in the recipe)"
+        f"{origins.where('roles', role, 'tools')}: there is no tool {tool!r}{nearest(tool, tool_names)}; "
+        + (
+            "it needs a database: `tools: {sql: {database: FILE}}`"
+            if tool == "sql"
+            else "a plugin's tools are there where the plugin is named (--plugin, or `plugins:` in the recipe)"
+        )
         for tool in config.tools
         if tool_names is not None and tool not in tool_names
     ]

@@ -27,6 +27,7 @@ def check_files(plan: Plan, origins: Origins) -> list[str]:
     """The recipe's Python files, who scores, flags that the recipe makes pointless, and folders to write to."""
     return [
         *_modules(plan, origins),
+        *_database(plan, origins),
         *_scorers(plan),
         *_pointless(plan),
         *_data(plan),
@@ -59,6 +60,19 @@ def _modules(plan: Plan, origins: Origins) -> list[str]:
         elif key in ARGUMENTS:
             problems += [f"{place}: {problem}" for problem in _signature_problems(called, function, ARGUMENTS[key])]
     return problems
+
+
+def _database(plan: Plan, origins: Origins) -> list[str]:
+    """What is wrong with the file that the `sql` tool reads."""
+    if (sql := plan.run.recipe.tools.sql) is None:
+        return []
+    from marl_plugins.core.databases import database_problems
+
+    problems = database_problems(plan.run.folder / sql.database, sql.tables)
+    return [
+        f"{origins.where('tools', 'sql', key := 'tables' if 'no table ' in problem else 'database')}: tools.sql.{key}: {problem}"
+        for problem in problems
+    ]
 
 
 def _signature_problems(called: Any, name: str, arguments: Sequence[str]) -> list[str]:

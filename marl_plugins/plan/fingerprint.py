@@ -153,8 +153,10 @@ def _files(plan: Plan) -> dict[str, tuple[str, Path]]:
         if config.followup:
             found[f"followup prompt of role {role}"] = (config.followup, run.folder / config.followup)
     warm = recipe.warm_start
+    sql = recipe.tools.sql
     parts = {"workflow": recipe.workflow, "grader": recipe.grader, "tasks": recipe.tasks}
-    for what, file in {**parts, "demonstrations": warm and warm.demonstrations}.items():
+    more = {"demonstrations": warm.demonstrations if warm else None, "database": sql.database if sql else None}
+    for what, file in {**parts, **more}.items():
         if file:
             found[what] = (file, run.folder / file)
     compared = compared_flags(plan, run.args)

@@ -49,7 +49,9 @@ def tools_of(plugins: Plugins, run: Run) -> dict[str, Tool]:
             if wrong := _tool_problems(tool):
                 problems += [f"{place}: {problem}" for problem in wrong]
             elif tool.name in tools:
-                problems.append(f"{place}: two tools are called {tool.name!r}; rename one (`python` is built in)")
+                problems.append(
+                    f"{place}: two tools are called {tool.name!r}; rename one (`python` and `sql` are built in)"
+                )
             else:
                 tools[tool.name] = tool
     if problems:

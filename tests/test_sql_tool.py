@@ -1,0 +1,396 @@
+"""The `sql` tool, on real files: what it answers, what it refuses, and that nothing a query says changes the file."""
+
+import asyncio
+import hashlib
+import random
+import sqlite3
+import subprocess
+import sys
+from datetime import date
+
+import pytest
+from hostile_queries import REFUSED, SLOW_STEPS, STOPPED
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marl_plugins.contracts.tools import ToolContract
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.recipe import SqlToolConfig
+from marl_plugins.core.workflow import ToolCall
+from marl_plugins.plan.build import build_plan
+from marl_plugins.tools.sql import EXPANSIONS, ask, expansions, find_queries, read_call, sql_tool
+
+CONFIG = SqlToolConfig(database="shop.db", today="2025-12-31")
+
+
+def make_shop(path, orders=200):
+    draw = random.Random(0)
+    with sqlite3.connect(path) as db:
+        db.executescript(
+            "CREATE TABLE orders(id INTEGER PRIMARY KEY, customer INTEGER, day TEXT, status TEXT);"
+            "CREATE TABLE secrets(label TEXT); INSERT INTO secrets VALUES ('the answer');"
+            "CREATE VIEW open_orders AS SELECT id, label FROM orders, secrets WHERE status = 'paid';"
+        )
+        db.executemany(
+            "INSERT INTO orders VALUES (?, ?, ?, ?)",
+            [
+                (4000 + n, draw.randint(1, 9), f"2025-{n % 12 + 1:02}-03", draw.choice(["paid", "shipped", "lost"]))
+                for n in range(orders)
+            ],
+        )
+    db.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory):
+    return make_shop(tmp_path_factory.mktemp("shop") / "shop.db")
+
+
+def state(folder):
+    """All bytes of a folder."""
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+def call(text, tool=None, shop=None):
+    return asyncio.run((tool or sql_tool(CONFIG, shop)).run(ToolCall(text, "t", 0, 1)))
+
+
+# What is answered
+
+
+def test_a_query_with_parameters(shop):
+    result = call("SELECT id, day FROM orders WHERE id IN (?, ?)\n[4000, 4001]", shop=shop)
+    assert (result.ok, result.output) == (True, "id,day\n4000,2025-01-03\n4001,2025-02-03")
+
+
+def test_it_is_found_in_an_answer():
+    answer = "I look.\n```sql\nSELECT 1\n```\nand\n```sql \nSELECT ?\n[2]\n```\n```python\n1\n```"
+    assert find_queries(answer) == ["SELECT 1\n", "SELECT ?\n[2]\n"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("SELECT 1", ("SELECT 1", [])),
+        ("SELECT ?,\n?\n[1, null]\n", ("SELECT ?,\n?", [1, None])),
+        ('SELECT ?\n  ["a]"]', ("SELECT ?", ["a]"])),
+        ("SELECT\n[id] FROM orders", ("SELECT\n[id] FROM orders", [])),
+        ("SELECT\n[id]", ("SELECT\n[id]", [])),
+        ("[1]", ("", [1])),
+    ],
+)
+def test_the_last_line_holds_the_parameters(text, expected):
+    assert read_call(text) == expected
+
+
+@given(
+    st.lists(st.sampled_from(["id", "customer", "day", "status"]), min_size=1, max_size=4),
+    st.sampled_from(["paid", "shipped", "lost", "none", "x' OR 1 --"]),
+    st.integers(1, 9),
+)
+def test_it_gives_what_sqlite_gives(shop, columns, status, customer):
+    query = f"SELECT {', '.join(columns)} FROM orders WHERE status = ? AND customer < ? ORDER BY id"
+    answer = ask(shop, f'{query}\n["{status}", {customer}]', CONFIG)
+    plain = sqlite3.connect(shop)
+    expected = plain.execute(query, (status, customer)).fetchall()
+    plain.close()
+    assert answer.rows == expected[:20]
+    assert answer.more == (len(expected) > 20)
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("date('now')", "2025-12-31"),
+        ("date()", "2025-12-31"),
+        ("DATE('NOW', '-1 month', 'start of month')", "2025-12-01"),
+        ("strftime('%Y-%m')", "2025-12"),
+        ("date('n' || 'ow')", "2025-12-31"),
+        ("strftime('%m', '2025-05-07', '+1 month')", "06"),
+        ("julianday('now') - julianday('2025-12-01')", 30.0),
+        ("date('no day')", None),
+        ("date(NULL)", None),
+    ],
+)
+def test_today_is_the_databases_own_day(shop, query, expected):
+    assert ask(shop, f"SELECT {query}", CONFIG).rows == [(expected,)]
+
+
+def test_without_a_day_now_is_refused_and_days_are_not(shop):
+    config = CONFIG.model_copy(update={"today": None})
+    assert "no 'now'" in ask(shop, "SELECT date('now')", config).problem
+    assert ask(shop, "SELECT max(strftime('%m', day)) FROM orders", config).rows == [("12",)]
+
+
+def test_more_is_said(shop):
+    few = SqlToolConfig(database="", rows=2)
+    assert call("SELECT id FROM orders ORDER BY id", sql_tool(few, shop)).output == (
+        "id\n4000\n4001\n(more: at most 2 rows are shown)"
+    )
+    assert call("SELECT id FROM orders ORDER BY id LIMIT 2", sql_tool(few, shop)).output == "id\n4000\n4001"
+    short = SqlToolConfig(database="", rows=200, output_chars=100)
+    text = call("SELECT * FROM orders", sql_tool(short, shop)).output
+    assert text.endswith("\n(more: at most 100 characters are shown)") and len(text) < 150
+    assert call("SELECT id FROM orders WHERE 0", shop=shop).output == "id\n(no rows)"
+
+
+def test_values_are_told_apart(shop):
+    output = call("SELECT NULL AS a, '' AS b, x'00ff' AS c, 'x, \"y\"' AS d, 0.1 AS e", shop=shop).output
+    assert output == 'a,b,c,d,e\nNULL,,x\'00ff\',"x, ""y""",0.1'
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("SELECT id FROM ordrs", "no such table: ordrs; did you mean 'orders'?"),
+        ("SELECT stats FROM orders", "no such column: stats; did you mean 'status'?"),
+        ("SELECT o.dya FROM orders o", "no such column: o.dya; did you mean 'day'?"),
+        ("SELEC 1", 'near "SELEC": syntax error'),
+        ("SELECT datediff(1, 2)", "no such function: datediff"),
+        ("SELECT ?", "Incorrect number of bindings supplied"),
+        ("DELETE FROM orders", "not authorized; a query can only read open_orders, orders, secrets"),
+        ("", "there is no query; write one SELECT"),
+    ],
+)
+def test_a_wrong_query_is_answered_with_sqlites_words(shop, query, said):
+    result = call(query, shop=shop)
+    assert not result.ok and said in result.output
+
+
+def test_only_the_tables_that_agents_may_read_can_be_read(shop):
+    config = CONFIG.model_copy(update={"tables": ["Orders"]})
+    for query in (
+        *("SELECT * FROM secrets", "SELECT count(*) FROM secrets", "SELECT label FROM orders, secrets"),
+        *("SELECT * FROM open_orders", "SELECT sql FROM sqlite_master", "SELECT count(*) FROM SECRETS"),
+        "SELECT id FROM orders WHERE EXISTS (SELECT 1 FROM secrets WHERE label > 'a')",
+    ):
+        problem = ask(shop, query, config).problem
+        assert "prohibited" in problem or "a query can only read orders" in problem, query
+    assert not ask(shop, "WITH t AS (SELECT 1 FROM orders) SELECT count(*) FROM t", config).problem
+    view = CONFIG.model_copy(update={"tables": ["open_orders"]})
+    assert not ask(shop, "SELECT id, label FROM open_orders", view).problem
+    assert "prohibited" in ask(shop, "SELECT label FROM secrets", view).problem
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_hostile_query_is_refused_and_changes_nothing(name, shop):
+    before = state(shop.parent)
+    answer = ask(shop, REFUSED[name], CONFIG)
+    assert answer.problem and not answer.stopped
+    assert state(shop.parent) == before
+
+
+@pytest.mark.parametrize("name", [*STOPPED, *SLOW_STEPS])
+def test_a_query_without_end_is_stopped_and_the_next_one_is_answered(name, shop):
+    before = state(shop.parent)
+    answer = ask(shop, (STOPPED | SLOW_STEPS)[name], CONFIG)
+    assert answer.stopped == "steps" or (name in SLOW_STEPS and answer.stopped == "seconds")
+    assert state(shop.parent) == before
+    assert ask(shop, "SELECT count(*) FROM orders", CONFIG).rows == [(200,)]
+
+
+def test_where_a_query_is_stopped_depends_on_the_query_alone(shop):
+    """The smallest number of rows at which it is stopped is the same each time."""
+
+    def stopped(rows, steps):
+        config = CONFIG.model_copy(update={"steps": steps})
+        query = f"WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t LIMIT {rows}) SELECT sum(n) FROM t"
+        return ask(shop, query, config).stopped
+
+    def edge(steps):
+        low, high = 1, 100_000
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if stopped(middle, steps) else (middle, high)
+        return high
+
+    assert edge(20_000) == edge(20_000) < edge(40_000)
+
+
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=6), st.sampled_from(["{0}", '"{0}"', "[{0}]", "`{0}`"]), st.booleans()
+)
+def test_the_copies_of_tables_in_with_are_not_underestimated(uses, quoted, upper):
+    """Table n names table n - 1 so many times; the last one is read once."""
+    names = [quoted.format(f"T{n}" if upper else f"t{n}") for n in range(len(uses) + 1)]
+    parts = [f"{names[0]} AS (SELECT 1 AS x)"]
+    for n, times in enumerate(uses):
+        sources = ", ".join(f"t{n} AS b{k}" for k in range(times))
+        parts.append(f"{names[n + 1]} /* ) */ AS NOT MATERIALIZED (SELECT 1 AS x FROM {sources})")
+    copies = 1
+    for times in uses:
+        copies *= times
+    assert min(copies, EXPANSIONS) <= expansions(f"WITH {', '.join(parts)} SELECT count(*) FROM {names[-1]}")
+
+
+def test_ordinary_tables_in_with_are_answered(shop):
+    parts = ", ".join(f"m{n} AS (SELECT count(*) AS c FROM orders WHERE day LIKE '2025-{n:02}%')" for n in range(1, 9))
+    total = "+".join(f"m{n}.c" for n in range(1, 9))
+    answer = ask(shop, f"WITH {parts} SELECT {total} FROM {', '.join(f'm{n}' for n in range(1, 9))}", CONFIG)
+    assert not answer.problem
+
+
+# Files, threads, plan
+
+
+def test_many_calls_at_once_are_not_mixed_up(shop):
+    async def all_of_them():
+        tool = sql_tool(CONFIG, shop)
+        texts = [f"SELECT id, {n} FROM orders WHERE id = ?\n[{4000 + n}]" for n in range(200)]
+        return texts, await asyncio.gather(*(tool.run(ToolCall(text, "t", n, 1)) for n, text in enumerate(texts)))
+
+    texts, results = asyncio.run(all_of_them())
+    for n, (text, result) in enumerate(zip(texts, results, strict=True)):
+        assert result.ok and result.call == text and result.output.splitlines()[1] == f"{4000 + n},{n}"
+
+
+def test_the_event_loop_goes_on_while_a_query_runs(shop):
+    async def both():
+        query = asyncio.create_task(sql_tool(CONFIG, shop).run(ToolCall(STOPPED["cross join"], "t", 0, 1)))
+        turns = 0
+        while not query.done():
+            turns += 1
+            await asyncio.sleep(0)
+        return turns, query.result()
+
+    turns, result = asyncio.run(both())
+    assert turns > 10 and not result.ok
+
+
+@pytest.mark.parametrize("what", ["gone", "truncated", "overwritten", "a folder"])
+def test_a_database_that_is_gone_is_infrastructure(what, tmp_path):
+    path = make_shop(tmp_path / "shop ?#%.db")
+    tool = sql_tool(CONFIG, path)
+    assert call("SELECT count(*) FROM orders", tool).ok
+    path.unlink()
+    if what == "a folder":
+        path.mkdir()
+    elif what != "gone":
+        path.write_bytes(b"" if what == "truncated" else b"no database" * 1000)
+    with pytest.raises(InfrastructureFailure, match="database"):
+        call("SELECT count(*) FROM orders", tool)
+
+
+def test_a_damaged_database_is_infrastructure(tmp_path):
+    path = make_shop(tmp_path / "shop.db", orders=5000)
+    content = bytearray(path.read_bytes())
+    content[4096 * 3 :] = b"\xff" * (len(content) - 4096 * 3)
+    path.write_bytes(content)
+    with pytest.raises(InfrastructureFailure, match="malformed"):
+        call("SELECT sum(customer) FROM orders", sql_tool(CONFIG, path))
+
+
+@pytest.mark.parametrize("path", ["shop.db"])
+def test_it_keeps_the_contract_of_tools(path, shop, tmp_path):
+    plugin = tmp_path / "shop_plugin.py"
+    plugin.write_text(
+        "from datetime import date\nfrom pathlib import Path\nfrom marl_plugins import hookimpl\n"
+        "from marl_plugins.core.recipe import SqlToolConfig\nfrom marl_plugins.tools.sql import sql_tool\n\n"
+        f"@hookimpl\ndef marl_tools(run):\n    return [sql_tool(SqlToolConfig(database='x'), Path({str(shop)!r}))]\n"
+    )
+    fence = "```sql\nSELECT count(*) FROM orders\n```"
+    kit = type(
+        "Kit",
+        (ToolContract,),
+        {
+            "plugin": str(plugin),
+            "calls": {"sql": ["SELECT count(*) FROM orders", "SELECT ?\n[1]"]},
+            "bad_calls": {"sql": ["DELETE FROM orders", *REFUSED.values()]},
+            "answers": {"sql": [fence]},
+            "deterministic": True,
+        },
+    )()
+    for name in vars(ToolContract):
+        if name.startswith("test_"):
+            getattr(kit, name)()
+
+
+RECIPE = """name: mine
+roles:
+  clerk: {prompt: clerk.md, tools: [sql], max_turns: 3}
+workflow: workflow.py
+tasks: tasks.py
+grader: grader.py
+model: tiny
+tools:
+  sql: {SQL}
+flags: {rollout.batch_size: 2, train.batch_size: 2, rollout.max_new_tokens: 8, data.max_len: 64}
+"""
+
+
+def recipe(folder, sql):
+    (folder / "recipe.yaml").write_text(RECIPE.replace("{SQL}", sql))
+    (folder / "clerk.md").write_text("{question}")
+    (folder / "workflow.py").write_text(
+        "async def run(task, roles, tools):\n    return await roles.clerk(question=task.prompt)\n"
+    )
+    (folder / "grader.py").write_text("def score_outcome(trajectory):\n    return 1.0\n")
+    (folder / "tasks.py").write_text(
+        "from marl_plugins.core.trajectory import Task\n\n\ndef load(split):\n"
+        "    return [Task(f'{split}{n}', f'{split} {n}', 'a') for n in range(4)]\n"
+    )
+    return build_plan(["--recipe", str(folder)])
+
+
+def test_a_role_has_it_where_the_recipe_names_a_database(tmp_path):
+    make_shop(tmp_path / "shop.db")
+    plan = recipe(tmp_path, "{database: shop.db, tables: [orders], today: 2025-12-31}")
+    assert plan.run.recipe.tools.sql.today == date(2025, 12, 31)
+    (tool,) = [t for given in plan.plugins.hook.marl_tools(run=plan.run) for t in given if t.name == "sql"]
+    assert call("SELECT date('now')", tool).output.endswith("2025-12-31")
+    assert not call("SELECT * FROM secrets", tool).ok
+
+
+WRONG = {
+    "there is none": ("{database: shop.db}", None, "tools.sql.database: .*shop.db: no such file; give an SQLite file"),
+    "a folder": ("{database: .}", None, "is not a file; give an SQLite file"),
+    "a text": (
+        "{database: shop.db}",
+        b"id,day\n" * 1000,
+        "is not an SQLite database that can be read .file is not a database",
+    ),
+    "empty": ("{database: shop.db}", b"", "has no table; give a database with"),
+    "a table is missing": ("{database: shop.db, tables: [ordres]}", "shop", "no table 'ordres'; did you mean 'orders'"),
+    "no database": ("{rows: 3}", None, "recipe.yaml:9: key 'tools.sql.database' is missing"),
+    "an unknown key": ("{database: a, row: 3}", None, "unknown key 'tools.sql.row'; did you mean 'rows'"),
+    "no day": ("{database: a, today: soon}", None, "tools.sql.today: expected"),
+    "no settings": ("shop.db", None, "tools.sql: expected a mapping such as {database: shop.db}"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_database_is_an_error_of_the_plan(name, tmp_path):
+    sql, content, message = WRONG[name]
+    if content == "shop":
+        make_shop(tmp_path / "shop.db")
+    elif content is not None:
+        (tmp_path / "shop.db").write_bytes(content)
+    with pytest.raises(ConfigurationError, match=message) as raised:
+        recipe(tmp_path, sql)
+    assert all("recipe.yaml:9" in problem for problem in raised.value.problems), raised.value.problems
+
+
+def test_changes_that_are_not_in_the_file_yet_are_an_error(tmp_path):
+    path = make_shop(tmp_path / "shop.db")
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("DELETE FROM orders")
+    db.commit()
+    with pytest.raises(ConfigurationError, match=r"has changes that are only in shop.db-wal; write them into the file"):
+        recipe(tmp_path, "{database: shop.db}")
+    db.close()
+
+
+def test_a_role_with_the_tool_and_no_database_is_told_and_the_command_ends_with_2(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"no tool 'sql'.*it needs a database: `tools: {sql: {database: FILE}}`"):
+        recipe(tmp_path, "null")
+    ended = subprocess.run(
+        [sys.executable, "-m", "marl_plugins", "train", "--recipe", str(tmp_path), "--dry-run"],
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 2 and "it needs a database" in ended.stderr
