@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from marl_plugins.contracts.tools import ToolContract
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.recipe import SqlToolConfig
-from marl_plugins.core.workflow import ToolCall
+from marl_plugins.core.tools import ToolCall
 from marl_plugins.plan.build import build_plan
 from marl_plugins.tools.sql import EXPANSIONS, ask, expansions, find_queries, read_call, sql_tool
 
