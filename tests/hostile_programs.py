@@ -13,7 +13,10 @@ from simulated import CharacterChat
 from marl_plugins.core.recipe import PythonToolConfig
 from marl_plugins.core.trajectory import Generation, Task
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
+from marl_plugins.sandbox import levels
 
+LEVELS = [level for level in levels.LEVELS if level not in levels.examine().missing]
+"""The levels of the sandbox that this machine has."""
 NAP = f"4321.{os.getpid()}"
 """Seconds that sleepers sleep; with it their processes are found, whatever their environment."""
 LIMITS = PythonToolConfig(seconds=0.5, memory_mb=192, disk_mb=50, packages=False, concurrency=2)
@@ -21,7 +24,7 @@ LIMITS = PythonToolConfig(seconds=0.5, memory_mb=192, disk_mb=50, packages=False
 FOLDER = {
     "removes its folder": "import os, shutil; shutil.rmtree(os.getcwd())",
     "removes its empty folder": "import os; os.rmdir(os.getcwd())",
-    "renames its folder": "import os; open('a', 'w'); os.rename(os.getcwd(), '../marl-python-renamed')",
+    "renames its folder": "import os; open('a', 'w'); os.rename(os.getcwd(), '../renamed')",
     "replaces its folder by a file": "import os; d = os.getcwd(); os.rmdir(d); open(d, 'w').write('x')",
     "replaces its folder by a link": "import os; d = os.getcwd(); os.rmdir(d); os.symlink('/', d)",
     "replaces its folder by a pipe": "import os; d = os.getcwd(); os.rmdir(d); os.mkfifo(d)",
@@ -199,18 +202,21 @@ class Stalls:
 
 
 def processes_left(folder):
-    """Command lines of processes that programs in a folder have started, and that still run."""
+    """Command lines of processes of a sandbox with its folder in this one, its own among them, and of sleepers."""
     left = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            words, environment = (process / "cmdline").read_bytes(), (process / "environ").read_bytes()
+            words = (process / "cmdline").read_bytes()
         except OSError:
             continue
-        if NAP.encode() in words or f"HOME={folder}/".encode() in environment:
+        if NAP.encode() in words or f"{folder}/marl-sandbox-".encode() in words:
             left.append(words.replace(b"\0", b" ").decode(errors="replace"))
     return left
 
 
 def files_left(folder):
-    """What programs have left in the folder of their folders."""
-    return sorted(os.listdir(folder))
+    """What programs have left in the folders of their folders, which the program before may still be removed from."""
+    until = time.monotonic() + 60
+    while (found := list(Path(folder).glob("*/*"))) and time.monotonic() < until:
+        time.sleep(0.02)
+    return found

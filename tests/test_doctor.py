@@ -17,7 +17,7 @@ from marl_plugins.cli import main
 from marl_plugins.commands.doctor import build_parser, engines, gpus, machine, needs, services, upstream, versions
 from marl_plugins.commands.doctor.gpus import Card, Cards
 from marl_plugins.commands.tables import print_table
-from marl_plugins.core.recipe import PythonToolConfig
+from marl_plugins.core.recipe import PythonToolConfig, ToolsConfig
 from marl_plugins.core.shipped import recipes_root
 from marl_plugins.hosts import prebuild
 
@@ -508,24 +508,25 @@ def test_running_ray_and_its_old_sessions(tmp_path):
 
 
 def test_the_python_tool_runs_and_stops_programs():
-    (finding,) = services.try_python_tool(PythonToolConfig(packages=False))
-    assert finding.good is True, finding
+    level, *missing, finding = services.try_python_tool(ToolsConfig(python=PythonToolConfig(packages=False)))
+    assert level.good is finding.good is True, finding
+    assert level.what == "sandbox" and all(f.good is None and f.what == "sandbox" for f in missing)
 
 
 def test_a_python_tool_that_cannot_run_is_an_error_only_if_a_role_uses_it(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
-    assert [f.good for f in services.try_python_tool(None) + services.try_python_tool(PythonToolConfig())] == [None, False]
+    assert [f.good for f in services.try_python_tool(None) + services.try_python_tool(ToolsConfig())] == [None, False]
 
 
 def test_a_python_tool_without_a_folder_for_its_programs(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
-    (finding,) = services.try_python_tool(PythonToolConfig())
+    (finding,) = services.try_python_tool(ToolsConfig())
     assert finding.good is False and "Not a directory" in finding.found
 
 
 def test_limits_in_which_no_program_can_run():
-    (finding,) = services.try_python_tool(PythonToolConfig(seconds=0.001))
+    *_, finding = services.try_python_tool(ToolsConfig(python=PythonToolConfig(seconds=0.001)))
     assert finding.good is False and finding.found
 
 

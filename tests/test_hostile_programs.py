@@ -12,26 +12,22 @@ import time
 from pathlib import Path
 
 import pytest
-from hostile_programs import LIMITS, NAP, PROGRAMS, files_left, processes_left, run_answer
+from hostile_programs import LEVELS, LIMITS, NAP, PROGRAMS, files_left, processes_left, run_answer
 
-from marl_plugins.core.failures import InfrastructureFailure
-from marl_plugins.core.recipe import PythonToolConfig
-from marl_plugins.tools import supervisor
-from marl_plugins.tools.python import Report, find_programs, python_tool, run_program
+from marl_plugins.core.recipe import PythonToolConfig, SandboxConfig
+from marl_plugins.sandbox import OnDemand, files, supervisor
+from marl_plugins.tools.python import find_programs, python_tool, run_program
 
-BLOCKED = "the program has ended or blocked the process that supervises it"
 SAYS = {
-    "removes its folder": (True, ""),
-    "replaces its folder by a file": (True, ""),
     "a disk full of files": (False, "stopped: its files took more than 50 MB"),
     "a child in a session of its own": (True, ""),
     "40 of them": (True, ""),
     "a daemon without environment": (True, ""),
     "a bomb of sessions": (False, "stopped"),
-    "children with the memory": (False, "stopped: its 4 processes took more than 192 MB of memory together"),
-    "kills its parent": (False, BLOCKED),
-    "kills its parent, leaves a daemon": (False, BLOCKED),
-    "stops its parent": (False, "stopped after 0.5 s"),
+    "children with the memory": (False, "stopped: its processes took more than 192 MB of memory together"),
+    "kills its parent": (False, ""),
+    "kills its parent, leaves a daemon": (False, ""),
+    "stops its parent": (False, ""),
     "stops itself": (False, "stopped after 0.5 s"),
     "kills itself": (False, "killed by SIGKILL"),
     "200 MB of output": (True, "bytes left out"),
@@ -47,23 +43,52 @@ SAYS = {
     "50,000 lines": (True, "1"),
 }
 """What comes of some of them: whether it went well, and a part of the output."""
+OWN_FOLDER = ("removes its", "renames its", "replaces its")
+"""Begin the names of those that do something to their folder itself, which only the level `process` lets them."""
+TRIED = sorted({LEVELS[0], LEVELS[-1]})
+
+
+@pytest.fixture(scope="module")
+def loop():
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module", params=TRIED)
+def sandbox(request, loop, tmp_path_factory):
+    """A sandbox of each level for all tests; once it is closed nothing is left of it."""
+    place = tmp_path_factory.mktemp(request.param)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(place))
+        opened = OnDemand(SandboxConfig(isolation=request.param), packages=False, concurrency=2)
+        assert loop.run(run(opened, "print(1)")).output == "1"
+        opened.place, opened.level = place, request.param
+        yield opened
+        loop.run(opened.close())
+    assert (os.listdir(place), processes_left(place)) == ([], [])
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """Where programs have their folders; at the end nothing is left of them."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr("marl_plugins.tools.python.LATE", 1.0)
-    yield tmp_path
-    assert (files_left(tmp_path), processes_left(tmp_path)) == ([], [])
+def clean(sandbox):
+    """After the test, nothing is left of its programs."""
+    before = processes_left(sandbox.place)
+    yield
+    assert sorted(processes_left(sandbox.place)) == sorted(before)
+    assert files_left(sandbox.place) == []
+
+
+async def run(sandbox, program, limits=LIMITS):
+    return await run_program(program, limits, sandbox.sandbox)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_whatever_a_program_does_is_an_answer(name, folder):
+def test_whatever_a_program_does_is_an_answer(name, sandbox, loop, clean):
     ok, said = SAYS.get(name, (None, ""))
+    if name.startswith(OWN_FOLDER):
+        ok = sandbox.level == "process"
     ends = ok or said.startswith(("stopped: ", "killed by"))  # by itself or another limit, however slow the machine is
     limits = LIMITS.model_copy(update={"seconds": 30.0}) if ends else LIMITS
-    got = asyncio.run(run_answer([PROGRAMS[name]], python_tool(limits)))
+    got = loop.run(run_answer([PROGRAMS[name]], python_tool(limits, sandbox), seconds=120))
     assert (got.agent_failure, got.infrastructure_failure) == (None, None)
     (result,) = got.actions[0].tool_results
     assert len(result.output) < LIMITS.output_chars + 200
@@ -71,24 +96,24 @@ def test_whatever_a_program_does_is_an_answer(name, folder):
     json.dumps([result.output, result.files], ensure_ascii=False).encode()  # as records and requests are written
 
 
-def test_names_of_files_are_bounded_and_can_be_shown(folder):
-    got = asyncio.run(run_program("open(b'\\xff', 'w'); open('a\\nb\\x1b', 'w'); open('\\u00e9t\\u00e9', 'w')", LIMITS))
+def test_names_of_files_are_bounded_and_can_be_shown(sandbox, loop, clean):
+    got = loop.run(run(sandbox, "open(b'\\xff', 'w'); open('a\\nb\\x1b', 'w'); open('\\u00e9t\\u00e9', 'w')"))
     assert sorted(got.files) == ["\\xff", "a\\nb\\x1b", "\u00e9t\u00e9"]
-    got = asyncio.run(run_program(PROGRAMS["50 of the longest names"], LIMITS))
-    assert 0 < sum(map(len, got.files)) <= supervisor.NAMES
+    got = loop.run(run(sandbox, PROGRAMS["50 of the longest names"]))
+    assert 0 < sum(map(len, got.files)) <= files.NAME_BYTES
 
 
-def test_cleaning_follows_no_link(folder, tmp_path_factory):
+def test_cleaning_follows_no_link(sandbox, loop, clean, tmp_path_factory):
     outside = tmp_path_factory.mktemp("outside")
     (outside / "kept").write_text("x")
     outside.chmod(0o500)
     program = f"import os; os.symlink({str(outside)!r}, 'a'); os.mkdir('b'); os.symlink({str(outside)!r}, 'b/c')"
-    assert asyncio.run(run_program(program, LIMITS)).ok
+    assert loop.run(run(sandbox, program)).ok
+    replaced = f"import os; d = os.getcwd(); os.rmdir(d); os.symlink({str(outside)!r}, d)"
+    loop.run(run(sandbox, replaced))
+    assert files_left(sandbox.place) == []
     assert (outside / "kept").read_text() == "x"
     assert outside.stat().st_mode & 0o777 == 0o500
-    replaced = f"import os; d = os.getcwd(); os.rmdir(d); os.symlink({str(outside)!r}, d)"
-    assert asyncio.run(run_program(replaced, LIMITS)).ok
-    assert (outside / "kept").read_text() == "x"
 
 
 def test_whoever_may_not_read_a_folder_of_his_can_remove_it(tmp_path):
@@ -115,78 +140,62 @@ def test_whoever_may_not_read_a_folder_of_his_can_remove_it(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_rest_of_the_output_is_read_after_a_short_while(folder):
+def test_the_rest_of_the_output_is_read_after_a_short_while(sandbox, loop, clean):
     program = (
         "import os, time\nprint('parent', flush=True)\nif os.fork() == 0:\n    time.sleep(0.1); print('child', flush=True)"
     )
-    got = asyncio.run(run_program(program, LIMITS))
+    got = loop.run(run(sandbox, program))
     assert (got.output, got.ok) == ("parent\nchild", True)
 
 
-def wait_for_processes(folder):
+def wait_for_processes(folder, number):
     until = time.monotonic() + 30
-    while len(processes_left(folder)) < 2 and time.monotonic() < until:
-        time.sleep(0.05)
+    while len(processes_left(folder)) < number and time.monotonic() < until:
+        time.sleep(0.02)
 
 
-def test_a_cancelled_call_leaves_nothing(folder):
+def test_a_cancelled_call_leaves_nothing(sandbox, loop, clean):
     async def cancelled():
-        running = asyncio.create_task(
-            run_program(f"import os\nos.fork()\nos.execv('/bin/sleep', ['sleep', '{NAP}'])", LIMITS)
-        )
-        await asyncio.to_thread(wait_for_processes, folder)
+        before = len(processes_left(sandbox.place))
+        running = asyncio.create_task(run(sandbox, f"import os\nos.fork()\nos.execv('/bin/sleep', ['sleep', '{NAP}'])"))
+        await asyncio.to_thread(wait_for_processes, sandbox.place, before + 2)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
 
-    asyncio.run(cancelled())
+    loop.run(cancelled())
 
 
+@pytest.mark.parametrize("level", TRIED)
 @pytest.mark.parametrize("program", ["a daemon by two forks", "stops its parent", "a bomb"])
-def test_programs_end_with_whoever_runs_them(program, folder):
+def test_programs_end_with_whoever_runs_them(program, level, tmp_path):
     script = f"""
-        import asyncio, os, sys, tempfile
-        tempfile.tempdir = {str(folder)!r}
-        from marl_plugins.core.recipe import PythonToolConfig
-        from marl_plugins.tools.python import run_program
+        import asyncio, tempfile
+        tempfile.tempdir = {str(tmp_path)!r}
+        from marl_plugins.core.recipe import SandboxConfig
+        from marl_plugins.sandbox import Limits, Program, open_sandbox
         program = {PROGRAMS[program]!r} + "\\nimport time; time.sleep(99)"
-        asyncio.run(run_program(program, PythonToolConfig(seconds=99, packages=False)))
+        async def main():
+            async with open_sandbox(SandboxConfig(isolation={level!r}), packages=False) as sandbox:
+                print("begins", flush=True)
+                await asyncio.gather(*[sandbox.run(Program(p, limits=Limits(seconds=99))) for p in (program, "while 1: 0")])
+        asyncio.run(main())
     """
-    driver = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)])
-    wait_for_processes(folder)
-    driver.send_signal(signal.SIGKILL)
-    driver.wait()
+    owner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE)
+    assert owner.stdout.readline() == b"begins\n"
+    wait_for_processes(tmp_path, len(processes_left(tmp_path)) + 2)
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    owner.stdout.close()
     until = time.monotonic() + 30
-    while (files_left(folder) or processes_left(folder)) and time.monotonic() < until:
+    while (os.listdir(tmp_path) or processes_left(tmp_path)) and time.monotonic() < until:
         time.sleep(0.05)
+    assert (os.listdir(tmp_path), processes_left(tmp_path)) == ([], [])
 
 
-def test_without_room_for_a_folder_nobody_is_to_blame(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    with pytest.raises(InfrastructureFailure, match="cannot make a folder"):
-        asyncio.run(run_program("print(1)", LIMITS))
-
-
-def test_a_supervisor_that_fails_itself_is_no_fault_of_the_program(folder, monkeypatch):
-    monkeypatch.setattr("marl_plugins.tools.python.SUPERVISE", "import gone")
-    with pytest.raises(InfrastructureFailure, match=r"(?s)supervisor failed: .*No module named 'gone'"):
-        asyncio.run(run_program("print(1)", LIMITS))
-
-
-@pytest.mark.parametrize(
-    "said", [b"", b"\x000", b"\0x\0\0000\0", b"\x000\0\0001\0", b"\x000\0\0-1\0a", b"\x000\0\xff\0000\0", b"\0" * 9]
-)
-def test_what_is_no_report_is_none(said):
-    assert Report.parse(said) is None
-
-
-def test_complaints_of_the_interpreters_are_no_part_of_a_report():
-    assert Report.parse(b"warning\n\x000\0\x001\0a\0b\0c") == Report(0, "", ("a",), "b\0c")
-
-
-def test_an_answer_with_40_endless_programs_is_the_agents_and_not_lost(folder):
+def test_an_answer_with_40_endless_programs_is_the_agents_and_not_lost(sandbox, loop):
     limits = LIMITS.model_copy(update={"seconds": 0.2, "calls_per_answer": 3})
-    got = asyncio.run(run_answer(["while 1:0"] * 40, python_tool(limits), seconds=20))
+    got = loop.run(run_answer(["while 1:0"] * 40, python_tool(limits, sandbox), seconds=20))
     assert (got.agent_failure, got.infrastructure_failure) == (None, None)
     *stopped, last = got.actions[0].tool_results
     assert [r.output for r in stopped] == ["stopped after 0.2 s"] * 3
@@ -194,9 +203,9 @@ def test_an_answer_with_40_endless_programs_is_the_agents_and_not_lost(folder):
     assert last.output in got.actions[0].tool_output
 
 
-def test_the_programs_of_a_trajectory_share_its_seconds(folder):
+def test_the_programs_of_a_trajectory_share_its_seconds(sandbox, loop):
     limits = LIMITS.model_copy(update={"seconds": 0.2, "seconds_per_trajectory": 0.5})
-    got = asyncio.run(run_answer(["while 1:0"] * 40, python_tool(limits), seconds=20))
+    got = loop.run(run_answer(["while 1:0"] * 40, python_tool(limits, sandbox), seconds=20))
     assert got.infrastructure_failure is None
     *stopped, last = got.actions[0].tool_results
     assert 1 <= len(stopped) <= 3

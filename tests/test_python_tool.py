@@ -8,29 +8,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marl_plugins.core.recipe import PythonToolConfig
+from marl_plugins.core.recipe import PythonToolConfig, SandboxConfig
 from marl_plugins.core.tools import ToolCall
+from marl_plugins.sandbox import OnDemand
+from marl_plugins.sandbox.streams import HeadAndTail
 from marl_plugins.tools.python import find_programs, run_program, runner
-from marl_plugins.tools.supervisor import HeadAndTail
 
 
-def run(program, **limits):
-    return asyncio.run(run_program(program, PythonToolConfig(**limits)))
+@pytest.fixture(scope="module")
+def run():
+    """Run a program of the tool; the sandbox is the same for all tests."""
+    sandbox = OnDemand(SandboxConfig())
+    with asyncio.Runner() as runner:
+
+        async def program(text, limits):
+            return await run_program(text, PythonToolConfig(**limits), sandbox.sandbox)
+
+        yield lambda text, **limits: runner.run(program(text, limits))
+        runner.run(sandbox.close())
 
 
-def test_output_and_success():
+def test_output_and_success(run):
     got = run("print(6 * 7)")
     assert (got.output, got.ok) == ("42", True)
 
 
-def test_a_traceback_is_the_answer():
+def test_a_traceback_is_the_answer(run):
     got = run("x = 1\nraise ValueError('no')")
     assert not got.ok
     assert got.output.endswith("ValueError: no")
     assert 'program.py", line 2' in got.output
 
 
-def test_an_endless_program_is_stopped_with_its_children():
+def test_an_endless_program_is_stopped_with_its_children(run):
     mark = f"marl-{os.getpid()}"
     program = (
         f"import subprocess, time\nsubprocess.Popen(['sleep', '77.{os.getpid()}'])\n"
@@ -52,19 +62,19 @@ def _command(pid):
         return b""
 
 
-def test_a_busy_loop_is_stopped():
+def test_a_busy_loop_is_stopped(run):
     got = run("while True: pass", seconds=0.5)
     assert not got.ok
 
 
-def test_memory_is_limited():
+def test_memory_is_limited(run):
     got = run("x = bytearray(400 * 2**20); print('had it')", memory_mb=128)
     assert not got.ok
     assert "MemoryError" in got.output
     assert run("x = bytearray(50 * 2**20); print('had it')", memory_mb=256).output == "had it"
 
 
-def test_a_flood_of_output_neither_hangs_nor_grows():
+def test_a_flood_of_output_neither_hangs_nor_grows(run):
     got = run("for i in range(300000): print(i)\nprint('end')", output_chars=1000)
     assert got.ok
     assert got.output.startswith("0\n1\n")
@@ -73,13 +83,13 @@ def test_a_flood_of_output_neither_hangs_nor_grows():
     assert len(got.output) < 1100
 
 
-def test_it_runs_in_a_clean_folder_and_environment(monkeypatch):
+def test_it_runs_in_a_clean_folder_and_environment(run, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     got = run("import os; print(os.listdir('.'), os.environ.get('OPENAI_API_KEY'), len(os.environ))")
     assert got.output.startswith("[] None")
 
 
-def test_reading_standard_input_does_not_hang():
+def test_reading_standard_input_does_not_hang(run):
     assert "EOFError" in run("input()").output
 
 
@@ -103,15 +113,16 @@ def test_other_work_goes_on_while_a_program_runs():
                 await asyncio.sleep(0.01)
                 ticks += 1
 
+        call = runner(PythonToolConfig())
         ticking = asyncio.create_task(tick())
-        await run_program("import time; time.sleep(0.5)", PythonToolConfig())
+        await call(ToolCall("import time; time.sleep(0.5)", "t", 0, 1))
         ticking.cancel()
         return ticks
 
     assert asyncio.run(both()) > 15
 
 
-def test_a_program_in_a_session_of_its_own_does_not_hold_the_run():
+def test_a_program_in_a_session_of_its_own_does_not_hold_the_run(run):
     program = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(4)\nelse:\n    print('parent')"
     started = time.monotonic()
     got = run(program, seconds=1.0)
@@ -119,18 +130,18 @@ def test_a_program_in_a_session_of_its_own_does_not_hold_the_run():
     assert got.output.startswith("parent")
 
 
-def test_closing_its_output_does_not_escape_the_time_limit():
+def test_closing_its_output_does_not_escape_the_time_limit(run):
     started = time.monotonic()
     got = run("import os, time; os.close(1); os.close(2); time.sleep(20)", seconds=1.0)
     assert not got.ok
     assert time.monotonic() - started < 5
 
 
-def test_signals_without_a_name_are_numbered():
+def test_signals_without_a_name_are_numbered(run):
     assert run("import os; os.kill(os.getpid(), 40)").output == "killed by signal 40"
 
 
-def test_a_program_that_ended_well_is_not_blamed_for_a_child_that_holds_the_pipe():
+def test_a_program_that_ended_well_is_not_blamed_for_a_child_that_holds_the_pipe(run):
     program = "import os, time\nprint('done', flush=True)\nif os.fork() == 0:\n    time.sleep(20)\nelse:\n    os._exit(0)"
     got = run(program, seconds=1.0)
     assert (got.output, got.ok) == ("done", True)

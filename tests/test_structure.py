@@ -16,6 +16,7 @@ from marl_plugins.plan.rehearsal import check_workflow
 PACKAGE = Path(__file__).resolve().parent.parent / "marl_plugins"
 ORDER = (
     ("core",),
+    ("sandbox",),
     ("hosts",),
     ("loading",),
     ("run",),
@@ -47,7 +48,7 @@ CACHES = {
     "commands/doctor/versions.py read_pins": "a shipped file",
 }
 """Functions whose results are kept, and what these are: nothing that a run can change."""
-INDIRECT = {"cli.py", "manager.py", "commands/__init__.py", "loading.py", "runtime/cluster.py"}
+INDIRECT = {"cli.py", "manager.py", "commands/__init__.py", "loading.py", "runtime/cluster.py", "sandbox/fork_server.py"}
 """Modules that import others by name, because a user or a table names them."""
 BORROWS = {("reward_backprop", "coach"), ("builtin", "builtin")}
 """Plugins that use another one; all others know nothing of each other."""

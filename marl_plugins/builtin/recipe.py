@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins import hookimpl
-from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.scoring import reward_function_score
 from marl_plugins.core.tasks import SUFFIXES, as_text, choose_keys, read_tasks
 from marl_plugins.core.trajectory import Action, Task, Trajectory
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from marl_plugins.core.tools import Tool
     from marl_plugins.core.workflow import Workflow
     from marl_plugins.run import Run
+    from marl_plugins.sandbox import OnDemand
 
 
 @hookimpl
@@ -40,12 +41,41 @@ def marl_workflow(run: Run) -> Workflow:
 def marl_tools(run: Run) -> list[Tool]:
     from marl_plugins.tools.python import python_tool
 
-    tools = [python_tool(run.recipe.tools.python)]
+    tools = [python_tool(run.recipe.tools.python, _programs(run))]
     if (sql := run.recipe.tools.sql) is not None:
         from marl_plugins.tools.sql import sql_tool
 
         tools.append(sql_tool(sql, run.folder / sql.database))
     return tools
+
+
+@hookimpl
+async def marl_start(run: Run) -> None:
+    """Import what programs need before any of them runs, if a role writes programs."""
+    if run.recipe.uses_programs:
+        try:
+            await _programs(run).sandbox.start()
+        except InfrastructureFailure as failure:
+            raise ConfigurationError(f"tools.sandbox: {failure}") from failure
+
+
+@hookimpl
+async def marl_stop(run: Run) -> None:
+    await _programs(run).close()
+
+
+class _Programs:
+    """Where a run's programs run."""
+
+    sandbox: OnDemand | None = None
+
+
+def _programs(run: Run) -> OnDemand:
+    from marl_plugins.tools.python import sandbox_of
+
+    kept = run.state(_Programs)
+    kept.sandbox = kept.sandbox or sandbox_of(run.recipe.tools.python, run.recipe.tools.sandbox)
+    return kept.sandbox
 
 
 @hookimpl

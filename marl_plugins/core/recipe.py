@@ -118,12 +118,27 @@ class SqlToolConfig(Model):
     """Maximum number of queries run per answer; the others are not run, and the answer's last output says how many."""
 
 
+Level = Literal["process", "landlock", "namespaces"]
+"""What isolates a program from its machine, the strongest last (marl_plugins/sandbox/levels.py)."""
+
+
+class SandboxConfig(Model):
+    """Where programs of agents run."""
+
+    isolation: Literal["auto", "process", "landlock", "namespaces"] = "auto"
+    """What isolates programs from the machine ([sandbox.md](sandbox.md)); `auto` is the strongest that this machine has. One that
+    it does not have is an error."""
+    imports: list[str] = []
+    """Modules that are imported once, before any program: importing them in a program then takes no time."""
+
+
 class ToolsConfig(Model):
     """Settings of the built-in tools."""
 
     python: PythonToolConfig = PythonToolConfig()
     sql: SqlToolConfig | None = None
     """Without it there is no `sql` tool."""
+    sandbox: SandboxConfig = SandboxConfig()
 
 
 class LimitsConfig(Model):
@@ -181,6 +196,11 @@ class Recipe(Model):
         if isinstance(self.mapping, str):
             return role if self.mapping == "separate" else "shared"
         return self.mapping[role]
+
+    @property
+    def uses_programs(self) -> bool:
+        """Whether a role writes programs that are run."""
+        return any("python" in role.tools for role in self.roles.values())
 
     @property
     def mapped_roles(self) -> list[str]:
@@ -429,6 +449,8 @@ def _example(location: list[str]) -> str:
             return "{seconds: 5}"
         case ["tools", "sql"]:
             return "{database: shop.db}"
+        case ["tools", "sandbox"]:
+            return "{isolation: auto}"
         case ["limits"]:
             return "{task_seconds: 600}"
         case ["warm_start"]:
@@ -451,6 +473,8 @@ def _model_at(location: list[str]) -> type[Model] | None:
             return PythonToolConfig
         case ["tools", "sql"]:
             return SqlToolConfig
+        case ["tools", "sandbox"]:
+            return SandboxConfig
         case ["limits"]:
             return LimitsConfig
         case ["warm_start"]:

@@ -25,6 +25,7 @@ from marl_plugins.plan.checks import (
     check_numbers,
     check_policies,
     check_roles,
+    check_sandbox,
     prefix_with_policies,
 )
 from marl_plugins.plan.files import check_files
@@ -123,6 +124,7 @@ def build_plan(words: Sequence[str]) -> Plan:
         flags.check_estimator(run.estimator)
     tools = problems.attempt(lambda: set(tools_of(plugins, run)))
     problems += check_roles(request.recipe, request.origins, request.folder, tools)
+    problems += check_sandbox(request.recipe, request.origins)
     run = with_policies(run, request, plugins, flags, problems)
     plan = Plan(run, plugins, request.options)
     problems += check_numbers(run)

@@ -6,6 +6,7 @@ import copy
 from types import SimpleNamespace
 from typing import Any
 
+from marl_plugins.core.recipe import SandboxConfig
 from marl_plugins.core.redaction import shown_flag
 from marl_plugins.core.tasks import FileTasks
 from marl_plugins.hosts import upstream_cli
@@ -13,6 +14,7 @@ from marl_plugins.hosts.devices import training_gpus
 from marl_plugins.plan.devices import needed_devices
 from marl_plugins.plan.parts import of_plugin
 from marl_plugins.plan.plan import Plan
+from marl_plugins.sandbox.levels import choose, examine
 
 PENALTIES = ("reward.overlong_buffer_len", "reward.stop_properly_penalty_coef")
 """Upstream's flags that change rewards after credit."""
@@ -59,6 +61,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "estimator": _estimator(plan),
         "scores": _scorers(plan),
         "rewards": _reward_range(plan),
+        "sandbox": describe_sandbox(run.recipe.tools.sandbox),
         "output": str(run.output),
         "checkpoints": run.args.ckpt.path,
         "flags": {
@@ -68,6 +71,14 @@ def describe(plan: Plan) -> dict[str, Any]:
         },
         "warnings": list(run.warnings),
     }
+
+
+def describe_sandbox(config: SandboxConfig) -> str:
+    """The level at which programs run, and why it is none above it."""
+    machine = examine()
+    level = choose(config.isolation, machine)
+    above = [f"{name} is unavailable: {missing}" for name, missing in machine.missing.items()]
+    return "; ".join([level, *(above if config.isolation == "auto" else ())])
 
 
 def _reward_range(plan: Plan) -> str:

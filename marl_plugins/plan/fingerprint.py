@@ -46,7 +46,7 @@ def fingerprint(plan: Plan) -> dict[str, Any]:
         for name, value in compared_flags(plan, run.args).items()
     }
     values = dict(values_of(run.recipe.model_dump(include={"roles", "workflow", "grader", "tasks", "tools"})))
-    del values["tools.python.concurrency"]
+    values = {n: v for n, v in values.items() if n != "tools.python.concurrency" and not n.startswith("tools.sandbox.")}
     found: dict[str, Any] = {
         "mapping": run.recipe.mapping,
         "roles": {r: run.recipe.policy_of(r) for r in run.recipe.roles},

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marl_plugins.core.failures import RunEnded
-from marl_plugins.plan.describe import describe
+from marl_plugins.plan.describe import describe, describe_sandbox
 from marl_plugins.plan.fingerprint import fingerprint
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.resume import accepted
@@ -53,6 +53,8 @@ def train(plan: Plan, words: Sequence[str]) -> int:
         asyncio.Runner() as loop,
         plugins_started(loop, plan, "train"),
     ):
+        if run.recipe.uses_programs:
+            display.say(f"programs of agents run in the sandbox: {describe_sandbox(run.recipe.tools.sandbox)}")
         with display.phase("loading tasks and tokenizers", announce=True):
             session = Session(plan)
         session.warm_start(display)

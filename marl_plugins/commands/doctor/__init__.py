@@ -109,7 +109,7 @@ def examine(options: argparse.Namespace, words: Sequence[str]) -> list[Finding]:
         lambda: engines.try_engine(device),
         lambda: engines.try_training(device),
         engines.try_ray,
-        lambda: services.try_python_tool(needs.python_tool_limits(plan)),
+        lambda: services.try_python_tool(needs.tools_in_use(plan)),
         lambda: services.try_coach(plan, endpoint),
     ]
     with Display(as_json=True).phase("trying the engines, Ray, the python tool"), ThreadPoolExecutor() as pool:

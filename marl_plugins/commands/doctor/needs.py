@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from marl_plugins import coach
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.findings import Finding, error, error_if, note, ok
-from marl_plugins.core.recipe import PythonToolConfig
+from marl_plugins.core.recipe import ToolsConfig
 from marl_plugins.core.tiny import is_tiny
 
 if TYPE_CHECKING:
@@ -59,10 +59,9 @@ def uses_hub_models(run: Run | None) -> bool:
     return run is not None and any(not is_tiny(p.model) and not Path(p.model).is_dir() for p in run.policies)
 
 
-def python_tool_limits(run: Run | None) -> PythonToolConfig | None:
-    """The limits of the `python` tool, if a role uses it."""
-    used = run is not None and any("python" in role.tools for role in run.recipe.roles.values())
-    return run.recipe.tools.python if run is not None and used else None
+def tools_in_use(run: Run | None) -> ToolsConfig | None:
+    """The settings of the tools, if a role uses the `python` tool."""
+    return run.recipe.tools if run is not None and run.recipe.uses_programs else None
 
 
 def check_devices(run: Run, cards: Cards) -> list[Finding]:

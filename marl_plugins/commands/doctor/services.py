@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from marl_plugins import coach
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, nearest
 from marl_plugins.core.findings import Finding, error, error_if, note, ok
-from marl_plugins.core.recipe import PythonToolConfig
+from marl_plugins.core.recipe import ToolsConfig
 
 if TYPE_CHECKING:
     from marl_plugins.asking.asker import Asker
@@ -28,29 +28,40 @@ LISTING = 10.0
 """Time limit, in seconds, for listing an endpoint's models."""
 
 
-def try_python_tool(config: PythonToolConfig | None) -> list[Finding]:
-    """Run three programs in the tool: a correct one, an endless one, and one that needs too much memory.
+def try_python_tool(config: ToolsConfig | None) -> list[Finding]:
+    """The sandbox's level; three programs in the tool: a correct one, an endless one, and one that needs too much memory.
 
     Args:
-        config: The tool's limits in the recipe, if one of its roles uses the tool.
+        config: The tools' settings in the recipe, if one of its roles uses the python tool.
     """
+    from marl_plugins.sandbox import levels, open_sandbox
     from marl_plugins.tools.python import run_program
 
-    limits = config or PythonToolConfig()
+    used, tools = config is not None, config or ToolsConfig()
+    limits, machine = tools.python, levels.examine()
     short = limits.model_copy(update={"seconds": 1.0})
 
     async def programs() -> Any:
-        return [
-            await run_program("print(6 * 7)", limits),
-            await run_program("while True: pass", short),
-            await run_program(f"print(len(bytearray({limits.memory_mb * 2**20})))", limits),
-        ]
+        async with open_sandbox(tools.sandbox, packages=limits.packages) as sandbox:
+            return [
+                await run_program("print(6 * 7)", limits, sandbox),
+                await run_program("while True: pass", short, sandbox),
+                await run_program(f"print(len(bytearray({2 * limits.memory_mb * 2**20})))", limits, sandbox),
+            ]
 
     started = time.monotonic()
     try:
+        level = levels.choose(tools.sandbox.isolation, machine)
         correct, endless, hungry = asyncio.run(programs())
+    except ConfigurationError as problem:
+        found, _, fix = str(problem).rpartition("; ")
+        return [error_if(used, "sandbox", found or fix, fix)]
     except (InfrastructureFailure, OSError) as failure:
-        return [error_if(config is not None, "python tool", str(failure), "ulimit -u shows how many processes are allowed")]
+        return [error_if(used, "python tool", str(failure), "ulimit -u shows how many processes are allowed")]
+    findings = [ok("sandbox", f"isolates programs at level {level}")]
+    findings += [
+        note("sandbox", f"no level {name}: {missing}", "openrlhf docs sandbox") for name, missing in machine.missing.items()
+    ]
     problems = []
     if not correct.ok or correct.output != "42":
         problems.append(f"print(6 * 7) gave {correct.output[-200:]!r}")
@@ -60,8 +71,9 @@ def try_python_tool(config: PythonToolConfig | None) -> list[Finding]:
         problems.append(f"a program took more than its {limits.memory_mb} MB: {hungry.output[-200:]!r}")
     if problems:
         fix = "raise the recipe's tools.python.memory_mb or seconds; see ulimit -a"
-        return [error_if(config is not None, "python tool", "; ".join(problems), fix)]
-    return [ok("python tool", f"runs programs, stops those that exceed its limits ({time.monotonic() - started:.1f} s)")]
+        return [*findings, error_if(used, "python tool", "; ".join(problems), fix)]
+    seconds = time.monotonic() - started
+    return [*findings, ok("python tool", f"runs programs, stops those that exceed its limits ({seconds:.1f} s)")]
 
 
 def endpoint_of(options: argparse.Namespace) -> Endpoint:

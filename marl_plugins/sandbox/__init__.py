@@ -1,0 +1,14 @@
+"""Programs of agents, run where they can do no harm: one interface (program.py) for all that runs them.
+
+    async with open_sandbox(SandboxConfig()) as sandbox:
+        completed = await sandbox.run(Program("print(6 * 7)"))
+        assert (completed.status, completed.stdout) == ("finished", "42\\n")
+
+Whatever a program does is an answer with a status. Everything else is an `InfrastructureFailure`. How well programs are isolated
+depends on the machine (levels.py), and `sandbox.isolation` says it.
+"""
+
+from marl_plugins.sandbox.local import LocalSandbox, OnDemand, open_sandbox
+from marl_plugins.sandbox.program import Completed, Language, Limits, Program, Sandbox, Status
+
+__all__ = ["Completed", "Language", "Limits", "LocalSandbox", "OnDemand", "Program", "Sandbox", "Status", "open_sandbox"]

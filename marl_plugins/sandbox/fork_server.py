@@ -1,0 +1,418 @@
+"""The process that agents' programs are forked from: it has imported what they import, and stays as it was.
+
+    main() with sys.argv[1] = Settings as JSON
+
+Started once by the supervisor (supervisor.py), inside bubblewrap where the level is `namespaces`. A request comes on the socket of
+its owner with four descriptors (source, standard input, output, errors); the child that is forked for it confines itself
+(confine.py) and then is the program, without exec. Answers are `begun`, `ended` with the exit code, and `unavailable` where
+something failed that is not the program's. The supervisor is told of programs that run for longer, and says which take too much.
+
+Standard library only: this is imported without the package, by a Python that may have no site-packages.
+"""
+
+import atexit
+import contextlib
+import gc
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+import types
+from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
+
+if TYPE_CHECKING or __package__:
+    from marl_plugins.sandbox import confine
+else:
+    import confine  # beside this file, where there is no package
+
+LOOK = 0.1
+"""Seconds after which the supervisor watches a program."""
+GRACE = 0.3
+"""Seconds for a program's children to end after it."""
+AGAIN = 1
+"""Milliseconds between two attempts to end what is left of programs."""
+LARGEST = 1 << 17
+"""Bytes of a message."""
+BASH = "/bin/bash"
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+TEST_FILE = "test_program.py"
+
+
+class Settings(TypedDict):
+    """What a fork server is started with.
+
+    Args:
+        owner, supervisor: Descriptors of the sockets.
+        root: The folder that marks its processes.
+        abi: The version of Landlock; 0 where it is not used.
+        read, write, devices: Paths that programs may read; folders that they may change; files that they may write.
+        init: The program that is process 1 of each pid namespace; empty where there are none.
+        spared: Processes that programs must not signal.
+        user: First of the users that programs become, one for each slot; None where they stay who they are.
+        filters: Whether there is seccomp.
+    """
+
+    owner: int
+    supervisor: int
+    root: str
+    imports: list[str]
+    abi: int
+    read: list[str]
+    write: list[str]
+    devices: list[str]
+    init: str
+    spared: list[int]
+    user: int | None
+    filters: bool
+
+
+class Request(TypedDict):
+    """A program to be run; memory, file, disk and base in bytes."""
+
+    run: int
+    slot: int
+    folder: str
+    language: str
+    memory: int
+    seconds: int
+    file: int
+    disk: int
+    processes: int
+    base: int
+    """Memory of the fork server, which its programs share."""
+
+
+class Program:
+    """A program that runs."""
+
+    def __init__(self, request: Request, pid: int, init: int):
+        self.request = request
+        self.pid = pid
+        self.init = init
+        """Process 1 of its pid namespace; 0 where it has none, or once that has ended."""
+        self.started = time.monotonic()
+        self.watched = False
+        self.code: int | None = None
+
+
+def main() -> None:
+    """The fork server."""
+    settings: Settings = json.loads(sys.argv[1])
+    owner, supervisor = (socket.socket(fileno=settings[which]) for which in ("owner", "supervisor"))
+    for connection in (owner, supervisor):
+        connection.set_inheritable(False)
+    sys.dont_write_bytecode = True
+    for name in settings["imports"]:
+        try:
+            __import__(name)
+        except BaseException as error:
+            tell(owner, refused=f"{name!r}: {type(error).__name__}: {error}")
+            return
+    if (threads := len(os.listdir("/proc/self/task"))) > 1:
+        tell(owner, refused=f"{', '.join(settings['imports'])}: {threads} threads; such a process cannot be forked")
+        return
+    sys.argv = ["program.py"]
+    for name in ("confine", "fork_server"):
+        sys.modules.pop(name, None)
+    gc.collect()
+    gc.freeze()  # a collection in a program would copy the shared pages
+    tell(owner, ready=True)
+    Server(settings, owner, supervisor).serve()
+
+
+def tell(connection: socket.socket, **message: Any) -> None:
+    """Send a message; to nobody where the other end is closed."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        connection.send(json.dumps(message).encode())
+
+
+class Server:
+    """Forks programs, ends them, and says what came of them."""
+
+    def __init__(self, settings: Settings, owner: socket.socket, supervisor: socket.socket):
+        self.settings = settings
+        self.owner = owner
+        self.supervisor = supervisor
+        self.programs: dict[int, Program] = {}
+        """By their number."""
+        with open("/proc/self/statm", "rb") as statm:
+            self.base = int(statm.read().split()[1]) * resource.getpagesize()
+        self.home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        self.woken, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(writing)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        confine.libc.prctl(confine.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def serve(self) -> None:
+        """Until the owner or the supervisor has gone."""
+        poll = select.poll()
+        for waiting in (self.owner.fileno(), self.supervisor.fileno(), self.woken):
+            poll.register(waiting, select.POLLIN)
+        while True:
+            ready = [found for found, _ in poll.poll(self._pause())]
+            if self.woken in ready:
+                os.read(self.woken, 4096)
+            if self.owner.fileno() in ready and not self._ask_owner():
+                break
+            if self.supervisor.fileno() in ready and not self._ask_supervisor():
+                break
+            self._reap()
+            self._watch()
+        for program in self.programs.values():
+            self._kill(program)
+        until = time.monotonic() + 5
+        while self.programs and time.monotonic() < until:
+            self._reap()
+            time.sleep(0.001)
+
+    def _pause(self) -> float | None:
+        """Milliseconds until something has to be done unasked."""
+        if any(program.code is not None for program in self.programs.values()):
+            return AGAIN
+        unwatched = [p.started for p in self.programs.values() if not p.watched]
+        return max(0.0, min(unwatched) + LOOK - time.monotonic()) * 1000 + 1 if unwatched else None
+
+    def _ask_owner(self) -> bool:
+        """Do what the owner wants; whether it is there."""
+        data, descriptors, _, _ = socket.recv_fds(self.owner, LARGEST, 4, socket.MSG_CMSG_CLOEXEC)
+        if not data:
+            return False
+        message = json.loads(data)
+        if "end" in message:
+            if program := self.programs.get(message["end"]):
+                self._kill(program)
+            return True
+        try:
+            self._start(message, descriptors)
+        except OSError as error:
+            tell(self.owner, unavailable=message["run"], reason=f"no process could be started: {error}")
+            tell(self.owner, ended=message["run"], code=0)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return True
+
+    def _ask_supervisor(self) -> bool:
+        """End what takes too much; whether the supervisor is there."""
+        data = self.supervisor.recv(LARGEST)
+        if not data:
+            return False
+        message = json.loads(data)
+        if program := self.programs.get(message["run"]):
+            tell(self.owner, exceeded=message["run"], status=message["status"], reason=message["reason"])
+            self._kill(program)
+        return True
+
+    def _start(self, request: Request, descriptors: list[int]) -> None:
+        init = 0
+        if self.settings["init"]:
+            confine.check(confine.libc.unshare(confine.CLONE_NEWPID), "unshare")  # of the children, until setns
+        try:
+            if self.settings["init"]:
+                init = os.posix_spawn(self.settings["init"], ["init", "2147483647"], {})
+            pid = os.fork()
+        except OSError:
+            self._return()
+            if init:
+                os.kill(init, signal.SIGKILL)
+            raise
+        if pid == 0:
+            become_program(request, descriptors, self.settings, self.owner)
+        self._return()
+        request["base"] = self.base
+        self.programs[request["run"]] = Program(request, pid, init)
+        tell(self.owner, begun=request["run"])
+
+    def _return(self) -> None:
+        """To its own pid namespace."""
+        if self.settings["init"]:
+            confine.check(confine.libc.setns(self.home, confine.CLONE_NEWPID), "setns")
+
+    def _kill(self, program: Program) -> None:
+        """Begin to end a program: with process 1 its whole pid namespace ends; elsewhere what it leaves becomes a child here."""
+        kill(program.init or program.pid)
+
+    def _reap(self) -> None:
+        """Collect what has ended, end what ended programs have left, and report the programs of which nothing is left."""
+        by_pid = {p.pid: p for p in self.programs.values()}
+        by_init = {p.init: p for p in self.programs.values() if p.init}
+        none = False
+        for _ in range(1000):  # new ones may end as fast as they are collected
+            try:
+                child, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                none = True
+                break
+            if child == 0:
+                break
+            if child in by_pid:
+                by_pid[child].code = os.waitstatus_to_exitcode(status)
+                if by_pid[child].init:
+                    kill(by_pid[child].init)
+            elif child in by_init:
+                by_init[child].init = 0
+        if none or self._end_orphans(by_pid.keys() | by_init.keys()):
+            for program in [p for p in self.programs.values() if p.code is not None and not p.init]:
+                del self.programs[program.request["run"]]
+                if program.watched:
+                    tell(self.supervisor, forget=program.request["run"])
+                tell(self.owner, ended=program.request["run"], code=program.code)
+
+    def _end_orphans(self, known: set[int]) -> bool:
+        """Kill children that are no programs: programs have left them. Whether there were none."""
+        orphans = [pid for pid in children_of(os.getpid()) if pid not in known]
+        for orphan in orphans:
+            waiting = [orphan]
+            while waiting:
+                pid = waiting.pop()
+                below = children_of(pid)
+                kill(pid)  # before its children, so that it starts no more of them
+                waiting += below
+        return not orphans
+
+    def _watch(self) -> None:
+        """Tell the supervisor of programs that have run for a while."""
+        for program in self.programs.values():
+            if program.watched or time.monotonic() - program.started < LOOK:
+                continue
+            program.watched = True
+            try:
+                top = os.pidfd_open(program.pid)  # pids differ where the supervisor is
+            except ProcessLookupError:
+                continue
+            socket.send_fds(self.supervisor, [json.dumps(program.request).encode()], [top])
+            os.close(top)
+
+
+def kill(pid: int) -> None:
+    """End a process that may have ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def children_of(pid: int) -> list[int]:
+    """The children of a process, whichever of its threads has started them."""
+    found: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
+                found += map(int, file.read().split())
+    except OSError:  # it has ended
+        pass
+    return found
+
+
+def become_program(request: Request, descriptors: list[int], settings: Settings, owner: socket.socket) -> NoReturn:
+    """In the forked child: confine it, and be the program to its end."""
+    try:
+        prepare(request, descriptors, settings)
+        source = os.pread(descriptors[0], os.fstat(descriptors[0]).st_size, 0)
+        if request["language"] == "bash" and not os.access(BASH, os.X_OK):
+            raise FileNotFoundError(f"no {BASH}")
+    except BaseException as error:
+        tell(owner, unavailable=request["run"], reason=f"{type(error).__name__}: {error}")
+        os._exit(1)
+    leave = os._exit  # whatever the program makes of it
+    try:
+        os.dup2(descriptors[0], 3)
+        os.closerange(4 if request["language"] == "bash" else 3, 1 << 16)
+        match request["language"]:
+            case "bash":
+                os.execve(BASH, ["bash", "/proc/self/fd/3"], dict(os.environ))
+            case "pytest":
+                leave(run_tests())
+            case _:
+                leave(run_python(source))
+    finally:  # never back into the server
+        leave(1)
+
+
+def prepare(request: Request, descriptors: list[int], settings: Settings) -> None:
+    """Leave this process with nothing but the program's rights."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    for number, descriptor in enumerate(descriptors[1:]):
+        os.dup2(descriptor, number)
+    confine.libc.prctl(confine.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    confine.libc.prctl(confine.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what it leaves stays below it
+    if settings["init"]:
+        confine.private_mounts(request["memory"] // 4)
+    os.environ.clear()
+    os.environ.update(ENVIRONMENT, HOME=request["folder"], TMPDIR=request["folder"], PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+    os.chdir(request["folder"])
+    if settings["user"] is not None:
+        confine.become(settings["user"] + request["slot"], request["folder"])
+    alone = settings["user"] is not None
+    confine.limit(request["memory"], request["seconds"], request["file"], request["processes"] if alone else None)
+    confine.drop_capabilities()
+    confine.no_new_privileges()
+    if settings["abi"]:
+        confine.landlock(settings["read"], [request["folder"], *settings["write"]], settings["devices"], settings["abi"])
+        confine.seccomp(settings["abi"], bool(settings["init"]))
+    elif settings["filters"]:
+        confine.spare([os.getppid(), *settings["spared"]])
+
+
+def run_tests() -> int:
+    """Run the program's tests with pytest; the exit code."""
+    with open(3, "rb", closefd=False) as source, open(TEST_FILE, "wb") as file:
+        file.write(source.read())
+    words = ["-q", "-p", "no:cacheprovider", "--rootdir=.", "--confcutdir=.", TEST_FILE]
+    return run_python(f"import sys, pytest; sys.exit(pytest.main({words}))".encode())
+
+
+def run_python(source: bytes) -> int:
+    """Execute a program as `__main__`; the exit code.
+
+    It ends as the interpreter would end it, without visiting every object: that would copy all memory shared since the fork.
+    """
+    wait, now, pause = os.waitpid, time.monotonic, time.sleep  # whatever the program makes of them
+    open_streams()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # or every program would draw the same numbers
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    code = 0
+    try:
+        try:
+            exec(compile(source.decode(), "program.py", "exec"), main.__dict__)
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+            if not isinstance(end.code, int | None):
+                print(end.code, file=sys.stderr)
+        except BaseException as error:
+            code = 1
+            frames = error.__traceback__
+            sys.excepthook(type(error), error.with_traceback(frames and frames.tb_next), None)
+        if "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()
+        atexit._run_exitfuncs()
+        main.__dict__.clear()  # closes files and thereby writes them
+        for file in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+            if file is not None and not file.closed:
+                file.flush()
+    except BaseException:
+        code = code or 120  # as the interpreter where the output cannot be written
+    until = now() + GRACE
+    try:
+        while now() < until:
+            wait(-1, os.WNOHANG)
+            pause(0.002)
+    except BaseException:  # no children
+        pass
+    return code & 0xFF
+
+
+def open_streams() -> None:
+    """Text streams on the program's own descriptors."""
+    for number, name, mode, errors in (
+        (0, "stdin", "r", "surrogateescape"),
+        (1, "stdout", "w", "surrogateescape"),
+        (2, "stderr", "w", "backslashreplace"),
+    ):
+        stream = open(number, mode, 1 if number == 2 else -1, encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)

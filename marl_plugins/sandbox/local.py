@@ -1,0 +1,381 @@
+"""Programs on this machine, forked from processes that are kept warm.
+
+    owner        this process: hands programs over, reads what they write, says when their time is up (server.py)
+    supervisor   one for each set of imports: ends and removes everything when the owner has gone (supervisor.py)
+    fork server  below it, in bubblewrap where the level is `namespaces`: one fork for each program (fork_server.py)
+
+A fork server that has ended is replaced. Programs that had begun in it are infrastructure failures, because running one twice could
+do twice what it does to its workspace; those that had not begun are run in the new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.recipe import Level, SandboxConfig
+from marl_plugins.sandbox import levels
+from marl_plugins.sandbox.files import first_names, read_files, write_files
+from marl_plugins.sandbox.program import Completed, Program, Status
+from marl_plugins.sandbox.server import Server, new_root, python
+from marl_plugins.sandbox.streams import Stream
+
+if TYPE_CHECKING:
+    from marl_plugins.sandbox.fork_server import Settings
+
+STARTING = 120.0
+"""Seconds for a fork server to import what it has to, or to begin a program."""
+LATE = 5.0
+"""Seconds in which a program that is to be ended has to have ended; then its fork server is replaced."""
+ATTEMPTS = 3
+"""Maximum number of fork servers that a program is given to, as long as it has not begun."""
+RETURNED = 256 << 20
+"""Maximum number of bytes of the files that a program was asked for."""
+OUT_OF_MEMORY = re.compile(r"[\w.]*MemoryError\b")
+LIMITS: dict[int, tuple[Status, str]] = {
+    signal.SIGXCPU: ("time", ": it took more than its time on a processor"),
+    signal.SIGXFSZ: ("killed", ": it wrote too large a file"),
+}
+"""Signals of limits that the kernel holds."""
+
+
+@contextlib.asynccontextmanager
+async def open_sandbox(
+    config: SandboxConfig, *, packages: bool = True, concurrency: int | None = None, workspaces: Path | None = None
+) -> AsyncIterator[LocalSandbox]:
+    """A sandbox for as long as it is needed.
+
+    Args:
+        packages: Whether programs may import installed packages.
+        concurrency: Maximum number of programs at the same time; default: the machine's cores.
+        workspaces: An existing folder in which all workspaces lie that are kept; default: there are only fresh ones.
+
+    Raises:
+        ConfigurationError: The level is unavailable on this machine, or a module cannot be imported.
+        InfrastructureFailure: It cannot be started.
+    """
+    sandbox = LocalSandbox(config, packages=packages, concurrency=concurrency, workspaces=workspaces)
+    try:
+        await sandbox.start()
+        yield sandbox
+    finally:
+        await sandbox.close()
+
+
+class LocalSandbox:
+    """Programs on this machine, in one event loop (program.Sandbox). What it has started ends with it, and with its process.
+
+    Raises:
+        ConfigurationError: The level is unavailable on this machine.
+    """
+
+    def __init__(
+        self,
+        config: SandboxConfig,
+        *,
+        packages: bool = True,
+        concurrency: int | None = None,
+        workspaces: Path | None = None,
+    ):
+        self.machine = levels.examine()
+        self.isolation: Level = levels.choose(config.isolation, self.machine)
+        self._workspaces = workspaces.resolve(strict=True) if workspaces is not None else None
+        self._imports = tuple(config.imports)
+        self._packages = packages
+        self._slots = list(range(concurrency or os.cpu_count() or 1))
+        self._free = asyncio.Semaphore(len(self._slots))
+        self._servers: dict[tuple[str, ...], asyncio.Task[Server]] = {}
+
+    async def start(self) -> None:
+        """Start the fork server of Python's programs, which the first of them would do otherwise.
+
+        Raises:
+            ConfigurationError: A module cannot be imported.
+            InfrastructureFailure: It cannot be started.
+        """
+        await self._server(self._imports)
+
+    async def close(self) -> None:
+        """End all programs, and remove their folders."""
+        for starting in self._servers.values():
+            with contextlib.suppress(ConfigurationError, InfrastructureFailure, asyncio.CancelledError):
+                server = await starting
+                server.end()
+                await asyncio.to_thread(server.wait)
+
+    async def run(self, program: Program, workspace: Path | None = None) -> Completed:
+        """Run a program to its end (program.Sandbox.run)."""
+        if workspace is not None:
+            workspace = workspace.resolve(strict=True)  # noqa: ASYNC240
+            if self._workspaces is None or self._workspaces not in workspace.parents:
+                raise ValueError(f"workspace {workspace}: expected a folder in the sandbox's own, {self._workspaces}")
+        imports = (*self._imports, "pytest") if program.language == "pytest" else self._imports
+        await self._free.acquire()
+        slot, run = self._slots.pop(), None
+        try:
+            for _ in range(ATTEMPTS):
+                run = Run(program, workspace, await self._server(imports), slot)
+                if (completed := await run.result()) is not None:
+                    return completed
+            raise InfrastructureFailure("sandbox", f"{ATTEMPTS} fork servers ended before they began a program")
+        finally:
+            if run is not None and run.cleaning is not None:  # a fresh workspace takes its place until it is removed
+                run.cleaning.add_done_callback(lambda _: self._give_back(slot))
+            else:
+                self._give_back(slot)
+
+    def _give_back(self, slot: int) -> None:
+        self._slots.append(slot)
+        self._free.release()
+
+    async def _server(self, imports: tuple[str, ...]) -> Server:
+        """The fork server that has imported these modules, started if there is none."""
+        starting = self._servers.get(imports)
+        if starting is None or (
+            starting.done() and (starting.cancelled() or starting.exception() or starting.result().gone)
+        ):
+            starting = self._servers[imports] = asyncio.create_task(self._started(imports))
+        return await asyncio.shield(starting)
+
+    async def _started(self, imports: tuple[str, ...]) -> Server:
+        level, machine = self.isolation, self.machine
+        read = levels.readable(level)
+        packages = () if self._packages else ("-S",)
+        user = levels.users(
+            level, [*read[len(levels.SYSTEM) :], *([str(self._workspaces)] if self._workspaces else [])], len(self._slots)
+        )
+        root = new_root(shared=user is not None)
+        settings: Settings = {
+            "owner": -1,
+            "supervisor": -1,
+            "root": str(root),
+            "imports": list(imports),
+            "abi": machine.abi if level != "process" else 0,
+            "read": read,
+            "write": ["/dev/shm"] if level == "namespaces" else [],
+            "devices": list(levels.DEVICES),
+            "init": levels.INIT if level == "namespaces" else "",
+            "spared": [],
+            "user": user,
+            "filters": machine.filters,
+        }
+        command = python("fork_server", *packages)
+        if level == "namespaces":
+            kept = [str(self._workspaces)] if self._workspaces else []
+            own = os.path.dirname(__file__)
+            command = [*levels.bubblewrap(machine.bwrap, [*read, own], [str(root), *kept]), *command]
+        server = Server(root, settings, command)
+        try:
+            async with asyncio.timeout(STARTING):
+                await server.ready
+        except TimeoutError:
+            server.end()
+            raise InfrastructureFailure("sandbox", f"the sandbox has not started within {STARTING:.0f} s") from None
+        except BaseException:
+            server.end()
+            raise
+        return server
+
+
+class OnDemand:
+    """A sandbox that is opened with its first program, and anew in another event loop; what nobody closes ends with this object."""
+
+    def __init__(self, config: SandboxConfig, *, packages: bool = True, concurrency: int | None = None):
+        self._open = partial(LocalSandbox, config, packages=packages, concurrency=concurrency)
+        self._opened: tuple[asyncio.AbstractEventLoop, LocalSandbox] | None = None
+
+    @property
+    def sandbox(self) -> LocalSandbox:
+        """The sandbox of the running event loop.
+
+        Raises:
+            ConfigurationError: The level is unavailable on this machine.
+        """
+        loop = asyncio.get_running_loop()
+        if self._opened is None or self._opened[0] is not loop:
+            self._opened = (loop, self._open())
+        return self._opened[1]
+
+    async def close(self) -> None:
+        """End the sandbox of the running event loop, if it has one."""
+        if self._opened is not None and self._opened[0] is asyncio.get_running_loop():
+            await self._opened[1].close()
+        self._opened = None
+
+
+class Run:
+    """One program in a fork server."""
+
+    def __init__(self, program: Program, workspace: Path | None, server: Server, slot: int):
+        self.program = program
+        self.cleaning: asyncio.Future[None] | None = None
+        """Done when its fresh workspace has been removed."""
+        self._workspace = workspace
+        self._server = server
+        self._slot = slot
+        self._loop = asyncio.get_running_loop()
+        self._number = 0
+        self._begun: float | None = None
+        self._ended: asyncio.Future[int | None] = self._loop.create_future()
+        self._stopped: tuple[Status, str] | None = None
+        self._unavailable = ""
+        self._timers: list[asyncio.TimerHandle] = []
+        self._written = 0
+
+    async def result(self) -> Completed | None:
+        """What came of it; None where its fork server has ended before it began.
+
+        Raises:
+            InfrastructureFailure: Something failed that is not the program's doing.
+        """
+        folder = self._workspace or self._server.fresh()
+        streams: list[Stream] = []
+        try:
+            if self.program.files:
+                await asyncio.to_thread(write_files, folder, self.program.files)
+            streams = await self._hand_over(folder)
+            code = await self._end()
+            if self._unavailable:
+                raise InfrastructureFailure("sandbox", self._unavailable)
+            for stream in streams:
+                stream.close()
+            return None if self._begun is None else await self._completed(folder, code, streams)
+        except OSError as error:
+            raise InfrastructureFailure("sandbox", f"a program could not be handed over: {error}") from error
+        finally:
+            for timer in self._timers:
+                timer.cancel()
+            for stream in streams:
+                stream.close()
+            self._server.forget(self._number)
+            if self._workspace is None:
+                self.cleaning = self._server.remove(folder)
+
+    def hear(self, message: dict[str, Any]) -> None:
+        """What the fork server says of it."""
+        limits = self.program.limits
+        if "begun" in message:
+            self._begun = time.monotonic()
+            self._timers.append(
+                self._loop.call_later(limits.seconds, self._stop, "time", f"stopped after {limits.seconds:g} s")
+            )
+        elif "unavailable" in message:
+            self._unavailable = message["reason"]
+        elif "exceeded" in message:
+            self._stopped = self._stopped or (message["status"], f"stopped: {message['reason']}")
+        elif not self._ended.done():
+            self._ended.set_result(message["ended"] and message["code"])
+
+    def lose(self) -> None:
+        """Its fork server has ended."""
+        if self._ended.done():
+            return
+        if self._begun is not None and self._stopped is None:
+            self._unavailable = "the fork server has ended while the program ran"
+        self._ended.set_result(None)
+
+    async def _hand_over(self, folder: Path) -> list[Stream]:
+        """Give the program to the fork server; the streams that it writes."""
+        limits, opened = self.program.limits, []
+
+        def memory(content: bytes) -> int:
+            opened.append(descriptor := os.memfd_create("program"))
+            os.pwrite(descriptor, content, 0)
+            return descriptor
+
+        def pipe() -> tuple[Stream, int]:
+            reading, writing = os.pipe()
+            opened.append(writing)
+            return Stream(reading, limits.output_chars, self._wrote), writing
+
+        streams = []
+        try:
+            source, stdin = memory(self.program.source.encode(errors="replace")), memory(self.program.stdin)
+            out, written = pipe()
+            streams.append(out)
+            errors = written
+            if not self.program.merged:
+                err, errors = pipe()
+                streams.append(err)
+            request = {
+                "slot": self._slot,
+                "folder": str(folder),
+                "language": self.program.language,
+                "memory": limits.memory_mb << 20,
+                "seconds": int(limits.seconds + 1 if limits.cpu_seconds is None else max(1.0, limits.cpu_seconds)),
+                "file": limits.file_mb << 20,
+                "disk": limits.disk_mb << 20,
+                "processes": limits.processes,
+            }
+            self._number = await self._server.begin(self, request, [source, stdin, written, errors])
+        except BaseException:
+            for stream in streams:
+                stream.close()
+            raise
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
+        return streams
+
+    async def _end(self) -> int | None:
+        """Wait until it has ended; its exit code."""
+        self._timers.append(self._loop.call_later(STARTING, lambda: self._server.end() if self._begun is None else None))
+        try:
+            return await asyncio.shield(self._ended)
+        except asyncio.CancelledError:
+            self._stop("killed", "no longer wanted")
+            await asyncio.wait([self._ended])
+            raise
+
+    def _wrote(self, count: int) -> None:
+        self._written += count
+        if self._written > self.program.limits.output_mb << 20:
+            self._stop("output", f"stopped: it wrote more than {self.program.limits.output_mb} MB")
+
+    def _stop(self, status: Status, reason: str) -> None:
+        if self._stopped is None:
+            self._stopped = (status, reason)
+            self._server.stop(self._number)
+            self._timers.append(self._loop.call_later(LATE, self._server.end))
+
+    async def _completed(self, folder: Path, code: int | None, streams: list[Stream]) -> Completed:
+        assert self._begun is not None
+        seconds = time.monotonic() - self._begun
+        kept = [stream.kept for stream in streams]
+        texts = [part.text() for part in kept] + [""]
+        cut = [part.left_out > 0 for part in kept] + [False]
+        status, reason = self._stopped or judge(code, texts[len(streams) - 1])
+        files = await asyncio.to_thread(read_files, folder, self.program.wanted, RETURNED) if self.program.wanted else {}
+        return Completed(
+            status,
+            None if self._stopped else code,
+            *(texts[0], texts[1]),
+            seconds,
+            reason,
+            *(cut[0], cut[1]),
+            first_names(folder),
+            files,
+        )
+
+
+def judge(code: int | None, errors: str) -> tuple[Status, str]:
+    """The status of a program that was not stopped, and why it ended, if that has to be said."""
+    if code is None:
+        return "killed", ""
+    if code < 0:
+        name = signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"
+        status, why = LIMITS.get(-code, ("killed", ""))
+        return status, f"killed by {name}{why}"
+    if code == 0:
+        return "finished", ""
+    last = errors.rstrip().rpartition("\n")[2]
+    return ("memory", "") if OUT_OF_MEMORY.match(last) else ("failed", "")

@@ -1,0 +1,136 @@
+"""What a sandbox is asked and what it answers, for all back ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol, get_args
+
+Language = Literal["python", "bash", "pytest"]
+"""How a program is run: pytest runs its tests."""
+Status = Literal["finished", "failed", "time", "memory", "output", "killed"]
+"""finished: exit code 0; failed: another one; killed: by a signal, or for a limit that has no word of its own."""
+LONGEST_PATH = 1024
+"""Maximum number of bytes in a file's path."""
+MOST_FILES = 1000
+"""Maximum number of files that a program brings, and that it can be asked for."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a program may take. One that takes more is stopped, which is its own fault.
+
+    Args:
+        seconds: Wall time.
+        cpu_seconds: Time on a processor, of each process; default: a second more than `seconds`.
+        memory_mb: Memory of each process beyond what was imported before, and of all its processes together.
+        processes: Number of processes at the same time.
+        file_mb: Size of one file.
+        disk_mb: Size of all files in the workspace.
+        output_chars: How much of each stream is kept: its first and its last half.
+        output_mb: How much may be written altogether.
+    """
+
+    seconds: float = 5.0
+    cpu_seconds: float | None = None
+    memory_mb: int = 512
+    processes: int = 256
+    file_mb: int = 512
+    disk_mb: int = 1024
+    output_chars: int = 2000
+    output_mb: int = 4096
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program and what it needs.
+
+    Args:
+        source: Its text.
+        stdin: What it reads.
+        files: Written into the workspace first, by their path in it.
+        wanted: Paths in the workspace of files to be returned.
+        merged: Both streams as one, in the order of writing, in `stdout`.
+
+    Raises:
+        ValueError: An unknown language, a path that leaves the workspace or cannot be shown, too many files.
+    """
+
+    source: str
+    language: Language = "python"
+    stdin: bytes = b""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    wanted: tuple[str, ...] = ()
+    limits: Limits = Limits()
+    merged: bool = False
+
+    def __post_init__(self) -> None:
+        if self.language not in get_args(Language):
+            raise ValueError(f"language {self.language!r}: expected one of {', '.join(get_args(Language))}")
+        for what, paths in (("files", self.files), ("wanted", self.wanted)):
+            if len(paths) > MOST_FILES:
+                raise ValueError(f"{len(paths)} {what}: at most {MOST_FILES}")
+            for path in paths:
+                if problem := path_problem(path):
+                    raise ValueError(f"{what}: path {path[:200]!r} {problem}")
+
+
+def path_problem(path: str) -> str:
+    """Why a path is none of a file in a workspace; empty where it is one."""
+    parts = path.split("/")
+    if path.startswith("/"):
+        return "is absolute; expected one in the workspace"
+    if ".." in parts:
+        return "leaves the workspace"
+    if not all(part not in ("", ".") for part in parts):
+        return "has an empty part or `.`"
+    if not path.isprintable():
+        return "has characters that cannot be shown"
+    return f"is longer than {LONGEST_PATH} bytes" if len(path.encode()) > LONGEST_PATH else ""
+
+
+@dataclass(frozen=True)
+class Completed:
+    """What came of a program.
+
+    Args:
+        code: Its exit code, negative for a signal; None where it was stopped.
+        reason: Why it was stopped or killed, for the agent to read.
+        stdout, stderr: What it wrote; where it was longer, its first and last part with what was left out between them.
+        seconds: Wall time, without waiting for a slot.
+        names: The first names in its workspace, such that they can be shown.
+        files: Contents of the files it was asked for; those that are not there, are no plain files, or are too large are absent.
+    """
+
+    status: Status
+    code: int | None
+    stdout: str
+    stderr: str
+    seconds: float
+    reason: str = ""
+    stdout_truncated: bool = False
+    stderr_truncated: bool = False
+    names: tuple[str, ...] = ()
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+
+class Sandbox(Protocol):
+    """Where programs run."""
+
+    @property
+    def isolation(self) -> str:
+        """Its level (`levels.py`), or the service's name."""
+        ...
+
+    async def run(self, program: Program, workspace: Path | None = None) -> Completed:
+        """Run a program to its end.
+
+        Args:
+            workspace: An existing folder, kept as the program leaves it; None: a fresh one, removed afterwards.
+
+        Raises:
+            InfrastructureFailure: Something failed that is not the program's doing.
+            ValueError: The workspace is outside the sandbox's folder of workspaces.
+        """
+        ...

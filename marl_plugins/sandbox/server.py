@@ -1,0 +1,236 @@
+"""The owner's side of a supervisor and its fork server: starts them, talks to them, notices their end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.sandbox.fork_server import ENVIRONMENT, LARGEST
+
+if TYPE_CHECKING:
+    from marl_plugins.sandbox.fork_server import Settings
+
+CLOSING = 60.0
+"""Seconds for a supervisor to end and remove everything."""
+BUSY = 0.002
+"""Seconds between two attempts to send to a fork server whose queue is full."""
+BOOT = "import sys; sys.path.insert(0, {here!r}); import {module}; del sys.path[0]; {module}.main()"
+
+
+def python(module: str, *options: str) -> list[str]:
+    """The words that start a module of this folder without the package."""
+    return [sys.executable, "-I", *options, "-c", BOOT.format(here=os.path.dirname(__file__), module=module)]
+
+
+def new_root(shared: bool) -> Path:
+    """A folder for fresh workspaces.
+
+    Args:
+        shared: Whether other users have to reach the workspaces in it.
+
+    Raises:
+        InfrastructureFailure: There is no room for it.
+    """
+    try:
+        root = tempfile.mkdtemp(prefix="marl-sandbox-")
+        os.chmod(root, 0o711 if shared else 0o700)
+    except OSError as error:
+        raise InfrastructureFailure("sandbox", f"the sandbox cannot make a folder: {error}") from error
+    return Path(root).resolve()
+
+
+class Listener(Protocol):
+    """Who wants to know what comes of a program."""
+
+    def hear(self, message: dict[str, Any]) -> None:
+        """What the fork server says of it."""
+
+    def lose(self) -> None:
+        """The fork server has ended."""
+
+
+class Server:
+    """A supervisor and its fork server.
+
+    Args:
+        root: Where fresh workspaces are made; removed at the end.
+        settings: Of the fork server, as far as they are known.
+        command: What starts the fork server, up to its settings.
+
+    Raises:
+        InfrastructureFailure: No process could be started.
+    """
+
+    def __init__(self, root: Path, settings: Settings, command: Sequence[str]):
+        self.root = root
+        self.gone = False
+        """Whether it takes no more programs."""
+        self._loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[None] = self._loop.create_future()
+        self._runs: dict[int, Listener] = {}
+        self._removals: dict[str, asyncio.Future[None]] = {}
+        self._last = 0
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115
+        self._programs, programs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own = {"control": control.fileno(), "server": programs.fileno(), "root": str(root), "environment": ENVIRONMENT}
+        given = json.dumps({**settings, "owner": programs.fileno()})
+        with programs, control:
+            try:
+                process = subprocess.Popen(
+                    [*python("supervisor", "-S"), json.dumps({**own, "command": [*command, given]})],
+                    pass_fds=[control.fileno(), programs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=self._said,
+                    cwd="/",
+                    env=ENVIRONMENT,
+                    start_new_session=True,  # Ctrl-C is the run's to handle
+                )
+            except OSError as error:
+                os.rmdir(root)
+                raise InfrastructureFailure("sandbox", f"the sandbox cannot start a process: {error}") from error
+        self._release = weakref.finalize(self, release, process, self._programs, self._control, self._said)
+        for connection, hear in ((self._programs, self._hear), (self._control, self._hear_supervisor)):
+            connection.setblocking(False)
+            self._loop.add_reader(connection.fileno(), hear)
+
+    def fresh(self) -> Path:
+        """A new empty workspace, in a folder of its own, in which it stays where its program renames it.
+
+        Raises:
+            InfrastructureFailure: There is no room for it.
+        """
+        self._last += 1
+        folder = self.root / str(self._last) / "workspace"
+        try:
+            folder.parent.mkdir(stat.S_IMODE(self.root.stat().st_mode))
+            folder.mkdir(0o700)
+        except OSError as error:
+            raise InfrastructureFailure("sandbox", f"the sandbox cannot make a folder: {error}") from error
+        return folder
+
+    def remove(self, workspace: Path) -> asyncio.Future[None]:
+        """Have a fresh workspace removed; done when it is."""
+        folder = workspace.parent
+        removed = self._removals[str(folder)] = self._loop.create_future()
+        if self.gone:
+            removed.set_result(None)
+        else:
+            self._tell(self._control, {"remove": str(folder)})
+        return removed
+
+    async def begin(self, run: Listener, request: dict[str, Any], descriptors: Sequence[int]) -> int:
+        """Hand a program over; its number."""
+        self._last += 1
+        number = self._last
+        self._runs[number] = run
+        message = json.dumps({"run": number, **request}).encode()
+        while not self.gone:
+            try:
+                socket.send_fds(self._programs, [message], descriptors)
+                break
+            except BlockingIOError:
+                await asyncio.sleep(BUSY)
+            except OSError as error:
+                if error.errno not in (errno.ETOOMANYREFS, errno.ENOBUFS):
+                    self._lose()
+                    break
+                await asyncio.sleep(BUSY)
+        return number
+
+    def stop(self, number: int) -> None:
+        """Have a program ended."""
+        if not self.gone:
+            self._tell(self._programs, {"end": number})
+
+    def forget(self, number: int) -> None:
+        """A program is of no interest any more."""
+        self._runs.pop(number, None)
+
+    def end(self) -> None:
+        """Take no more programs, and let the supervisor end and remove everything."""
+        self._lose()
+
+    def wait(self) -> None:
+        """Block until the supervisor has ended."""
+        self._release()
+
+    def _tell(self, connection: socket.socket, message: dict[str, Any]) -> None:
+        try:
+            connection.send(json.dumps(message).encode())
+        except BlockingIOError:
+            self._loop.call_later(BUSY, lambda: None if self.gone else self._tell(connection, message))
+        except OSError:
+            self._lose()
+
+    def _hear(self) -> None:
+        if (message := self._receive(self._programs)) is None:
+            return
+        if "ready" in message:
+            self.ready.set_result(None)
+        elif "refused" in message:
+            self.ready.set_exception(ConfigurationError(f"tools.sandbox.imports: {message['refused']}"))
+        elif run := self._runs.get(next(iter(message.values()))):
+            run.hear(message)
+
+    def _hear_supervisor(self) -> None:
+        message = self._receive(self._control)
+        if message is not None and (removed := self._removals.pop(message["removed"], None)):
+            removed.set_result(None)
+
+    def _receive(self, connection: socket.socket) -> dict[str, Any] | None:
+        """The next message, if there is one; notices the end."""
+        try:
+            data = connection.recv(LARGEST)
+        except BlockingIOError:
+            return None
+        except OSError:
+            data = b""
+        if not data:
+            self._lose()
+            return None
+        message: dict[str, Any] = json.loads(data)
+        return message
+
+    def _lose(self) -> None:
+        """It is gone, or has to go: nobody waits for it any longer."""
+        if self.gone:
+            return
+        self.gone = True
+        for connection in (self._programs, self._control):
+            self._loop.remove_reader(connection.fileno())
+            connection.close()
+        self._said.seek(0)
+        said = self._said.read().decode(errors="replace").strip()[-500:]
+        self._said.close()
+        if not self.ready.done():
+            self.ready.set_exception(
+                InfrastructureFailure("sandbox", f"the sandbox could not be started: {said or 'no message'}")
+            )
+        for run in list(self._runs.values()):
+            run.lose()
+        for removed in self._removals.values():
+            if not removed.done():
+                removed.set_result(None)
+
+
+def release(process: subprocess.Popen[bytes], *opened: socket.socket | IO[bytes]) -> None:
+    """Close the connections, upon which the supervisor ends everything; wait for it."""
+    for end in opened:
+        end.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(CLOSING)

@@ -1,0 +1,78 @@
+"""What a program writes, read without waiting for it, of which the first and the last part are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+CHUNK = 1 << 16
+
+
+class HeadAndTail:
+    """Keeps the first and the last part of a stream of bytes: tracebacks end at the tail."""
+
+    def __init__(self, limit: int):
+        self.limit = limit
+        self.head = b""
+        self.tail = b""
+        self.total = 0
+
+    def add(self, chunk: bytes) -> None:
+        self.total += len(chunk)
+        half = self.limit // 2
+        room = half - len(self.head)
+        self.head += chunk[:room]
+        self.tail = (self.tail + chunk[max(room, 0) :])[-(self.limit - half) :]
+
+    @property
+    def left_out(self) -> int:
+        """How many bytes between the two parts are lost."""
+        return self.total - len(self.head) - len(self.tail)
+
+    def text(self) -> str:
+        middle = f"\n[... {self.left_out} bytes left out ...]\n".encode() if self.left_out > 0 else b""
+        return (self.head + middle + self.tail).decode(errors="replace")
+
+
+class Stream:
+    """The reading end of a pipe, read as soon as there is something in it.
+
+    Args:
+        read: Called with the number of bytes each time.
+    """
+
+    def __init__(self, descriptor: int, limit: int, read: Callable[[int], object]):
+        self.kept = HeadAndTail(limit)
+        self._descriptor = descriptor
+        self._read = read
+        self._loop = asyncio.get_running_loop()
+        os.set_blocking(descriptor, False)
+        self._loop.add_reader(descriptor, self._take)
+
+    def close(self) -> None:
+        """Take what is left in the pipe, and close it."""
+        if self._descriptor >= 0:
+            for _ in range(16):  # a pipe holds at most 1 MB
+                if not self._take():
+                    break
+        if self._descriptor >= 0:
+            self._end()
+
+    def _take(self) -> bool:
+        """Take what a look gives; whether there may be more."""
+        try:
+            chunk = os.read(self._descriptor, CHUNK)
+        except BlockingIOError:
+            return False
+        if not chunk:
+            self._end()
+            return False
+        self.kept.add(chunk)
+        self._read(len(chunk))
+        return True
+
+    def _end(self) -> None:
+        self._loop.remove_reader(self._descriptor)
+        os.close(self._descriptor)
+        self._descriptor = -1
