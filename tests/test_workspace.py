@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import os
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,12 @@ from hypothesis import strategies as st
 from simulated import simulated_engine
 
 from marl_plugins.core.failures import InfrastructureFailure
+from marl_plugins.core.recipe import PythonToolConfig, SandboxConfig
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import File, Task, ToolResult, Trajectory
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
-from marl_plugins.core.workspace import MOST_FILES, Workspace
+from marl_plugins.sandbox.workspace import MOST_FILES, Workspaces
+from marl_plugins.tools.python import python_tool, sandbox_of
 
 
 def writing(work):
@@ -41,20 +44,33 @@ def player(chat, name, *tools):
 
 
 def play(chat, workflow, roles, task, tools=(), score=None):
-    return asyncio.run(
-        run_workflow(
-            workflow,
-            task,
-            0,
-            step=1,
-            run_seed=1,
-            roles={name: player(chat, name, *given) for name, given in roles.items()},
-            tools={tool.name: tool for tool in tools},
-            generate=simulated_engine(),
-            score=score,
-            seconds=20,
-        )
-    )
+    async def main():
+        workspaces = Workspaces()
+        async with workspaces.of(task) as workspace:
+            trajectory = await run_workflow(
+                workflow,
+                task,
+                0,
+                step=1,
+                run_seed=1,
+                roles={name: player(chat, name, *given) for name, given in roles.items()},
+                tools={tool.name: tool for tool in tools},
+                generate=simulated_engine(),
+                score=score,
+                workspace=workspace,
+                seconds=20,
+            )
+        workspaces.close()
+        return trajectory
+
+    return asyncio.run(main())
+
+
+@pytest.fixture
+def workspace():
+    workspaces = Workspaces()
+    yield workspaces.of(Task("t", "p"))
+    workspaces.close()
 
 
 def sha(data):
@@ -146,11 +162,49 @@ def test_calls_at_the_same_time_take_turns_and_keep_their_files_apart(chat):
     assert len(got.files) == 5
 
 
-def test_a_forged_time_hides_nothing(tmp_path):
+def test_programs_of_one_trajectory_share_its_workspace(chat, tmp_path):
+    """The real sandbox, at the strongest level of this machine."""
+    source = tmp_path / "x.txt"
+    source.write_text("given")
+    workspaces = Workspaces()
+    answers = iter(["open('y', 'w').write(open('x').read() + '!')", "print(open('y').read())", "open('/etc/z', 'w')"])
+    sandbox = sandbox_of(PythonToolConfig(workspace=True), SandboxConfig(), lambda: workspaces.root)
+    tool = replace(python_tool(PythonToolConfig(workspace=True), sandbox), find=lambda text: [next(answers)])
+
+    async def workflow(task, roles, tools):
+        return [await roles.a() for _ in range(3)]
+
+    async def main():
+        async with workspaces.of(task := Task("t", "p", files={"x": str(source)})) as workspace:
+            specs, engine = {"a": player(chat, "a", tool)}, simulated_engine()
+            got = await run_workflow(
+                workflow,
+                task,
+                0,
+                step=1,
+                run_seed=1,
+                roles=specs,
+                tools={},
+                generate=engine,
+                workspace=workspace,
+                seconds=60,
+            )
+        await sandbox.close()
+        workspaces.close()
+        return got
+
+    got = asyncio.run(main())
+    assert got.infrastructure_failure is None, got.detail
+    first, second, third = (a.tool_results[0] for a in sorted(got.actions, key=lambda a: (len(a.path), a.path)))
+    assert (first.ok, first.files, second.output, third.ok) == (True, ("y",), "given!", False)
+    assert [(f.path, f.writer) for f in got.files] == [("x", ""), ("y", got.actions[0].path)]
+
+
+def test_a_forged_time_hides_nothing(workspace):
     """A program may set the times of the content back; those of the entry are the kernel's."""
 
     async def main():
-        async with Workspace(Task("t", "p")) as workspace:
+        async with workspace:
             folder = await workspace.opened()
             (folder / "x").write_bytes(b"old")
             assert await workspace.note("first") == ("x",)
@@ -189,9 +243,9 @@ def test_too_many_files_fail_the_call_and_no_other(chat, where):
     assert [f.path for f in got.files] == ["kept"]
 
 
-def test_a_hostile_tree_is_removed(tmp_path):
+def test_a_hostile_tree_is_removed(workspace):
     async def main():
-        async with Workspace(Task("t", "p")) as workspace:
+        async with workspace:
             folder = await workspace.opened()
             here = os.open(folder, os.O_RDONLY)
             for _ in range(1500):
@@ -281,12 +335,13 @@ def test_the_last_writer_of_a_content_is_its_writer(history):
                 expected[name] = (content, f"call {number}")
 
     async def main():
-        expected = {}
-        async with Workspace(Task("t", "p")) as workspace:
+        expected, workspaces = {}, Workspaces()
+        async with workspaces.of(Task("t", "p")) as workspace:
             folder = await workspace.opened()
             for number, changes in enumerate(history):
                 change(folder, number, changes, expected)
                 await workspace.note(f"call {number}")
+            workspaces.close()
             return {f.path: (f.sha256, f.writer) for f in workspace.files}, expected
 
     got, expected = asyncio.run(main())

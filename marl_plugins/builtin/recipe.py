@@ -61,7 +61,10 @@ async def marl_start(run: Run) -> None:
 
 @hookimpl
 async def marl_stop(run: Run) -> None:
+    from marl_plugins.sandbox.workspace import Workspaces
+
     await _programs(run).close()
+    run.state(Workspaces).close()
 
 
 class _Programs:
@@ -71,10 +74,14 @@ class _Programs:
 
 
 def _programs(run: Run) -> OnDemand:
+    from marl_plugins.sandbox.workspace import Workspaces
     from marl_plugins.tools.python import sandbox_of
 
     kept = run.state(_Programs)
-    kept.sandbox = kept.sandbox or sandbox_of(run.recipe.tools.python, run.recipe.tools.sandbox)
+    if kept.sandbox is None:
+        python = run.recipe.tools.python
+        workspaces = (lambda: run.state(Workspaces).root) if python.workspace else None
+        kept.sandbox = sandbox_of(python, run.recipe.tools.sandbox, workspaces)
     return kept.sandbox
 
 

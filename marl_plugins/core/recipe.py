@@ -91,6 +91,9 @@ class PythonToolConfig(Model):
     """Maximum number at the same time; default: the machine's cores."""
     packages: bool = True
     """Whether programs may import installed packages; without them a program starts in less than half the time."""
+    workspace: bool = False
+    """Whether all programs of a trajectory work in one folder, which is kept until the trajectory has been scored and begins
+    with the task's files; otherwise each has an empty folder of its own."""
     calls_per_answer: int = pydantic.Field(16, ge=1)
     """Maximum number of programs run per answer; the others are not run, and the answer's last output says how many."""
     seconds_per_trajectory: float = pydantic.Field(60.0, gt=0)

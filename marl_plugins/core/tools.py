@@ -8,10 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from marl_plugins.core.trajectory import Action, ToolResult, Trajectory
-from marl_plugins.core.workspace import TooManyFiles, Workspace
+from marl_plugins.core.trajectory import Action, File, ToolResult, Trajectory
 
 
 @dataclass(frozen=True)
@@ -63,19 +62,54 @@ class Tool:
     in_workspace: bool = False
 
 
-class OpenTools:
-    """The tools of one trajectory, an asynchronous context that lasts until the trajectory has been scored."""
+class TooManyFiles(Exception):
+    """A call left more files than a workspace may hold."""
 
-    def __init__(self, trajectory: Trajectory):
+
+class Workspace(Protocol):
+    """The folder of one trajectory (sandbox/workspace.py)."""
+
+    turn: asyncio.Lock
+    """Held during a call, so that what appears meanwhile is that call's."""
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        """The manifest, by path."""
+
+    async def opened(self) -> Path:
+        """The folder, made now if it was not there.
+
+        Raises:
+            InfrastructureFailure: There is no room for it, or a file of the task cannot be read.
+        """
+
+    async def note(self, writer: str) -> tuple[str, ...]:
+        """Bring the manifest up to date: what has appeared or changed since the last time was written by `writer`.
+
+        Returns:
+            The paths of what has appeared or changed.
+
+        Raises:
+            TooManyFiles: The manifest is as it was.
+        """
+
+
+class OpenTools:
+    """The tools of one trajectory, an asynchronous context that lasts until the trajectory has been scored.
+
+    Args:
+        workspace: Where tools with `in_workspace` work.
+    """
+
+    def __init__(self, trajectory: Trajectory, workspace: Workspace | None = None):
         self._trajectory = trajectory
-        self._workspace = Workspace(trajectory.task)
+        self._workspace = workspace
         self._sessions: dict[str, Any] = {}
         self._opening = asyncio.Lock()
         self._left = AsyncExitStack()
         self._seconds: dict[str, float] = {}
 
     async def __aenter__(self) -> OpenTools:
-        await self._left.enter_async_context(self._workspace)
         return self
 
     async def __aexit__(self, *error: Any) -> None:
@@ -111,7 +145,9 @@ class OpenTools:
             call = replace(call, role=action.role, action=action.path)
         if tool.open is not None:
             call = replace(call, session=await self._session(tool))
-        return await self._run_in_workspace(tool, call) if tool.in_workspace else await tool.run(call)
+        if tool.in_workspace and self._workspace is not None:
+            return await self._run_in(self._workspace, tool, call)
+        return await tool.run(call)
 
     async def _session(self, tool: Tool) -> Any:
         assert tool.open is not None
@@ -121,14 +157,14 @@ class OpenTools:
                 self._sessions[tool.name] = await self._left.enter_async_context(tool.open(t.task.id, t.sample, t.step))
         return self._sessions[tool.name]
 
-    async def _run_in_workspace(self, tool: Tool, call: ToolCall) -> ToolResult:
+    async def _run_in(self, workspace: Workspace, tool: Tool, call: ToolCall) -> ToolResult:
         """Make a call in the trajectory's folder, and note which files it has written."""
-        async with self._workspace.turn:
-            self._trajectory.workspace = await self._workspace.opened()
+        async with workspace.turn:
+            self._trajectory.workspace = await workspace.opened()
             result = await tool.run(replace(call, workspace=self._trajectory.workspace))
             try:
-                written = await self._workspace.note(call.action)
+                written = await workspace.note(call.action)
             except TooManyFiles as error:
                 return replace(result, ok=False, output=f"{result.output}\n{error}".lstrip("\n"), files=())
-            self._trajectory.files = self._workspace.files
+            self._trajectory.files = workspace.files
             return replace(result, files=written)

@@ -27,7 +27,7 @@ from marl_plugins.core.failures import AgentFailure, InfrastructureFailure, RunE
 from marl_plugins.core.fields import Miscalled, as_text, listed
 from marl_plugins.core.scoring import ScoreAction, Scoring
 from marl_plugins.core.seeds import derive_seed
-from marl_plugins.core.tools import OpenTools, Tool
+from marl_plugins.core.tools import OpenTools, Tool, Workspace
 from marl_plugins.core.trajectory import Action, Generation, Task, ToolResult, Trajectory, action_path
 
 
@@ -462,6 +462,7 @@ async def run_workflow(
     generate: Generate,
     score_action: ScoreAction | None = None,
     score: Callable[[Trajectory], Awaitable[None]] | None = None,
+    workspace: Workspace | None = None,
     last_role: str | None = None,
     seconds: float | None = None,
 ) -> Trajectory:
@@ -472,6 +473,7 @@ async def run_workflow(
         sample: Index among the samples of the task.
         step, run_seed: Part of every request's seed.
         score: Gives the finished trajectory its outcome, while its workspace and its tools' sessions are there.
+        workspace: Where tools with `in_workspace` work; whoever opened it closes it.
         last_role: The role whose last action is scored with the label.
         seconds: Deadline of the agents' work; past it the trajectory is lost to infrastructure (`deadline`), because the agents
             themselves are bounded by turns, tokens and their tools' limits. Scores that are outstanding then have the same time
@@ -485,7 +487,7 @@ async def run_workflow(
     scoring = Scoring(trajectory, score_action, last_role)
     started = time.monotonic()
     main = asyncio.current_task()
-    async with OpenTools(trajectory) as opened:
+    async with OpenTools(trajectory, workspace) as opened:
         running = _InProgress(trajectory, run_seed, generate, scoring, opened)
         try:
             async with trajectory.lost_after(seconds, "not finished"):

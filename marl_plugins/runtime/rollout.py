@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 
 from marl_plugins.core.processes import Engines
@@ -13,6 +14,7 @@ from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
 from marl_plugins.core.workflow import Call, RoleSpec, Workflow, run_workflow
 from marl_plugins.manager import Plugins
 from marl_plugins.run import Run
+from marl_plugins.sandbox.workspace import Workspace, Workspaces
 
 EVALUATION = -1
 """Stands for the step in an evaluation's seeds."""
@@ -93,20 +95,28 @@ class Rollout:
         async def score(trajectory: Trajectory) -> None:
             await score_outcome(trajectory, self.score_outcome, self.task_seconds, self.roles)
 
-        return await run_workflow(
-            self.workflow,
-            task,
-            sample,
-            step=step,
-            run_seed=self.run.args.train.seed,
-            roles=roles,
-            tools=self.tools,
-            generate=self.generate,
-            score_action=score_action,
-            score=score,
-            last_role=list(roles)[-1],
-            seconds=self.task_seconds,
-        )
+        async with self.workspace_of(task) as workspace:
+            return await run_workflow(
+                self.workflow,
+                task,
+                sample,
+                step=step,
+                run_seed=self.run.args.train.seed,
+                roles=roles,
+                tools=self.tools,
+                generate=self.generate,
+                score_action=score_action,
+                score=score,
+                workspace=workspace,
+                last_role=list(roles)[-1],
+                seconds=self.task_seconds,
+            )
+
+    def workspace_of(self, task: Task) -> AbstractAsyncContextManager[Workspace | None]:
+        """A trajectory's folder, if any tool works in one."""
+        if any(tool.in_workspace for tool in self.tools.values()):
+            return self.run.state(Workspaces).of(task)
+        return nullcontext()
 
     async def generate(self, call: Call) -> Generation:
         """Answer a request of a role, or of a plugin, through `marl_generate`."""

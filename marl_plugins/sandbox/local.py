@@ -16,7 +16,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -187,10 +187,22 @@ class LocalSandbox:
 
 
 class OnDemand:
-    """A sandbox that is opened with its first program, and anew in another event loop; what nobody closes ends with this object."""
+    """A sandbox that is opened with its first program, and anew in another event loop; what nobody closes ends with this object.
 
-    def __init__(self, config: SandboxConfig, *, packages: bool = True, concurrency: int | None = None):
+    Args:
+        workspaces: Gives the folder in which all workspaces lie that are kept.
+    """
+
+    def __init__(
+        self,
+        config: SandboxConfig,
+        *,
+        packages: bool = True,
+        concurrency: int | None = None,
+        workspaces: Callable[[], Path] | None = None,
+    ):
         self._open = partial(LocalSandbox, config, packages=packages, concurrency=concurrency)
+        self._workspaces = workspaces
         self._opened: tuple[asyncio.AbstractEventLoop, LocalSandbox] | None = None
 
     @property
@@ -202,7 +214,7 @@ class OnDemand:
         """
         loop = asyncio.get_running_loop()
         if self._opened is None or self._opened[0] is not loop:
-            self._opened = (loop, self._open())
+            self._opened = (loop, self._open(workspaces=self._workspaces and self._workspaces()))
         return self._opened[1]
 
     async def close(self) -> None:

@@ -1,12 +1,14 @@
 """The `python` tool: runs a role's programs in the sandbox, and makes an answer of whatever they do.
 
-Each call gets a fresh empty folder. How well a program is isolated is the sandbox's matter (marl_plugins/sandbox/levels.py).
+Each call gets a fresh empty folder, or works in the trajectory's own (`workspace: true`). How well a program is isolated is the
+sandbox's matter (marl_plugins/sandbox/levels.py).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from marl_plugins.core.recipe import PythonToolConfig, SandboxConfig
 from marl_plugins.core.tools import Tool, ToolCall
@@ -34,6 +36,7 @@ def python_tool(config: PythonToolConfig, sandbox: OnDemand | None = None) -> To
         find_programs,
         calls_per_answer=config.calls_per_answer,
         seconds_per_trajectory=config.seconds_per_trajectory,
+        in_workspace=config.workspace,
     )
 
 
@@ -42,18 +45,24 @@ def runner(config: PythonToolConfig, sandbox: OnDemand | None = None) -> Callabl
     opened = sandbox or sandbox_of(config, SandboxConfig())
 
     async def run(call: ToolCall) -> ToolResult:
-        return await run_program(call.text, config, opened.sandbox)
+        return await run_program(call.text, config, opened.sandbox, call.workspace)
 
     return run
 
 
-def sandbox_of(config: PythonToolConfig, sandbox: SandboxConfig) -> OnDemand:
-    """The sandbox of the tool's programs."""
-    return OnDemand(sandbox, packages=config.packages, concurrency=config.concurrency)
+def sandbox_of(config: PythonToolConfig, sandbox: SandboxConfig, workspaces: Callable[[], Path] | None = None) -> OnDemand:
+    """The sandbox of the tool's programs.
+
+    Args:
+        workspaces: Gives the folder in which all workspaces lie.
+    """
+    return OnDemand(sandbox, packages=config.packages, concurrency=config.concurrency, workspaces=workspaces)
 
 
-async def run_program(program: str, config: PythonToolConfig, sandbox: Sandbox) -> ToolResult:
-    """Run one program; what it printed, and what stopped it.
+async def run_program(
+    program: str, config: PythonToolConfig, sandbox: Sandbox, workspace: Path | None = None
+) -> ToolResult:
+    """Run one program, in a fresh folder unless there is a workspace; what it printed, and what stopped it.
 
     Raises:
         InfrastructureFailure: It could not be run; no program is to blame for that.
@@ -65,6 +74,6 @@ async def run_program(program: str, config: PythonToolConfig, sandbox: Sandbox) 
         disk_mb=config.disk_mb,
         output_chars=config.output_chars,
     )
-    completed = await sandbox.run(Program(program, limits=limits, merged=True))
+    completed = await sandbox.run(Program(program, limits=limits, merged=True), workspace)
     output = "\n".join(filter(None, [completed.stdout.rstrip("\n"), completed.reason]))
     return ToolResult("python", program, output, completed.status == "finished", completed.seconds, completed.names)

@@ -1,4 +1,4 @@
-"""The files of one trajectory: a folder that its tools' programs share, and a manifest that says which action wrote what.
+"""Workspaces: the files of one trajectory, in a folder that its tools' programs share, and who wrote them.
 
 The folder is made at the first call that needs it, holds copies of the task's files (`Task.files`), and stays until the
 trajectory is scored. After every call it is looked through: what is new or changed belongs to the action that made the call.
@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from marl_plugins.core.failures import InfrastructureFailure
-from marl_plugins.core.folders import remove
+from marl_plugins.core.tools import TooManyFiles
 from marl_plugins.core.trajectory import File, Task
+from marl_plugins.sandbox.server import new_root
+from marl_plugins.sandbox.supervisor import remove
 
 MOST_FILES = 2000
 """Files beyond that are not looked at, and the call that left them has failed."""
@@ -27,8 +29,31 @@ Mark = tuple[int, int, int, int]
 last one is the kernel's; programs cannot set it."""
 
 
-class TooManyFiles(Exception):
-    """A program left more files than a workspace may hold."""
+class Workspaces:
+    """The workspaces of one run, in a folder of its own."""
+
+    def __init__(self) -> None:
+        self._root: Path | None = None
+
+    @property
+    def root(self) -> Path:
+        """The folder in which they lie, made now if it was not there.
+
+        Raises:
+            InfrastructureFailure: There is no room for it.
+        """
+        self._root = self._root or new_root(shared=os.getuid() == 0)
+        return self._root
+
+    def of(self, task: Task) -> Workspace:
+        """A new one."""
+        return Workspace(task, self)
+
+    def close(self) -> None:
+        """Remove them all."""
+        root, self._root = self._root, None
+        if root is not None:
+            remove(os.fspath(root))
 
 
 @dataclass(frozen=True)
@@ -38,23 +63,14 @@ class _Known:
 
 
 class Workspace:
-    """The folder of one trajectory; use it as an asynchronous context.
+    """The folder of one trajectory, an asynchronous context. See `core.tools.Workspace`."""
 
-    Args:
-        task: Whose files are copied into it.
-    """
-
-    def __init__(self, task: Task):
+    def __init__(self, task: Task, workspaces: Workspaces):
         self._task = task
+        self._workspaces = workspaces
         self._folder: Path | None = None
         self._known: dict[str, _Known] = {}
         self.turn = asyncio.Lock()
-        """Held during a call, so that what appears meanwhile is that call's."""
-
-    @property
-    def folder(self) -> Path | None:
-        """None until a call has needed it."""
-        return self._folder
 
     @property
     def files(self) -> tuple[File, ...]:
@@ -77,14 +93,14 @@ class Workspace:
         return self._folder
 
     def _make(self) -> Path:
-        folder = Path(tempfile.mkdtemp(prefix="marl-workspace-"))
+        folder = Path(tempfile.mkdtemp(dir=self._workspaces.root))
         try:
             for name, source in self._task.files.items():
                 place = folder / name
                 place.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, place)
         except OSError:
-            remove(folder)
+            remove(os.fspath(folder))
             raise
         return folder
 
@@ -110,7 +126,7 @@ class Workspace:
         folder, self._folder = self._folder, None
         if folder is not None:
             with contextlib.suppress(OSError):  # what cannot be removed is left: no run ends for it
-                await asyncio.shield(asyncio.to_thread(remove, folder))
+                await asyncio.shield(asyncio.to_thread(remove, os.fspath(folder)))
 
 
 def scan(folder: Path, writer: str, known: dict[str, _Known]) -> dict[str, _Known]:
