@@ -23,6 +23,7 @@ EXTRAS = {
     "coach": (coach.NEEDED, "a coach at an endpoint"),
     "math": (("math_verify",), "grading formulas"),
     "plots": (("matplotlib",), "curves.png"),
+    "tables": (("pandas", "scipy", "sklearn"), "the recipe dsbench"),
 }
 """Modules of this package's extras, and their purpose; for TensorBoard see services.check_trackers."""
 
