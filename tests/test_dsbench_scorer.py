@@ -319,10 +319,10 @@ def test_the_summary_counts_what_failed(tmp_path):
     made = {"engineer": True, "analyst": False}
     found = scorer.summary(
         [
-            scorer.Result("classification", good, 0.5, {"engineer": True, "analyst": True}),
-            scorer.Result("classification", failed, made=made),
-            scorer.Result("regression", close, 1.0, {"engineer": True, "analyst": True}),
-            scorer.Result("regression", failed, made={"engineer": False, "analyst": False}),
+            scorer.Result("classification", "roc_auc", good, 0.5, {"engineer": True, "analyst": True}),
+            scorer.Result("classification", "roc_auc", failed, made=made),
+            scorer.Result("regression", "rmse", close, 1.0, {"engineer": True, "analyst": True}),
+            scorer.Result("regression", "rmse", failed, made={"engineer": False, "analyst": False}),
         ]
     )
     expected = {

@@ -21,6 +21,7 @@ class ToolCall:
         text: What the agent or the workflow wrote.
         task, sample, step: Whose trajectory it belongs to.
         role, action: The role and the path of the action that made the call; empty when the workflow made it.
+        turn: Of that action, counted from 0 in its conversation.
         session: What the tool's `open` has given for this trajectory.
         workspace: The trajectory's folder, where the tool works in one.
     """
@@ -31,6 +32,7 @@ class ToolCall:
     step: int
     role: str = ""
     action: str = ""
+    turn: int = 0
     session: Any = None
     workspace: Path | None = None
 
@@ -142,7 +144,7 @@ class OpenTools:
         t = self._trajectory
         call = ToolCall(text, t.task.id, t.sample, t.step)
         if action is not None:
-            call = replace(call, role=action.role, action=action.path)
+            call = replace(call, role=action.role, action=action.path, turn=action.turn)
         if tool.open is not None:
             call = replace(call, session=await self._session(tool))
         if tool.in_workspace and self._workspace is not None:

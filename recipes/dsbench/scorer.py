@@ -424,11 +424,13 @@ class Result:
 
     Args:
         type: classification or regression.
+        metric: Its name.
         gap: `relative_gap` of a valid submission.
         made: By role, whether the files that it has to make were there at the end.
     """
 
     type: str
+    metric: str
     scored: Scored
     gap: float = 0.0
     made: dict | None = None

@@ -1,0 +1,16 @@
+"""A coach that sees only whether an action's own program ran: who has broken it is not asked. A control for tiny_rubric.py."""
+
+from pathlib import Path
+
+from marl_plugins.coach.rubric import Criterion
+from marl_plugins.loading import load_file
+
+tiny = load_file(Path(__file__).with_name("tiny_rubric.py"), "marl_recipe_dsbench_tiny_rubric")
+
+
+def ran(action, seen):
+    return bool(action.tool_results) and all(result.ok for result in action.tool_results)
+
+
+RAN = Criterion("its program ran", 5, ran)
+RUBRIC = {"engineer": [RAN], "modeler": [RAN], "analyst": [RAN, tiny.SOLVED]}

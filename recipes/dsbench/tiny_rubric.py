@@ -1,0 +1,34 @@
+"""The strict coach of the tiny recipe: whether each word is the right one; for the last, also whether the task is solved."""
+
+from pathlib import Path
+
+from marl_plugins.coach.rubric import Criterion
+from marl_plugins.loading import load_file
+
+HERE = Path(__file__).resolve().parent
+pipeline = load_file(HERE / "pipeline.py", "marl_recipe_dsbench_pipeline")
+grader = load_file(HERE / "grader.py", "marl_recipe_dsbench_grader")
+tiny_grader = load_file(HERE / "tiny_grader.py", "marl_recipe_dsbench_tiny_grader")
+
+
+def stage_of(action):
+    """The decision that an action makes: its role's first, second, ... in the order of its turns."""
+    return pipeline.BY_ROLE[action.role][action.turn]
+
+
+def is_right(action, seen):
+    card = seen.messages[0][1].splitlines()[0]
+    return action.text.strip() == pipeline.right(stage_of(action).name, card)
+
+
+async def is_solved(action, seen):
+    result = await grader.judged(seen.label, seen)
+    return result is not None and result.gap >= tiny_grader.ENOUGH
+
+
+SOLVED = Criterion("the task is solved", 5, is_solved, needs_label=True)
+RUBRIC = {
+    "engineer": [Criterion("the right word", 5, is_right)],
+    "modeler": [Criterion("the right word", 5, is_right)],
+    "analyst": [Criterion("the right word", 5, is_right), SOLVED],
+}
