@@ -73,7 +73,7 @@ texts = [c for c in test.select_dtypes(exclude="number") if c != ID]
 """,
         {
             "onehot": """known = pd.concat([train[texts], test[texts]])
-known = pd.get_dummies(known, dtype=float)
+known = pd.get_dummies(known, dtype=float) if texts else known
 train = train.drop(columns=texts).join(known[: len(train)])
 test = test.drop(columns=texts).join(known[len(train) :])
 """,

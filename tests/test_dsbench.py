@@ -1,0 +1,603 @@
+"""The recipe dsbench: the benchmark's layout, generated tasks, the programs of words, and who is to blame for what."""
+
+import asyncio
+import csv
+import hashlib
+import json
+import random
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from simulated import CharacterChat
+from warm_programs import Programs
+
+from marl_plugins.coach.rubric import RubricCoach, load_rubric
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.prompts import prompt_renderer
+from marl_plugins.core.scoring import Seen, SeenLast
+from marl_plugins.core.scoring import score_outcome as score_trajectory
+from marl_plugins.core.shipped import recipes_root
+from marl_plugins.core.trajectory import Generation, ToolResult
+from marl_plugins.core.workflow import RoleSpec, Sampling, Tool, run_workflow
+from marl_plugins.loading import load_file
+from marl_plugins.plan.build import build_plan
+
+FOLDER = recipes_root() / "dsbench"
+layout, pipeline, tables, root_cause, demonstrations, grader, rubric = (
+    load_file(FOLDER / f"{name}.py", f"marl_recipe_dsbench_{name}")
+    for name in ("layout", "pipeline", "tables", "root_cause", "demonstrations", "grader", "rubric")
+)
+plugin = load_file(FOLDER / "dsbench.py", "test_dsbench_plugin")
+scorer = layout.scorer
+RIGHT = "right"
+
+
+@pytest.fixture(scope="module")
+def data():
+    return plugin.root("generated:0")
+
+
+@pytest.fixture(scope="module")
+def programs():
+    warm = Programs()
+    yield warm
+    warm.close()
+
+
+# --- the benchmark's layout --------------------------------------------------------------------------------------------------
+
+
+def test_the_table_has_the_74_tasks_and_their_metrics():
+    known = layout.cards(FOLDER)
+    metrics = Counter(card.metric for card in known.values())
+    assert len(known) == 74 and metrics["roc_auc"] == 23 and metrics["rmsle"] == 11 and metrics["rmse"] == 9
+    assert metrics["accuracy"] == 7 and metrics["mae"] == metrics["smape"] == 4 and len(metrics) == 20
+    assert known["titanic"].targets == ("Survived",) and known["playground-series-s4e3"].targets[-1] == "Other_Faults"
+    assert sum(card.split == "eval" for card in known.values()) == 8
+    assert {card.best for card in known.values() if card.metric in ("rmse", "log_loss")} == {0.0}
+
+
+def benchmark(root, names=("titanic", "playground-series-s3e18", "conways-reverse-game-of-life-2020")):
+    """A folder in the layout, with rows of one's own."""
+    columns = {"titanic": ["PassengerId", "Survived"], "playground-series-s3e18": ["id", "EC1", "EC2"]}
+    for name in names:
+        header = columns.get(name, ["id", "stop_0", "stop_1"])
+        for folder, files in (
+            (f"data_resplit/{name}", ("train", "test", "gender_submission")),
+            (f"answers/{name}", ("test_answer",)),
+        ):
+            (root / folder).mkdir(parents=True)
+            for file in files:
+                rows = [header, *([n, *([n % 2] * (len(header) - 1))] for n in range(4))]
+                with (root / folder / f"{file}.csv").open("w", newline="") as out:
+                    csv.writer(out).writerows(rows)
+        (root / "task").mkdir(exist_ok=True)
+        (root / "task" / f"{name}.txt").write_text(f"Predict {name}.")
+    (root / "data_resplit" / names[0] / ".DS_Store").write_text("")
+    return root
+
+
+def split_file(path, names, lines=False):
+    """As MAPPA's: the tasks of a split, with the folders of their data."""
+    items = [
+        {"prompt": "p", "answer": None, "metadata": {"task_id": n, "train_file": f"./data_resplit/{n}/train.csv"}}
+        for n in names
+    ]
+    path.write_text("\n".join(map(json.dumps, items)) if lines else json.dumps(items))
+    return path
+
+
+@pytest.mark.parametrize("lines", [False, True])
+def test_the_real_layout_is_read_by_a_split_of_mappas_form(lines, tmp_path):
+    root = benchmark(tmp_path / "data")
+    names = ["conways-reverse-game-of-life-2020", "playground-series-s3e18", "titanic"]
+    tasks = layout.load(root, "train", split_file(tmp_path / "split.json", names, lines))
+    assert [t.id for t in tasks] == names and tasks[2].prompt == "Predict titanic."
+    assert [t.metadata["targets"] for t in tasks] == [["stop_0", "stop_1"], ["EC1", "EC2"], ["Survived"]]
+    assert [t.metadata["type"] for t in tasks] == ["regression", "classification", "classification"]
+    card = layout.card_of(tasks[2].label)
+    assert card.answer.is_file() and card.inputs["sample_submission.csv"].name == "gender_submission.csv"
+    for task in tasks:
+        card = layout.card_of(task.label)
+        assert scorer.score(card, card.answer, card.answer).value == pytest.approx(card.best)
+
+
+def test_everything_that_is_missing_is_named_with_its_file_and_the_cure(tmp_path):
+    root = benchmark(tmp_path / "data")
+    (root / "answers" / "titanic" / "test_answer.csv").unlink()
+    (root / "data_resplit" / "playground-series-s3e18" / "more.csv").write_text("x\n")
+    answer = root / "answers" / "conways-reverse-game-of-life-2020" / "test_answer.csv"
+    answer.write_text("ID,stop_0\n1,1\n")
+    names = [
+        "titanic",
+        "playground-series-s3e18",
+        "conways-reverse-game-of-life-2020",
+        "playground-series-s3e1",
+        "titanicc",
+    ]
+    with pytest.raises(ConfigurationError) as caught:
+        layout.load(root, "train", split_file(tmp_path / "split.json", names))
+    text = "\n".join(caught.value.problems)
+    for part in (
+        f"{root}/answers/titanic/test_answer.csv: no such file; restore it",
+        "one file is the sample submission, got gender_submission.csv, more.csv",
+        f"{answer}: has no column 'id' (it has ID, stop_0)",
+        f"{root}/task/playground-series-s3e1.txt: no such file",
+        "there is no task 'titanicc'",
+        "did you mean 'titanic'?",
+    ):
+        assert part in text
+    assert caught.value.count == 8
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '[{"a": 1}]', '["titanic"]'])
+def test_a_split_without_names_is_refused(content, tmp_path):
+    (tmp_path / "split.json").write_text(content)
+    with pytest.raises(ConfigurationError, match="split"):
+        layout.names_in(tmp_path / "split.json")
+
+
+def test_a_table_of_ones_own_is_checked(tmp_path):
+    (tmp_path / layout.TABLE).write_text("name,metric,id,targets,split\na,rmsee,id,y,train\nb,rmse,,y,train\n")
+    with pytest.raises(ConfigurationError) as caught:
+        layout.cards(tmp_path)
+    assert "there is no metric 'rmsee'; did you mean 'rmse'?" in caught.value.problems[0]
+    assert "benchmark.csv:3: 'id' is missing" in caught.value.problems[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [(["--dsbench.data", "nowhere"], "no such folder"), (["--dsbench.data", "generated:x"], "expected generated:SEED")],
+)
+def test_data_that_are_not_there_are_a_problem_of_the_plan(words, part):
+    with pytest.raises(ConfigurationError, match=part):
+        build_plan(["--recipe", str(FOLDER / "tiny.yaml"), *words])
+
+
+# --- generated tasks ---------------------------------------------------------------------------------------------------------
+
+
+def digest(folder):
+    return {
+        str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.rglob("*") if p.is_file()
+    }
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_gives_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "EACH", 2)
+    made = []
+    for number, seed in enumerate((5, 5, 6)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        tables.generate(folder, seed, ("rentals", "cancer"))
+        made.append(digest(folder))
+    assert made[0] == made[1] and len(made[0]) == 1 + 2 * 2 * 5
+    assert made[0].keys() == made[2].keys()
+    same = {name for name in made[0] if made[0][name] == made[2][name]}
+    assert all(name.startswith("task/") for name in same)
+
+
+def test_64_tasks_are_to_train_and_6_held_out_in_the_real_layout(data):
+    train, held_out = layout.load(data, "train"), layout.load(data, "eval")
+    assert (len(train), len(held_out)) == (64, 6)
+    assert Counter(t.metadata["type"] for t in held_out) == {"classification": 4, "regression": 2}
+    assert len({t.metadata["words"] for t in (*train, *held_out)}) == 70
+    trained = {t.metadata["words"].rpartition(" ")[0] for t in train}
+    assert {t.metadata["words"].rpartition(" ")[0] for t in held_out} <= trained
+
+
+def test_they_hold_what_is_planted(data):
+    import numpy as np
+    import pandas as pd
+
+    for card in layout.cards(data).values():
+        train, test = pd.read_csv(card.data / "train.csv"), pd.read_csv(card.data / "test.csv")
+        answer = pd.read_csv(card.answer)
+        assert list(answer["id"]) == list(test["id"]) and not set(test["id"]) & set(train["id"])
+        assert not answer["id"].is_monotonic_increasing
+        assert not set(card.targets) & set(test), "the answer is in no file of the agents'"
+        numbers = train.select_dtypes("number").drop(
+            columns=["id", *(t for t in card.targets if t in train)], errors="ignore"
+        )
+        assert train["f0"].isna().mean() > 0.05 and train["city"].nunique() >= 4
+        spread = numbers.std()
+        assert spread[spread > 0].max() / spread[spread > 0].min() > 1e5
+        noise = numbers[[c for c in numbers if c.startswith("g")]]
+        assert (abs(noise) > 4 * noise.std()).to_numpy().any(), "outliers"
+        if card.metric == "rmsle":
+            assert train["count"].skew() > 1.5 and (train["count"] >= 0).all()
+        sample = scorer.score(card, card.answer, card.samples[0]).value
+        assert sample is not None and np.isfinite(card.best)
+        assert scorer.METRICS[card.metric].higher == (card.best > sample)
+
+
+# --- words as programs -------------------------------------------------------------------------------------------------------
+
+
+class Run:
+    """The ten programs of one task, one after the other in a workspace; those of right words are run once, and kept."""
+
+    def __init__(self, card, programs, folder):
+        self.card, self.programs, self.folder, self.after = card, programs, folder, []
+        self.baseline = scorer.score(card, card.answer, card.samples[0]).value
+        (folder / "0").mkdir()
+        for name, source in card.inputs.items():
+            shutil.copy(source, folder / "0" / name)
+        for number, stage in enumerate(pipeline.STAGES):
+            shutil.copytree(folder / str(number), folder / str(number + 1))
+            ran = self.execute(stage, RIGHT, folder / str(number + 1))
+            assert ran.ok, ran.output
+
+    def execute(self, stage, word, workspace):
+        word = pipeline.right(stage.name, self.card.words) if word == RIGHT else word
+        return self.programs.run(pipeline.expand(stage, word, self.card.id, self.card.targets), workspace)
+
+    def with_word(self, stage, word):
+        """The first stage whose program fails, the gap, and the stages that are charged, where one word is another one."""
+        number, workspace = pipeline.STAGES.index(stage), self.folder / "wrong"
+        shutil.rmtree(workspace, ignore_errors=True)
+        shutil.copytree(self.folder / str(number), workspace)
+        failed = None
+        for later in pipeline.STAGES[number:]:
+            ran = self.execute(later, word if later is stage else RIGHT, workspace)
+            if not ran.ok:
+                failed = later.name
+                break
+        written = {p.name for p in workspace.iterdir()} - set(self.card.inputs)
+        found = scorer.score(self.card, self.card.answer, workspace / "submission.csv")
+        gap = None if found.value is None else scorer.relative_gap(found.value, self.baseline, self.card.best)
+        return failed, gap, set(root_cause.faults(workspace, written))
+
+
+ELSEWHERE = {
+    ("impute", "none"): "size",
+    ("encode", "none"): "size",
+    ("save", "train"): "predict",
+    ("save", "noids"): "write",
+    ("save", "swapped"): "size",
+    ("keep", "params"): "predict",
+    ("keep", "scores"): "predict",
+    ("keep", "elsewhere"): "predict",
+}
+"""Wrong words that show first in the program of another role, whatever the task."""
+OPAQUE = {"scale", "target", "model", "size"}
+"""Decisions within a model, which is not looked into (nothing of an agent's is unpickled): charged where they show."""
+
+
+@pytest.mark.parametrize("kind", ["visitors", "rings", "profits", "rentals", "iris"])
+def test_every_wrong_word_costs_success_and_many_fail_in_another_roles_program(kind, data, programs, tmp_path):
+    run = Run(layout.cards(data)[f"{kind}-2"], programs, tmp_path)
+    submission = tmp_path / "10" / "submission.csv"
+    assert scorer.score(run.card, run.card.answer, submission).value == pytest.approx(run.card.best)
+    written = {p.name for p in (tmp_path / "10").iterdir()} - set(run.card.inputs)
+    assert root_cause.faults(tmp_path / "10", written) == {}
+    harmless, crashed, role_of = [], Counter(), {s.name: s.role for s in pipeline.STAGES}
+    for stage in pipeline.STAGES:
+        for word in stage.options:
+            if word == pipeline.right(stage.name, run.card.words):
+                continue
+            failed, gap, charged = run.with_word(stage, word)
+            if gap is not None and gap >= 0.9:
+                harmless.append((stage.name, word, gap))
+            if failed is not None:
+                crashed[role_of[failed] == stage.role] += 1
+            if (stage.name, word) in ELSEWHERE:
+                assert failed == ELSEWHERE[stage.name, word] and charged == {stage.name}, (word, charged)
+            elif stage.name in OPAQUE:
+                assert charged <= {"size", "predict"}, (stage.name, word, charged)
+            else:
+                assert charged <= {stage.name}, (stage.name, word, charged)
+            assert (gap is not None) == (failed is None and not charged) or stage.name == "target" or word == "proba"
+    assert not harmless, harmless
+    assert crashed[False] >= 8 and sum(crashed.values()) <= 20, crashed
+
+
+def test_a_word_that_a_decision_does_not_have_fails_in_its_own_program(programs, tmp_path):
+    for word in ("", "ridge", "'); import os #", "x" * 500):
+        (folder := tmp_path / f"w{len(word)}").mkdir()
+        ran = programs.run(pipeline.expand(pipeline.STAGES[0], word, "id", ["y"]), folder)
+        assert not ran.ok and "impute: got" in ran.output and "median, zero, none, drop" in ran.output
+
+
+def test_names_of_columns_are_data_of_a_program(programs, tmp_path):
+    """A column may have any name; it never becomes code."""
+    name = "a'\"; raise SystemExit(3) #"
+    rows = [["my id", "x", name], *([n, n / 7, n % 3] for n in range(30))]
+    for file, width in (("train.csv", 3), ("test.csv", 2)):
+        with (tmp_path / file).open("w", newline="") as out:
+            csv.writer(out).writerows(row[:width] for row in rows)
+    for stage in pipeline.STAGES:
+        word = {"target": "plain", "model": "ridge", "predict": "value", "impute": "median"}.get(stage.name)
+        ran = programs.run(
+            pipeline.expand(stage, word or pipeline.right(stage.name, "rmse linear gaps 0"), "my id", [name]), tmp_path
+        )
+        assert ran.ok, ran.output
+    assert list(scorer.read_table(tmp_path / "submission.csv", None)) == ["my id", name]
+
+
+# --- whole trajectories ------------------------------------------------------------------------------------------------------
+
+
+class Workspaces:
+    """What the tool `python` does with a workspace: a folder per trajectory, and a manifest after every action."""
+
+    def __init__(self, folder, programs, data):
+        self.folder, self.programs, self.cards, self.files = folder, programs, layout.cards(data), {}
+
+    def tool(self, config):
+        async def run(call):
+            workspace = self.folder / f"{call.task}-{call.sample}"
+            if not workspace.exists():
+                workspace.mkdir()
+                for name, source in self.cards[call.task].inputs.items():
+                    shutil.copy(source, workspace / name)
+                self.note(workspace, "")
+            ran = self.programs.run(call.text, workspace)
+            self.note(workspace, call.action)
+            return ToolResult("python", call.text, ran.output, ran.ok)
+
+        return Tool("python", run, lambda text: [])
+
+    def note(self, workspace, writer):
+        known = {entry.path: entry for entry in self.files.get(workspace, ())}
+        entries = []
+        for path in sorted(workspace.iterdir()):
+            content = path.read_bytes()
+            entry = SimpleNamespace(
+                path=path.name, size=len(content), sha256=hashlib.sha256(content).hexdigest(), writer=writer
+            )
+            old = known.get(path.name)
+            entries.append(old if old and old.sha256 == entry.sha256 else entry)
+        self.files[workspace] = tuple(entries)
+
+
+@pytest.fixture
+def played(data, programs, tmp_path, monkeypatch):
+    """`played(task id, {stage: word})`: a trajectory of agents who say the right words but for these, with its outcome."""
+    workspaces = Workspaces(tmp_path, programs, data)
+    monkeypatch.setattr("marl_plugins.tools.python.python_tool", workspaces.tool)
+    plan = build_plan(["--recipe", str(FOLDER / "tiny.yaml")])
+    run, chat = plan.run, CharacterChat()
+    tools = {tool.name: tool for answer in plan.plugins.hook.marl_tools(run=run) for tool in answer or ()}
+    tasks = {task.id: task for split in ("train", "eval") for task in plan.tasks(split)}
+
+    def spec(name, config):
+        render = prompt_renderer(run.prompt(name), run.system(name))
+        own = tuple(tools[t] for t in config.tools)
+        return RoleSpec(name, name, render, chat, Sampling(1.0, 1.0, None, 9000), own, config.max_turns, None, False)
+
+    roles = {name: spec(name, config) for name, config in run.recipe.roles.items()}
+
+    def play(name, wrong):
+        task, shown = tasks[name], []
+
+        async def generate(call):
+            prompt = chat.text(call.context_ids)
+            shown.append(prompt)
+            asked = prompt.split("?")[-2].split("\n")[-1]
+            ids = (*chat.encode(wrong.get(asked) or pipeline.right(asked, task.metadata["words"])), ord("^"))
+            return Generation(ids, tuple(-0.5 for _ in ids), "stop", call.policy, 0)
+
+        async def whole():
+            trajectory = await run_workflow(
+                run.workflow_module.run,
+                task,
+                0,
+                step=1,
+                run_seed=0,
+                roles=roles,
+                tools=tools,
+                generate=generate,
+                seconds=300,
+            )
+            trajectory.workspace = tmp_path / f"{name}-0"
+            trajectory.files = workspaces.files[trajectory.workspace]
+            await score_trajectory(
+                trajectory, lambda t: plan.plugins.hook.marl_score_outcome(run=run, trajectory=t), 60, list(roles)
+            )
+            return trajectory
+
+        trajectory = asyncio.run(whole())
+        trajectory.actions.sort(key=lambda a: (list(roles).index(a.role), a.turn))
+        return trajectory, shown
+
+    return play
+
+
+def scores(trajectory, file):
+    """What a rubric says of each action, by its decision."""
+    coach = RubricCoach(load_rubric(FOLDER / file, pipeline.ROLES))
+
+    async def judge():
+        found = {}
+        for action in trajectory.actions:
+            seen = Seen.of(trajectory, action)
+            if action is trajectory.actions[-1]:
+                seen = SeenLast(**vars(seen), label=trajectory.task.label, answer=trajectory.answer)
+            object.__setattr__(seen, "workspace", trajectory.workspace)
+            object.__setattr__(seen, "files", trajectory.files)
+            found[pipeline.BY_ROLE[action.role][action.turn].name] = (await coach.judge(action, seen)).share
+        return found
+
+    return asyncio.run(judge())
+
+
+def test_good_agents_solve_a_task_in_ten_turns(played):
+    trajectory, shown = played("profits-6", {})
+    assert [(a.role, a.turn) for a in trajectory.actions] == [
+        (role, turn) for role in pipeline.ROLES for turn in range(len(pipeline.BY_ROLE[role]))
+    ]
+    assert trajectory.outcome == 1.0 and trajectory.agent_failure is None
+    parts = trajectory.outcome_parts
+    assert parts["valid"] == 1.0 and parts["gap"] == pytest.approx(1.0) and parts["rmse"] < 30
+    assert parts["made/engineer"] == parts["made/modeler"] == parts["made/analyst"] == 1.0
+    for file in ("tiny_rubric.py", "symptom_rubric.py", "root_cause_rubric.py"):
+        assert set(scores(trajectory, file).values()) == {1.0}, file
+    assert all(prompt.startswith("u:rmse linear gaps 20\n") for prompt in shown)
+    assert max(len(prompt) for prompt in shown) < 448 - 12
+    writer = {entry.path: entry.writer for entry in trajectory.files}
+    assert (
+        writer["train.csv"] == ""
+        and writer["X_test.csv"].startswith("engineer.")
+        and writer["model.joblib"].startswith("modeler.")
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "symptom", "cause"),
+    [
+        ({"encode": "none"}, {"size", "keep", "predict", "write"}, {"encode"}),
+        ({"save": "train"}, {"predict", "write"}, {"save"}),
+        ({"keep": "elsewhere"}, {"predict", "write"}, {"keep"}),
+        ({"impute": "drop"}, set(), set()),
+        ({"write": "head"}, set(), {"write"}),
+    ],
+)
+def test_who_is_charged_with_a_fault(wrong, symptom, cause, played):
+    """The symptom is charged to whose program failed, the cause to who made it, lost quality to nobody but the strict coach."""
+    trajectory, _ = played("visitors-6", wrong)
+    assert trajectory.outcome == 0.0
+    (at,) = wrong
+    stages = [s.name for s in pipeline.STAGES]
+    low = {"write": 0.0} | dict.fromkeys(stages, 0.0)
+    strict, seen, traced = (scores(trajectory, f) for f in ("tiny_rubric.py", "symptom_rubric.py", "root_cause_rubric.py"))
+    assert {s for s in stages[:-1] if strict[s] == low[s]} == {at} - {"write"}
+    assert {s for s in stages[:-1] if seen[s] == 0} == symptom - {"write"}
+    assert {s for s in stages[:-1] if traced[s] == 0} == cause - {"write"}
+    assert strict["write"] == (0.0 if at == "write" else 0.5), "its own word, and the outcome"
+    assert seen["write"] == (0.0 if "write" in symptom else 0.5)
+    assert traced["write"] == (0.0 if "write" in cause else 0.5)
+
+
+def test_what_came_with_the_task_is_no_submission(data, tmp_path):
+    card = layout.cards(data)["visitors-0"]
+    shutil.copy(card.answer, tmp_path / "submission.csv")
+    assert grader.judge(card, tmp_path, set()).scored.value is None
+    assert grader.judge(card, tmp_path, {"submission.csv"}).scored.value == 1.0
+
+
+# --- the coach of full-size models -------------------------------------------------------------------------------------------
+
+
+def action(role, turn=0, results=(), before=None):
+    return SimpleNamespace(role=role, turn=turn, tool_results=tuple(results), before=before, text="")
+
+
+def program(ok, output=""):
+    return ToolResult("python", "p", output, ok)
+
+
+def sees(*written):
+    return SimpleNamespace(files=tuple(SimpleNamespace(path=p, writer="x") for p in written))
+
+
+LOST = "Traceback ...\nFileNotFoundError: [Errno 2] No such file or directory: '{}'"
+
+
+def test_a_role_is_not_blamed_for_a_file_that_another_one_owed():
+    blamed = action("analyst", 1, [program(False, LOST.format("answer.csv"))])
+    for file in ("X_test.pkl", "/w/model.pkl"):
+        excused = action("analyst", 1, [program(False, LOST.format(file))])
+        assert rubric.runs(excused, sees("train.csv")) and rubric.makes_its_files(excused, sees()) == 1.0
+    assert not rubric.runs(blamed, sees()) and rubric.makes_its_files(blamed, sees()) == 0.0
+    there = sees("X_test.pkl", "model.pkl")
+    misnamed = action("analyst", 1, [program(False, LOST.format("X_test.pkl"))])
+    assert not rubric.runs(misnamed, there), "it was there; the program looked in another place"
+
+
+def test_what_a_role_owes_is_charged_once_no_turn_is_left():
+    first, last = (action("engineer", turn, [program(True)]) for turn in (0, 2))
+    assert rubric.makes_its_files(first, sees()) == 0.5 and rubric.makes_its_files(last, sees()) == 0.0
+    done = action("engineer", 1, before=first)
+    assert rubric.makes_its_files(done, sees("X_train.pkl")) == 0.0 and rubric.runs(done, sees())
+    assert rubric.makes_its_files(done, sees("X_train.pkl", "y_train.pkl", "X_test.pkl")) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "quality", "gap", "points"),
+    [
+        ("roc_auc", 0.85, {}, 1.0, 9),
+        ("roc_auc", 0.80, {}, 1.0, 8),
+        ("roc_auc", 0.65, {}, 1.0, 6),
+        ("roc_auc", 0.60, {}, 1.0, 4),
+        ("roc_auc", 0.50, {}, 1.0, 3),
+        ("rmsle", 0.1, {"rmse": 9.9}, 0.1, 9),
+        ("rmse", 5.0, {"rmse": 10.0}, 0.1, 8),
+        ("mae", 5.0, {"rmse": 49.0}, 0.1, 6),
+        ("mae", 5.0, {"rmse": 60.0}, 0.1, 4),
+        ("accuracy", 0.9, {"accuracy": 0.9}, 0.75, 9),
+        ("accuracy", 0.5, {"accuracy": 0.5}, 0.0, 3),
+        ("accuracy", None, None, 0.0, 0),
+    ],
+)
+def test_the_metric_caps_what_the_last_action_is_worth(metric, value, quality, gap, points):
+    result = scorer.Result("?", metric, scorer.Scored(value, quality=quality), gap)
+    assert rubric.cap(result) == points / 10
+
+
+def test_no_criterion_of_the_last_action_exceeds_the_cap(data, tmp_path):
+    card = layout.cards(data)["rings-0"]
+    shutil.copy(card.samples[0], tmp_path / "submission.csv")  # ROC-AUC 0.5: at most 3
+    seen = SeenLast("rings-0", "p", "analyst", (), (), label=str(card.answer), answer="")
+    object.__setattr__(seen, "workspace", tmp_path)
+    object.__setattr__(seen, "files", sees("submission.csv").files)
+    coach = RubricCoach(load_rubric(FOLDER / "rubric.py", pipeline.ROLES))
+    verdict = asyncio.run(coach.judge(action("analyst", 1, [program(True)]), seen))
+    assert verdict.score == pytest.approx(3.0)
+
+
+# --- the recipe --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", ["recipe.yaml", "tiny.yaml", "tiny_outcome.yaml"])
+def test_its_plan_has_no_warning(file, monkeypatch):
+    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda" if file == "recipe.yaml" else "cpu")
+    plan = build_plan(["--recipe", str(FOLDER / file)])
+    assert plan.run.warnings == ()
+    assert {name: role.max_turns for name, role in plan.run.recipe.roles.items()} == {
+        "engineer": 3,
+        "modeler": 5,
+        "analyst": 2,
+    }
+
+
+def test_planning_imports_neither_pandas_nor_scikit_learn(data):
+    code = (
+        "import sys; from marl_plugins.cli import main\n"
+        f"assert main(['train', '--recipe', {str(FOLDER / 'tiny.yaml')!r}, '--dry-run']) == 0\n"
+        "print([m for m in ('numpy', 'pandas', 'sklearn', 'scipy', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip().splitlines()[-1] == "[]", done.stdout[-500:] + done.stderr[-500:]
+
+
+def test_demonstrations_slip_so_often_that_success_is_rare_and_fit_the_prompts(data):
+    run = (plan := build_plan(["--recipe", str(FOLDER / "tiny.yaml")])).run
+    rng, slips, said = random.Random(0), [], 0
+    for task in plan.tasks("train") * 20:
+        for shown in demonstrations.demonstrate(task, rng):
+            stages = pipeline.BY_ROLE[shown.role]
+            assert [text.split("\n")[1] for text in shown.shown] == [f"{s.name}?" for s in stages[1:]]
+            prompt = prompt_renderer(run.prompt(shown.role), run.system(shown.role))(shown.fields)
+            assert prompt[-1]["content"].strip() == f"{task.metadata['words']}\n{stages[0].name}?"
+            for stage, word in zip(stages, shown.said, strict=True):
+                assert word in stage.options and len(word) < run.role(shown.role).max_new_tokens
+                slips.append(word != pipeline.right(stage.name, task.metadata["words"]))
+                said += 1
+    right = 1 - sum(slips) / said
+    assert 0.003 <= right**10 <= 0.005
+    assert {w for s in pipeline.STAGES for w in s.options if list(s.options).count(w) > 1} == set()
+
+
+def test_an_agent_is_told_whether_its_program_ran_and_what_is_next():
+    stages = pipeline.BY_ROLE["analyst"]
+    failed = program(False, "Traceback\nFileNotFoundError: [Errno 2] No such file or directory: 'model.joblib'\n")
+    assert plugin.shown(stages, 0, program(True, "1")) == "ok\nwrite?"
+    assert plugin.shown(stages, 1, program(True)) == "ok"
+    assert plugin.shown(stages, 0, failed) == "failed: FileNotFoundError: [Errno 2] No such fil\nwrite?"
+    assert plugin.shown(stages, 1, replace(failed, output="")) == "failed: stopped"
