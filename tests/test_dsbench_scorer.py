@@ -250,6 +250,45 @@ def test_what_is_no_csv_is_no_valid_submission(content, reason, tmp_path):
     assert found.value is None and reason in found.reason
 
 
+CELLS = (
+    "",
+    " ",
+    "0",
+    "1",
+    "-1",
+    "0.5",
+    "nan",
+    "None",
+    "inf",
+    "-inf",
+    "1e308",
+    "1e-320",
+    "9" * 400,
+    "True",
+    "a b c d",
+    "\x00",
+    "٣",
+    "1,5",
+    "é",
+)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@settings(max_examples=25, deadline=None)
+@given(cells=st.lists(st.sampled_from(CELLS), min_size=5, max_size=5), ids=st.permutations(("1", "2", "3", "4", "5.0")))
+def test_whatever_a_submission_holds_it_is_scored_or_refused(metric, cells, ids, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("s")
+    right = {
+        "id": [1, 2, 3, 4, 5],
+        "y": ["a", "b", "c", "a", "b"] if METRICS[metric].kind in ("texts", "ranked") else [0, 1, 1, 0, 1],
+    }
+    found = scored(folder, metric, right, {"id": list(ids), "y": cells})
+    assert (found.value is None) == bool(found.reason)
+    if found.value is not None:
+        assert math.isfinite(found.value) and METRICS[metric].low <= found.value <= METRICS[metric].high
+        assert all(map(math.isfinite, found.quality.values()))
+
+
 def test_links_folders_pipes_and_huge_files_are_not_read(tmp_path, monkeypatch):
     """A link to the answer would be a perfect submission."""
     answer = write(tmp_path / "test_answer.csv", RIGHT)

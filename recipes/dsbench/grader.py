@@ -1,6 +1,7 @@
 """What a submission is worth: the part of the way from the sample submission to the best score that it has come, 0 to 1."""
 
 import asyncio
+import functools
 from pathlib import Path
 
 from marl_plugins.loading import load_file
@@ -26,8 +27,21 @@ def judge(card, workspace, written):
     scored = scorer.score(card, card.answer, Path(workspace, SUBMISSION))
     if scored.value is None:
         return scorer.Result(card.type, card.metric, scored, made=made)
-    baseline = scorer.score(card, card.answer, card.samples[0]).value
-    return scorer.Result(card.type, card.metric, scored, scorer.relative_gap(scored.value, baseline, card.best), made)
+    gap = scorer.relative_gap(scored.value, baseline(card), card.best)
+    return scorer.Result(card.type, card.metric, scored, gap, made)
+
+
+@functools.cache
+def baseline(card):
+    """The score of the sample submission.
+
+    Raises:
+        ValueError: It is no valid submission; that is a fault of the data.
+    """
+    scored = scorer.score(card, card.answer, card.samples[0])
+    if scored.value is None:
+        raise ValueError(f"{card.samples[0]}: {scored.reason}; a task's sample submission has to be a valid one")
+    return scored.value
 
 
 async def judged(task_label, owner):

@@ -20,6 +20,8 @@ MARGIN = 16 * 2**20
 """A submission has at most this many bytes more than eight times those of the answer."""
 RATINGS = 1000
 """Ratings lie at most this far from 0."""
+LARGEST = 1e100
+"""Numbers are smaller than this, so that their squares and sums are finite."""
 WHOLE = 2**53
 """Ids are compared as numbers below this, where float64 has every whole number; else as text."""
 
@@ -282,7 +284,8 @@ def aligned(right, said, id_column, targets):
     if missing:
         raise Invalid(f"{len(missing)} ids of {len(own)} are missing, the first is {missing[0]!r:.40}")
     if len(theirs) > len(own):
-        foreign = next(text for text, key in zip(said[id_column], theirs, strict=True) if key not in set(own))
+        known = set(own)
+        foreign = next(text for text, key in zip(said[id_column], theirs, strict=True) if key not in known)
         raise Invalid(f"{len(theirs) - len(own)} ids are not the task's, the first is {foreign!r:.40}")
     order = [place[key] for key in own]
     return {column: [said[column][n] for n in order] for column in targets}
@@ -350,11 +353,9 @@ def _filled(target, texts):
 
 
 def _numbers(target, texts):
-    import numpy as np
-
     _filled(target, texts)
     found = floats(texts)
-    if not (fine := np.isfinite(found)).all():
+    if not (fine := abs(found) < LARGEST).all():  # False for what is no number
         raise Invalid(f"column {target!r} holds {texts[int((~fine).argmax())]!r:.40}; expected finite numbers")
     return found
 
