@@ -41,7 +41,7 @@ def marl_workflow(run: Run) -> Workflow:
 def marl_tools(run: Run) -> list[Tool]:
     from marl_plugins.tools.python import python_tool
 
-    tools = [python_tool(run.recipe.tools.python, _programs(run))]
+    tools = [python_tool(run.recipe.tools.python, programs_of(run))]
     if (sql := run.recipe.tools.sql) is not None:
         from marl_plugins.tools.sql import sql_tool
 
@@ -54,7 +54,7 @@ async def marl_start(run: Run) -> None:
     """Import what programs need before any of them runs, if a role writes programs."""
     if run.recipe.uses_programs:
         try:
-            await _programs(run).sandbox.start()
+            await programs_of(run).sandbox.start()
         except InfrastructureFailure as failure:
             raise ConfigurationError(f"tools.sandbox: {failure}") from failure
 
@@ -63,7 +63,7 @@ async def marl_start(run: Run) -> None:
 async def marl_stop(run: Run) -> None:
     from marl_plugins.sandbox.workspace import Workspaces
 
-    await _programs(run).close()
+    await programs_of(run).close()
     run.state(Workspaces).close()
 
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from marl_plugins.core.failures import InfrastructureFailure, nearest
-from marl_plugins.core.trajectory import Action, Trajectory
+from marl_plugins.core.trajectory import Action, File, Trajectory
 
 ScoreAction = Callable[[Action, "Seen"], Awaitable[float | None] | None]
 """An awaitable score, or None where this action has no scorer."""
@@ -41,13 +42,18 @@ class Seen:
     """The messages that the action's call began with, as (chat role, text); after those of the conversation that it continues."""
     before: tuple[Action, ...]
     """Copies of the actions that this one depends on, directly or through others, with their tools' answers, unscored."""
+    files: tuple[File, ...] = field(default=(), kw_only=True)
+    """The files of the workspace when the action had been made, with who wrote them."""
+    workspace: Path | None = field(default=None, kw_only=True)
+    """The folder with these files. Later actions may change them meanwhile; `files` says what they were."""
 
     @classmethod
     def of(cls, trajectory: Trajectory, action: Action) -> Seen:
         """The view of an action: only its ancestors, because how far parallel branches have got depends on timing."""
         unscored: dict[str, Any] = {"score": None, "unscored": "", "explanation": ""}
         before = tuple(replace(a, **unscored, notes={}) for a in trajectory.ancestors(action.path))
-        return cls(trajectory.task.id, trajectory.task.prompt, action.role, action.opening, before)
+        t = trajectory
+        return cls(t.task.id, t.task.prompt, action.role, action.opening, before, files=t.files, workspace=t.workspace)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from pathlib import Path
 from marl_plugins import hookimpl
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.options import recipe_file
+from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import ToolResult
-from marl_plugins.core.workflow import Tool
 from marl_plugins.loading import load_file
 
 HERE = Path(__file__).resolve().parent
@@ -53,9 +53,10 @@ def marl_tasks(run, split):
 @hookimpl
 def marl_tools(run):
     """The word's program runs as those of the tool `python` do, with the same limits, in the trajectory's workspace."""
+    from marl_plugins.builtin.recipe import programs_of
     from marl_plugins.tools.python import python_tool
 
-    python, known = python_tool(run.recipe.tools.python), {}
+    python, known = python_tool(run.recipe.tools.python, programs_of(run)), {}
 
     async def word(call):
         if not known:
@@ -65,7 +66,8 @@ def marl_tools(run):
         result = await python.run(replace(call, text=program))
         return replace(result, tool="word", call=call.text, output=shown(stages, call.turn, result))
 
-    return [Tool("word", word, lambda text: [text], seconds_per_trajectory=python.seconds_per_trajectory)]
+    seconds = python.seconds_per_trajectory
+    return [Tool("word", word, lambda text: [text], seconds_per_trajectory=seconds, in_workspace=True)]
 
 
 def shown(stages, turn, result: ToolResult):

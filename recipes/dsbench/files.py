@@ -1,11 +1,6 @@
-"""What the recipe's graders and coaches read of a trajectory's workspace: its folder, and who wrote what."""
+"""What the recipe's graders and coaches read of a trajectory's workspace."""
 
 
-def workspace_of(owner):
-    """The workspace's folder, of a trajectory or of what a coach sees; None where there is none, as in a rehearsal."""
-    return getattr(owner, "workspace", None)
-
-
-def writers(owner):
-    """By the path of each file in the workspace, the path of the action that wrote it last; empty for what the task brought."""
-    return {entry.path: entry.writer for entry in getattr(owner, "files", ())}
+def written(owner):
+    """Paths of the files that an action wrote, of a trajectory or of what a coach sees: not those that came with the task."""
+    return {file.path for file in owner.files if file.writer}

@@ -46,11 +46,9 @@ def baseline(card):
 
 async def judged(task_label, owner):
     """`judge` in a thread, of a trajectory or of what a coach sees; None without a workspace, as in a rehearsal."""
-    workspace = files.workspace_of(owner)
-    if workspace is None:
+    if owner.workspace is None:
         return None
-    written = {path for path, writer in files.writers(owner).items() if writer}
-    return await asyncio.to_thread(judge, layout.card_of(task_label), workspace, written)
+    return await asyncio.to_thread(judge, layout.card_of(task_label), owner.workspace, files.written(owner))
 
 
 async def score_outcome(trajectory):

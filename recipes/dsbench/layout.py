@@ -204,7 +204,8 @@ def task_of(card):
         "targets": card.targets_of(columns),
         "words": card.words,
     }
-    return Task(card.name, card.text.read_text(encoding="utf-8"), str(card.answer), metadata)
+    files = {name: str(path) for name, path in card.inputs.items()}
+    return Task(card.name, card.text.read_text(encoding="utf-8"), str(card.answer), metadata, files)
 
 
 def card_of(label):

@@ -13,12 +13,10 @@ tiny = load_file(HERE / "tiny_rubric.py", "marl_recipe_dsbench_tiny_rubric")
 
 
 async def is_not_at_fault(action, seen):
-    workspace = files.workspace_of(seen)
-    if workspace is None:
+    if seen.workspace is None:
         return False
-    written = {path for path, writer in files.writers(seen).items() if writer}
     stage = tiny.stage_of(action)
-    return stage.name not in await asyncio.to_thread(root_cause.faults, workspace, written, stage.name)
+    return stage.name not in await asyncio.to_thread(root_cause.faults, seen.workspace, files.written(seen), stage.name)
 
 
 DUTY = Criterion("what it has to make is there, or what it needs is not", 5, is_not_at_fault)

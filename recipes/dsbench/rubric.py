@@ -29,7 +29,7 @@ def owed_by(role):
 
 def missed(action, seen):
     """Files that the action's programs looked for in vain, that another role owes and that nobody has made."""
-    there = {Path(path).stem for path, writer in files.writers(seen).items() if writer}
+    there = {Path(path).stem for path in files.written(seen)}
     names = {Path(name).stem for r in action.tool_results if not r.ok for name in MISSING.findall(r.output)}
     return (names & owed_by(action.role)) - there
 
@@ -43,7 +43,7 @@ def runs(action, seen):
 
 def makes_its_files(action, seen):
     """What its role owes is there; half where it is not yet, and turns are left; nobody can build on what is not there."""
-    there = {Path(path).stem for path, writer in files.writers(seen).items() if writer}
+    there = {Path(path).stem for path in files.written(seen)}
     if grader.MADE[action.role] <= there or missed(action, seen):
         return 1.0
     return 0.5 if action.tool_results and action.turn + 1 < TURNS[action.role] else 0.0
