@@ -26,6 +26,8 @@ from marl_plugins.core.trajectory import Generation, ToolResult
 from marl_plugins.core.workflow import RoleSpec, Sampling, Tool, run_workflow
 from marl_plugins.loading import load_file
 from marl_plugins.plan.build import build_plan
+from marl_plugins.reward_backprop import BackpropState
+from marl_plugins.reward_backprop.backward import backward, conserve
 
 FOLDER = recipes_root() / "dsbench"
 layout, pipeline, tables, root_cause, demonstrations, grader, rubric = (
@@ -472,6 +474,38 @@ def test_who_is_charged_with_a_fault(wrong, symptom, cause, played):
     assert strict["write"] == (0.0 if at == "write" else 0.5), "its own word, and the outcome"
     assert seen["write"] == (0.0 if "write" in symptom else 0.5)
     assert traced["write"] == (0.0 if "write" in cause else 0.5)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "blamed"),
+    [({"encode": "none"}, "encode"), ({"save": "noids"}, "save"), ({"impute": "drop"}, None), ({}, None)],
+)
+def test_the_outcome_is_traced_back_to_whoever_owed_what_was_missing(wrong, blamed, played, monkeypatch):
+    """The contributions add up to the outcome's value: all of a failure to the one at fault, else an equal part to each."""
+    traced = load_file(FOLDER / "traced.py", "test_dsbench_traced")
+    trajectory, _ = played("visitors-6", wrong)
+    view = Seen.of.__func__
+
+    def seen_with_files(cls, of, about):
+        seen = view(cls, of, about)
+        object.__setattr__(seen, "workspace", of.workspace)
+        object.__setattr__(seen, "files", of.files)
+        return seen
+
+    monkeypatch.setattr(Seen, "of", classmethod(seen_with_files))
+    value = 2 * trajectory.outcome - 1
+    trajectory.sort()
+    found = asyncio.run(backward(trajectory, "", value, traced.Files()))
+    parts = conserve({path: a.contribution for path, a in found.items()}, value)
+    by_stage = {pipeline.BY_ROLE[a.role][a.turn].name: parts[a.path] for a in trajectory.actions}
+    expected = {stage: value / 10 if blamed is None else value * (stage == blamed) for stage in by_stage}
+    assert len(by_stage) == 10 and by_stage == pytest.approx(expected)
+
+
+def test_tracing_by_files_takes_the_place_of_the_rules():
+    words = ["--recipe", str(FOLDER / "tiny.yaml"), "--plugin", str(FOLDER / "traced.py")]
+    plan = build_plan([*words, "--coach.rubric", str(FOLDER / "symptom_rubric.py")])
+    assert plan.run.warnings == () and type(plan.run.state(BackpropState).attributor).__name__ == "Files"
 
 
 def test_what_came_with_the_task_is_no_submission(data, tmp_path):

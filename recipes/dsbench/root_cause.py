@@ -17,28 +17,27 @@ LARGEST = 64 * 2**20
 """Bytes of a table that is looked at."""
 
 
-def faults(workspace, written, upto=None):
-    """The decisions at fault, by name, each with the reason.
+def faults(workspace, written):
+    """The decisions at fault, by name, each with the reason, once all have been made; see `fault`."""
+    found = {stage.name: fault(stage, workspace, written) for stage in pipeline.STAGES}
+    return {name: reason for name, reason in found.items() if reason}
+
+
+def fault(stage, workspace, written):
+    """What a decision is at fault for; empty where nothing is, or where what it builds on was missing or unfit already.
 
     Args:
         workspace: The folder.
         written: The files in it that an action wrote, see files.py.
-        upto: The last decision that has been made; default: all have been.
     """
-    found = {}
-    names = [stage.name for stage in pipeline.STAGES]
-    for stage in pipeline.STAGES[: names.index(upto) + 1 if upto else None]:
-        if not upstream(stage).isdisjoint(found):
-            continue
-        if reason := lack(stage, workspace, written):
-            found[stage.name] = reason
-    return found
+    reason = lack(stage, workspace, written)
+    return "" if reason and any(lack(s, workspace, written) for s in upstream(stage)) else reason
 
 
 def upstream(stage):
-    """The names of all decisions that one builds on, by the files that it needs."""
+    """All decisions that one builds on, by the files that it needs."""
     makers = [pipeline.MAKERS[file] for file in stage.needs if file in pipeline.MAKERS]
-    return {name for maker in makers for name in (maker.name, *upstream(maker))}
+    return list({s.name: s for maker in makers for s in (maker, *upstream(maker))}.values())
 
 
 def lack(stage, workspace, written):

@@ -15,8 +15,7 @@ tiny = load_file(HERE / "tiny_rubric.py", "marl_recipe_dsbench_tiny_rubric")
 async def is_not_at_fault(action, seen):
     if seen.workspace is None:
         return False
-    stage = tiny.stage_of(action)
-    return stage.name not in await asyncio.to_thread(root_cause.faults, seen.workspace, files.written(seen), stage.name)
+    return not await asyncio.to_thread(root_cause.fault, tiny.stage_of(action), seen.workspace, files.written(seen))
 
 
 DUTY = Criterion("what it has to make is there, or what it needs is not", 5, is_not_at_fault)
