@@ -30,9 +30,9 @@ from marl_plugins.reward_backprop import BackpropState
 from marl_plugins.reward_backprop.backward import backward, conserve
 
 FOLDER = recipes_root() / "dsbench"
-layout, pipeline, tables, root_cause, demonstrations, grader, rubric = (
+layout, pipeline, tables, root_cause, demonstrations, judging, rubric = (
     load_file(FOLDER / f"{name}.py", f"marl_recipe_dsbench_{name}")
-    for name in ("layout", "pipeline", "tables", "root_cause", "demonstrations", "grader", "rubric")
+    for name in ("layout", "pipeline", "tables", "root_cause", "demonstrations", "judging", "rubric")
 )
 plugin = load_file(FOLDER / "dsbench.py", "test_dsbench_plugin")
 scorer = layout.scorer
@@ -511,8 +511,8 @@ def test_tracing_by_files_takes_the_place_of_the_rules():
 def test_what_came_with_the_task_is_no_submission(data, tmp_path):
     card = layout.cards(data)["visitors-0"]
     shutil.copy(card.answer, tmp_path / "submission.csv")
-    assert grader.judge(card, tmp_path, set()).scored.value is None
-    assert grader.judge(card, tmp_path, {"submission.csv"}).scored.value == 1.0
+    assert judging.judge(card, tmp_path, set()).scored.value is None
+    assert judging.judge(card, tmp_path, {"submission.csv"}).scored.value == 1.0
 
 
 # --- the coach of full-size models -------------------------------------------------------------------------------------------

@@ -1,64 +1,11 @@
 """What a submission is worth: the part of the way from the sample submission to the best score that it has come, 0 to 1."""
 
-import asyncio
-import functools
 from pathlib import Path
 
 from marl_plugins.loading import load_file
 
-HERE = Path(__file__).resolve().parent
-layout = load_file(HERE / "layout.py", "marl_recipe_dsbench_layout")
-files = load_file(HERE / "files.py", "marl_recipe_dsbench_files")
-scorer = layout.scorer
-SUBMISSION = "submission.csv"
-MADE = {"engineer": {"X_train", "y_train", "X_test"}, "modeler": {"model"}, "analyst": {"submission"}}
-"""What each role has to make, whatever the format."""
-
-
-def judge(card, workspace, written):
-    """The result of one trajectory.
-
-    Args:
-        written: The files in the workspace that an action wrote: what came with the task is no submission.
-    """
-    made = {role: names <= {Path(file).stem for file in written} for role, names in MADE.items()}
-    if SUBMISSION not in written:
-        return scorer.Result(card.type, card.metric, scorer.Scored(None, f"no action wrote {SUBMISSION}"), made=made)
-    scored = scorer.score(card, card.answer, Path(workspace, SUBMISSION))
-    if scored.value is None:
-        return scorer.Result(card.type, card.metric, scored, made=made)
-    gap = scorer.relative_gap(scored.value, baseline(card), card.best)
-    return scorer.Result(card.type, card.metric, scored, gap, made)
-
-
-@functools.cache
-def baseline(card):
-    """The score of the sample submission.
-
-    Raises:
-        ValueError: It is no valid submission; that is a fault of the data.
-    """
-    scored = scorer.score(card, card.answer, card.samples[0])
-    if scored.value is None:
-        raise ValueError(f"{card.samples[0]}: {scored.reason}; a task's sample submission has to be a valid one")
-    return scored.value
-
-
-async def judged(task_label, owner):
-    """`judge` in a thread, of a trajectory or of what a coach sees; None without a workspace, as in a rehearsal."""
-    if owner.workspace is None:
-        return None
-    return await asyncio.to_thread(judge, layout.card_of(task_label), owner.workspace, files.written(owner))
+judging = load_file(Path(__file__).with_name("judging.py"), "marl_recipe_dsbench_judging")
 
 
 async def score_outcome(trajectory):
-    result = await judged(trajectory.task.label, trajectory)
-    if result is None:
-        return 0.0
-    trajectory.outcome_parts = {
-        "valid": float(result.scored.value is not None),
-        "gap": result.gap,
-        **(result.scored.quality or {}),
-    }
-    trajectory.outcome_parts |= {f"made/{role}": float(made) for role, made in (result.made or {}).items()}
-    return min(1.0, result.gap)
+    return min(1.0, await judging.gap(trajectory))

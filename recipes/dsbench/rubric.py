@@ -13,7 +13,7 @@ from marl_plugins.loading import load_file
 
 HERE = Path(__file__).resolve().parent
 files = load_file(HERE / "files.py", "marl_recipe_dsbench_files")
-grader = load_file(HERE / "grader.py", "marl_recipe_dsbench_grader")
+judging = load_file(HERE / "judging.py", "marl_recipe_dsbench_judging")
 TURNS = {"engineer": 3, "modeler": 5, "analyst": 2}
 MISSING = re.compile(r"No such file or directory: '(?:[^'\n]*/)?([^'/\n]+)'")
 AUC = ((0.85, 9), (0.75, 8), (0.65, 6), (0.55, 4))
@@ -24,7 +24,7 @@ GAP = ((0.7, 9), (0.5, 8), (0.3, 6), (0.1, 4))
 
 def owed_by(role):
     """The names, without endings, of what other roles have to make."""
-    return {name for other, names in grader.MADE.items() if other != role for name in names}
+    return {name for other, names in judging.MADE.items() if other != role for name in names}
 
 
 def missed(action, seen):
@@ -44,7 +44,7 @@ def runs(action, seen):
 def makes_its_files(action, seen):
     """What its role owes is there; half where it is not yet, and turns are left; nobody can build on what is not there."""
     there = {Path(path).stem for path in files.written(seen)}
-    if grader.MADE[action.role] <= there or missed(action, seen):
+    if judging.MADE[action.role] <= there or missed(action, seen):
         return 1.0
     return 0.5 if action.tool_results and action.turn + 1 < TURNS[action.role] else 0.0
 
@@ -66,13 +66,13 @@ def capped(holds):
 
     async def to(action, seen):
         share = float(holds(action, seen))
-        return min(share, cap(await grader.judged(seen.label, seen))) if isinstance(seen, SeenLast) else share
+        return min(share, cap(await judging.judged(seen.label, seen))) if isinstance(seen, SeenLast) else share
 
     return to
 
 
 async def comes_out(action, seen):
-    return cap(await grader.judged(seen.label, seen))
+    return cap(await judging.judged(seen.label, seen))
 
 
 RUNS, MAKES = "its programs run, or lacked what others owed", "what it has to make is there"

@@ -7,8 +7,7 @@ from marl_plugins.loading import load_file
 
 HERE = Path(__file__).resolve().parent
 pipeline = load_file(HERE / "pipeline.py", "marl_recipe_dsbench_pipeline")
-grader = load_file(HERE / "grader.py", "marl_recipe_dsbench_grader")
-tiny_grader = load_file(HERE / "tiny_grader.py", "marl_recipe_dsbench_tiny_grader")
+judging = load_file(HERE / "judging.py", "marl_recipe_dsbench_judging")
 
 
 def stage_of(action):
@@ -22,8 +21,8 @@ def is_right(action, seen):
 
 
 async def is_solved(action, seen):
-    result = await grader.judged(seen.label, seen)
-    return result is not None and result.gap >= tiny_grader.ENOUGH
+    result = await judging.judged(seen.label, seen)
+    return result is not None and result.gap >= judging.ENOUGH
 
 
 SOLVED = Criterion("the task is solved", 5, is_solved, needs_label=True)

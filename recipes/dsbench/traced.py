@@ -6,31 +6,20 @@ The attributor of `marl_plugins.reward_backprop` is replaced. A failure in whose
 actions, and a success is shared by all.
 """
 
-import asyncio
-from pathlib import Path
-
 from marl_plugins import hookimpl
-from marl_plugins.loading import load_file
 from marl_plugins.reward_backprop import BackpropState
 from marl_plugins.reward_backprop.backward import Attribution
 
-HERE = Path(__file__).resolve().parent
 requires = ("marl_plugins.reward_backprop",)
-files = load_file(HERE / "files.py", "marl_recipe_dsbench_files")
-root_cause = load_file(HERE / "root_cause.py", "marl_recipe_dsbench_root_cause")
-tiny = load_file(HERE / "tiny_rubric.py", "marl_recipe_dsbench_tiny_rubric")
 
 
 class Files:
-    """Blames the decisions whose files are missing or unfit."""
+    """Blames the decisions whose files are missing or unfit, which the grader has noted while the files were there."""
 
     async def attribute(self, action, seen, residual):
         if residual.value >= 0:
             return Attribution(residual.value, why="a success")
-        workspace, reason = files.workspace_of(seen), None
-        if workspace is not None:
-            written = {path for path, writer in files.writers(seen).items() if writer}
-            reason = await asyncio.to_thread(root_cause.fault, tiny.stage_of(action), workspace, written)
+        reason = action.notes.get("fault")
         return Attribution(-1.0 if reason else 0.0, why=reason or "no fault is seen here")
 
 
