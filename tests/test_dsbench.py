@@ -23,11 +23,12 @@ from marl_plugins.core.scoring import Seen, SeenLast
 from marl_plugins.core.scoring import score_outcome as score_trajectory
 from marl_plugins.core.shipped import recipes_root
 from marl_plugins.core.trajectory import Generation, ToolResult
-from marl_plugins.core.workflow import RoleSpec, Sampling, Tool, run_workflow
+from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
 from marl_plugins.loading import load_file
 from marl_plugins.plan.build import build_plan
 from marl_plugins.reward_backprop import BackpropState
 from marl_plugins.reward_backprop.backward import backward, conserve
+from marl_plugins.sandbox.workspace import Workspaces
 
 FOLDER = recipes_root() / "dsbench"
 layout, pipeline, tables, root_cause, demonstrations, judging, rubric = (
@@ -325,44 +326,10 @@ def test_names_of_columns_are_data_of_a_program(programs, tmp_path):
 # --- whole trajectories ------------------------------------------------------------------------------------------------------
 
 
-class Workspaces:
-    """What the tool `python` does with a workspace: a folder per trajectory, and a manifest after every action."""
-
-    def __init__(self, folder, programs, data):
-        self.folder, self.programs, self.cards, self.files = folder, programs, layout.cards(data), {}
-
-    def tool(self, config):
-        async def run(call):
-            workspace = self.folder / f"{call.task}-{call.sample}"
-            if not workspace.exists():
-                workspace.mkdir()
-                for name, source in self.cards[call.task].inputs.items():
-                    shutil.copy(source, workspace / name)
-                self.note(workspace, "")
-            ran = self.programs.run(call.text, workspace)
-            self.note(workspace, call.action)
-            return ToolResult("python", call.text, ran.output, ran.ok)
-
-        return Tool("python", run, lambda text: [])
-
-    def note(self, workspace, writer):
-        known = {entry.path: entry for entry in self.files.get(workspace, ())}
-        entries = []
-        for path in sorted(workspace.iterdir()):
-            content = path.read_bytes()
-            entry = SimpleNamespace(
-                path=path.name, size=len(content), sha256=hashlib.sha256(content).hexdigest(), writer=writer
-            )
-            old = known.get(path.name)
-            entries.append(old if old and old.sha256 == entry.sha256 else entry)
-        self.files[workspace] = tuple(entries)
-
-
-@pytest.fixture
-def played(data, programs, tmp_path, monkeypatch):
-    """`played(task id, {stage: word})`: a trajectory of agents who say the right words but for these, with its outcome."""
-    workspaces = Workspaces(tmp_path, programs, data)
-    monkeypatch.setattr("marl_plugins.tools.python.python_tool", workspaces.tool)
+@pytest.fixture(scope="module")
+def played():
+    """`played(task id, {stage: word})`: a trajectory of agents who say the right words but for these, with its outcome, what
+    they were shown, and by rubric and decision what each action was worth. Programs run in the real sandbox."""
     plan = build_plan(["--recipe", str(FOLDER / "tiny.yaml")])
     run, chat = plan.run, CharacterChat()
     tools = {tool.name: tool for answer in plan.plugins.hook.marl_tools(run=run) for tool in answer or ()}
@@ -375,8 +342,8 @@ def played(data, programs, tmp_path, monkeypatch):
 
     roles = {name: spec(name, config) for name, config in run.recipe.roles.items()}
 
-    def play(name, wrong):
-        task, shown = tasks[name], []
+    async def play(name, wrong):
+        task, shown, judged = tasks[name], [], {}
 
         async def generate(call):
             prompt = chat.text(call.context_ids)
@@ -385,7 +352,13 @@ def played(data, programs, tmp_path, monkeypatch):
             ids = (*chat.encode(wrong.get(asked) or pipeline.right(asked, task.metadata["words"])), ord("^"))
             return Generation(ids, tuple(-0.5 for _ in ids), "stop", call.policy, 0)
 
-        async def whole():
+        async def score(trajectory):
+            for file in ("tiny_rubric.py", "symptom_rubric.py", "root_cause_rubric.py"):
+                judged[file] = await scores(trajectory, file)
+            ask = plan.plugins.hook.marl_score_outcome
+            await score_trajectory(trajectory, lambda t: ask(run=run, trajectory=t), 60, list(roles))
+
+        async with run.state(Workspaces).of(task) as workspace:
             trajectory = await run_workflow(
                 run.workflow_module.run,
                 task,
@@ -395,42 +368,33 @@ def played(data, programs, tmp_path, monkeypatch):
                 roles=roles,
                 tools=tools,
                 generate=generate,
+                score=score,
+                workspace=workspace,
                 seconds=300,
             )
-            trajectory.workspace = tmp_path / f"{name}-0"
-            trajectory.files = workspaces.files[trajectory.workspace]
-            await score_trajectory(
-                trajectory, lambda t: plan.plugins.hook.marl_score_outcome(run=run, trajectory=t), 60, list(roles)
-            )
-            return trajectory
-
-        trajectory = asyncio.run(whole())
         trajectory.actions.sort(key=lambda a: (list(roles).index(a.role), a.turn))
-        return trajectory, shown
+        return trajectory, shown, judged
 
-    return play
+    with asyncio.Runner() as runner:
+        yield lambda name, wrong: runner.run(play(name, wrong))
+        for stopped in plan.plugins.hook.marl_stop(run=run):
+            runner.run(stopped)
 
 
-def scores(trajectory, file):
+async def scores(trajectory, file):
     """What a rubric says of each action, by its decision."""
     coach = RubricCoach(load_rubric(FOLDER / file, pipeline.ROLES))
-
-    async def judge():
-        found = {}
-        for action in trajectory.actions:
-            seen = Seen.of(trajectory, action)
-            if action is trajectory.actions[-1]:
-                seen = SeenLast(**vars(seen), label=trajectory.task.label, answer=trajectory.answer)
-            object.__setattr__(seen, "workspace", trajectory.workspace)
-            object.__setattr__(seen, "files", trajectory.files)
-            found[pipeline.BY_ROLE[action.role][action.turn].name] = (await coach.judge(action, seen)).share
-        return found
-
-    return asyncio.run(judge())
+    found, last = {}, max(trajectory.actions, key=lambda a: (a.role == "analyst", a.turn))
+    for action in trajectory.actions:
+        seen = Seen.of(trajectory, action)
+        if action is last:
+            seen = SeenLast(**vars(seen), label=trajectory.task.label, answer=trajectory.answer)
+        found[pipeline.BY_ROLE[action.role][action.turn].name] = (await coach.judge(action, seen)).share
+    return found
 
 
 def test_good_agents_solve_a_task_in_ten_turns(played):
-    trajectory, shown = played("profits-6", {})
+    trajectory, shown, judged = played("profits-6", {})
     assert [(a.role, a.turn) for a in trajectory.actions] == [
         (role, turn) for role in pipeline.ROLES for turn in range(len(pipeline.BY_ROLE[role]))
     ]
@@ -438,8 +402,7 @@ def test_good_agents_solve_a_task_in_ten_turns(played):
     parts = trajectory.outcome_parts
     assert parts["valid"] == 1.0 and parts["gap"] == pytest.approx(1.0) and parts["rmse"] < 30
     assert parts["made/engineer"] == parts["made/modeler"] == parts["made/analyst"] == 1.0
-    for file in ("tiny_rubric.py", "symptom_rubric.py", "root_cause_rubric.py"):
-        assert set(scores(trajectory, file).values()) == {1.0}, file
+    assert all(set(found.values()) == {1.0} for found in judged.values())
     assert all(prompt.startswith("u:rmse linear gaps 20\n") for prompt in shown)
     assert max(len(prompt) for prompt in shown) < 448 - 12
     writer = {entry.path: entry.writer for entry in trajectory.files}
@@ -462,12 +425,12 @@ def test_good_agents_solve_a_task_in_ten_turns(played):
 )
 def test_who_is_charged_with_a_fault(wrong, symptom, cause, played):
     """The symptom is charged to whose program failed, the cause to who made it, lost quality to nobody but the strict coach."""
-    trajectory, _ = played("visitors-6", wrong)
+    trajectory, _, judged = played("visitors-6", wrong)
     assert trajectory.outcome == 0.0
     (at,) = wrong
     stages = [s.name for s in pipeline.STAGES]
     low = {"write": 0.0} | dict.fromkeys(stages, 0.0)
-    strict, seen, traced = (scores(trajectory, f) for f in ("tiny_rubric.py", "symptom_rubric.py", "root_cause_rubric.py"))
+    strict, seen, traced = judged.values()
     assert {s for s in stages[:-1] if strict[s] == low[s]} == {at} - {"write"}
     assert {s for s in stages[:-1] if seen[s] == 0} == symptom - {"write"}
     assert {s for s in stages[:-1] if traced[s] == 0} == cause - {"write"}
@@ -480,19 +443,10 @@ def test_who_is_charged_with_a_fault(wrong, symptom, cause, played):
     ("wrong", "blamed"),
     [({"encode": "none"}, "encode"), ({"save": "noids"}, "save"), ({"impute": "drop"}, None), ({}, None)],
 )
-def test_the_outcome_is_traced_back_to_whoever_owed_what_was_missing(wrong, blamed, played, monkeypatch):
+def test_the_outcome_is_traced_back_to_whoever_owed_what_was_missing(wrong, blamed, played):
     """The contributions add up to the outcome's value: all of a failure to the one at fault, else an equal part to each."""
     traced = load_file(FOLDER / "traced.py", "test_dsbench_traced")
-    trajectory, _ = played("visitors-6", wrong)
-    view = Seen.of.__func__
-
-    def seen_with_files(cls, of, about):
-        seen = view(cls, of, about)
-        object.__setattr__(seen, "workspace", of.workspace)
-        object.__setattr__(seen, "files", of.files)
-        return seen
-
-    monkeypatch.setattr(Seen, "of", classmethod(seen_with_files))
+    trajectory, _, _ = played("visitors-6", wrong)
     value = 2 * trajectory.outcome - 1
     trajectory.sort()
     found = asyncio.run(backward(trajectory, "", value, traced.Files()))
@@ -577,9 +531,8 @@ def test_the_metric_caps_what_the_last_action_is_worth(metric, value, quality, g
 def test_no_criterion_of_the_last_action_exceeds_the_cap(data, tmp_path):
     card = layout.cards(data)["rings-0"]
     shutil.copy(card.samples[0], tmp_path / "submission.csv")  # ROC-AUC 0.5: at most 3
-    seen = SeenLast("rings-0", "p", "analyst", (), (), label=str(card.answer), answer="")
-    object.__setattr__(seen, "workspace", tmp_path)
-    object.__setattr__(seen, "files", sees("submission.csv").files)
+    files = sees("submission.csv").files
+    seen = SeenLast("rings-0", "p", "analyst", (), (), str(card.answer), "", files=files, workspace=tmp_path)
     coach = RubricCoach(load_rubric(FOLDER / "rubric.py", pipeline.ROLES))
     verdict = asyncio.run(coach.judge(action("analyst", 1, [program(True)]), seen))
     assert verdict.score == pytest.approx(3.0)

@@ -73,7 +73,8 @@ class _Programs:
     sandbox: OnDemand | None = None
 
 
-def _programs(run: Run) -> OnDemand:
+def programs_of(run: Run) -> OnDemand:
+    """Where the programs of a run's roles run; also for the tools of plugins."""
     from marl_plugins.sandbox.workspace import Workspaces
     from marl_plugins.tools.python import sandbox_of
 
