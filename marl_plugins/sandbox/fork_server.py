@@ -38,7 +38,12 @@ AGAIN = 1
 LARGEST = 1 << 17
 """Bytes of a message."""
 BASH = "/bin/bash"
-ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+ENVIRONMENT = {
+    **{"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
+    **{"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+    **{"JE_ARROW_MALLOC_CONF": "background_thread:false"},  # of pyarrow, which pandas imports
+}
+"""Also before the imports: a process with several threads cannot be forked."""
 TEST_FILE = "test_program.py"
 
 
@@ -110,18 +115,16 @@ def main() -> None:
         try:
             __import__(name)
         except BaseException as error:
-            tell(owner, refused=f"{name!r}: {type(error).__name__}: {error}")
-            return
-    if (threads := len(os.listdir("/proc/self/task"))) > 1:
-        tell(owner, refused=f"{', '.join(settings['imports'])}: {threads} threads; such a process cannot be forked")
-        return
+            return tell(owner, refused=f"{name!r} cannot be imported: {type(error).__name__}: {error}; remove it")
+        if len(os.listdir("/proc/self/task")) > 1:
+            return tell(owner, refused=f"{name!r} starts threads, which do not survive a fork; remove it")
     sys.argv = ["program.py"]
     for name in ("confine", "fork_server"):
         sys.modules.pop(name, None)
     gc.collect()
     gc.freeze()  # a collection in a program would copy the shared pages
     tell(owner, ready=True)
-    Server(settings, owner, supervisor).serve()
+    return Server(settings, owner, supervisor).serve()
 
 
 def tell(connection: socket.socket, **message: Any) -> None:
@@ -323,7 +326,7 @@ def become_program(request: Request, descriptors: list[int], settings: Settings,
             case "bash":
                 os.execve(BASH, ["bash", "/proc/self/fd/3"], dict(os.environ))
             case "pytest":
-                leave(run_tests())
+                leave(run_tests(source))
             case _:
                 leave(run_python(source))
     finally:  # never back into the server
@@ -357,10 +360,10 @@ def prepare(request: Request, descriptors: list[int], settings: Settings) -> Non
         confine.spare([os.getppid(), *settings["spared"]])
 
 
-def run_tests() -> int:
+def run_tests(source: bytes) -> int:
     """Run the program's tests with pytest; the exit code."""
-    with open(3, "rb", closefd=False) as source, open(TEST_FILE, "wb") as file:
-        file.write(source.read())
+    with open(TEST_FILE, "wb") as file:
+        file.write(source)
     words = ["-q", "-p", "no:cacheprovider", "--rootdir=.", "--confcutdir=.", TEST_FILE]
     return run_python(f"import sys, pytest; sys.exit(pytest.main({words}))".encode())
 

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.recipe import Level, SandboxConfig
 from marl_plugins.sandbox import levels
 from marl_plugins.sandbox.files import first_names, read_files, write_files
@@ -94,6 +94,7 @@ class LocalSandbox:
         self._slots = list(range(concurrency or os.cpu_count() or 1))
         self._free = asyncio.Semaphore(len(self._slots))
         self._servers: dict[tuple[str, ...], asyncio.Task[Server]] = {}
+        self._launched: list[Server] = []
 
     async def start(self) -> None:
         """Start the fork server of Python's programs, which the first of them would do otherwise.
@@ -106,11 +107,12 @@ class LocalSandbox:
 
     async def close(self) -> None:
         """End all programs, and remove their folders."""
+        for server in self._launched:
+            server.end()
         for starting in self._servers.values():
-            with contextlib.suppress(ConfigurationError, InfrastructureFailure, asyncio.CancelledError):
-                server = await starting
-                server.end()
-                await asyncio.to_thread(server.wait)
+            await asyncio.wait([starting])
+        for server in self._launched:
+            await asyncio.to_thread(server.wait)
 
     async def run(self, program: Program, workspace: Path | None = None) -> Completed:
         """Run a program to its end (program.Sandbox.run)."""
@@ -174,6 +176,7 @@ class LocalSandbox:
             own = os.path.dirname(__file__)
             command = [*levels.bubblewrap(machine.bwrap, [*read, own], [str(root), *kept]), *command]
         server = Server(root, settings, command)
+        self._launched.append(server)
         try:
             async with asyncio.timeout(STARTING):
                 await server.ready
@@ -249,9 +252,9 @@ class Run:
         Raises:
             InfrastructureFailure: Something failed that is not the program's doing.
         """
-        folder = self._workspace or self._server.fresh()
-        streams: list[Stream] = []
+        folder, streams = self._workspace, list[Stream]()
         try:
+            folder = folder or self._server.fresh()
             if self.program.files:
                 await asyncio.to_thread(write_files, folder, self.program.files)
             streams = await self._hand_over(folder)
@@ -262,6 +265,9 @@ class Run:
                 stream.close()
             return None if self._begun is None else await self._completed(folder, code, streams)
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and self._workspace is None:
+                self._server.end()  # its folder is gone, so it has ended
+                return None
             raise InfrastructureFailure("sandbox", f"a program could not be handed over: {error}") from error
         finally:
             for timer in self._timers:
@@ -269,7 +275,7 @@ class Run:
             for stream in streams:
                 stream.close()
             self._server.forget(self._number)
-            if self._workspace is None:
+            if folder is not None and self._workspace is None:
                 self.cleaning = self._server.remove(folder)
 
     def hear(self, message: dict[str, Any]) -> None:

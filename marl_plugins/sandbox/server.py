@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,12 +20,15 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.sandbox.fork_server import ENVIRONMENT, LARGEST
+from marl_plugins.sandbox.supervisor import remove
 
 if TYPE_CHECKING:
     from marl_plugins.sandbox.fork_server import Settings
 
 CLOSING = 60.0
 """Seconds for a supervisor to end and remove everything."""
+LATE = 5.0
+"""Seconds for what a supervisor that was killed has left."""
 BUSY = 0.002
 """Seconds between two attempts to send to a fork server whose queue is full."""
 BOOT = "import sys; sys.path.insert(0, {here!r}); import {module}; del sys.path[0]; {module}.main()"
@@ -103,7 +107,7 @@ class Server:
             except OSError as error:
                 os.rmdir(root)
                 raise InfrastructureFailure("sandbox", f"the sandbox cannot start a process: {error}") from error
-        self._release = weakref.finalize(self, release, process, self._programs, self._control, self._said)
+        self._release = weakref.finalize(self, release, process, root, self._programs, self._control, self._said)
         for connection, hear in ((self._programs, self._hear), (self._control, self._hear_supervisor)):
             connection.setblocking(False)
             self._loop.add_reader(connection.fileno(), hear)
@@ -112,15 +116,12 @@ class Server:
         """A new empty workspace, in a folder of its own, in which it stays where its program renames it.
 
         Raises:
-            InfrastructureFailure: There is no room for it.
+            OSError: There is no room for it, or the supervisor has ended and removed the root.
         """
         self._last += 1
         folder = self.root / str(self._last) / "workspace"
-        try:
-            folder.parent.mkdir(stat.S_IMODE(self.root.stat().st_mode))
-            folder.mkdir(0o700)
-        except OSError as error:
-            raise InfrastructureFailure("sandbox", f"the sandbox cannot make a folder: {error}") from error
+        folder.parent.mkdir(stat.S_IMODE(self.root.stat().st_mode))
+        folder.mkdir(0o700)
         return folder
 
     def remove(self, workspace: Path) -> asyncio.Future[None]:
@@ -228,9 +229,15 @@ class Server:
                 removed.set_result(None)
 
 
-def release(process: subprocess.Popen[bytes], *opened: socket.socket | IO[bytes]) -> None:
-    """Close the connections, upon which the supervisor ends everything; wait for it."""
+def release(process: subprocess.Popen[bytes], root: Path, *opened: socket.socket | IO[bytes]) -> None:
+    """Close the connections, upon which the supervisor ends and removes everything; wait for it, or do what it has left."""
     for end in opened:
         end.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(CLOSING)
+    until = time.monotonic() + LATE
+    while root.exists() and time.monotonic() < until:
+        try:
+            remove(str(root))
+        except OSError:  # the fork server still ends its programs
+            time.sleep(0.02)

@@ -1,0 +1,357 @@
+"""The sandbox with real processes: every level that this machine has, what it refuses, and what comes of what breaks."""
+
+import asyncio
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import pytest
+from hostile_programs import LEVELS, processes_left
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marl_plugins.contracts.sandbox import SandboxContract
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.recipe import Level, SandboxConfig, load_recipe
+from marl_plugins.plan.checks import check_sandbox
+from marl_plugins.plan.describe import describe_sandbox
+from marl_plugins.sandbox import Limits, LocalSandbox, Program, confine, levels, open_sandbox
+from marl_plugins.sandbox.files import read_files, write_files
+from marl_plugins.sandbox.program import path_problem
+
+LONG = Limits(seconds=60.0)
+
+
+class Local(SandboxContract):
+    isolation: Level
+
+    @classmethod
+    def open(cls, workspaces):
+        return open_sandbox(SandboxConfig(isolation=cls.isolation), concurrency=8, workspaces=workspaces)
+
+    def test_it_says_its_level(self):
+        assert self._sandbox.isolation == self.isolation
+
+
+class TestProcess(Local):
+    isolation = "process"
+
+
+if "landlock" in LEVELS:
+
+    class TestLandlock(Local):
+        isolation = "landlock"
+
+
+if "namespaces" in LEVELS:
+
+    class TestNamespaces(Local):
+        isolation = "namespaces"
+
+
+# --- levels -------------------------------------------------------------------------------------------------------------
+
+
+def machine(**missing):
+    return levels.Machine(7, True, "/usr/bin/bwrap", missing)
+
+
+@pytest.mark.parametrize(
+    ("missing", "strongest"),
+    [
+        ({}, "namespaces"),
+        ({"namespaces": "no bwrap"}, "landlock"),
+        ({"namespaces": "old kernel", "landlock": "old kernel"}, "process"),
+    ],
+)
+def test_auto_is_the_strongest_and_nothing_else_is_downgraded(missing, strongest):
+    here = machine(**missing)
+    assert levels.choose("auto", here) == strongest
+    for level in levels.LEVELS:
+        if level in missing:
+            with pytest.raises(ConfigurationError, match=f"{level} is unavailable: {missing[level]}; .*: {strongest}"):
+                levels.choose(level, here)
+        else:
+            assert levels.choose(level, here) == level
+
+
+def test_every_level_that_this_machine_lacks_is_refused():
+    here = levels.examine()
+    for level in here.missing:
+        with pytest.raises(ConfigurationError, match=r"unavailable: .+; .+"):
+            LocalSandbox(SandboxConfig(isolation=level))
+    assert LocalSandbox(SandboxConfig()).isolation == here.strongest == LEVELS[-1]
+
+
+@pytest.mark.parametrize(
+    ("number", "cure"), [(errno.ENOSYS, "Linux 5.13"), (errno.EOPNOTSUPP, "`lsm=`"), (errno.EPERM, "seccomp profile")]
+)
+def test_without_landlock_both_levels_above_are_missing_and_the_cure_is_said(number, cure, monkeypatch):
+    def refuse():
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(confine, "landlock_abi", refuse)
+    here = levels.examine()
+    assert here.missing.keys() == {"landlock", "namespaces"} and here.strongest == "process"
+    assert all(cure in said for said in here.missing.values())
+    assert describe_sandbox(SandboxConfig()).startswith("process; landlock is unavailable: ")
+
+
+@pytest.mark.parametrize(
+    ("script", "cure"),
+    [
+        (None, "apt install bubblewrap, or pip install"),
+        ("echo 'bwrap: No permissions to create a new namespace' >&2; exit 1", r"No permissions.*Ubuntu 24.04.*Docker"),
+        ("exec /no-such-thing", "exit code|No such file|not found"),
+    ],
+)
+def test_without_bubblewrap_that_works_there_are_no_namespaces(script, cure, tmp_path, monkeypatch):
+    fake = tmp_path / "bwrap"
+    fake.write_text(f"#!/bin/sh\n{script}\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(levels, "find_bubblewrap", lambda: str(fake) if script else "")
+    with pytest.raises(ConfigurationError, match=f"(?s)namespaces is unavailable: .*({cure})"):
+        levels.choose("namespaces", levels.examine())
+
+
+def recipe_with(folder, text):
+    (folder / "recipe.yaml").write_text(f"name: mine\nroles: {{a: {{prompt: p.md}}}}\nworkflow: w.py\n{text}\n")
+    recipe, origins = load_recipe(folder / "recipe.yaml")
+    return check_sandbox(recipe, origins)
+
+
+def test_a_recipes_sandbox_is_checked_before_anything_starts(tmp_path, monkeypatch):
+    assert recipe_with(tmp_path, "tools: {sandbox: {imports: [json, xml.dom]}}") == []
+    (found,) = recipe_with(tmp_path, "tools:\n  sandbox:\n    imports: [json, nowhere.at.all]")
+    assert found.startswith(
+        f"{tmp_path}/recipe.yaml:6: tools.sandbox.imports: 'nowhere.at.all' is not installed; pip install"
+    )
+    (found,) = recipe_with(tmp_path, "tools: {sandbox: {imports: [json]}, python: {packages: false}}")
+    assert "packages is false" in found
+    monkeypatch.setattr(levels, "find_bubblewrap", lambda: "")
+    (found,) = recipe_with(tmp_path, "tools:\n  sandbox:\n    isolation: namespaces")
+    assert found.startswith(f"{tmp_path}/recipe.yaml:6: tools.sandbox.isolation: namespaces is unavailable: ")
+    with pytest.raises(ConfigurationError, match=r"tools.sandbox.isolation: expected 'auto', 'process', .*, got 'docker'"):
+        recipe_with(tmp_path, "tools: {sandbox: {isolation: docker}}")
+    with pytest.raises(ConfigurationError, match=r"unknown key 'tools.sandbox.import'; did you mean 'imports'"):
+        recipe_with(tmp_path, "tools: {sandbox: {import: [json]}}")
+
+
+def opened(work, **settings):
+    """What an async function makes of a sandbox."""
+
+    async def run():
+        async with open_sandbox(SandboxConfig(**settings.pop("config", {})), **settings) as sandbox:
+            return await work(sandbox)
+
+    return asyncio.run(run())
+
+
+def test_imports_that_fail_are_the_users_to_fix():
+    with pytest.raises(
+        ConfigurationError, match=r"tools.sandbox.imports: 'antigravity2' cannot be imported: ModuleNotFound"
+    ):
+        opened(None, config={"imports": ["json", "antigravity2"]})
+
+
+# --- what breaks --------------------------------------------------------------------------------------------------------
+
+
+def fork_server_of(place):
+    """The process that forks, found by its code; below bubblewrap there is one that only carries its words."""
+    found = [p for p in pids_of(place) if b"fork_server.main" in words_of(p) and b"supervisor.main" not in words_of(p)]
+    return next(p for p in found if words_of(p).startswith(os.fsencode(sys.executable)))
+
+
+def pids_of(place):
+    return [int(p.name) for p in Path("/proc").glob("[0-9]*") if f"{place}/marl-sandbox-".encode() in words_of(p.name)]
+
+
+def words_of(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """Where a sandbox has its folders; at the end nothing is left of it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    yield tmp_path
+    assert (os.listdir(tmp_path), processes_left(tmp_path)) == ([], [])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("victim", ["fork server", "supervisor"])
+def test_what_ran_when_a_process_of_the_sandbox_was_killed_is_infrastructures(victim, level, place):
+    async def work(sandbox):
+        running = asyncio.create_task(sandbox.run(Program("open('begun', 'w')\nwhile True: pass", limits=LONG)))
+        while not list(place.glob("*/*/workspace/begun")):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        supervisors = [p for p in pids_of(place) if b"supervisor.main" in words_of(p)]
+        os.kill(fork_server_of(place) if victim == "fork server" else supervisors[0], signal.SIGKILL)
+        with pytest.raises(InfrastructureFailure, match="has ended while the program ran") as failure:
+            await running
+        assert failure.value.kind == "sandbox"
+        return await sandbox.run(Program("print('again')", limits=LONG))
+
+    assert opened(work, config={"isolation": level}).stdout == "again\n"
+
+
+def test_a_program_that_has_not_begun_is_run_again(place):
+    async def work(sandbox):
+        server = fork_server_of(place)
+        os.kill(server, signal.SIGSTOP)
+        waiting = [asyncio.create_task(sandbox.run(Program(f"print({n})", limits=LONG))) for n in range(3)]
+        await asyncio.sleep(0.2)
+        os.kill(server, signal.SIGKILL)
+        return await asyncio.gather(*waiting)
+
+    assert [got.stdout for got in opened(work, concurrency=4)] == ["0\n", "1\n", "2\n"]
+
+
+def test_a_sandbox_that_cannot_start_says_why(place, monkeypatch):
+    monkeypatch.setattr("marl_plugins.sandbox.server.BOOT", "import gone")
+    with pytest.raises(InfrastructureFailure, match=r"(?s)could not be started: .*No module named 'gone'"):
+        opened(None)
+
+
+def test_without_room_for_a_folder_nobody_is_to_blame(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(InfrastructureFailure, match="cannot make a folder"):
+        opened(None)
+
+
+@pytest.mark.parametrize("level", LEVELS[1:2])
+def test_a_program_that_cannot_be_confined_is_not_run(level, place, monkeypatch, tmp_path_factory):
+    loop = tmp_path_factory.mktemp("links") / "loop"
+    loop.symlink_to(loop)
+    read = levels.readable(level)
+    monkeypatch.setattr(levels, "readable", lambda _: [*read, str(loop)])
+
+    async def work(sandbox):
+        with pytest.raises(InfrastructureFailure, match="Too many levels of symbolic links"):
+            await sandbox.run(Program("print('ran')"))
+
+    opened(work, config={"isolation": level})
+
+
+def test_a_workspace_lies_in_the_sandboxs_own_folder(tmp_path):
+    (tmp_path / "workspaces").mkdir()
+
+    async def work(sandbox):
+        for wrong in (tmp_path, tmp_path / "workspaces", tmp_path / "workspaces" / ".."):
+            with pytest.raises(ValueError, match="expected a folder in the sandbox's own"):
+                await sandbox.run(Program("print(1)"), wrong)
+
+    opened(work, workspaces=tmp_path / "workspaces")
+
+
+# --- much ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_200_at_once_are_neither_lost_nor_mixed_up(level):
+    async def work(sandbox):
+        programs = [Program(f"import sys; print({n}); sys.exit({n % 7})", limits=LONG) for n in range(200)]
+        return await asyncio.gather(*[sandbox.run(program) for program in programs])
+
+    got = opened(work, config={"isolation": level}, concurrency=64, packages=False)
+    assert [(g.stdout, g.code) for g in got] == [(f"{n}\n", n % 7) for n in range(200)]
+
+
+def test_1_gb_of_output_takes_no_memory():
+    source = "import os\nchunk = b'x' * 2**20\nfor n in range(1024): os.write(1, chunk)"
+
+    async def work(sandbox):
+        await sandbox.run(Program("print(1)"))
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        got = await sandbox.run(Program(source, limits=LONG))
+        return got, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+
+    got, grown = opened(work, packages=False)
+    assert (got.status, got.stdout_truncated) == ("finished", True) and "bytes left out" in got.stdout
+    assert grown < 20_000  # KB
+
+
+def test_what_nobody_closes_ends_with_its_process(tmp_path):
+    script = f"""
+        import asyncio, tempfile
+        tempfile.tempdir = {str(tmp_path)!r}
+        from marl_plugins.core.recipe import PythonToolConfig
+        from marl_plugins.core.workflow import ToolCall
+        from marl_plugins.tools.python import runner
+        run = runner(PythonToolConfig())
+        for n in range(2):
+            print(asyncio.run(run(ToolCall("print(1)", "t", 0, 1))).output)
+    """
+    done = subprocess.run([sys.executable, "-W", "error", "-c", textwrap.dedent(script)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n1\n", "")
+    assert (os.listdir(tmp_path), processes_left(tmp_path)) == ([], [])
+
+
+# --- files --------------------------------------------------------------------------------------------------------------
+
+PARTS = st.sampled_from(["a", "b", "..", ".", "", "a\n", "c d", "\x1b", "é", "x" * 300])
+
+
+@given(st.lists(PARTS, min_size=1, max_size=5).map("/".join) | st.text(max_size=20))
+def test_a_path_without_a_problem_stays_in_the_workspace(path):
+    if path_problem(path):
+        with pytest.raises(ValueError, match="path"):
+            Program("", files={path: b""})
+        with pytest.raises(ValueError, match="path"):
+            Program("", wanted=(path,))
+    else:
+        assert os.path.normpath(f"/w/{path}") == f"/w/{path}" != "/w"
+        assert path.isprintable() and not os.path.isabs(path)
+
+
+@settings(max_examples=50)
+@given(st.dictionaries(st.sampled_from(["a", "d/a", "d/e/a", "link/a", "f/x"]), st.binary(max_size=2000), max_size=5))
+def test_files_come_back_and_links_lead_nowhere(files):
+    with tempfile.TemporaryDirectory() as place:
+        workspace, outside = Path(place, "w"), Path(place, "outside")
+        workspace.mkdir()
+        outside.mkdir()
+        (outside / "a").write_text("kept")
+        (workspace / "link").symlink_to(outside)
+        (workspace / "a").symlink_to(outside / "a")
+        refused = "link/a" in files
+        try:
+            write_files(workspace, files)
+            assert not refused
+        except OSError:
+            assert refused
+        if not refused:
+            assert read_files(workspace, files, 10**6) == files
+        assert read_files(workspace, ["link/a"], 10**6) == {}
+        assert (outside / "a").read_text() == "kept" and os.listdir(outside) == ["a"]
+
+
+def test_at_most_so_many_bytes_come_back(tmp_path):
+    write_files(tmp_path, {"a": b"x" * 10, "b": b"y" * 10, "c": b"z"})
+    assert read_files(tmp_path, ["a", "b", "c"], 12).keys() == {"a", "c"}
+
+
+def test_too_many_files_and_unknown_languages():
+    with pytest.raises(ValueError, match="10000 files: at most 1000"):
+        Program("", files={str(n): b"" for n in range(10_000)})
+    with pytest.raises(ValueError, match="language 'perl': expected one of python, bash, pytest"):
+        Program("", language="perl")
+
+
+def test_programs_draw_other_numbers_each():
+    source = "import random, numpy\nprint(random.random(), numpy.random.rand())"
+
+    async def work(sandbox):
+        return {(await sandbox.run(Program(source, limits=LONG))).stdout for _ in range(5)}
+
+    assert len(opened(work, config={"imports": ["random", "numpy"]})) == 5
