@@ -21,7 +21,9 @@ SECCOMP_GET_ACTION_AVAIL = 2
 CLONE_NEWNS, CLONE_NEWPID = 0x20000, 0x20000000
 CLONE_NEW = 0x7E020080
 """All flags of clone that make a namespace."""
-MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_PRIVATE = 2, 4, 8, 1 << 14, 1 << 18
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_MOVE, MS_REC, MS_PRIVATE = 2, 4, 8, 1 << 12, 1 << 13, 1 << 14, 1 << 18
+STAGE = "/mnt"
+"""An empty folder in bubblewrap's root."""
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # alike on every architecture
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
 MAKE_CHAR, MAKE_BLOCK, REFER, TRUNCATE, IOCTL_DEV = 1 << 6, 1 << 11, 1 << 13, 1 << 14, 1 << 15
@@ -52,7 +54,13 @@ NUMBERS = {
     **{"tgkill": (234, 131), "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240), "pidfd_open": (434, 434)},
     **{"pidfd_send_signal": (424, 424), "prlimit64": (302, 261), "fchmod": (91, 52), "fchmodat": (268, 53)},
     **{"fchmodat2": (452, 452), "mknodat": (259, 33), "openat": (257, 56), "openat2": (437, 437), "truncate": (76, 45)},
-    **{"chmod": (90, -1), "mknod": (133, -1), "open": (2, -1)},  # x86-64 only
+    **{"sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119), "sched_setparam": (142, 118)},
+    **{"sched_setattr": (314, 274), "setpriority": (141, 140), "ioprio_set": (251, 30), "inotify_add_watch": (254, 27)},
+    **{"fchown": (93, 55), "fchownat": (260, 54), "utimensat": (280, 88), "setxattr": (188, 5), "lsetxattr": (189, 6)},
+    **{"fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16)},
+    **{"setxattrat": (463, 463), "removexattrat": (466, 466), "file_setattr": (469, 469)},
+    **{"chmod": (90, -1), "mknod": (133, -1), "open": (2, -1), "chown": (92, -1), "lchown": (94, -1), "utime": (132, -1)},
+    **{"utimes": (235, -1), "futimesat": (261, -1)},  # x86-64 only, as the line above
 }
 """Numbers of system calls, on x86-64 and on aarch64."""
 
@@ -63,12 +71,23 @@ REFUSED = (
     *("delete_module", "reboot", "swapon", "swapoff", "open_by_handle_at", "name_to_handle_at", "move_mount"),
     *("open_tree", "fsopen", "fsconfig", "fsmount", "fspick", "mount_setattr", "pidfd_getfd", "kcmp", "acct", "syslog"),
     *("quotactl", "quotactl_fd", "fanotify_init", "memfd_secret", "shmget", "semget", "msgget", "mq_open", "setuid"),
-    *("setgid", "setreuid", "setregid", "setresuid", "setresgid", "setgroups", "setfsuid", "setfsgid"),
+    *("setgid", "setreuid", "setregid", "setresuid", "setresgid", "setgroups", "setfsuid", "setfsgid", "setpriority"),
+    *("ioprio_set", "inotify_add_watch"),
 )
 """Answered by EPERM. `socket`: Landlock guards no UDP, no raw sockets and no Unix sockets with a path."""
 MISSING = ("clone3", "memfd_create", "openat2")
 """Answered by ENOSYS, so that callers take their older way: a filter cannot read what a pointer leads to (clone3, openat2),
 and memory behind memfd_create belongs to no process."""
+MODES = ("chmod", "fchmod", "fchmodat", "fchmodat2", "utime", "utimes", "futimesat", "utimensat")
+"""Answered as if done, where all files of the user's can be named: Landlock does not guard what they change, and copying a file
+(`shutil.copy`) would fail without them."""
+ATTRIBUTES = (
+    *("chown", "lchown", "fchown", "fchownat", "setxattr", "lsetxattr", "fsetxattr", "setxattrat", "removexattr"),
+    *("lremovexattr", "fremovexattr", "removexattrat", "file_setattr"),
+)
+"""Refused there for the same reason."""
+OF_ITSELF = ("prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr")
+"""Allowed for the process itself: the first argument is a process, or 0."""
 SIGNALS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_open")
 
 
@@ -188,8 +207,12 @@ class Filter:
         self.code += b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions)
 
 
-def seccomp(abi: int, own_pid_namespace: bool) -> None:
-    """Refuse what Landlock does not guard, and what its version `abi` cannot yet."""
+def seccomp(abi: int, own_namespaces: bool) -> None:
+    """Refuse what Landlock does not guard, and what its version `abi` cannot yet.
+
+    Args:
+        own_namespaces: Whether it can name neither the machine's processes nor its files.
+    """
     rules = Filter()
     for call in REFUSED:
         rules.refuse(call)
@@ -199,7 +222,13 @@ def seccomp(abi: int, own_pid_namespace: bool) -> None:
     rules.refuse_values("prctl", 0, [PR_SET_CHILD_SUBREAPER])
     for call, argument in (("chmod", 1), ("fchmod", 1), ("fchmodat", 2), ("fchmodat2", 2), ("mknod", 1), ("mknodat", 2)):
         rules.refuse_any(call, argument, SET_ID)
-    if abi < ABI_SCOPES and not own_pid_namespace:  # no signals but to itself and its own group
+    for call in OF_ITSELF:
+        rules.refuse_others(call, 0, [0, os.getpid()])
+    for call in () if own_namespaces else MODES:
+        rules.refuse(call, 0)
+    for call in () if own_namespaces else ATTRIBUTES:
+        rules.refuse(call)
+    if abi < ABI_SCOPES and not own_namespaces:  # no signals but to itself and its own group
         for call in SIGNALS:
             rules.refuse_others(call, 0, [os.getpid(), 0] if call == "kill" else [os.getpid()])
     if abi < ABI_TRUNCATE:  # what is opened to be read can be cut off too
@@ -281,10 +310,28 @@ def limit(memory: int, seconds: int, file: int, processes: int | None) -> None:
         resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
 
 
-def private_mounts(memory: int) -> None:
-    """A mount namespace of its own: /proc shows the process's own pid namespace alone, /dev/shm is empty and has a size."""
+def private_mounts(folder: str, hidden: Iterable[str], memory: int) -> None:
+    """A mount namespace of its own, with /proc of its own pid namespace, and an empty /dev/shm.
+
+    Args:
+        folder: What alone is left of the `hidden` folders.
+        memory: Size of /dev/shm, in bytes.
+    """
     check(libc.unshare(CLONE_NEWNS), "unshare")
-    check(libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None), "mount /")
-    check(libc.mount(b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None), "mount /proc")
-    options = b"size=%d,nr_inodes=1000" % memory
-    check(libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options), "mount /dev/shm")
+    mount("none", "/", "", MS_REC | MS_PRIVATE)
+    mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, f"size={memory},nr_inodes=1000")
+    mount(folder, STAGE, "", MS_BIND)
+    for path in hidden:
+        mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, "size=4096,nr_inodes=100")
+    os.makedirs(folder)
+    mount(STAGE, folder, "", MS_MOVE)
+
+
+def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    """mount(2).
+
+    Raises:
+        OSError: It is refused.
+    """
+    check(libc.mount(*(word.encode() for word in (source, target, kind)), flags, options.encode()), f"mount {target}")

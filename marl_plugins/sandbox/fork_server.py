@@ -55,6 +55,7 @@ class Settings(TypedDict):
         root: The folder that marks its processes.
         abi: The version of Landlock; 0 where it is not used.
         read, write, devices: Paths that programs may read; folders that they may change; files that they may write.
+        hidden: Folders of all workspaces, of which a program in namespaces of its own sees only its own.
         init: The program that is process 1 of each pid namespace; empty where there are none.
         spared: Processes that programs must not signal.
         user: First of the users that programs become, one for each slot; None where they stay who they are.
@@ -69,6 +70,7 @@ class Settings(TypedDict):
     read: list[str]
     write: list[str]
     devices: list[str]
+    hidden: list[str]
     init: str
     spared: list[int]
     user: int | None
@@ -343,7 +345,7 @@ def prepare(request: Request, descriptors: list[int], settings: Settings) -> Non
     confine.libc.prctl(confine.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     confine.libc.prctl(confine.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what it leaves stays below it
     if settings["init"]:
-        confine.private_mounts(request["memory"] // 4)
+        confine.private_mounts(request["folder"], settings["hidden"], request["memory"] // 4)
     os.environ.clear()
     os.environ.update(ENVIRONMENT, HOME=request["folder"], TMPDIR=request["folder"], PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     os.chdir(request["folder"])

@@ -156,7 +156,7 @@ def bubblewrap(bwrap: str, read: Sequence[str], write: Sequence[str]) -> list[st
             words += ["--ro-bind", path, path]
     for path in (*DEVICES, *(path for path in read if path.startswith("/dev/"))):
         words += ["--dev-bind", path, path]
-    words += ["--dir", "/dev/shm", "--proc", "/proc"]
+    words += ["--dir", "/dev/shm", "--dir", confine.STAGE, "--proc", "/proc"]
     for path in write:
         words += ["--bind", path, path]
     words += ["--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETPCAP"]

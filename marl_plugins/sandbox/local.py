@@ -149,43 +149,40 @@ class LocalSandbox:
         return await asyncio.shield(starting)
 
     async def _started(self, imports: tuple[str, ...]) -> Server:
-        level, machine = self.isolation, self.machine
-        read = levels.readable(level)
-        packages = () if self._packages else ("-S",)
-        user = levels.users(
-            level, [*read[len(levels.SYSTEM) :], *([str(self._workspaces)] if self._workspaces else [])], len(self._slots)
-        )
+        kept = [str(self._workspaces)] if self._workspaces else []
+        read = levels.readable(self.isolation)
+        user = levels.users(self.isolation, [*read[len(levels.SYSTEM) :], *kept], len(self._slots))
         root = new_root(shared=user is not None)
+        namespaces = self.isolation == "namespaces"
         settings: Settings = {
             "owner": -1,
             "supervisor": -1,
             "root": str(root),
             "imports": list(imports),
-            "abi": machine.abi if level != "process" else 0,
+            "abi": self.machine.abi if self.isolation != "process" else 0,
             "read": read,
-            "write": ["/dev/shm"] if level == "namespaces" else [],
+            "write": ["/dev/shm"] if namespaces else [],
             "devices": list(levels.DEVICES),
-            "init": levels.INIT if level == "namespaces" else "",
+            "hidden": [str(root), *kept],
+            "init": levels.INIT if namespaces else "",
             "spared": [],
             "user": user,
-            "filters": machine.filters,
+            "filters": self.machine.filters,
         }
-        command = python("fork_server", *packages)
-        if level == "namespaces":
-            kept = [str(self._workspaces)] if self._workspaces else []
-            own = os.path.dirname(__file__)
-            command = [*levels.bubblewrap(machine.bwrap, [*read, own], [str(root), *kept]), *command]
+        command = python("fork_server", *(() if self._packages else ("-S",)))
+        if namespaces:
+            own = [*read, os.path.dirname(__file__)]
+            command = [*levels.bubblewrap(self.machine.bwrap, own, settings["hidden"]), *command]
         server = Server(root, settings, command)
         self._launched.append(server)
         try:
             async with asyncio.timeout(STARTING):
                 await server.ready
         except TimeoutError:
-            server.end()
             raise InfrastructureFailure("sandbox", f"the sandbox has not started within {STARTING:.0f} s") from None
-        except BaseException:
-            server.end()
-            raise
+        finally:
+            if not server.started:
+                server.end()
         return server
 
 

@@ -112,6 +112,11 @@ class Server:
             connection.setblocking(False)
             self._loop.add_reader(connection.fileno(), hear)
 
+    @property
+    def started(self) -> bool:
+        """Whether it takes programs, or has."""
+        return self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None
+
     def fresh(self) -> Path:
         """A new empty workspace, in a folder of its own, in which it stays where its program renames it.
 
