@@ -16,22 +16,25 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-from hostile_programs import PROGRAMS, Stalls, files_left, processes_left, run_answer
+from hostile_programs import PROGRAMS, Stalls, processes_left, run_answer
 
-from marl_plugins.core.recipe import PythonToolConfig
+from marl_plugins.core.recipe import PythonToolConfig, SandboxConfig
 from marl_plugins.core.trajectory import Trajectory
-from marl_plugins.tools.python import python_tool, run_program
+from marl_plugins.tools.python import python_tool, run_program, sandbox_of
 
 RUNS = 41
 
 
 async def attack() -> tuple[dict[str, Trajectory | BaseException], float]:
     """What came of each program, and the longest stall of the event loop."""
-    tool = python_tool(PythonToolConfig())
+    opened = sandbox_of(PythonToolConfig(), SandboxConfig())
+    tool = python_tool(PythonToolConfig(), opened)
+    await opened.sandbox.start()
     async with Stalls() as stalls:
         found = await asyncio.gather(
             *[run_answer([program], tool, seconds=600) for program in PROGRAMS.values()], return_exceptions=True
         )
+    await opened.close()
     return dict(zip(PROGRAMS, found, strict=True)), stalls.longest
 
 
@@ -43,10 +46,13 @@ async def endless() -> Trajectory:
 async def speed(config: PythonToolConfig) -> list[float]:
     """Seconds of a program that prints a number, each time."""
     times = []
+    opened = sandbox_of(config, SandboxConfig())
+    await opened.sandbox.start()
     for _ in range(RUNS):
         started = time.perf_counter()
-        assert (await run_program("print(1)", config)).output == "1"
+        assert (await run_program("print(1)", config, opened.sandbox)).output == "1"
         times.append(time.perf_counter() - started)
+    await opened.close()
     return times
 
 
@@ -68,7 +74,7 @@ def main() -> None:
         answers = len(found) - ended - lost
         print(
             f"{len(found)} programs: {answers} answers, {ended} runs ended, {lost} lost to infrastructure, "
-            f"{len(processes_left(folder))} processes left, {len(files_left(folder))} folders left, "
+            f"{len(processes_left(folder))} processes left, {len(list(Path(folder).iterdir()))} folders left, "
             f"event loop stalled at most {stall:.2f} s",
             flush=True,
         )

@@ -11,6 +11,8 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import escapes
+
 from marl_plugins import hookspecs
 from marl_plugins.commands import evaluate
 from marl_plugins.core import recipe as config
@@ -28,6 +30,7 @@ RECIPE = {
     "`tools:`": config.ToolsConfig,
     "`tools: python:`": config.PythonToolConfig,
     "`tools: sql:`": config.SqlToolConfig,
+    "`tools: sandbox:`": config.SandboxConfig,
     "`limits:`": config.LimitsConfig,
     "`warm_start:`": config.WarmStartConfig,
 }
@@ -40,6 +43,7 @@ SAYS_ITSELF = {
     "Recipe.plugins": "As after `--plugin`, which adds to them.",
     "Recipe.limits": "Bounds of a run.",
     "ToolsConfig.python": "Limits of one run of a program.",
+    "ToolsConfig.sandbox": "Where programs run.",
     "PythonToolConfig.seconds": "Wall time; a program that is not done by then is stopped.",
     "WarmStartConfig.steps": "Optimiser steps.",
     "WarmStartConfig.learning_rate": "At its height.",
@@ -160,6 +164,7 @@ def table_under(text: str, heading: str) -> tuple[int, int]:
 
 TABLES = {
     **{("recipes.md", heading): lambda model=model: recipe_table(model) for heading, model in RECIPE.items()},
+    ("sandbox.md", "What was tried"): escapes.table,
     ("flags.md", "This project's own"): own_flags_table,
     ("flags.md", "Upstream's, and what becomes of each"): flags.table,
     ("from_openrlhf.md", "Old flag names"): old_flags.table,
