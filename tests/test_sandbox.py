@@ -286,7 +286,7 @@ def test_what_nobody_closes_ends_with_its_process(tmp_path):
         import asyncio, tempfile
         tempfile.tempdir = {str(tmp_path)!r}
         from marl_plugins.core.recipe import PythonToolConfig
-        from marl_plugins.core.workflow import ToolCall
+        from marl_plugins.core.tools import ToolCall
         from marl_plugins.tools.python import runner
         run = runner(PythonToolConfig())
         for n in range(2):
