@@ -1,16 +1,30 @@
 """The recipe `ecommerce`: the store that is generated, questions with their truth, and how answers are graded."""
 
+import asyncio
 import hashlib
+import json
 import random
+import shutil
 import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from simulated import CharacterChat
 
+from marl_plugins.coach.rubric import RubricCoach, load_rubric
+from marl_plugins.core.prompts import followup_renderer, prompt_renderer
+from marl_plugins.core.scoring import score_trajectory
 from marl_plugins.core.shipped import recipes_root
+from marl_plugins.core.trajectory import Generation
+from marl_plugins.core.workflow import RoleSpec, Sampling, ToolCall, run_workflow
 from marl_plugins.loading import load_file
+from marl_plugins.plan.build import build_plan
 
 FOLDER = recipes_root() / "ecommerce"
 questions = load_file(FOLDER / "questions.py", "marl_recipe_ecommerce_questions")
@@ -166,7 +180,7 @@ def test_a_task_is_a_function_of_its_id_and_held_out_stores_are_others(assistant
     assert {len(t.label) for t in TASKS[assistant]} == {2, 3, 4}
     for task in TASKS[assistant]:
         asked = task.metadata["questions"]
-        assert asked[0] == task.prompt and len(asked) == len(task.label) == len(set(asked))
+        assert task.prompt.endswith(asked[0]) and len(asked) == len(task.label) == len(set(asked))
         assert task.metadata["type"] == task.label[0]["specialist"] and not any("{" in q for q in asked)
 
 
@@ -413,3 +427,306 @@ def test_the_last_line_of_a_number_counts():
 @given(st.text(max_size=200), st.sampled_from(LABELS))
 def test_no_text_is_graded_outside_0_to_1(text, label):
     assert 0.0 <= grader.score(label, text) <= 1.0
+
+
+# The recipes, with scripted agents
+
+
+def planned(file, *flags):
+    """The plan; on any machine for the devices that the file is for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MARL_PLUGINS_DEVICE", "cpu" if file.startswith("tiny") else "cuda")
+        return build_plan(["--recipe", str(FOLDER / f"{file}.yaml"), *flags])
+
+
+PLANS = {
+    file: planned(file, "--ecommerce.tasks", "300")
+    for file in ("merchant_assistant", "category_assistant", "tiny_merchant", "tiny_category")
+}
+
+
+class Script:
+    """Agents that are right, but for what `wrong` says: by role a function of the right answer."""
+
+    def __init__(self, task, short, **wrong):
+        self.task, self.short, self.wrong = task, short, wrong
+        self.seed, draw = questions.identified(task.id)[1:]
+        self.context = questions.context_of(draw, self.seed)
+        self.labels = iter([label for label in task.label for _ in range(2)])
+        self.label = None
+
+    def say(self, role, messages):
+        text = getattr(self, role, self.specialist)(messages)
+        return self.wrong.get(role, str)(text)
+
+    def router(self, messages):
+        asked = [text for chat_role, text in messages if chat_role == "u"]
+        self.label = self.task.label[len(asked) - 1]
+        return self.label["specialist"]
+
+    def specialist(self, messages):
+        kind, label = KINDS[self.label["kind"]], self.label
+        if self.short:
+            return f"<lookup>{' '.join([kind.name, *(str(self.context[key]) for key in kind.parameters)])}</lookup>"
+        if messages[-1][1].startswith("Question") or "Question:" in messages[-1][1]:
+            if kind.form == "cause":
+                return "I look.\n```sql\nSELECT * FROM stockouts\n```"
+            if kind.form == "change":
+                return " ".join(
+                    f"<what_if>{self.context['category']} {value}</what_if>" for value in list(label["values"])[:4]
+                )
+            if kind.form == "order":
+                return (
+                    "```sql\nSELECT stock, lead_days FROM products WHERE name = ?\n"
+                    + json.dumps([self.context["product"]])
+                    + "\n```"
+                )
+            query, values = kind.bound(self.context)
+            return f"```sql\n{query.strip()}\n{json.dumps(values)}\n```"
+        return f"The answer is {answer_to(label)}."
+
+    def composer(self, messages):
+        said = [questions.shown(label["value"]) if self.short else answer_to(label) for label in self.task.label]
+        return "\n".join(f"{n}: {text}" for n, text in enumerate(said, 1))
+
+
+def played(plan, task, script):
+    """A trajectory of scripted agents, scored by the recipe's rubric and grader."""
+    run, chat = plan.run, CharacterChat()
+    tools = {tool.name: tool for answer in plan.plugins.hook.marl_tools(run=run) for tool in answer or ()}
+    coach = RubricCoach(load_rubric(Path(run.args.coach.rubric), list(run.recipe.roles)))
+
+    async def generate(call):
+        messages = [(part[0], part[2:]) for part in chat.text(call.context_ids).split("^") if part[1:2] == ":"]
+        ids = (*chat.encode(script.say(call.role, messages[:-1] if messages[-1] == ("a", "") else messages)), ord("^"))
+        return Generation(ids, tuple(-0.5 for _ in ids), "stop", call.policy, 0)
+
+    async def share(action, seen):
+        return (await coach.judge(action, seen)).share
+
+    roles = {
+        name: RoleSpec(
+            name,
+            name,
+            prompt_renderer(run.prompt(name), run.system(name)),
+            chat,
+            Sampling(1.0, 1.0, None, 99_000),
+            tuple(tools[t] for t in config.tools),
+            config.max_turns,
+            render_next=followup_renderer(run.followup(name)) if run.followup(name) else None,
+            endless_tools_fail=config.endless_tools == "fail",
+        )
+        for name, config in run.recipe.roles.items()
+    }
+
+    async def play():
+        trajectory = await run_workflow(
+            run.workflow_module.run, task, 0, step=1, run_seed=0, roles=roles, tools=tools, generate=generate, seconds=60
+        )
+        scored = plan.plugins.hook.marl_score_outcome
+        await score_trajectory(
+            trajectory, share, lambda t: scored(run=run, trajectory=t), roles=list(run.recipe.roles), seconds=60
+        )
+        return trajectory
+
+    return asyncio.run(play())
+
+
+@pytest.mark.parametrize("file", PLANS)
+def test_its_plan_has_no_warning(file):
+    assert PLANS[file].run.warnings == ()
+
+
+@pytest.mark.parametrize("file", PLANS)
+def test_agents_that_are_right_are_scored_as_right(file):
+    plan, core = PLANS[file], questions.SPECIALISTS[PLANS[file].run.args.ecommerce.assistant][0]
+    calls, kinds = Counter(), set()
+    for task in plan.tasks("train")[:60]:
+        trajectory = played(plan, task, Script(task, file.startswith("tiny")))
+        assert trajectory.outcome == pytest.approx(1.0), trajectory.answer
+        assert [(a.role, a.score, a.text) for a in trajectory.actions if a.score != 1.0] == []
+        assert all(result.ok for a in trajectory.actions for result in a.tool_results)
+        assert 5 <= len(trajectory.actions) <= (5 if file.startswith("tiny") else 4 + 4 * 2 + 1)
+        calls.update(a.role for a in trajectory.actions if a.before is None or a.before.call != a.call)
+        kinds |= {label["kind"] for label in task.label}
+    assert (calls["router"] + calls[core]) / calls.total() == pytest.approx(0.76, abs=0.05)
+    assert len(kinds) >= (4 if file.startswith("tiny") else 12)
+
+
+@pytest.mark.parametrize("file", ["merchant_assistant", "category_assistant"])
+def test_a_slip_of_one_role_costs_that_role_its_score(file):
+    plan = PLANS[file]
+    task = next(
+        t for t in plan.tasks("train") if t.label[0]["form"] == "number" and len({q["specialist"] for q in t.label}) > 1
+    )
+    other = next(s for s in task.metadata["specialists"] if s != task.label[0]["specialist"])
+
+    def scores(**wrong):
+        trajectory = played(plan, task, Script(task, False, **wrong))
+        by_role = {}
+        for action in sorted(trajectory.actions, key=lambda a: a.turn):
+            by_role.setdefault(action.role, []).append(action.score)
+        return trajectory, by_role
+
+    _, routed = scores(router=lambda text: f"{other} {text}")
+    assert routed["router"][0] == 0.8
+    trajectory, claimed = scores(composer=lambda text: text.replace("1: ", "1: 7"))
+    assert claimed["composer"][0] < 0.8 and trajectory.outcome < 1.0
+    assert trajectory.outcome_parts["question_1"] == 0.0 and trajectory.outcome_parts["question_2"] == 1.0
+    first = task.label[0]["specialist"]
+    _, broken = scores(**{first: lambda text: text.replace("FROM ", "FROM the_")})
+    assert min(broken[first]) <= 0.7
+    _, invented = scores(**{first: lambda text: text.replace("The answer", "123456789 is not it. The answer")})
+    assert min(invented[first]) == 0.8
+
+
+def test_a_specialist_hands_a_question_on_once():
+    plan = PLANS["merchant_assistant"]
+    task = next(t for t in plan.tasks("train") if t.label[0]["specialist"] == "aftersales")
+    trajectory = played(plan, task, Script(task, False, aftersales=lambda text: f"{text}\nHAND ON: marketing"))
+    asked = [a for a in trajectory.actions if a.role == "marketing"]
+    assert "A colleague says:" in asked[0].shown[-1][1] and trajectory.outcome == 1.0
+    assert {a.role for a in trajectory.actions if a.path in asked[0].parents} == {"aftersales"}
+
+
+@pytest.mark.parametrize("assistant", ASSISTANTS)
+def test_a_specialist_is_told_what_others_have_said_and_remembers_its_own(assistant):
+    plan = PLANS[f"{assistant}_assistant"]
+    core = questions.SPECIALISTS[assistant][0]
+    task = next(
+        t
+        for t in plan.tasks("train")
+        if [q["specialist"] == core for q in t.label] in ([True, False, True], [True, False, True, True])
+    )
+    trajectory = played(plan, task, Script(task, False))
+    first, again = [
+        a for a in trajectory.actions if a.role == core and a.shown[-1][1].rpartition("Question:")[1] and a.turn in (0, 2)
+    ]
+    told = again.shown[-1][1]
+    assert f"2. {task.metadata['questions'][1]}" in told and f"1. {task.metadata['questions'][0]}" not in told
+    assert again.call == 1 and first.path in {a.path for a in again.chain}
+
+
+def test_the_tools_of_the_recipe():
+    plan = PLANS["merchant_assistant"]
+    tools = {tool.name: tool for answer in plan.plugins.hook.marl_tools(run=plan.run) for tool in answer}
+
+    def call(name, text, task="merchant-0-0"):
+        result = asyncio.run(tools[name].run(ToolCall(text, task, 0, 1)))
+        return result.ok, result.output
+
+    count = rows(store.database(0), "SELECT sum(units) FROM sales WHERE category = 'tea' AND month = 5")[0][0]
+    assert call("lookup", " units tea 5 ") == (True, str(count))
+    assert call("lookup", "units tea 5", "merchant-1-0") != call("lookup", "units tea 5")
+    assert call("lookup", "unit tea 5") == (False, "there is no lookup 'unit'; did you mean 'units'?")
+    assert call("lookup", "units tea") == (False, "units takes category month, got 1 words")
+    assert call("lookup", "units moon 5") == (False, "nothing is there")
+    assert call("lookup", "") == (False, call("lookup", "")[1])
+    assert call("lookup", f"units tea {10**30}")[0] is False
+    ok, said = call("what_if", "tea -10")
+    assert ok and str(round(store.market_of(0).profit("tea", -10))) in said
+    assert call("what_if", "moon -10")[0] is call("what_if", "tea -1000")[0] is False
+    assert call("query", "SELECT date('now')") == (True, "date('now')\n2025-12-31")
+    assert tools["lookup"].find("a <lookup>units tea 5</lookup> b <lookup>x</lookup>") == ["units tea 5", "x"]
+
+
+@pytest.mark.parametrize("file", ["tiny_merchant", "tiny_category"])
+def test_what_the_tiny_models_are_shown_is_what_they_are_asked(file):
+    """Without slips demonstrations are what scripted agents say, in the same conversations, letter for letter."""
+    plan = PLANS[file]
+    module = plan.run.demonstrations_module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "SLIPS", dict.fromkeys(module.SLIPS, 0.0))
+        for task in plan.tasks("train")[:40]:
+            trajectory = played(plan, task, Script(task, True))
+            told = {}
+            for action in trajectory.actions:
+                if not any(other.before is action for other in trajectory.actions):
+                    told[action.role] = action.messages
+            shown = {}
+            for one in module.demonstrate(task, random.Random(0)):
+                opening = prompt_renderer(plan.run.prompt(one.role), None)(one.fields)[-1]["content"]
+                users = [opening, *one.shown]
+                shown[one.role] = tuple(
+                    pair
+                    for user, said in zip(users, one.said, strict=True)
+                    for pair in (("user", user), ("assistant", said))
+                )
+                longest = max(map(len, one.said))
+                assert longest <= plan.run.role(one.role).max_new_tokens
+            assert shown == told
+
+
+@pytest.mark.parametrize("file", ["tiny_merchant", "tiny_category"])
+def test_slips_are_as_frequent_as_they_are_said_to_be(file):
+    plan, rng = PLANS[file], random.Random(0)
+    module, wrong, total = plan.run.demonstrations_module, Counter(), Counter()
+    for task in plan.tasks("train")[:300]:
+        right = [label["specialist"] for label in task.label]
+        for one in module.demonstrate(task, rng):
+            if one.role == "router":
+                wrong["router"] += sum(a != b for a, b in zip(one.said, right, strict=True))
+                total["router"] += len(right)
+            if one.role == "composer":
+                said = grader.lines(one.said[0])
+                found = {n: questions.shown(label["value"]) for n, label in enumerate(task.label, 1)}
+                wrong["composer"] += sum(said[n] != found[n] for n in found)
+                total["composer"] += len(found)
+    for role in total:
+        assert wrong[role] / total[role] == pytest.approx(module.SLIPS[role], abs=0.05)
+
+
+# Bad input
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """A copy of the recipe, to be spoiled."""
+    shutil.copytree(FOLDER, tmp_path / "shop", ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path / "shop"
+
+
+def refused(folder, *flags):
+    """What the command says of a recipe; in a process of its own, because recipes' files are imported once."""
+    words = [
+        sys.executable,
+        "-m",
+        "marl_plugins",
+        "train",
+        "--recipe",
+        str(folder / "tiny_merchant.yaml"),
+        "--dry-run",
+        *flags,
+    ]
+    ended = subprocess.run(words, capture_output=True, text=True)
+    assert ended.returncode == 2, ended.stdout + ended.stderr
+    return " ".join(ended.stderr.split())
+
+
+def test_what_is_wrong_is_said_all_at_once(copied):
+    kinds = copied / "prompts" / "kinds.yaml"
+    kinds.write_text(
+        kinds.read_text().replace(
+            "SELECT sum(units) FROM sales WHERE category = :category AND", "SELECT sum(unit) FROM sale WHERE"
+        )
+    )
+    (copied / "prompts" / "tiny" / "composer.md").write_text(
+        "{findings} <what_if>tea 5</what_if> <lookup>units tea 5</lookup>"
+    )
+    said = refused(copied, "--ecommerce.share", "0.9")
+    assert (
+        f"kinds.yaml:{1 + kinds.read_text().splitlines().index('units:')}: units.sql: no such table: sale; did you mean 'sales'?"
+        in said
+    )
+    assert (
+        "composer.md: tells role 'composer' of the tool 'what_if', which it does not have; add it to roles.composer.tools"
+        in said
+    )
+    assert "of the tool 'lookup'" in said
+    assert "--ecommerce.share 0.9: expected 0.40 to 0.80" in said
+
+
+def test_a_column_that_does_not_exist_is_found_before_it_is_asked_for(copied):
+    kinds = copied / "prompts" / "kinds.yaml"
+    kinds.write_text(kinds.read_text().replace("SELECT stock FROM products", "SELECT stocks FROM products"))
+    assert "stock.sql: no such column: stocks; did you mean 'stock'?" in refused(copied)

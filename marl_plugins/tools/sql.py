@@ -85,23 +85,19 @@ def sql_tool(config: SqlToolConfig, database: Path) -> Tool:
 
 
 def runner(
-    tool: str, config: SqlToolConfig, database: Callable[[ToolCall], Path], query: Callable[[str], str] = str
+    tool: str, config: SqlToolConfig, database: Callable[[ToolCall], Path]
 ) -> Callable[[ToolCall], Awaitable[ToolResult]]:
     """What a tool of this kind calls.
 
     Args:
         tool: Its name.
         database: The file that a call is about.
-        query: The query that a call means; raises `ValueError` with what is wrong with the call.
     """
     threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix=tool)
 
     def answered(call: ToolCall) -> ToolResult:
         started = time.monotonic()
-        try:
-            answer = ask(database(call), query(call.text), config)
-        except ValueError as error:
-            answer = Answer(problem=str(error))
+        answer = ask(database(call), call.text, config)
         return ToolResult(tool, call.text, answer.text(config), not answer.problem, time.monotonic() - started)
 
     async def run(call: ToolCall) -> ToolResult:

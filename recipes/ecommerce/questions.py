@@ -1,6 +1,6 @@
 """What the person asks: 40 kinds of questions, each with its right answer, and conversations of two to four of them.
 
-    KINDS      what is asked, which specialist it takes, and the query that answers it, as kinds.yaml has them
+    KINDS      what is asked, which specialist it takes, and the query that answers it, as prompts/kinds.yaml has them
     truth      the right answer to one of them in one store
     make       a task: the questions that a person asks one after the other, drawn from the task's id
 
@@ -8,6 +8,7 @@ A question that follows another may leave out what has been said: "and how many 
 """
 
 import functools
+import json
 import re
 import sqlite3
 from dataclasses import dataclass
@@ -18,9 +19,10 @@ import yaml
 
 from marl_plugins.core.trajectory import Task
 from marl_plugins.loading import load_file
+from marl_plugins.tools.sql import ask
 
 store = load_file(Path(__file__).with_name("store.py"), "marl_recipe_ecommerce_store")
-FILE = Path(__file__).with_name("kinds.yaml")
+FILE = Path(__file__).with_name("prompts") / "kinds.yaml"
 MONTHS = (
     "January",
     "February",
@@ -38,15 +40,13 @@ MONTHS = (
 DAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
 SPECIALISTS = {"merchant": ("sales", "marketing", "aftersales"), "category": ("order", "pricing", "inventory")}
 """Of each assistant; the first one is asked most."""
-LOOKUPS = "units revenue buyers refunds returned campaign status total lines customer unfinished stock"
-"""The kinds whose queries agents may call by name."""
-TURNS = (2, 3, 4)
+TURNS, SHORT_TURNS = (2, 3, 4), (2,)
 TRAIN_STORES, EVAL_STORES = range(4), range(1000, 1002)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of question, as kinds.yaml has it; `line` is where."""
+    """One kind of question, as prompts/kinds.yaml has it; `line` is where."""
 
     name: str
     line: int
@@ -55,6 +55,7 @@ class Kind:
     opening: str
     later: str
     sql: str = ""
+    short: str = ""
     tolerance: float = 0.0
     options: tuple[str, ...] = ()
 
@@ -84,6 +85,20 @@ def read_kinds() -> dict[str, Kind]:
 
 
 KINDS = read_kinds()
+LOOKUPS = tuple(name for name, kind in KINDS.items() if kind.short)
+"""The kinds whose queries agents may call by name."""
+
+
+def wrong_queries(limits) -> list[str]:
+    """What is wrong with the queries, as SQLite finds it before it runs one."""
+    found = []
+    for kind in KINDS.values():
+        query, names = re.sub(r":[a-z]+", "?", kind.sql), re.findall(r":([a-z]+)", kind.sql)
+        if kind.sql and (
+            problem := ask(store.database(0), f"EXPLAIN {query}\n{json.dumps([None] * len(names))}", limits).problem
+        ):
+            found.append(f"{FILE}:{kind.line}: {kind.name}.sql: {problem}")
+    return found
 
 
 @functools.cache
@@ -153,42 +168,75 @@ def context_of(draw: Random, seed: int) -> dict[str, object]:
     }
 
 
-def share_of_core(share: float) -> float:
+def share_of_core(share: float, turns: tuple[int, ...]) -> float:
     """How often a question has to be for the first specialist, for router and it to get a share of all calls.
 
     With T questions there are T calls of the router, T of specialists and one of the composer.
     """
-    turns = sum(TURNS) / len(TURNS)
-    return share * (2 * turns + 1) / turns - 1
+    mean = sum(turns) / len(turns)
+    return share * (2 * mean + 1) / mean - 1
 
 
-def make(assistant: str, seed: int, number: int, share: float) -> Task:
+def reachable(short: bool) -> tuple[float, float]:
+    """The least and the greatest share of the calls that router and first specialist can get."""
+    turns = SHORT_TURNS if short else TURNS
+    mean = sum(turns) / len(turns)
+    return mean / (2 * mean + 1), 2 * mean / (2 * mean + 1)
+
+
+def identified(task: str) -> tuple[str, int, Random]:
+    """Assistant and store of a task, and what is drawn for it: first of all what it is about."""
+    assistant, seed, _ = task.split("-")
+    return assistant, int(seed), Random(task)
+
+
+def make(task: str, share: float, short: bool = False) -> Task:
     """One conversation: what the person asks in turn, and what is right."""
-    draw = Random(f"{assistant} {seed} {number}")
+    assistant, seed, draw = identified(task)
     core, *others = SPECIALISTS[assistant]
     context, asked, labels, before = context_of(draw, seed), [], [], None
-    shown = context | {"month": MONTHS[context["month"] - 1]}
-    for _ in range(draw.choice(TURNS)):
-        wanted = core if draw.random() < share_of_core(share) else draw.choice(others)
-        kinds = [
-            kind
-            for kind in draw.sample([*KINDS.values()], len(KINDS))
-            if kind.name not in {label["kind"] for label in labels}
-        ]
-        kinds.sort(
-            key=lambda kind: (kind.specialist != wanted, kind.specialist != core)
-        )  # another one where nothing is left to ask
+    shown = context | {"month": context["month"] if short else MONTHS[context["month"] - 1]}
+    turns = SHORT_TURNS if short else TURNS
+    for _ in range(draw.choice(turns)):
+        wanted = core if draw.random() < share_of_core(share, turns) else draw.choice(others)
+        kinds = [kind for kind in draw.sample([*KINDS.values()], len(KINDS)) if kind.short or not short]
+        kinds = [kind for kind in kinds if kind.name not in {label["kind"] for label in labels}]
+        kinds.sort(key=lambda kind: (kind.specialist != wanted, kind.specialist != core))  # another where nothing is left
         kind, label = next((k, found) for k in kinds if (found := truth(k, seed, context)) is not None)
         known = before is not None and "other" not in before.about and kind.about - {"other"} <= before.about
-        asked.append((kind.later if known else kind.opening).format(**shown))
+        text = kind.short if short else kind.later if known else kind.opening
+        asked.append(text.format(**shown))
         labels.append(label | {"specialist": kind.specialist})
         before = kind
-    asked[0] = f"Store {seed}. {asked[0]}"
-    metadata = {"store": seed, "questions": asked, "type": labels[0]["specialist"]}
-    return Task(f"{assistant}-{seed}-{number}", asked[0], labels, metadata)
+    prompt = f"Store {seed}. {asked[0]}"
+    metadata = {
+        "store": seed,
+        "specialists": list(SPECIALISTS[assistant]),
+        "questions": asked,
+        "type": labels[0]["specialist"],
+    }
+    return Task(task, prompt, labels, metadata)
 
 
-def load(assistant: str, split: str, tasks: int, share: float) -> list[Task]:
+def load(assistant: str, split: str, tasks: int, share: float, short: bool = False) -> list[Task]:
     """So many conversations to train on, or a fifth as many about stores that nobody has seen."""
     seeds, count = (TRAIN_STORES, tasks) if split == "train" else (EVAL_STORES, tasks // 5)
-    return [make(assistant, seeds[n % len(seeds)], n, share) for n in range(count)]
+    return [make(f"{assistant}-{seeds[n % len(seeds)]}-{n}", share, short) for n in range(count)]
+
+
+def shown(value: object) -> str:
+    """A value as the lookups show it."""
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def kind_of(question: str) -> Kind | None:
+    """The kind that a question is of, by its words."""
+    return next((kind for kind, pattern in PATTERNS if pattern.fullmatch(question)), None)
+
+
+PATTERNS = [
+    (kind, re.compile(re.sub(r"\\{\w+\\}", "[a-zA-Z0-9-]+", re.escape(text))))
+    for kind in KINDS.values()
+    for text in (kind.opening, kind.later, kind.short)
+    if text
+]

@@ -1,0 +1,42 @@
+"""A conversation with a person: for each question the router names a specialist, who queries the store; the composer says it all.
+
+Router and specialists remember what they were asked before. A specialist may hand a question on, once, to another one.
+"""
+
+import re
+from pathlib import Path
+
+from marl_plugins.loading import load_file
+
+questions = load_file(Path(__file__).with_name("questions.py"), "marl_recipe_ecommerce_questions")
+LOOKUPS = "; ".join(f"{name} {' '.join(questions.KINDS[name].parameters).upper()}" for name in questions.LOOKUPS)
+HAND_ON = re.compile(r"^HAND ON: (\w+)", re.MULTILINE)
+
+
+async def run(task, roles, tools):
+    names, number = task.metadata["specialists"], int(task.id.split("-")[2])
+    router, last, told, found = None, {}, {}, []
+
+    async def specialist(name, question, *colleague):
+        since = found[told.get(name, 0) :]
+        told[name] = len(found) + 1
+        texts = [text for pair in since for text in pair[:2]]
+        ask, seen = getattr(roles, name), [action for _, _, action in since]
+        fields = {"question": question, "before": texts or "nothing", "lookups": LOOKUPS, "after": [*seen, *colleague]}
+        last[name] = await (ask(continues=last[name], **fields) if name in last else ask(**fields))
+        return last[name]
+
+    for turn, question in enumerate(task.metadata["questions"]):
+        router = await (roles.router(question=question, continues=router) if router else roles.router(question=question))
+        action = await specialist(named(router, names) or names[(number + turn) % len(names)], question)
+        if (other := HAND_ON.search(str(action))) and other[1] in names and other[1] != action.role:
+            action = await specialist(other[1], f"{question}\nA colleague says: {action}", action)
+        found.append((f"{turn + 1}. {question}", action.tool_output or str(action), action))
+    texts = [text for pair in found for text in pair[:2]]
+    return await roles.composer(findings=texts, after=[action for _, _, action in found])
+
+
+def named(action, names):
+    """The last specialist whom a text names, if it names one."""
+    words = [word for word in re.findall(r"\w+", str(action).lower()) if word in names]
+    return words[-1] if words else None
