@@ -59,11 +59,11 @@ LIMITS = {
     sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 0,
     sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
 }
-PERIOD = 100
+PERIOD = 200
 """Steps between two looks at the limits."""
-STEPS_OF_A_DATE = 50
+STEPS_OF_A_DATE = 100
 """What a call of a date function counts, because it is answered in Python."""
-CPU_SECONDS = 2.0
+CPU_SECONDS = 1.0
 """Of one query: where single steps take long, on texts that a query has made long, the number of steps does not end it in time."""
 EXPANSIONS = 1_000
 """Copies that SQLite makes of the tables in WITH before the first step is counted."""

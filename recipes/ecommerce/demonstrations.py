@@ -24,12 +24,12 @@ def demonstrate(task, rng):
     def written(text, by):
         return slip(text, rng) if rng.random() < SLIPS[by] else text
 
-    _, seed, draw = questions.identified(task.id)
+    assistant, seed, draw = questions.identified(task.id)
     context = questions.context_of(draw, seed)
     words, calls, findings, lines = [], {}, [], []
     for number, (question, label) in enumerate(zip(task.metadata["questions"], task.label, strict=True), 1):
         kind = questions.KINDS[label["kind"]]
-        others = [name for name in task.metadata["specialists"] if name != kind.specialist]
+        others = [name for name in questions.SPECIALISTS[assistant] if name != kind.specialist]
         words.append((question, rng.choice(others) if rng.random() < SLIPS["router"] else kind.specialist))
         call = f"<lookup>{' '.join([kind.name, *(str(context[key]) for key in kind.parameters)])}</lookup>"
         calls.setdefault(kind.specialist, []).append((question, written(call, "call")))

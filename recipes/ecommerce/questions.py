@@ -211,7 +211,6 @@ def make(task: str, share: float, short: bool = False) -> Task:
     prompt = f"Store {seed}. {asked[0]}"
     metadata = {
         "store": seed,
-        "specialists": list(SPECIALISTS[assistant]),
         "questions": asked,
         "type": labels[0]["specialist"],
     }

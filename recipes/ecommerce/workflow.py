@@ -4,6 +4,7 @@ Router and specialists remember what they were asked before. A specialist may ha
 """
 
 import re
+import zlib
 from pathlib import Path
 
 from marl_plugins.loading import load_file
@@ -14,7 +15,7 @@ HAND_ON = re.compile(r"^HAND ON: (\w+)", re.MULTILINE)
 
 
 async def run(task, roles, tools):
-    names, number = task.metadata["specialists"], int(task.id.split("-")[2])
+    names = next(own for own in questions.SPECIALISTS.values() if hasattr(roles, own[0]))
     router, last, told, found = None, {}, {}, []
 
     async def specialist(name, question, *colleague):
@@ -26,9 +27,11 @@ async def run(task, roles, tools):
         last[name] = await (ask(continues=last[name], **fields) if name in last else ask(**fields))
         return last[name]
 
-    for turn, question in enumerate(task.metadata["questions"]):
+    for turn, question in enumerate(task.metadata.get("questions", [task.prompt])):
         router = await (roles.router(question=question, continues=router) if router else roles.router(question=question))
-        action = await specialist(named(router, names) or names[(number + turn) % len(names)], question)
+        action = await specialist(
+            named(router, names) or names[(zlib.crc32(task.id.encode()) + turn) % len(names)], question
+        )
         if (other := HAND_ON.search(str(action))) and other[1] in names and other[1] != action.role:
             action = await specialist(other[1], f"{question}\nA colleague says: {action}", action)
         found.append((f"{turn + 1}. {question}", action.tool_output or str(action), action))
