@@ -92,11 +92,9 @@ LOOKUPS = tuple(name for name, kind in KINDS.items() if kind.short)
 def wrong_queries(limits) -> list[str]:
     """What is wrong with the queries, as SQLite finds it before it runs one."""
     found = []
-    for kind in KINDS.values():
-        query, names = re.sub(r":[a-z]+", "?", kind.sql), re.findall(r":([a-z]+)", kind.sql)
-        if kind.sql and (
-            problem := ask(store.database(0), f"EXPLAIN {query}\n{json.dumps([None] * len(names))}", limits).problem
-        ):
+    for kind in (kind for kind in KINDS.values() if kind.sql):
+        query, values = kind.bound(dict.fromkeys(kind.parameters))
+        if problem := ask(store.database(0), f"EXPLAIN {query.strip()}\n{json.dumps(values)}", limits).problem:
             found.append(f"{FILE}:{kind.line}: {kind.name}.sql: {problem}")
     return found
 
@@ -199,8 +197,9 @@ def make(task: str, share: float, short: bool = False) -> Task:
     turns = SHORT_TURNS if short else TURNS
     for _ in range(draw.choice(turns)):
         wanted = core if draw.random() < share_of_core(share, turns) else draw.choice(others)
-        kinds = [kind for kind in draw.sample([*KINDS.values()], len(KINDS)) if kind.short or not short]
+        kinds = [kind for kind in KINDS.values() if kind.specialist in SPECIALISTS[assistant] and (kind.short or not short)]
         kinds = [kind for kind in kinds if kind.name not in {label["kind"] for label in labels}]
+        draw.shuffle(kinds)
         kinds.sort(key=lambda kind: (kind.specialist != wanted, kind.specialist != core))  # another where nothing is left
         kind, label = next((k, found) for k in kinds if (found := truth(k, seed, context)) is not None)
         known = before is not None and "other" not in before.about and kind.about - {"other"} <= before.about
@@ -209,11 +208,7 @@ def make(task: str, share: float, short: bool = False) -> Task:
         labels.append(label | {"specialist": kind.specialist})
         before = kind
     prompt = f"Store {seed}. {asked[0]}"
-    metadata = {
-        "store": seed,
-        "questions": asked,
-        "type": labels[0]["specialist"],
-    }
+    metadata = {"store": seed, "questions": asked, "type": labels[0]["specialist"]}
     return Task(task, prompt, labels, metadata)
 
 

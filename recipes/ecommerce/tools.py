@@ -111,7 +111,8 @@ async def lookup(call):
         return ToolResult("lookup", call.text, f"{name} takes {' '.join(wanted)}, got {len(given)} words", ok=False)
     values = {key: int(word) if word.isdecimal() else word for key, word in zip(wanted, given, strict=True)}
     sql, bound = questions.KINDS[name].bound(values)
-    answer = await asyncio.to_thread(ask, store.database(store_of(call)), f"{sql.strip()}\n{json.dumps(bound)}", LIMITS)
+    text = f"{sql.strip()}\n{json.dumps(bound)}"
+    answer = await asyncio.to_thread(lambda: ask(store.database(store_of(call)), text, LIMITS))
     found = [value for row in answer.rows for value in row if value is not None]
     said = answer.problem or "\n".join(map(questions.shown, found)) or "nothing is there"
     return ToolResult("lookup", call.text, said, ok=bool(found))
