@@ -62,6 +62,8 @@ def test_the_table_has_the_74_tasks_and_their_metrics():
     assert metrics["accuracy"] == 7 and metrics["mae"] == metrics["smape"] == 4 and len(metrics) == 20
     assert known["titanic"].targets == ("Survived",) and known["playground-series-s4e3"].targets[-1] == "Other_Faults"
     assert sum(card.split == "eval" for card in known.values()) == 8
+    for card in known.values():
+        assert scorer.METRICS[card.metric].higher == (card.best > card.baseline), card
     assert {card.best for card in known.values() if card.metric in ("rmse", "log_loss")} == {0.0}
 
 
@@ -146,11 +148,13 @@ def test_a_split_without_names_is_refused(content, tmp_path):
 
 
 def test_a_table_of_ones_own_is_checked(tmp_path):
-    (tmp_path / layout.TABLE).write_text("name,metric,id,targets,split\na,rmsee,id,y,train\nb,rmse,,y,train\n")
+    rows = ("name,metric,id,targets,split,best", "a,rmsee,id,y,train,", "b,rmse,,y,train,", "c,rmse,id,y,train,good")
+    (tmp_path / layout.TABLE).write_text("\n".join(rows))
     with pytest.raises(ConfigurationError) as caught:
         layout.cards(tmp_path)
     assert "there is no metric 'rmsee'; did you mean 'rmse'?" in caught.value.problems[0]
     assert "benchmark.csv:3: 'id' is missing" in caught.value.problems[1]
+    assert "could not convert string to float: 'good'" in caught.value.problems[2]
 
 
 @pytest.mark.parametrize(
@@ -460,6 +464,18 @@ def test_tracing_by_files_takes_the_place_of_the_rules():
     words = ["--recipe", str(FOLDER / "tiny.yaml"), "--plugin", str(FOLDER / "traced.py")]
     plan = build_plan([*words, "--coach.rubric", str(FOLDER / "symptom_rubric.py")])
     assert plan.run.warnings == () and type(plan.run.state(BackpropState).attributor).__name__ == "Files"
+
+
+def test_without_a_baseline_the_sample_submission_is_it_and_has_to_be_valid(data, tmp_path):
+    card = layout.cards(data)["profits-0"]
+    assert judging.baseline(card) == pytest.approx(scorer.score(card, card.answer, card.samples[0]).value)
+    root = benchmark(tmp_path, ["titanic"])
+    (root / layout.TABLE).write_text("name,metric,id,targets,split\ntitanic,accuracy,PassengerId,Survived,train\n")
+    assert judging.baseline(layout.cards(root)["titanic"]) == 1.0
+    layout.cards(root)["titanic"].samples[0].write_text("PassengerId,Survived\n7,1\n")
+    (root / layout.TABLE).write_text("name,metric,id,targets,split\ntitanic,f1,PassengerId,Survived,train\n")
+    with pytest.raises(ValueError, match=r"4 ids of 4 are missing, .* give 'titanic' a `baseline` in"):
+        judging.baseline(layout.cards(root)["titanic"])
 
 
 def test_what_came_with_the_task_is_no_submission(data, tmp_path):

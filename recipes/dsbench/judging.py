@@ -35,14 +35,19 @@ def judge(card, workspace, written):
 
 @functools.cache
 def baseline(card):
-    """The score of the sample submission.
+    """The score that counts as 0: the table's, or that of the sample submission.
 
     Raises:
-        ValueError: It is no valid submission; that is a fault of the data.
+        ValueError: That is no valid submission; a fault of the data.
     """
+    if card.baseline is not None:
+        return card.baseline
     scored = scorer.score(card, card.answer, card.samples[0])
     if scored.value is None:
-        raise ValueError(f"{card.samples[0]}: {scored.reason}; a task's sample submission has to be a valid one")
+        table = layout.table_of(card.root)
+        raise ValueError(
+            f"{card.samples[0]} is no valid submission ({scored.reason}); give {card.name!r} a `baseline` in {table}"
+        )
     return scored.value
 
 

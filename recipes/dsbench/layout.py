@@ -5,8 +5,9 @@
     answers/NAME/test_answer.csv           the answer, which no agent sees
 
 `benchmark.csv` says how each is scored: name, metric, id column, target columns (`a|b`, or `*` for all but the id), the split that
-it belongs to. The one beside this file has the 74 tasks of the benchmark; a folder may bring its own, where `best` is the score
-that counts as 1 (default: a perfect one) and `card` describes a task in a few words.
+it belongs to, `baseline` and `best`: the scores that count as 0 (default: that of the sample submission) and as 1 (default: a
+perfect one). The one beside this file has the 74 tasks of the benchmark, with its published baselines; a folder may bring its own,
+where `card` describes a task in a few words.
 """
 
 import csv
@@ -28,6 +29,7 @@ class Card:
     """How one task is scored, and where its files are.
 
     Args:
+        baseline: The score that counts as 0; None: that of the sample submission.
         best: The score that counts as 1.
         words: A few words that describe it, for models that read no more.
     """
@@ -38,6 +40,7 @@ class Card:
     id: str
     targets: tuple
     split: str = "train"
+    baseline: float | None = None
     best: float = 0.0
     words: str = ""
 
@@ -128,15 +131,29 @@ def cards(root):
             elif metric not in scorer.METRICS:
                 problems.append(f"{where}: there is no metric {metric!r}{nearest(metric, scorer.METRICS)}")
             else:
-                about = scorer.METRICS[metric]
-                best = float(row.get("best") or (about.high if about.higher else about.low))
-                targets = tuple(row["targets"].split("|"))
-                found[row["name"]] = Card(
-                    root, row["name"], metric, row["id"], targets, row["split"], best, row.get("card") or row["name"]
-                )
+                try:
+                    found[row["name"]] = _card(root, row)
+                except ValueError as error:
+                    problems.append(f"{where}: baseline and best are numbers or empty: {error}")
     if problems:
         raise ConfigurationError(first_of(problems, str(path)))
     return found
+
+
+def _card(root, row):
+    """The card of a row of the table."""
+    about, baseline = scorer.METRICS[row["metric"]], row.get("baseline")
+    return Card(
+        root,
+        row["name"],
+        row["metric"],
+        row["id"],
+        tuple(row["targets"].split("|")),
+        split=row["split"],
+        baseline=float(baseline) if baseline else None,
+        best=float(row.get("best") or (about.high if about.higher else about.low)),
+        words=row.get("card") or row["name"],
+    )
 
 
 def names_in(path):
