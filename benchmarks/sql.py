@@ -21,7 +21,7 @@ from hostile_queries import REFUSED, SLOW_STEPS, STOPPED
 
 from marl_plugins.core.recipe import SqlToolConfig
 from marl_plugins.core.shipped import recipes_root
-from marl_plugins.core.workflow import ToolCall
+from marl_plugins.core.tools import ToolCall
 from marl_plugins.loading import load_file
 from marl_plugins.tools.sql import ask, sql_tool
 

@@ -21,8 +21,9 @@ from marl_plugins.coach.rubric import RubricCoach, load_rubric
 from marl_plugins.core.prompts import followup_renderer, prompt_renderer
 from marl_plugins.core.scoring import score_trajectory
 from marl_plugins.core.shipped import recipes_root
+from marl_plugins.core.tools import ToolCall
 from marl_plugins.core.trajectory import Generation
-from marl_plugins.core.workflow import RoleSpec, Sampling, ToolCall, run_workflow
+from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
 from marl_plugins.loading import load_file
 from marl_plugins.plan.build import build_plan
 

@@ -15,8 +15,8 @@ from marl_plugins import hookimpl
 from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.core.options import at_least
 from marl_plugins.core.recipe import SqlToolConfig
+from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import ToolResult
-from marl_plugins.core.workflow import Tool
 from marl_plugins.loading import load_file
 from marl_plugins.tools.sql import ask, find_queries, runner
 
