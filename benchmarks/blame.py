@@ -57,14 +57,16 @@ class Characters:
     def opening(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
         return tuple(map(ord, messages[-1]["content"]))
 
-    def keeps(self, messages: Sequence[dict[str, str]], text: str, message: dict[str, str]) -> bool:
+    def keeps(self, conversation: Sequence[dict[str, str]], following: Sequence[dict[str, str]]) -> bool:
         return True
 
-    def continuation(self, sampled: Sequence[int], message: dict[str, str]) -> tuple[int, ...]:
-        return tuple(map(ord, f"\n{message['role']}: {message['content']}"))
+    def continuation(self, sampled: Sequence[int], following: Sequence[dict[str, str]]) -> tuple[int, ...]:
+        return tuple(map(ord, "".join(f"\n{message['role']}: {message['content']}" for message in following)))
 
     def text(self, ids: Sequence[int]) -> str:
         return "".join(map(chr, ids))
+
+    said = text
 
 
 def order(rng: random.Random) -> tuple[str, int]:

@@ -213,7 +213,8 @@ def marl_policies(run: Run) -> Sequence[Policy] | None:
 
 @hook("each")
 def marl_tools(run: Run) -> Sequence[Tool] | None:
-    """Tools that roles may name. *each*; while the configuration is checked, and again at start. Built-in: `python`.
+    """Tools that roles may name. *each*; while the configuration is checked, and again at start. Built-in: `python`, and the
+    recipe's MCP servers.
 
     Two tools of one name are an error.
 

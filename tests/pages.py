@@ -31,6 +31,7 @@ RECIPE = {
     "`tools: python:`": config.PythonToolConfig,
     "`tools: sql:`": config.SqlToolConfig,
     "`tools: sandbox:`": config.SandboxConfig,
+    "`tools: mcp: NAME:`": config.MCPServerConfig,
     "`limits:`": config.LimitsConfig,
     "`warm_start:`": config.WarmStartConfig,
 }
@@ -57,7 +58,7 @@ KINDS = {
     "bool": "`true`, `false`",
     "date": "day",
     "list[str]": "list of texts",
-    "dict[str, str]": "role to policy",
+    "dict[str, str]": "name to text",
     "dict[str, FlagValue]": "flag to value",
 }
 
@@ -71,7 +72,8 @@ def recipe_table(model: type[config.Model]) -> str:
         bounds += [f"above {m.gt}" for m in info.metadata if hasattr(m, "gt")]
         default = "required" if info.is_required() else _default(info.default)
         meaning = text or SAYS_ITSELF[f"{model.__name__}.{name}"]
-        lines.append(f"| `{name}` | {', '.join([_kind(annotation), *bounds])} | {default} | {meaning} |")
+        kind = _kind(annotation).replace("name to text", "role to policy" if name == "mapping" else "name to text")
+        lines.append(f"| `{name}` | {', '.join([kind, *bounds])} | {default} | {meaning} |")
     return "\n".join(lines)
 
 

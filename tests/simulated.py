@@ -13,12 +13,15 @@ class CharacterChat:
     def opening(self, messages):
         return self.encode("".join(f"{m['role'][0]}:{m['content']}^" for m in messages) + "a:")
 
-    def continuation(self, sampled, message):
+    def continuation(self, sampled, following):
         end = "" if sampled and sampled[-1] == ord("^") else "^"
-        return self.encode(f"{end}{message['role'][0]}:{message['content']}^a:")
+        return self.encode(end + "".join(f"{m['role'][0]}:{m['content']}^" for m in following) + "a:")
 
-    def keeps(self, messages, text, message):
+    def keeps(self, conversation, following):
         return True
+
+    def said(self, ids):
+        return self.text(ids)
 
     def text(self, ids):
         return "".join(chr(i) for i in ids).rstrip("^")

@@ -46,7 +46,7 @@ def test_a_turn_reads_as_the_template_writes_it(template, ended):
         *([chat.tokenizer.eos_token_id] if ended else []),
     ]
     opening = chat.opening([{"role": "user", "content": "go"}])
-    ids = [*opening, *sampled, *chat.continuation(sampled, {"role": "user", "content": "42"})]
+    ids = [*opening, *sampled, *chat.continuation(sampled, [{"role": "user", "content": "42"}])]
     whole = chat.tokenizer.apply_chat_template(
         [{"role": "user", "content": "go"}, {"role": "assistant", "content": "call it"}, {"role": "user", "content": "42"}],
         tokenize=False,
@@ -60,7 +60,7 @@ def test_sampled_ids_are_never_changed_whatever_they_are(sampled, answer):
     """Ids that no text would encode to (broken bytes, special tokens) stay as they were sampled."""
     chat = chat_format()
     opening = chat.opening([{"role": "user", "content": "go"}])
-    context = opening + tuple(sampled) + chat.continuation(sampled, {"role": "user", "content": answer})
+    context = opening + tuple(sampled) + chat.continuation(sampled, [{"role": "user", "content": answer}])
     assert context[: len(opening)] == opening
     assert list(context[len(opening) : len(opening) + len(sampled)]) == sampled
 
@@ -74,4 +74,4 @@ def test_no_chat_template_is_said_with_the_cure():
 
 def test_a_template_that_loses_turns_is_refused():
     with pytest.raises(ConfigurationError, match="does not keep an assistant message unchanged"):
-        chat_format(DROPS_ASSISTANTS).continuation([5], {"role": "user", "content": "x"})
+        chat_format(DROPS_ASSISTANTS).continuation([5], [{"role": "user", "content": "x"}])

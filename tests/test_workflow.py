@@ -563,7 +563,7 @@ def test_what_is_lost_to_infrastructure_is_not_also_the_agents_failure(chat):
 
 def test_one_turn_with_a_tool_renders_no_continuation(chat):
     class Refuses(type(chat)):
-        def continuation(self, sampled, message):
+        def continuation(self, sampled, following):
             raise AssertionError("a single turn needs no continuation")
 
     async def answer(call):

@@ -39,6 +39,7 @@ def marl_workflow(run: Run) -> Workflow:
 
 @hookimpl
 def marl_tools(run: Run) -> list[Tool]:
+    from marl_plugins.tools.mcp import Servers
     from marl_plugins.tools.python import python_tool
 
     tools = [python_tool(run.recipe.tools.python, programs_of(run))]
@@ -46,23 +47,30 @@ def marl_tools(run: Run) -> list[Tool]:
         from marl_plugins.tools.sql import sql_tool
 
         tools.append(sql_tool(sql, run.folder / sql.database))
-    return tools
+    servers = run.state(Servers).of(run.recipe, run.folder)
+    return [*tools, *(server.tool() for server in servers)]
 
 
 @hookimpl
 async def marl_start(run: Run) -> None:
-    """Import what programs need before any of them runs, if a role writes programs."""
+    """Import what programs need before any of them runs, if a role writes programs; try the MCP servers, and learn what they
+    offer."""
+    from marl_plugins.tools.mcp import Servers
+
     if run.recipe.uses_programs:
         try:
             await programs_of(run).sandbox.start()
         except InfrastructureFailure as failure:
             raise ConfigurationError(f"tools.sandbox: {failure}") from failure
+    await run.state(Servers).try_all()
 
 
 @hookimpl
 async def marl_stop(run: Run) -> None:
     from marl_plugins.sandbox.workspace import Workspaces
+    from marl_plugins.tools.mcp import Servers
 
+    await run.state(Servers).close()
     await programs_of(run).close()
     run.state(Workspaces).close()
 

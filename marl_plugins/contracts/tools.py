@@ -22,6 +22,7 @@ from unittest import SkipTest
 from unittest.mock import patch
 
 from marl_plugins.contracts.subject import Subject
+from marl_plugins.core.calls import calls_in
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.tools import Tool, ToolCall
 from marl_plugins.core.trajectory import ToolResult
@@ -225,11 +226,13 @@ async def answer(tool: Tool, text: str, call: ToolCall | None = None) -> ToolRes
 
 
 def find_calls(tool: Tool, text: str) -> list[str]:
-    """The calls that a tool finds in a role's answer.
+    """The calls that a tool finds in a role's answer; of one that is called by name, those between tags.
 
     Raises:
         AssertionError: They are not a list of texts.
     """
+    if tool.find is None:
+        return [call.text for call in calls_in([tool], None, text, text) if call.tool is not None]
     try:
         found: Any = tool.find(text)
     except Exception as error:  # the plugin's own code, of any kind

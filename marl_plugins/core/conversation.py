@@ -13,7 +13,7 @@ context of turn t + 1 is the template of the whole conversation, as the model wa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from marl_plugins.core.failures import ConfigurationError
@@ -39,13 +39,14 @@ class ChatFormat:
     Args:
         tokenizer: The policy's own tokenizer.
         policy: Its name, for messages.
+        tools: Schemas of the functions that the template shows; none where a prompt says what can be called.
 
     Raises:
         ConfigurationError: The tokenizer has no chat template, or the template does not keep a conversation's beginning
             when a message is appended, so that turns could not be told apart token by token.
     """
 
-    def __init__(self, tokenizer: Tokenizer, policy: str):
+    def __init__(self, tokenizer: Tokenizer, policy: str, tools: Sequence[Mapping[str, Any]] = ()):
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigurationError(
                 f"policy {policy!r}: its tokenizer has no chat template, so messages cannot be turned into tokens; "
@@ -53,28 +54,28 @@ class ChatFormat:
             )
         self.tokenizer = tokenizer
         self.policy = policy
-        self._between: dict[tuple[str, str], tuple[int, ...]] = {}
+        self.tools = tools
+        self._between: dict[tuple[tuple[str, str], ...], tuple[int, ...]] = {}
+
+    def rendered(self, messages: Sequence[dict[str, str]]) -> str:
+        """Messages as the template writes them, the generation prompt open."""
+        tools: dict[str, Any] = {"tools": list(self.tools)} if self.tools else {}
+        return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **tools))
 
     def opening(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
         """Ids of the opening messages with the generation prompt open: the context of a first turn."""
-        text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        text = self.rendered(messages)
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))  # the template has written BOS if it uses one
 
-    def keeps(self, messages: Sequence[dict[str, str]], text: str, message: dict[str, str]) -> bool:
-        """Whether the template shows a conversation unchanged once another message follows.
+    def keeps(self, conversation: Sequence[dict[str, str]], following: Sequence[dict[str, str]]) -> bool:
+        """Whether the template shows a conversation unchanged once other messages follow.
 
         Args:
-            messages: The conversation before the last assistant's turn.
-            text: That turn; white space around it does not count, which many templates remove.
-            message: What follows.
+            conversation: Ends with an assistant's turn; white space around that does not count, which many templates remove.
         """
-
-        def shown(conversation: list[dict[str, str]]) -> str:
-            return str(self.tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True))
-
-        before = shown([*messages])
-        after = shown([*messages, {"role": "assistant", "content": text}, message])
-        return after.startswith(before) and after[len(before) :].lstrip().startswith(text.strip())
+        *earlier, last = conversation
+        before, after = self.rendered(earlier), self.rendered([*conversation, *following])
+        return after.startswith(before) and after[len(before) :].lstrip().startswith(last["content"].strip())
 
     @property
     def end_of_turn(self) -> tuple[int, ...]:
@@ -83,36 +84,39 @@ class ChatFormat:
             raise ConfigurationError(f"policy {self.policy!r}: its tokenizer has no end-of-sequence token")
         return (self.tokenizer.eos_token_id,)
 
-    def continuation(self, sampled: Sequence[int], message: dict[str, str]) -> tuple[int, ...]:
-        """Ids shown between `sampled` (an assistant's turn) and the next generation, `message` being the next one.
+    def continuation(self, sampled: Sequence[int], following: Sequence[dict[str, str]]) -> tuple[int, ...]:
+        """Ids shown between `sampled` (an assistant's turn) and the next generation, `following` being the messages in between.
 
         The template's end-of-turn token is left out where the sampled ids already end with it; where they were cut off by
         the token limit it is shown, and not trained on.
         """
-        between = self._render_between(message["role"], message["content"])
+        between = self._render_between(tuple((message["role"], message["content"]) for message in following))
         if sampled and between and sampled[-1] == between[0]:
             between = between[1:]
         return between
 
-    def _render_between(self, role: str, content: str) -> tuple[int, ...]:
-        key = (role, content)
-        if key not in self._between:
+    def _render_between(self, following: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
+        if following not in self._between:
             base = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
-            text = self.tokenizer.apply_chat_template(
-                [*base, {"role": role, "content": content}], tokenize=False, add_generation_prompt=True
-            )
+            text = self.rendered([*base, *({"role": role, "content": content} for role, content in following)])
             if text.count(_MARK) != 1:
                 raise ConfigurationError(
                     f"policy {self.policy!r}: its chat template does not keep an assistant message unchanged when a "
-                    f"{role!r} message follows, so a multi-turn role cannot be trained token by token; set `max_turns: 1` "
-                    "for its roles or use another template"
+                    f"{following[0][0]!r} message follows, so a multi-turn role cannot be trained token by token; set "
+                    "`max_turns: 1` for its roles or use another template"
                 )
             after = text.split(_MARK, 1)[1]
             if len(self._between) > 1024:
                 self._between.clear()
-            self._between[key] = tuple(self.tokenizer.encode(after, add_special_tokens=False))
-        return self._between[key]
+            self._between[following] = tuple(self.tokenizer.encode(after, add_special_tokens=False))
+        return self._between[following]
 
     def text(self, ids: Sequence[int]) -> str:
         """The sampled ids as text for tools and other roles, special tokens left out."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def said(self, ids: Sequence[int]) -> str:
+        """The sampled ids as text with the special tokens, the end of the turn left out: what a chat template takes, and what
+        calls in the model's own format are found in."""
+        ended = bool(ids) and ids[-1] == self.tokenizer.eos_token_id
+        return self.tokenizer.decode(list(ids)[: -1 if ended else None], skip_special_tokens=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from marl_plugins.core.trajectory import ToolResult
 from marl_plugins.core.workflow import RoleSpec
 
 
@@ -44,11 +45,10 @@ def encode(demonstration: Demonstration, role: RoleSpec) -> tuple[list[int], lis
     chat = role.chat
     ids = list(chat.opening(role.render(demonstration.fields)))
     mask = [0] * len(ids)
-    message_role = role.tools[0].message_role if role.tools else "user"
     said: list[int] = []
     for turn, text in enumerate(demonstration.said):
         if turn:
-            between = chat.continuation(said, {"role": message_role, "content": demonstration.shown[turn - 1]})
+            between = chat.continuation(said, role.answers([ToolResult("", "", demonstration.shown[turn - 1], ok=True)]))
             ids += between
             mask += [0] * len(between)
         said = [*chat.tokenizer.encode(text, add_special_tokens=False), *chat.end_of_turn]

@@ -6,9 +6,13 @@ A recipe says who the agents are and how they are trained; prompts, workflow, ta
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
+from string import Template
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -56,6 +60,12 @@ class RoleConfig(Model):
     that of `prompt`."""
     tools: list[str] = []
     """Names of the tools whose calls are looked for in the role's answers."""
+    calls: str | None = None
+    """Format in which its model calls tools, one of vLLM's tool parsers by name (`hermes`, `llama3_json`, ...); the model's chat
+    template then shows the tools. Default: each tool's own syntax in the text."""
+    reasoning: str | None = None
+    """With `calls`: how its model thinks, one of vLLM's reasoning parsers by name (`qwen3`, `deepseek_r1`, ...); what is only
+    thought is no call. Default: what stands in `<think>` blocks is not."""
     max_turns: int = pydantic.Field(1, ge=1)
     """Maximum number of generations per call of the role; above 1, a tool's answer starts the next turn."""
     endless_tools: Literal["fail", "go_on"] = "fail"
@@ -135,6 +145,47 @@ class SandboxConfig(Model):
     """Modules that are imported once, before any program: importing them in a program then takes no time."""
 
 
+class MCPServerConfig(Model):
+    """A server of the Model Context Protocol, whose tools are one tool of the recipe. It has `command` or `url`.
+
+    In `env`, `headers` and `url`, `$NAME` stands for a variable of the run's environment, and `$$` for a dollar sign.
+    """
+
+    command: list[str] = []
+    """A program and its arguments, started in the recipe's folder and spoken to over its standard input and output."""
+    env: dict[str, str] = {}
+    """Its environment, beside HOME, LOGNAME, PATH, SHELL, TERM and USER. `$NAME` stands for a variable of the run's own, where
+    secrets belong."""
+    url: str = ""
+    """Address of a server that runs already (streamable HTTP)."""
+    headers: dict[str, str] = {}
+    """Sent with every request to `url`; `$NAME` as in `env`."""
+    tools: list[str] = []
+    """Names of its tools that may be called. Default: all that it has."""
+    per_trajectory: bool = False
+    """Whether each trajectory has a session (and a process) of its own, for a server with a state."""
+    seconds: float = pydantic.Field(30.0, gt=0)
+    """A call that takes longer is lost to infrastructure, with its trajectory."""
+    output_chars: int = pydantic.Field(2000, ge=100)
+    """Longer output keeps its head and its tail."""
+    calls_per_answer: int = pydantic.Field(16, ge=1)
+    """Maximum number of calls per answer; the others are not made, and the answer's last output says how many."""
+
+    @property
+    def variables(self) -> list[str]:
+        """Names of the variables of the run's environment that it is given."""
+        texts = map(Template, (*self.env.values(), *self.headers.values(), self.url))
+        return list(dict.fromkeys(name for text in texts if text.is_valid() for name in text.get_identifiers()))
+
+    def program(self, folder: Path) -> str | None:
+        """The file of its command: by a path from the recipe's folder, or by a name that is looked for beside the run's own
+        Python and then in PATH; None where there is none."""
+        name = self.command[0]
+        if os.sep in name:
+            return shutil.which(folder.absolute() / name)
+        return shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+
+
 class ToolsConfig(Model):
     """Settings of the built-in tools."""
 
@@ -142,6 +193,8 @@ class ToolsConfig(Model):
     sql: SqlToolConfig | None = None
     """Without it there is no `sql` tool."""
     sandbox: SandboxConfig = SandboxConfig()
+    mcp: dict[str, MCPServerConfig] = {}
+    """Servers of the Model Context Protocol, each a tool of the name that it has here."""
 
 
 class LimitsConfig(Model):
@@ -378,6 +431,9 @@ def _explain(error: Any, origins: Origins) -> str:
         return f"{origins.where('mapping')}: mapping: {word!r}: expected {wanted}{hint}"
     where = origins.where(*location)
     key = ".".join(location)
+    if location[:2] == ["tools", "mcp"] and location[3:4] in (["env"], ["headers"]):  # what was given may be a secret
+        wanted = "a text in quotes" if len(location) > 4 else f"a mapping such as {_example(location)}"
+        return f"{where}: {key}: expected {wanted}"
     if error["type"] == "extra_forbidden":
         model = _model_at(location[:-1])
         known = list(model.model_fields) if model else []
@@ -454,6 +510,12 @@ def _example(location: list[str]) -> str:
             return "{database: shop.db}"
         case ["tools", "sandbox"]:
             return "{isolation: auto}"
+        case ["tools", "mcp"]:
+            return "{time: {command: [mcp-server-time]}}"
+        case ["tools", "mcp", _]:
+            return "{command: [mcp-server-time]}"
+        case ["tools", "mcp", _, "env" | "headers"]:
+            return "{API_KEY: $API_KEY}"
         case ["limits"]:
             return "{task_seconds: 600}"
         case ["warm_start"]:
@@ -478,6 +540,8 @@ def _model_at(location: list[str]) -> type[Model] | None:
             return SqlToolConfig
         case ["tools", "sandbox"]:
             return SandboxConfig
+        case ["tools", "mcp", _]:
+            return MCPServerConfig
         case ["limits"]:
             return LimitsConfig
         case ["warm_start"]:

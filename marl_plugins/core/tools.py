@@ -1,10 +1,14 @@
-"""Tools, and what they keep of one trajectory: its workspace, their sessions, and the time that they have taken."""
+"""Tools, and what they keep of one trajectory: its workspace, their sessions, and the time that they have taken.
+
+A role's answer -> `Wanted` calls (core/calls.py) -> `ToolCall`, as the tool gets it -> `ToolResult`
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,6 +42,29 @@ class ToolCall:
 
 
 @dataclass(frozen=True)
+class Function:
+    """What a tool offers to be called by name, with arguments.
+
+    Args:
+        name: What the model calls it.
+        description: What it does, for the model.
+        parameters: JSON schema of the arguments, an object's.
+        text: The argument that is the text of the call by itself; empty: the text is `{"name": ..., "arguments": {...}}`.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    text: str = ""
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """As chat templates and OpenAI's protocol have it."""
+        described = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": described}
+
+
+@dataclass(frozen=True)
 class Tool:
     """A tool that roles may use.
 
@@ -45,23 +72,46 @@ class Tool:
         name: What recipes call it.
         run: Answers one call. Raises `InfrastructureFailure` when the tool itself is down; a call that fails through the
             agent's fault is an answer with `ok=False`.
-        find: The calls in an action's text, in order; none ends the role's turn.
+        find: The calls in an action's text, in order; none ends the role's turn. None for a tool that is called by the names of
+            its functions alone.
         message_role: Under which chat role the answer is shown.
         calls_per_answer: Maximum number of calls that are made per answer.
         seconds_per_trajectory: Once a trajectory's calls have taken that long (`ToolResult.seconds`), no other one is made.
         open: For a tool with a state per trajectory: `open(task, sample, step)` is entered before the first call of a
             trajectory and left when that has been scored; what it gives is `ToolCall.session`.
         in_workspace: Whether calls work in the trajectory's folder. They are then made one after the other.
+        functions: What it offers by name, for roles with `calls:` and for tools without `find`; empty where that is known only
+            once the tool has started (an MCP server's).
     """
 
     name: str
     run: Callable[[ToolCall], Awaitable[ToolResult]]
-    find: Callable[[str], list[str]]
+    find: Callable[[str], list[str]] | None = None
     message_role: str = "user"
     calls_per_answer: int = 16
     seconds_per_trajectory: float = math.inf
     open: Callable[[str, int, int], AbstractAsyncContextManager[Any]] | None = None
     in_workspace: bool = False
+    functions: tuple[Function, ...] | None = None
+
+    def function(self, name: str) -> Function | None:
+        """The function of a name, if the tool offers it."""
+        return next((f for f in self.functions or () if f.name == name), None)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One call that an answer, or the workflow, makes.
+
+    Args:
+        name: What was called: a tool, or a function that there is not.
+        tool: Who answers it; None: nobody, because of the agent's mistake in `refusal`.
+    """
+
+    name: str
+    text: str
+    tool: Tool | None = None
+    refusal: str = ""
 
 
 class TooManyFiles(Exception):
@@ -118,27 +168,43 @@ class OpenTools:
         self._trajectory.workspace = None
         await self._left.__aexit__(*error)
 
-    async def run(self, tool: Tool, texts: Sequence[str], action: Action | None = None) -> tuple[ToolResult, ...]:
-        """The results of the calls of one answer, or of the workflow; in place of all that are beyond the tool's limits, one
-        that says so.
+    async def run(self, wanted: Sequence[Wanted], action: Action | None = None) -> tuple[ToolResult, ...]:
+        """The results of the calls of one answer, or of the workflow, made in turn; in place of all that are beyond a tool's
+        limits, one that says so.
 
         The limits keep the agents' own calls from the trajectory's deadline, past which it counts as lost to infrastructure.
         """
         results: list[ToolResult] = []
-        for number, text in enumerate(texts):
-            taken = self._seconds.get(tool.name, 0.0)
-            if taken >= tool.seconds_per_trajectory:
-                why = f"this trajectory's calls have taken {taken:.0f} s of {tool.seconds_per_trajectory:g} s"
-            elif number >= tool.calls_per_answer:
-                why = f"at most {tool.calls_per_answer} per answer are"
-            else:
-                results.append(await self._run(tool, text, action))
-                # other branches add to it meanwhile
-                self._seconds[tool.name] = self._seconds.get(tool.name, 0.0) + results[-1].seconds
+        asked = Counter(call.tool.name if call.tool else "" for call in wanted)
+        made: Counter[str] = Counter()
+        exhausted: set[str] = set()
+        for call in wanted:
+            name = call.tool.name if call.tool else ""
+            if name in exhausted:
                 continue
-            left_out = f"{len(texts) - number} of {len(texts)} calls of {tool.name} were not run: {why}"
-            return (*results, ToolResult(tool.name, text, left_out, ok=False))
+            if why := self._limit(call.tool, made[name]):
+                exhausted.add(name)
+                of = f"{asked[name]} calls" + (f" of {name}" if name else " that cannot be made")
+                left_out = f"{asked[name] - made[name]} of {of} were not run: {why}"
+                results.append(ToolResult(call.name, call.text, left_out, ok=False))
+                continue
+            made[name] += 1
+            if call.tool is None:
+                results.append(ToolResult(call.name, call.text, call.refusal, ok=False))
+                continue
+            results.append(await self._run(call.tool, call.text, action))
+            # other branches add to it meanwhile
+            self._seconds[name] = self._seconds.get(name, 0.0) + results[-1].seconds
         return tuple(results)
+
+    def _limit(self, tool: Tool | None, made: int) -> str:
+        """Why a tool is called no more after so many calls of one answer; empty where it is."""
+        if made >= (tool.calls_per_answer if tool else Tool.calls_per_answer):
+            return f"at most {made} per answer are"
+        taken = self._seconds.get(tool.name, 0.0) if tool else 0.0
+        if tool and taken >= tool.seconds_per_trajectory:
+            return f"this trajectory's calls have taken {taken:.0f} s of {tool.seconds_per_trajectory:g} s"
+        return ""
 
     async def _run(self, tool: Tool, text: str, action: Action | None) -> ToolResult:
         t = self._trajectory

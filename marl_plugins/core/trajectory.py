@@ -146,6 +146,8 @@ class Action:
     extends: bool = True
     """Whether the context begins with that of the turn before and what it sampled, token for token. False where the chat
     template shows earlier turns differently once another message follows (thinking that is removed)."""
+    offered: str = ""
+    """The functions that the chat template shows with the messages (`calls:`), as JSON; in a conversation's first turn."""
 
     def add_reward(self, term: str, value: float) -> None:
         """Add a named term to the action's reward.
@@ -181,11 +183,14 @@ class Action:
 
     @property
     def opening(self) -> tuple[tuple[str, str], ...]:
-        """The messages that the action's call began with, as (chat role, text), and the conversation before it."""
-        first = self
-        while first.before is not None and first.before.call == self.call:
-            first = first.before
-        return (*first.before.messages, *first.shown) if first.before else first.shown
+        """The messages that the action's call began with, as (chat role, text), and the conversation before it; first, as `tools`,
+        what the chat template offers."""
+        first = root = self
+        while root.before is not None:
+            root = root.before
+            first = root if root.call == self.call else first
+        offered = (("tools", root.offered),) if root.offered else ()
+        return (*offered, *(first.before.messages if first.before else ()), *first.shown)
 
     @property
     def messages(self) -> tuple[tuple[str, str], ...]:
@@ -384,6 +389,7 @@ def _record(action: Action) -> dict[str, Any]:
         "continues": action.before.path if action.before else None,
         **({"call": action.call} if action.call else {}),
         **({} if action.extends else {"extends": False}),
+        **({"offered": action.offered} if action.offered else {}),
         "shown": [list(message) for message in action.shown],
         "shown_ids": list(action.shown_ids),
         "ids": list(action.generation.ids),
@@ -424,6 +430,7 @@ def _action(record: Mapping[str, Any], earlier: Mapping[str, Action]) -> Action:
         before=earlier[record["continues"]] if record["continues"] else None,
         call=record.get("call", 0),
         extends=record.get("extends", True),
+        offered=record.get("offered", ""),
         parents=tuple(record["parents"]),
         tool_results=tuple(
             ToolResult(t["tool"], t["call"], t["output"], t["ok"], t.get("seconds", 0.0), tuple(t.get("files", ())))

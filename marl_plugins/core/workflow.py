@@ -16,18 +16,20 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from marl_plugins.core.calls import FindCalls, FunctionCall, calls_in, wanted
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.failures import AgentFailure, InfrastructureFailure, RunEnded, leaves_of, nearest
 from marl_plugins.core.fields import Miscalled, as_text, listed
 from marl_plugins.core.scoring import ScoreAction, Scoring
 from marl_plugins.core.seeds import derive_seed
-from marl_plugins.core.tools import OpenTools, Tool, Workspace
+from marl_plugins.core.tools import OpenTools, Tool, Wanted, Workspace
 from marl_plugins.core.trajectory import Action, Generation, Task, ToolResult, Trajectory, action_path
 
 
@@ -83,6 +85,16 @@ class RoleSpec:
     """Fields to the message of a call that continues a conversation; None: the last of the opening messages."""
     endless_tools_fail: bool = True
     """Whether a tool call in the last of several turns is an agent failure; otherwise the workflow continues with that action."""
+    find_calls: FindCalls | None = None
+    """Finds calls in the model's own format; None: by the syntax of each tool."""
+
+    def answers(self, results: Sequence[ToolResult]) -> list[dict[str, str]]:
+        """What tools answered as the next messages: one each in the model's own format, else one for all."""
+        if self.find_calls is not None:
+            return [{"role": "tool", "content": result.output} for result in results]
+        called = [tool for tool in self.tools if tool.name == results[0].tool]
+        role = (called or self.tools)[0].message_role if self.tools else "user"
+        return [{"role": role, "content": "\n".join(result.output for result in results)}]
 
 
 class NotInRecipe(AttributeError):
@@ -176,25 +188,52 @@ def calls_of(roles: Roles) -> list[RoleCall]:
 
 
 class Tools:
-    """The tools of one trajectory, as attributes: `result = await tools.python(code)`."""
+    """The tools of one trajectory, as attributes: `await tools.python(code)`, `await tools.time.convert_time(time=now, ...)`."""
 
     def __init__(self, trajectory: _InProgress, tools: Mapping[str, Tool]):
         self._trajectory = trajectory
         self._tools = tools
 
-    def __getattr__(self, name: str) -> Callable[[str], Awaitable[ToolResult]]:
+    def __getattr__(self, name: str) -> BoundTool:
         try:
-            tool = self._tools[name]
+            return BoundTool(self._trajectory, self._tools[name])
         except KeyError:
             raise NotInRecipe(f"the recipe has no tool {name!r}{nearest(name, self._tools)}") from None
+
+
+class BoundTool:
+    """A tool of one trajectory: called with a text, or by one of its functions with arguments."""
+
+    def __init__(self, trajectory: _InProgress, tool: Tool):
+        self._trajectory = trajectory
+        self._tool = tool
+
+    def __call__(self, text: str) -> Awaitable[ToolResult]:
+        name = self._tool.name
 
         async def call(text: str) -> ToolResult:
             if not isinstance(text, str):
                 kind = type(text).__name__
                 raise TypeError(f"tools.{name} takes a text, got {kind}; an action's is str(action)")
-            return await self._trajectory.call_tool(tool, text)
+            return await self._trajectory.call_tool(Wanted(name, text, self._tool))
 
         call.__qualname__ = f"tools.{name}"
+        return call(text)
+
+    def __getattr__(self, function: str) -> Callable[..., Awaitable[ToolResult]]:
+        tool = self._tool
+        if tool.functions is None:
+            raise NotInRecipe(f"tool {tool.name!r} has no functions: await tools.{tool.name}(TEXT)")
+        if tool.functions and tool.function(function) is None:
+            names = [f.name for f in tool.functions]
+            raise NotInRecipe(f"tool {tool.name!r} has no function {function!r}{nearest(function, names)}")
+
+        async def call(**arguments: Any) -> ToolResult:
+            made = FunctionCall(function, arguments)
+            known = wanted([tool], made) if tool.functions else Wanted(tool.name, made.text, tool)
+            return await self._trajectory.call_tool(known)
+
+        call.__qualname__ = f"tools.{tool.name}.{function}"
         return call
 
 
@@ -215,22 +254,32 @@ def next_turn(chat: ChatFormat, before: Action | None, messages: Sequence[dict[s
     """The turn that begins with some messages.
 
     Args:
-        before: The conversation's last turn, which one message follows; None: the messages open a conversation.
+        before: The conversation's last turn, which the messages follow; None: they open a conversation.
         call: Number of the call in its conversation.
     """
     shown = tuple((m["role"], m["content"]) for m in messages)
     if before is None:
         context = chat.opening(messages)
         return Turn(0, None, call, shown, context, context)
-    (message,) = messages
     number = before.turn + 1
-    *earlier, (_, text) = before.messages
-    history = [{"role": role, "content": content} for role, content in earlier]
-    if not chat.keeps(history, text, message):
-        context = chat.opening([*history, {"role": "assistant", "content": text}, message])
+    history = said_so_far(chat, before)
+    if not chat.keeps(history, messages):
+        context = chat.opening([*history, *messages])
         return Turn(number, before, call, shown, context, context, extends=False)
-    ids = chat.continuation(before.generation.ids, message)
+    ids = chat.continuation(before.generation.ids, messages)
     return Turn(number, before, call, shown, ids, (*before.context_ids, *before.generation.ids, *ids))
+
+
+def said_so_far(chat: ChatFormat, last: Action) -> list[dict[str, str]]:
+    """The messages of a conversation up to a turn, that included, as a chat template takes them."""
+    turns = [last]
+    while turns[-1].before is not None:
+        turns.append(turns[-1].before)
+    messages: list[dict[str, str]] = []
+    for turn in reversed(turns):
+        messages += [{"role": role, "content": content} for role, content in turn.shown]
+        messages.append({"role": "assistant", "content": chat.said(turn.generation.ids)})
+    return messages
 
 
 class _InProgress:
@@ -258,9 +307,9 @@ class _InProgress:
         assert branch is not None
         self.branches.add(branch)
 
-    async def call_tool(self, tool: Tool, text: str) -> ToolResult:
+    async def call_tool(self, call: Wanted) -> ToolResult:
         self.enter()
-        (result,) = await self.tools.run(tool, [text])
+        (result,) = await self.tools.run([call])
         return result
 
     async def call_role(self, call: RoleCall) -> Action:
@@ -345,16 +394,19 @@ class _InProgress:
         before, call = continues, continues.call + 1 if continues else 0
         for number in range(spec.max_turns):
             action = await self._act(spec, next_turn(spec.chat, before, messages, call), parents)
-            calls = [(tool, found) for tool in spec.tools if (found := tool.find(action.text))]
-            for tool, found in calls:
-                action.tool_results += await self.tools.run(tool, found, action)
+            calls = (
+                calls_in(spec.tools, spec.find_calls, action.text, spec.chat.said(action.generation.ids))
+                if spec.tools
+                else []
+            )
+            action.tool_results = await self.tools.run(calls, action)
             self.scoring.acted(action)
             before = action
             if not calls:
                 return action
             if number + 1 == spec.max_turns:
                 break
-            messages = [{"role": calls[0][0].message_role, "content": action.tool_output}]
+            messages = spec.answers(action.tool_results)
             parents = (action.path,)
         assert before is not None
         if spec.max_turns > 1 and spec.endless_tools_fail:
@@ -402,6 +454,7 @@ class _InProgress:
             before=turn.before,
             call=turn.call,
             extends=turn.extends,
+            offered=json.dumps(spec.chat.tools) if spec.find_calls and turn.before is None else "",
             parents=parents,
         )
         self.trajectory.actions.append(action)

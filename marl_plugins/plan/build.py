@@ -21,6 +21,7 @@ from marl_plugins.core.policy import Policy
 from marl_plugins.core.recipe import Origins, Recipe, RoleConfig, find_recipe, load_recipe
 from marl_plugins.hosts import cpu, releases, upstream_cli
 from marl_plugins.manager import Plugins
+from marl_plugins.plan.calls import check_calls
 from marl_plugins.plan.checks import (
     check_numbers,
     check_policies,
@@ -40,6 +41,7 @@ from marl_plugins.plan.flags import (
     split_flags,
 )
 from marl_plugins.plan.lengths import Lengths, check_lengths
+from marl_plugins.plan.mcp import check_mcp
 from marl_plugins.plan.models import check_models, hub_warnings
 from marl_plugins.plan.parts import estimator_of, of_plugin, policies_of, tools_of
 from marl_plugins.plan.plan import Plan
@@ -122,9 +124,11 @@ def build_plan(words: Sequence[str]) -> Plan:
     run = draft_run(request, plugins, flags)
     if run.estimator is not None:
         flags.check_estimator(run.estimator)
-    tools = problems.attempt(lambda: set(tools_of(plugins, run)))
-    problems += check_roles(request.recipe, request.origins, request.folder, tools)
+    tools = problems.attempt(lambda: tools_of(plugins, run))
+    problems += check_roles(request.recipe, request.origins, request.folder, None if tools is None else set(tools))
+    problems += check_calls(request.recipe, request.origins, tools or {})
     problems += check_sandbox(request.recipe, request.origins)
+    problems += check_mcp(request.recipe, request.origins, request.folder)
     run = with_policies(run, request, plugins, flags, problems)
     plan = Plan(run, plugins, request.options)
     problems += check_numbers(run)

@@ -33,6 +33,7 @@ def describe(plan: Plan) -> dict[str, Any]:
                 "policy": run.recipe.policy_of(name),
                 "prompt": str(run.folder / role.prompt),
                 "tools": role.tools,
+                **({"calls": role.calls} if role.calls else {}),
                 "max_turns": role.max_turns,
             }
             for name, role in run.recipe.roles.items()

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import json
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from marl_plugins.core.calls import functions_of
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.prompts import prompt_renderer
 from marl_plugins.core.tiny import count_tokens, is_tiny, tokens_of
+from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import Task, Trajectory
+from marl_plugins.plan.parts import tools_of
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.rehearsal.scorers import Rehearsed
 from marl_plugins.plan.rehearsal.trial import WORDS
@@ -50,21 +53,36 @@ def check_lengths(plan: Plan) -> Lengths:
     run, found = plan.run, Lengths()
     tasks = [] if from_hub(run) else [*plan.tasks("train"), *plan.tasks("eval")]
     models = {p.name: p.model for p in run.policies}
+    tools = tools_of(plan.plugins, run)
     counters = {model: counter_of(model) for model in dict.fromkeys(models.values())}
     for role in run.recipe.mapped_roles:
         counter = counters[models[run.recipe.policy_of(role)]]
         if counter is None:
             found.lines[role] = "not checked: no tokenizer here"
         else:
-            _check_role(found, run, role, counter, tasks)
+            _check_role(found, run, role, counter, tasks, tools)
     return found
 
 
-def _check_role(found: Lengths, run: Run, role: str, counter: Counter, tasks: Sequence[Task]) -> None:
+def _offered(run: Run, role: str, tools: Mapping[str, Tool]) -> str:
+    """What a chat template has to show of a role's tools, as far as it is known; empty for a role without `calls`."""
+    config = run.role(role)
+    schemas = [f.schema for f in functions_of([tools[name] for name in config.tools])] if config.calls else []
+    return json.dumps(schemas) if schemas else ""
+
+
+def _check_role(
+    found: Lengths, run: Run, role: str, counter: Counter, tasks: Sequence[Task], tools: Mapping[str, Tool]
+) -> None:
     limit, wanted = run.policy_args[run.recipe.policy_of(role)].data.max_len, longest_answer(run, role)
     empty = empty_messages(run, role)
     fixed = counter.of_messages(empty)
     line, longest = f"{fixed} tokens of prompt", 0
+    if offered := _offered(run, role, tools):
+        fixed += (tokens := counter.of_text(offered))
+        line += f" + {tokens} of its tools"
+    if unknown := [tool for tool in run.role(role).tools if tools[tool].functions == ()]:
+        line += f" + what {', '.join(unknown)} offers, known at the start" * bool(run.role(role).calls)
     if fixed >= limit:
         found.problems.append(
             f"role {role!r}: its prompt ({run.folder / run.role(role).prompt}) has {fixed} tokens with empty fields, which leaves "

@@ -76,7 +76,7 @@ def _tool_problems(tool: Any) -> list[str]:
         f"tool {tool.name!r}: {field} must be {expected}, got {_kind(value)}"
         for field, value, right, expected in (
             ("run", tool.run, _is_async(tool.run), "a function written `async def`"),
-            ("find", tool.find, callable(tool.find) and not _is_async(tool.find), "a function that is not async"),
+            ("find", tool.find, _is_find(tool), "a function that is not async, or None for a tool with functions"),
             ("message_role", tool.message_role, isinstance(tool.message_role, str), "a string"),
         )
         if not right
@@ -85,6 +85,13 @@ def _tool_problems(tool: Any) -> list[str]:
         if callable(function) and (wrong := arity_problem(function, 1)):
             problems.append(f"tool {tool.name!r}: {field} takes one argument: {wrong}")
     return problems
+
+
+def _is_find(tool: Tool) -> bool:
+    """Whether a tool's `find` is one, or may be missing."""
+    if tool.find is None:
+        return tool.functions is not None
+    return callable(tool.find) and not _is_async(tool.find)
 
 
 def _is_async(function: Any) -> bool:

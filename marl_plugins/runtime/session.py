@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.prompts import followup_renderer, prompt_renderer
 from marl_plugins.core.tiny import is_tiny
-from marl_plugins.core.workflow import RoleSpec, Sampling
 from marl_plugins.plan.parts import estimator_of, has_critics, tools_of
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.rehearsal import workflow_of
@@ -18,6 +15,7 @@ from marl_plugins.plan.tasks import check_tasks
 from marl_plugins.run import Connection
 from marl_plugins.runtime.display import Display
 from marl_plugins.runtime.model_code import refuse_code
+from marl_plugins.runtime.roles import make_roles
 from marl_plugins.runtime.tiny_model import resolve
 
 if TYPE_CHECKING:
@@ -56,7 +54,7 @@ class Session:
         self.tools = tools_of(plan.plugins, plan.run)
         self.estimator = estimator_of(plan)
         self.chats = self._chats(self._tokenizers())
-        self.roles = self._roles()
+        self.roles = make_roles(plan.run, self.args, self.chats, self.tools)
 
     @property
     def critics(self) -> bool:
@@ -170,50 +168,8 @@ class Session:
         for policy, tokenizer in tokenizers.items():
             try:
                 chats[policy] = ChatFormat(tokenizer, policy)
-                self._try_template(policy, chats[policy])
             except ConfigurationError as error:
                 problems += error.problems
         if problems:
             raise ConfigurationError(problems)
         return chats
-
-    def _try_template(self, policy: str, chat: ChatFormat) -> None:
-        """Render what the policy's roles will need, so that a template that refuses it is found before anything is started."""
-        import jinja2
-
-        for name in self.plan.run.recipe.roles_of(policy):
-            role = self.plan.run.role(name)
-            opening = [{"role": "system", "content": "?"}] if role.system else []
-            try:
-                chat.opening([*opening, {"role": "user", "content": "?"}])
-                for tool in role.tools if role.max_turns > 1 else ():
-                    chat.continuation([], {"role": self.tools[tool].message_role, "content": "?"})
-            except jinja2.TemplateError as error:
-                raise ConfigurationError(
-                    f"policy {policy!r}: its chat template refuses the messages of role {name!r}: {error}"
-                ) from None
-
-    def _roles(self) -> dict[str, RoleSpec]:
-        run = self.plan.run
-        return {name: self._role(name, self.args[run.recipe.policy_of(name)]) for name in run.recipe.roles}
-
-    def _role(self, name: str, args: SimpleNamespace) -> RoleSpec:
-        run, role = self.plan.run, self.plan.run.role(name)
-        policy = run.recipe.policy_of(name)
-        return RoleSpec(
-            name=name,
-            policy=policy,
-            render=prompt_renderer(run.prompt(name), run.system(name)),
-            chat=self.chats[policy],
-            sampling=Sampling(
-                temperature=args.rollout.temperature,
-                top_p=args.rollout.top_p,
-                max_new_tokens=role.max_new_tokens or args.rollout.max_new_tokens,
-                max_len=args.data.max_len,
-                stop=tuple(role.stop),
-            ),
-            tools=tuple(self.tools[t] for t in role.tools),
-            max_turns=role.max_turns,
-            render_next=followup_renderer(run.followup(name)),
-            endless_tools_fail=role.endless_tools == "fail",
-        )

@@ -11,12 +11,23 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from marl_plugins.core.recipe import PythonToolConfig, SandboxConfig
-from marl_plugins.core.tools import Tool, ToolCall
+from marl_plugins.core.tools import Function, Tool, ToolCall
 from marl_plugins.core.trajectory import ToolResult
 from marl_plugins.sandbox import Limits, OnDemand, Program, Sandbox
 
 FENCE = re.compile(r"```(?:python|py)[^\S\n]*\n(.*?)```", re.DOTALL)
 """A program is a fenced block marked as Python."""
+FUNCTION = Function(
+    "python",
+    "Runs a Python program and returns what it prints.",
+    {
+        "type": "object",
+        "properties": {"code": {"type": "string", "description": "The program; only what it prints is returned."}},
+        "required": ["code"],
+    },
+    text="code",
+)
+"""For roles with `calls:`."""
 
 
 def find_programs(text: str) -> list[str]:
@@ -37,6 +48,7 @@ def python_tool(config: PythonToolConfig, sandbox: OnDemand | None = None) -> To
         calls_per_answer=config.calls_per_answer,
         seconds_per_trajectory=config.seconds_per_trajectory,
         in_workspace=config.workspace,
+        functions=(FUNCTION,),
     )
 
 

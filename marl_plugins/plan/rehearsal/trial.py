@@ -85,11 +85,14 @@ class Chat:
     def opening(self, messages: Any) -> tuple[int, ...]:
         return ()
 
-    def keeps(self, messages: Any, text: str, message: Any) -> bool:
+    def keeps(self, conversation: Any, following: Any) -> bool:
         return True
 
-    def continuation(self, sampled: Any, message: Any) -> tuple[int, ...]:
+    def continuation(self, sampled: Any, following: Any) -> tuple[int, ...]:
         return ()
+
+    def said(self, ids: tuple[int, ...]) -> str:
+        return self.text(ids)
 
     def text(self, ids: tuple[int, ...]) -> str:
         return self.answers.text(ids[0])
@@ -119,7 +122,7 @@ def try_workflow(
         for name in run.recipe.roles
     }
     names = {*tools, *(name for role in run.recipe.roles.values() for name in role.tools)}
-    silent = {name: Tool(name, _nothing, lambda text: []) for name in names}
+    silent = {name: Tool(name, _nothing, lambda text: [], functions=()) for name in names}
     with failures_kept(trial.failures, file, caught):
         trial.trajectory = run_on_a_loop(_run(trial, workflow, copy.deepcopy(task), roles, silent))
     trial.failures += [

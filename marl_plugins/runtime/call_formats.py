@@ -1,0 +1,83 @@
+"""Calls in a model's own format, found by vLLM's parsers.
+
+They work on text, without an engine. Importing vLLM takes ten seconds and 0.5 GB, so only a run with a role that has `calls:` does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from marl_plugins.core.calls import FindCalls, FunctionCall, functions_of, json_of, outside_thinking
+from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.core.tools import Tool
+
+
+def find_calls(calls: str, reasoning: str | None, tokenizer: Any, tools: Sequence[Tool]) -> FindCalls:
+    """What finds the calls of `tools` in a model's answers.
+
+    Args:
+        calls, reasoning: Names of a tool parser and of a reasoning parser of vLLM's.
+
+    Raises:
+        ConfigurationError: There is no such parser, or it needs tokens that the model's tokenizer does not have.
+    """
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tokenizers.hf import get_cached_tokenizer
+    from vllm.tool_parsers import ToolParserManager
+    from vllm.tool_parsers.abstract_tool_parser import ChatCompletionRequest
+
+    logging.getLogger("vllm.tool_parsers").setLevel(
+        logging.CRITICAL
+    )  # a traceback for every call that a model spells wrongly
+    schemas = [function.schema for function in functions_of(tools)]
+    question = [{"role": "user", "content": "?"}]
+    request = ChatCompletionRequest(model="", messages=question, tools=schemas, tool_choice="auto")
+    cached = get_cached_tokenizer(tokenizer)  # parsers look up its vocabulary, each time
+    parser = _class_of("calls", calls, ToolParserManager.list_registered(), ToolParserManager.get_tool_parser)
+    spoken = _spoken(reasoning, cached, request, ReasoningParserManager)
+
+    def find(said: str) -> list[FunctionCall]:
+        if not (text := spoken(said)):
+            return []
+        found = parser(cached, request.tools).extract_tool_calls(text, request)  # a new one, because they have a state
+        return [FunctionCall(call.function.name, json_of(call.function.arguments)) for call in found.tool_calls]
+
+    def find_or_none(said: str) -> list[FunctionCall]:
+        try:
+            return find(said)
+        except Exception:  # a parser stumbles over what a model has written: there is no call in it
+            return []
+
+    try:
+        find("?")
+    except (RuntimeError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ConfigurationError(
+            f"calls: vLLM's parser {calls!r} does not fit the model's tokenizer: {str(error).rstrip('.')}; name the format that "
+            "the model was trained with"
+        ) from error
+    return find_or_none
+
+
+def _spoken(name: str | None, tokenizer: Any, request: Any, manager: Any) -> Callable[[str], str]:
+    """What takes out of an answer what was only thought."""
+    if name is None:
+        return outside_thinking
+    parser = _class_of("reasoning", name, manager.list_registered(), manager.get_reasoning_parser)
+
+    def spoken(said: str) -> str:
+        made = parser(tokenizer)
+        if (end := made.reasoning_end_str) and end in said:
+            return said.rpartition(end)[2]  # for some of them (qwen3) a call before the end is one
+        _, content = made.extract_reasoning(said, request)
+        return content or ""
+
+    return spoken
+
+
+def _class_of(key: str, name: str, known: Sequence[str], get: Callable[[str], Any]) -> Any:
+    """The class of a parser."""
+    if name not in known:
+        raise ConfigurationError(f"{key}: vLLM has no parser {name!r}{nearest(name, known)}")
+    return get(name)

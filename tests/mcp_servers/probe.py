@@ -1,0 +1,77 @@
+"""An MCP server for tests: over stdio, or over HTTP on a port of the loopback."""
+
+import asyncio
+import os
+import sys
+import time
+
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("probe")
+notes: list[str] = []
+
+
+@server.tool()
+async def add(a: int, b: int) -> int:
+    """Adds two numbers."""
+    return a + b
+
+
+@server.tool()
+async def echo_later(text: str, seconds: float) -> str:
+    """Says a text after some time."""
+    await asyncio.sleep(seconds)
+    return text
+
+
+@server.tool()
+async def fail() -> str:
+    """Fails."""
+    raise ValueError("not with that")
+
+
+@server.tool()
+async def die() -> str:
+    """Ends the server at once."""
+    print("these are my last words", file=sys.stderr, flush=True)
+    os._exit(3)
+
+
+@server.tool()
+def stall() -> str:
+    """Does nothing any more, nor does the server."""
+    os.kill(os.getpid(), 19)
+    return "awake"
+
+
+@server.tool()
+async def long(n: int) -> str:
+    """Says much."""
+    return "a" * n + "z"
+
+
+@server.tool()
+async def note(text: str) -> str:
+    """Keeps a text; says all that were kept, and by which process."""
+    notes.append(text)
+    return f"{os.getpid()} {','.join(notes)}"
+
+
+@server.tool()
+async def environment(name: str) -> str:
+    """A variable of the server's environment, or a header's place in it."""
+    return os.environ.get(name, "not set")
+
+
+@server.tool()
+async def wrong(n: int) -> int:
+    """Breaks its own schema."""
+    return "no number"  # type: ignore[return-value]
+
+
+if os.environ.get("PROBE_SLEEP"):
+    time.sleep(float(os.environ["PROBE_SLEEP"]))
+if len(sys.argv) > 1:
+    server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[1]))
+else:
+    server.run("stdio")

@@ -1,0 +1,175 @@
+"""What a plan says of roles' calls and of MCP servers, without starting one or importing vLLM."""
+
+import asyncio
+import json
+import subprocess
+import sys
+
+import pytest
+
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.tools import Function
+from marl_plugins.hosts import vllm_parsers
+from marl_plugins.plan.build import build_plan
+from marl_plugins.plan.describe import describe
+from marl_plugins.plan.fingerprint import fingerprint
+from marl_plugins.tools.mcp import Servers
+
+RECIPE = """\
+name: shop
+roles:
+  clerk: {prompt: clerk.md, max_new_tokens: 16, ROLE}
+workflow: workflow.py
+grader: grader.py
+model: tiny
+plugins: [find.py]
+tools:
+  mcp:
+    SERVER
+flags:
+  data.prompt_dataset: data.jsonl
+  data.max_len: 500
+  rollout.batch_size: 2
+  rollout.n_samples_per_prompt: 2
+  rollout.max_new_tokens: 16
+  train.batch_size: 4
+"""
+FILES = {
+    "clerk.md": "Sell: {problem}\n",
+    "workflow.py": "async def run(task, roles, tools):\n"
+    "    await tools.started.note(text='x')\n"
+    "    return await roles.clerk(problem=task.prompt)\n",
+    "grader.py": "def score_outcome(trajectory):\n    return 1.0\n",
+    "find.py": "from marl_plugins import hookimpl\nfrom marl_plugins.core.tools import Tool\n\n\nasync def run(call): ...\n\n\n"
+    "@hookimpl\ndef marl_tools():\n    return [Tool('find', run, lambda text: [])]\n",
+    "data.jsonl": "\n".join(json.dumps({"problem": f"{n}", "answer": "a"}) for n in range(4)),
+}
+STARTED = "{command: [python, -c, \"open('started', 'w')\"]}"
+
+
+@pytest.fixture
+def plan(tmp_path):
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+
+    def make(role, server=f"started: {STARTED}", words=()):
+        (tmp_path / "recipe.yaml").write_text(RECIPE.replace("ROLE", role).replace("SERVER", server))
+        return build_plan(["--recipe", str(tmp_path), *words])
+
+    return make
+
+
+def problems(plan, *arguments):
+    with pytest.raises(ConfigurationError) as error:
+        plan(*arguments)
+    return error.value.problems
+
+
+def test_a_plan_starts_no_server_and_a_run_tries_it_first(plan, tmp_path):
+    made = plan("tools: [started, python], max_turns: 3, calls: hermes")
+    assert not (tmp_path / "started").exists()
+    shown = describe(made)
+    assert shown["roles"]["clerk"]["calls"] == "hermes"
+    line = shown["lengths"]["clerk"]
+    python = json.dumps([f.schema for f in functions(made, "python")])
+    assert f"{len(python)} of its tools + what started offers, known at the start" in line
+
+    async def start():
+        async with made.plugins.started(made.run, "train"):
+            pass
+
+    with pytest.raises(
+        ConfigurationError, match=r"tools\.mcp\.started: MCP server 'started' \(python\): cannot be reached"
+    ):
+        asyncio.run(start())
+    assert (tmp_path / "started").exists()  # in the recipe's folder
+
+
+def functions(made, name):
+    (tool,) = [tool for answer in made.plugins.hook.marl_tools(run=made.run) for tool in answer if tool.name == name]
+    return tool.functions
+
+
+@pytest.mark.parametrize(
+    ("role", "problem"),
+    [
+        (
+            "tools: [python], calls: hermess",
+            "recipe.yaml:3: roles.clerk.calls: vLLM has no parser 'hermess'; did you mean 'hermes'?",
+        ),
+        (
+            "tools: [python], calls: hermes, reasoning: qwen_3",
+            "roles.clerk.reasoning: vLLM has no parser 'qwen_3'; did you mean 'qwen3'?",
+        ),
+        ("tools: [python], reasoning: qwen3", "roles.clerk.reasoning: says what is no call"),
+        ("calls: hermes", "roles.clerk.calls: the role has no tools to call"),
+        ("tools: [find], calls: hermes", "roles.clerk.calls: tool 'find' has no functions"),
+        ("tools: [startd]", "there is no tool 'startd'; did you mean 'started'?"),
+    ],
+)
+def test_roles_that_cannot_call_their_tools(plan, role, problem):
+    (found,) = problems(plan, role)
+    assert problem in found
+
+
+@pytest.mark.parametrize(
+    ("server", "problem"),
+    [
+        (
+            "started: {command: [no-such-program]}",
+            "recipe.yaml:10: tools.mcp.started.command: there is no program 'no-such-program'",
+        ),
+        ("started: {comand: [python]}", "recipe.yaml:10: unknown key 'tools.mcp.started.comand'; did you mean 'command'?"),
+        ("started: [python]", "tools.mcp.started: expected a mapping such as {command: [mcp-server-time]}"),
+        ("started: {command: [python], env: {TOKEN: 123456}}", "tools.mcp.started.env.TOKEN: expected a text in quotes"),
+        (
+            "started: {command: [python], env: [123456]}",
+            "tools.mcp.started.env: expected a mapping such as {API_KEY: $API_KEY}",
+        ),
+        ("Started!: {command: [python]}", "tools.mcp.Started!: a server's name is a tool's"),
+        (f"python: {STARTED}", "tools.mcp.python: there is a tool of that name"),
+        (f"find: {STARTED}", "two tools are called 'find'"),
+    ],
+)
+def test_servers_that_cannot_be(plan, server, problem):
+    found = problems(plan, "tools: []", server)
+    assert any(problem in text for text in found), found
+    assert not any("123456" in text for text in found)
+
+
+def test_two_tools_of_a_role_must_not_have_one_function(plan, monkeypatch):
+    of = Servers.of
+
+    def with_python(self, recipe, folder):
+        (server,) = of(self, recipe, folder)
+        server.functions = (Function("python", "", {}),)
+        return [server]
+
+    monkeypatch.setattr(Servers, "of", with_python)
+    (found,) = problems(plan, "tools: [python, started]")
+    assert "roles.clerk.tools: tools 'python' and 'started' both have a function 'python'" in found
+
+
+def test_secrets_are_in_no_fingerprint_and_no_description(plan, monkeypatch):
+    monkeypatch.setenv("SHOP_TOKEN", "a-very-secret-token")
+    server = 'started: {url: "http://127.0.0.1:9/mcp", headers: {Authorization: Bearer $SHOP_TOKEN}}'
+    made = plan("tools: [started]", server)
+    written = json.dumps([describe(made), fingerprint(made)])
+    assert "a-very-secret-token" not in written and "Bearer $SHOP_TOKEN" in written
+
+
+def test_without_vllm_names_of_parsers_are_not_checked(plan, monkeypatch):
+    monkeypatch.setattr(vllm_parsers, "find_spec", lambda name: None)
+    made = plan("tools: [python], calls: hermess, max_turns: 2")
+    assert made.run.role("clerk").calls == "hermess"
+
+
+def test_a_plan_imports_neither_vllm_nor_the_sdk(plan, tmp_path):
+    plan("tools: [started, python], calls: hermes")
+    code = (
+        "import sys; from marl_plugins.plan.build import build_plan\n"
+        f"build_plan(['--recipe', {str(tmp_path)!r}])\n"
+        "print(sorted({name.partition('.')[0] for name in sys.modules} & {'vllm', 'mcp', 'torch', 'transformers', 'httpx2'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("[]")
