@@ -28,7 +28,7 @@ refused, and so is a minor that does not exist yet.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -36,6 +36,7 @@ import pluggy
 
 if TYPE_CHECKING:
     import argparse
+    from pathlib import Path
 
     from marl_plugins.core.command import Command
     from marl_plugins.core.estimators import Estimator
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from marl_plugins.core.workflow import Call, Workflow
     from marl_plugins.run import Run
 
-VERSION = "2.1"
+VERSION = "2.2"
 
 Purpose = Literal["train", "evaluate", "judge"]
 """What a run is started for: `openrlhf train`; `openrlhf eval`, which scores outcomes only; `openrlhf coach`, which scores recorded
@@ -367,6 +368,9 @@ def marl_sync(run: Run, policy: PolicyProcesses, version: int) -> Awaitable[bool
     and step, and for every trained policy when a run is resumed, with the version that was saved. Wrap the built-in, for
     `policy.sync` sets the version.
 
+    After a policy come those that follow it (`policy.spec.follows`), with its version; also when a run begins. A follower may
+    be given other weights: `policy.hold(weights, version)` (`Follower` in marl_plugins/core/processes.py).
+
     Built-in: one transfer of the whole state on CPU, upstream's own broadcast on GPUs.
 
     Example:
@@ -418,6 +422,21 @@ def marl_restore(run: Run, state: Any) -> None:
         @hookimpl
         def marl_restore(run, state):
             run.state(Baselines).by_role = state
+    """
+
+
+@hook("each", own=True)
+def marl_files(run: Run) -> Iterable[Path]:  # type: ignore[empty-body]
+    """Files below `--ckpt.path` that belong to the plugin's state. *each*; at every save, after `marl_state`.
+
+    Sizes and digests are noted with the step, and are checked before a run is resumed from it. A file that was given here is never
+    changed or removed by the plugin: it is removed together with the last saved step that names it.
+
+    Example:
+
+        @hookimpl
+        def marl_files(run):
+            return run.state(Buffer).files
     """
 
 

@@ -32,6 +32,7 @@ SHIPPED = (
     "marl_plugins.groups",
     "marl_plugins.gae",
     "marl_plugins.rae",
+    "marl_plugins.opponent_pool",
     "marl_plugins.filter_agents_data",
 )
 """The capabilities in this package that a user names."""

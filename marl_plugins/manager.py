@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from marl_plugins import __version__, hookspecs
-from marl_plugins.core.failures import ConfigurationError, RunPaused, nearest
+from marl_plugins.core.failures import ConfigurationError, RunEnded, RunPaused, nearest
 from marl_plugins.hookspecs import KINDS, Kind, Purpose
 from marl_plugins.loading import load, users_code, version_of
 from marl_plugins.loading import load_file as load_file  # copied recipes import it from here
@@ -211,6 +211,19 @@ class Plugins:
         for impl in self.implementations("marl_restore"):
             if labels[impl.plugin_name] in by_label:
                 _call(impl, run=run, state=by_label[labels[impl.plugin_name]])
+
+    def files(self, run: Run) -> list[Path]:
+        """The files that belong to the plugins' state.
+
+        Raises:
+            RunEnded: One of them is not below `--ckpt.path`.
+        """
+        folder = Path(run.args.ckpt.path).absolute()
+        found = {p: i.plugin_name for i in self.implementations("marl_files") for p in _call(i, run=run)}
+        for path, name in found.items():
+            if not path.is_relative_to(folder):
+                raise RunEnded(f"plugin {name}: marl_files: {path} is not below --ckpt.path {folder}")
+        return list(found)
 
     def versions(self) -> dict[str, str]:
         """Label to version of the active plugins, for the run's manifest: a file's is its content's digest."""

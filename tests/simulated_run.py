@@ -10,6 +10,7 @@ import torch
 from simulated import CharacterChat, simulated_engine
 
 from marl_plugins.core.estimators import Estimator
+from marl_plugins.core.policy import Policy
 from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.trajectory import Task
 from marl_plugins.core.workflow import RoleSpec, Sampling
@@ -33,6 +34,7 @@ class SimulatedPolicy:
     """A policy whose updates change nothing but its version."""
 
     trained = True
+    spec = Policy("p", "tiny")
     engines = SimpleNamespace(restarted=0, remarks=[])
 
     def __init__(self, name):
@@ -94,6 +96,9 @@ class SimulatedPlugins:
 
     def state(self, run):
         return {}
+
+    def files(self, run):
+        return []
 
 
 async def ask_once(task, roles, tools):

@@ -189,14 +189,14 @@ def _irrelevant_flags(run: Run, kind: str) -> list[str]:
 
 
 def _policy_problems(run: Run, name: str) -> list[str]:
-    trainable = {p.name: p.trainable for p in run.policies}
+    trainable = {p.name: p.trainable or bool(p.follows) for p in run.policies}
     if trainable.get(name):
         return [
             f"--coach.policy {name}: that policy is trained, and would be on its own verdicts, which is not supported; name one "
-            "with `trainable: false`"
+            "with `trainable: false` that follows none"
         ]
     if name not in trainable:
-        frozen = {p.name for p in run.policies if not p.trainable}
+        frozen = {known for known, is_trained in trainable.items() if not is_trained}
         frozen |= {known for known, config in run.recipe.policies.items() if not config.trainable}
         fix = nearest(name, frozen) or f"; add it to the recipe: `policies: {{{name}: {{model: ..., trainable: false}}}}`"
         return [f"--coach.policy {name}: there is no frozen policy of that name{fix}"]

@@ -79,7 +79,7 @@ def only_players(run: Run) -> Run:
 
 
 def with_models(run: Run, folder: Path, only: Sequence[str]) -> Run:
-    """The run with saved weights in place of the recipe's models.
+    """The run with saved weights in place of the recipe's models; a policy that follows another one has those of that one.
 
     Args:
         only: Names of policies; empty for all.
@@ -87,19 +87,19 @@ def with_models(run: Run, folder: Path, only: Sequence[str]) -> Run:
     Raises:
         ConfigurationError: The folder has none, or there is no policy of such a name.
     """
-    names = [p.name for p in run.policies]
+    names, saved_as = [p.name for p in run.policies], {p.name: p.follows or p.name for p in run.policies}
     problems = [
         f"--only {name}: there is no policy of that name{nearest(name, names)}" for name in only if name not in names
     ]
     wanted = list(only) or names
     for name in wanted:
-        if name in names and not (folder / name / "config.json").is_file():
+        if name in names and not (folder / saved_as[name] / "config.json").is_file():
             saved = sorted(p.parent.name for p in folder.glob("*/config.json"))
             has = f"it holds weights of {', '.join(saved)}" if saved else "it holds no weights"
-            problems.append(f"--models {folder}: no folder {name!r} with a model in it; {has}")
+            problems.append(f"--models {folder}: no folder {saved_as[name]!r} with a model in it; {has}")
     if problems:
-        raise ConfigurationError(problems)
-    models = {name: str((folder / name).absolute()) for name in wanted}
+        raise ConfigurationError(list(dict.fromkeys(problems)))
+    models = {name: str((folder / saved_as[name]).absolute()) for name in wanted}
     policy_args = {name: copy.deepcopy(args) for name, args in run.policy_args.items()}
     for name, model in models.items():
         policy_args[name].actor.model_name_or_path = model

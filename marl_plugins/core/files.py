@@ -1,6 +1,6 @@
 """Files that a run writes, so that a killed process, a full disk or a power cut leaves what can be read.
 
-replace_text   a file written as a whole: it holds the old text or the new one
+replace_text   a file written as a whole: it holds the old text or the new one (replace_bytes: the same of bytes)
 json_lines     a file that grows by lines: what was being written when the run ended is its last line
 """
 
@@ -18,14 +18,19 @@ from marl_plugins.core.failures import ConfigurationError
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file so that at any moment it holds the old text or the new one, also after a power cut.
+    """`replace_bytes` of a text.
 
     Half a surrogate pair, which a text may hold and UTF-8 may not, becomes the escape that JSON has for it.
     """
+    replace_bytes(path, text.encode("utf-8", "backslashreplace"))
+
+
+def replace_bytes(path: Path, content: bytes) -> None:
+    """Write a file so that at any moment it holds the old content or the new one, also after a power cut."""
     fresh = path.with_name(path.name + ".new")
     try:
         with fresh.open("wb") as file:
-            file.write(text.encode("utf-8", "backslashreplace"))
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(fresh, path)

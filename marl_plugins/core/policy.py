@@ -16,6 +16,7 @@ class Policy:
         model: Folder, hub name or `tiny`.
         trainable: Whether it is updated.
         flags: Upstream flags that differ for this policy, by name.
+        follows: The trained policy whose weights it holds, its newest or earlier ones; it is not trained itself.
         excluded_by: The flag that excludes this policy of the recipe from the run; reported, and nothing of it is started.
     """
 
@@ -24,3 +25,4 @@ class Policy:
     trainable: bool = True
     flags: Mapping[str, Any] = field(default_factory=dict)
     excluded_by: str = ""
+    follows: str = ""

@@ -100,3 +100,13 @@ class PolicyProcesses(Protocol):
 
     async def sync(self, version: int) -> bool:
         """Bring the engines to the current weights and call these `version`; True when done."""
+
+
+class Follower(PolicyProcesses, Protocol):
+    """A policy with engines only, which hold weights of the policy that it follows (`spec.follows`)."""
+
+    async def weights(self) -> bytes:
+        """The current weights of the policy that it follows, as safetensors."""
+
+    async def hold(self, weights: bytes, version: int) -> bool:
+        """Bring the engines to these weights and call them `version`; True when done."""

@@ -83,6 +83,9 @@ class PolicyConfig(Model):
     """Folder, hub name, or `tiny` (built on the spot, see marl_plugins/core/tiny.py). Default: the recipe's."""
     trainable: bool = True
     """False: it only generates; its actions are recorded and never trained on. `--coach.policy` may name it."""
+    follows: str | None = None
+    """A trained policy whose weights it holds, so that it has no `model` and is not trained: the newest weights, or those of an
+    earlier version with `marl_plugins.opponent_pool`. Not on GPUs yet."""
     flags: dict[str, FlagValue] = {}
     """Upstream flags for this policy only, such as `actor.adam.lr: 1.0e-6`."""
 

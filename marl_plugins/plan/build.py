@@ -23,6 +23,7 @@ from marl_plugins.hosts import cpu, releases, upstream_cli
 from marl_plugins.manager import Plugins
 from marl_plugins.plan.calls import check_calls
 from marl_plugins.plan.checks import (
+    check_followers,
     check_numbers,
     check_policies,
     check_roles,
@@ -242,6 +243,7 @@ def with_policies(run: Run, request: Request, plugins: Plugins, flags: Flags, pr
     policies = [p for p in answered if not p.excluded_by]
     without = request.without | {p.name: p.excluded_by for p in answered if p.excluded_by}
     problems += check_policies(run, policies, without, request.origins)
+    problems += check_followers(run, policies, request.origins)
     names = [p.name for p in policies]
     idle = [
         f"policy {name!r} of the recipe plays no role with {without[name]}"
@@ -252,9 +254,12 @@ def with_policies(run: Run, request: Request, plugins: Plugins, flags: Flags, pr
     policy_args: dict[str, SimpleNamespace] = {}
     refused: dict[str, list[str]] = {}
     printed: list[str] = []
-    for policy in policies:
+    for policy in sorted(policies, key=lambda p: bool(p.follows)):  # those last, because they have another one's model
         args = flags.policy_args(own[policy.name])
-        if not any(flag.name == "actor.model_name_or_path" for flag in own[policy.name]):
+        problems += _model_flags(policy, own[policy.name])
+        if policy.follows in policy_args:
+            args.actor.model_name_or_path = policy_args[policy.follows].actor.model_name_or_path
+        elif not any(flag.name == "actor.model_name_or_path" for flag in own[policy.name]):
             args.actor.model_name_or_path = policy.model
         attention = args.ds.attn_implementation
         refused[policy.name], warnings = upstream_cli.validate(args, flags.root)
@@ -279,6 +284,15 @@ def with_policies(run: Run, request: Request, plugins: Plugins, flags: Flags, pr
 def use_engines_only(args: SimpleNamespace) -> None:
     """Flags of a policy that is not trained: its engines have their devices to themselves, and need not sleep."""
     args.train.colocate_all = args.vllm.enable_sleep = False
+
+
+def _model_flags(policy: Policy, own: Sequence[Given]) -> list[str]:
+    """The flags that name a model of its own for a policy that follows another one, as problems."""
+    return [
+        f"{flag.where}: --{flag.name} of policy {policy.name!r}: it follows {policy.follows!r} and has its model; remove the flag"
+        for flag in own
+        if flag.name == "actor.model_name_or_path" and policy.follows
+    ]
 
 
 def _settle_folders(args: SimpleNamespace, shared: SimpleNamespace, policy: str) -> None:

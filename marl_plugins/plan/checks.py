@@ -12,7 +12,7 @@ from typing import Any
 
 from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.core.policy import Policy
-from marl_plugins.core.recipe import Origins, Recipe, RoleConfig
+from marl_plugins.core.recipe import Origins, PolicyConfig, Recipe, RoleConfig
 from marl_plugins.core.texts import read_text
 from marl_plugins.core.tiny import is_tiny
 from marl_plugins.hosts import cpu
@@ -163,6 +163,36 @@ def check_policies(run: Run, policies: Sequence[Policy], without: Mapping[str, s
     if policies and not any(p.trainable for p in policies):
         where = next((f"{origins.where(*k)}: " for k in origins.lines if k[-1:] == ("trainable",)), "")
         problems.append(f"{where}every policy is frozen (trainable: false); at least one must be trained")
+    return problems
+
+
+def check_followers(run: Run, policies: Sequence[Policy], origins: Origins) -> list[str]:
+    """What is wrong with the policies that hold another one's weights."""
+    by_name, problems = {p.name: p for p in policies}, []
+    for policy in (p for p in policies if p.follows):
+        followed = by_name.get(policy.follows)
+
+        def add(key: str, problem: str, name: str = policy.name) -> None:
+            where = f"{origins.where('policies', name, key)}: " if origins.lines else ""
+            problems.append(f"{where}policies.{name}.{key}: {problem}")
+
+        if followed is policy:
+            add("follows", "a policy cannot follow itself; name a trained one")
+        elif followed is None:
+            others = [p.name for p in policies if p.trainable and p is not policy]
+            add("follows", f"there is no policy {policy.follows!r} in this run{nearest(policy.follows, others)}")
+        elif not followed.trainable:
+            add("follows", f"policy {policy.follows!r} is not trained; name a trained one, or use `trainable: false`")
+        if policy.trainable:
+            add("trainable", f"it follows {policy.follows!r} and is not trained itself; remove the key")
+        if run.recipe.policies.get(policy.name, PolicyConfig()).model:
+            add("model", f"it has the model of {policy.follows!r}, which it follows; remove the key")
+        if run.device != "cpu":
+            add(
+                "follows",
+                "not on GPUs yet: upstream's weight sync reaches the engines of one policy only (one broadcast group each, "
+                "ppo_actor.py:108); use `trainable: false` with a model of its own",
+            )
     return problems
 
 

@@ -42,6 +42,7 @@ def describe(plan: Plan) -> dict[str, Any]:
             p.name: {
                 "model": p.model,
                 "trainable": p.trainable,
+                "follows": p.follows or None,
                 "engines": run.policy_args[p.name].vllm.num_engines,
                 "ranks": training_gpus(run.policy_args[p.name]) if p.trainable else 0,
                 "zero_stage": run.policy_args[p.name].ds.zero_stage,

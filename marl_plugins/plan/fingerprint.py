@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from marl_plugins.core.policy import Policy
 from marl_plugins.core.redaction import shown_flag
 from marl_plugins.hosts.devices import critic_gpus, training_gpus
 from marl_plugins.hosts.flags import FLAGS
@@ -50,7 +51,7 @@ def fingerprint(plan: Plan) -> dict[str, Any]:
     found: dict[str, Any] = {
         "mapping": run.recipe.mapping,
         "roles": {r: run.recipe.policy_of(r) for r in run.recipe.roles},
-        "policies": {p.name: _policy(run, p.name, p.model, p.trainable) for p in run.policies},
+        "policies": {p.name: _policy(run, p) for p in run.policies},
         "estimator": type(estimator).__name__ if of_plugin(estimator) else run.args.algo.advantage.estimator,
         "recipe": values,
         "warm_start": run.recipe.warm_start.model_dump() if run.recipe.warm_start else None,
@@ -81,12 +82,13 @@ def file_digest(path: Path) -> str:
         return ""
 
 
-def _policy(run: Run, name: str, model: str, trainable: bool) -> dict[str, Any]:
-    args = run.policy_args[name]
+def _policy(run: Run, policy: Policy) -> dict[str, Any]:
+    args = run.policy_args[policy.name]
     found = {
-        "model": model,
-        "content": model_digest(Path(model)),
-        "trainable": trainable,
+        "model": policy.model,
+        "content": model_digest(Path(policy.model)),
+        "trainable": policy.trainable,
+        "follows": policy.follows or None,
         "ranks": training_gpus(args),
         "zero_stage": args.ds.zero_stage,
     }

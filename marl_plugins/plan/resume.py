@@ -129,6 +129,7 @@ class Comparison:
             self._say(f"the model of policy {name} ({after['model']}) has changed", fixed=True)
         words = {True: "trained", False: "frozen"}
         self._changed(f"policy {name}", words[before["trainable"]], words[after["trainable"]], fixed=True)
+        self._changed(f"what policy {name} follows", before.get("follows"), after.get("follows"))
         sizes = {
             "ranks": ("training processes", "actor.num_nodes x --actor.num_gpus_per_node"),
             "critic": ("processes of its critic", "critic.num_nodes x --critic.num_gpus_per_node"),
@@ -274,6 +275,13 @@ def _manifest(data: bytes) -> dict[str, Any]:
         first = error.errors()[0]
         raise ValueError(f"it is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     return found
+
+
+def named_files(path: Path) -> set[str]:
+    """The files that a step's manifest names, relative to `--ckpt.path`; none where it cannot be used."""
+    with contextlib.suppress(OSError, ValueError):
+        return set(_manifest(path.read_bytes()).get("files", {}))
+    return set()
 
 
 def way_out(folder: Path, step: int | None = None) -> str:

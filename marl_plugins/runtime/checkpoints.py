@@ -4,6 +4,7 @@
     <ckpt.path>/manifest-<N>.json                 copies of those of the steps that are kept
     <ckpt.path>/<policy>/_actor/global_step<N>/   DeepSpeed's own checkpoint: weights, optimiser, learning-rate schedule
     <ckpt.path>/<policy>/_critic/global_step<N>/  its critic's, where it has one
+    <ckpt.path>/...                               files of plugins (`marl_files`), kept for as long as a step names them
 
 A step without a manifest does not exist: whatever a killed run left half-written is not named, and is overwritten. The manifest
 lists every file of the step with its size and digest, which are checked before a run is resumed. Older steps are deleted after
@@ -37,6 +38,7 @@ from marl_plugins.plan.resume import (
     how_to_resume,
     manifest_of,
     missing_parts,
+    named_files,
     read_manifest,
     saved_folders,
     saved_steps,
@@ -126,13 +128,14 @@ class Checkpoints:
         except OSError as error:
             raise ConfigurationError(f"--ckpt.path {self.folder}: cannot be written: {error.strerror}") from None
 
-    def commit(self, step: int, policies: Mapping[str, int], state: Mapping[str, Any]) -> None:
+    def commit(self, step: int, policies: Mapping[str, int], state: Mapping[str, Any], files: Iterable[Path] = ()) -> None:
         """Name a step whose parts are all saved as the last complete one, then delete what is older than `keep` steps.
 
         Waits until all that was saved is on disk, and reads it for the digests; to be called in a thread of its own.
 
         Args:
             policies: The version of each policy's weights.
+            files: What belongs to the plugins' state.
 
         Raises:
             RunEnded: Another run has saved here meanwhile.
@@ -146,7 +149,7 @@ class Checkpoints:
             "run": self.run,
             "changes": self.changes,
             "state": state,
-            "files": self._files(parts, step),
+            "files": self._files(parts, step, files),
         }
         self.check_ours()
         text = json.dumps(sealed(manifest), indent=2) + "\n"
@@ -183,9 +186,9 @@ class Checkpoints:
     def _is_of_another_run(self) -> bool:
         return self._on_disk() not in (None, self._seen)
 
-    def _files(self, parts: Iterable[Path], step: int) -> dict[str, tuple[int, str]]:
+    def _files(self, parts: Iterable[Path], step: int, more: Iterable[Path]) -> dict[str, tuple[int, str]]:
         """Size and digest of every file of a step, all of it on disk."""
-        found: list[Path] = []
+        found = sorted(more)
         for folder in (part / tag(step) for part in parts):
             mine = sorted(path for path in folder.rglob("*") if path.is_file())
             if not mine:
@@ -198,9 +201,14 @@ class Checkpoints:
 
     def _delete_old(self, parts: Iterable[Path], step: int) -> None:
         """Delete what is older than the steps that are kept, incomplete ones included; never what is newer."""
-        complete = [n for n in saved_steps(self.folder) if n <= step]
-        for old in complete[: -self.keep]:
-            manifest_of(self.folder, old).unlink()
+        saved = saved_steps(self.folder)
+        complete = [n for n in saved if n <= step]
+        if gone := complete[: -self.keep]:
+            files = {n: named_files(manifest_of(self.folder, n)) for n in saved}
+            for old in gone:
+                manifest_of(self.folder, old).unlink()
+            for name in set[str]().union(*map(files.pop, gone)).difference(*files.values()):
+                (self.folder / name).unlink(missing_ok=True)
         for part in parts:
             names = [re.fullmatch(r"global_step(\d+)", p.name) for p in part.iterdir() if p.is_dir()]
             for old in (int(name.group(1)) for name in names if name):

@@ -378,7 +378,8 @@ def _repeatable(plan: Plan, flags: Iterable[Given], copies: Copies) -> list[list
     repeated += [["ckpt.output_dir", HERE], ["ckpt.path", copies.place(Path(run.args.ckpt.path))]]
     if run.args.logger.tensorboard_dir:
         repeated.append(["logger.tensorboard_dir", copies.place(Path(run.args.logger.tensorboard_dir))])
-    for name, args in run.policy_args.items():  # a recipe's model may lie anywhere
+    for name in (policy.name for policy in run.policies if not policy.follows):  # a recipe's model may lie anywhere
+        args = run.policy_args[name]
         models = {"actor": args.actor.model_name_or_path, "critic": args.critic.model_name_or_path}
         if models["critic"] == models["actor"]:
             del models["critic"]

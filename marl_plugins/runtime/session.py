@@ -93,6 +93,7 @@ class Session:
     def start(self) -> None:
         """Start every process of every policy at once and wait for all of them."""
         from marl_plugins.runtime.engines import RestartBudget
+        from marl_plugins.runtime.follower import FollowingPolicy
         from marl_plugins.runtime.policy import UpstreamPolicy, wait_until_loaded
         from marl_plugins.runtime.questions import make_ask
         from marl_plugins.runtime.rollout import Rollout
@@ -101,7 +102,7 @@ class Session:
         restarts = RestartBudget(limits.engine_restarts)
         lengths = self.schedule_lengths
         self.policies = {
-            p.name: UpstreamPolicy(
+            p.name: (FollowingPolicy if p.follows else UpstreamPolicy)(
                 p,
                 self.args[p.name],
                 run.device,
@@ -114,6 +115,8 @@ class Session:
             for p in run.policies
         }
         for policy in self.policies.values():
+            if isinstance(policy, FollowingPolicy):
+                policy.followed = self.policies.get(policy.spec.follows)  # an evaluation may do without it
             policy.launch()
         for policy in self.policies.values():
             policy.load()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any
 
@@ -68,6 +68,7 @@ class Trainer:
         self.saved = done
         if done:  # the engines have loaded the original models
             await _all(self._sync_one(policy, policy.version) for policy in self.session.trained.values())
+        await self._follow(self.session.trained)
         evaluating = self.session.eval_tasks and args.eval.steps > 0
         if evaluating and not done:
             metrics, evaluated = await self.evaluate(0)
@@ -110,7 +111,7 @@ class Trainer:
     ) -> tuple[dict[str, float], list[Trajectory], Ledger]:
         """One step: rollout, credit, advantages, update and weight sync."""
         seconds: dict[str, float] = {}
-        policies, phase = self.session.policies, self._timed_phase(seconds)
+        policies, phase = self.session.policies, timed_phase(self.display, seconds)
         with phase("rollout", len(tasks) * self.samples) as tick:
             await _all(policy.wake() for policy in policies.values())
             trajectories = await self.rollout(tasks, step, tick)
@@ -174,13 +175,19 @@ class Trainer:
         return dict(zip([p.policy for p in prepared], results, strict=True))
 
     async def _sync(self, policies: Sequence[UpstreamPolicy]) -> None:
-        """Every updated policy's engines to its new weights."""
+        """Every updated policy's engines to its new weights, then those of the policies that follow it."""
         await _all(self._sync_one(policy, policy.version + 1) for policy in policies)
+        await self._follow([policy.name for policy in policies])
+
+    async def _follow(self, names: Collection[str]) -> None:
+        versions = {name: self.session.trained[name].version for name in names}
+        following = [p for p in self.session.policies.values() if p.spec.follows in versions]
+        await _all(self._sync_one(policy, versions[policy.spec.follows]) for policy in following)
 
     async def _sync_one(self, policy: UpstreamPolicy, version: int) -> None:
         """A sync that did not happen ends the run: what is sampled next would be trained by other weights than sampled it."""
         done = await self.plugins.hook.marl_sync(run=self.run, policy=policy, version=version)
-        if not done or policy.version != version:
+        if not done or (policy.trained and policy.version != version):  # one that follows may hold an earlier version
             raise RunEnded(
                 f"policy {policy.name!r} was updated and its engines were not brought to version {version} "
                 f"(marl_sync returned {done!r})"
@@ -202,7 +209,8 @@ class Trainer:
             await _all(policy.save(tag(step), {"step": step}) for policy in trained.values())
             versions, state = {name: policy.version for name, policy in trained.items()}, self.plugins.state(self.run)
             await asyncio.to_thread(self.records.sync)
-            await asyncio.to_thread(self.checkpoints.commit, step, versions, state)  # reads all that was saved
+            files = self.plugins.files(self.run)
+            await asyncio.to_thread(self.checkpoints.commit, step, versions, state, files)  # reads all that was saved
         self.saved = step
 
     async def save_models(self) -> None:
@@ -221,17 +229,18 @@ class Trainer:
         if prompts:
             self.display.first_prompts({role: prompts[role] for role in self.session.roles if role in prompts})
 
-    def _timed_phase(self, seconds: dict[str, float]) -> Any:
-        """`with phase(name, total)`: progress shown, and its seconds noted."""
 
-        @contextmanager
-        def phase(name: str, total: int | None = None) -> Iterator[Any]:
-            started = time.monotonic()
-            with self.display.phase(name, total) as tick:
-                yield tick
-            seconds[name] = time.monotonic() - started
+def timed_phase(display: Display, seconds: dict[str, float]) -> Any:
+    """`with phase(name, total)`: progress shown, and its seconds noted."""
 
-        return phase
+    @contextmanager
+    def phase(name: str, total: int | None = None) -> Iterator[Any]:
+        started = time.monotonic()
+        with display.phase(name, total) as tick:
+            yield tick
+        seconds[name] = time.monotonic() - started
+
+    return phase
 
 
 def remarks(prepared: Sequence[Prepared], policies: Iterable[UpstreamPolicy], scope: Scope) -> list[str]:

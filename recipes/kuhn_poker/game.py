@@ -21,6 +21,11 @@ Strategy = Mapping[tuple[str, str], float]
 """Probability of a bet by (own card, moves so far), of both players."""
 
 
+def seat_of(role: str) -> str:
+    """The seat of a role: `first`, or `earlier_first` where an earlier version plays."""
+    return role.removeprefix("earlier_")
+
+
 MOVE = re.compile(r"\b(p|b)(?:ass|et)?\b", re.IGNORECASE)
 
 

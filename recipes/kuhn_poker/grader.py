@@ -9,4 +9,5 @@ game = load_file(Path(__file__).with_name("game.py"), "marl_recipe_kuhn_poker_ga
 
 def score_outcome(trajectory):
     won = game.payoff(trajectory.task.metadata["cards"], trajectory.answer)
-    return {"first": 0.5 + won / 4, "second": 0.5 - won / 4}
+    scores = {"first": 0.5 + won / 4, "second": 0.5 - won / 4}
+    return {action.role: scores[game.seat_of(action.role)] for action in trajectory.actions}

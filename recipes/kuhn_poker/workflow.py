@@ -8,15 +8,17 @@ game = load_file(Path(__file__).with_name("game.py"), "marl_recipe_kuhn_poker_ga
 
 
 async def run(task, roles, tools):
+    earlier = task.metadata.get("earlier")  # the seat that an earlier version of the player has, in pool.yaml
     moves, last = "", {}
     while not game.ended(moves):
         seat = game.SEATS[moves]
         card = task.metadata["cards"][seat == "second"]
         other = {"p": "pass", "b": "bet"}.get(moves[-1:], "")
+        role = getattr(roles, f"earlier_{seat}" if seat == earlier else seat)
         if seat in last:
-            answer = await getattr(roles, seat)(card=card, move=other, continues=last[seat], after=list(last.values()))
+            answer = await role(card=card, move=other, continues=last[seat], after=list(last.values()))
         else:
-            answer = await getattr(roles, seat)(card=card, move=other, after=list(last.values()))
+            answer = await role(card=card, move=other, after=list(last.values()))
         last[seat] = answer
         moves += game.move_of(answer.text)
     return moves

@@ -1,0 +1,52 @@
+"""A policy with engines only that hold weights of a trained one, its newest or earlier ones; on CPU."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import ray
+
+from marl_plugins.runtime.policy import UpstreamPolicy
+
+
+class FollowingPolicy(UpstreamPolicy):
+    """A `Follower` (core/processes.py); until it is synced for the first time its engines hold the model that they have loaded."""
+
+    followed: UpstreamPolicy | None = None
+    """The policy that it follows, where that one is trained in this run."""
+    _held: Any = None
+    """A reference to the weights that the engines hold, for an engine that replaces one of them."""
+
+    @property
+    def source(self) -> UpstreamPolicy:
+        """The policy that it follows."""
+        assert self.followed is not None, f"policy {self.spec.follows!r}, which {self.name!r} follows, is not started"
+        return self.followed
+
+    async def weights(self) -> bytes:
+        """See `Follower.weights`."""
+        processes = self.source.processes
+        weights: bytes = await processes.await_work(f"gave its weights to {self.name!r}", processes.weights())
+        return weights
+
+    async def sync(self, version: int) -> bool:
+        """Bring the engines to the newest weights of the policy that it follows, and call these `version`."""
+        return await self._hold(self.source.processes.weights(), version)
+
+    async def hold(self, weights: bytes, version: int) -> bool:
+        """See `Follower.hold`."""
+        return await self._hold(await asyncio.to_thread(ray.put, weights), version)
+
+    async def _hold(self, weights: Any, version: int) -> bool:
+        self._held, self.version, name = weights, version, self.name
+        loaded = self.engines.on_all(lambda handle: handle.load_state.remote(weights, name, version))
+        await self.source.processes.await_work(f"gave the engines of {name!r} version {version}", loaded)
+        return True
+
+    async def restore_engine(self, handle: Any) -> None:
+        """Give a new engine the weights that the others hold."""
+        if self._held is None:
+            await super().restore_engine(handle)
+        else:
+            await handle.load_state.remote(self._held, self.name, self.version)
