@@ -21,6 +21,7 @@ game = load_file(FOLDER / "game.py", "marl_recipe_kuhn_poker_game")
 workflow = load_file(FOLDER / "workflow.py", "marl_recipe_kuhn_poker_workflow")
 grader = load_file(FOLDER / "grader.py", "marl_recipe_kuhn_poker_grader")
 tasks = load_file(FOLDER / "tasks.py", "marl_recipe_kuhn_poker_tasks")
+pool = load_file(FOLDER / "pool_tasks.py", "marl_recipe_kuhn_poker_pool_tasks")
 PLACES = [(card, moves) for moves in game.SEATS for card in game.CARDS]
 
 
@@ -47,8 +48,8 @@ def test_players_who_bet_half_of_the_time_are_exploitable_by_0_458():
     assert game.exploitability(dict.fromkeys(PLACES, 0.5)) == pytest.approx(11 / 24)
 
 
-def play(strategy, rounds, seed=0):
-    """Games of the recipe's own workflow, sampled from a strategy; what the roles were shown, by place."""
+def play(strategy, rounds, seed=0, load=tasks.load, earlier=None):
+    """Games of the recipe's own workflow, sampled from a strategy (and an earlier one); what the roles were shown, by place."""
     draw, shown = random.Random(seed), {}
     system, chat = None, CharacterChat()
     texts = {name: (FOLDER / "prompts" / "tiny" / f"{name}.md").read_text() for name in ("seat", "again")}
@@ -59,19 +60,20 @@ def play(strategy, rounds, seed=0):
             prompt_renderer(texts["seat"], system),
             chat,
             Sampling(1.0, 1.0, 1, 64),
-            render_next=followup_renderer(texts["again"]) if name == "first" else None,
+            render_next=followup_renderer(texts["again"]) if name.endswith("first") else None,
         )
-        for name in ("first", "second")
+        for name in ("first", "second", "earlier_first", "earlier_second")
     }
 
     def one(task):
         async def generate(call):
-            text = chat.text(call.context_ids)
-            card = task.metadata["cards"][call.role == "second"]
-            moves = "pb" if text.count("a:") == 2 else {"first": "", "second": "p" if "pass" in text else "b"}[call.role]
+            text, seat = chat.text(call.context_ids), game.seat_of(call.role)
+            card = task.metadata["cards"][seat == "second"]
+            moves = "pb" if text.count("a:") == 2 else {"first": "", "second": "p" if "pass" in text else "b"}[seat]
             shown[card, moves] = text
-            bet = draw.random() < strategy[card, moves]
-            likely = strategy[card, moves] if bet else 1 - strategy[card, moves]
+            likely = (strategy if call.role == seat else earlier)[card, moves]
+            bet = draw.random() < likely
+            likely = likely if bet else 1 - likely
             return Generation((ord("b" if bet else "p"),), (math.log(likely),), "length", call.policy, 0)
 
         return run_workflow(
@@ -79,7 +81,7 @@ def play(strategy, rounds, seed=0):
         )
 
     async def all_of_them():
-        return [await one(task) for _ in range(rounds) for task in tasks.load("train")[:6]]
+        return [await one(task) for n in range(rounds) for task in load("train")[6 * n : 6 * n + 6]]
 
     return asyncio.run(all_of_them()), shown
 
@@ -119,3 +121,44 @@ def test_nothing_is_said_before_every_place_was_seen():
     plugin.marl_credit(games, run)
     plugin.marl_log(run, 1, metrics)
     assert metrics == {}
+
+
+@given(st.floats(0, 1), st.integers(1, 400))
+def test_the_earlier_version_has_its_share_of_the_games_and_both_seats_alike(share, games):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "SHARE", share)
+        seats = [pool.earlier(number) for number in range(games)]
+    assert abs(sum(seat is not None for seat in seats) - share * games) < 1.001
+    assert 0 <= seats.count("first") - seats.count("second") <= 1
+
+
+def test_which_seat_it_has_is_the_games_own():
+    """Half of the games of every deal, a quarter in each seat; the deals are those of tasks.py."""
+    games, plain = pool.load("train"), tasks.load("train")
+    assert [(t.id, t.prompt, t.metadata["cards"]) for t in games] == [(t.id, t.prompt, t.metadata["cards"]) for t in plain]
+    for deal in game.DEALS:
+        seats = [t.metadata["earlier"] for t in games if t.metadata["cards"] == deal]
+        assert [seats.count(seat) for seat in (None, "first", "second")] == [60, 30, 30]
+    assert pool.load("eval") == []
+
+
+def test_the_earlier_version_plays_its_seat_and_its_moves_do_not_count():
+    """It always bets, the player never does; each has outcomes of its own, and a memory."""
+    player, earlier = dict.fromkeys(PLACES, 1e-9), dict.fromkeys(PLACES, 1 - 1e-9)
+    games, _ = play(player, 4, load=pool.load, earlier=earlier)
+    roles = {(t.task.metadata["earlier"], tuple(sorted({a.role for a in t.actions}))) for t in games}
+    assert roles == {
+        (None, ("first", "second")),
+        ("first", ("earlier_first", "second")),
+        ("second", ("earlier_second", "first")),
+    }
+    for t in games:
+        outcomes = grader.score_outcome(t)
+        assert outcomes.keys() == {a.role for a in t.actions} and sum(outcomes.values()) == 1.0
+        assert t.answer == {None: "pp", "first": "bp", "second": "pbp"}[t.task.metadata["earlier"]]
+        later = [a for a in t.actions if a.before is not None]
+        assert [a.before.role for a in later] == ["first"] * len(later)
+    plugin, states = load(str(FOLDER / "exploitability.py")), {}
+    plugin.marl_credit(games, SimpleNamespace(state=lambda kind: states.setdefault(kind, kind())))
+    found = states[plugin.Strategy]
+    assert {moves for _, moves in found} == set(game.SEATS) and max(found.values()) < 1e-6

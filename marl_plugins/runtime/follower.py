@@ -16,32 +16,24 @@ class FollowingPolicy(UpstreamPolicy):
     followed: UpstreamPolicy | None = None
     """The policy that it follows, where that one is trained in this run."""
     _held: Any = None
-    """A reference to the weights that the engines hold, for an engine that replaces one of them."""
-
-    @property
-    def source(self) -> UpstreamPolicy:
-        """The policy that it follows."""
-        assert self.followed is not None, f"policy {self.spec.follows!r}, which {self.name!r} follows, is not started"
-        return self.followed
+    """Ray's reference to the weights that the engines hold, for an engine that replaces one of them."""
 
     async def weights(self) -> bytes:
         """See `Follower.weights`."""
-        processes = self.source.processes
+        assert self.followed is not None, f"policy {self.spec.follows!r}, which {self.name!r} follows, is not in this run"
+        processes = self.followed.processes
         weights: bytes = await processes.await_work(f"gave its weights to {self.name!r}", processes.weights())
         return weights
 
     async def sync(self, version: int) -> bool:
         """Bring the engines to the newest weights of the policy that it follows, and call these `version`."""
-        return await self._hold(self.source.processes.weights(), version)
+        return await self.hold(await self.weights(), version)
 
     async def hold(self, weights: bytes, version: int) -> bool:
         """See `Follower.hold`."""
-        return await self._hold(await asyncio.to_thread(ray.put, weights), version)
-
-    async def _hold(self, weights: Any, version: int) -> bool:
-        self._held, self.version, name = weights, version, self.name
-        loaded = self.engines.on_all(lambda handle: handle.load_state.remote(weights, name, version))
-        await self.source.processes.await_work(f"gave the engines of {name!r} version {version}", loaded)
+        held, name = await asyncio.to_thread(ray.put, weights), self.name
+        self._held, self.version = held, version  # first, for an engine that is replaced meanwhile
+        await self.engines.on_all(lambda handle: handle.load_state.remote(held, name, version))
         return True
 
     async def restore_engine(self, handle: Any) -> None:

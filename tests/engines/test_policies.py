@@ -1,4 +1,4 @@
-"""Real training processes without engines: equality with upstream's own step, and the grid on DeepSpeed."""
+"""Real training processes, and one engine: equality with upstream's own step, the grid on DeepSpeed, weights that are followed."""
 
 import asyncio
 import copy
@@ -28,6 +28,7 @@ from marl_plugins.core.rows import Row
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
+from marl_plugins.core.workflow import Call, Sampling
 from marl_plugins.gae import Gae
 from marl_plugins.groups import ESTIMATORS
 from marl_plugins.hosts import cpu
@@ -40,6 +41,7 @@ from marl_plugins.runtime.checkpoints import Checkpoints, tag
 from marl_plugins.runtime.cluster import quiet
 from marl_plugins.runtime.engines import RestartBudget
 from marl_plugins.runtime.experience import estimate, forwarded, row_experience
+from marl_plugins.runtime.follower import FollowingPolicy
 from marl_plugins.runtime.fork_server import fork_server
 from marl_plugins.runtime.penalties import apply_length_penalties
 from marl_plugins.runtime.policy import UpstreamPolicy
@@ -467,6 +469,59 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_synced(hosts)
     prepared.items[1].advantages[:] = float("nan")
     with pytest.raises(RunEnded, match=r"policy 'p', step \d+: policy_loss is not finite \(3 rows, the first t0/0/a\)"):
         asyncio.run(host.update(prepared, 1, 1))
+
+
+def test_a_follower_answers_as_the_version_that_it_holds(hosts):
+    """The only engine of this module; its log-probs are the trainer's at that version, and earlier answers come again."""
+    followed = hosts["two_ranks"]
+    args = copy.deepcopy(followed.args)
+    args.vllm.num_engines = 1
+    spec = Policy("q", "tiny", trainable=False, follows="p")
+    follower = FollowingPolicy(spec, args, "cpu", followed.processes.tokenizer, 100, RestartBudget(0), 600.0)
+    follower.followed = followed
+    follower.start()
+
+    async def answers():
+        """What its engine says to eight contexts, as rows of the policy that it follows."""
+        rows, sampling = recorded_rows(8, seed=40), Sampling(1.0, 1.0, 8, 256)
+        for seed, row in enumerate(rows):
+            call = Call("q", row.action.shown_ids, sampling, 8, seed, "first", row.trajectory.task.id, 0, "a", 1)
+            row.action.generation = await follower.engines.generate(call, lambda engines: engines[0])
+        return rows
+
+    def sampled(rows):
+        generations = [row.action.generation for row in rows]
+        assert {(g.policy, g.version) for g in generations} == {("q", follower.version)}
+        return [g.ids for g in generations], [p for g in generations for p in g.logprobs]
+
+    async def compare():
+        start = await follower.weights()
+        assert await follower.sync(1)
+        early = await answers()
+        ids, logprobs = sampled(early)
+        assert (await followed.forward(early)).drift < 0.01
+        for number in range(1, 5):
+            await step(followed, recorded_rows(12, seed=40 + number), 2, number)
+        assert sampled(await answers())[0] == ids  # until it is synced
+        assert await follower.sync(2)
+        late = await answers()
+        new, old = [(await followed.forward(rows)).drift for rows in (late, early)]
+        assert new < 0.01 and old > 3 * new
+        (engine,) = follower.engines.engines
+        assert await follower.hold(start, 1)
+        again = [sampled(await answers())]
+        await engine.handle.load_state.remote(
+            ray.put(await follower.weights()), "q", 2
+        )  # as one that has just been started
+        await follower.restore_engine(engine.handle)
+        again.append(sampled(await answers()))
+        for same, near in again:
+            assert same == ids and near == pytest.approx(logprobs, abs=1e-2)
+
+    try:
+        asyncio.run(compare())
+    finally:
+        follower.stop()
 
 
 def start_with_critic(folder, *flags):
