@@ -28,7 +28,7 @@ refused, and so is a minor that does not exist yet.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -426,7 +426,7 @@ def marl_restore(run: Run, state: Any) -> None:
 
 
 @hook("each", own=True)
-def marl_files(run: Run) -> Iterable[Path]:  # type: ignore[empty-body]
+def marl_files(run: Run) -> Sequence[Path]:  # type: ignore[empty-body]
     """Files below `--ckpt.path` that belong to the plugin's state. *each*; at every save, after `marl_state`.
 
     Sizes and digests are noted with the step, and are checked before a run is resumed from it. A file that was given here is never

@@ -110,7 +110,7 @@ def test_the_words_live_where_the_page_says(name, module, about):
 def test_every_word_of_the_hooks_is_in_the_table():
     named = {name.strip("`") for name, _, _ in words()}
     said = {w for f in HOOKS.values() for w in re.findall(r"[A-Z]\w+", str(inspect.signature(f)))}
-    assert said - {"Sequence", "Awaitable", "Any", "None", "ArgumentParser", "Literal"} <= named
+    assert said - {"Sequence", "Awaitable", "Any", "None", "ArgumentParser", "Literal", "Path"} <= named
 
 
 def test_the_contract_tests_of_the_page_run(tmp_path, monkeypatch):
