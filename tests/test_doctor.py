@@ -692,6 +692,7 @@ def test_missing_extras_are_errors_only_if_used(monkeypatch):
     assert {f.fix: f.good for f in needs.check_extras(run, endpoint=False) if "openrlhf-marl[" in f.fix} == {
         "pip install 'openrlhf-marl[coach]'": None,
         "pip install 'openrlhf-marl[math]'": False,
+        "pip install 'openrlhf-marl[mcp]'": None,
         "pip install 'openrlhf-marl[plots]'": None,
         "pip install 'openrlhf-marl[tables]'": None,
     }

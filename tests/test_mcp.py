@@ -46,12 +46,15 @@ def use(work, /, **config):
     return asyncio.run(main())
 
 
-@contextmanager
-def http_server():
-    """The address of the probe as a server of its own, and its process."""
+def free_port():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        return free.getsockname()[1]
+
+
+@contextmanager
+def http_server(port):
+    """The address of the probe as a server of its own, and its process."""
     command = [sys.executable, str(HERE / "probe.py"), str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -155,9 +158,23 @@ def test_calls_of_one_session_over_http():
         process.kill()
         assert "MCP server 'probe' (http://127.0.0.1" in await waiting
         assert "cannot be reached" in await lost(server, call("add", a=1, b=1))
+        with http_server(port):
+            assert (await server.run(call("add", a=1, b=1))).output == "2"
 
-    with http_server() as (url, process):
+    port = free_port()
+    with http_server(port) as (url, process):
         use(work, command=[], url=url, seconds=20)
+
+
+def test_headers_reach_a_server_and_what_it_says_of_them_is_hidden(monkeypatch):
+    monkeypatch.setenv("PROBE_TOKEN", "a-very-secret-token")
+
+    async def work(server):
+        assert (await server.run(call("header", name="authorization"))).output == "Bearer a-very-secret-token"[::-1]
+        assert (await server.run(call("echo_later", text="it is a-very-secret-token", seconds=0))).output == "it is ***"
+
+    with http_server(free_port()) as (url, _):
+        use(work, command=[], url=url, headers={"Authorization": "Bearer $PROBE_TOKEN"})
 
 
 class Says:
@@ -348,6 +365,35 @@ def test_a_plan_finds_what_is_wrong_without_starting_anything(config, problem, t
     (found,) = check_mcp(recipe.model_copy(update={"tools": tools}), origins, tmp_path)
     assert found.startswith(f"{tmp_path / 'recipe.yaml'}:1: tools.mcp.mine{problem}")
     assert "secret" not in re.sub("a secret|holds a secret", "", found)
+
+
+HOLDING = """\
+import asyncio, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from test_mcp import HERE, PROBE, MCPServerConfig, Server, call
+
+async def main():
+    server = Server("probe", MCPServerConfig(command=PROBE), HERE)
+    print((await server.run(call("note", text="x"))).output.split()[0], flush=True)
+    time.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def test_nothing_is_left_of_a_run_that_is_killed():
+    run = subprocess.Popen([sys.executable, "-c", HOLDING, str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True)
+    process = int(run.stdout.readline())
+    run.kill()
+    run.communicate()
+    for _ in range(600):
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    pytest.fail(f"process {process} of an MCP server is left")
 
 
 def test_nothing_is_left_of_a_session_that_is_abandoned():

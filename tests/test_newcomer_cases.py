@@ -358,6 +358,13 @@ C_WORKFLOW = {
     "tool's call as a field": ending(
         "x = tools.python('1')\nreturn await roles.judge(question='', history=x)", "write `await` before"
     ),
+    "tool's function that nobody awaits": ending(
+        f"tools.python.python(code='1')\n{LAST.strip()}",
+        "workflow.py:6: tools.python.python is called, and nobody awaits it",
+    ),
+    "tool's function with a text": ending(
+        "await tools.python.python('1')", "workflow.py:6:", "takes 0 positional arguments but 1 was"
+    ),
     "tool without a text": ending("await tools.python()", "workflow.py:6:", "tools.python() missing 1 required"),
     "tool with a number": ending("await tools.python(3)", "workflow.py:6:", "tools.python takes a text, got int"),
     "tool with an action": ending(

@@ -208,7 +208,7 @@ class BoundTool:
         self._trajectory = trajectory
         self._tool = tool
 
-    def __call__(self, text: str) -> Awaitable[ToolResult]:
+    def __call__(self, *given: Any, **named: Any) -> Awaitable[ToolResult]:
         name = self._tool.name
 
         async def call(text: str) -> ToolResult:
@@ -218,7 +218,7 @@ class BoundTool:
             return await self._trajectory.call_tool(Wanted(name, text, self._tool))
 
         call.__qualname__ = f"tools.{name}"
-        return call(text)
+        return call(*given, **named)  # what is wrong with them is said of `tools.NAME`
 
     def __getattr__(self, function: str) -> Callable[..., Awaitable[ToolResult]]:
         tool = self._tool

@@ -3,9 +3,8 @@
 import asyncio
 import os
 import sys
-import time
 
-from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver import Context, MCPServer
 
 server = MCPServer("probe")
 notes: list[str] = []
@@ -59,8 +58,14 @@ async def note(text: str) -> str:
 
 @server.tool()
 async def environment(name: str) -> str:
-    """A variable of the server's environment, or a header's place in it."""
+    """A variable of the server's environment."""
     return os.environ.get(name, "not set")
+
+
+@server.tool()
+async def header(name: str, context: Context) -> str:
+    """A header of the request, backwards."""
+    return str((context.headers or {}).get(name, "not set"))[::-1]
 
 
 @server.tool()
@@ -69,8 +74,6 @@ async def wrong(n: int) -> int:
     return "no number"  # type: ignore[return-value]
 
 
-if os.environ.get("PROBE_SLEEP"):
-    time.sleep(float(os.environ["PROBE_SLEEP"]))
 if len(sys.argv) > 1:
     server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[1]))
 else:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 EXTRAS = {
     "coach": (coach.NEEDED, "a coach at an endpoint"),
     "math": (("math_verify",), "grading formulas"),
+    "mcp": (("mcp",), "servers under `tools: mcp:`"),
     "plots": (("matplotlib",), "curves.png"),
     "tables": (("pandas", "scipy", "sklearn"), "the recipe dsbench"),
 }

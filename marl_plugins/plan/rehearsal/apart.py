@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from marl_plugins.core import workflow
 from marl_plugins.core.failures import leaves_of
 from marl_plugins.core.fields import Miscalled
 from marl_plugins.core.trajectory import Action
@@ -81,7 +82,7 @@ def run_apart(work: Callable[[Caught], T]) -> T:
     raised: list[BaseException] = []
 
     def body() -> None:
-        sys.set_coroutine_origin_tracking_depth(1)
+        sys.set_coroutine_origin_tracking_depth(2)
         try:
             results.append(work(caught))
         except BaseException as error:  # raised again below, in the caller's thread
@@ -153,7 +154,7 @@ def failures_kept(failures: list[Failure], where: str, caught: Caught) -> Iterat
 
 
 def _forgotten(coroutine: Any, where: str) -> Failure:
-    origin = getattr(coroutine, "cr_origin", None)
+    origin = [frame for frame in getattr(coroutine, "cr_origin", None) or () if frame[0] != workflow.__file__]
     place = f"{origin[0][0]}:{origin[0][1]}" if origin else where
     name = getattr(coroutine, "__qualname__", "a coroutine")
     return Failure(place, "", f"{name} is called, and nobody awaits it; write `await` before it", certain=True)
