@@ -238,7 +238,9 @@ A_RECIPE = {
         "limits: {task_seconds: .nan}", "limits.task_seconds: expected a number above 0, got nan"
     ),
     "unknown limit": key("limits: {seconds: 3}", "unknown key 'limits.seconds'; did you mean 'task_seconds'?"),
-    "setting of a tool that does not exist": key("tools: {calc: {seconds: 1}}", "unknown key 'tools.calc'; valid: mcp, python, sandbox, sql"),
+    "setting of a tool that does not exist": key(
+        "tools: {calc: {seconds: 1}}", "unknown key 'tools.calc'; valid: mcp, python, sandbox, sql"
+    ),
     "extends what is not there": key("extends: base.yaml", ":12: extends: base.yaml: no such file: base.yaml"),
     "extends two": key("extends: [a, b]", ":12: extends: ['a', 'b']: expected one file in the same folder"),
     "merge key": recipe(

@@ -1,7 +1,10 @@
 """The watchdog's clock, on an event loop whose time is set by the test."""
 
 import asyncio
+import subprocess
+import sys
 
+import psutil
 import pytest
 
 from marl_plugins.runtime.watchdog import Watchdog
@@ -129,3 +132,30 @@ def test_what_fails_has_answered(loop):
     watched = Watched(loop)
     loop.run_until_complete(run())
     assert watched.ended == []
+
+
+WITHOUT_RAYLET = """
+import os, signal, subprocess, sys, time
+from marl_plugins.runtime.cluster import ended_without_raylet
+
+raylet, other = (subprocess.Popen(["sleep", "100"]) for _ in range(2))
+print(other.pid, flush=True)
+with ended_without_raylet(0.5) as watch:
+    watch(raylet.pid)
+    if "gone" in sys.argv:
+        raylet.kill()
+    if "waits" in sys.argv:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])
+        time.sleep(60)
+other.kill()
+"""
+
+
+@pytest.mark.parametrize(("words", "code"), [(["gone", "waits"], 1), (["gone"], 0), ([], 0)])
+def test_a_run_without_a_raylet_ends_whatever_it_waits_for(words, code):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_RAYLET, *words], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert ("Ray's raylet" in done.stderr) == bool(code)
+    assert not psutil.pid_exists(int(done.stdout)) or psutil.Process(int(done.stdout)).status() == psutil.STATUS_ZOMBIE

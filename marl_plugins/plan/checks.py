@@ -117,7 +117,7 @@ def _tool_problems(role: str, config: RoleConfig, origins: Origins, tool_names: 
 
 def check_sandbox(recipe: Recipe, origins: Origins) -> list[str]:
     """A level of isolation that this machine does not have, and modules that are not installed."""
-    config, where = recipe.tools.sandbox, origins.where("tools", "sandbox")
+    config = recipe.tools.sandbox
     problems = [
         f"{origins.where('tools', 'sandbox', 'imports', str(n))}: tools.sandbox.imports: {name!r} is not installed; pip install "
         f"{name.partition('.')[0]}, or its distribution if that has another name"
@@ -126,7 +126,8 @@ def check_sandbox(recipe: Recipe, origins: Origins) -> list[str]:
     ]
     if config.imports and not recipe.tools.python.packages:
         problems.append(
-            f"{where}: tools.sandbox.imports: tools.python.packages is false; without packages nothing is imported"
+            f"{origins.where('tools', 'sandbox', 'imports')}: tools.sandbox.imports: tools.python.packages is false; without "
+            "packages nothing is imported"
         )
     if config.isolation != "auto":
         try:

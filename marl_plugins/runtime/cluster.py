@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,6 +99,7 @@ def ray_cluster(run: Run, debug: bool, python: str | None) -> Iterator[None]:
     before, on_sigterm = set(psutil.Process().children()), signal.getsignal(signal.SIGTERM)
     ours: set[psutil.Process] = set()
     with _private_folder(debug) as folder, contextlib.ExitStack() as stack:
+        watch_raylet = stack.enter_context(ended_without_raylet(run.recipe.limits.silence_seconds))
         stack.callback(lambda: _shut_down(ours))
         try:
             with _sigterm_blocked():
@@ -117,7 +118,51 @@ def ray_cluster(run: Run, debug: bool, python: str | None) -> Iterator[None]:
             importlib.import_module("ray._private.tensor_serialization_utils")  # resets the filters of warnings
             warnings.filterwarnings("ignore")
         _check_devices(run)
+        for process in ours:
+            if process.name() == "raylet":
+                watch_raylet(process.pid)
         yield
+
+
+@contextmanager
+def ended_without_raylet(seconds: float) -> Iterator[Callable[[int], None]]:
+    """End this process, with all that it has started, where Ray's raylet has gone and the run has not ended some time later.
+
+    Without a raylet a call of Ray's may wait for ever, also those that end a run, and nothing in the event loop is heard.
+
+    Args:
+        seconds: How long the run has to end by itself.
+
+    Yields:
+        What is told the raylet's process id, once there is one.
+    """
+    import psutil
+
+    left = threading.Event()
+
+    def watch(pid: int) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            raylet = psutil.Process(pid)
+            while raylet.status() != psutil.STATUS_ZOMBIE:
+                if left.wait(1.0):
+                    return
+        if left.wait(seconds):
+            return
+        print(
+            f"error: Ray's raylet (process {pid}) has gone, and the run did not end within {seconds:g} s "
+            "(limits.silence_seconds); steps that are saved can be resumed: --ckpt.load_enable",
+            file=sys.stderr,
+            flush=True,
+        )
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        os._exit(1)
+
+    try:
+        yield lambda pid: threading.Thread(target=watch, args=(pid,), daemon=True).start()
+    finally:
+        left.set()
 
 
 def _shut_down(ours: set[psutil.Process]) -> None:
