@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -294,6 +295,28 @@ def test_what_nobody_closes_ends_with_its_process(tmp_path):
     """
     done = subprocess.run([sys.executable, "-W", "error", "-c", textwrap.dedent(script)], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n1\n", "")
+    assert (os.listdir(tmp_path), processes_left(tmp_path)) == ([], [])
+
+
+def test_what_nobody_closes_ends_with_a_process_that_is_killed(tmp_path):
+    """With messages that nobody has read any more, because the event loop had ended."""
+    script = f"""
+        import asyncio, os, tempfile
+        tempfile.tempdir = {str(tmp_path)!r}
+        from marl_plugins.core.recipe import PythonToolConfig
+        from marl_plugins.core.workflow import ToolCall
+        from marl_plugins.tools.python import runner
+        run = runner(PythonToolConfig(packages=False))
+        async def many():
+            await asyncio.gather(*[run(ToolCall("print(1)", "t", 0, 1)) for n in range(8)])
+        for n in range(2):
+            asyncio.run(many())
+        os.kill(os.getpid(), 9)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)])
+    until = time.monotonic() + 30
+    while (os.listdir(tmp_path) or processes_left(tmp_path)) and time.monotonic() < until:
+        time.sleep(0.05)
     assert (os.listdir(tmp_path), processes_left(tmp_path)) == ([], [])
 
 

@@ -22,7 +22,7 @@ import socket
 import sys
 import time
 import types
-from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
+from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, cast
 
 if TYPE_CHECKING or __package__:
     from marl_plugins.sandbox import confine
@@ -135,6 +135,15 @@ def tell(connection: socket.socket, **message: Any) -> None:
         connection.send(json.dumps(message).encode())
 
 
+def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    """A message with its descriptors; None where the other end is closed, also with messages that it has not read."""
+    try:
+        data, descriptors, _, _ = socket.recv_fds(connection, LARGEST, 4, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:
+        return None, []
+    return json.loads(data) if data else None, descriptors
+
+
 class Server:
     """Forks programs, ends them, and says what came of them."""
 
@@ -183,16 +192,15 @@ class Server:
 
     def _ask_owner(self) -> bool:
         """Do what the owner wants; whether it is there."""
-        data, descriptors, _, _ = socket.recv_fds(self.owner, LARGEST, 4, socket.MSG_CMSG_CLOEXEC)
-        if not data:
+        message, descriptors = receive(self.owner)
+        if message is None:
             return False
-        message = json.loads(data)
         if "end" in message:
             if program := self.programs.get(message["end"]):
                 self._kill(program)
             return True
         try:
-            self._start(message, descriptors)
+            self._start(cast("Request", message), descriptors)
         except OSError as error:
             tell(self.owner, unavailable=message["run"], reason=f"no process could be started: {error}")
             tell(self.owner, ended=message["run"], code=0)
@@ -202,10 +210,9 @@ class Server:
 
     def _ask_supervisor(self) -> bool:
         """End what takes too much; whether the supervisor is there."""
-        data = self.supervisor.recv(LARGEST)
-        if not data:
+        message, _ = receive(self.supervisor)
+        if message is None:
             return False
-        message = json.loads(data)
         if program := self.programs.get(message["run"]):
             tell(self.owner, exceeded=message["run"], status=message["status"], reason=message["reason"])
             self._kill(program)
@@ -326,6 +333,8 @@ def become_program(request: Request, descriptors: list[int], settings: Settings,
         os.closerange(4 if request["language"] == "bash" else 3, 1 << 16)
         match request["language"]:
             case "bash":
+                for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python
+                    signal.signal(ignored, signal.SIG_DFL)
                 os.execve(BASH, ["bash", "/proc/self/fd/3"], dict(os.environ))
             case "pytest":
                 leave(run_tests(source))

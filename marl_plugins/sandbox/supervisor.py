@@ -20,14 +20,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, TypedDict, cast
 
 if TYPE_CHECKING or __package__:
     from marl_plugins.sandbox import confine
-    from marl_plugins.sandbox.fork_server import Request, children_of, tell
+    from marl_plugins.sandbox.fork_server import Request, children_of, receive, tell
 else:
     import confine
-    from fork_server import children_of, tell
+    from fork_server import children_of, receive, tell
 
 LOOK = 0.1
 """Seconds between two looks at a program's memory, processes and files; more where a look takes long."""
@@ -35,7 +35,6 @@ ENTRIES = 10_000
 """Maximum number of files and folders in a workspace."""
 PATIENCE = 5.0
 """Seconds after which a process that cannot be ended is left."""
-LARGEST = 1 << 17
 
 
 class Settings(TypedDict):
@@ -112,9 +111,10 @@ class Supervisor:
             if self.owner in ready:
                 return
             if self.control.fileno() in ready:
-                if not (data := self.control.recv(LARGEST)):
+                wanted, _ = receive(self.control)
+                if wanted is None:
                     return
-                self.unwanted.put(json.loads(data)["remove"])
+                self.unwanted.put(wanted["remove"])
             if self.server.fileno() in ready and not self._hear_server():
                 return
             for watched in list(self.watched.values()):
@@ -123,18 +123,14 @@ class Supervisor:
 
     def _hear_server(self) -> bool:
         """Note which programs are to be watched; whether the fork server is there."""
-        try:
-            data, descriptors, _, _ = socket.recv_fds(self.server, LARGEST, 1, socket.MSG_CMSG_CLOEXEC)
-        except ConnectionResetError:
+        message, descriptors = receive(self.server)
+        if message is None:
             return False
-        if not data:
-            return False
-        message = json.loads(data)
         if "forget" in message:
             if watched := self.watched.pop(message["forget"], None):
                 os.close(watched.top)
         else:
-            self.watched[message["run"]] = Watched(message, descriptors[0])
+            self.watched[message["run"]] = Watched(cast("Request", message), descriptors[0])
         return True
 
     def _look(self, watched: Watched) -> None:
