@@ -123,7 +123,7 @@ def test_what_a_recipe_raises_ends_the_rollout_at_once(chat):
 @pytest.mark.parametrize(("answers", "moves"), [(True, False), (False, True), (None, False)])
 def test_a_sync_that_did_not_happen_ends_the_run(answers, moves):
     """Else the next step would train on rows that were sampled from other weights."""
-    host = SimpleNamespace(name="p", version=4)
+    host = SimpleNamespace(name="p", version=4, trained=True)
 
     async def sync(run, policy, version):
         policy.version = version if moves else policy.version
@@ -131,7 +131,7 @@ def test_a_sync_that_did_not_happen_ends_the_run(answers, moves):
 
     fake = SimpleNamespace(run=None, plugins=SimpleNamespace(hook=SimpleNamespace(marl_sync=sync)))
     fake._sync_one = functools.partial(Trainer._sync_one, fake)
-    with pytest.raises(RunEnded, match="policy 'p' was updated and its engines were not brought to version 5"):
+    with pytest.raises(RunEnded, match="the engines of policy 'p' were not brought to version 5"):
         asyncio.run(Trainer._sync(fake, [host]))
 
 

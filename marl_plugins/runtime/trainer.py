@@ -189,8 +189,7 @@ class Trainer:
         done = await self.plugins.hook.marl_sync(run=self.run, policy=policy, version=version)
         if not done or (policy.trained and policy.version != version):  # one that follows may hold an earlier version
             raise RunEnded(
-                f"policy {policy.name!r} was updated and its engines were not brought to version {version} "
-                f"(marl_sync returned {done!r})"
+                f"the engines of policy {policy.name!r} were not brought to version {version} (marl_sync returned {done!r})"
             )
 
     async def evaluate(self, step: int) -> tuple[dict[str, float], list[Trajectory]]:
