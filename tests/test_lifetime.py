@@ -4,12 +4,11 @@ import asyncio
 import os
 import signal
 import textwrap
-from types import SimpleNamespace
 
 import pytest
 
 from marl_plugins.core.failures import RunEnded
-from marl_plugins.manager import Plugins
+from marl_plugins.plan.build import build_plan
 
 lifetime = pytest.importorskip("marl_plugins.runtime.lifetime")
 
@@ -19,11 +18,11 @@ PLUGIN = """
 
     @hookimpl
     async def marl_start(run, purpose):
-        run.append(("start", purpose, id(asyncio.get_running_loop())))
+        run.state(list).append(("start", purpose, id(asyncio.get_running_loop())))
 
     @hookimpl
     async def marl_stop(run):
-        run.append(("stop", id(asyncio.get_running_loop())))
+        run.state(list).append(("stop", id(asyncio.get_running_loop())))
         {more}
 """
 
@@ -31,8 +30,8 @@ PLUGIN = """
 def started(tmp_path, inside, more=""):
     """What a plugin noted around `inside(loop)`, in the place of a run."""
     (tmp_path / "service.py").write_text(textwrap.dedent(PLUGIN.format(more=more)))
-    notes = []
-    plan = SimpleNamespace(plugins=Plugins([str(tmp_path / "service.py")]), run=notes)
+    plan = build_plan(["--recipe", "kuhn_poker/tiny.yaml", "--plugin", str(tmp_path / "service.py")])
+    notes = plan.run.state(list)
     with asyncio.Runner() as loop:
         try:
             with lifetime.plugins_started(loop, plan, "train"):
