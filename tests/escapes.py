@@ -1,6 +1,6 @@
 """Attempts to get out of the sandbox, the victims that they are made on, and from which level on each is held.
 
-    KEY=anything python tests/escapes.py LEVEL    runs all of them at a level and prints {attempt: what came of it} as JSON
+    KEY=anything python tests/escapes.py LEVEL [ABI]    runs all of them at a level and prints {attempt: what came of it} as JSON
 
 An attempt that gets out prints OUT. At the level `process` many do, so this runs as an ordinary user, and where the caller is root
 in a mount namespace of its own (test_sandbox_escapes.py sees to that).
@@ -15,11 +15,11 @@ import socket
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from marl_plugins.core.recipe import SandboxConfig
-from marl_plugins.sandbox import Limits, Program, open_sandbox
+from marl_plugins.sandbox import Limits, Program, levels, open_sandbox
 
 OUT = "print('OUT')"
 LIMITS = Limits(seconds=3.0, memory_mb=128, processes=64, file_mb=16, disk_mb=32, output_mb=64)
@@ -331,13 +331,21 @@ class Poison:
         return open, (self.path, "w")
 
 
-async def attempt_all(level):
-    """What came of every attempt: held, or how it got out."""
+async def attempt_all(level, abi=None):
+    """What came of every attempt: held, or how it got out.
+
+    Args:
+        abi: Act as if the kernel had only this version of Landlock.
+    """
     found = {}
     with tempfile.TemporaryDirectory() as folder, victims(Path(folder)) as names:
+        os.chmod(folder, 0o711)  # where this is root's, programs are other users
         workspaces = Path(folder) / "workspaces"
         mine = workspaces / "mine"
         mine.mkdir()
+        if abi is not None:
+            there = levels.examine()
+            levels.examine = lambda: replace(there, abi=abi)
         async with open_sandbox(SandboxConfig(isolation=level), workspaces=workspaces, concurrency=1) as sandbox:
             for name, attempt in ATTEMPTS.items():
                 source = attempt.program
@@ -387,4 +395,4 @@ def table():
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(attempt_all(sys.argv[1]))))
+    print(json.dumps(asyncio.run(attempt_all(sys.argv[1], *map(int, sys.argv[2:])))))

@@ -183,7 +183,7 @@ def test_programs_end_with_whoever_runs_them(program, level, tmp_path):
     """
     owner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE)
     assert owner.stdout.readline() == b"begins\n"
-    wait_for_processes(tmp_path, len(processes_left(tmp_path)) + 2)
+    wait_for_processes(tmp_path, len(processes_left(tmp_path)) + 1)
     owner.send_signal(signal.SIGKILL)
     owner.wait()
     owner.stdout.close()
