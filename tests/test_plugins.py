@@ -12,6 +12,7 @@ from marl_plugins import hookspecs
 from marl_plugins.core.failures import ConfigurationError, RunPaused
 from marl_plugins.hookspecs import KINDS, VERSION
 from marl_plugins.manager import Plugins
+from marl_plugins.plan.build import build_plan
 from marl_plugins.run import Run
 
 
@@ -113,7 +114,7 @@ def test_every_hook_has_a_kind_and_the_run():
 
 
 async def taking_part(plugins, inside=lambda: None, purpose="train"):
-    async with plugins.started("run", purpose):
+    async with plugins.started(build_plan(["--recipe", "kuhn_poker/tiny.yaml"]).run, purpose):
         inside()
 
 
@@ -121,11 +122,11 @@ LIFE = """
 log = []
 @hookimpl
 def marl_start(run, purpose):
-    log.append(("start", {0!r}, run, purpose))
+    log.append(("start", {0!r}, run.recipe.name, purpose))
     {1}
 @hookimpl
 async def marl_stop(run):
-    log.append(("stop", {0!r}, run))
+    log.append(("stop", {0!r}, run.recipe.name))
 """
 
 
@@ -139,8 +140,8 @@ def test_what_was_started_is_stopped_in_reverse(plugin):
     shared = plugins.manager.get_plugin(plugins.names[0]).log
     plugins.manager.get_plugin(plugins.names[1]).log = shared
     asyncio.run(taking_part(plugins, lambda: shared.append("between"), "evaluate"))
-    starts = [("start", "l1", "run", "evaluate"), ("start", "l2", "run", "evaluate")]
-    assert shared == [*starts, "between", ("stop", "l2", "run"), ("stop", "l1", "run")]
+    starts = [("start", name, "kuhn_poker", "evaluate") for name in ("l1", "l2")]
+    assert shared == [*starts, "between", ("stop", "l2", "kuhn_poker"), ("stop", "l1", "kuhn_poker")]
 
 
 def test_and_stopped_after_a_failure_too(plugin):
