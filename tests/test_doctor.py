@@ -696,7 +696,7 @@ def test_missing_extras_are_errors_only_if_used(monkeypatch):
         "pip install 'openrlhf-marl[plots]'": None,
         "pip install 'openrlhf-marl[tables]'": None,
     }
-    assert [f.good for f in needs.check_extras(None, endpoint=True)] == [False, None, None, None]
+    assert [f.good for f in needs.check_extras(None, endpoint=True)] == [False, *[None] * 4]
 
 
 def test_the_extras_are_the_packages():
