@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -26,8 +25,10 @@ from marl_plugins.core.trajectory import Generation, ToolResult
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
 from marl_plugins.loading import load_file
 from marl_plugins.plan.build import build_plan
+from marl_plugins.plan.fingerprint import fingerprint
 from marl_plugins.reward_backprop import BackpropState
 from marl_plugins.reward_backprop.backward import backward, conserve
+from marl_plugins.runtime import run_folder
 from marl_plugins.sandbox.workspace import Workspaces
 
 FOLDER = recipes_root() / "dsbench"
@@ -569,6 +570,22 @@ def test_its_plan_has_no_warning(file, monkeypatch):
     }
 
 
+def test_its_warm_up_is_checked_compared_and_kept(tmp_path):
+    shutil.copytree(FOLDER, tmp_path / "dsbench")
+    words = ["--recipe", str(tmp_path / "dsbench/tiny.yaml")]
+    warm_up = tmp_path / "dsbench/warm_up.py"
+    before = fingerprint(plan := build_plan(words))
+    assert "warm_up.py" in set(run_folder._named(plan, tmp_path / "dsbench"))
+    warm_up.write_text(warm_up.read_text() + "\n")
+    assert fingerprint(build_plan(words)) != before
+    warm_up.write_text("import pandas\nfor\n")
+    with pytest.raises(ConfigurationError, match=r"tiny.yaml:12: tools.sandbox.warm_up: .*/warm_up.py:2: invalid syntax"):
+        build_plan(words)
+    warm_up.unlink()
+    with pytest.raises(ConfigurationError, match=r"tools.sandbox.warm_up: .*/warm_up.py cannot be read: .*No such file"):
+        build_plan(words)
+
+
 def test_planning_imports_neither_pandas_nor_scikit_learn(data):
     code = (
         "import sys; from marl_plugins.cli import main\n"
@@ -602,5 +619,5 @@ def test_an_agent_is_told_whether_its_program_ran_and_what_is_next():
     failed = program(False, "Traceback\nFileNotFoundError: [Errno 2] No such file or directory: 'model.joblib'\n")
     assert plugin.shown(stages, 0, program(True, "1")) == "ok\nwrite?"
     assert plugin.shown(stages, 1, program(True)) == "ok"
-    assert plugin.shown(stages, 0, failed) == "failed: FileNotFoundError: [Errno 2] No such fil\nwrite?"
-    assert plugin.shown(stages, 1, replace(failed, output="")) == "failed: stopped"
+    assert plugin.shown(stages, 0, failed) == "failed\nwrite?"
+    assert plugin.shown(stages, 1, failed) == "failed"

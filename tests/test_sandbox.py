@@ -161,6 +161,31 @@ def test_imports_that_fail_are_the_users_to_fix():
         opened(None, config={"imports": ["json", "antigravity2"]})
 
 
+def test_what_a_warm_up_has_done_every_program_finds(tmp_path):
+    (tmp_path / "warm.py").write_text("import decimal\ndecimal.number = [1]\n")
+    config = {"imports": ["json"], "warm_up": str(tmp_path / "warm.py")}
+    source = "import sys; decimal = sys.modules['decimal']; decimal.number[0] += 1; print(decimal.number, 'warm' in dir())"
+
+    async def work(sandbox):
+        return [(await sandbox.run(Program(source, limits=LONG))).stdout for _ in range(2)]
+
+    assert opened(work, config=config) == ["[2] False\n"] * 2
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import json\n1 / 0\n", "line 2: ZeroDivisionError: division by zero"),
+        ("import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n", "it starts threads"),
+        ("raise SystemExit(0)", "line 1: SystemExit: 0"),
+    ],
+)
+def test_a_warm_up_that_fails_is_the_users_to_fix(source, said, tmp_path):
+    (tmp_path / "warm.py").write_text(source)
+    with pytest.raises(ConfigurationError, match=f"tools.sandbox.warm_up: {said}"):
+        opened(None, config={"warm_up": str(tmp_path / "warm.py")})
+
+
 # --- what breaks --------------------------------------------------------------------------------------------------------
 
 

@@ -90,7 +90,10 @@ def programs_of(run: Run) -> OnDemand:
     if kept.sandbox is None:
         python = run.recipe.tools.python
         workspaces = (lambda: run.state(Workspaces).root) if python.workspace else None
-        kept.sandbox = sandbox_of(python, run.recipe.tools.sandbox, workspaces)
+        config = run.recipe.tools.sandbox
+        if config.warm_up:
+            config = config.model_copy(update={"warm_up": str(run.folder / config.warm_up)})
+        kept.sandbox = sandbox_of(python, config, workspaces)
     return kept.sandbox
 
 

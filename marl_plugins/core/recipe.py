@@ -146,6 +146,8 @@ class SandboxConfig(Model):
     it does not have is an error."""
     imports: list[str] = []
     """Modules that are imported once, before any program: importing them in a program then takes no time."""
+    warm_up: str | None = None
+    """A Python file that is run once, after the imports: what it imports late and caches, no program has to do again."""
 
 
 class MCPServerConfig(Model):

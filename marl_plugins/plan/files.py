@@ -28,6 +28,7 @@ def check_files(plan: Plan, origins: Origins) -> list[str]:
     return [
         *_modules(plan, origins),
         *_database(plan, origins),
+        *_warm_up(plan, origins),
         *_scorers(plan),
         *_pointless(plan),
         *_data(plan),
@@ -60,6 +61,20 @@ def _modules(plan: Plan, origins: Origins) -> list[str]:
         elif key in ARGUMENTS:
             problems += [f"{place}: {problem}" for problem in _signature_problems(called, function, ARGUMENTS[key])]
     return problems
+
+
+def _warm_up(plan: Plan, origins: Origins) -> list[str]:
+    """What is wrong with the file that the sandbox runs before any program."""
+    if (name := plan.run.recipe.tools.sandbox.warm_up) is None:
+        return []
+    where = f"{origins.where('tools', 'sandbox', 'warm_up')}: tools.sandbox.warm_up"
+    try:
+        compile((plan.run.folder / name).read_text(encoding="utf-8"), name, "exec")
+    except (OSError, UnicodeDecodeError) as problem:
+        return [f"{where}: {plan.run.folder / name} cannot be read: {problem}"]
+    except SyntaxError as problem:
+        return [f"{where}: {plan.run.folder / name}:{problem.lineno}: {problem.msg}"]
+    return []
 
 
 def _database(plan: Plan, origins: Origins) -> list[str]:

@@ -158,6 +158,7 @@ def _files(plan: Plan) -> dict[str, tuple[str, Path]]:
     sql = recipe.tools.sql
     parts = {"workflow": recipe.workflow, "grader": recipe.grader, "tasks": recipe.tasks}
     more = {"demonstrations": warm.demonstrations if warm else None, "database": sql.database if sql else None}
+    more["warm-up of the sandbox"] = recipe.tools.sandbox.warm_up
     for what, file in {**parts, **more}.items():
         if file:
             found[what] = (file, run.folder / file)

@@ -341,7 +341,7 @@ def _named(plan: Plan, folder: Path) -> Iterator[str]:
     """The files that a recipe names relative to its folder."""
     recipe = plan.run.recipe
     files: list[str | None] = [recipe.workflow, recipe.grader, recipe.tasks]
-    files += [recipe.warm_start.demonstrations] if recipe.warm_start else []
+    files += [recipe.warm_start.demonstrations if recipe.warm_start else None, recipe.tools.sandbox.warm_up]
     files += [file for role in recipe.roles.values() for file in (role.prompt, role.system, role.followup)]
     files += [name for name in recipe.plugins if name.endswith(".py")]
     files += [value for value in recipe.flags.values() if isinstance(value, str) and Path(value).suffix]

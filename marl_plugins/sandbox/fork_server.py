@@ -53,6 +53,7 @@ class Settings(TypedDict):
     Args:
         owner, supervisor: Descriptors of the sockets.
         root: The folder that marks its processes.
+        warm_up: A program that is run once, after the imports; empty where there is none.
         abi: The version of Landlock; 0 where it is not used.
         read, write, devices: Paths that programs may read; folders that they may change; files that they may write.
         hidden: Folders of all workspaces, of which a program in namespaces of its own sees only its own.
@@ -66,6 +67,7 @@ class Settings(TypedDict):
     supervisor: int
     root: str
     imports: list[str]
+    warm_up: str
     abi: int
     read: list[str]
     write: list[str]
@@ -113,20 +115,42 @@ def main() -> None:
     for connection in (owner, supervisor):
         connection.set_inheritable(False)
     sys.dont_write_bytecode = True
-    for name in settings["imports"]:
-        try:
-            __import__(name)
-        except BaseException as error:
-            return tell(owner, refused=f"{name!r} cannot be imported: {type(error).__name__}: {error}; remove it")
-        if len(os.listdir("/proc/self/task")) > 1:
-            return tell(owner, refused=f"{name!r} starts threads, which do not survive a fork; remove it")
     sys.argv = ["program.py"]
+    if refused := prepare_imports(settings["imports"]) or warm_up(settings["warm_up"]):
+        return tell(owner, refused=refused)
     for name in ("confine", "fork_server"):
         sys.modules.pop(name, None)
     gc.collect()
     gc.freeze()  # a collection in a program would copy the shared pages
     tell(owner, ready=True)
     return Server(settings, owner, supervisor).serve()
+
+
+def prepare_imports(names: list[str]) -> str:
+    """Import what programs import; what is wrong with a name, if anything."""
+    for name in names:
+        try:
+            __import__(name)
+        except BaseException as error:
+            return f"imports: {name!r} cannot be imported: {type(error).__name__}: {error}; remove it"
+        if has_threads():
+            return f"imports: {name!r} starts threads, which do not survive a fork; remove it"
+    return ""
+
+
+def warm_up(source: str) -> str:
+    """Run the recipe's own program, so that what it imports late and caches is there in every program; what is wrong with it."""
+    try:
+        exec(compile(source, "warm_up", "exec"), {"__name__": "warm_up"})
+    except BaseException as error:
+        number = error.__traceback__ and error.__traceback__.tb_next and error.__traceback__.tb_next.tb_lineno
+        return f"warm_up: line {number}: {type(error).__name__}: {error}"
+    return "warm_up: it starts threads, which do not survive a fork" if has_threads() else ""
+
+
+def has_threads() -> bool:
+    """Whether this process has more than one thread."""
+    return len(os.listdir("/proc/self/task")) > 1
 
 
 def tell(connection: socket.socket, **message: Any) -> None:

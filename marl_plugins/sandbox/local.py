@@ -90,6 +90,7 @@ class LocalSandbox:
         self.isolation: Level = levels.choose(config.isolation, self.machine)
         self._workspaces = workspaces.resolve(strict=True) if workspaces is not None else None
         self._imports = tuple(config.imports)
+        self._warm_up = Path(config.warm_up).read_text() if config.warm_up else ""
         self._packages = packages
         self._slots = list(range(concurrency or os.cpu_count() or 1))
         self._free = asyncio.Semaphore(len(self._slots))
@@ -159,6 +160,7 @@ class LocalSandbox:
             "supervisor": -1,
             "root": str(root),
             "imports": list(imports),
+            "warm_up": self._warm_up,
             "abi": self.machine.abi if self.isolation != "process" else 0,
             "read": read,
             "write": ["/dev/shm"] if namespaces else [],

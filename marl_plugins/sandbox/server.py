@@ -189,7 +189,7 @@ class Server:
         if "ready" in message:
             self.ready.set_result(None)
         elif "refused" in message:
-            self.ready.set_exception(ConfigurationError(f"tools.sandbox.imports: {message['refused']}"))
+            self.ready.set_exception(ConfigurationError(f"tools.sandbox.{message['refused']}"))
         elif run := self._runs.get(next(iter(message.values()))):
             run.hear(message)
 

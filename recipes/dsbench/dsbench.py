@@ -71,9 +71,8 @@ def marl_tools(run):
 
 
 def shown(stages, turn, result: ToolResult):
-    """What an agent is told of its program: whether it ran or else the last line of the trace, and which decision is next."""
-    lines = result.output.strip().splitlines() or ["stopped"]
-    told = "ok" if result.ok else f"failed: {lines[-1][: pipeline.TOLD]}"
+    """What an agent is told of its program: whether it ran (a tiny model makes nothing of a trace), and which decision is next."""
+    told = "ok" if result.ok else "failed"
     return told if turn + 1 == len(stages) else f"{told}\n{stages[turn + 1].name}?"
 
 

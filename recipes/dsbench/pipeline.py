@@ -10,8 +10,6 @@ in the program of another role. `right` says which words are right for a task.
 
 from dataclasses import dataclass
 
-TOLD = 40
-"""Characters of an error that an agent is shown."""
 ROLES = ("engineer", "modeler", "analyst")
 
 

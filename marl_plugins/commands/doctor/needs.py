@@ -118,6 +118,7 @@ def imported_modules(run: Run) -> dict[str, Path]:
         recipe.grader,
         recipe.tasks,
         demonstrations,
+        recipe.tools.sandbox.warm_up,
         *(p for p in recipe.plugins if p.endswith(".py")),
     ]
     found: dict[str, Path] = {}
