@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,10 @@ from marl_plugins.run import Run
 
 if TYPE_CHECKING:
     import psutil
+
+
+CLOSING = 30.0
+"""Seconds for Ray to end what it has started; then that is killed."""
 
 
 def prepare_environment(run: Run, debug: bool) -> None:
@@ -154,9 +158,7 @@ def ended_without_raylet(seconds: float) -> Iterator[Callable[[int], None]]:
             file=sys.stderr,
             flush=True,
         )
-        for process in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        _kill(psutil.Process().children(recursive=True))
         os._exit(1)
 
     try:
@@ -176,9 +178,20 @@ def _shut_down(ours: set[psutil.Process]) -> None:
             everyone.update(process.children(recursive=True))
             if process.name() not in ("gcs_server", "raylet"):  # its monitors: `ray.shutdown` waits a second for each
                 process.kill()
+    unanswered = threading.Timer(CLOSING, _kill, [ours])  # `ray.shutdown` waits for ever for a raylet that is stopped
+    unanswered.daemon = True
+    unanswered.start()
     ray.shutdown()
+    unanswered.cancel()
     _, left = psutil.wait_procs(everyone, timeout=10)  # workers end a moment after `ray.shutdown` has returned
-    for process in left:
+    _kill(left)
+
+
+def _kill(processes: Iterable[psutil.Process]) -> None:
+    """End processes that may have ended."""
+    import psutil
+
+    for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
 

@@ -42,6 +42,22 @@ RUN = """
         print(json.dumps([first, ray.get(answer.remote())]), flush=True)
     print(json.dumps([p.pid for p in everyone[1:] if p.is_running() and p.status() != "zombie"]), flush=True)
 """
+STOPPED = """
+    import json, signal, sys
+    from marl_plugins.plan.build import build_plan
+    from marl_plugins.runtime import cluster
+
+    run = build_plan(["--recipe", sys.argv[1]]).run
+    cluster.prepare_environment(run, False)
+    cluster.CLOSING = 2.0
+    with cluster.ray_cluster(run, False, None):
+        import psutil
+
+        everyone = psutil.Process().children(recursive=True)
+        (raylet,) = [p for p in everyone if p.name() == "raylet"]
+        raylet.send_signal(signal.SIGSTOP)
+    print(json.dumps([p.pid for p in everyone if p.is_running() and p.status() != "zombie"]), flush=True)
+"""
 INTRUDER = """
     import sys, ray
     ray.init(sys.argv[1], logging_level="ERROR", log_to_driver=False)
@@ -91,3 +107,11 @@ def test_sigterm_to_every_process_ends_only_the_run(seen):
     """`scancel` and `timeout` send it to all; the driver needs its Ray to end in order."""
     assert seen["answers"] == [42, 42]
     assert seen["left"] == []
+
+
+def test_a_run_whose_raylet_is_stopped_ends_and_leaves_nothing(relay):
+    words = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(STOPPED), str(relay)]
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    done = subprocess.run(words, env=inherited, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == []
