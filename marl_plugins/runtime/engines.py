@@ -12,6 +12,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from marl_plugins.core.failures import InfrastructureFailure, RunEnded
+from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.core.workflow import Call
 from marl_plugins.runtime.watchdog import Process, Watchdog, locate
@@ -162,7 +163,7 @@ class EnginePool:
         engine.kill()
         while self.budget.left > 0:
             self.budget.left -= 1
-            replacement = await asyncio.to_thread(self.start)
+            replacement = await in_daemon_thread(self.start)
             try:
                 with replacement.watchdog.asked(self.silence):
                     await self.restore(replacement.handle)

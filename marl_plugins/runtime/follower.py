@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import ray
 
+from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.runtime.policy import UpstreamPolicy
 
 
@@ -31,7 +31,7 @@ class FollowingPolicy(UpstreamPolicy):
 
     async def hold(self, weights: bytes, version: int) -> bool:
         """See `Follower.hold`."""
-        held, name = await asyncio.to_thread(ray.put, weights), self.name
+        held, name = await in_daemon_thread(ray.put, weights), self.name
         self._held, self.version = held, version  # first, for an engine that is replaced meanwhile
         await self.engines.on_all(lambda handle: handle.load_state.remote(held, name, version))
         return True

@@ -9,7 +9,6 @@ A frozen policy has engines only.
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import functools
 import math
@@ -23,6 +22,7 @@ from marl_plugins.core.failures import ConfigurationError, RunEnded
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import sequences_of
+from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.runtime.batching import Batching, check_steps, hand_out
 from marl_plugins.runtime.engines import EnginePool, RestartBudget, start_engine, start_engines
 from marl_plugins.runtime.experience import NAMES, Forwarded, Prepared, forwarded
@@ -149,7 +149,7 @@ class UpstreamPolicy:
         batches = self.batching.of_forward(sequences, ranks_of(self.group))
         samples = [self.batching.padded(batch, maker.tokenizer.pad_token_id) for batch, _ in batches]
         experiences = await self.processes.await_work(
-            "computed log-probs", asyncio.to_thread(maker.make_experience, samples)
+            "computed log-probs", in_daemon_thread(maker.make_experience, samples)
         )
         done = [(batch, e) for (batch, real), e in zip(batches, experiences, strict=True) if real]
         found = forwarded(self.name, rows, done, self.trainer.kl_ctl.value, self.args.reward.clip_range)
@@ -174,7 +174,7 @@ class UpstreamPolicy:
         metrics = {"optimiser_steps": 0.0, "fill_rows": 0.0, "sequences": float(len(prepared.items))}
         if layouts:
             status = await self.processes.await_work(
-                f"was updated in step {step}", asyncio.to_thread(self.trainer.ppo_train, step)
+                f"was updated in step {step}", in_daemon_thread(self.trainer.ppo_train, step)
             )
             metrics |= {k: float(v) for k, v in status.items() if isinstance(v, int | float)}
         metrics |= {f"{name}fill_rows": float(layout.fill) for name, layout in layouts.items()}
@@ -206,7 +206,7 @@ class UpstreamPolicy:
             await self.processes.await_work(doing, self.engines.on_all(lambda h: h.load_state.remote(blob, name, version)))
         else:
             await self.processes.await_work(doing, *self.group.async_run_method("check_finite"))
-            await self.processes.await_work(doing, asyncio.to_thread(self.trainer.broadcast_to_vllm))
+            await self.processes.await_work(doing, in_daemon_thread(self.trainer.broadcast_to_vllm))
             await self.processes.await_work(doing, self.engines.on_all(lambda h: h.identify.remote(name, version)))
         return True
 

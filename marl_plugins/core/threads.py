@@ -1,0 +1,41 @@
+"""Blocking calls that may never return."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+async def in_daemon_thread(function: Callable[..., Result], *arguments: Any) -> Result:
+    """What a blocking call returns or raises, in a thread of its own.
+
+    Unlike those of `asyncio.to_thread`, which the event loop and Python wait for when they end, a thread that waits for ever (for a
+    Ray whose raylet has gone, in a user's reward function) does not keep the process.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Result] = loop.create_future()
+
+    def settle(result: Result | None, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def work() -> None:
+        outcome: tuple[Result | None, BaseException | None]
+        try:
+            outcome = (function(*arguments), None)
+        except BaseException as error:
+            outcome = (None, error)
+        with contextlib.suppress(RuntimeError):  # nobody waits any more: the loop is closed
+            loop.call_soon_threadsafe(settle, *outcome)
+
+    threading.Thread(target=work, name=getattr(function, "__name__", "call"), daemon=True).start()
+    return await done
