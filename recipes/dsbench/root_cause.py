@@ -18,20 +18,20 @@ LARGEST = 64 * 2**20
 
 
 def faults(workspace, written):
-    """The decisions at fault, by name, each with the reason, once all have been made; see `fault`."""
-    found = {stage.name: fault(stage, workspace, written) for stage in pipeline.STAGES}
-    return {name: reason for name, reason in found.items() if reason}
-
-
-def fault(stage, workspace, written):
-    """What a decision is at fault for; empty where nothing is, or where what it builds on was missing or unfit already.
+    """The decisions at fault, by name, each with the reason: not those that build on something that was missing or unfit already.
 
     Args:
         workspace: The folder.
         written: The files in it that an action wrote, see files.py.
     """
-    reason = lack(stage, workspace, written)
-    return "" if reason and any(lack(s, workspace, written) for s in upstream(stage)) else reason
+    lacking = {stage.name: lack(stage, workspace, written) for stage in pipeline.STAGES}
+    at_fault = [s for s in pipeline.STAGES if lacking[s.name] and not any(lacking[u.name] for u in upstream(s))]
+    return {stage.name: lacking[stage.name] for stage in at_fault}
+
+
+def fault(stage, workspace, written):
+    """What a decision is at fault for; empty where nothing is."""
+    return faults(workspace, written).get(stage.name, "")
 
 
 def upstream(stage):
