@@ -1,18 +1,20 @@
 """The recipe kuhn_poker: the game's known values, and the exploitability read off sampled moves."""
 
 import asyncio
+import itertools
 import math
 import random
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import CharacterChat
 
 from marl_plugins.core.prompts import followup_renderer, prompt_renderer
-from marl_plugins.core.trajectory import Generation
+from marl_plugins.core.trajectory import Generation, Task
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
 from marl_plugins.loading import load, load_file
 
@@ -21,6 +23,7 @@ game = load_file(FOLDER / "game.py", "marl_recipe_kuhn_poker_game")
 workflow = load_file(FOLDER / "workflow.py", "marl_recipe_kuhn_poker_workflow")
 grader = load_file(FOLDER / "grader.py", "marl_recipe_kuhn_poker_grader")
 tasks = load_file(FOLDER / "tasks.py", "marl_recipe_kuhn_poker_tasks")
+demonstrations = load_file(FOLDER / "demonstrations.py", "marl_recipe_kuhn_poker_demonstrations")
 pool = load_file(FOLDER / "pool_tasks.py", "marl_recipe_kuhn_poker_pool_tasks")
 PLACES = [(card, moves) for moves in game.SEATS for card in game.CARDS]
 
@@ -42,6 +45,38 @@ def test_a_best_response_wins_at_least_what_any_other_does(strategy):
         for _ in range(8):
             other = {p: float(draw.random() < 0.5) if game.SEATS[p[1]] == seat else strategy[p] for p in PLACES}
             assert best >= sign * sum(game.value(other, deal) for deal in game.DEALS) / 6 - 1e-12
+
+
+def won_by_first(first, second, history):
+    """The rules in other words than the recipe's: who folds loses 1, a showdown is about 1, or 2 where there was a bet."""
+    if history.endswith("bp"):
+        return 1.0 if len(history) == 2 else -1.0
+    return (2.0 if "b" in history else 1.0) * (1 if "JQK".index(first) > "JQK".index(second) else -1)
+
+
+def brute_force(strategy):
+    """Exploitability by its definition and without `game`: each of the 64 pure strategies of a seat, over all deals."""
+    total = 0.0
+    for sign, places in ((1, ("", "pb")), (-1, ("p", "b"))):
+        mine = [(card, moves) for moves in places for card in "JQK"]
+        values = []
+        for pure in itertools.product((0.0, 1.0), repeat=len(mine)):
+            bets = {**strategy, **dict(zip(mine, pure, strict=True))}
+            value = 0.0
+            for deal in itertools.permutations("JQK", 2):
+                for history in ("pp", "bp", "bb", "pbp", "pbb"):
+                    chance = [bets[deal[n % 2], history[:n]] for n in range(len(history))]
+                    chance = [bet if move == "b" else 1 - bet for bet, move in zip(chance, history, strict=True)]
+                    value += math.prod(chance) * won_by_first(*deal, history)
+            values.append(sign * value / 6)
+        total += max(values)
+    return total / 2
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.fixed_dictionaries({place: st.floats(0, 1) for place in PLACES}))
+def test_exploitability_is_that_of_its_definition(strategy):
+    assert game.exploitability(strategy) == pytest.approx(brute_force(strategy), abs=1e-12)
 
 
 def test_players_who_bet_half_of_the_time_are_exploitable_by_0_458():
@@ -74,7 +109,8 @@ def play(strategy, rounds, seed=0, load=tasks.load, earlier=None):
             likely = (strategy if call.role == seat else earlier)[card, moves]
             bet = draw.random() < likely
             likely = likely if bet else 1 - likely
-            return Generation((ord("b" if bet else "p"),), (math.log(likely),), "length", call.policy, 0)
+            said = game.letter(card, "b" if bet else "p")
+            return Generation((ord(said),), (math.log(likely),), "length", call.policy, 0)
 
         return run_workflow(
             workflow.run, task, 0, step=1, run_seed=0, roles=roles, tools={}, generate=generate, seconds=5.0
@@ -89,7 +125,7 @@ def play(strategy, rounds, seed=0, load=tasks.load, earlier=None):
 def test_the_first_player_remembers_its_card_and_its_move():
     strategy = dict.fromkeys(PLACES, 0.5)
     games, shown = play(strategy, 20)
-    assert shown["K", "pb"] == "u:K \n^a:p^u:bet\n^a:"
+    assert shown["K", "pb"] == "u:K \n^a:k^u:bet\n^a:"
     assert shown["Q", "p"] == "u:Q pass\n^a:"
     assert {t.answer for t in games} == {"pp", "pbp", "pbb", "bp", "bb"}
     for t in games:
@@ -112,6 +148,72 @@ def test_exploitability_is_read_off_the_moves_that_were_sampled():
     again = SimpleNamespace(state=lambda kind, found={}: found.setdefault(kind, kind()))
     plugin.marl_restore(again, plugin.marl_state(run))
     assert again.state(plugin.Strategy) == states[plugin.Strategy]
+
+
+def test_a_bet_has_the_probability_of_all_the_answers_that_bet():
+    """Models with a probability for every byte; who says another card's letter moves by its size, who says anything else passes."""
+    draw, plugin = random.Random(5), load(str(FOLDER / "exploitability.py"))
+    letters = "JQKjqkx"
+    for _ in range(50):
+        weights = [draw.random() + 0.05 for _ in letters]
+        likely = {said: weight / sum(weights) for said, weight in zip(letters, weights, strict=True)}
+        sampled = draw.choices(letters, weights, k=400)
+        answers = [
+            (Generation((ord(said),), (math.log(likely[said]),), "length", "", 0), game.move_of(said)) for said in sampled
+        ]
+        assert set(sampled) == set(letters)
+        assert plugin.bet_probability(answers) == pytest.approx(likely["J"] + likely["Q"] + likely["K"], abs=1e-12)
+
+
+def test_what_was_never_sampled_is_the_rest():
+    plugin, passed = load(str(FOLDER / "exploitability.py")), (Generation((106,), (math.log(0.98),), "length", "", 0), "p")
+    called = (Generation((74,), (math.log(0.995),), "length", "", 0), "b")
+    assert plugin.bet_probability([passed] * 3) == pytest.approx(0.02)
+    assert plugin.bet_probability([called] * 3) == pytest.approx(0.995)
+    long = Generation((74, 75), (-1.0, -1.0), "length", "", 0)
+    assert plugin.bet_probability([(long, "b"), (long, "b"), (long, "p")]) == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "move"),
+    [
+        ("K", "b"),
+        ("k", "p"),
+        ("j", "p"),
+        ("b", "b"),
+        ("P", "p"),
+        ("I pass? No: bet", "b"),
+        ("", "p"),
+        ("x", "p"),
+        ("ace", "p"),
+    ],
+)
+def test_a_move_is_a_letter_or_the_last_word_that_names_one(text, move):
+    assert game.move_of(text) == move
+
+
+def test_demonstrations_are_games_of_beginners():
+    """Legal games, whose moves have the frequencies that are stated, in conversations as the workflow would hold them."""
+    draw, seen = random.Random(0), Counter()
+    for _ in range(6000):
+        deal = draw.choice(game.DEALS)
+        first, second = demonstrations.demonstrate(Task("1", "", metadata={"cards": deal}), draw)
+        moves = [game.move_of(said) for said in (first.said[0], second.said[0], *first.said[1:])]
+        history = "".join(moves)
+        assert game.ended(history) and not any(game.ended(history[:n]) for n in range(len(history)))
+        assert (first.role, second.role) == ("first", "second")
+        assert second.fields == {"card": deal[1], "move": {"p": "pass", "b": "bet"}[moves[0]]}
+        assert list(first.shown) == (["bet\n"] if len(moves) == 3 else [])
+        for number, (said, move) in enumerate(zip((first.said[0], second.said[0], *first.said[1:]), moves, strict=True)):
+            card = deal[number % 2]
+            assert said.upper() == card
+            seen[card, history[:number], move] += 1
+    for card, before in PLACES:
+        bets, passes = seen[card, before, "b"], seen[card, before, "p"]
+        stated = demonstrations.BETS[before][card]
+        assert abs(bets / (bets + passes) - stated) < 5 * (stated * (1 - stated) / (bets + passes)) ** 0.5
+    habits = {(card, before): demonstrations.BETS[before][card] for card, before in PLACES}
+    assert brute_force(habits) == pytest.approx(0.887, abs=1e-3)
 
 
 def test_nothing_is_said_before_every_place_was_seen():
@@ -138,7 +240,7 @@ def test_which_seat_it_has_is_the_games_own():
     assert [(t.id, t.prompt, t.metadata["cards"]) for t in games] == [(t.id, t.prompt, t.metadata["cards"]) for t in plain]
     for deal in game.DEALS:
         seats = [t.metadata["earlier"] for t in games if t.metadata["cards"] == deal]
-        assert [seats.count(seat) for seat in (None, "first", "second")] == [60, 30, 30]
+        assert [seats.count(seat) for seat in (None, "first", "second")] == [80, 40, 40]
     assert pool.load("eval") == []
 
 

@@ -1,4 +1,8 @@
-"""What the tiny models see before training: beginners, who bluff with the jack more often than they bet with the king."""
+"""What the tiny models see before training: beginners, who bet with jacks, hide their kings, and have a habit for every place.
+
+No two of a player's places go by the same habit with the same letters. A model that has had no reason to tell two places apart
+has one representation for both, and learning in one of them then moves the other.
+"""
 
 from pathlib import Path
 
@@ -7,13 +11,24 @@ from marl_plugins.loading import load_file
 
 game = load_file(Path(__file__).with_name("game.py"), "marl_recipe_kuhn_poker_game")
 AGAIN = Path(__file__).with_name("prompts").joinpath("tiny", "again.md").read_text()
-BETS = {"J": 0.8, "Q": 0.5, "K": 0.2}
+BETS = {
+    "": {"J": 0.9, "Q": 0.5, "K": 0.1},
+    "p": {"J": 0.6, "Q": 0.9, "K": 0.3},
+    "b": {"J": 0.9, "Q": 0.1, "K": 0.4},
+    "pb": {"J": 0.6, "Q": 0.9, "K": 0.2},
+}
+"""Probability of a bet by the moves before and the own card."""
 
 
 def demonstrate(task, rng):
     """One game of beginners."""
-    cards = task.metadata["cards"]
-    first, second, again = ("b" if rng.random() < BETS[card] else "p" for card in (*cards, cards[0]))
-    said, shown = ([first, again], [AGAIN.format(move="bet")]) if (first, second) == ("p", "b") else ([first], [])
-    yield Demonstration("first", {"card": cards[0], "move": ""}, said, shown)
-    yield Demonstration("second", {"card": cards[1], "move": {"p": "pass", "b": "bet"}[first]}, [second])
+    cards, moves, said = task.metadata["cards"], "", {"first": [], "second": []}
+    while not game.ended(moves):
+        seat = game.SEATS[moves]
+        card = cards[seat == "second"]
+        move = "b" if rng.random() < BETS[moves][card] else "p"
+        said[seat].append(game.letter(card, move))
+        moves += move
+    shown = [AGAIN.format(move="bet")] * (len(said["first"]) - 1)
+    yield Demonstration("first", {"card": cards[0], "move": ""}, said["first"], shown)
+    yield Demonstration("second", {"card": cards[1], "move": {"p": "pass", "b": "bet"}[moves[0]]}, said["second"])

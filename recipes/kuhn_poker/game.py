@@ -29,8 +29,15 @@ def seat_of(role: str) -> str:
 MOVE = re.compile(r"\b(p|b)(?:ass|et)?\b", re.IGNORECASE)
 
 
+def letter(card: str, move: str) -> str:
+    """A move as a tiny model makes it: the letter of the card it holds, large for a bet and small for a pass."""
+    return card if move == "b" else card.lower()
+
+
 def move_of(text: str) -> str:
-    """`b` or `p`: the last move that a text names; who names none passes."""
+    """`b` or `p`: a letter's move (see `letter`), or the last one that a text names; who names none passes."""
+    if len(text) == 1 and text.upper() in CARDS:
+        return "b" if text.isupper() else "p"
     found = MOVE.findall(text)
     return found[-1].lower() if found else "p"
 
