@@ -1,8 +1,8 @@
 """What self-play learns, over seeds, beside a control:
 
-    python -m benchmarks.kuhn_poker --out FOLDER [--seeds 42 1 2] [--arms ARM ...]         (six minutes a run on two cores)
+    python -m benchmarks.kuhn_poker --out FOLDER [--seeds 42 1 2] [--arms ARM ...]         (five minutes a run on two cores)
 
-    separate   recipes/kuhn_poker/tiny.yaml: two policies, 160 steps of 192 games
+    separate   recipes/kuhn_poker/tiny.yaml: two policies, 64 steps of 192 games
     pool       pool.yaml: one policy in both seats, in half of the games against its earlier versions
     frozen     tiny.yaml with learning rate 0 (a few steps: nothing changes)
 

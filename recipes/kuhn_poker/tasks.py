@@ -6,7 +6,7 @@ from marl_plugins.core.trajectory import Task
 from marl_plugins.loading import load_file
 
 game = load_file(Path(__file__).with_name("game.py"), "marl_recipe_kuhn_poker_game")
-ROUNDS = 160
+ROUNDS = 64
 
 
 def load(split):
