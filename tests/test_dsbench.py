@@ -38,7 +38,6 @@ layout, pipeline, tables, root_cause, demonstrations, judging, rubric = (
 )
 plugin = load_file(FOLDER / "dsbench.py", "test_dsbench_plugin")
 scorer = layout.scorer
-RIGHT = "right"
 
 
 @pytest.fixture(scope="module")
@@ -231,31 +230,28 @@ class Run:
     """The ten programs of one task, one after the other in a workspace; those of right words are run once, and kept."""
 
     def __init__(self, card, programs, folder):
-        self.card, self.programs, self.folder, self.after = card, programs, folder, []
+        self.card, self.programs, self.folder = card, programs, folder
         self.baseline = scorer.score(card, card.answer, card.samples[0]).value
         (folder / "0").mkdir()
         for name, source in card.inputs.items():
             shutil.copy(source, folder / "0" / name)
         for number, stage in enumerate(pipeline.STAGES):
             shutil.copytree(folder / str(number), folder / str(number + 1))
-            ran = self.execute(stage, RIGHT, folder / str(number + 1))
+            ran = programs.run(folder / str(number + 1), self.program(stage))
             assert ran.ok, ran.output
 
-    def execute(self, stage, word, workspace):
-        word = pipeline.right(stage.name, self.card.words) if word == RIGHT else word
-        return self.programs.run(pipeline.expand(stage, word, self.card.id, self.card.targets), workspace)
+    def program(self, stage, word=None):
+        word = pipeline.right(stage.name, self.card.words) if word is None else word
+        return pipeline.expand(stage, word, self.card.id, self.card.targets)
 
     def with_word(self, stage, word):
         """The first stage whose program fails, the gap, and the stages that are charged, where one word is another one."""
         number, workspace = pipeline.STAGES.index(stage), self.folder / "wrong"
         shutil.rmtree(workspace, ignore_errors=True)
         shutil.copytree(self.folder / str(number), workspace)
-        failed = None
-        for later in pipeline.STAGES[number:]:
-            ran = self.execute(later, word if later is stage else RIGHT, workspace)
-            if not ran.ok:
-                failed = later.name
-                break
+        after = pipeline.STAGES[number + 1 :]
+        ran = self.programs.run(workspace, self.program(stage, word), *map(self.program, after))
+        failed = None if ran.ok else pipeline.STAGES[number + ran.done].name
         written = {p.name for p in workspace.iterdir()} - set(self.card.inputs)
         found = scorer.score(self.card, self.card.answer, workspace / "submission.csv")
         gap = None if found.value is None else scorer.relative_gap(found.value, self.baseline, self.card.best)
@@ -308,7 +304,7 @@ def test_every_wrong_word_costs_success_and_many_fail_in_another_roles_program(k
 def test_a_word_that_a_decision_does_not_have_fails_in_its_own_program(programs, tmp_path):
     for word in ("", "ridge", "'); import os #", "x" * 500):
         (folder := tmp_path / f"w{len(word)}").mkdir()
-        ran = programs.run(pipeline.expand(pipeline.STAGES[0], word, "id", ["y"]), folder)
+        ran = programs.run(folder, pipeline.expand(pipeline.STAGES[0], word, "id", ["y"]))
         assert not ran.ok and "impute: got" in ran.output and "median, zero, none, drop" in ran.output
 
 
@@ -319,12 +315,10 @@ def test_names_of_columns_are_data_of_a_program(programs, tmp_path):
     for file, width in (("train.csv", 3), ("test.csv", 2)):
         with (tmp_path / file).open("w", newline="") as out:
             csv.writer(out).writerows(row[:width] for row in rows)
-    for stage in pipeline.STAGES:
-        word = {"target": "plain", "model": "ridge", "predict": "value", "impute": "median"}.get(stage.name)
-        ran = programs.run(
-            pipeline.expand(stage, word or pipeline.right(stage.name, "rmse linear gaps 0"), "my id", [name]), tmp_path
-        )
-        assert ran.ok, ran.output
+    words = [pipeline.right(stage.name, "rmse linear gaps 0") for stage in pipeline.STAGES]
+    expanded = (pipeline.expand(stage, word, "my id", [name]) for stage, word in zip(pipeline.STAGES, words, strict=True))
+    ran = programs.run(tmp_path, *expanded)
+    assert ran.ok, ran.output
     assert list(scorer.read_table(tmp_path / "submission.csv", None)) == ["my id", name]
 
 

@@ -1,6 +1,7 @@
 """Tools of MCP servers: real ones, over standard input and output and over HTTP."""
 
 import asyncio
+import functools
 import os
 import re
 import signal
@@ -32,13 +33,28 @@ def call(function, /, **arguments):
     return ToolCall(FunctionCall(function, arguments).text, "t", 0, 1)
 
 
+@functools.cache
+def offered():
+    """What the probe offers; each look starts one."""
+
+    async def main():
+        server = Server("probe", MCPServerConfig(command=PROBE), HERE)
+        await server.learn()
+        return server.functions
+
+    return asyncio.run(main())
+
+
 def use(work, /, **config):
     """What `work(server)` gives, with a server that has been tried and is closed afterwards."""
+    functions = () if {"command", "url"} & config.keys() else offered()
 
     async def main():
         server = Server("probe", MCPServerConfig(**({"command": PROBE} | config)), HERE)
+        server.functions = functions
         try:
-            await server.learn()
+            if not functions:
+                await server.learn()
             return await work(server)
         finally:
             await server.close()

@@ -102,10 +102,14 @@ def run_in(folder, every=2, size=3, seed=1):
 def synced(run, versions):
     """The pool's versions after each sync, and what was held."""
     follower, kept = Follower(SimpleNamespace(version=0)), []
-    for version in versions:
-        follower.followed.version = version
-        assert asyncio.run(opponent_pool.marl_sync(run, follower, version))
-        kept.append(sorted(run.state(opponent_pool.Pools)["earlier"].kept))
+
+    async def sync():
+        for version in versions:
+            follower.followed.version = version
+            assert await opponent_pool.marl_sync(run, follower, version)
+            kept.append(sorted(run.state(opponent_pool.Pools)["earlier"].kept))
+
+    asyncio.run(sync())
     return kept, follower.held
 
 
