@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import random
 
-from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
+from marl_plugins.core.trajectory import TIMED, Action, Generation, Task, Trajectory
 
 
 class CharacterChat:
@@ -50,7 +50,7 @@ def without_seconds(record):
     if isinstance(record, list):
         return [without_seconds(item) for item in record]
     if isinstance(record, dict):
-        return {key: without_seconds(value) for key, value in record.items() if key != "seconds"}
+        return {key: without_seconds(value) for key, value in record.items() if key not in TIMED}
     return record
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.trajectory import Action, File, ToolResult, Trajectory
 
 
@@ -170,7 +171,7 @@ class OpenTools:
 
     async def run(self, wanted: Sequence[Wanted], action: Action | None = None) -> tuple[ToolResult, ...]:
         """The results of the calls of one answer, or of the workflow, made in turn; in place of all that are beyond a tool's
-        limits, one that says so.
+        limits, one that says so. Each is kept with the action, or else with the trajectory, once it is there.
 
         The limits keep the agents' own calls from the trajectory's deadline, past which it counts as lost to infrastructure.
         """
@@ -186,13 +187,13 @@ class OpenTools:
                 exhausted.add(name)
                 of = f"{asked[name]} calls" + (f" of {name}" if name else " that cannot be made")
                 left_out = f"{asked[name] - made[name]} of {of} were not run: {why}"
-                results.append(ToolResult(call.name, call.text, left_out, ok=False))
+                results.append(self._kept(ToolResult(call.name, call.text, left_out, ok=False), action))
                 continue
             made[name] += 1
             if call.tool is None:
-                results.append(ToolResult(call.name, call.text, call.refusal, ok=False))
+                results.append(self._kept(ToolResult(call.name, call.text, call.refusal, ok=False), action))
                 continue
-            results.append(await self._run(call.tool, call.text, action))
+            results.append(await self._timed(call.tool, call.text, action))
             # other branches add to it meanwhile
             self._seconds[name] = self._seconds.get(name, 0.0) + results[-1].seconds
         return tuple(results)
@@ -205,6 +206,23 @@ class OpenTools:
         if tool and taken >= tool.seconds_per_trajectory:
             return f"this trajectory's calls have taken {taken:.0f} s of {tool.seconds_per_trajectory:g} s"
         return ""
+
+    def _kept(self, result: ToolResult, action: Action | None) -> ToolResult:
+        caller = action or self._trajectory
+        caller.tool_results = (*caller.tool_results, result)
+        return result
+
+    async def _timed(self, tool: Tool, text: str, action: Action | None) -> ToolResult:
+        """Make a call, and keep its result, also where it is lost."""
+        start = self._trajectory.now()
+        try:
+            result = await self._run(tool, text, action)
+        except (InfrastructureFailure, asyncio.CancelledError) as error:
+            kind = error.kind if isinstance(error, InfrastructureFailure) else "cancelled"
+            took = self._trajectory.now() - start
+            self._kept(ToolResult(tool.name, text, str(error), False, took, start=start, failure=kind), action)
+            raise
+        return self._kept(replace(result, start=start, seconds=result.seconds or self._trajectory.now() - start), action)
 
     async def _run(self, tool: Tool, text: str, action: Action | None) -> ToolResult:
         t = self._trajectory

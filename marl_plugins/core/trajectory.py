@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -22,6 +23,8 @@ from marl_plugins.core.failures import InfrastructureFailure
 
 SCHEMA_VERSION = 1
 """Version of the records in `trajectories.jsonl`."""
+TIMED = ("seconds", "start", "times")
+"""Keys of records whose values are measured, and differ between runs that are otherwise the same."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,12 @@ class ToolResult:
 
     Args:
         ok: False when the agent's own call failed (its code raised, ran too long, ...).
+        seconds: How long it worked; where a tool does not say, how long the call took.
         files: Names of the files that the call left behind; in a workspace, of those that it wrote.
+        start: When the call was made, as in `Action`; None: no tool was called, because there is none of that name or a limit
+            was reached.
+        failure: Kind of the infrastructure failure to which the call was lost; `cancelled` where its branch of the workflow
+            was ended meanwhile, as by the trajectory's deadline.
     """
 
     tool: str
@@ -75,6 +83,18 @@ class ToolResult:
     ok: bool
     seconds: float = 0.0
     files: tuple[str, ...] = ()
+    start: float | None = None
+    failure: str = ""
+
+    @property
+    def status(self) -> str:
+        """`ok`, `failed` through the agent's fault, or the kind of the infrastructure failure."""
+        return self.failure or ("ok" if self.ok else "failed")
+
+    @property
+    def bytes(self) -> int:
+        """Size of the answer in UTF-8."""
+        return len(self.output.encode("utf-8", "surrogatepass"))
 
 
 @dataclass(frozen=True)
@@ -148,6 +168,12 @@ class Action:
     template shows earlier turns differently once another message follows (thinking that is removed)."""
     offered: str = ""
     """The functions that the chat template shows with the messages (`calls:`), as JSON; in a conversation's first turn."""
+    start: float = 0.0
+    """When it was asked for, in seconds since the step's rollout began."""
+    answered: float = 0.0
+    """When it had been generated."""
+    end: float = 0.0
+    """When its tools had answered, too."""
 
     def add_reward(self, term: str, value: float) -> None:
         """Add a named term to the action's reward.
@@ -279,7 +305,18 @@ class Trajectory:
     """The files of the workspace, with who wrote them, after the last call."""
     workspace: Path | None = None
     """The folder with these files, until the trajectory has been scored; None also where no call has needed one."""
+    tool_results: tuple[ToolResult, ...] = ()
+    """What tools answered that the workflow itself called; the agents' are their actions'."""
+    start: float = 0.0
+    """When it began, in seconds since the step's rollout did."""
     seconds: float = 0.0
+    """From then until the last score of an action."""
+    rollout: float = field(default_factory=time.monotonic, repr=False, compare=False)
+    """When the step's rollout began, by `time.monotonic`."""
+
+    def now(self) -> float:
+        """Seconds since the step's rollout began."""
+        return time.monotonic() - self.rollout
 
     def outcome_of(self, role: str) -> float | None:
         """What a role's actions are rewarded with: its own outcome where there are outcomes per role, else the team's."""
@@ -298,8 +335,10 @@ class Trajectory:
         return LostAfter(self, seconds, unfinished)
 
     def sort(self) -> None:
-        """Put the actions into an order that depends on the graph alone: by depth, then by path."""
+        """Put the actions into an order that depends on the graph alone: by depth, then by path; and the workflow's calls into one
+        that depends on their content."""
         self.actions = self._sorted()
+        self.tool_results = tuple(sorted(self.tool_results, key=lambda t: (t.tool, t.call, t.output)))
 
     def _sorted(self) -> list[Action]:
         depth: dict[str, int] = {}
@@ -345,8 +384,10 @@ class Trajectory:
             "agent_failure": self.agent_failure,
             "infrastructure_failure": self.infrastructure_failure,
             "detail": self.detail,
+            "start": self.start,
             "seconds": self.seconds,
             **({"files": [asdict(file) for file in self.files]} if self.files else {}),
+            **({"tools": list(map(_tool_record, self.tool_results))} if self.tool_results else {}),
             "actions": [_record(action) for action in self.actions],
         }
 
@@ -366,7 +407,8 @@ class Trajectory:
             setattr(trajectory, name, record[name])
         trajectory.outcomes = dict(record.get("outcomes", {}))
         trajectory.returned = record.get("returned")
-        trajectory.seconds = record.get("seconds", 0.0)
+        trajectory.start, trajectory.seconds = record.get("start", 0.0), record.get("seconds", 0.0)
+        trajectory.tool_results = tuple(map(_tool_result, record.get("tools", ())))
         trajectory.files = tuple(File(**file) for file in record.get("files", ()))
         actions: dict[str, Action] = {}
         for given in record["actions"]:  # an action stands after the one that it continues
@@ -396,10 +438,8 @@ def _record(action: Action) -> dict[str, Any]:
         "logprobs": list(action.generation.logprobs),
         "finish": action.generation.finish,
         "text": action.text,
-        "tools": [
-            {"tool": t.tool, "call": t.call, "output": t.output, "ok": t.ok, "seconds": t.seconds, "files": list(t.files)}
-            for t in action.tool_results
-        ],
+        "times": [action.start, action.answered, action.end],
+        "tools": list(map(_tool_record, action.tool_results)),
         "score": action.score,
         "unscored": action.unscored,
         "explanation": action.explanation,
@@ -413,11 +453,41 @@ def _record(action: Action) -> dict[str, Any]:
     }
 
 
+def _tool_record(result: ToolResult) -> dict[str, Any]:
+    """A call of a tool as JSON values."""
+    return {
+        "tool": result.tool,
+        "call": result.call,
+        "output": result.output,
+        "ok": result.ok,
+        **({"failure": result.failure} if result.failure else {}),
+        "start": result.start,
+        "seconds": result.seconds,
+        "bytes": result.bytes,
+        "files": list(result.files),
+    }
+
+
+def _tool_result(record: Mapping[str, Any]) -> ToolResult:
+    """The call of a record."""
+    return ToolResult(
+        tool=record["tool"],
+        call=record["call"],
+        output=record["output"],
+        ok=record["ok"],
+        seconds=record.get("seconds", 0.0),
+        files=tuple(record.get("files", ())),
+        start=record.get("start"),
+        failure=record.get("failure", ""),
+    )
+
+
 def _action(record: Mapping[str, Any], earlier: Mapping[str, Action]) -> Action:
     """The action of a record, `earlier` being those read before it."""
     ids = tuple(record["ids"])
     advantage = record["advantage"]
     even = () if advantage is None else (advantage,) * len(ids)
+    start, answered, end = record.get("times", (0.0, 0.0, 0.0))
     return Action(
         path=record["action"],
         role=record["role"],
@@ -432,10 +502,7 @@ def _action(record: Mapping[str, Any], earlier: Mapping[str, Action]) -> Action:
         extends=record.get("extends", True),
         offered=record.get("offered", ""),
         parents=tuple(record["parents"]),
-        tool_results=tuple(
-            ToolResult(t["tool"], t["call"], t["output"], t["ok"], t.get("seconds", 0.0), tuple(t.get("files", ())))
-            for t in record["tools"]
-        ),
+        tool_results=tuple(map(_tool_result, record["tools"])),
         score=record["score"],
         unscored=record.get("unscored", ""),
         explanation=record["explanation"],
@@ -446,4 +513,7 @@ def _action(record: Mapping[str, Any], earlier: Mapping[str, Action]) -> Action:
         advantage=advantage,
         advantages=tuple(record.get("advantages", even)),
         left_out=record["left_out"],
+        start=start,
+        answered=answered,
+        end=end,
     )

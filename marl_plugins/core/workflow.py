@@ -399,7 +399,10 @@ class _InProgress:
                 if spec.tools
                 else []
             )
-            action.tool_results = await self.tools.run(calls, action)
+            try:
+                await self.tools.run(calls, action)
+            finally:
+                action.end = self.trajectory.now()
             self.scoring.acted(action)
             before = action
             if not calls:
@@ -428,6 +431,7 @@ class _InProgress:
         self.taken.add(path)
         limit = spec.sampling.max_new_tokens
         t = self.trajectory
+        start = t.now()
         generation = await self.generate(
             Call(
                 policy=spec.policy,
@@ -456,6 +460,8 @@ class _InProgress:
             extends=turn.extends,
             offered=json.dumps(spec.chat.tools) if spec.find_calls and turn.before is None else "",
             parents=parents,
+            start=start,
+            answered=t.now(),
         )
         self.trajectory.actions.append(action)
         return action
@@ -518,6 +524,7 @@ async def run_workflow(
     workspace: Workspace | None = None,
     last_role: str | None = None,
     seconds: float | None = None,
+    rollout: float | None = None,
 ) -> Trajectory:
     """Run a workflow on one task and return its trajectory: finished, failed or lost, never an exception of the agents'.
 
@@ -531,14 +538,16 @@ async def run_workflow(
         seconds: Deadline of the agents' work; past it the trajectory is lost to infrastructure (`deadline`), because the agents
             themselves are bounded by turns, tokens and their tools' limits. Scores that are outstanding then have the same time
             again.
+        rollout: When the step's rollout began, by `time.monotonic`; default: now.
 
     Raises:
         Miscalled: The workflow calls a role wrongly, or has ended without awaiting one of its calls.
         Exception: Whatever else the recipe's own code raises by mistake; it ends the run.
     """
     trajectory = Trajectory(task=task, sample=sample, step=step)
+    if rollout is not None:
+        trajectory.rollout, trajectory.start = rollout, time.monotonic() - rollout
     scoring = Scoring(trajectory, score_action, last_role)
-    started = time.monotonic()
     main = asyncio.current_task()
     async with OpenTools(trajectory, workspace) as opened:
         running = _InProgress(trajectory, run_seed, generate, scoring, opened)
@@ -559,7 +568,7 @@ async def run_workflow(
                 await scoring.finish(seconds)
         finally:
             await running.cancel(main)
-        trajectory.seconds = time.monotonic() - started
+        trajectory.seconds = trajectory.now() - trajectory.start
         trajectory.sort()
         if score is not None:
             await score(trajectory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from marl_plugins.core.estimators import GroupBy, group_key
 from marl_plugins.core.intervals import interval
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.rows import Row
-from marl_plugins.core.trajectory import Action, Task, Trajectory
+from marl_plugins.core.trajectory import Action, Task, ToolResult, Trajectory
 from marl_plugins.runtime.display import Display
 from marl_plugins.runtime.rollout import Rollout
 
@@ -86,7 +87,7 @@ def zero_sum(trajectories: Sequence[Trajectory]) -> bool:
 
 
 def summary(trajectories: Sequence[Trajectory], ledger: Ledger) -> dict[str, float]:
-    """Metrics of a rollout: outcome, and by role reward and its terms, response length, tool calls and how they went."""
+    """Metrics of a rollout: outcome; by role reward and its terms, response length, tool calls; by tool how calls went."""
     scored = [t.outcome for t in trajectories if t.outcome is not None]
     generated = [a for t in trajectories for a in t.actions]
     actions = [a for t in trajectories if not t.infrastructure_failure for a in t.actions]
@@ -107,6 +108,13 @@ def summary(trajectories: Sequence[Trajectory], ledger: Ledger) -> dict[str, flo
         by_role[action.role].append(action)
     for role, mine in sorted(by_role.items()):
         metrics |= {f"role/{role}/{name}": value for name, value in of_role(mine).items()}
+    by_tool: dict[str, list[ToolResult]] = defaultdict(list)
+    for results in (*(t.tool_results for t in trajectories), *(a.tool_results for a in generated)):
+        for call in results:
+            if call.start is not None:
+                by_tool[call.tool].append(call)
+    for tool, calls in sorted(by_tool.items()):
+        metrics |= {f"tool/{tool}/{name}": value for name, value in of_tool(calls).items()}
     return metrics
 
 
@@ -175,6 +183,19 @@ def of_role(actions: Sequence[Action]) -> dict[str, float]:
     if calls:
         metrics["tool_success"] = mean([float(r.ok) for r in calls])
     return metrics
+
+
+def of_tool(calls: Sequence[ToolResult]) -> dict[str, float]:
+    """Metrics of the calls of one tool, at least one."""
+    seconds = sorted(call.seconds for call in calls)
+    return {
+        "calls": float(len(calls)),
+        "failed": float(sum(call.status == "failed" for call in calls)),
+        "lost": float(sum(bool(call.failure) for call in calls)),
+        "seconds": mean(seconds),
+        "seconds_p95": seconds[math.ceil(0.95 * len(seconds)) - 1],
+        "bytes": mean([float(call.bytes) for call in calls]),
+    }
 
 
 def mean(values: Sequence[float]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
@@ -74,8 +75,9 @@ class Rollout:
         score_action: ScoreAction | None,
     ) -> AsyncGenerator[Trajectory, None]:
         finished: asyncio.Queue[asyncio.Task[Trajectory]] = asyncio.Queue()
+        began = time.monotonic()
         running = [
-            asyncio.create_task(self._one(task, sample, step, roles, score_action))
+            asyncio.create_task(self._one(task, sample, step, roles, score_action, began))
             for task in tasks
             for sample in range(samples)
         ]
@@ -90,7 +92,13 @@ class Rollout:
             await asyncio.gather(*running, return_exceptions=True)
 
     async def _one(
-        self, task: Task, sample: int, step: int, roles: Mapping[str, RoleSpec], score_action: ScoreAction | None
+        self,
+        task: Task,
+        sample: int,
+        step: int,
+        roles: Mapping[str, RoleSpec],
+        score_action: ScoreAction | None,
+        began: float,
     ) -> Trajectory:
         async def score(trajectory: Trajectory) -> None:
             await score_outcome(trajectory, self.score_outcome, self.task_seconds, self.roles)
@@ -110,6 +118,7 @@ class Rollout:
                 workspace=workspace,
                 last_role=list(roles)[-1],
                 seconds=self.task_seconds,
+                rollout=began,
             )
 
     def workspace_of(self, task: Task) -> AbstractAsyncContextManager[Workspace | None]:
