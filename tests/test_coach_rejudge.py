@@ -9,7 +9,7 @@ from openai_server import Reply, openai_server, verdict
 from simulated import make_trajectory
 
 from marl_plugins.cli import main
-from marl_plugins.coach.rejudge import step_range
+from marl_plugins.core.options import step_range
 from marl_plugins.core.trajectory import ToolResult
 
 ROOT = Path(__file__).resolve().parent.parent

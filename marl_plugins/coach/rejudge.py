@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import re
 import statistics
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from marl_plugins.coach.flags import add_flags
 from marl_plugins.coach.metrics import agreements
 from marl_plugins.coach.state import asker_of, judged_in
 from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.core.options import step_range
 from marl_plugins.core.scoring import Seen, score_trajectory
 from marl_plugins.core.trajectory import Action, Trajectory
 
@@ -43,17 +43,6 @@ Example: how far does a language model agree with the rubric that a run was trai
 
 Nothing of the run is changed. Outcomes stay as recorded. --coach.record FILE keeps the new verdicts, --coach.budget_tokens N
 limits what they cost. A frozen policy cannot be asked (--coach.policy): no engines are started here."""
-
-
-def step_range(word: str) -> tuple[int, int | None]:
-    """The type of --steps: the first and the last step; None for no last one."""
-    match = re.fullmatch(r"(\d*):(\d*)|(\d+)", word)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{word!r}: expected A:B, A:, :B or A, steps being whole numbers")
-    first, last, only = match.groups()
-    if only:
-        return int(only), int(only)
-    return int(first or 0), int(last) if last else None
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""Types of flags, for argparse: numbers with a range, and files that a recipe names relative to itself.
+"""Types of flags, for argparse: numbers with a range, files that a recipe names relative to itself, and ranges of steps.
 
     parser.add_argument("--brevity.limit", type=at_least(1), default=64)
     parser.add_argument("--brevity.words", type=recipe_file)
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -76,3 +77,14 @@ def between(least: float, most: float) -> Number:
 def recipe_file(word: str) -> str:
     """A file: on the command line relative to the working folder, in a recipe relative to the recipe (plan/flags.py)."""
     return word
+
+
+def step_range(word: str) -> tuple[int, int | None]:
+    """The type of --steps: the first and the last step; None for no last one."""
+    match = re.fullmatch(r"(\d*):(\d*)|(\d+)", word)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{word!r}: expected A:B, A:, :B or A, steps being whole numbers")
+    first, last, only = match.groups()
+    if only:
+        return int(only), int(only)
+    return int(first or 0), int(last) if last else None

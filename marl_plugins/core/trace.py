@@ -1,0 +1,143 @@
+"""What a run asked of its engines and tools, and when: a load on which schedules and layouts can be compared.
+
+A trace is JSON Lines, one action a line, by step and in the order in which they were asked for; so what an action depends on stands
+before it. Times are seconds since the step's rollout began.
+
+    start        the action is asked for; all its parents have ended
+    answered     its last token has been sampled
+    end          its tools have answered too
+
+Calls of tools that the workflow itself makes are a line without a role.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.files import Record, json_lines
+from marl_plugins.core.trajectory import ToolResult, Trajectory
+
+
+class TracedCall(BaseModel):
+    """One call of a tool.
+
+    `seconds` is how long the tool worked, or the call took; `bytes` the size of the answer; `status` is `ok`, `failed`, or the kind
+    of the infrastructure failure.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tool: str
+    status: str
+    start: float
+    seconds: float
+    bytes: int
+
+
+class TracedAction(BaseModel):
+    """One action, named by (step, task, sample, action); `parents` are actions of the same trajectory."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    step: int
+    task: str
+    sample: int
+    action: str = ""
+    role: str = ""
+    policy: str = ""
+    parents: tuple[str, ...] = ()
+    start: float
+    answered: float
+    end: float
+    tokens_in: int = 0
+    tokens_out: int = 0
+    tools: tuple[TracedCall, ...] = ()
+
+
+def trace_of(file: Path, steps: tuple[int, int | None] = (0, None)) -> Iterator[TracedAction]:
+    """The trace of recorded trajectories.
+
+    Args:
+        file: A run's `trajectories.jsonl`, or its evaluations.
+        steps: The first and the last step; None for no last one.
+
+    Raises:
+        ConfigurationError: The file is missing, or a line cannot be traced.
+    """
+    first, last = steps
+    try:
+        for step, records in groupby(json_lines(file), lambda record: record.step):
+            if first <= step and (last is None or step <= last):
+                yield from sorted((a for r in records for a in _recorded(file, r)), key=lambda action: action.start)
+    except OSError as error:
+        raise ConfigurationError(f"{file}: {error.strerror}; expected a run's output folder, or its records") from None
+
+
+def _recorded(file: Path, record: Record) -> list[TracedAction]:
+    try:
+        return list(traced(Trajectory.from_record(record.value)))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigurationError(f"{file}:{record.number}: cannot be traced: {type(error).__name__}: {error}") from None
+
+
+def traced(trajectory: Trajectory) -> Iterator[TracedAction]:
+    """The actions of a trajectory, and the calls of its workflow.
+
+    Raises:
+        ValueError: It was recorded without times.
+    """
+    of: dict[str, Any] = {"step": trajectory.step, "task": trajectory.task.id, "sample": trajectory.sample}
+    if calls := _calls(trajectory.tool_results):
+        start, end = min(call.start for call in calls), max(call.start + call.seconds for call in calls)
+        yield TracedAction(**of, start=start, answered=start, end=end, tools=calls)
+    for action in trajectory.actions:
+        if not action.end:
+            raise ValueError("it has no times, because an earlier release has written it")
+        yield TracedAction(
+            **of,
+            action=action.path,
+            role=action.role,
+            policy=action.policy,
+            parents=action.parents,
+            start=action.start,
+            answered=action.answered,
+            end=action.end,
+            tokens_in=len(action.context_ids),
+            tokens_out=len(action.generation.ids),
+            tools=_calls(action.tool_results),
+        )
+
+
+def _calls(results: Iterable[ToolResult]) -> tuple[TracedCall, ...]:
+    """The calls that were made."""
+    return tuple(
+        TracedCall(tool=r.tool, status=r.status, start=r.start, seconds=r.seconds, bytes=r.bytes)
+        for r in results
+        if r.start is not None
+    )
+
+
+def read_trace(path: Path) -> list[TracedAction]:
+    """The lines of a trace.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or a line is none of a trace.
+    """
+    found = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error}; expected what `openrlhf trace RUN` prints") from None
+    for number, line in enumerate(lines, 1):
+        try:
+            found.append(TracedAction.model_validate_json(line))
+        except ValidationError as error:
+            why = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'the line'}: {e['msg']}" for e in error.errors())
+            raise ConfigurationError(f"{path}:{number}: not a line of a trace: {why}") from None
+    return found

@@ -1,0 +1,163 @@
+"""`openrlhf trace`: parents precede, intervals nest, sums are the metrics'; and who cannot be traced is told."""
+
+import asyncio
+import json
+import random
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_tool_records import echo, find
+
+from marl_plugins.cli import main
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.options import step_range
+from marl_plugins.core.tools import Tool
+from marl_plugins.core.trace import TracedAction, read_trace, trace_of
+from marl_plugins.core.trajectory import Trajectory
+
+simulated = pytest.importorskip("simulated_run")
+PAGE = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text()
+
+
+async def branches(task, roles, tools):
+    """A turn that continues, two branches that wait for a moment, a call of the workflow, and a join."""
+
+    async def branch(number, first):
+        await asyncio.sleep(random.random() / 100)
+        return await roles.a(q=f"{number}", seen=first)
+
+    first = await roles.a(q=task.prompt)
+    again = await roles.a(q="go on", continues=first)
+    both = await asyncio.gather(branch(1, first), branch(2, again))
+    told = await tools.echo(str(both[0]))
+    return await roles.a(q=told.output, after=list(both))
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A run of three steps, in whose third one trajectory is lost."""
+    folder = tmp_path_factory.mktemp("run")
+
+    def answer(call):
+        if call.step == 3 and call.sample == 1 and call.task.endswith("1"):
+            raise InfrastructureFailure("calculator", "Connection refused")
+
+    trainer = simulated.simulated_trainer(folder, lambda t: 1.0, answer, steps=3, eval_steps=-1, workflow=branches)
+    rollout = trainer.session.rollout
+    tool = Tool("echo", echo, find)
+    rollout.tools = {"echo": tool}
+    rollout.roles["a"] = replace(rollout.roles["a"], tools=(tool,), max_turns=3, endless_tools_fail=False)
+    asyncio.run(trainer.fit(0))
+    return folder
+
+
+def of_run(folder):
+    return list(trace_of(folder / "trajectories.jsonl"))
+
+
+def lines(folder, name):
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def test_parents_precede_and_intervals_nest(recorded):
+    ended, spans = {}, {}
+    for record in lines(recorded, "trajectories.jsonl"):
+        start = record["start"]
+        spans[record["step"], record["task"], record["sample"]] = start, start + record["seconds"]
+    steps = Counter()
+    for action in of_run(recorded):
+        of = action.step, action.task, action.sample
+        assert all(ended[*of, parent] <= action.start for parent in action.parents)
+        ended[*of, action.action] = action.end
+        assert spans[of][0] <= action.start <= action.answered <= action.end <= spans[of][1] + 1e-9
+        before = action.answered
+        for call in action.tools if action.role else ():
+            assert before <= call.start and call.start + call.seconds <= action.end + 1e-9
+            before = call.start + call.seconds
+        steps[action.step] += 1
+    assert sorted(steps) == [1, 2, 3]
+
+
+def test_each_step_begins_at_nought_and_is_in_order(recorded):
+    for step in (1, 2, 3):
+        starts = [action.start for action in of_run(recorded) if action.step == step]
+        assert starts == sorted(starts) and 0 <= starts[0] < 0.5
+
+
+def test_its_sums_are_the_metrics(recorded):
+    for metrics in lines(recorded, "metrics.jsonl"):
+        mine = [action for action in of_run(recorded) if action.step == metrics["step"]]
+        calls = [call for action in mine for call in action.tools]
+        assert metrics["tokens/sampled"] == sum(action.tokens_out for action in mine)
+        assert metrics["rows/generated"] == sum(bool(action.role) for action in mine)
+        assert metrics["tool/echo/calls"] == len(calls) > 0
+        assert metrics["tool/echo/failed"] == sum(call.status == "failed" for call in calls)
+        assert metrics["tool/echo/seconds"] * len(calls) == pytest.approx(sum(call.seconds for call in calls))
+        assert metrics["tool/echo/bytes"] * len(calls) == pytest.approx(sum(call.bytes for call in calls))
+
+
+def test_tokens_are_those_of_the_records(recorded):
+    expected = Counter()
+    for record in lines(recorded, "trajectories.jsonl"):
+        for action in Trajectory.from_record(record).actions:
+            expected[len(action.context_ids), len(action.generation.ids)] += 1
+    assert Counter((a.tokens_in, a.tokens_out) for a in of_run(recorded) if a.role) == expected
+
+
+def test_what_is_printed_is_read_back(recorded, tmp_path, capsys):
+    assert main(["trace", str(recorded), "--steps", "2:3"]) == 0
+    (tmp_path / "trace.jsonl").write_text(capsys.readouterr().out)
+    assert read_trace(tmp_path / "trace.jsonl") == [action for action in of_run(recorded) if action.step >= 2]
+    assert main(["trace", str(recorded / "trajectories.jsonl"), "--steps", "1"]) == 0
+    assert {json.loads(line)["step"] for line in capsys.readouterr().out.splitlines()} == {1}
+
+
+def test_every_field_is_in_the_page():
+    section = PAGE.partition("## The trace")[2].partition("\n## ")[0]
+    assert not [field for field in TracedAction.model_fields if f"`{field}`" not in section]
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (lambda record: record["actions"][0].pop("times"), "has no times, because an earlier release has written it"),
+        (lambda record: record.update(schema=0), "schema 0"),
+        (lambda record: record.pop("actions"), "KeyError: 'actions'"),
+    ],
+)
+def test_a_record_that_cannot_be_traced_is_named(recorded, tmp_path, capsys, change, part):
+    records = lines(recorded, "trajectories.jsonl")
+    change(records[1])
+    (tmp_path / "trajectories.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert main(["trace", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert f"{tmp_path}/trajectories.jsonl:2: cannot be traced: " in said and part in said
+
+
+def test_what_is_no_run_is_said(tmp_path, recorded, capsys):
+    assert main(["trace", str(tmp_path)]) == 2
+    assert "No such file" in capsys.readouterr().err
+    assert main(["trace", str(recorded), "--steps", "7:"]) == 2
+    assert "holds no actions of these steps" in capsys.readouterr().err
+    assert main(["trace", str(recorded), "--steps", "x"]) == 2
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        read_trace(tmp_path / "none")
+    (tmp_path / "other").write_text('{"step": 1}\n')
+    with pytest.raises(ConfigurationError, match="other:1: not a line of a trace: task: Field required"):
+        read_trace(tmp_path / "other")
+    assert step_range("3") == (3, 3)
+
+
+def test_the_benchmark_counts_a_trace(recorded, tmp_path, capsys):
+    from benchmarks.load import main as load
+    from benchmarks.load import most_at_once
+
+    trace = of_run(recorded)
+    (tmp_path / "trace").write_text("".join(action.model_dump_json() + "\n" for action in trace))
+    load(tmp_path / "trace")
+    shown = capsys.readouterr().out
+    assert f"{sum(bool(a.role) for a in trace)} actions of 23 trajectories" in shown and "| a | 100.0% | 100.0% |" in shown
+    at_once = max(sum(b.start <= a.start < b.end for b in trace if b.step == a.step) for a in trace)
+    assert most_at_once(trace) == at_once
