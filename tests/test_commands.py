@@ -12,10 +12,11 @@ import pytest
 
 from marl_plugins.cli import main
 from marl_plugins.commands.evaluate import only_players, with_models
-from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.recipe import load_recipe
+from marl_plugins.core.failures import ConfigurationError, RunEnded
+from marl_plugins.core.recipe import SandboxConfig, load_recipe
 from marl_plugins.core.shipped import recipes_root
 from marl_plugins.plan.build import build_plan
+from marl_plugins.plan.describe import describe_sandbox
 
 TINY = str(recipes_root() / "mathchat" / "tiny.yaml")
 
@@ -126,6 +127,23 @@ def test_an_evaluation_trains_nothing():
     assert not any(p.trainable for p in evaluated.policies) and all(p.trainable for p in run.policies)
     assert [p.name for p in evaluated.policies] == [p.name for p in run.policies]
     assert evaluated.state(dict) is run.state(dict)  # plugins meet their state again
+
+
+@pytest.mark.parametrize(
+    ("command", "module"), [("train", "marl_plugins.runtime.driver"), ("eval", "marl_plugins.runtime.cluster")]
+)
+def test_a_run_says_where_programs_of_agents_run(command, module, tmp_path, monkeypatch, capsys):
+    """Ended where it would begin to start processes."""
+
+    def end(run, debug):
+        raise RunEnded("enough")
+
+    monkeypatch.setattr(f"{module}.prepare_environment", end)
+    line = f"programs of agents run in the sandbox: {describe_sandbox(SandboxConfig())}\n"
+    for recipe, said in ((TINY, True), ("vote/tiny.yaml", False)):
+        words = [command, "--recipe", recipe, "--ckpt.output_dir", str(tmp_path), "--ckpt.path", str(tmp_path)]
+        assert main(words) == 1
+        assert (line in capsys.readouterr().out) is said
 
 
 def test_a_run_is_frozen():

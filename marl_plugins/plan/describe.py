@@ -6,7 +6,7 @@ import copy
 from types import SimpleNamespace
 from typing import Any
 
-from marl_plugins.core.recipe import SandboxConfig
+from marl_plugins.core.recipe import Recipe, SandboxConfig
 from marl_plugins.core.redaction import shown_flag
 from marl_plugins.core.tasks import FileTasks
 from marl_plugins.hosts import upstream_cli
@@ -81,6 +81,13 @@ def describe_sandbox(config: SandboxConfig) -> str:
     level = choose(config.isolation, machine)
     above = [f"{name} is unavailable: {missing}" for name, missing in machine.missing.items()]
     return "; ".join([level, *(above if config.isolation == "auto" else ())])
+
+
+def where_programs_run(recipe: Recipe) -> list[str]:
+    """What a run's log says of the sandbox; nothing where no agent's program is run."""
+    return (
+        [f"programs of agents run in the sandbox: {describe_sandbox(recipe.tools.sandbox)}"] if recipe.uses_programs else []
+    )
 
 
 def _reward_range(plan: Plan) -> str:

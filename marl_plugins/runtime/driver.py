@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marl_plugins.core.failures import RunEnded
-from marl_plugins.plan.describe import describe, describe_sandbox
+from marl_plugins.plan.describe import describe, where_programs_run
 from marl_plugins.plan.fingerprint import fingerprint
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.resume import accepted
@@ -42,8 +42,8 @@ def train(plan: Plan, words: Sequence[str]) -> int:
     run, debug = plan.run, plan.options.debug
     output, checkpoint_folder = Path(run.args.ckpt.output_dir).absolute(), Path(run.args.ckpt.path).absolute()
     display = Display(plan.options.json, list(run.recipe.roles))
-    for warning in run.warnings:
-        display.say(f"warning: {warning}")
+    for line in (*(f"warning: {warning}" for warning in run.warnings), *where_programs_run(run.recipe)):
+        display.say(line)
     prepare_environment(run, debug)
     with (
         held("ckpt.output_dir", output),
@@ -53,8 +53,6 @@ def train(plan: Plan, words: Sequence[str]) -> int:
         asyncio.Runner() as loop,
         plugins_started(loop, plan, "train"),
     ):
-        if run.recipe.uses_programs:
-            display.say(f"programs of agents run in the sandbox: {describe_sandbox(run.recipe.tools.sandbox)}")
         with display.phase("loading tasks and tokenizers", announce=True):
             session = Session(plan)
         session.warm_start(display)
