@@ -323,6 +323,24 @@ def test_a_role_that_one_kind_of_answer_calls_is_called(folder):
     assert folder.ending("if str(con) == '1':", f"    {JUDGE.format('con')}", "return con").warnings() == []
 
 
+def test_a_role_that_a_router_names_is_called(folder):
+    assert folder.ending("if 'judge' in str(con):", f"    {JUDGE.format('con')}", "return con").warnings() == []
+
+
+def test_of_an_invented_task_nothing_is_said_that_another_could_change(folder):
+    folder.ending("if task.metadata.get('type'):", f"    {JUDGE.format('con')}", "return con")
+    plan = folder.plan()
+    assert rehearse(plan.run, workflow_of(plan.plugins, plan.run), None).unclear == []
+    folder.ending("return con")
+    plan = folder.plan()
+    assert rehearse(plan.run, workflow_of(plan.plugins, plan.run), None).unclear == []
+
+
+def test_a_workflow_that_blocks_after_a_name_has_not_called_it(folder, quick):
+    warning = folder.ending("if str(con) == 'judge':", "    time.sleep(3)", "return con").warning()
+    assert "role 'judge' is never called" in warning
+
+
 def test_a_loop_that_no_answer_ends_is_said(folder):
     warning = folder.ending("while True:", "    con = await roles.con(question=con)", JUDGE.format("con")).warning()
     assert warning.startswith(folder.at(7)) and f"still calling roles after {MOST_CALLS} calls" in warning
@@ -555,6 +573,37 @@ def test_a_loop_is_drawn_with_numbers(folder, capsys):
         )
         + "\n"
     )
+
+
+def test_a_recipe_is_shown_with_the_tasks_that_its_plugin_gives(folder, capsys):
+    """The workflow branches on what only the plugin's tasks have, by a flag that the recipe sets."""
+    source = TASKS.replace("def load(split):", "def load(split, kind):").replace('"colour"}', "kind}")
+    source += (
+        "from marl_plugins import hookimpl\n\n@hookimpl\ndef marl_options(parser):\n"
+        "    parser.add_argument('--mine.kind', default='none')\n\n@hookimpl\ndef marl_tasks(run, split):\n"
+        "    return load(split, run.args.mine.kind)\n"
+    )
+    folder.write("plugin.py", source)
+    recipe = RECIPE.replace("tasks: tasks.py\n", "plugins: [plugin.py]\n") + "  mine.kind: hard\n"
+    folder.write("recipe.yaml", recipe)
+    folder.ending("if task.metadata['type'] == 'hard':", f"    {JUDGE.format('[pro, con]')}", "return con")
+    assert show(str(folder.path), as_json=False) == 0
+    shown = capsys.readouterr().out
+    assert "pro, con -> judge" in shown and "never called" not in shown and "KeyError" not in shown
+
+
+def test_tasks_that_cannot_be_read_are_said_with_what_can_be_shown(folder, capsys):
+    folder.write("tasks.py", "def load(split):\n    raise ValueError('no disk')\n")
+    assert show(str(folder.path), as_json=False) == 0
+    shown = capsys.readouterr().out
+    assert "no disk" in shown and "pro, con -> judge" in shown
+
+
+@pytest.mark.parametrize("name", ["merchant_assistant", "category_assistant", "tiny_merchant", "tiny_category"])
+def test_no_role_of_the_assistants_seems_idle(name, capsys):
+    assert show(f"ecommerce/{name}.yaml", as_json=False) == 0
+    shown = capsys.readouterr().out
+    assert "-> composer" in shown and "never called" not in shown
 
 
 def test_nothing_is_drawn_of_a_workflow_that_does_not_run(folder):

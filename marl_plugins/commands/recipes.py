@@ -18,8 +18,8 @@ from marl_plugins.core.shipped import recipes_root
 from marl_plugins.hosts.cpu import device
 from marl_plugins.hosts.upstream_cli import Parser
 from marl_plugins.manager import Plugins
-from marl_plugins.plan.build import Problems, recipe_plugins
-from marl_plugins.plan.rehearsal import rehearse, workflow_of
+from marl_plugins.plan.build import Problems, draft_plan, recipe_plugins
+from marl_plugins.plan.rehearsal import rehearse, rehearse_plan, workflow_of
 from marl_plugins.run import Run
 
 
@@ -98,12 +98,11 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
     recipe, _ = load_recipe(path)
     settings = recipe.model_dump(exclude_defaults=True, exclude={"roles", "name", "description"})
     settings |= {"flags": {f: shown_flag(f, value) for f, value in recipe.flags.items()}} if recipe.flags else {}
-    run = Run(recipe, path.parent, SimpleNamespace(data=SimpleNamespace(max_samples=1)), device="")
     plugins, unread = Plugins(recipe_plugins(recipe, path.parent)), Problems()
-    tasks = (
-        unread.attempt(lambda: plugins.call_while_planning("marl_tasks", run=run, split="train")) if recipe.tasks else []
-    )
-    seen = rehearse(run, workflow_of(plugins, run), next(iter(tasks or ()), None), ["python"])
+    seen = unread.attempt(lambda: rehearse_plan(draft_plan(["--recipe", str(path)], plugins), ["python"]))
+    if seen is None:  # without the recipe's own tasks
+        run = Run(recipe, path.parent, SimpleNamespace(), device="")
+        seen = rehearse(run, workflow_of(plugins, run), None, ["python"])
     if as_mermaid:
         if not seen.graph.nodes:
             raise ConfigurationError(seen.wrong + seen.unclear)

@@ -162,6 +162,16 @@ def build_plan(words: Sequence[str]) -> Plan:
     return replace(plan, run=replace(run, warnings=(*run.warnings, *warnings)))
 
 
+def draft_plan(words: Sequence[str], plugins: Plugins) -> Plan:
+    """The plan before its policies are known, with its flags as far as they can be read: enough to rehearse it.
+
+    Raises:
+        ConfigurationError: Upstream's flags cannot be read.
+    """
+    request = read_request(words, Problems())
+    return Plan(draft_run(request, plugins, read_flags(request, plugins, Problems())), plugins, request.options)
+
+
 def read_request(words: Sequence[str], problems: Problems) -> Request:
     """The command line and the recipe that it names.
 

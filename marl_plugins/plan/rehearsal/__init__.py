@@ -25,16 +25,17 @@ from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.rehearsal.apart import Caught, Stuck, run_apart, sort_out
 from marl_plugins.plan.rehearsal.examples import copies_of_label, different, wrong_demonstrations
 from marl_plugins.plan.rehearsal.findings import (
+    idle,
     idle_followups,
-    idle_roles,
     lost_dependencies,
     shown_labels,
     source_of,
+    uncalled,
     unended,
 )
 from marl_plugins.plan.rehearsal.graph import Graph
 from marl_plugins.plan.rehearsal.scorers import Rehearsed, try_grader
-from marl_plugins.plan.rehearsal.trial import ONES, WORDS, Answers, Trial, try_workflow, with_marked_label
+from marl_plugins.plan.rehearsal.trial import ONES, WORDS, Answers, Trial, naming, try_workflow, with_marked_label
 from marl_plugins.plan.tasks import from_hub
 from marl_plugins.run import Run
 
@@ -54,6 +55,7 @@ class Rehearsal:
         unclear: What else is remarkable: a run might end there, or learn something else than was meant.
         trajectories: What the workflow left, by the kind of answers.
         others: The same of tasks of another kind.
+        task: The first; None where it was invented.
     """
 
     graph: Graph = field(default_factory=Graph)
@@ -61,19 +63,28 @@ class Rehearsal:
     unclear: list[str] = field(default_factory=list)
     trajectories: dict[str, Trajectory] = field(default_factory=dict)
     others: list[dict[str, Trajectory]] = field(default_factory=list)
+    task: Task | None = None
 
 
 def check_workflow(plan: Plan, tools: Iterable[str] | None) -> tuple[list[str], list[str]]:
     """Mistakes of the run's workflow and grader that show without any model, and what else they raise, as warnings."""
-    run = plan.run
-    tasks, evaluation = ([], []) if from_hub(run) else (plan.tasks("train"), plan.tasks("eval"))
-    kinds = different(chain(tasks[:1], evaluation, tasks[1:]))
-    first = kinds[0] if kinds else None
-    found = rehearse(run, workflow_of(plan.plugins, run), first, tools or (), kinds[1:], copies_of_label(tasks))
-    rehearsed = run.state(Rehearsed)
-    rehearsed.trajectories, rehearsed.others, rehearsed.sure = found.trajectories, found.others, bool(tasks)
+    found = rehearse_plan(plan, tools or ())
+    rehearsed = plan.run.state(Rehearsed)
+    rehearsed.trajectories, rehearsed.others, rehearsed.sure = found.trajectories, found.others, found.task is not None
     wrong, unclear = try_grader(plan)
-    return [*found.wrong, *wrong, *wrong_demonstrations(run, first)], found.unclear + unclear
+    return [*found.wrong, *wrong, *wrong_demonstrations(plan.run, found.task)], found.unclear + unclear
+
+
+def rehearse_plan(plan: Plan, tools: Iterable[str]) -> Rehearsal:
+    """Run the plan's workflow on its own tasks: the first, and some of another kind; on an invented one where they are a hub's.
+
+    Raises:
+        ConfigurationError: The tasks cannot be read.
+    """
+    tasks, evaluation = ([], []) if from_hub(plan.run) else (plan.tasks("train"), plan.tasks("eval"))
+    kinds = different(chain(tasks[:1], evaluation, tasks[1:]))
+    workflow, first = workflow_of(plan.plugins, plan.run), kinds[0] if kinds else None
+    return rehearse(plan.run, workflow, first, tools, kinds[1:], copies_of_label(tasks))
 
 
 def workflow_of(plugins: Plugins, run: Run) -> Workflow:
@@ -100,7 +111,7 @@ def rehearse(
     """
     file = place_of(workflow).removesuffix(": ") or str(run.folder / run.recipe.workflow)
     if problem := arity_problem(workflow, 3):
-        return Rehearsal(wrong=[f"{problem}; run is called with task, roles and tools"])
+        return Rehearsal(wrong=[f"{problem}; run is called with task, roles and tools"], task=task)
     tried: list[list[Trial]] = []
     wrong: list[str] = []
     unclear: dict[str, str] = {}  # what several tasks show is said of the first of them
@@ -108,7 +119,7 @@ def rehearse(
         try:
             trials, labels = run_apart(partial(_trials, run, workflow, each, list(tools), copies, file))
         except Stuck as stuck:
-            return Rehearsal(wrong=[stuck.problem("run", file)])
+            return Rehearsal(wrong=[stuck.problem("run", file)], task=task)
         tried.append(trials)
         what = f"the workflow, on task {each.id!r}," if each in others else WORKFLOW
         mistakes, remarks = sort_out([(t.answers.name, t.failures) for t in trials], WORKFLOW, sure=task is not None)
@@ -117,12 +128,30 @@ def rehearse(
             unclear.setdefault(remark, remark.replace(WORKFLOW, what, 1))
         if wrong or any(trial.left_at for trial in trials):  # the others would say it again
             break
-    idle, remarks = idle_roles(list(chain(*tried)), run.recipe.roles, file) if not wrong else ([], [])
-    if not (wrong or idle or "continues" in source_of(workflow)):  # it may do so after other answers
-        remarks += idle_followups(run)
+    idling: list[str] = []
+    missing = uncalled(list(chain(*tried)), run.recipe.roles) if not wrong else []
+    if len(missing) == len(run.recipe.roles):
+        wrong.append(f"{file}: run calls no role, whatever the answers; nothing would be trained")
+    elif task is not None:  # another one may have what leads to them
+        idling += [idle(role, file) for role in missing if not _reached(role, run, workflow, task, list(tools), file)]
+    if not (wrong or "continues" in source_of(workflow)):  # it may do so after other answers
+        idling += idle_followups(run)
     ended, *ended_others = [{t.answers.name: t.trajectory for t in trials if t.trajectory is not None} for trials in tried]
     graph = Graph.of(next(iter(ended.values()))) if ended else Graph()
-    return Rehearsal(graph, [*wrong, *idle], [*unclear.values(), *remarks], ended, ended_others)
+    return Rehearsal(graph, wrong, [*unclear.values(), *idling], ended, ended_others, task)
+
+
+def _reached(role: str, run: Run, workflow: Workflow, task: Task, tools: list[str], file: str) -> bool:
+    """Whether a workflow calls a role that every answer names."""
+
+    def named(caught: Caught) -> bool:
+        trial = try_workflow(run, workflow, task, tools, naming(role), file, caught)
+        return any(call.spec.name == role for call in trial.calls)
+
+    try:
+        return run_apart(named)
+    except Stuck:
+        return False
 
 
 def _trials(

@@ -69,24 +69,18 @@ def _listed(roles: Iterable[str]) -> str:
     return f"role {names[0]}" if len(names) == 1 else f"roles {', '.join(names)}"
 
 
-def idle_roles(trials: Sequence[Trial], roles: Iterable[str], file: str) -> tuple[list[str], list[str]]:
-    """A workflow that calls nobody, as a mistake; roles that it does not call, as remarks.
-
-    Args:
-        roles: Those of the recipe.
-        file: Where the workflow is.
-    """
-    if not any(trial.complete for trial in trials):  # it did not come to the calls that are missing
-        return [], []
+def uncalled(trials: Sequence[Trial], roles: Iterable[str]) -> list[str]:
+    """The roles that no trial has called; none of them where no trial came to its end, and so to all of its calls."""
     called = {call.spec.name for trial in trials for call in trial.calls}
-    if not called:
-        return [f"{file}: run calls no role, whatever the answers; nothing would be trained"], []
-    return [], [
-        f"{file}: role {role!r} is never called, whether every answer is a word or a number; call it, or remove it "
+    return [role for role in roles if role not in called] if any(trial.complete for trial in trials) else []
+
+
+def idle(role: str, file: str) -> str:
+    """The remark on a role that nobody calls; `file` is where the workflow is."""
+    return (
+        f"{file}: role {role!r} is never called, whether every answer is a word, a number, or its name; call it, or remove it "
         "from the recipe"
-        for role in roles
-        if role not in called
-    ]
+    )
 
 
 def idle_followups(run: Run) -> list[str]:

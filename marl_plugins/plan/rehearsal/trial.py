@@ -45,6 +45,11 @@ WORDS = Answers("a word", word)
 ONES = Answers("the number 1", lambda number: "1")
 
 
+def naming(role: str) -> Answers:
+    """Every answer names a role, as a router's does."""
+    return Answers(f"the word {role!r}", lambda number: role)
+
+
 @dataclass
 class Trial:
     """What one run of a workflow left.
