@@ -35,6 +35,7 @@ BUILTINS = (
     "marl_plugins.groups",
     "marl_plugins.gae",
     "marl_plugins.builtin.upstream",
+    "marl_plugins.builtin.behaviour",
 )
 """Always active and asked last: what a run does where no named plugin answers."""
 

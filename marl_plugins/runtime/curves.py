@@ -1,4 +1,4 @@
-"""The curves of a run as one picture of four panels over the steps: outcome, rewards, KL or gradients, and response lengths."""
+"""The curves of a run as one picture over the steps: outcome, rewards, KL or gradients, response lengths; scores and tool calls."""
 
 from __future__ import annotations
 
@@ -23,9 +23,19 @@ def plot(metrics: Metrics, roles: Sequence[str], path: Path, title: str) -> None
     from matplotlib.ticker import MaxNLocator
 
     steps = [m for m in metrics if m["step"] > 0]
-    figure, ((top_left, top_right), (bottom_left, bottom_right)) = pyplot.subplots(
-        2, 2, figsize=(12, 7), sharex=True, layout="constrained"
-    )
+    more = {
+        "mean score of an action": {role: f"role/{role}/score" for role in roles},
+        "answers with a tool call": {role: f"role/{role}/tool_call_rate" for role in roles},
+    }
+    more = {title: names for title, names in more.items() if any(m.get(n) for m in steps for n in names.values())}
+    rows = 3 if more else 2
+    figure, panels = pyplot.subplots(rows, 2, figsize=(12, 3.5 * rows), sharex=True, layout="constrained")
+    (top_left, top_right), (bottom_left, bottom_right) = panels[:2]
+    for axes, (title_of, names) in zip(panels[2:].flat, more.items(), strict=False):
+        _lines(axes, steps, names)
+        axes.set(xlabel="step", ylabel=title_of)
+    for axes in panels[2:].flat[len(more) :]:
+        axes.set_axis_off()
     evaluations = [m for m in metrics if "eval/tasks" in m]
     _outcome(top_left, steps, evaluations)
     _lines(top_left, evaluations, {role: f"eval/outcome/{role}" for role in roles})
@@ -37,7 +47,7 @@ def plot(metrics: Metrics, roles: Sequence[str], path: Path, title: str) -> None
     top_right.set_ylabel("mean reward of an action")
     bottom_left.set(xlabel="step", ylabel="KL to the reference model" if kl else "gradient norm")
     bottom_right.set(xlabel="step", ylabel="tokens per answer")
-    for axes in (top_left, top_right, bottom_left, bottom_right):
+    for axes in panels.flat:
         if axes.get_legend_handles_labels()[0]:
             axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False, fontsize="small")
         axes.spines[["top", "right"]].set_visible(False)
@@ -74,9 +84,13 @@ def _outcome(axes: Any, steps: Metrics, evaluations: Metrics) -> None:
 
 
 def _lines(axes: Any, steps: Metrics, names: Mapping[str, str]) -> None:
-    for label, name in names.items():
-        if any(m.get(name) is not None for m in steps):
-            _line(axes, steps, name, label)
+    """A line each; where there is a smoothed one the raw numbers are faint behind it."""
+    for n, (label, name) in enumerate(names.items()):
+        if any(m.get(f"{name}/smoothed") is not None for m in steps):
+            _line(axes, steps, f"{name}/smoothed", label, color=f"C{n}")
+            _line(axes, steps, name, "_", color=f"C{n}", alpha=0.3)
+        elif any(m.get(name) is not None for m in steps):
+            _line(axes, steps, name, label, color=f"C{n}")
 
 
 def _line(axes: Any, steps: Metrics, name: str, label: str, **style: Any) -> None:

@@ -24,6 +24,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from marl_plugins.core.behaviour import alarms
 from marl_plugins.core.ledger import Loss, lost_trajectories, unscored_actions
 from marl_plugins.core.redaction import inert
 from marl_plugins.core.trajectory import Trajectory
@@ -76,6 +77,8 @@ class Display:
         self._table = self._table or StepTable(self.roles, steps)
         for line in self._table.lines(metrics, left):
             self.say(line)
+        for name, why in alarms(metrics).items():
+            self.say(f"step {metrics['step']:.0f}: alarm {name}: {why} (openrlhf docs metrics)")
 
     def rollout(self, step: int, metrics: Mapping[str, float], trajectories: Sequence[Trajectory]) -> None:
         """What a step lost to infrastructure, one line per cause, and whether it has nothing to learn from."""

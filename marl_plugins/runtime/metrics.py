@@ -87,7 +87,7 @@ def zero_sum(trajectories: Sequence[Trajectory]) -> bool:
 
 
 def summary(trajectories: Sequence[Trajectory], ledger: Ledger) -> dict[str, float]:
-    """Metrics of a rollout: outcome; by role reward and its terms, response length, tool calls; by tool how calls went."""
+    """Metrics of a rollout: outcome; by role score, reward and its terms, response length, tool calls; by tool how calls went."""
     scored = [t.outcome for t in trajectories if t.outcome is not None]
     generated = [a for t in trajectories for a in t.actions]
     actions = [a for t in trajectories if not t.infrastructure_failure for a in t.actions]
@@ -108,6 +108,8 @@ def summary(trajectories: Sequence[Trajectory], ledger: Ledger) -> dict[str, flo
         by_role[action.role].append(action)
     for role, mine in sorted(by_role.items()):
         metrics |= {f"role/{role}/{name}": value for name, value in of_role(mine).items()}
+        acted = [t.outcome_of(role) for t in trajectories if any(a.role == role for a in t.actions)]
+        metrics |= means({f"role/{role}/outcome": [outcome for outcome in acted if outcome is not None]})
     by_tool: dict[str, list[ToolResult]] = defaultdict(list)
     for results in (*(t.tool_results for t in trajectories), *(a.tool_results for a in generated)):
         for call in results:
@@ -165,6 +167,7 @@ def of_role(actions: Sequence[Action]) -> dict[str, float]:
     metrics = {"actions": float(len(actions))}
     metrics |= means(
         {
+            "score": [a.score for a in actions if a.score is not None],
             "reward": [a.reward for a in actions if a.reward is not None],
             "advantage": [a.advantage for a in actions if a.advantage is not None],
         }

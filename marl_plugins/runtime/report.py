@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from marl_plugins.core.behaviour import alarms
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import json_lines, replace_text, unusable_line
 
@@ -63,7 +64,7 @@ def summarise(metrics: Metrics, roles: Sequence[str]) -> dict[str, Any]:
     """Before and after, as numbers; None where a run has too little of something."""
     steps = [m for m in metrics if m["step"] > 0]
     windows = windows_of(steps)
-    names = ("reward", "response_length", "tool_call_rate", "tool_success")
+    names = ("score", "reward", "outcome", "response_length", "truncated", "tool_call_rate", "tool_success")
     evaluations = [m for m in metrics if "eval/tasks" in m]
     evaluated = evaluations[:1], evaluations[1:][-LAST_EVALUATIONS:]
     return {
@@ -76,6 +77,7 @@ def summarise(metrics: Metrics, roles: Sequence[str]) -> dict[str, Any]:
             for role in roles
         },
         "lost": [int(sum(m.get("trajectories/lost") or 0 for m in part)) if part else None for part in windows],
+        "alarms": alarm_steps(steps),
         "no_signal": sum(m.get("signal/none") == 1 for m in steps),
         "cost": cost_of(steps),
     }
@@ -107,6 +109,15 @@ def held_out(evaluations: Metrics) -> dict[str, Any] | None:
     }
 
 
+def alarm_steps(steps: Metrics) -> dict[str, list[int]]:
+    """The steps with an alarm, by its name."""
+    found: dict[str, list[int]] = {}
+    for m in steps:
+        for name in alarms(m):
+            found.setdefault(name, []).append(int(m["step"]))
+    return found
+
+
 def cost_of(steps: Metrics) -> float | None:
     """Dollars that were paid for judgements in the whole run: each `.../cost` is what its endpoint has cost so far."""
     last = {name: m[name] for m in steps for name in m if name.endswith("/cost") and m[name] is not None}
@@ -129,15 +140,18 @@ def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         rows.append([f"{evaluated['score']} on {evaluated['tasks']} held-out tasks", *cells])
     forms: dict[str, tuple[str, Callable[[float], str]]] = {
         "held_out": ("held-out outcome", lambda v: f"{v:.3f}"),
+        "score": ("score", lambda v: f"{v:.3f}"),
         "reward": ("reward", lambda v: f"{v:.3f}"),
+        "outcome": ("outcome in training", lambda v: f"{v:.3f}"),
         "response_length": ("tokens per answer", lambda v: f"{v:.1f}"),
+        "truncated": ("answers cut off", lambda v: f"{v:.0%}"),
         "tool_call_rate": ("calls a tool", lambda v: f"{v:.0%}"),
         "tool_success": ("tool calls that succeed", lambda v: f"{v:.0%}"),
     }
     for role, values in summary["roles"].items():
         for name, (title, form) in forms.items():
             pair = values[name]
-            if pair == [None, None] or (name == "tool_call_rate" and not any(pair)):
+            if pair == [None, None] or (name in ("truncated", "tool_call_rate") and not any(pair)):
                 continue
             rows.append([f"{role}: {title}", *("-" if value is None else form(value) for value in pair)])
     if any(summary["lost"]):
@@ -174,6 +188,8 @@ def legend(summary: Mapping[str, Any]) -> str:
         )
         if evaluated["lost"]:
             sentences.append(f"{evaluated['lost']} evaluation trajectories were lost to infrastructure and are in no mean.")
+    for name, at in summary["alarms"].items():
+        sentences.append(f"Alarm {name} after steps {', '.join(map(str, at))} (docs/metrics.md, Alarms).")
     if summary["no_signal"]:
         sentences.append(f"{summary['no_signal']} of {summary['steps']} steps had no signal: every advantage was 0.")
     if summary["cost"] is not None:

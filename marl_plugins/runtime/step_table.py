@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from marl_plugins.core.behaviour import alarms
+
 WIDTH = 100
 """Characters that the table may take."""
 HEADER_EVERY = 20
@@ -78,8 +80,10 @@ class StepTable:
         values = {**metrics, **({} if left is None else {"left": left})}
         header = [" ".join(c.title.rjust(c.width) for c in self.columns)] if self.rows % HEADER_EVERY == 0 else []
         self.rows += 1
-        cells = [(c.form(values[c.metric]) if c.metric in values else "-").rjust(c.width) for c in self.columns]
-        return [*header, " ".join(cells)]
+        cells = {c.title: c.form(values[c.metric]) if c.metric in values else "-" for c in self.columns}
+        if alarms(metrics):
+            cells["outcome"] += "!"
+        return [*header, " ".join(cells[c.title].rjust(c.width) for c in self.columns)]
 
 
 def fitting(columns: Sequence[Column]) -> list[Column]:

@@ -1,0 +1,166 @@
+"""Behaviour of the roles over time: smoothing, the alarm for reward hacking, and who is told of it."""
+
+import json
+import random
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated import make_trajectory
+
+from marl_plugins.builtin import behaviour as plugin
+from marl_plugins.core.behaviour import ALARM, LEAST, Behaviour, alarms
+from marl_plugins.core.intervals import wilson
+from marl_plugins.core.ledger import Ledger
+from marl_plugins.runtime.display import Display
+from marl_plugins.runtime.metrics import summary
+from marl_plugins.runtime.report import legend, summarise
+from marl_plugins.runtime.step_table import WIDTH, StepTable
+
+
+def run_of(*roles):
+    states = {}
+    return SimpleNamespace(
+        recipe=SimpleNamespace(roles=dict.fromkeys(roles)), state=lambda kind: states.setdefault(kind, kind())
+    )
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(0, 1000)), min_size=1, max_size=30))
+def test_the_smoothed_metric_is_the_weighted_sum_of_all_that_came_before(values):
+    """sum_k alpha (1 - alpha)^k x_k, the first with what is left of the weights; steps without a value do not count."""
+    behaviour, seen = Behaviour(), []
+    for value in values:
+        metrics = {} if value is None else {"role/a/response_length": value}
+        found = behaviour.observe(metrics, ["a"])
+        if value is None:
+            assert found == {}
+            continue
+        seen.append(value)
+        weights = [(2 / 3) ** (len(seen) - 1 - n) / (3 if n else 1) for n in range(len(seen))]
+        expected = sum(w * x for w, x in zip(weights, seen, strict=True))
+        assert found == {"role/a/response_length/smoothed": pytest.approx(expected)}
+
+
+def test_success_score_and_truncation_of_a_role_are_over_what_it_took_part_in():
+    both, one = make_trajectory({"a": [], "b": ["a"]}), make_trajectory({"a": []}, sample=1)
+    both.outcome, one.outcome = 1.0, 0.0
+    both.actions[0].score, one.actions[0].score = 0.8, 0.4
+    found = summary([both, one], Ledger(1))
+    assert (found["role/a/outcome"], found["role/b/outcome"]) == (0.5, 1.0)
+    assert found["role/a/score"] == pytest.approx(0.6) and "role/b/score" not in found
+    both.outcomes = {"a": 0.25, "b": 0.75}
+    assert summary([both, one], Ledger(1))["role/a/outcome"] == 0.125
+
+
+# --- the alarm ------------------------------------------------------------------------------------------------------------
+
+
+def told(seed, score, success, tasks=100, every=4, evaluations=10, noise=0.03):
+    """The alarms of a run of one role whose score and held-out success are given as functions of the progress in [0, 1]."""
+    draw, behaviour, found = random.Random(seed), Behaviour(), []
+    for step in range(1, every * evaluations + 1):
+        progress = step / (every * evaluations)
+        metrics = {"role/a/score": min(1.0, max(0.0, draw.gauss(score(progress), noise)))}
+        if step % every == 0:
+            rate = sum(draw.random() < success(progress) for _ in range(tasks)) / tasks
+            low, high = wilson(rate, tasks)
+            metrics |= {"eval/outcome": rate, "eval/low": low, "eval/high": high}
+        found.append(behaviour.observe(metrics, ["a"]))
+    return [m[ALARM] for m in found if ALARM in m]
+
+
+SEEDS = range(40)
+
+
+def flat(level):
+    return lambda progress: level
+
+
+def rising(start, end):
+    return lambda progress: start + (end - start) * progress
+
+
+@pytest.mark.parametrize("success", [flat(0.3), rising(0.4, 0.1)], ids=["flat", "falling"])
+def test_scores_that_rise_without_success_raise_the_alarm(success):
+    raised = [any(told(seed, rising(0.3, 0.8), success)) for seed in SEEDS]
+    assert sum(raised) == len(raised)
+
+
+@pytest.mark.parametrize(
+    ("score", "success"),
+    [
+        (rising(0.3, 0.8), rising(0.2, 0.7)),
+        (flat(0.5), flat(0.3)),
+        (flat(0.5), rising(0.6, 0.2)),
+        (rising(0.5, 0.2), flat(0.3)),
+        (rising(0.6, 0.9), flat(0.97)),
+    ],
+    ids=["both rise", "neither", "success falls", "score falls", "nothing left to gain"],
+)
+def test_no_alarm_where_success_rises_too_or_the_score_does_not(score, success):
+    raised = [any(told(seed, score, success)) for seed in SEEDS]
+    assert sum(raised) <= 1
+
+
+def test_few_held_out_tasks_cannot_tell_and_raise_no_alarm():
+    raised = [any(told(seed, rising(0.5, 0.6), flat(0.3), tasks=8)) for seed in SEEDS]
+    assert sum(raised) <= 1
+
+
+def test_there_is_no_alarm_before_there_are_evaluations_to_compare():
+    assert told(1, flat(0.5), flat(0.5), evaluations=LEAST - 1) == []
+    behaviour = Behaviour()
+    evaluation = {"eval/outcome": 0.5, "eval/low": 0.4, "eval/high": 0.6}
+    assert [behaviour.observe(evaluation, ["a"]) for _ in range(9)] == [{}] * 9  # nobody scores actions
+
+
+def test_a_resumed_run_repeats(tmp_path):
+    """The state goes through JSON after any step, and everything that follows is the same."""
+    draw = random.Random(7)
+    steps = [{"role/a/score": draw.random(), "role/b/score": draw.random(), "role/b/truncated": 0.5} for _ in range(24)]
+    for n, metrics in enumerate(steps):
+        if n % 3 == 2:
+            metrics |= {"eval/outcome": draw.random(), "eval/low": 0.0, "eval/high": 1.0}
+
+    def follow(run, some):
+        found = [dict(metrics) for metrics in some]
+        for metrics in found:
+            plugin.marl_log(run, metrics)
+        return found
+
+    whole = follow(run_of("a", "b"), steps)
+    assert any(ALARM in metrics for metrics in whole)
+    for cut in (1, 8, 17, 20):
+        first, second = run_of("a", "b"), run_of("a", "b")
+        follow(first, steps[:cut])
+        plugin.marl_restore(second, json.loads(json.dumps(plugin.marl_state(first))))
+        assert follow(second, steps[cut:]) == whole[cut:]
+
+
+# --- who is told ------------------------------------------------------------------------------------------------------------
+
+RAISED = {"step": 12.0, ALARM: 1.0, f"{ALARM}/score": 0.12, f"{ALARM}/success": -0.01, "alarm/other": 0.0}
+
+
+def test_only_what_is_raised_is_an_alarm():
+    assert alarms(RAISED) == {"reward_hacking": "score +0.120, success -0.010"}
+    assert alarms({"alarm/mine": 1, "alarm/mine/a/b": 0.5, "alarm/mine/c": None}) == {"mine": "a/b +0.500"}
+
+
+def test_the_console_marks_the_step_and_says_why(capsys):
+    Display(False, ["a"]).step(RAISED, 40, None)
+    _, row, said = capsys.readouterr().out.splitlines()
+    assert row.split()[:2] == ["12/40", "-!"]
+    assert said == "step 12: alarm reward_hacking: score +0.120, success -0.010 (openrlhf docs metrics)"
+    table = StepTable(["a"], 40)
+    header, *rows = table.lines(RAISED | {"outcome/mean": 1.0}, None)
+    assert rows == [rows[0]] and len(rows[0]) == len(header) <= WIDTH and "1.000!" in rows[0]
+
+
+def test_the_report_names_the_steps_with_an_alarm():
+    steps = [{"step": n, "role/a/truncated": n / 10, "role/a/score": 0.5} | ({ALARM: float(n > 4)}) for n in range(1, 7)]
+    found = summarise(steps, ["a"])
+    assert found["alarms"] == {"reward_hacking": [5, 6]}
+    assert "Alarm reward_hacking after steps 5, 6" in legend(found)
+    assert found["roles"]["a"]["truncated"] == pytest.approx([0.15, 0.55])
