@@ -141,9 +141,12 @@ Level = Literal["process", "landlock", "namespaces"]
 class SandboxConfig(Model):
     """Where programs of agents run."""
 
-    isolation: Literal["auto", "process", "landlock", "namespaces"] = "auto"
+    isolation: Literal["auto", "process", "landlock", "namespaces", "service"] = "auto"
     """What isolates programs from the machine ([sandbox.md](sandbox.md)); `auto` is the strongest that this machine has. One that
-    it does not have is an error."""
+    it does not have is an error. `service`: they run elsewhere, at `url`."""
+    url: str = ""
+    """With `isolation: service`: address of a SandboxFusion, or of `openrlhf sandbox serve`. `$NAME` stands for a variable of the
+    run's environment, where a password belongs."""
     imports: list[str] = []
     """Modules that are imported once, before any program: importing them in a program then takes no time."""
     warm_up: str | None = None

@@ -5,10 +5,11 @@
         assert (completed.status, completed.stdout) == ("finished", "42\\n")
 
 Whatever a program does is an answer with a status. Everything else is an `InfrastructureFailure`. How well programs are isolated
-depends on the machine (levels.py), and `sandbox.isolation` says it.
+depends on the machine (levels.py), or on the service that runs them (fusion.py), and `sandbox.isolation` says it.
 """
 
-from marl_plugins.sandbox.local import LocalSandbox, OnDemand, open_sandbox
+from marl_plugins.sandbox.local import LocalSandbox
+from marl_plugins.sandbox.opening import OnDemand, open_sandbox
 from marl_plugins.sandbox.program import Completed, Language, Limits, Program, Sandbox, Status
 
 __all__ = ["Completed", "Language", "Limits", "LocalSandbox", "OnDemand", "Program", "Sandbox", "Status", "open_sandbox"]

@@ -12,6 +12,8 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from marl_plugins.sandbox.remote import printable
+
 NAMES, NAME_BYTES = 50, 5000
 """Maximum number of names that are listed, and of bytes in them."""
 LISTED = 1000
@@ -33,6 +35,26 @@ def write_files(workspace: Path, files: Mapping[str, bytes]) -> None:
             descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=folder)
             with open(descriptor, "wb") as file:
                 file.write(content)
+
+
+def remove_files(workspace: Path, paths: Iterable[str]) -> None:
+    """Remove files by their paths, and the folders that are empty without them.
+
+    Raises:
+        OSError: It cannot be done, also where a part of the path is a link.
+    """
+    for path in paths:
+        *folders, name = path.split("/")
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            with _folder(workspace, folders) as folder:
+                os.unlink(name, dir_fd=folder)
+            while folders:
+                *folders, name = folders
+                with _folder(workspace, folders) as folder:
+                    try:
+                        os.rmdir(name, dir_fd=folder)
+                    except OSError:  # it holds other files
+                        break
 
 
 def read_files(workspace: Path, paths: Iterable[str], most: int) -> dict[str, bytes]:
@@ -67,12 +89,6 @@ def first_names(workspace: Path) -> tuple[str, ...]:
             break
         found.append(shown)
     return tuple(found)
-
-
-def printable(name: bytes) -> str:
-    """A file's name as text that can be shown and encoded."""
-    text = name.decode(errors="backslashreplace")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 @contextlib.contextmanager

@@ -45,6 +45,8 @@ ENVIRONMENT = {
 }
 """Also before the imports: a process with several threads cannot be forked."""
 TEST_FILE = "test_program.py"
+TEST_WORDS = ["-q", "-p", "no:cacheprovider", "--rootdir=.", "--confcutdir=.", TEST_FILE]
+"""What pytest is given."""
 
 
 class Settings(TypedDict):
@@ -399,8 +401,7 @@ def run_tests(source: bytes) -> int:
     """Run the program's tests with pytest; the exit code."""
     with open(TEST_FILE, "wb") as file:
         file.write(source)
-    words = ["-q", "-p", "no:cacheprovider", "--rootdir=.", "--confcutdir=.", TEST_FILE]
-    return run_python(f"import sys, pytest; sys.exit(pytest.main({words}))".encode())
+    return run_python(f"import sys, pytest; sys.exit(pytest.main({TEST_WORDS}))".encode())
 
 
 def run_python(source: bytes) -> int:

@@ -25,7 +25,7 @@ from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.recipe import Level, SandboxConfig
 from marl_plugins.sandbox import levels
 from marl_plugins.sandbox.files import first_names, read_files, write_files
-from marl_plugins.sandbox.program import Completed, Program, Status
+from marl_plugins.sandbox.program import Completed, Program, Status, excess, judge
 from marl_plugins.sandbox.server import Server, new_root, python
 from marl_plugins.sandbox.streams import Stream
 
@@ -40,37 +40,6 @@ ATTEMPTS = 3
 """Maximum number of fork servers that a program is given to, as long as it has not begun."""
 RETURNED = 256 << 20
 """Maximum number of bytes of the files that a program was asked for."""
-OUT_OF_MEMORY = re.compile(r"[\w.]*MemoryError\b")
-LIMITS: dict[int, tuple[Status, str]] = {
-    signal.SIGXCPU: ("time", ": it took more than its time on a processor"),
-    signal.SIGXFSZ: ("killed", ": it wrote too large a file"),
-}
-"""Signals of limits that the kernel holds."""
-
-
-@contextlib.asynccontextmanager
-async def open_sandbox(
-    config: SandboxConfig, *, packages: bool = True, concurrency: int | None = None, workspaces: Path | None = None
-) -> AsyncIterator[LocalSandbox]:
-    """A sandbox for as long as it is needed.
-
-    Args:
-        packages: Whether programs may import installed packages.
-        concurrency: Maximum number of programs at the same time; default: the machine's cores.
-        workspaces: An existing folder in which all workspaces lie that are kept; default: there are only fresh ones.
-
-    Raises:
-        ConfigurationError: The level is unavailable on this machine, or a module cannot be imported.
-        InfrastructureFailure: It cannot be started.
-    """
-    sandbox = LocalSandbox(config, packages=packages, concurrency=concurrency, workspaces=workspaces)
-    try:
-        await sandbox.start()
-        yield sandbox
-    finally:
-        await sandbox.close()
-
-
 class LocalSandbox:
     """Programs on this machine, in one event loop (program.Sandbox). What it has started ends with it, and with its process.
 
@@ -188,44 +157,6 @@ class LocalSandbox:
         return server
 
 
-class OnDemand:
-    """A sandbox that is opened with its first program, and anew in another event loop; what nobody closes ends with this object.
-
-    Args:
-        workspaces: Gives the folder in which all workspaces lie that are kept.
-    """
-
-    def __init__(
-        self,
-        config: SandboxConfig,
-        *,
-        packages: bool = True,
-        concurrency: int | None = None,
-        workspaces: Callable[[], Path] | None = None,
-    ):
-        self._open = partial(LocalSandbox, config, packages=packages, concurrency=concurrency)
-        self._workspaces = workspaces
-        self._opened: tuple[asyncio.AbstractEventLoop, LocalSandbox] | None = None
-
-    @property
-    def sandbox(self) -> LocalSandbox:
-        """The sandbox of the running event loop.
-
-        Raises:
-            ConfigurationError: The level is unavailable on this machine.
-        """
-        loop = asyncio.get_running_loop()
-        if self._opened is None or self._opened[0] is not loop:
-            self._opened = (loop, self._open(workspaces=self._workspaces and self._workspaces()))
-        return self._opened[1]
-
-    async def close(self) -> None:
-        """End the sandbox of the running event loop, if it has one."""
-        if self._opened is not None and self._opened[0] is asyncio.get_running_loop():
-            await self._opened[1].close()
-        self._opened = None
-
-
 class Run:
     """One program in a fork server."""
 
@@ -283,7 +214,7 @@ class Run:
         if "begun" in message:
             self._begun = time.monotonic()
             self._timers.append(
-                self._loop.call_later(limits.seconds, self._stop, "time", f"stopped after {limits.seconds:g} s")
+                self._loop.call_later(limits.seconds, self._stop, "time", excess("time", limits))
             )
         elif "unavailable" in message:
             self._unavailable = message["reason"]
@@ -356,7 +287,7 @@ class Run:
     def _wrote(self, count: int) -> None:
         self._written += count
         if self._written > self.program.limits.output_mb << 20:
-            self._stop("output", f"stopped: it wrote more than {self.program.limits.output_mb} MB")
+            self._stop("output", excess("output", self.program.limits))
 
     def _stop(self, status: Status, reason: str) -> None:
         if self._stopped is None:
@@ -382,17 +313,3 @@ class Run:
             first_names(folder),
             files,
         )
-
-
-def judge(code: int | None, errors: str) -> tuple[Status, str]:
-    """The status of a program that was not stopped, and why it ended, if that has to be said."""
-    if code is None:
-        return "killed", ""
-    if code < 0:
-        name = signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"
-        status, why = LIMITS.get(-code, ("killed", ""))
-        return status, f"killed by {name}{why}"
-    if code == 0:
-        return "finished", ""
-    last = errors.rstrip().rpartition("\n")[2]
-    return ("memory", "") if OUT_OF_MEMORY.match(last) else ("failed", "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +17,14 @@ LONGEST_PATH = 1024
 """Maximum number of bytes in a file's path."""
 MOST_FILES = 1000
 """Maximum number of files that a program brings, and that it can be asked for."""
+
+
+OUT_OF_MEMORY = re.compile(r"[\w.]*MemoryError\b")
+LIMITS: dict[int, tuple[Status, str]] = {
+    signal.SIGXCPU: ("time", ": it took more than its time on a processor"),
+    signal.SIGXFSZ: ("killed", ": it wrote too large a file"),
+}
+"""Signals of limits that the kernel holds."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +125,27 @@ class Completed:
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 
+def judge(code: int | None, errors: str) -> tuple[Status, str]:
+    """The status of a program that was not stopped, and why it ended, if that has to be said."""
+    if code is None:
+        return "killed", ""
+    if code < 0:
+        name = signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"
+        status, why = LIMITS.get(-code, ("killed", ""))
+        return status, f"killed by {name}{why}"
+    if code == 0:
+        return "finished", ""
+    last = errors.rstrip().rpartition("\n")[2]
+    return ("memory", "") if OUT_OF_MEMORY.match(last) else ("failed", "")
+
+
+def excess(limit: Literal["time", "output"], limits: Limits) -> str:
+    """Why a program was stopped that took more than a limit, for the agent to read."""
+    if limit == "time":
+        return f"stopped after {limits.seconds:g} s"
+    return f"stopped: it wrote more than {limits.output_mb} MB"
+
+
 class Sandbox(Protocol):
     """Where programs run."""
 
@@ -131,6 +162,24 @@ class Sandbox(Protocol):
 
         Raises:
             InfrastructureFailure: Something failed that is not the program's doing.
+            RunPaused: No other program could be run either.
             ValueError: The workspace is outside the sandbox's folder of workspaces.
         """
+        ...
+
+
+class Startable(Sandbox, Protocol):
+    """One that is opened and closed, as all of ours."""
+
+    async def start(self) -> None:
+        """Do what the first program would wait for.
+
+        Raises:
+            ConfigurationError: No program can be run, and the user can change that.
+            InfrastructureFailure: It cannot be started.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End all programs, and remove what they have left."""
         ...

@@ -6,33 +6,9 @@ import asyncio
 import os
 from collections.abc import Callable
 
+from marl_plugins.sandbox.remote import HeadAndTail
+
 CHUNK = 1 << 16
-
-
-class HeadAndTail:
-    """Keeps the first and the last part of a stream of bytes: tracebacks end at the tail."""
-
-    def __init__(self, limit: int):
-        self.limit = limit
-        self.head = b""
-        self.tail = b""
-        self.total = 0
-
-    def add(self, chunk: bytes) -> None:
-        self.total += len(chunk)
-        half = self.limit // 2
-        room = half - len(self.head)
-        self.head += chunk[:room]
-        self.tail = (self.tail + chunk[max(room, 0) :])[-(self.limit - half) :]
-
-    @property
-    def left_out(self) -> int:
-        """How many bytes between the two parts are lost."""
-        return self.total - len(self.head) - len(self.tail)
-
-    def text(self) -> str:
-        middle = f"\n[... {self.left_out} bytes left out ...]\n".encode() if self.left_out > 0 else b""
-        return (self.head + middle + self.tail).decode(errors="replace")
 
 
 class Stream:

@@ -1,0 +1,423 @@
+"""Programs elsewhere: at a service that speaks SandboxFusion's protocol, theirs or `openrlhf sandbox serve`.
+
+    POST URL/run_code    remote.py as a program of Python's, and the program with its files in one archive
+    the answer           what remote.py has left: what the program wrote, how it ended, and files that are new or changed
+
+The service keeps nothing between two requests. So a program that was lost on the way is run again, and its workspace here changes
+only once its answer is here. What the program can have touched (remote.py's two files) is its own doing, whatever stands in it; the
+rest is the service's, and is never a program's failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import io
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from string import Template
+from typing import Annotated, Literal
+
+import aiohttp
+import pydantic
+from pydantic.v1 import ValidationError as NotInProtocol
+from sandbox_fusion.models import CommandRunStatus, RunCodeRequest, RunCodeResponse, RunStatus
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
+from marl_plugins.core.redaction import Redaction, shown_url
+from marl_plugins.sandbox import remote
+from marl_plugins.sandbox.files import NAMES, read_files, remove_files, write_files
+from marl_plugins.sandbox.fork_server import TEST_WORDS
+from marl_plugins.sandbox.local import RETURNED
+from marl_plugins.sandbox.program import Completed, Program, Status, excess, judge, path_problem
+
+ATTEMPTS, FIRST_PAUSE, LONGEST_PAUSE = 5, 0.5, 8.0
+"""How often a program is sent, and seconds between: random, up to the first, then twice that, ... up to the longest."""
+STARTING = 30.0
+"""Seconds that the service has to begin a program, and to return its files, beside the program's own."""
+QUEUE = 60.0
+"""Seconds that a program may wait for its turn at the service, and travel."""
+CONNECTING = 10.0
+OWN_MEMORY_MB = 64
+"""Memory of remote.py, beside the program's."""
+MOST_FILES = 2000
+"""Files and folders in a workspace that travel (as many as workspace.py counts)."""
+MOST_BYTES = 2 * RETURNED
+"""Maximum size of an answer: base64, and room for what a program wrote."""
+LAST_WORDS = 300
+
+
+class _MayPass(Exception):
+    """The service is unavailable, and repeating the request may help."""
+
+    def __init__(self, kind: str, detail: str):
+        self.kind = kind
+        super().__init__(detail)
+
+
+Encoded = Annotated[str, pydantic.AfterValidator(lambda text: base64.b64decode(text, validate=True))]
+
+
+class _Kept(pydantic.BaseModel):
+    """The ends of a stream."""
+
+    head: Encoded
+    tail: Encoded
+    total: int = pydantic.Field(ge=0)
+
+    def text(self, limit: int) -> tuple[str, bool]:
+        """The stream as it is shown, and whether something is left out."""
+        kept = remote.HeadAndTail(limit)
+        kept.head, kept.tail = bytes(self.head)[:limit], bytes(self.tail)[-limit:]  # type: ignore[arg-type]
+        kept.total = max(self.total, len(kept.head) + len(kept.tail))
+        return kept.text(), kept.left_out > 0
+
+
+class _Result(pydantic.BaseModel):
+    """remote.RESULT, which the program may have written itself."""
+
+    stopped: Literal["", "time", "output"]
+    exceeded: Literal["", "entries", "disk", "returned"]
+    code: int | None = pydantic.Field(ge=-64, le=255)
+    seconds: float = pydantic.Field(ge=0, allow_inf_nan=False)
+    streams: list[_Kept] = pydantic.Field(min_length=1, max_length=2)
+    names: list[str]
+    gone: list[str]
+
+
+class ServiceSandbox:
+    """Programs at a service, over one session that is kept open (program.Startable).
+
+    Args:
+        url: Its address; `$NAME` stands for a variable of the environment.
+        concurrency: Maximum number of programs that are sent at the same time; default: this machine's cores.
+        workspaces: An existing folder in which all workspaces lie that are kept.
+        queue: Seconds that a program may wait for its turn.
+    """
+
+    isolation = "service"
+
+    def __init__(
+        self, url: str, *, concurrency: int | None = None, workspaces: Path | None = None, queue: float = QUEUE
+    ):
+        filled = Template(url).safe_substitute(os.environ)
+        self.shown = f"service {shown_url(filled)}"
+        self._url = filled.rstrip("/")
+        self._redaction = Redaction(url=filled)
+        self._workspaces = workspaces.resolve(strict=True) if workspaces is not None else None
+        self._free = asyncio.Semaphore(concurrency or os.cpu_count() or 1)
+        self._queue = queue
+        self._session: aiohttp.ClientSession | None = None
+        self._source = Path(remote.__file__).read_text()
+
+    async def start(self) -> None:
+        """Run a small program.
+
+        Raises:
+            ConfigurationError: It does not run, with what can be done about it.
+        """
+        cure = "start one with `openrlhf sandbox serve`, or correct tools.sandbox.url"
+        try:
+            said = await self._ping()
+            if said != b'"pong"':
+                shown = self._redaction.text(said[:200].decode(errors="replace"), 80)
+                raise ConfigurationError(f"{self.shown}: GET /v1/ping gave {shown!r}, and SandboxFusion answers \"pong\"; {cure}")
+            got = await self.run(Program("print(6 * 7)"))
+        except (InfrastructureFailure, RunPaused) as failure:
+            what = str(failure).removeprefix(f"{self.shown}: ")
+            raise ConfigurationError(f"{self.shown}: {what}; {cure}") from failure
+        if (got.status, got.stdout) != ("finished", "42\n"):
+            found = got.reason or got.stderr[-LAST_WORDS:] or got.stdout
+            raise ConfigurationError(f"{self.shown}: print(6 * 7) gave {got.status}: {found!r}; {cure}")
+
+    async def close(self) -> None:
+        """End the session, and with it what is being waited for."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def run(self, program: Program, workspace: Path | None = None) -> Completed:
+        """Run a program to its end (program.Sandbox.run)."""
+        if workspace is not None:
+            workspace = workspace.resolve(strict=True)  # noqa: ASYNC240
+            if self._workspaces is None or self._workspaces not in workspace.parents:
+                raise ValueError(f"workspace {workspace}: expected a folder in the sandbox's own, {self._workspaces}")
+        async with self._free:
+            try:
+                job = await asyncio.to_thread(_Job, program, workspace)
+                body = await asyncio.to_thread(job.body, self._source)
+            except OSError as error:
+                raise InfrastructureFailure("sandbox", f"workspace {workspace}: {error}") from error
+            response = await self._answered(body, program.limits.seconds + 2 * STARTING + self._queue)
+            try:
+                return await asyncio.to_thread(job.completed, response)
+            except OSError as error:
+                raise InfrastructureFailure("sandbox", f"workspace {workspace}: {error}") from error
+            except InfrastructureFailure as failure:
+                raise self._failure(failure.kind, str(failure)) from failure
+
+    async def _answered(self, body: bytes, seconds: float) -> RunCodeResponse:
+        """The service's answer to a request, which is repeated where that may help."""
+        attempts = AsyncRetrying(
+            retry=retry_if_exception_type(_MayPass),
+            stop=stop_after_attempt(ATTEMPTS),
+            wait=wait_random_exponential(FIRST_PAUSE, LONGEST_PAUSE),
+            reraise=True,
+        )
+        try:
+            async for attempt in attempts:
+                with attempt:
+                    status, answer = await self._exchange("POST", "run_code", body, seconds)
+                    response = await asyncio.to_thread(self._read, status, answer)
+                    if response.status is RunStatus.SandboxError:
+                        raise _MayPass("sandbox_service", f"could not run a program: {response.message[-LAST_WORDS:]}")
+                    return response
+        except _MayPass as failure:
+            raise self._failure(failure.kind, f"{failure}, {ATTEMPTS} times") from failure
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def _ping(self) -> bytes:
+        try:
+            status, answer = await self._exchange("GET", "v1/ping", None, CONNECTING)
+        except _MayPass as failure:
+            raise self._failure(failure.kind, str(failure)) from failure
+        return answer if status == 200 else f"{status}".encode()
+
+    async def _exchange(self, method: str, path: str, body: bytes | None, seconds: float) -> tuple[int, bytes]:
+        """One request: the status and the body of its answer.
+
+        Raises:
+            _MayPass: There was none.
+            InfrastructureFailure: There was none in time, or too large a one.
+        """
+        headers = {"Content-Type": "application/json"} if body is not None else {}
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                self._opened().request(
+                    method, f"{self._url}/{path}", data=body, headers=headers, allow_redirects=False
+                ) as response,
+            ):
+                return response.status, await _body_of(response)
+        except aiohttp.ConnectionTimeoutError as error:
+            raise _MayPass("sandbox_unreachable", f"no connection within {CONNECTING:g} s") from error
+        except TimeoutError as error:
+            raise self._failure("sandbox_timeout", f"no answer within {seconds:g} s") from error
+        except _TooLarge as error:
+            raise self._failure("sandbox_protocol", f"an answer of more than {MOST_BYTES >> 20} MB") from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise _MayPass("sandbox_unreachable", f"cannot be reached: {error or type(error).__name__}") from error
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None or self._session.closed:
+            connector = aiohttp.TCPConnector(limit=0)
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECTING)
+            self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=True)
+        return self._session
+
+    def _read(self, status: int, answer: bytes) -> RunCodeResponse:
+        """An answer in the protocol."""
+        if status == 200:
+            try:
+                response = RunCodeResponse(**json.loads(answer))
+            except (ValueError, TypeError, RecursionError, NotInProtocol) as error:
+                said = answer[:LAST_WORDS].decode(errors="replace")
+                raise self._failure("sandbox_protocol", f"an answer that is not in SandboxFusion's protocol: {said!r}") from error
+            if not response.files.keys() <= {remote.RESULT, remote.CHANGED}:
+                raise self._failure("sandbox_protocol", f"returned files that were not asked for: {sorted(response.files)[:3]}")
+            return response
+        said = " ".join(answer[:LAST_WORDS].decode(errors="replace").split())
+        if status in (408, 425, 429) or status >= 500:
+            raise _MayPass("sandbox_service", f"HTTP {status}: {said}")
+        if status == 413:
+            raise self._failure(
+                "sandbox_refused", "HTTP 413: the files of a program are too large for it, or for a proxy before it"
+            )
+        if status == 422:
+            raise RunPaused(self._shown(f"refuses our request (HTTP 422): {_refusals(answer) or said}"))
+        raise RunPaused(self._shown(f"HTTP {status} in place of an answer: {said}"))
+
+    def _shown(self, text: str) -> str:
+        return self._redaction.text(f"{self.shown}: {text}")
+
+    def _failure(self, kind: str, text: str) -> InfrastructureFailure:
+        return InfrastructureFailure(kind, self._shown(text))
+
+
+class _Job:
+    """A program with its files, as it travels; and what comes back of it. It reads and writes files: not for the event loop.
+
+    Raises:
+        OSError: The workspace cannot be read.
+    """
+
+    def __init__(self, program: Program, workspace: Path | None):
+        self.program = program
+        self.workspace = workspace
+        self.files = dict(program.files)
+        if workspace is not None:
+            write_files(workspace, program.files)
+            paths, entries, _ = remote.plain_files(os.fspath(workspace), MOST_FILES)
+            if entries > MOST_FILES:
+                raise OSError(f"more than {MOST_FILES} files and folders, and no more travel to a service")
+            self.files = read_files(workspace, paths, RETURNED)
+            if missing := sorted(paths - self.files.keys()):
+                raise OSError(f"{missing[0]} cannot be read, or all files have more than {RETURNED >> 20} MB")
+
+    def body(self, source: str) -> bytes:
+        """The request.
+
+        Args:
+            source: Of remote.py.
+        """
+        limits, program = self.program.limits, self.program
+        settings = {
+            "language": program.language,
+            "merged": program.merged,
+            "seconds": limits.seconds,
+            "cpu_seconds": int(limits.seconds + 1 if limits.cpu_seconds is None else max(1.0, limits.cpu_seconds)),
+            "memory": limits.memory_mb << 20,
+            "file": limits.file_mb << 20,
+            "disk": limits.disk_mb << 20,
+            "output": limits.output_mb << 20,
+            "chars": limits.output_chars,
+            "wanted": list(program.wanted),
+            "sent": self._digests(),
+            "entries": MOST_FILES,
+            "returned": RETURNED,
+            "tests": TEST_WORDS,
+        }
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w") as archive:
+            archive.writestr(zipfile.ZipInfo("program"), program.source.encode(errors="replace"))
+            archive.writestr(zipfile.ZipInfo("stdin"), program.stdin)
+            for path, content in self.files.items():
+                archive.writestr(zipfile.ZipInfo(f"workspace/{path}"), content)
+        request = RunCodeRequest(
+            code=f"{source}\nmain(json.loads({json.dumps(settings)!r}))\n",
+            language="python",
+            run_timeout=limits.seconds + STARTING,
+            files={remote.PACKED: base64.b64encode(packed.getbuffer()).decode()},
+            fetch_files=[remote.RESULT, remote.CHANGED],
+        )
+        return json.dumps(request.dict() | {"memory_limit_MB": limits.memory_mb + OWN_MEMORY_MB}).encode()
+
+    def _digests(self) -> dict[str, str] | None:
+        """The files of a kept workspace, of which only what has changed comes back."""
+        if self.workspace is None:
+            return None
+        return {path: hashlib.sha256(content).hexdigest() for path, content in self.files.items()}
+
+    def completed(self, response: RunCodeResponse) -> Completed:
+        """What came of the program; a kept workspace is brought up to date.
+
+        Raises:
+            InfrastructureFailure: It has not begun.
+            OSError: The workspace cannot be written.
+        """
+        ran = response.run_result
+        if ran is None or remote.BEGUN not in (ran.stdout or ""):
+            said = f"{ran.status.value}, exit code {ran.return_code}: {(ran.stderr or '')[-LAST_WORDS:]}" if ran else "no result"
+            raise InfrastructureFailure("sandbox_service", f"did not begin a program ({said})")
+        limits = self.program.limits
+        seconds = ran.execution_time or 0.0
+        if remote.RESULT not in response.files:
+            if ran.status is CommandRunStatus.TimeLimitExceeded:
+                return Completed("time", None, "", "", seconds, excess("time", limits))
+            said = (ran.stderr or "").strip()[-LAST_WORDS:]
+            why = f"its processes ended without a result (exit code {ran.return_code})"
+            return Completed("killed", None, "", "", seconds, f"{why}: {said}" if said else why)
+        try:
+            result = _Result.model_validate_json(_decoded(response.files[remote.RESULT]))
+            changed = _unpacked(_decoded(response.files.get(remote.CHANGED, "")))
+            problems = [f"path {path[:200]!r} {problem}" for path in (*changed, *result.gone) if (problem := path_problem(path))]
+            if problems:
+                raise ValueError(problems[0])
+        except ValueError as error:
+            said = str(error).splitlines()[0]
+            return Completed("killed", None, "", "", seconds, f"what it left as its result cannot be read: {said}")
+        return self._judged(result, changed, min(result.seconds, limits.seconds + STARTING))
+
+    def _judged(self, result: _Result, changed: Mapping[str, bytes], seconds: float) -> Completed:
+        """What came of the program by what it has left."""
+        limits = self.program.limits
+        texts = [kept.text(limits.output_chars) for kept in result.streams] + [("", False)]
+        (out, out_cut), (errors, errors_cut) = texts[:2]
+        status, reason = judge(result.code, texts[len(result.streams) - 1][0])
+        if result.stopped:
+            status, reason = result.stopped, excess(result.stopped, limits)
+        elif result.exceeded:
+            status, reason = _too_much(result.exceeded, limits.disk_mb)
+        files = {path: changed[path] for path in self.program.wanted if path in changed}
+        if self.workspace is not None and not result.exceeded:
+            remove_files(self.workspace, result.gone)
+            write_files(self.workspace, changed)
+            files = read_files(self.workspace, self.program.wanted, RETURNED)
+        code = None if result.stopped or result.exceeded else result.code
+        names = tuple(name for name in result.names[:NAMES] if name.isprintable() and len(name) < 1000)
+        return Completed(status, code, out, errors, seconds, reason, out_cut, errors_cut, names, files)
+
+
+def _too_much(exceeded: Literal["entries", "disk", "returned"] | str, disk_mb: int) -> tuple[Status, str]:
+    """Why the files of a program stay where they are."""
+    what = {
+        "entries": f"more than {MOST_FILES} files and folders",
+        "disk": f"its files took more than {disk_mb} MB",
+        "returned": f"the files that it changed have more than {RETURNED >> 20} MB",
+    }[exceeded]
+    return "killed", f"{what}; what it changed is lost"
+
+
+class _TooLarge(Exception):
+    pass
+
+
+async def _body_of(response: aiohttp.ClientResponse) -> bytes:
+    parts, size = [], 0
+    async for part in response.content.iter_any():
+        size += len(part)
+        if size > MOST_BYTES:
+            raise _TooLarge
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _refusals(answer: bytes) -> str:
+    """The places and reasons in a 422 of FastAPI's form; empty where it has another."""
+    try:
+        found = json.loads(answer)["detail"]
+        return "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in found)[:LAST_WORDS]
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"not base64: {error}") from error
+
+
+def _unpacked(archive: bytes) -> dict[str, bytes]:
+    """The files of an archive that a program may have made.
+
+    Raises:
+        ValueError: It is none, is compressed, or holds more than it is long.
+    """
+    if not archive:
+        return {}
+    try:
+        with zipfile.ZipFile(io.BytesIO(archive)) as packed:
+            entries = packed.infolist()
+            stored = all(entry.compress_type == zipfile.ZIP_STORED and entry.file_size == entry.compress_size for entry in entries)
+            if not stored or sum(entry.file_size for entry in entries) > len(archive):
+                raise ValueError("an archive that is larger than it seems")
+            return {entry.filename: packed.read(entry) for entry in entries}
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, OverflowError) as error:
+        raise ValueError(f"not an archive: {error}") from error

@@ -1,0 +1,324 @@
+"""What a service is sent (fusion.py): runs one program there, and leaves what came of it in two files.
+
+    a request   this file as a program of Python's, and PACKED: the program, its standard input and its workspace
+    there       a child confines itself to its limits and is the program; this process reads what it writes and stops it
+    the answer  RESULT, and CHANGED: files that were asked for, or that the program has made or changed
+
+The protocol of SandboxFusion knows neither the order of two streams nor which files a program has made, and its server reads what a
+program writes only when that has ended. Standard library of Python 3.8 only: it runs wherever the service runs Python.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import resource
+import selectors
+import signal
+import stat
+import sys
+import time
+import zipfile
+from typing import Any, BinaryIO
+
+PACKED, RESULT, CHANGED = "marl-packed.zip", "marl-result.json", "marl-changed.zip"
+BEGUN = "marl: begun"
+"""Written by the child just before it is the program. Without it nothing of the program has run."""
+BASH = "/bin/bash"
+GRACE = 0.3
+"""Seconds for a program's children to write something after it has ended."""
+CHUNK = 1 << 16
+INHERITED = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME", "TZ")
+"""What programs get of the service's environment."""
+NAMES = 50
+
+
+class HeadAndTail:
+    """Keeps the first and the last part of a stream of bytes: tracebacks end at the tail."""
+
+    def __init__(self, limit: int):
+        self.limit = limit
+        self.head = b""
+        self.tail = b""
+        self.total = 0
+
+    def add(self, chunk: bytes) -> None:
+        self.total += len(chunk)
+        half = self.limit // 2
+        room = half - len(self.head)
+        self.head += chunk[:room]
+        self.tail = (self.tail + chunk[max(room, 0) :])[-(self.limit - half) :]
+
+    @property
+    def left_out(self) -> int:
+        """How many bytes between the two parts are lost."""
+        return self.total - len(self.head) - len(self.tail)
+
+    def text(self) -> str:
+        middle = f"\n[... {self.left_out} bytes left out ...]\n".encode() if self.left_out > 0 else b""
+        return (self.head + middle + self.tail).decode(errors="replace")
+
+
+def main(settings: dict[str, Any]) -> None:
+    """Run the program.
+
+    Args:
+        settings: `language`; `merged`; `seconds`, `cpu_seconds`, `memory`, `file`, `disk`, `output` (bytes), `chars`; `wanted`, paths;
+            `sent`, the SHA-256 of each file of a kept workspace by its path, or null for a fresh one; `entries` and `returned`, the
+            maximum number of files and of bytes that are returned; `tests`, pytest's arguments.
+    """
+    here = os.getcwd()
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]
+    with zipfile.ZipFile(PACKED) as packed:
+        packed.extractall(here)
+    os.unlink(PACKED)
+    os.makedirs("workspace", exist_ok=True)
+    woken, waking = os.pipe()
+    for descriptor in (woken, waking):
+        os.set_blocking(descriptor, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(waking)
+    begun, beginning = os.pipe()
+    pipes = [os.pipe() for _ in range(1 if settings["merged"] else 2)]
+    pid = os.fork()
+    if pid == 0:
+        become_program(settings, [writing for _, writing in pipes])
+        return
+    for writing in (beginning, *(writing for _, writing in pipes)):
+        os.close(writing)
+    os.read(begun, 1)  # closed by the child, which has begun or ended
+    watched = Watched(pid, [reading for reading, _ in pipes], woken, settings)
+    watched.watch()
+    result: dict[str, Any] = {"stopped": watched.stopped, "code": watched.code, "seconds": watched.seconds}
+    result["streams"] = [
+        {"head": text_of(kept.head), "tail": text_of(kept.tail), "total": kept.total} for kept in watched.kept.values()
+    ]
+    result.update(pack(settings))
+    save(RESULT, json.dumps(result).encode())
+
+
+def text_of(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def save(name: str, content: bytes) -> None:
+    """Write a file, never through a link that the program may have left."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name)
+    with open(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as file:
+        file.write(content)
+
+
+class Watched:
+    """The program as it runs.
+
+    Args:
+        streams: Descriptors of what it writes.
+        woken: Readable when a child has ended.
+    """
+
+    def __init__(self, pid: int, streams: list[int], woken: int, settings: dict[str, Any]):
+        self.pid = pid
+        self.kept = {stream: HeadAndTail(settings["chars"]) for stream in streams}
+        self.woken = woken
+        self.settings = settings
+        self.code: int | None = None
+        self.stopped = ""
+        """Why it was stopped: `time`, `output`, or not."""
+        self.seconds = 0.0
+
+    def watch(self) -> None:
+        """Until it has ended."""
+        started = time.monotonic()
+        until, ended = started + self.settings["seconds"], False
+        with selectors.DefaultSelector() as selector:
+            for descriptor in (self.woken, *self.kept):
+                os.set_blocking(descriptor, False)
+                selector.register(descriptor, selectors.EVENT_READ)
+            while len(selector.get_map()) > 1 or not ended:
+                found = [key.fd for key, _ in selector.select(max(0.0, until - time.monotonic()))]
+                for descriptor in found:
+                    if not self._read(descriptor):
+                        selector.unregister(descriptor)
+                if not ended and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                    ended, until = True, time.monotonic() + GRACE
+                    self.seconds = time.monotonic() - started
+                written = sum(kept.total for kept in self.kept.values())
+                if written > self.settings["output"]:
+                    self.stopped = "output"
+                elif time.monotonic() >= until and not ended:
+                    self.stopped = "time"
+                if self.stopped or time.monotonic() >= until:
+                    break
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+            status = os.waitpid(self.pid, 0)[1]
+        except PermissionError:  # Landlock before Linux 6.12: the service ends what is left
+            status = os.waitpid(self.pid, os.WNOHANG)[1]
+        for descriptor in self.kept:
+            for _ in range(16):  # a pipe holds at most 1 MB
+                self._read(descriptor)
+        self.seconds = self.seconds or time.monotonic() - started
+        if not self.stopped:
+            self.code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
+
+    def _read(self, descriptor: int) -> bool:
+        """Take what there is; whether more may come."""
+        try:
+            chunk = os.read(descriptor, CHUNK)
+        except BlockingIOError:
+            return True
+        if descriptor in self.kept:
+            self.kept[descriptor].add(chunk)
+        return bool(chunk)
+
+
+def become_program(settings: dict[str, Any], streams: list[int]) -> None:
+    """In the child: be the program to its end, which for Python's is the end of this interpreter."""
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    source, language = os.path.abspath("program"), settings["language"]
+    with open(source, "rb") as file:
+        text = file.read().decode()
+    if language == "bash" and not os.access(BASH, os.X_OK):
+        raise FileNotFoundError(f"no {BASH}")
+    os.dup2(os.open("stdin", os.O_RDONLY), 0)
+    os.chdir("workspace")
+    folder = os.getcwd()
+    inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    os.environ.clear()
+    os.environ.update(inherited, HOME=folder, TMPDIR=folder, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+    limit(settings)
+    os.write(1, f"{BEGUN}\n".encode())
+    os.dup2(streams[0], 1)
+    os.dup2(streams[-1], 2)
+    os.closerange(3, CHUNK)
+    if language == "bash":
+        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python
+            signal.signal(ignored, signal.SIG_DFL)
+        os.execve(BASH, ["bash", source], dict(os.environ))
+    if language == "pytest":
+        with open(settings["tests"][-1], "w", encoding="utf-8") as tests:
+            tests.write(text)
+        text = f"import sys, pytest; sys.exit(pytest.main({settings['tests']!r}))"
+    run_python(text)
+
+
+def limit(settings: dict[str, Any]) -> None:
+    """Limits of each process; what is mapped already is not the program's."""
+    with open("/proc/self/statm", "rb") as statm:
+        mapped = int(statm.read().split()[0]) * resource.getpagesize()
+    seconds = settings["cpu_seconds"]
+    for which, soft, hard in (
+        (resource.RLIMIT_AS, mapped + settings["memory"], mapped + settings["memory"]),
+        (resource.RLIMIT_CPU, seconds, seconds + 1),
+        (resource.RLIMIT_FSIZE, settings["file"], settings["file"]),
+        (resource.RLIMIT_CORE, 0, 0),
+    ):
+        most = resource.getrlimit(which)[1]
+        if most != resource.RLIM_INFINITY:
+            soft, hard = min(soft, most), min(hard, most)
+        resource.setrlimit(which, (soft, hard))
+
+
+def run_python(text: str) -> None:
+    """Execute a program in this one's place: its names are those of `__main__`, where the interpreter looks for what to close."""
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "surrogateescape"), (sys.stderr, "backslashreplace")):
+        stream.reconfigure(encoding="utf-8", errors=errors, line_buffering=stream is sys.stderr)  # type: ignore[union-attr]
+    names, system = sys.modules["__main__"].__dict__, sys
+    builtins = names["__builtins__"]
+    names.clear()
+    names.update(__name__="__main__", __builtins__=builtins, __doc__=None, __package__=None, __loader__=None, __spec__=None)
+    system.argv = ["program.py"]
+    try:
+        exec(compile(text, "program.py", "exec"), names)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        frames = error.__traceback__
+        system.excepthook(type(error), error.with_traceback(frames and frames.tb_next), None)
+        raise SystemExit(1) from None
+
+
+def pack(settings: dict[str, Any]) -> dict[str, Any]:
+    """Save what is to be returned of the workspace; what has to be known of it beside."""
+    found, entries, size = plain_files("workspace", settings["entries"])
+    names: list[bytes] = []
+    with contextlib.suppress(OSError):
+        names = sorted(os.listdir(b"workspace"))[:NAMES]
+    about: dict[str, Any] = {"names": [printable(name) for name in names], "gone": [], "exceeded": ""}
+    sent = settings["sent"]
+    if entries > settings["entries"]:
+        return {**about, "exceeded": "entries"}
+    if size > settings["disk"]:
+        return {**about, "exceeded": "disk"}
+    room = settings["returned"]
+    with zipfile.ZipFile(CHANGED + "~", "w") as packed:
+        for path in sorted(found if sent is not None else found.intersection(settings["wanted"])):
+            try:
+                opened = os.open(f"workspace/{path}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            except OSError:  # it may not be read
+                continue
+            with open(opened, "rb") as file:
+                size = os.fstat(opened).st_size
+                if size > room and sent is not None:
+                    return {**about, "exceeded": "returned"}
+                if size > room or not stat.S_ISREG(os.fstat(opened).st_mode):
+                    continue
+                if sent is not None and sent.get(path) == digest(file):
+                    continue
+                room -= add(packed, path, file, size)
+    os.replace(CHANGED + "~", CHANGED)
+    return {**about, "gone": sorted(sent.keys() - found) if sent is not None else []}
+
+
+def digest(file: BinaryIO) -> str:
+    """The SHA-256 of a file."""
+    found = hashlib.sha256()
+    for chunk in iter(lambda: file.read(CHUNK), b""):
+        found.update(chunk)
+    file.seek(0)
+    return found.hexdigest()
+
+
+def add(packed: zipfile.ZipFile, path: str, file: BinaryIO, size: int) -> int:
+    """Add a file to an archive, at most so many bytes of it, for the program may have left something that writes it; how many."""
+    left = size
+    with packed.open(zipfile.ZipInfo(path), "w") as target:
+        while left > 0 and (chunk := file.read(min(CHUNK, left))):
+            target.write(chunk)
+            left -= len(chunk)
+    return size - left
+
+
+def plain_files(folder: str, most: int) -> tuple[set[str], int, int]:
+    """Plain files below a folder, without following links; how many entries there are, counted up to `most`, and their bytes."""
+    found: set[str] = set()
+    entries = size = 0
+    waiting = [""]
+    while waiting and entries <= most:
+        above = waiting.pop()
+        try:
+            with os.scandir(f"{folder}/{above}") as listed:
+                for entry in listed:
+                    path = f"{above}{entry.name}"
+                    entries, size = entries + 1, size + entry.stat(follow_symlinks=False).st_blocks * 512
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(f"{path}/")
+                    elif entry.is_file(follow_symlinks=False) and path.isprintable():
+                        found.add(path)
+                    if entries > most:
+                        break
+        except OSError:  # closed by the program, or too deep
+            continue
+    return found, entries, size
+
+
+def printable(name: bytes) -> str:
+    """A file's name as text that can be shown and encoded."""
+    text = name.decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

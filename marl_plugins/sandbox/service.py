@@ -1,0 +1,206 @@
+"""The sandbox as a service that speaks SandboxFusion's protocol: `POST /run_code`, `GET /v1/ping`.
+
+Its programs are those of the local levels, with their limits, and at most `concurrency` of them run at the same time; more wait.
+A request that cannot be right is answered by 422 in FastAPI's form, as theirs is; what fails here by SandboxError, which clients repeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import json
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, get_args
+
+import pydantic
+from aiohttp import web
+from pydantic_core import PydanticCustomError
+
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.recipe import SandboxConfig
+from marl_plugins.sandbox.opening import open_sandbox
+from marl_plugins.sandbox.program import MOST_FILES, Completed, Language, Limits, Program, Sandbox, path_problem
+
+OUTPUT_CHARS = 1 << 20
+"""How much of each stream is returned: its first and its last half."""
+LARGEST = 768 << 20
+"""Maximum bytes of a request."""
+IMPORTS = ("base64", "contextlib", "hashlib", "json", "selectors", "typing", "zipfile")
+"""Of remote.py, which runs before every program that fusion.py sends."""
+LEAVING = 2.0
+"""Seconds for answers on their way when the service ends."""
+
+
+@dataclass(frozen=True)
+class Most:
+    """What one program may ask for.
+
+    Args:
+        memory_mb: Also what one gets that asks for none (-1).
+    """
+
+    seconds: float
+    memory_mb: int
+
+
+class RunCode(pydantic.BaseModel):
+    """A request, as SandboxFusion's server reads it; unknown fields are not looked at."""
+
+    code: str
+    language: str
+    compile_timeout: float = 10
+    """Nothing is compiled here."""
+    run_timeout: float = pydantic.Field(10, gt=0, allow_inf_nan=False)
+    memory_limit_MB: int = pydantic.Field(-1, ge=-1)
+    stdin: str | None = None
+    files: dict[str, str | None] = {}
+    fetch_files: list[str] = []
+
+    @pydantic.field_validator("language")
+    @classmethod
+    def _known(cls, language: str) -> str:
+        if language not in get_args(Language):
+            raise PydanticCustomError("language", "expected one of {known}", {"known": ", ".join(get_args(Language))})
+        return language
+
+    @pydantic.field_validator("files", "fetch_files")
+    @classmethod
+    def _inside(cls, paths: Any) -> Any:
+        if len(paths) > MOST_FILES:
+            raise PydanticCustomError("files", "at most {most}, got {got}", {"most": MOST_FILES, "got": len(paths)})
+        for path in paths:
+            if problem := path_problem(path):
+                raise PydanticCustomError("path", "path {path} {problem}", {"path": ascii(path[:200]), "problem": problem})
+        return paths
+
+    @pydantic.field_validator("files")
+    @classmethod
+    def _apart(cls, files: dict[str, str | None]) -> dict[str, str | None]:
+        for path in files:
+            if above := {str(folder) for folder in PurePosixPath(path).parents} & files.keys():
+                raise PydanticCustomError("path", "{path} is a file and a folder", {"path": above.pop()})
+        return files
+
+    def program(self, most: Most) -> Program:
+        """What is to be run.
+
+        Raises:
+            Refused: It asks for more than it may.
+        """
+        if self.run_timeout > most.seconds:
+            raise Refused("run_timeout", f"{self.run_timeout:g} s; this service allows {most.seconds:g} (--most_seconds)")
+        if self.memory_limit_MB > most.memory_mb:
+            text = f"{self.memory_limit_MB} MB; this service allows {most.memory_mb} (--most_memory_mb)"
+            raise Refused("memory_limit_MB", text)
+        files = {path: _decoded(path, text) for path, text in self.files.items() if text is not None}
+        limits = Limits(
+            seconds=self.run_timeout,
+            memory_mb=self.memory_limit_MB if self.memory_limit_MB > 0 else most.memory_mb,
+            output_chars=OUTPUT_CHARS,
+        )
+        stdin = (self.stdin or "").encode()
+        language: Language = self.language  # type: ignore[assignment]
+        return Program(self.code, language, stdin, files, tuple(self.fetch_files), limits)
+
+
+class Refused(Exception):
+    """A request that is not right."""
+
+    def __init__(self, field: str, why: str):
+        self.field = field
+        super().__init__(why)
+
+
+def _decoded(path: str, text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise Refused("files", f"{path}: not base64 ({error})") from error
+
+
+def application(sandbox: Sandbox, most: Most) -> web.Application:
+    """The service's two addresses, in front of a sandbox."""
+
+    async def run_code(request: web.Request) -> web.Response:
+        if request.content_type != "application/json":  # nor may a page in a browser send programs
+            return _refusal([{"type": "content_type", "loc": ["body"], "msg": "expected application/json"}])
+        body = await request.read()
+        try:
+            program = await asyncio.to_thread(lambda: RunCode.model_validate_json(body).program(most))
+        except pydantic.ValidationError as error:
+            return _refusal([{"type": e["type"], "loc": ["body", *e["loc"]], "msg": e["msg"]} for e in error.errors()])
+        except Refused as error:
+            return _refusal([{"type": "value_error", "loc": ["body", error.field], "msg": str(error)}])
+        try:
+            answer = answered(await sandbox.run(program))
+        except InfrastructureFailure as failure:
+            answer = {"status": "SandboxError", "message": str(failure), "run_result": None, "files": {}}
+        answer = {"message": "", "compile_result": None, "executor_pod_name": None, **answer}
+        return web.Response(body=await asyncio.to_thread(lambda: json.dumps(answer).encode()), content_type="application/json")
+
+    async def ping(_: web.Request) -> web.Response:
+        return web.json_response("pong")
+
+    service = web.Application(client_max_size=LARGEST)
+    service.add_routes([web.post("/run_code", run_code), web.get("/v1/ping", ping)])
+    return service
+
+
+def _refusal(problems: list[dict[str, Any]]) -> web.Response:
+    return web.json_response({"detail": problems}, status=422)
+
+
+def answered(completed: Completed) -> dict[str, Any]:
+    """What came of a program, in the protocol: it has no word for memory, output and signals but the exit code."""
+    code = completed.code if completed.code is not None else -signal.SIGKILL
+    late = completed.status == "time"
+    ran = {
+        "status": "TimeLimitExceeded" if late else "Finished",
+        "execution_time": completed.seconds,
+        "return_code": None if late else code,
+        "stdout": completed.stdout,
+        "stderr": completed.stderr if late else "\n".join(filter(None, [completed.stderr, completed.reason])),
+    }
+    files = {path: base64.b64encode(content).decode() for path, content in completed.files.items()}
+    return {"status": "Success" if code == 0 and not late else "Failed", "run_result": ran, "files": files}
+
+
+async def serve(
+    config: SandboxConfig, host: str, port: int, concurrency: int | None, most: Most, say: Callable[[str, str], None]
+) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Args:
+        concurrency: Maximum number of programs at the same time; default: the machine's cores.
+        say: Told the address and the level, once requests are answered.
+
+    Raises:
+        ConfigurationError: The address is taken or none of this machine, or the sandbox cannot be had here.
+        InfrastructureFailure: The sandbox cannot be started.
+    """
+    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    config = config.model_copy(update={"imports": [*IMPORTS, *config.imports]})
+    async with open_sandbox(config, concurrency=concurrency) as sandbox:
+        runner = web.AppRunner(
+            application(sandbox, most), handler_cancellation=True, access_log=None, shutdown_timeout=LEAVING
+        )
+        await runner.setup()
+        try:
+            try:
+                await web.TCPSite(runner, host, port).start()
+            except OSError as error:
+                raise ConfigurationError(f"--host {host} --port {port}: {error.strerror or error}; choose others") from error
+            address, opened = runner.addresses[0][:2]
+            shown = f"[{address}]" if ":" in address else address
+            say(f"http://{shown}:{opened}", sandbox.isolation)
+            await ended.wait()
+        finally:
+            with contextlib.suppress(TimeoutError):
+                await runner.cleanup()
