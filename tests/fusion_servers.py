@@ -1,8 +1,8 @@
-"""Real services on loopback that speak SandboxFusion's protocol: ours, SandboxFusion's own where it is there, and ones that misbehave.
+"""Real services on loopback that speak SandboxFusion's protocol: ours, theirs where it is there, and ones that misbehave.
 
-    SANDBOX_FUSION_URL        a SandboxFusion that runs already
-    SANDBOX_FUSION_CHECKOUT   a checkout of it, with a virtual environment in `.venv` that has fastapi, uvicorn, structlog, psutil,
-                              aiofiles, aiohttp, tenacity, databases[aiosqlite], pyyaml and pytest; it is started by the tests
+SANDBOX_FUSION_URL        a SandboxFusion that runs already
+SANDBOX_FUSION_CHECKOUT   a checkout of it, with a virtual environment in `.venv` that has fastapi, uvicorn, structlog, psutil,
+                          aiofiles, aiohttp, tenacity, databases[aiosqlite], pyyaml and pytest; it is started by the tests
 """
 
 import asyncio
@@ -107,7 +107,9 @@ async def answering(answer):
     async def serve(reader, writer):
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             head = await reader.readuntil(b"\r\n\r\n")
-            length = next((int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")), 0)
+            length = next(
+                (int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")), 0
+            )
             body = await reader.readexactly(length)
             taken.append(head.split()[1].decode())
             given = answer(head.split()[1].decode(), body, len(taken))

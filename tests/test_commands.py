@@ -16,7 +16,7 @@ from marl_plugins.core.failures import ConfigurationError, RunEnded
 from marl_plugins.core.recipe import SandboxConfig, load_recipe
 from marl_plugins.core.shipped import recipes_root
 from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.describe import describe_sandbox
+from marl_plugins.plan.sandbox import describe_sandbox
 
 TINY = str(recipes_root() / "mathchat" / "tiny.yaml")
 

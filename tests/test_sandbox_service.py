@@ -2,7 +2,6 @@
 
 import contextlib
 
-import pytest
 from fusion_servers import SERVERS
 
 from marl_plugins.contracts.sandbox import SandboxContract

@@ -29,8 +29,8 @@ and in a run's recipe:
     sandbox: {isolation: service, url: "http://sandbox.example:8080"}
     python: {concurrency: 64}
 
-The protocol is SandboxFusion's: `POST /run_code` for python, bash and pytest, `GET /v1/ping`. Its clients work with this service, and
-recipes with its server (https://github.com/bytedance/SandboxFusion); `openrlhf docs sandbox` lists the differences.
+The protocol is SandboxFusion's (https://github.com/bytedance/SandboxFusion): `POST /run_code` for python, bash and pytest,
+`GET /v1/ping`. Its clients work with this service, and recipes with its server. `openrlhf docs sandbox` lists the differences.
 
 The protocol has no password: whoever reaches the port can run programs, isolated from this machine by the level that is printed.
 """

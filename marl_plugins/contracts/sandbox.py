@@ -124,6 +124,12 @@ class SandboxContract:
         assert got.files == {"out/b": bytes(range(256))[::-1], "c": b""}
         assert got.names == ("c", "in", "out")
 
+    def test_modules_in_the_workspace_are_imported_only_where_they_may_be(self) -> None:
+        program = Program("import mine\nprint(mine.x)", files={"mine.py": b"x = 5"}, limits=LONG)
+        without, with_modules = self.run_all([program, replace(program, modules=True)])
+        assert without.status == "failed" and "No module named 'mine'" in without.stderr
+        assert with_modules.stdout == "5\n"
+
     def test_a_file_that_is_a_link_is_not_there(self) -> None:
         source = "import os\nos.symlink('/etc/hostname', 'a'); os.symlink('/etc', 'b'); os.mkfifo('c')"
         assert self.run(Program(source, wanted=("a", "b/hostname", "c"), limits=LONG)).files == {}

@@ -27,7 +27,6 @@ from marl_plugins.plan.checks import (
     check_numbers,
     check_policies,
     check_roles,
-    check_sandbox,
     prefix_with_policies,
 )
 from marl_plugins.plan.files import check_files
@@ -47,6 +46,7 @@ from marl_plugins.plan.models import check_models, hub_warnings
 from marl_plugins.plan.parts import estimator_of, of_plugin, policies_of, tools_of
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.rehearsal import check_workflow
+from marl_plugins.plan.sandbox import check_sandbox
 from marl_plugins.plan.tasks import check_tasks, from_hub, task_warnings
 from marl_plugins.run import Run
 

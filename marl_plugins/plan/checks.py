@@ -6,7 +6,6 @@ import keyword
 import re
 import string
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from marl_plugins.hosts.devices import critic_gpus, engine_gpus, training_gpus
 from marl_plugins.plan.devices import needed_devices, shown_devices
 from marl_plugins.plan.models import positions_of
 from marl_plugins.run import Run
-from marl_plugins.sandbox.levels import choose, examine
 
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 
@@ -112,28 +110,6 @@ def _tool_problems(role: str, config: RoleConfig, origins: Origins, tool_names: 
             f"{origins.where('roles', role, 'max_turns')}: role {role!r} has {config.max_turns} turns and no tools; "
             "only a tool's answer starts another turn"
         )
-    return problems
-
-
-def check_sandbox(recipe: Recipe, origins: Origins) -> list[str]:
-    """A level of isolation that this machine does not have, and modules that are not installed."""
-    config = recipe.tools.sandbox
-    problems = [
-        f"{origins.where('tools', 'sandbox', 'imports', str(n))}: tools.sandbox.imports: {name!r} is not installed; pip install "
-        f"{name.partition('.')[0]}, or its distribution if that has another name"
-        for n, name in enumerate(config.imports)
-        if not find_spec(name.partition(".")[0] or "-")
-    ]
-    if config.imports and not recipe.tools.python.packages:
-        problems.append(
-            f"{origins.where('tools', 'sandbox', 'imports')}: tools.sandbox.imports: tools.python.packages is false; without "
-            "packages nothing is imported"
-        )
-    if config.isolation != "auto":
-        try:
-            choose(config.isolation, examine())
-        except ConfigurationError as problem:
-            problems.append(f"{origins.where('tools', 'sandbox', 'isolation')}: {problem}")
     return problems
 
 

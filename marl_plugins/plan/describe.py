@@ -6,7 +6,6 @@ import copy
 from types import SimpleNamespace
 from typing import Any
 
-from marl_plugins.core.recipe import Recipe, SandboxConfig
 from marl_plugins.core.redaction import shown_flag
 from marl_plugins.core.tasks import FileTasks
 from marl_plugins.hosts import upstream_cli
@@ -14,7 +13,7 @@ from marl_plugins.hosts.devices import training_gpus
 from marl_plugins.plan.devices import needed_devices
 from marl_plugins.plan.parts import of_plugin
 from marl_plugins.plan.plan import Plan
-from marl_plugins.sandbox.levels import choose, examine
+from marl_plugins.plan.sandbox import describe_sandbox
 
 PENALTIES = ("reward.overlong_buffer_len", "reward.stop_properly_penalty_coef")
 """Upstream's flags that change rewards after credit."""
@@ -73,21 +72,6 @@ def describe(plan: Plan) -> dict[str, Any]:
         },
         "warnings": list(run.warnings),
     }
-
-
-def describe_sandbox(config: SandboxConfig) -> str:
-    """The level at which programs run, and why it is none above it."""
-    machine = examine()
-    level = choose(config.isolation, machine)
-    above = [f"{name} is unavailable: {missing}" for name, missing in machine.missing.items()]
-    return "; ".join([level, *(above if config.isolation == "auto" else ())])
-
-
-def where_programs_run(recipe: Recipe) -> list[str]:
-    """What a run's log says of the sandbox; nothing where no agent's program is run."""
-    return (
-        [f"programs of agents run in the sandbox: {describe_sandbox(recipe.tools.sandbox)}"] if recipe.uses_programs else []
-    )
 
 
 def _reward_range(plan: Plan) -> str:

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
-from urllib.parse import parse_qsl, urlsplit
 
-from marl_plugins.core.failures import nearest
 from marl_plugins.core.recipe import MCPServerConfig, Origins, Recipe
 from marl_plugins.core.redaction import SECRET_FIELD
+from marl_plugins.plan.addresses import wrong_address, wrong_variables
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -47,7 +46,7 @@ def _problems(name: str, config: MCPServerConfig, folder: Path) -> Iterator[str]
         yield ".env: is a program's (`command`); what runs already gets `headers`"
     yield from _secrets(config)
     if config.url:
-        yield from _address(config.url)
+        yield from (f".url: {problem}" for problem in wrong_address(config.url, "http://127.0.0.1:8000/mcp"))
 
 
 def _secrets(config: MCPServerConfig) -> Iterator[str]:
@@ -55,34 +54,9 @@ def _secrets(config: MCPServerConfig) -> Iterator[str]:
     for key, values in (("env", config.env), ("headers", config.headers), ("", {"url": config.url})):
         for name, value in values.items():
             place = f".{key}.{name}" if key else f".{name}"
-            if not Template(value).is_valid():
-                yield f"{place}: a $ is followed by no name; write $NAME or ${{NAME}}, and $$ for a dollar sign"
-                continue
-            names = Template(value).get_identifiers()
-            unset = [variable for variable in names if variable not in os.environ]
-            if unset:
-                yield f"{place}: ${unset[0]} is not set in the environment{_like(unset[0])}; export it before the run"
-            if value and not names and SECRET_FIELD.search(name):
+            yield from (f"{place}: {problem}" for problem in wrong_variables(value))
+            if value and Template(value).is_valid() and not Template(value).get_identifiers() and SECRET_FIELD.search(name):
                 yield (
                     f"{place}: a secret must not stand in a recipe, which is copied into the run's folder; write $NAME, and set "
                     "that variable in the environment"
                 )
-
-
-def _like(name: str) -> str:
-    """The variable that may be meant."""
-    return nearest(name, [v for v in os.environ if v.isupper()]) if len(name) > 3 else ""
-
-
-def _address(url: str) -> Iterator[str]:
-    try:
-        parts = urlsplit(url)
-        _ = parts.port
-    except ValueError:
-        yield ".url: expected an address such as http://127.0.0.1:8000/mcp"
-        return
-    if not url.startswith("$") and (parts.scheme not in ("http", "https") or not parts.hostname):
-        yield ".url: expected an address such as http://127.0.0.1:8000/mcp"
-    secrets = [parts.password or "", *(value for name, value in parse_qsl(parts.query) if SECRET_FIELD.search(name))]
-    if any(secret and "$" not in secret for secret in secrets):
-        yield ".url: holds a secret, and a recipe is copied into the run's folder; write $NAME in its place"

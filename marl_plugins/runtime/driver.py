@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marl_plugins.core.failures import RunEnded
-from marl_plugins.plan.describe import describe, where_programs_run
+from marl_plugins.plan.describe import describe
 from marl_plugins.plan.fingerprint import fingerprint
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.resume import accepted
+from marl_plugins.plan.sandbox import where_programs_run
 from marl_plugins.runtime.checkpoints import Checkpoints
 from marl_plugins.runtime.cluster import prepare_environment, ray_cluster
 from marl_plugins.runtime.display import Display

@@ -93,6 +93,7 @@ class Request(TypedDict):
     file: int
     disk: int
     processes: int
+    modules: bool
     base: int
     """Memory of the fork server, which its programs share."""
 
@@ -365,6 +366,8 @@ def become_program(request: Request, descriptors: list[int], settings: Settings,
             case "pytest":
                 leave(run_tests(source))
             case _:
+                if request["modules"]:
+                    sys.path.insert(0, request["folder"])
                 leave(run_python(source))
     finally:  # never back into the server
         leave(1)

@@ -21,7 +21,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from string import Template
-from typing import Annotated, Literal
+from typing import Literal
 
 import aiohttp
 import pydantic
@@ -61,20 +61,17 @@ class _MayPass(Exception):
         super().__init__(detail)
 
 
-Encoded = Annotated[str, pydantic.AfterValidator(lambda text: base64.b64decode(text, validate=True))]
-
-
 class _Kept(pydantic.BaseModel):
     """The ends of a stream."""
 
-    head: Encoded
-    tail: Encoded
+    head: pydantic.Base64Bytes
+    tail: pydantic.Base64Bytes
     total: int = pydantic.Field(ge=0)
 
     def text(self, limit: int) -> tuple[str, bool]:
         """The stream as it is shown, and whether something is left out."""
         kept = remote.HeadAndTail(limit)
-        kept.head, kept.tail = bytes(self.head)[:limit], bytes(self.tail)[-limit:]  # type: ignore[arg-type]
+        kept.head, kept.tail = self.head[:limit], self.tail[-limit:]
         kept.total = max(self.total, len(kept.head) + len(kept.tail))
         return kept.text(), kept.left_out > 0
 
@@ -103,9 +100,7 @@ class ServiceSandbox:
 
     isolation = "service"
 
-    def __init__(
-        self, url: str, *, concurrency: int | None = None, workspaces: Path | None = None, queue: float = QUEUE
-    ):
+    def __init__(self, url: str, *, concurrency: int | None = None, workspaces: Path | None = None, queue: float = QUEUE):
         filled = Template(url).safe_substitute(os.environ)
         self.shown = f"service {shown_url(filled)}"
         self._url = filled.rstrip("/")
@@ -127,14 +122,16 @@ class ServiceSandbox:
             said = await self._ping()
             if said != b'"pong"':
                 shown = self._redaction.text(said[:200].decode(errors="replace"), 80)
-                raise ConfigurationError(f"{self.shown}: GET /v1/ping gave {shown!r}, and SandboxFusion answers \"pong\"; {cure}")
+                raise ConfigurationError(
+                    f'tools.sandbox.url: {self.shown}: GET /v1/ping gave {shown!r}, and SandboxFusion answers "pong"; {cure}'
+                )
             got = await self.run(Program("print(6 * 7)"))
         except (InfrastructureFailure, RunPaused) as failure:
             what = str(failure).removeprefix(f"{self.shown}: ")
-            raise ConfigurationError(f"{self.shown}: {what}; {cure}") from failure
+            raise ConfigurationError(f"tools.sandbox.url: {self.shown}: {what}; {cure}") from failure
         if (got.status, got.stdout) != ("finished", "42\n"):
             found = got.reason or got.stderr[-LAST_WORDS:] or got.stdout
-            raise ConfigurationError(f"{self.shown}: print(6 * 7) gave {got.status}: {found!r}; {cure}")
+            raise ConfigurationError(f"tools.sandbox.url: {self.shown}: print(6 * 7) gave {got.status}: {found!r}; {cure}")
 
     async def close(self) -> None:
         """End the session, and with it what is being waited for."""
@@ -228,9 +225,13 @@ class ServiceSandbox:
                 response = RunCodeResponse(**json.loads(answer))
             except (ValueError, TypeError, RecursionError, NotInProtocol) as error:
                 said = answer[:LAST_WORDS].decode(errors="replace")
-                raise self._failure("sandbox_protocol", f"an answer that is not in SandboxFusion's protocol: {said!r}") from error
+                raise self._failure(
+                    "sandbox_protocol", f"an answer that is not in SandboxFusion's protocol: {said!r}"
+                ) from error
             if not response.files.keys() <= {remote.RESULT, remote.CHANGED}:
-                raise self._failure("sandbox_protocol", f"returned files that were not asked for: {sorted(response.files)[:3]}")
+                raise self._failure(
+                    "sandbox_protocol", f"returned files that were not asked for: {sorted(response.files)[:3]}"
+                )
             return response
         said = " ".join(answer[:LAST_WORDS].decode(errors="replace").split())
         if status in (408, 425, 429) or status >= 500:
@@ -280,6 +281,7 @@ class _Job:
         settings = {
             "language": program.language,
             "merged": program.merged,
+            "modules": program.modules,
             "seconds": limits.seconds,
             "cpu_seconds": int(limits.seconds + 1 if limits.cpu_seconds is None else max(1.0, limits.cpu_seconds)),
             "memory": limits.memory_mb << 20,
@@ -323,7 +325,11 @@ class _Job:
         """
         ran = response.run_result
         if ran is None or remote.BEGUN not in (ran.stdout or ""):
-            said = f"{ran.status.value}, exit code {ran.return_code}: {(ran.stderr or '')[-LAST_WORDS:]}" if ran else "no result"
+            said = (
+                f"{ran.status.value}, exit code {ran.return_code}: {(ran.stderr or '')[-LAST_WORDS:]}"
+                if ran
+                else "no result"
+            )
             raise InfrastructureFailure("sandbox_service", f"did not begin a program ({said})")
         limits = self.program.limits
         seconds = ran.execution_time or 0.0
@@ -336,7 +342,9 @@ class _Job:
         try:
             result = _Result.model_validate_json(_decoded(response.files[remote.RESULT]))
             changed = _unpacked(_decoded(response.files.get(remote.CHANGED, "")))
-            problems = [f"path {path[:200]!r} {problem}" for path in (*changed, *result.gone) if (problem := path_problem(path))]
+            problems = [
+                f"path {path[:200]!r} {problem}" for path in (*changed, *result.gone) if (problem := path_problem(path))
+            ]
             if problems:
                 raise ValueError(problems[0])
         except ValueError as error:
@@ -415,7 +423,9 @@ def _unpacked(archive: bytes) -> dict[str, bytes]:
     try:
         with zipfile.ZipFile(io.BytesIO(archive)) as packed:
             entries = packed.infolist()
-            stored = all(entry.compress_type == zipfile.ZIP_STORED and entry.file_size == entry.compress_size for entry in entries)
+            stored = all(
+                entry.compress_type == zipfile.ZIP_STORED and entry.file_size == entry.compress_size for entry in entries
+            )
             if not stored or sum(entry.file_size for entry in entries) > len(archive):
                 raise ValueError("an archive that is larger than it seems")
             return {entry.filename: packed.read(entry) for entry in entries}

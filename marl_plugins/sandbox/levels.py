@@ -79,7 +79,7 @@ def examine() -> Machine:
     return Machine(abi, filters, bwrap, missing)
 
 
-def choose(isolation: Literal["auto"] | Level, machine: Machine) -> Level:
+def choose(isolation: Literal["auto", "service"] | Level, machine: Machine) -> Level:
     """The level for what the recipe says; `auto` is the strongest.
 
     Raises:
@@ -87,6 +87,8 @@ def choose(isolation: Literal["auto"] | Level, machine: Machine) -> Level:
     """
     if isolation == "auto":
         return machine.strongest
+    if isolation == "service":
+        raise ValueError("a service is no level of this machine")
     if isolation in machine.missing:
         raise ConfigurationError(
             f"tools.sandbox.isolation: {isolation} is unavailable: {machine.missing[isolation]}; or take what this machine has: "

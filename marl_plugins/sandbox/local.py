@@ -11,13 +11,8 @@ do twice what it does to its workspace; those that had not begun are run in the 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import re
-import signal
 import time
-from collections.abc import AsyncIterator, Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +35,8 @@ ATTEMPTS = 3
 """Maximum number of fork servers that a program is given to, as long as it has not begun."""
 RETURNED = 256 << 20
 """Maximum number of bytes of the files that a program was asked for."""
+
+
 class LocalSandbox:
     """Programs on this machine, in one event loop (program.Sandbox). What it has started ends with it, and with its process.
 
@@ -213,9 +210,7 @@ class Run:
         limits = self.program.limits
         if "begun" in message:
             self._begun = time.monotonic()
-            self._timers.append(
-                self._loop.call_later(limits.seconds, self._stop, "time", excess("time", limits))
-            )
+            self._timers.append(self._loop.call_later(limits.seconds, self._stop, "time", excess("time", limits)))
         elif "unavailable" in message:
             self._unavailable = message["reason"]
         elif "exceeded" in message:
@@ -263,6 +258,7 @@ class Run:
                 "file": limits.file_mb << 20,
                 "disk": limits.disk_mb << 20,
                 "processes": limits.processes,
+                "modules": self.program.modules,
             }
             self._number = await self._server.begin(self, request, [source, stdin, written, errors])
         except BaseException:

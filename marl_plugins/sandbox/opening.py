@@ -24,7 +24,7 @@ def missing_extra() -> str:
     return f"{', '.join(missing)} not installed; pip install 'openrlhf-marl[fusion]'" if missing else ""
 
 
-def sandbox_of(
+def back_end(
     config: SandboxConfig, *, packages: bool = True, concurrency: int | None = None, workspaces: Path | None = None
 ) -> Startable:
     """The back end for a recipe's settings, which is still to be started.
@@ -56,7 +56,7 @@ async def open_sandbox(
         ConfigurationError: The level is unavailable on this machine, a module cannot be imported, or the service runs no programs.
         InfrastructureFailure: It cannot be started.
     """
-    sandbox = sandbox_of(config, packages=packages, concurrency=concurrency, workspaces=workspaces)
+    sandbox = back_end(config, packages=packages, concurrency=concurrency, workspaces=workspaces)
     try:
         await sandbox.start()
         yield sandbox
@@ -79,7 +79,7 @@ class OnDemand:
         concurrency: int | None = None,
         workspaces: Callable[[], Path] | None = None,
     ):
-        self._open = partial(sandbox_of, config, packages=packages, concurrency=concurrency)
+        self._open = partial(back_end, config, packages=packages, concurrency=concurrency)
         self._workspaces = workspaces
         self._opened: tuple[asyncio.AbstractEventLoop, Startable] | None = None
 

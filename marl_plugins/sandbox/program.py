@@ -62,6 +62,8 @@ class Program:
         files: Written into the workspace first, by their path in it.
         wanted: Paths in the workspace of files to be returned.
         merged: Both streams as one, in the order of writing, in `stdout`.
+        modules: Whether a program of Python's may import modules from its workspace, before those that are installed; in a kept
+            workspace another agent may have put them there.
 
     Raises:
         ValueError: An unknown language, a path that leaves the workspace or cannot be shown, too many files.
@@ -74,6 +76,7 @@ class Program:
     wanted: tuple[str, ...] = ()
     limits: Limits = Limits()
     merged: bool = False
+    modules: bool = False
 
     def __post_init__(self) -> None:
         if self.language not in get_args(Language):

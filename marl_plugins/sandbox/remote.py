@@ -66,11 +66,11 @@ def main(settings: dict[str, Any]) -> None:
     """Run the program.
 
     Args:
-        settings: `language`; `merged`; `seconds`, `cpu_seconds`, `memory`, `file`, `disk`, `output` (bytes), `chars`; `wanted`, paths;
-            `sent`, the SHA-256 of each file of a kept workspace by its path, or null for a fresh one; `entries` and `returned`, the
-            maximum number of files and of bytes that are returned; `tests`, pytest's arguments.
+        settings: `language`; `merged`; `modules`; `seconds`, `cpu_seconds`; `memory`, `file`, `disk`, `output` in bytes; `chars`;
+            `wanted`, paths; `sent`, the SHA-256 of each file of a kept workspace by its path, or null for a fresh one; `entries` and
+            `returned`, the maximum number of files and of bytes that are returned; `tests`, pytest's arguments.
     """
-    here = os.getcwd()
+    here, sys.dont_write_bytecode = os.getcwd(), True
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]
     with zipfile.ZipFile(PACKED) as packed:
         packed.extractall(here)
@@ -205,6 +205,8 @@ def become_program(settings: dict[str, Any], streams: list[int]) -> None:
         with open(settings["tests"][-1], "w", encoding="utf-8") as tests:
             tests.write(text)
         text = f"import sys, pytest; sys.exit(pytest.main({settings['tests']!r}))"
+    elif settings["modules"]:
+        sys.path.insert(0, folder)
     run_python(text)
 
 
@@ -227,7 +229,11 @@ def limit(settings: dict[str, Any]) -> None:
 
 def run_python(text: str) -> None:
     """Execute a program in this one's place: its names are those of `__main__`, where the interpreter looks for what to close."""
-    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "surrogateescape"), (sys.stderr, "backslashreplace")):
+    for stream, errors in (
+        (sys.stdin, "surrogateescape"),
+        (sys.stdout, "surrogateescape"),
+        (sys.stderr, "backslashreplace"),
+    ):
         stream.reconfigure(encoding="utf-8", errors=errors, line_buffering=stream is sys.stderr)  # type: ignore[union-attr]
     names, system = sys.modules["__main__"].__dict__, sys
     builtins = names["__builtins__"]

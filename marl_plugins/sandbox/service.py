@@ -1,7 +1,8 @@
 """The sandbox as a service that speaks SandboxFusion's protocol: `POST /run_code`, `GET /v1/ping`.
 
 Its programs are those of the local levels, with their limits, and at most `concurrency` of them run at the same time; more wait.
-A request that cannot be right is answered by 422 in FastAPI's form, as theirs is; what fails here by SandboxError, which clients repeat.
+A request that cannot be right is answered by 422 in FastAPI's form, as theirs is; what fails here by a SandboxError, which
+clients repeat.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, get_args
+from typing import Any
 
 import pydantic
 from aiohttp import web
@@ -52,7 +53,7 @@ class RunCode(pydantic.BaseModel):
     """A request, as SandboxFusion's server reads it; unknown fields are not looked at."""
 
     code: str
-    language: str
+    language: Language
     compile_timeout: float = 10
     """Nothing is compiled here."""
     run_timeout: float = pydantic.Field(10, gt=0, allow_inf_nan=False)
@@ -60,13 +61,6 @@ class RunCode(pydantic.BaseModel):
     stdin: str | None = None
     files: dict[str, str | None] = {}
     fetch_files: list[str] = []
-
-    @pydantic.field_validator("language")
-    @classmethod
-    def _known(cls, language: str) -> str:
-        if language not in get_args(Language):
-            raise PydanticCustomError("language", "expected one of {known}", {"known": ", ".join(get_args(Language))})
-        return language
 
     @pydantic.field_validator("files", "fetch_files")
     @classmethod
@@ -104,8 +98,7 @@ class RunCode(pydantic.BaseModel):
             output_chars=OUTPUT_CHARS,
         )
         stdin = (self.stdin or "").encode()
-        language: Language = self.language  # type: ignore[assignment]
-        return Program(self.code, language, stdin, files, tuple(self.fetch_files), limits)
+        return Program(self.code, self.language, stdin, files, tuple(self.fetch_files), limits, modules=True)
 
 
 class Refused(Exception):
@@ -141,7 +134,9 @@ def application(sandbox: Sandbox, most: Most) -> web.Application:
         except InfrastructureFailure as failure:
             answer = {"status": "SandboxError", "message": str(failure), "run_result": None, "files": {}}
         answer = {"message": "", "compile_result": None, "executor_pod_name": None, **answer}
-        return web.Response(body=await asyncio.to_thread(lambda: json.dumps(answer).encode()), content_type="application/json")
+        return web.Response(
+            body=await asyncio.to_thread(lambda: json.dumps(answer).encode()), content_type="application/json"
+        )
 
     async def ping(_: web.Request) -> web.Response:
         return web.json_response("pong")
@@ -196,7 +191,9 @@ async def serve(
             try:
                 await web.TCPSite(runner, host, port).start()
             except OSError as error:
-                raise ConfigurationError(f"--host {host} --port {port}: {error.strerror or error}; choose others") from error
+                raise ConfigurationError(
+                    f"--host {host} --port {port}: {error.strerror or error}; choose others"
+                ) from error
             address, opened = runner.addresses[0][:2]
             shown = f"[{address}]" if ":" in address else address
             say(f"http://{shown}:{opened}", sandbox.isolation)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 EXTRAS = {
     "coach": (coach.NEEDED, "a coach at an endpoint"),
     "math": (("math_verify",), "grading formulas"),
+    "fusion": (("sandbox_fusion", "aiohttp", "tenacity"), "a sandbox at a service, and `openrlhf sandbox serve`"),
     "mcp": (("mcp",), "servers under `tools: mcp:`"),
     "plots": (("matplotlib",), "curves.png"),
     "tables": (("pandas", "scipy", "sklearn"), "the recipe dsbench"),

@@ -29,16 +29,17 @@ LISTING = 10.0
 
 
 def try_python_tool(config: ToolsConfig | None) -> list[Finding]:
-    """The sandbox's level; three programs in the tool: a correct one, an endless one, and one that needs too much memory.
+    """The sandbox's level, or service; three programs in the tool: a correct one, an endless one, one that needs too much memory.
 
     Args:
         config: The tools' settings in the recipe, if one of its roles uses the python tool.
     """
+    from marl_plugins.plan.sandbox import describe_sandbox
     from marl_plugins.sandbox import levels, open_sandbox
     from marl_plugins.tools.python import run_program
 
     used, tools = config is not None, config or ToolsConfig()
-    limits, machine = tools.python, levels.examine()
+    limits, machine = tools.python, None if tools.sandbox.isolation == "service" else levels.examine()
     short = limits.model_copy(update={"seconds": 1.0})
 
     async def programs() -> Any:
@@ -51,17 +52,19 @@ def try_python_tool(config: ToolsConfig | None) -> list[Finding]:
 
     started = time.monotonic()
     try:
-        level = levels.choose(tools.sandbox.isolation, machine)
+        where = describe_sandbox(tools.sandbox) if machine is None else levels.choose(tools.sandbox.isolation, machine)
         correct, endless, hungry = asyncio.run(programs())
     except ConfigurationError as problem:
         found, _, fix = str(problem).rpartition("; ")
         return [error_if(used, "sandbox", found or fix, fix)]
     except (InfrastructureFailure, OSError) as failure:
         return [error_if(used, "python tool", str(failure), "ulimit -u shows how many processes are allowed")]
-    findings = [ok("sandbox", f"isolates programs at level {level}")]
-    findings += [
-        note("sandbox", f"no level {name}: {missing}", "openrlhf docs sandbox") for name, missing in machine.missing.items()
-    ]
+    if machine is None:
+        findings = [ok("sandbox", f"programs run at the {where}")]
+    else:
+        findings = [ok("sandbox", f"isolates programs at level {where}")]
+        missing = machine.missing.items()
+        findings += [note("sandbox", f"no level {name}: {what}", "openrlhf docs sandbox") for name, what in missing]
     problems = []
     if not correct.ok or correct.output != "42":
         problems.append(f"print(6 * 7) gave {correct.output[-200:]!r}")

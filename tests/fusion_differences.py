@@ -1,0 +1,192 @@
+"""What our service and SandboxFusion's server answer differently: the requests, and the table of docs/sandbox.md."""
+
+import base64
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A request, and whether an answer (HTTP status, JSON) is as either server's.
+
+    Args:
+        ours, theirs: What each does, for the table.
+    """
+
+    name: str
+    request: dict[str, Any]
+    ours: str
+    is_ours: Callable[[int, Any], bool]
+    theirs: str
+    is_theirs: Callable[[int, Any], bool]
+
+
+def refused(field):
+    return lambda status, body: status == 422 and body["detail"][0]["loc"][:2] == ["body", field]
+
+
+def prints(text):
+    return lambda status, body: status == 200 and body["run_result"]["stdout"] == text
+
+
+def late(status, body):
+    return body["run_result"]["status"] == "TimeLimitExceeded"
+
+
+def encoded(text):
+    return base64.b64encode(text.encode()).decode()
+
+
+DIFFERENCES = (
+    Difference(
+        "languages",
+        {"code": "print 1", "language": "cpp"},
+        "python, bash and pytest; others are refused (422, with the list)",
+        refused("language"),
+        "some 30, as far as their compilers are installed",
+        lambda status, body: status == 200,
+    ),
+    Difference(
+        "other addresses",
+        {"path": "run_jupyter", "cells": ["1"]},
+        "404",
+        lambda status, body: status == 404,
+        "`/run_jupyter`, and data sets with `/submit`",
+        lambda status, body: status == 200,
+    ),
+    Difference(
+        "absolute paths",
+        {"code": "", "fetch_files": ["/etc/hostname"]},
+        "refused (422)",
+        refused("fetch_files"),
+        "written and read, wherever they lead",
+        lambda status, body: status == 200 and "/etc/hostname" in body["files"],
+    ),
+    Difference(
+        "paths with `..`",
+        {"code": "import os; print(os.path.exists('../marl-above'))", "files": {"../marl-above": encoded("x")}},
+        "refused (422)",
+        refused("files"),
+        "written and read, wherever they lead",
+        prints("True\n"),
+    ),
+    Difference(
+        "names with line breaks",
+        {"code": "import os; print(os.path.exists('a\\nb'))", "files": {"a\nb": encoded("x")}},
+        "refused (422), as all that cannot be printed",
+        refused("files"),
+        "taken",
+        prints("True\n"),
+    ),
+    Difference(
+        "links",
+        {"code": "import os; os.symlink('/etc/hostname', 'a')", "fetch_files": ["a"]},
+        "are no files: absent",
+        lambda status, body: status == 200 and not body["files"],
+        "are followed, to files of the server's",
+        lambda status, body: status == 200 and "a" in body["files"],
+    ),
+    Difference(
+        "text that is not base64",
+        {"code": "print(open('a').read())", "files": {"a": "***"}},
+        "refused (422)",
+        refused("files"),
+        "what can be decoded of it",
+        prints("\n"),
+    ),
+    Difference(
+        "a path that is a file and a folder",
+        {"code": "", "files": {"a": encoded("x"), "a/b": encoded("x")}},
+        "refused (422)",
+        refused("files"),
+        "SandboxError",
+        lambda status, body: body["status"] == "SandboxError",
+    ),
+    Difference(
+        "more output than 192 KB",
+        {"code": "print('x' * 300_000)", "run_timeout": 4},
+        "read as it is written; of each stream the first and last 512 KB are returned",
+        lambda status, body: len(body["run_result"]["stdout"]) == 300_001,
+        "read when the program has ended, which then never does: TimeLimitExceeded",
+        late,
+    ),
+    Difference(
+        "output that is not UTF-8",
+        {"code": "import os; os.write(1, b'a\\xff')"},
+        "the bytes in question are replaced",
+        prints("a\ufffd"),
+        "the whole output is",
+        lambda status, body: body["run_result"]["stdout"].startswith("[DecodeError]"),
+    ),
+    Difference(
+        "the environment",
+        {"code": "import os; print(len(os.environ) > 12 or 'SANDBOX_CONFIG' in os.environ)"},
+        "clean",
+        prints("False\n"),
+        "the server's",
+        prints("True\n"),
+    ),
+    Difference(
+        "the folder",
+        {"code": "import os; print(len(os.listdir('.')))"},
+        "holds the files that were sent",
+        prints("0\n"),
+        "holds the program too",
+        prints("1\n"),
+    ),
+    Difference(
+        "what a program leaves running",
+        {"code": "import os, time\nprint(1, flush=True)\nif os.fork() == 0:\n    time.sleep(60)", "run_timeout": 4},
+        "is ended with it, after 0.3 seconds",
+        lambda status, body: body["status"] == "Success",
+        "holds the answer until its output is closed, or the time is over",
+        late,
+    ),
+    Difference(
+        "a killed program",
+        {"code": "import os; os.kill(os.getpid(), 9)"},
+        "standard error says by what, or which limit",
+        lambda status, body: "SIGKILL" in body["run_result"]["stderr"],
+        "the exit code alone",
+        lambda status, body: (body["run_result"]["return_code"], body["run_result"]["stderr"]) == (-9, ""),
+    ),
+    Difference(
+        "time that is none, or too long",
+        {"code": "", "run_timeout": 0},
+        "refused (422): above 0, and at most `--most_seconds`",
+        refused("run_timeout"),
+        "taken",
+        late,
+    ),
+    Difference(
+        "memory without a limit",
+        {"code": "x = bytearray(5000 << 20)", "memory_limit_MB": -1},
+        "`--most_memory_mb`, for all processes of a program together; a larger limit is refused (422)",
+        lambda status, body: "MemoryError" in body["run_result"]["stderr"],
+        "none; a limit is each process's address space",
+        lambda status, body: body["run_result"]["return_code"] in (0, -9) or "MemoryError" in body["run_result"]["stderr"],
+    ),
+    Difference(
+        "tracebacks",
+        {"code": "1 / 0"},
+        "name the file `program.py`, without its lines",
+        lambda status, body: 'File "program.py"' in body["run_result"]["stderr"],
+        "name a file in `/tmp`, with its lines",
+        lambda status, body: "1 / 0" in body["run_result"]["stderr"],
+    ),
+    Difference(
+        "pytest",
+        {"code": "def test_it(): pass", "language": "pytest"},
+        "quiet, without plugins",
+        lambda status, body: "test session starts" not in body["run_result"]["stdout"],
+        "as installed",
+        lambda status, body: "test session starts" in body["run_result"]["stdout"],
+    ),
+)
+
+
+def table():
+    """As Markdown."""
+    rows = [f"| {d.name} | {d.ours} | {d.theirs} |" for d in DIFFERENCES]
+    return "\n".join(["| | `openrlhf sandbox serve` | SandboxFusion's server |", "|---|---|---|", *rows])

@@ -1,0 +1,254 @@
+"""Our service, driven by SandboxFusion's own client and by requests that are wrong; where theirs is there, it is driven too."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import fusion_differences
+import pytest
+from fusion_differences import DIFFERENCES, encoded
+from fusion_servers import SERVERS, free_port, ours
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from sandbox_fusion import RunCodeRequest, RunStatus, run_code, run_code_async, run_concurrent
+from sandbox_fusion.models import CommandRunStatus
+
+from marl_plugins.cli import main
+from marl_plugins.sandbox.program import path_problem
+from marl_plugins.sandbox.service import Most, Refused, RunCode
+
+ROOT = Path(__file__).resolve().parent.parent
+SUCCESS, FAILED = RunStatus.Success, RunStatus.Failed
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def server(request):
+    with SERVERS[request.param]() as url:
+        yield request.param, url
+
+
+@pytest.fixture(scope="module")
+def url(server):
+    return server[1]
+
+
+def asked(url, code, language="python", **fields):
+    """What SandboxFusion's client makes of a request."""
+    return run_code(RunCodeRequest(code=code, language=language, **fields), url, max_attempts=1, client_timeout=60)
+
+
+# --- what both do ------------------------------------------------------------------------------------------------------
+
+
+def test_a_program(url):
+    got = asked(url, "import sys\nprint(6 * 7)\nprint('no', file=sys.stderr)")
+    ran = got.run_result
+    assert (got.status, ran.status, ran.return_code) == (SUCCESS, CommandRunStatus.Finished, 0)
+    assert (ran.stdout, ran.stderr, got.compile_result, got.files) == ("42\n", "no\n", None, {})
+    assert ran.execution_time > 0
+
+
+def test_a_program_that_fails(url):
+    got = asked(url, "raise SystemExit(3)")
+    assert (got.status, got.run_result.status, got.run_result.return_code) == (FAILED, CommandRunStatus.Finished, 3)
+
+
+def test_bash_and_pytest(url):
+    assert asked(url, "echo $((1 + 1)); exit 4", "bash").run_result.return_code == 4
+    good, bad = (asked(url, f"def test_it():\n    assert 1 + 1 == {n}\n", "pytest") for n in (2, 3))
+    assert (good.status, bad.status, bad.run_result.return_code) == (SUCCESS, FAILED, 1)
+
+
+def test_files(url):
+    code = "import os, mine\nos.makedirs('out')\nopen('out/b', 'wb').write(open('in/a', 'rb').read()[::-1])\nprint(mine.x)"
+    files = {"in/a": "AAH/", "mine.py": encoded("x = 5"), "absent": None}
+    got = asked(url, code, files=files, fetch_files=["out/b", "missing", "out", "absent"], compile_timeout=3)
+    assert (got.status, got.files, got.run_result.stdout) == (SUCCESS, {"out/b": "/wEA"}, "5\n")
+
+
+def test_time(url):
+    """What was written before is kept."""
+    code = "print('begins', flush=True)\nopen('a', 'w').write('x')\nwhile True: pass"
+    got = asked(url, code, run_timeout=1, fetch_files=["a"])
+    ran = got.run_result
+    assert (got.status, ran.status, ran.return_code) == (FAILED, CommandRunStatus.TimeLimitExceeded, None)
+    assert (ran.stdout, got.files) == ("begins\n", {"a": encoded("x")}) and ran.execution_time >= 1
+
+
+def test_standard_input(url):
+    assert asked(url, "import sys; print(len(sys.stdin.read()))", stdin="ä\n" * 100_000).run_result.stdout == "200000\n"
+    assert "EOFError" in asked(url, "input()").run_result.stderr
+
+
+def test_memory(url):
+    """The client drops the field; the server has it."""
+    status, got = posted(url, {"code": "x = bytearray(10**9)", "language": "python", "memory_limit_MB": 128})
+    assert (status, got["status"]) == (200, "Failed") and "MemoryError" in got["run_result"]["stderr"]
+
+
+def test_many_at_once(url):
+    requests = [RunCodeRequest(code=f"print({n})", language="python") for n in range(20)]
+    got = run_concurrent(run_code, args=[[request, url] for request in requests])
+    assert [g.run_result.stdout for g in got] == [f"{n}\n" for n in range(20)]
+
+    async def together():
+        return await asyncio.gather(*[run_code_async(request, url) for request in requests])
+
+    assert [g.run_result.stdout for g in asyncio.run(together())] == [f"{n}\n" for n in range(20)]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"language": "klingon"},
+        {"code": None},
+        {"run_timeout": "soon"},
+        {"files": ["a"]},
+        {"fetch_files": "a"},
+        {"memory_limit_MB": "much"},
+    ],
+    ids=str,
+)
+def test_a_request_that_is_wrong(url, fields):
+    status, got = posted(url, {"code": "print(1)", "language": "python", **fields})
+    (name,) = fields
+    assert status == 422 and got["detail"][0]["loc"][:2] == ["body", name] and got["detail"][0]["msg"]
+
+
+def posted(url, request, kind="application/json", path="run_code"):
+    data = request if isinstance(request, bytes) else json.dumps(request).encode()
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(f"{url}/{path}", data, {"Content-Type": kind}), timeout=60
+        ) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        text = error.read()
+        return error.code, json.loads(text) if text.startswith(b"{") else text
+
+
+@pytest.mark.parametrize(("body", "kind"), [(b"{", "application/json"), (b"[]", "application/json"), (b"{}", "text/plain")])
+def test_what_is_no_request(url, body, kind):
+    assert posted(url, body, kind)[0] == 422
+
+
+# --- what they do differently ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("difference", DIFFERENCES, ids=lambda d: d.name)
+def test_differences(server, difference):
+    name, url = server
+    request = {"language": "python", **difference.request}
+    status, body = posted(url, request, path=request.pop("path", "run_code"))
+    assert (difference.is_ours if name == "ours" else difference.is_theirs)(status, body), (status, body)
+
+
+def test_the_page_lists_the_differences():
+    assert fusion_differences.table() in (ROOT / "docs/sandbox.md").read_text()
+
+
+# --- ours alone ---------------------------------------------------------------------------------------------------------
+
+PATHS = st.lists(st.sampled_from(["a", "b", "..", ".", "", "a\n", "é", "\x1b"]), min_size=1, max_size=4).map("/".join)
+
+
+@given(st.dictionaries(PATHS, st.binary(max_size=9).map(lambda b: encoded(b.hex())) | st.none(), max_size=3), st.lists(PATHS))
+def test_a_request_that_is_taken_stays_in_its_folder(files, fetched):
+    request = {"code": "", "language": "python", "files": files, "fetch_files": fetched}
+    wrong = any(map(path_problem, [*files, *fetched]))
+    try:
+        program = RunCode.model_validate(request).program(Most(60, 100))
+    except ValidationError as error:
+        parents = {str(parent) for path in files for parent in Path(path).parents}
+        assert wrong or parents & files.keys(), error
+    else:
+        assert not wrong and program.files.keys() == {path for path, text in files.items() if text is not None}
+
+
+def test_too_much_is_refused():
+    def refusal(**fields):
+        with pytest.raises(Refused) as refused:
+            RunCode.model_validate({"code": "", "language": "python", **fields}).program(Most(60, 100))
+        return f"{refused.value.field}: {refused.value}"
+
+    assert refusal(run_timeout=61) == "run_timeout: 61 s; this service allows 60 (--most_seconds)"
+    assert refusal(memory_limit_MB=101) == "memory_limit_MB: 101 MB; this service allows 100 (--most_memory_mb)"
+    with pytest.raises(ValidationError, match="at most 1000, got 10000"):
+        RunCode.model_validate({"code": "", "language": "python", "files": {str(n): "" for n in range(10_000)}})
+
+
+def test_so_many_run_at_once_and_no_more():
+    code = "import time\nprint(time.time())\ntime.sleep(0.3)\nprint(time.time())"
+    with ours("--concurrency", "2", "--isolation", "process") as (url, _):
+        got = run_concurrent(asked, args=[[url, code]] * 8)
+    spans = [tuple(map(float, g.run_result.stdout.split())) for g in got]
+    assert max(sum(a <= moment < b for a, b in spans) for moment, _ in spans) == 2
+
+
+def test_a_program_that_nobody_waits_for_is_ended():
+    with ours("--concurrency", "1", "--isolation", "process") as (url, _):
+        with pytest.raises(OSError, match="timed out"):
+            asked_within(url, "while True: pass", 1.0)
+        assert asked(url, "print(1)").run_result.stdout == "1\n"
+
+
+def asked_within(url, code, seconds):
+    body = json.dumps({"code": code, "language": "python", "run_timeout": 500}).encode()
+    request = urllib.request.Request(f"{url}/run_code", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=seconds) as answer:
+        return answer.read()
+
+
+def test_imports_are_made_once():
+    code = "import sys; print('xml.dom.minidom' in sys.modules)"
+    with ours("--imports", "xml.dom.minidom", "--isolation", "process") as (url, _):
+        assert asked(url, code).run_result.stdout == "True\n"
+
+
+def test_what_it_says_and_how_it_ends():
+    command = [sys.executable, "-m", "marl_plugins", "sandbox", "serve", "--port", "0", "--host", "0.0.0.0"]
+    process = subprocess.Popen(
+        [*command, "--isolation", "process"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    said = process.stdout.readline()
+    assert re.fullmatch(r"serving http://0.0.0.0:\d+, isolated at level process; Ctrl-C ends it\n", said)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0 and "warning: whoever reaches http://0.0.0.0:" in errors, errors
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--port", "70000"], "--port: 70000 is out of range: expected at least 0 and at most 65535"),
+        (["--isolation", "docker"], "--isolation: invalid choice: 'docker'"),
+        (["--concurrency", "0"], "--concurrency: 0 is out of range"),
+        (["--host", "192.0.2.1", "--isolation", "process"], "--host 192.0.2.1 --port 8080: .*; choose others"),
+        (["--imports", "antigravity2", "--port", "0"], "'antigravity2' cannot be imported"),
+        (["--no"], "unrecognized arguments: --no"),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else "",
+)
+def test_a_command_that_is_wrong(words, said, capsys):
+    assert main(["sandbox", "serve", *words]) == 2
+    assert re.search(said, capsys.readouterr().err)
+
+
+def test_a_port_that_is_taken(capsys):
+    with ours("--isolation", "process") as (url, _):
+        assert main(["sandbox", "serve", "--isolation", "process", "--port", url.rpartition(":")[2]]) == 2
+    assert "in use" in capsys.readouterr().err
+
+
+def test_the_command_explains_itself(capsys):
+    assert main(["sandbox"]) == 0
+    assert "isolation: service" in capsys.readouterr().out
+    assert free_port() > 0 and os.name == "posix"
