@@ -98,9 +98,9 @@ def map_first(opened):
 
 @contextlib.asynccontextmanager
 async def answering(answer):
-    """A server on loopback whose every answer is what `answer(request, number)` writes to the connection; its address.
+    """A server on loopback that sends what `answer(path, body, number, head)` gives or awaits, and closes the connection.
 
-    `request` is the raw request: its line and headers, and its body. What `answer` gives is sent, and the connection closed.
+    Gives its address, and the paths that it was asked for.
     """
     taken = []
 
@@ -112,7 +112,7 @@ async def answering(answer):
             )
             body = await reader.readexactly(length)
             taken.append(head.split()[1].decode())
-            given = answer(head.split()[1].decode(), body, len(taken))
+            given = answer(head.split()[1].decode(), body, len(taken), head.decode())
             writer.write(await given if asyncio.iscoroutine(given) else given)
             await writer.drain()
         writer.close()

@@ -1,20 +1,48 @@
-"""The sandbox at a service: our client and SandboxFusion's own, against our service and, where it is there, SandboxFusion's."""
+"""The sandbox at a service: the contract at ours and, where it is there, at SandboxFusion's; and services that misbehave."""
 
+import asyncio
+import base64
 import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+import zipfile
+from pathlib import Path
 
-from fusion_servers import SERVERS
+import pytest
+from fusion_servers import SERVERS, answering, free_port, http, ours
+from hostile_programs import processes_left
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from marl_plugins.builtin.recipe import marl_start
+from marl_plugins.commands.doctor import services
 from marl_plugins.contracts.sandbox import SandboxContract
-from marl_plugins.core.recipe import SandboxConfig
-from marl_plugins.sandbox import open_sandbox
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
+from marl_plugins.core.recipe import SandboxConfig, ToolsConfig, find_recipe, load_recipe
+from marl_plugins.plan.build import build_plan
+from marl_plugins.plan.describe import describe
+from marl_plugins.plan.sandbox import check_sandbox, describe_sandbox
+from marl_plugins.sandbox import Limits, Program, fusion, open_sandbox, remote
+from marl_plugins.sandbox.fusion import ServiceSandbox
+
+LONG = Limits(seconds=60.0)
+BEGUN = {"status": "Finished", "return_code": 0, "stdout": f"{remote.BEGUN}\n", "stderr": "", "execution_time": 0.1}
+
+
+RESULT = {"stopped": "", "exceeded": "", "code": 0, "seconds": 0.1, "names": [], "gone": []}
+RESULT["streams"] = [{"head": "", "tail": "", "total": 0}]
 
 
 @contextlib.asynccontextmanager
 async def at(name, workspaces):
     with SERVERS[name]() as url:
-        async with open_sandbox(
-            SandboxConfig(isolation="service", url=url), concurrency=8, workspaces=workspaces
-        ) as sandbox:
+        config = SandboxConfig(isolation="service", url=url)
+        async with open_sandbox(config, concurrency=8, workspaces=workspaces) as sandbox:
             yield sandbox
 
 
@@ -23,6 +51,9 @@ class TestOurs(SandboxContract):
     def open(cls, workspaces):
         return at("ours", workspaces)
 
+    def test_it_says_what_it_is(self):
+        assert self._sandbox.isolation == "service"
+
 
 if "theirs" in SERVERS:
 
@@ -30,3 +61,449 @@ if "theirs" in SERVERS:
         @classmethod
         def open(cls, workspaces):
             return at("theirs", workspaces)
+
+
+# --- workspaces ---------------------------------------------------------------------------------------------------------
+
+
+class Seen(ServiceSandbox):
+    """Keeps what travels."""
+
+    async def _answered(self, body, seconds):
+        response = await super()._answered(body, seconds)
+        sent = json.loads(body)
+        assert sent["memory_limit_MB"] > 512 and sent["fetch_files"] == [remote.RESULT, remote.CHANGED]
+        self.sent = archive(sent["files"][remote.PACKED])
+        self.returned = archive(response.files.get(remote.CHANGED))
+        return response
+
+
+def archive(text):
+    if text is None:
+        return {}
+    with zipfile.ZipFile(io.BytesIO(base64.b64decode(text))) as packed:
+        return {entry.filename: packed.read(entry) for entry in packed.infolist()}
+
+
+@pytest.fixture(scope="module")
+def service():
+    """A service, a client that keeps what travels, and the folder of its workspaces."""
+    with ours("--isolation", "process") as (url, _), tempfile.TemporaryDirectory() as place, asyncio.Runner() as runner:
+
+        async def made():
+            return Seen(url, workspaces=Path(place))
+
+        sandbox = runner.run(made())
+        yield runner, sandbox, Path(place)
+        runner.run(sandbox.close())
+
+
+def files_of(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+NAMES = st.sampled_from(["a", "b", "d/a", "d/e/a", "é f", "g/h"])
+WRITTEN = st.dictionaries(NAMES, st.binary(max_size=3000), max_size=4)
+
+
+@settings(max_examples=25)
+@given(WRITTEN, WRITTEN, st.sets(NAMES), WRITTEN)
+def test_a_kept_workspace_is_as_a_program_leaves_it_and_only_changes_travel(service, before, written, removed, brought):
+    """The law: what is here afterwards is what a program would have left here."""
+    runner, sandbox, place = service
+    steps = (
+        "import os\n"
+        f"for path, content in {written!r}.items():\n"
+        "    os.makedirs(os.path.dirname(path) or '.', exist_ok=True)\n"
+        "    open(path, 'wb').write(content)\n"
+        f"for path in {sorted(removed)!r}:\n"
+        "    if os.path.exists(path): os.remove(path)\n"
+    )
+    here = Path(tempfile.mkdtemp(dir=place))
+    for path, content in before.items():
+        (here / path).parent.mkdir(parents=True, exist_ok=True)
+        (here / path).write_bytes(content)
+    given_files = {**before, **brought}
+    expected = {path: content for path, content in {**given_files, **written}.items() if path not in removed}
+    program = Program(steps, files=brought, wanted=("a", "d/a"), limits=LONG)
+    got = runner.run(sandbox.run(program, here))
+    assert got.status == "finished", got
+    assert files_of(here) == expected
+    assert got.files == {path: expected[path] for path in ("a", "d/a") if path in expected}
+    assert {path.removeprefix("workspace/") for path in sandbox.sent if path.startswith("workspace/")} == given_files.keys()
+    assert sandbox.returned == {path: content for path, content in expected.items() if given_files.get(path) != content}
+
+
+def test_a_file_that_becomes_a_folder_and_a_folder_that_becomes_a_file(service):
+    runner, sandbox, place = service
+    here = Path(tempfile.mkdtemp(dir=place))
+    (here / "d").mkdir()
+    for path in ("a", "d/x"):
+        (here / path).write_text(path)
+    source = (
+        "import os, shutil\nos.remove('a'); os.mkdir('a'); open('a/b', 'w').write('1')\nshutil.rmtree('d'); open('d', 'w')"
+    )
+    runner.run(sandbox.run(Program(source, limits=LONG), here))
+    assert files_of(here) == {"a/b": b"1", "d": b""}
+
+
+@pytest.mark.parametrize(
+    ("source", "limits", "said"),
+    [
+        ("for n in range(3000): open(str(n), 'w')", LONG, "more than 2000 files and folders"),
+        ("open('a', 'wb').write(bytes(3 << 20))", Limits(seconds=60, disk_mb=1), "its files took more than 1 MB"),
+        ("open('a', 'wb').truncate(400 << 20)", LONG, "have more than 256 MB"),
+    ],
+)
+def test_files_that_are_too_many_or_too_large_stay_there(service, source, limits, said):
+    runner, sandbox, place = service
+    here = Path(tempfile.mkdtemp(dir=place))
+    (here / "kept").write_text("1")
+    got = runner.run(sandbox.run(Program(source, limits=limits), here))
+    assert (got.status, files_of(here)) == ("killed", {"kept": b"1"}) and said in got.reason and "is lost" in got.reason
+
+
+def test_a_workspace_lies_in_the_sandboxs_own_folder(service, tmp_path):
+    runner, sandbox, _ = service
+    with pytest.raises(ValueError, match="expected a folder in the sandbox's own"):
+        runner.run(sandbox.run(Program("print(1)"), tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import os, signal; os.kill(os.getppid(), signal.SIGKILL); os._exit(0)", "ended without a result"),
+        (
+            "import os, signal\nopen('../marl-result.json', 'w').write('{}')\nos.kill(os.getppid(), signal.SIGKILL)",
+            "what it left as its result cannot be read",
+        ),
+        ("import os, shutil; shutil.rmtree('..', ignore_errors=True); open('/dev/null')", ""),
+    ],
+)
+def test_a_program_that_attacks_what_runs_it_has_itself_to_blame(service, source, said):
+    runner, sandbox, _ = service
+    got = runner.run(sandbox.run(Program(source, limits=LONG)))
+    assert got.status in ("killed", "finished") and said in got.reason, got
+
+
+# --- services that misbehave --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(fusion, "FIRST_PAUSE", 0.01)
+
+
+SMALL = Program("print(1)")
+
+
+def meets(answer, program=SMALL, queue=fusion.QUEUE):
+    """What comes of a program at a server that answers like that, and how many requests it got."""
+
+    async def run():
+        async with answering(answer) as (url, taken):
+            sandbox = ServiceSandbox(url, queue=queue)
+            try:
+                return await sandbox.run(program), len(taken)
+            except (InfrastructureFailure, RunPaused) as failure:
+                return failure, len(taken)
+            finally:
+                await sandbox.close()
+
+    return asyncio.run(run())
+
+
+def said(**fields):
+    return http(json.dumps({"status": "Success", "message": "", "files": {}, **fields}))
+
+
+def encoded(data):
+    return base64.b64encode(data).decode()
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "text", "requests"),
+    [
+        (http("not found", 404, "text/plain"), RunPaused, "HTTP 404 in place of an answer: not found", 1),
+        (http("", 302, headers="Location: http://example.com/\r\n"), RunPaused, "HTTP 302 in place of an answer", 1),
+        (http("secret", 401), RunPaused, "HTTP 401", 1),
+        (
+            http(json.dumps({"detail": [{"loc": ["body", "files"], "msg": "no such path"}]}), 422),
+            RunPaused,
+            r"refuses our request \(HTTP 422\): body.files: no such path",
+            1,
+        ),
+        (http("{}", 422), RunPaused, r"refuses our request \(HTTP 422\): \{\}", 1),
+        (http("too large", 413), "sandbox_refused", "files of a program are too large", 1),
+        (http("<html>hello</html>", kind="text/html"), "sandbox_protocol", "not in SandboxFusion's protocol: '<html>", 1),
+        (http('{"ok": true}'), "sandbox_protocol", "not in SandboxFusion's protocol", 1),
+        (http("[" * 100_000), "sandbox_protocol", "not in SandboxFusion's protocol", 1),
+        (http(b"\xff\xfe"), "sandbox_protocol", "not in SandboxFusion's protocol", 1),
+        (said(files={"../../x": "AA=="}), "sandbox_protocol", r"were not asked for: \['../../x'\]", 1),
+        (
+            said(status="SandboxError", message="no conda"),
+            "sandbox_service",
+            "could not run a program: no conda, 5 times",
+            5,
+        ),
+        (http("overloaded", 503), "sandbox_service", "HTTP 503: overloaded, 5 times", 5),
+        (http("slowly", 429), "sandbox_service", "HTTP 429", 5),
+        (b"", "sandbox_unreachable", "cannot be reached: Server disconnected, 5 times", 5),
+        (b"SSH-2.0-x\r\n", "sandbox_unreachable", "cannot be reached", 5),
+        (http("x" * 1000)[:500], "sandbox_unreachable", "cannot be reached", 5),
+        (said(), "sandbox_service", r"did not begin a program \(no result\)", 1),
+        (
+            said(run_result={**BEGUN, "stdout": "", "stderr": "python: not found", "return_code": 127}),
+            "sandbox_service",
+            "did not begin a program .Finished, exit code 127: python: not found",
+            1,
+        ),
+    ],
+)
+def test_what_a_service_does_wrong_is_never_a_programs_failure(answer, kind, text, requests):
+    failure, got = meets(lambda *_: answer)
+    if isinstance(kind, str):
+        assert isinstance(failure, InfrastructureFailure) and failure.kind == kind, failure
+    else:
+        assert type(failure) is kind
+    assert re.search(text, str(failure)) and "service http://127.0.0.1:" in str(failure), failure
+    assert got == requests
+
+
+def test_a_service_that_comes_back():
+    result = RESULT | {"streams": [{"head": encoded(b"1\n"), "tail": "", "total": 2}]}
+    good = said(run_result=BEGUN, files={remote.RESULT: encoded(json.dumps(result).encode())})
+    bad = (b"", http("", 502), said(status="SandboxError"))
+    got, requests = meets(lambda path, body, number, head: good if number > 3 else bad[number - 1])
+    assert (got.status, got.stdout, requests) == ("finished", "1\n", 4)
+
+
+async def forever():
+    await asyncio.sleep(3600)
+
+
+def test_a_service_that_hangs(monkeypatch):
+    monkeypatch.setattr(fusion, "STARTING", 0.1)
+    failure, requests = meets(lambda *_: forever(), Program("1", limits=Limits(seconds=0.1)), queue=0.2)
+    assert failure.kind == "sandbox_timeout" and "no answer within 0.5 s" in str(failure) and requests == 1
+
+
+def test_an_answer_without_end(monkeypatch):
+    monkeypatch.setattr(fusion, "MOST_BYTES", 1 << 20)
+    failure, _ = meets(lambda *_: http(b"x" * (3 << 20)))
+    assert failure.kind == "sandbox_protocol" and "an answer of more than 1 MB" in str(failure)
+
+
+def zipped(**files):
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", files.pop("how", zipfile.ZIP_STORED)) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return made.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("result", "changed"),
+    [
+        (b"", b""),
+        (b"{}", b""),
+        (b"[" * 1000, b""),
+        (json.dumps(RESULT | {"seconds": -1}).encode(), b""),
+        (json.dumps(RESULT | {"seconds": "NaN"}).encode(), b""),
+        (json.dumps(RESULT | {"code": 10**9}).encode(), b""),
+        (json.dumps(RESULT | {"gone": ["../outside"]}).encode(), b""),
+        (json.dumps(RESULT | {"gone": ["/etc/passwd"]}).encode(), b""),
+        (json.dumps(RESULT).encode(), b"PK nothing"),
+        (json.dumps(RESULT).encode(), zipped(**{"../outside": b"x"})),
+        (json.dumps(RESULT).encode(), zipped(**{"a/../../outside": b"x"})),
+        (json.dumps(RESULT).encode(), zipped(**{"/tmp/marl-outside": b"x"})),
+        (json.dumps(RESULT).encode(), zipped(**{"a\nb": b"x"})),
+        (json.dumps(RESULT).encode(), zipped(how=zipfile.ZIP_DEFLATED, a=bytes(10**7))),
+    ],
+)
+def test_what_a_program_has_forged_is_its_own_failure_and_leads_nowhere(result, changed, tmp_path):
+    workspaces = tmp_path / "workspaces"
+    here = workspaces / "here"
+    here.mkdir(parents=True)
+    (tmp_path / "outside").write_text("kept")
+    (workspaces / "outside").write_text("kept")
+    answer = said(run_result=BEGUN, files={remote.RESULT: encoded(result), remote.CHANGED: encoded(changed)})
+
+    async def run():
+        async with answering(lambda *_: answer) as (url, _):
+            sandbox = ServiceSandbox(url, workspaces=workspaces)
+            try:
+                return await sandbox.run(Program("print(1)"), here)
+            finally:
+                await sandbox.close()
+
+    got = asyncio.run(run())
+    assert got.status == "killed" and "cannot be read" in got.reason, got
+    assert files_of(tmp_path) == {"outside": b"kept", "workspaces/outside": b"kept"}
+    assert not Path("/tmp/marl-outside").exists()
+
+
+def test_a_time_limit_that_only_the_service_noticed():
+    got, _ = meets(
+        lambda *_: said(status="Failed", run_result={**BEGUN, "status": "TimeLimitExceeded", "return_code": None})
+    )
+    assert (got.status, got.code, got.reason) == ("time", None, "stopped after 5 s")
+
+
+def test_a_service_that_is_killed_during_calls(tmp_path, monkeypatch):
+    """Everybody is told, nothing hangs, nothing is left of it; and another one at its address takes over."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    words = ["--port", str(free_port()), "--concurrency", "6", "--isolation", "process"]
+
+    async def calls():
+        with ours(*words) as (url, process):
+            sandbox = ServiceSandbox(url, concurrency=6)
+            endless = [asyncio.create_task(sandbox.run(Program("while True: pass", limits=LONG))) for _ in range(6)]
+            while len(list(tmp_path.glob("*/*/workspace/workspace"))) < 6:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            process.kill()
+            failures = await asyncio.wait_for(asyncio.gather(*endless, return_exceptions=True), 60)
+        with ours(*words):
+            after = await sandbox.run(Program("print(1)", limits=LONG))
+        await sandbox.close()
+        return failures, after
+
+    failures, after = asyncio.run(calls())
+    assert {type(failure) for failure in failures} == {InfrastructureFailure}, failures
+    assert {failure.kind for failure in failures} == {"sandbox_unreachable"}
+    assert after.stdout == "1\n"
+    until = time.monotonic() + 30
+    while (os.listdir(tmp_path) or processes_left(tmp_path)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert (os.listdir(tmp_path), processes_left(tmp_path)) == ([], [])
+
+
+# --- recipes, plans, the doctor -----------------------------------------------------------------------------------------
+
+
+def refusal(url):
+    """Why a sandbox at an address does not start."""
+
+    async def run():
+        async with open_sandbox(SandboxConfig(isolation="service", url=url)):
+            raise AssertionError("it started")
+
+    with pytest.raises(ConfigurationError) as refused:
+        asyncio.run(run())
+    return str(refused.value)
+
+
+def test_a_service_that_is_not_there_is_said_at_the_start_with_the_cure():
+    port = free_port()
+    assert re.fullmatch(
+        rf"tools.sandbox.url: service http://127.0.0.1:{port}: cannot be reached: .*; start one with `openrlhf sandbox serve`, "
+        "or correct tools.sandbox.url",
+        refusal(f"http://127.0.0.1:{port}"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("answers", "text"),
+    [
+        ({"/v1/ping": http("hello")}, "GET /v1/ping gave 'hello'"),
+        ({"/v1/ping": http("not here", 404)}, "GET /v1/ping gave '404'"),
+        ({"/v1/ping": http('"pong"'), "/run_code": http("not here", 404)}, "HTTP 404 in place of an answer: not here"),
+        ({"/v1/ping": http('"pong"'), "/run_code": http("[]", 422)}, "refuses our request"),
+    ],
+)
+def test_a_service_of_another_kind_is_said_at_the_start(answers, text):
+    async def run():
+        async with answering(lambda path, *_: answers[path]) as (url, _):
+            sandbox = ServiceSandbox(url)
+            try:
+                await sandbox.start()
+            finally:
+                await sandbox.close()
+
+    with pytest.raises(ConfigurationError) as refused:
+        asyncio.run(run())
+    assert text in str(refused.value) and str(refused.value).endswith("or correct tools.sandbox.url")
+
+
+def test_a_run_whose_service_is_not_there_does_not_start(tmp_path):
+    url = f"http://127.0.0.1:{free_port()}"
+    folder = shutil.copytree(find_recipe("coder_tester/tiny.yaml").parent, tmp_path / "recipe")
+    (folder / "mine.yaml").write_text(f"extends: tiny.yaml\ntools: {{sandbox: {{isolation: service, url: '{url}'}}}}")
+    plan = build_plan(["--recipe", str(folder / "mine.yaml")])
+    assert describe(plan)["sandbox"] == f"service {url}"
+    with pytest.raises(ConfigurationError, match=r"tools.sandbox.url: .*cannot be reached"):
+        asyncio.run(marl_start(plan.run))
+
+
+def test_credentials_are_sent_and_never_shown(monkeypatch):
+    monkeypatch.setenv("SANDBOX_PASSWORD", "open sesame/1")
+    seen = []
+
+    def answer(path, body, number, head):
+        seen.append(head)
+        return http("wrong password: open sesame/1, open%20sesame%2F1", 401)
+
+    async def run():
+        async with answering(answer) as (url, _):
+            sandbox = ServiceSandbox(
+                url.replace("//", "//me:$SANDBOX_PASSWORD@").replace("$SANDBOX_PASSWORD", "open%20sesame%2F1")
+            )
+            try:
+                await sandbox.run(Program("print(1)"))
+            finally:
+                await sandbox.close()
+
+    with pytest.raises(RunPaused) as refused:
+        asyncio.run(run())
+    basic = base64.b64encode(b"me:open sesame/1").decode()
+    assert f"Basic {basic}" in seen[0]
+    assert "sesame" not in str(refused.value) and "***" in str(refused.value)
+
+
+def checked(folder, text):
+    (folder / "recipe.yaml").write_text(f"name: mine\nroles: {{a: {{prompt: p.md}}}}\nworkflow: w.py\n{text}\n")
+    recipe, origins = load_recipe(folder / "recipe.yaml")
+    return check_sandbox(recipe, origins)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("isolation: service", "isolation: service: where is it.; add url: http://HOST:8080"),
+        ("isolation: service, url: ftp://x", "url: ftp://x: expected an address such as http://127.0.0.1:8080"),
+        ("isolation: service, url: sandbox.example", "expected an address such as"),
+        ("isolation: service, url: 'http://x:y/'", "expected an address such as"),
+        ("isolation: service, url: 'http://me:secret12@x'", r"url: http://\*\*\*@x: holds a secret"),
+        ("isolation: service, url: 'http://$NO_SUCH_HOST'", r"\$NO_SUCH_HOST is not set in the environment"),
+        ("isolation: service, url: 'http://x', imports: [json]", "imports: are the service's to import"),
+        ("isolation: auto, url: 'http://x'", "url: is a service's, and isolation is auto; write isolation: service"),
+    ],
+)
+def test_a_recipes_service_is_checked_before_anything_starts(settings, said, tmp_path):
+    (found,) = checked(tmp_path, f"tools:\n  sandbox: {{{settings}}}")
+    assert re.search(said, found) and found.startswith(f"{tmp_path}/recipe.yaml:5: tools.sandbox"), found
+    assert "secret12" not in found
+
+
+def test_a_recipes_service_that_is_right(tmp_path, monkeypatch):
+    assert checked(tmp_path, "tools: {sandbox: {isolation: service, url: 'http://127.0.0.1:8080'}}") == []
+    (found,) = checked(tmp_path, "tools: {sandbox: {isolation: service, url: 'http://x'}, python: {packages: false}}")
+    assert "tools.python.packages is false" in found
+    monkeypatch.setattr("marl_plugins.sandbox.opening.find_spec", lambda name: None)
+    (found,) = checked(tmp_path, "tools: {sandbox: {isolation: service, url: 'http://x'}}")
+    assert found.endswith("sandbox_fusion, aiohttp, tenacity not installed; pip install 'openrlhf-marl[fusion]'")
+
+
+def test_it_is_named_without_its_password():
+    config = SandboxConfig(isolation="service", url="https://me:$SECRET@sandbox.example/x?key=$KEY")
+    assert describe_sandbox(config) == "service https://***@sandbox.example/x?***"
+
+
+def test_the_doctor_tries_it(service):
+    config = SandboxConfig(isolation="service", url=service[1]._url)
+    named, tried = services.try_python_tool(ToolsConfig(sandbox=config))
+    assert (named.good, tried.good) == (True, True), (named, tried)
+    assert named.found == f"programs run at the {describe_sandbox(config)}"
+    gone = SandboxConfig(isolation="service", url=f"http://127.0.0.1:{free_port()}")
+    (finding,) = services.try_python_tool(ToolsConfig(sandbox=gone))
+    assert finding.good is False and "cannot be reached" in finding.found and "openrlhf sandbox serve" in finding.fix

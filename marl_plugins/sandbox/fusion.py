@@ -37,8 +37,8 @@ from marl_plugins.sandbox.fork_server import TEST_WORDS
 from marl_plugins.sandbox.local import RETURNED
 from marl_plugins.sandbox.program import Completed, Program, Status, excess, judge, path_problem
 
-ATTEMPTS, FIRST_PAUSE, LONGEST_PAUSE = 5, 0.5, 8.0
-"""How often a program is sent, and seconds between: random, up to the first, then twice that, ... up to the longest."""
+ATTEMPTS, FIRST_PAUSE = 5, 0.5
+"""How often a program is sent, and seconds between: random, up to the first, then up to twice that, ..."""
 STARTING = 30.0
 """Seconds that the service has to begin a program, and to return its files, beside the program's own."""
 QUEUE = 60.0
@@ -164,7 +164,7 @@ class ServiceSandbox:
         attempts = AsyncRetrying(
             retry=retry_if_exception_type(_MayPass),
             stop=stop_after_attempt(ATTEMPTS),
-            wait=wait_random_exponential(FIRST_PAUSE, LONGEST_PAUSE),
+            wait=wait_random_exponential(FIRST_PAUSE),
             reraise=True,
         )
         try:

@@ -67,8 +67,8 @@ def main(settings: dict[str, Any]) -> None:
 
     Args:
         settings: `language`; `merged`; `modules`; `seconds`, `cpu_seconds`; `memory`, `file`, `disk`, `output` in bytes; `chars`;
-            `wanted`, paths; `sent`, the SHA-256 of each file of a kept workspace by its path, or null for a fresh one; `entries` and
-            `returned`, the maximum number of files and of bytes that are returned; `tests`, pytest's arguments.
+            `wanted`, paths; `sent`, the SHA-256 of each file of a kept workspace by its path, or null for a fresh one; `entries`
+            and `returned`, the maximum number of files and of bytes that are returned; `tests`, pytest's arguments.
     """
     here, sys.dont_write_bytecode = os.getcwd(), True
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]
