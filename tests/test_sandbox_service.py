@@ -476,6 +476,7 @@ def checked(folder, text):
         ("isolation: service, url: 'http://me:secret12@x'", r"url: http://\*\*\*@x: holds a secret"),
         ("isolation: service, url: 'http://$NO_SUCH_HOST'", r"\$NO_SUCH_HOST is not set in the environment"),
         ("isolation: service, url: 'http://x', imports: [json]", "imports: are the service's to import"),
+        ("isolation: service, url: 'http://x', warm_up: w.py", "warm_up: is the service's to run"),
         ("isolation: auto, url: 'http://x'", "url: is a service's, and isolation is auto; write isolation: service"),
     ],
 )

@@ -52,7 +52,7 @@ def main(words: Sequence[str]) -> int:
     from marl_plugins.sandbox.service import Most, serve
 
     most = Most(options.most_seconds, options.most_memory_mb)
-    config = SandboxConfig(isolation=options.isolation, imports=options.imports)
+    config = SandboxConfig(isolation=options.isolation, imports=options.imports, warm_up=options.warm_up)
     try:
         asyncio.run(serve(config, options.host, options.port, options.concurrency, most, _say))
     except InfrastructureFailure as failure:
@@ -67,6 +67,12 @@ def _say(address: str, level: str) -> None:
         print(f"warning: whoever reaches {address} can run programs here; it has no password", file=sys.stderr, flush=True)
 
 
+def _file(word: str) -> str:
+    if not os.path.isfile(word):
+        raise argparse.ArgumentTypeError(f"{word}: no such file")
+    return word
+
+
 def _build_parser() -> Parser:
     parser = Parser(prog="openrlhf sandbox", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", parser_class=Parser)
@@ -76,6 +82,7 @@ def _build_parser() -> Parser:
     add("--port", type=Number(int, least=0, most=65535), default=8080, help="0: any free one (8080)")
     add("--isolation", choices=["auto", *LEVELS], default="auto", help="as tools.sandbox.isolation of a recipe (auto)")
     add("--imports", nargs="+", default=[], metavar="MODULE", help="modules that are imported once, before any program")
+    add("--warm_up", type=_file, metavar="FILE", help="a Python file that is run once, after the imports")
     add(
         "--concurrency",
         type=at_least(1),

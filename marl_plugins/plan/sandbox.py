@@ -49,6 +49,8 @@ def _at_service(recipe: Recipe) -> Iterator[tuple[list[str], str]]:
         yield from ((["url"], f".url: {shown_url(config.url)}: {problem}") for problem in problems)
     if config.imports:
         yield ["imports"], ".imports: are the service's to import; openrlhf sandbox serve --imports, and remove them here"
+    if config.warm_up:
+        yield ["warm_up"], ".warm_up: is the service's to run; openrlhf sandbox serve --warm_up FILE, and remove it here"
     if not recipe.tools.python.packages:
         yield (
             ["isolation"],

@@ -39,7 +39,9 @@ def check_tasks(plan: Plan) -> list[str]:
             problems.append(
                 f"{split} tasks: {len(twice)} ids are used more than once, the first {twice[0]!r}; ids name results"
             )
-        all_json = not not_json([(task.label, task.metadata) for task in tasks])  # at once: one by one takes ten times as long
+        all_json = not not_json(
+            [(task.label, task.metadata) for task in tasks]
+        )  # at once: one by one takes ten times as long
         for task in tasks:
             for name in ("id", "prompt"):
                 if not isinstance(getattr(task, name), str) or not getattr(task, name):
