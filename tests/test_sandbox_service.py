@@ -284,8 +284,9 @@ async def forever():
 
 def test_a_service_that_hangs(monkeypatch):
     monkeypatch.setattr(fusion, "STARTING", 0.1)
-    failure, requests = meets(lambda *_: forever(), Program("1", limits=Limits(seconds=0.1)), queue=0.2)
-    assert failure.kind == "sandbox_timeout" and "no answer within 0.5 s" in str(failure) and requests == 1
+    failure, requests = meets(lambda *_: forever(), Program("1", limits=Limits(seconds=0.1)), queue=1.7)
+    assert failure.kind == "sandbox_timeout" and "no answer within 2 s" in str(failure)
+    assert requests <= 1  # none where the machine was too busy even for that
 
 
 def test_an_answer_without_end(monkeypatch):
@@ -428,7 +429,8 @@ def test_a_service_of_another_kind_is_said_at_the_start(answers, text):
 def test_a_run_whose_service_is_not_there_does_not_start(tmp_path):
     url = f"http://127.0.0.1:{free_port()}"
     folder = shutil.copytree(find_recipe("coder_tester/tiny.yaml").parent, tmp_path / "recipe")
-    (folder / "mine.yaml").write_text(f"extends: tiny.yaml\ntools: {{sandbox: {{isolation: service, url: '{url}'}}}}")
+    tools = f"{{sandbox: {{isolation: service, url: '{url}'}}, python: {{packages: true}}}}"
+    (folder / "mine.yaml").write_text(f"extends: tiny.yaml\ntools: {tools}")
     plan = build_plan(["--recipe", str(folder / "mine.yaml")])
     assert describe(plan)["sandbox"] == f"service {url}"
     with pytest.raises(ConfigurationError, match=r"tools.sandbox.url: .*cannot be reached"):

@@ -263,8 +263,8 @@ class Recipe(Model):
 
     @property
     def uses_programs(self) -> bool:
-        """Whether a role writes programs that are run."""
-        return any("python" in role.tools for role in self.roles.values())
+        """Whether a role writes programs that are run, or a service for programs is named, also where the workflow calls it."""
+        return any("python" in role.tools for role in self.roles.values()) or self.tools.sandbox.isolation == "service"
 
     @property
     def mapped_roles(self) -> list[str]:

@@ -3,9 +3,9 @@
     POST URL/run_code    remote.py as a program of Python's, and the program with its files in one archive
     the answer           what remote.py has left: what the program wrote, how it ended, and files that are new or changed
 
-The service keeps nothing between two requests. So a program that was lost on the way is run again, and its workspace here changes
-only once its answer is here. What the program can have touched (remote.py's two files) is its own doing, whatever stands in it; the
-rest is the service's, and is never a program's failure.
+The service keeps nothing between two requests. So a program that was lost on the way is run again, and what it does to its
+workspace is done here only once its answer is here. What the program can have touched (remote.py's two files) is its own doing,
+whatever stands in it; the rest is the service's, and is never a program's failure.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from marl_plugins.sandbox.files import NAMES, read_files, remove_files, write_fi
 from marl_plugins.sandbox.fork_server import TEST_WORDS
 from marl_plugins.sandbox.local import RETURNED
 from marl_plugins.sandbox.program import Completed, Program, Status, excess, judge, path_problem
+from marl_plugins.sandbox.workspace import MOST_FILES
 
 ATTEMPTS, FIRST_PAUSE = 5, 0.5
 """How often a program is sent, and seconds between: random, up to the first, then up to twice that, ..."""
@@ -46,8 +47,6 @@ QUEUE = 60.0
 CONNECTING = 10.0
 OWN_MEMORY_MB = 64
 """Memory of remote.py, beside the program's."""
-MOST_FILES = 2000
-"""Files and folders in a workspace that travel (as many as workspace.py counts)."""
 MOST_BYTES = 2 * RETURNED
 """Maximum size of an answer: base64, and room for what a program wrote."""
 LAST_WORDS = 300
