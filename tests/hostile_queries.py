@@ -64,6 +64,8 @@ REFUSED = {
     "many columns": f"SELECT {', '.join(['*'] * 1900)} FROM orders",
     "many tables": "SELECT 1 FROM " + ", ".join(f"orders o{n}" for n in range(70)),
     "a doubling text": "WITH RECURSIVE t(x) AS (SELECT 'abcdefgh' UNION ALL SELECT x || x FROM t) SELECT max(x) FROM t",
+    "longer texts in texts": COUNT + f"SELECT max(instr(hex({'hex(' * 5}'{'a' * 100}'{')' * 5}), n || 'zz')) FROM t",
+    "a longer pattern": COUNT + f"SELECT max(hex(hex(hex('{'a' * 1000}'))) || n LIKE '%{'_a' * 45}b') FROM t",
     "hex of hex": "SELECT hex(hex(hex(hex(hex(hex(hex(hex(hex(hex(hex(hex('abcdefgh'))))))))))))",
     "a long pattern": f"SELECT 'x' LIKE '{'%_' * 200}'",
     "tables in WITH that double": f"WITH a0(x) AS (SELECT 1), {CHAIN} SELECT count(*) FROM a24",
@@ -88,10 +90,15 @@ STOPPED = {
         "SELECT count(*) FROM orders a WHERE (SELECT count(*) FROM orders b, orders c WHERE b.id + c.id = a.id) < 0"
     ),
     "windows": COUNT + "SELECT sum(n) OVER (ORDER BY n ROWS BETWEEN 1000 PRECEDING AND CURRENT ROW) FROM t",
+    "texts in texts": COUNT + f"SELECT max(instr(hex({'hex(' * 3}'{'a' * 100}'{')' * 3}), n || 'zz')) FROM t",
+    "replaced": COUNT + f"SELECT max(replace('{'a' * 1800}' || n, 'a', 'b')) FROM t",
+    "patterns": COUNT + f"SELECT max(hex('{'a' * 900}') || n LIKE '%{'_a' * 20}b') FROM t",
 }
 """Ended by the limit on steps."""
 SLOW_STEPS = {
-    "texts in texts": COUNT + f"SELECT max(instr(hex({'hex(' * 5}'{'a' * 100}'{')' * 5}), n || 'zz')) FROM t",
-    "patterns": COUNT + f"SELECT max(hex(hex(hex('{'a' * 1000}'))) || n LIKE '%{'_a' * 45}b') FROM t",
+    "a long text in another": COUNT + f"SELECT max(instr('{'a' * 1800}' || n, '{'a' * 900}b')) AS place FROM t",
+    "distinct texts": COUNT + f"SELECT count(DISTINCT '{'a' * 1800}' || n) FROM t",
+    "matching patterns": COUNT + f"SELECT max('{'a' * 1800}' || n LIKE '%{'_a' * 20}b') FROM t",
+    "matching sets": COUNT + f"SELECT max('{'a' * 1800}' || n GLOB '*{'[a-z]' * 8}B') FROM t",
 }
-"""Ended by the limit on steps or, on a slow machine, by that on CPU time."""
+"""Ended by the limit on steps, or by that on CPU time."""

@@ -127,8 +127,9 @@ class SqlToolConfig(Model):
     output_chars: int = pydantic.Field(2000, ge=100)
     """A longer answer keeps its head, and says so."""
     steps: int = pydantic.Field(2_000_000, ge=1000)
-    """Maximum number of steps of SQLite's virtual machine for a query; two million take about 0.2 seconds."""
-    value_bytes: int = pydantic.Field(10_000, ge=1000)
+    """Maximum number of steps of SQLite's virtual machine for a query; two million take about 0.2 seconds. Those of a query that
+    searches texts (LIKE, GLOB, instr, replace, trim, json) count four."""
+    value_bytes: int = pydantic.Field(2_000, ge=1000)
     """Longest text, blob and row that a query may read or make."""
     calls_per_answer: int = pydantic.Field(16, ge=1)
     """Maximum number of queries run per answer; the others are not run, and the answer's last output says how many."""
