@@ -1,5 +1,6 @@
 """Shared by all tests: a CPU process, and the rule that CI may not skip."""
 
+import gc
 import os
 
 os.environ["MARL_PLUGINS_DEVICE"] = "cpu"
@@ -13,6 +14,12 @@ from marl_plugins.core.scoring import Seen
 
 settings.register_profile("marl", deadline=None, print_blob=True)
 settings.load_profile("marl")
+
+
+def pytest_collection_finish():
+    """What the tests import stays to their end: hundreds of thousands of objects that no collection has to visit again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -134,9 +134,6 @@ def report(folder):
 def made(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)  # thousands of small files
-        patch.setattr(
-            "marl_plugins.plan.fingerprint._own_modules", lambda folder, plugins: []
-        )  # of all that the tests import
         yield Run(tmp_path_factory.mktemp("project"))
 
 

@@ -1,6 +1,7 @@
 """The recipe `ecommerce`: the store that is generated, questions with their truth, and how answers are graded."""
 
 import asyncio
+import functools
 import hashlib
 import json
 import random
@@ -216,6 +217,7 @@ def test_the_truth_is_the_same_when_it_is_computed_in_python(name):
     assert checked
 
 
+@functools.cache
 def read(seed, table):
     connection = sqlite3.connect(store.database(seed))
     connection.row_factory = sqlite3.Row

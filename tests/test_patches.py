@@ -415,19 +415,24 @@ def test_an_unwritable_tree_is_unchanged(tree, capsys, monkeypatch):
     assert contents(tree) == before
 
 
-KILLED = """
-import os, signal, sys
-left, rename = int(sys.argv[3]), os.replace
-def replace(*paths):
-    global left
-    if not left:
-        os.kill(os.getpid(), signal.SIGKILL)
-    left -= 1
-    rename(*paths)
-os.replace = replace
-from marl_plugins.cli import main
-main(["patch", sys.argv[1], "--to", sys.argv[2]])
-"""
+def killed(kind, tree, renames):
+    """Run a command in a fork that is killed before it renames one more file."""
+    child = os.fork()
+    if child == 0:
+        rename, left = os.replace, iter(range(renames))
+
+        def replace(*paths):
+            if next(left, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            rename(*paths)
+
+        try:
+            os.replace = replace
+            main(["patch", kind, "--to", str(tree)])
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("kind", ["apply", "revert"])
@@ -441,8 +446,7 @@ def test_a_killed_command_can_be_completed_or_undone(kind, tree, tmp_path, capsy
     for renames in range(len(FILES)):
         broken = tmp_path / f"killed{renames}"
         shutil.copytree(tree, broken)
-        child = [sys.executable, "-c", KILLED, kind, str(broken), str(renames)]
-        assert subprocess.run(child, cwd=ROOT, capture_output=True).returncode == -signal.SIGKILL
+        killed(kind, broken, renames)
         seen = report(capsys, "status", "--to", str(broken))
         assert len(seen["leftovers"]) == len(FILES) - renames
         command("status", "--to", str(broken))

@@ -9,9 +9,11 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -178,10 +180,16 @@ def _own_modules(folder: Path, plugins: Iterable[str]) -> list[Path]:
     """Files of the recipe's folder that its modules import; plugins have their own line."""
     others = {Path(name) for name in plugins if name.endswith(".py")}
     loaded = [(name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items())]
-    files = [Path(file).resolve() for name, file in loaded if file and name.partition(".")[0] != "marl_plugins"]
+    files = [_real(file) for name, file in loaded if file and name.partition(".")[0] != "marl_plugins"]
+    own = {Path(file) for file in files if file.startswith(f"{folder}{os.sep}")} - others
     return sorted(
         file
-        for file in set(files) - others
-        if file.is_relative_to(folder)
-        and not any(part.startswith(".") or part == "site-packages" for part in file.relative_to(folder).parts)
+        for file in own
+        if not any(part.startswith(".") or part == "site-packages" for part in file.relative_to(folder).parts)
     )
+
+
+@cache
+def _real(file: str) -> str:
+    """A file without links; kept, because thousands of modules may be loaded."""
+    return os.path.realpath(file)
