@@ -22,8 +22,13 @@ from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.recipe import Level, SandboxConfig, load_recipe
 from marl_plugins.plan.sandbox import check_sandbox, describe_sandbox
 from marl_plugins.sandbox import Limits, LocalSandbox, Program, confine, levels, open_sandbox
+from marl_plugins.core.trajectory import Task
+from marl_plugins.plan.checks import check_sandbox
+from marl_plugins.plan.describe import describe_sandbox
+from marl_plugins.sandbox import Limits, LocalSandbox, Program, confine, levels, open_sandbox, supervisor
 from marl_plugins.sandbox.files import read_files, write_files
 from marl_plugins.sandbox.program import path_problem
+from marl_plugins.sandbox.workspace import Workspaces
 
 LONG = Limits(seconds=60.0)
 
@@ -277,6 +282,46 @@ def test_a_workspace_lies_in_the_sandboxs_own_folder(tmp_path):
                 await sandbox.run(Program("print(1)"), wrong)
 
     opened(work, workspaces=tmp_path / "workspaces")
+
+
+DEEP = """
+import os
+here = len(os.getcwd())
+while here < 4000:
+    name = "d" * min(200, 4090 - here)
+    os.mkdir(name); os.chdir(name)
+    here += len(name) + 1
+open("f" * 200, "w").write("x")
+"""
+"""A file whose folder has a path, and which has none."""
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_file_beyond_the_longest_path_fails_nobody(level):
+    spaces = Workspaces()
+
+    async def work(sandbox):
+        async with spaces.of(Task("t", "p")) as workspace:
+            folder, said = await workspace.opened(), []
+            for program in (DEEP, "print('again')"):
+                said.append(await sandbox.run(Program(program, limits=LONG), folder))
+                await workspace.note("a")
+            return said
+
+    try:
+        deep, again = opened(work, config={"isolation": level}, workspaces=spaces.root)
+    finally:
+        spaces.close()
+    assert deep.status in ("finished", "killed") and again.stdout == "again\n", deep  # killed where it was looked at
+
+
+def test_files_that_cannot_be_counted_count_as_too_many(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(DEEP, {})
+    open("a", "w").close()
+    os.chdir("/")
+    assert supervisor.usage(str(tmp_path))[0] > supervisor.ENTRIES
+    supervisor.remove(str(tmp_path))
 
 
 # --- much ---------------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ By the C library alone and without exec. Of Linux's man pages: landlock(7), secc
 Everything here can only be tightened afterwards, by the program too, and is inherited by whatever it starts.
 """
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -280,13 +281,14 @@ def become(user: int, folder: str) -> None:
         except OSError:  # too deep for a path
             continue
         for entry in entries:
-            found = entry.stat(follow_symlinks=False)
-            if stat.S_ISDIR(found.st_mode):
-                waiting.append(entry.path)
-            elif found.st_nlink > 1:  # it may be a file of somebody else's
-                continue
-            if found.st_uid != user:
-                os.chown(entry.path, user, user, follow_symlinks=False)
+            with contextlib.suppress(OSError):  # too deep as well: it stays another user's
+                found = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(found.st_mode):
+                    waiting.append(entry.path)
+                elif found.st_nlink > 1:  # it may be a file of somebody else's
+                    continue
+                if found.st_uid != user:
+                    os.chown(entry.path, user, user, follow_symlinks=False)
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)

@@ -8,6 +8,8 @@ Outside of bubblewrap, whose end nobody inside could survive. Standard library o
 """
 
 import contextlib
+import errno
+import itertools
 import json
 import os
 import queue
@@ -33,6 +35,8 @@ LOOK = 0.1
 """Seconds between two looks at a program's memory, processes and files; more where a look takes long."""
 ENTRIES = 10_000
 """Maximum number of files and folders in a workspace."""
+BEYOND = {errno.ENAMETOOLONG: ENTRIES + 1}
+"""What counts as more than all of them, because what lies there cannot be counted."""
 PATIENCE = 5.0
 """Seconds after which a process that cannot be ended is left."""
 
@@ -156,7 +160,7 @@ class Supervisor:
         entries, size = usage(request["folder"])
         size += sum(deleted_files(processes).values())
         if entries > ENTRIES:
-            return "killed", f"more than {ENTRIES} files"
+            return "killed", f"more than {ENTRIES} files, or a path that is too long"
         return ("killed", f"its files took more than {request['disk'] >> 20} MB") if size > request["disk"] else None
 
     def removed(self) -> None:
@@ -224,21 +228,24 @@ def deleted_files(processes: list[int]) -> dict[tuple[int, int], int]:
 
 
 def usage(folder: str) -> tuple[int, int]:
-    """Files and folders in a folder, counted up to the limit, and their bytes; below the longest possible path, none."""
+    """Files and folders in a folder, counted up to the limit, and their bytes; one whose path is too long is beyond the limit."""
     entries = size = 0
     waiting = [folder]
     while waiting and entries <= ENTRIES:
         try:
             with os.scandir(waiting.pop()) as found:
-                for entry in found:
-                    entries += 1
-                    size += entry.stat(follow_symlinks=False).st_blocks * 512
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append(entry.path)
-                    if entries > ENTRIES:
-                        break
-        except OSError:  # removed or closed by the program, or too deep
+                inside = list(itertools.islice(found, ENTRIES + 1))
+        except OSError as error:  # removed or closed by the program, or too deep
+            entries += BEYOND.get(error.errno, 0)
             continue
+        for entry in inside:
+            entries += 1
+            try:
+                size += entry.stat(follow_symlinks=False).st_blocks * 512
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+            except OSError as error:
+                entries += BEYOND.get(error.errno, 0)
     return entries, size
 
 

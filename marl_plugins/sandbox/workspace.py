@@ -132,7 +132,8 @@ class Workspace:
 def scan(folder: Path, writer: str, known: dict[str, _Known]) -> dict[str, _Known]:
     """The regular files below a folder, by path; only those that have changed since they were `known` are read.
 
-    Links are not followed: they are no files of the folder's own. What cannot be read as a path in UTF-8 is not listed.
+    Links are not followed: they are no files of the folder's own. What cannot be read as a path in UTF-8 is not listed, nor what
+    lies deeper than the longest path.
     """
     found: dict[str, _Known] = {}
     for path, entry in sorted(_walk(folder)):
@@ -165,10 +166,11 @@ def _walk(folder: Path) -> list[tuple[str, os.stat_result]]:
             continue
         for entry in entries:
             path = f"{here}{entry.name}"
-            if entry.is_dir(follow_symlinks=False):
-                waiting.append(f"{path}/")
-            elif entry.is_file(follow_symlinks=False) and path.isprintable():
-                found.append((path, entry.stat(follow_symlinks=False)))
+            with contextlib.suppress(OSError):  # too deep, or gone meanwhile
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(f"{path}/")
+                elif entry.is_file(follow_symlinks=False) and path.isprintable():
+                    found.append((path, entry.stat(follow_symlinks=False)))
             if len(found) + len(waiting) > MOST_FILES:
                 raise TooManyFiles(f"more than {MOST_FILES} files and folders in the workspace")
     return found
