@@ -163,6 +163,16 @@ def test_a_late_call_leaves_the_others_their_session():
     use(work, seconds=5)
 
 
+def test_a_server_may_start_late_and_break_the_protocol():
+    """`seconds` is a call's; what no client understands, also when it is asked whether it is alive, is the server's fault."""
+
+    async def work(server):
+        assert [f.name for f in server.functions] == ["f"]
+        assert "ValidationError" in await lost(server, call("f"))
+
+    use(work, command=["python", "raw.py"], seconds=1)
+
+
 def test_calls_of_one_session_over_http():
     """A server that dies cancels nobody who waits for it, and is used again once it is back."""
 
@@ -381,6 +391,17 @@ def test_a_plan_finds_what_is_wrong_without_starting_anything(config, problem, t
     (found,) = check_mcp(recipe.model_copy(update={"tools": tools}), origins, tmp_path)
     assert found.startswith(f"{tmp_path / 'recipe.yaml'}:1: tools.mcp.mine{problem}")
     assert "secret" not in re.sub("a secret|holds a secret", "", found)
+
+
+def test_any_part_of_an_address_may_be_a_variable(monkeypatch, tmp_path):
+    monkeypatch.setenv("PROBE_PORT", "8000")
+    monkeypatch.setenv("PROBE_URL", "http://u:secret@127.0.0.1:8000/mcp")
+    recipe, _ = load_recipe(Path(__file__).parent / "recipes" / "sums" / "recipe.yaml")
+    origins = Origins()
+    origins.lines[()] = (tmp_path / "recipe.yaml", 1)
+    for url in ("http://127.0.0.1:${PROBE_PORT}/mcp", "$PROBE_URL"):
+        tools = recipe.tools.model_copy(update={"mcp": {"mine": MCPServerConfig(url=url)}})
+        assert check_mcp(recipe.model_copy(update={"tools": tools}), origins, tmp_path) == []
 
 
 HOLDING = """\

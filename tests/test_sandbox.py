@@ -20,11 +20,8 @@ from hypothesis import strategies as st
 from marl_plugins.contracts.sandbox import SandboxContract
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.recipe import Level, SandboxConfig, load_recipe
-from marl_plugins.plan.sandbox import check_sandbox, describe_sandbox
-from marl_plugins.sandbox import Limits, LocalSandbox, Program, confine, levels, open_sandbox
 from marl_plugins.core.trajectory import Task
-from marl_plugins.plan.checks import check_sandbox
-from marl_plugins.plan.describe import describe_sandbox
+from marl_plugins.plan.sandbox import check_sandbox, describe_sandbox
 from marl_plugins.sandbox import Limits, LocalSandbox, Program, confine, levels, open_sandbox, supervisor
 from marl_plugins.sandbox.files import read_files, write_files
 from marl_plugins.sandbox.program import path_problem

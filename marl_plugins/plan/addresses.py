@@ -27,15 +27,18 @@ def _like(name: str) -> str:
 
 
 def wrong_address(url: str, example: str) -> Iterator[str]:
-    """An address that is none of an HTTP server, and one that holds a secret."""
+    """An address, any part of which may be a variable, that is none of an HTTP server; and one that holds a secret."""
     try:
-        parts = urlsplit(url)
-        _ = parts.port
+        parts = urlsplit(Template(url).substitute(os.environ))
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except KeyError:  # a variable that is not set
+        usable = True
     except ValueError:
+        usable = False
+    if not usable:
         yield f"expected an address such as {example}"
         return
-    if not url.startswith("$") and (parts.scheme not in ("http", "https") or not parts.hostname):
-        yield f"expected an address such as {example}"
+    parts = urlsplit(url)
     secrets = [parts.password or "", *(value for name, value in parse_qsl(parts.query) if SECRET_FIELD.search(name))]
     if any(secret and "$" not in secret for secret in secrets):
         yield "holds a secret, and a recipe is copied into the run's folder; write $NAME in its place"

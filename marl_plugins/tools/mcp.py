@@ -238,9 +238,7 @@ class Session:
             errors = stack.enter_context(self._said.written())
             async with self._server.starting, asyncio.timeout(STARTING):
                 transport = await stack.enter_async_context(self._server.transport(errors))
-                client = await stack.enter_async_context(
-                    Client(transport, read_timeout_seconds=self._server.config.seconds)
-                )
+                client = await stack.enter_async_context(Client(transport, read_timeout_seconds=STARTING))
                 self.functions = await _listed(client)
             self._client.set_result(client)
             await self._leave.wait()
@@ -263,14 +261,10 @@ class Session:
         Raises:
             InfrastructureFailure: It has not answered.
         """
-        import anyio
-        import httpx2
         from mcp import MCPError
         from mcp_types import INVALID_PARAMS, REQUEST_TIMEOUT
-        from pydantic import ValidationError
 
         client, seconds = await self.client(), self._server.config.seconds
-        broken = (anyio.ClosedResourceError, anyio.BrokenResourceError, httpx2.HTTPError, ValidationError, RuntimeError)
         try:
             result = await client.call_tool(name, arguments, read_timeout_seconds=seconds)
         except MCPError as error:
@@ -279,20 +273,19 @@ class Session:
             await self._end_unless_alive(client)
             late = f"did not answer within {seconds:g} s (tools.mcp.{self._server.name}.seconds)"
             raise self._failure(f"{name}: {late if error.code == REQUEST_TIMEOUT else error}") from error
-        except broken as error:  # RuntimeError: a result that does not fit the tool's own schema
+        except _broken() as error:
             await self._end_unless_alive(client)
             raise self._failure(f"{name}: {type(error).__name__}: {error}") from error
         return not result.is_error, _text_of(result)
 
     async def _end_unless_alive(self, client: Client) -> None:
         """Give the session up where the server answers nothing any more, so that the next call opens a new one."""
-        import anyio
         from mcp import MCPError
 
         try:
             async with asyncio.timeout(ALIVE):
                 await client.list_tools(cache_mode="bypass")
-        except (TimeoutError, MCPError, anyio.ClosedResourceError, anyio.BrokenResourceError, RuntimeError):
+        except (TimeoutError, MCPError, *_broken()):
             self._leave.set()
 
     async def close(self) -> None:
@@ -346,6 +339,15 @@ class LastWords:
     def _read(self, reading: int) -> None:
         with contextlib.suppress(BlockingIOError):
             self._end = (self._end + os.read(reading, 1 << 16))[-4 * LAST_WORDS :]
+
+
+def _broken() -> tuple[type[Exception], ...]:
+    """What the SDK raises where a connection or the protocol is broken; RuntimeError where a result does not fit its schema."""
+    import anyio
+    import httpx2
+    from pydantic import ValidationError
+
+    return anyio.ClosedResourceError, anyio.BrokenResourceError, httpx2.HTTPError, ValidationError, RuntimeError
 
 
 async def _listed(client: Client) -> list[Function]:
