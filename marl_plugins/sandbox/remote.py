@@ -50,7 +50,8 @@ class HeadAndTail:
         half = self.limit // 2
         room = half - len(self.head)
         self.head += chunk[:room]
-        self.tail = (self.tail + chunk[max(room, 0) :])[-(self.limit - half) :]
+        tail = self.tail + chunk[room:]
+        self.tail = tail[max(0, len(tail) - (self.limit - half)) :]
 
     @property
     def left_out(self) -> int:
