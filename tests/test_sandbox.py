@@ -5,6 +5,7 @@ import errno
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,17 @@ from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.recipe import Level, SandboxConfig, load_recipe
 from marl_plugins.core.trajectory import Task
 from marl_plugins.plan.sandbox import check_sandbox, describe_sandbox
-from marl_plugins.sandbox import Limits, LocalSandbox, Program, confine, levels, open_sandbox, supervisor
+from marl_plugins.sandbox import (
+    Limits,
+    LocalSandbox,
+    Program,
+    confine,
+    fork_server,
+    levels,
+    local,
+    open_sandbox,
+    supervisor,
+)
 from marl_plugins.sandbox.files import read_files, write_files
 from marl_plugins.sandbox.program import path_problem
 from marl_plugins.sandbox.workspace import Workspaces
@@ -242,6 +253,57 @@ def test_a_program_that_has_not_begun_is_run_again(place):
         return await asyncio.gather(*waiting)
 
     assert [got.stdout for got in opened(work, concurrency=4)] == ["0\n", "1\n", "2\n"]
+
+
+def test_what_takes_too_much_and_cannot_be_ended_ends_with_its_fork_server(place, monkeypatch):
+    monkeypatch.setattr(local, "LATE", 0.3)
+
+    async def work(sandbox):
+        running = asyncio.create_task(sandbox.run(Program("open('begun', 'w')\nwhile True: pass", limits=LONG)))
+        while not list(place.glob("*/*/workspace/begun")):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        (run,) = sandbox._launched[0]._runs.values()
+        os.kill(fork_server_of(place), signal.SIGSTOP)
+        run.hear({"exceeded": 1, "status": "memory", "reason": "too much"})
+        return await running
+
+    got = opened(work, config={"isolation": "process"})
+    assert (got.status, got.reason) == ("memory", "stopped: too much")
+
+
+def test_a_sandbox_that_is_closed_while_it_starts_leaves_nothing_in_the_event_loop(place):
+    async def main():
+        sandbox = LocalSandbox(SandboxConfig(isolation="process"), packages=False)
+        starting = asyncio.create_task(sandbox.start())
+        await asyncio.sleep(0)
+        await sandbox.close()
+        await starting
+        return len(asyncio.get_running_loop()._selector.get_map())
+
+    assert asyncio.run(main()) == 1, "the loop's own"
+
+
+def test_a_number_that_is_free_again_is_not_killed():
+    other = subprocess.Popen(["sleep", "60"])
+    server, ended = object.__new__(fork_server.Server), fork_server.Program({}, other.pid, 0)
+    ended.code = 0
+    server._kill(ended)
+    other.terminate()
+    assert other.wait() == -signal.SIGTERM
+
+
+def test_a_fork_server_outlives_its_supervisor_until_it_has_ended_its_programs():
+    server, theirs = object.__new__(fork_server.Server), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs[1].close()
+    server.supervisor = theirs[0]
+    with subprocess.Popen(["sleep", "60"]) as other:
+        program = fork_server.Program({"run": 1}, other.pid, 0)
+        program.started -= 1
+        server.programs = {1: program}
+        server._watch()
+        assert program.watched
+        other.kill()
+    theirs[0].close()
 
 
 def test_a_sandbox_that_cannot_start_says_why(place, monkeypatch):

@@ -272,7 +272,8 @@ class Server:
 
     def _kill(self, program: Program) -> None:
         """Begin to end a program: with process 1 its whole pid namespace ends; elsewhere what it leaves becomes a child here."""
-        kill(program.init or program.pid)
+        if program.init or program.code is None:  # else its number may be another process's by now
+            kill(program.init or program.pid)
 
     def _reap(self) -> None:
         """Collect what has ended, end what ended programs have left, and report the programs of which nothing is left."""
@@ -322,7 +323,8 @@ class Server:
                 top = os.pidfd_open(program.pid)  # pids differ where the supervisor is
             except ProcessLookupError:
                 continue
-            socket.send_fds(self.supervisor, [json.dumps(program.request).encode()], [top])
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `serve` sees its end, and ends the programs
+                socket.send_fds(self.supervisor, [json.dumps(program.request).encode()], [top])
             os.close(top)
 
 

@@ -79,6 +79,7 @@ class LocalSandbox:
         for starting in self._servers.values():
             await asyncio.wait([starting])
         for server in self._launched:
+            server.end()  # also one that has started meanwhile
             await asyncio.to_thread(server.wait)
 
     async def run(self, program: Program, workspace: Path | None = None) -> Completed:
@@ -214,7 +215,7 @@ class Run:
         elif "unavailable" in message:
             self._unavailable = message["reason"]
         elif "exceeded" in message:
-            self._stopped = self._stopped or (message["status"], f"stopped: {message['reason']}")
+            self._stop(message["status"], f"stopped: {message['reason']}")
         elif not self._ended.done():
             self._ended.set_result(message["ended"] and message["code"])
 
