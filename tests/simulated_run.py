@@ -106,14 +106,23 @@ async def ask_once(task, roles, tools):
 
 
 def simulated_trainer(
-    folder, outcome, answer=lambda call: None, steps=6, eval_steps=1, samples=2, estimator=None, tasks=4, workflow=ask_once
+    folder,
+    outcome,
+    answer=lambda call: None,
+    steps=6,
+    eval_steps=1,
+    samples=2,
+    estimator=None,
+    tasks=4,
+    workflow=ask_once,
+    best_metric_key="none",
 ):
     """A trainer of a system with one role `a` on a policy `p`, ten held-out tasks; `tasks` and `samples` are those of a step."""
     args = SimpleNamespace(
         train=SimpleNamespace(seed=1, num_episodes=1),
         rollout=SimpleNamespace(n_samples_per_prompt=samples, batch_size=tasks),
         eval=SimpleNamespace(steps=eval_steps, n_samples_per_prompt=1, temperature=0.0),
-        ckpt=SimpleNamespace(save_steps=-1),
+        ckpt=SimpleNamespace(save_steps=-1, best_metric_key=best_metric_key),
         logger=SimpleNamespace(logging_steps=1, tensorboard_dir=None, wandb=SimpleNamespace(key=None)),
     )
     run = SimpleNamespace(

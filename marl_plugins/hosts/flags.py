@@ -97,7 +97,10 @@ _NOTED: dict[str, Flag] = {
     "eval.split": Flag("replaced", "by the recipe's task loader"),
     "data.dataloader_num_workers": Flag("replaced", "tasks are read once at start"),
     "ckpt.max_mem": Flag("replaced", "by --ckpt.max_num: complete steps are kept or deleted together"),
-    "ckpt.best_metric_key": Flag("refused", "the best step of several policies is not kept apart yet"),
+    "ckpt.best_metric_key": Flag(
+        "all",
+        "default here: none. The best step of all policies together, by an average over the evaluations; empty: eval/outcome",
+    ),
     "ckpt.disable_ds": Flag("refused", "resuming needs the optimiser states"),
     "ds.use_universal_ckpt": Flag("refused", "not tried with several policies"),
     "rollout.vllm_generate_batch_size": Flag("refused", "all trajectories of a step run concurrently"),

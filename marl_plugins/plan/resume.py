@@ -58,12 +58,22 @@ class _RunForm(TypedDict):
     tasks: NotRequired[tuple[int, str]]
 
 
+class _BestForm(TypedDict):
+    """What runtime/best.py keeps."""
+
+    key: str
+    smoothed: float | None
+    step: StrictInt
+    value: float | None
+
+
 class _ManifestForm(TypedDict):
     step: Annotated[StrictInt, Field(ge=1)]
     policies: dict[str, StrictInt]
     run: _RunForm
     state: dict[str, Any]
     changes: NotRequired[list[Any]]
+    best: NotRequired[_BestForm]
     files: NotRequired[dict[str, tuple[StrictInt, str]]]
 
 

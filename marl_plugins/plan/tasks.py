@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
+from marl_plugins.core.failures import nearest
 from marl_plugins.core.tasks import SUFFIXES, FileTasks, not_json
 from marl_plugins.core.texts import read_text
 from marl_plugins.core.trajectory import Task
 from marl_plugins.plan.plan import Plan
 from marl_plugins.run import Run
+
+MOST_NAMED = 5
+"""Tasks that a message names."""
 
 
 def from_hub(run: Run) -> bool:
@@ -66,17 +71,42 @@ def check_tasks(plan: Plan) -> list[str]:
             if wrong := _wrong_file(task):
                 problems.append(f"{split} task {task.id!r}: {wrong}")
                 break
-    same = {_words(t.prompt) for t in train} & {_words(t.prompt) for t in evaluation}
-    if same:
+    trained = {_words(t.prompt): t.id for t in reversed(train)}
+    if same := [(t, trained[words]) for t in evaluation if (words := _words(t.prompt)) in trained]:
+        pairs = [f"{t.id!r}" if t.id == other else f"{t.id!r} (there {other!r})" for t, other in same]
+        named = f"{', '.join(pairs[:MOST_NAMED])}{' and others' if len(pairs) > MOST_NAMED else ''}"
         problems.append(
-            f"{len(same)} of {len(evaluation)} evaluation tasks are in the training data too, the first {min(same)[:80]!r}; what "
-            "was trained on proves nothing"
+            f"{len(same)} of {len(evaluation)} evaluation tasks are in the training data too: {named}, the first "
+            f"{same[0][0].prompt[:80]!r}; what was trained on proves nothing: remove them from one of the two"
         )
     elif run.tasks_module is not None:
         both = {t.id for t in train} & {t.id for t in evaluation}
         if both:
             problems.append(f"{len(both)} tasks are in both train and eval, the first {min(both)!r}")
-    return problems
+    return [*problems, *_best_metric_problems(run, evaluation)]
+
+
+def best_metric(key: str) -> str:
+    """The metric that `--ckpt.best_metric_key` names; empty where no step is kept apart."""
+    return {"none": "", "": "eval/outcome"}.get(key, key)
+
+
+def _best_metric_problems(run: Run, evaluation: Sequence[Task]) -> list[str]:
+    """Why no step can be the best by what `--ckpt.best_metric_key` names."""
+    key = run.args.ckpt.best_metric_key
+    if not (name := best_metric(key)):
+        return []
+    known = ["eval/outcome", *(f"eval/outcome/{role}" for role in run.recipe.roles)]
+    if len(types := {task.metadata.get("type") for task in evaluation}) > 1:
+        known += [f"eval/type/{kind}" for kind in types if kind is not None]
+    if name not in known:
+        return [f"--ckpt.best_metric_key {key}: is no metric of the evaluations{nearest(name, known)}"]
+    if run.args.eval.steps > 0 and evaluation:
+        return []
+    missing = (
+        "--eval.steps N" if evaluation else "eval tasks (--eval.dataset FILE, or load('eval') of the recipe's `tasks`)"
+    )
+    return [f"--ckpt.best_metric_key {key}: nothing is evaluated, so no step is the best: give {missing}"]
 
 
 def task_warnings(plan: Plan) -> list[str]:

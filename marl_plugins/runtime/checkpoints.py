@@ -8,9 +8,9 @@
 
 A step without a manifest does not exist: whatever a killed run left half-written is not named, and is overwritten. The manifest
 lists every file of the step with its size and digest, which are checked before a run is resumed. Older steps are deleted after
-the new manifest is in place, never the one that it names. `changes` in the manifest lists what was changed when the run was
-resumed (`--resume_with_changes`), and after which step. The place in the data and all seeds follow from the step (core/tasks.py,
-core/seeds.py), so no random state needs to be kept.
+the new manifest is in place, never the one that it names, nor the best one (runtime/best.py). `changes` in the manifest lists
+what was changed when the run was resumed (`--resume_with_changes`), and after which step. The place in the data and all seeds
+follow from the step (core/tasks.py, core/seeds.py), so no random state needs to be kept.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from marl_plugins.core.failures import ConfigurationError, RunEnded, first_of
@@ -128,7 +129,14 @@ class Checkpoints:
         except OSError as error:
             raise ConfigurationError(f"--ckpt.path {self.folder}: cannot be written: {error.strerror}") from None
 
-    def commit(self, step: int, policies: Mapping[str, int], state: Mapping[str, Any], files: Iterable[Path] = ()) -> None:
+    def commit(
+        self,
+        step: int,
+        policies: Mapping[str, int],
+        state: Mapping[str, Any],
+        files: Iterable[Path] = (),
+        best: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         """Name a step whose parts are all saved as the last complete one, then delete what is older than `keep` steps.
 
         Waits until all that was saved is on disk, and reads it for the digests; to be called in a thread of its own.
@@ -136,6 +144,7 @@ class Checkpoints:
         Args:
             policies: The version of each policy's weights.
             files: What belongs to the plugins' state.
+            best: What is known of the best step, which is kept (`Best.state`).
 
         Raises:
             RunEnded: Another run has saved here meanwhile.
@@ -149,6 +158,7 @@ class Checkpoints:
             "run": self.run,
             "changes": self.changes,
             "state": state,
+            **({"best": dict(best)} if best else {}),
             "files": self._files(parts, step, files),
         }
         self.check_ours()
@@ -156,7 +166,7 @@ class Checkpoints:
         replace_text(self.manifest_path, text)
         self.last_step, self._seen = step, text.encode()
         replace_text(manifest_of(self.folder, step), text)
-        self._delete_old(parts, step)
+        self._delete_old(parts, step, best.get("step", 0))
 
     def check_ours(self) -> None:
         """Nothing of another run may be overwritten.
@@ -199,11 +209,12 @@ class Checkpoints:
             sync(folder)
         return {str(path.relative_to(self.folder)): content for path, content in zip(found, contents, strict=True)}
 
-    def _delete_old(self, parts: Iterable[Path], step: int) -> None:
+    def _delete_old(self, parts: Iterable[Path], step: int, best: int) -> None:
         """Delete what is older than the steps that are kept, incomplete ones included; never what is newer."""
         saved = saved_steps(self.folder)
         complete = [n for n in saved if n <= step]
-        if gone := complete[: -self.keep]:
+        kept = {*complete[-self.keep :], best}
+        if gone := [n for n in complete if n not in kept]:
             files = {n: named_files(manifest_of(self.folder, n)) for n in saved}
             for old in gone:
                 manifest_of(self.folder, old).unlink()
@@ -212,7 +223,7 @@ class Checkpoints:
         for part in parts:
             names = [re.fullmatch(r"global_step(\d+)", p.name) for p in part.iterdir() if p.is_dir()]
             for old in (int(name.group(1)) for name in names if name):
-                if old < step and old not in complete[-self.keep :]:
+                if old < step and old not in kept:
                     shutil.rmtree(part / tag(old))
                     shutil.rmtree(part.parent / f"{tag(old)}_hf", ignore_errors=True)
 

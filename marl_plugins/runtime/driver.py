@@ -13,7 +13,7 @@ from marl_plugins.core.failures import RunEnded
 from marl_plugins.plan.describe import describe
 from marl_plugins.plan.fingerprint import fingerprint
 from marl_plugins.plan.plan import Plan
-from marl_plugins.plan.resume import accepted
+from marl_plugins.plan.resume import accepted, saved_steps
 from marl_plugins.plan.sandbox import where_programs_run
 from marl_plugins.runtime.checkpoints import Checkpoints
 from marl_plugins.runtime.cluster import prepare_environment, ray_cluster
@@ -84,6 +84,8 @@ def train(plan: Plan, words: Sequence[str]) -> int:
                     plan.plugins.restore(run, manifest["state"])
                     display.say(f"resuming after step {done}")
                 trainer = Trainer(session, records, checkpoints, display)
+                if manifest:
+                    trainer.best.restore(manifest.get("best", {}), saved_steps(checkpoint_folder))
                 last = run_until_terminated(loop, session, train_and_save(trainer, done))
     try:
         with writing("the report", output):

@@ -129,10 +129,15 @@ class TrainingProcesses:
             work += self.groups["critic"].async_run_method("save_checkpoint", tag)
         await self.await_work("was saved", *work)
 
-    async def save_model(self) -> None:
-        """The weights in Hugging Face format; the critic's too with `--critic.save_value_network`, else upstream skips it."""
-        critic = self.groups["critic"].async_save_model() if "critic" in self.groups else []
-        await self.await_work("saved its weights", *self.groups["policy"].async_save_model(), *critic)
+    async def save_model(self, folder: str | None = None) -> None:
+        """The weights in Hugging Face format; the critic's too with `--critic.save_value_network`, else upstream skips it.
+
+        Args:
+            folder: Only the policy's, and there instead of in its own folder.
+        """
+        with_critic = "critic" in self.groups and folder is None
+        critic = self.groups["critic"].async_save_model() if with_critic else []
+        await self.await_work("saved its weights", *self.groups["policy"].async_run_method("save_model", folder), *critic)
 
     def weights(self) -> Any:
         """A reference to all weights of the policy's model, as safetensors bytes."""

@@ -61,12 +61,24 @@ def held_out(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "eval/unscored": float(len(trajectories) - lost - sum(map(len, by_task.values()))),
     }
     metrics |= means({f"eval/outcome/{role}": found for role, found in outcomes_by_role(trajectories).items()})
+    metrics |= of_types(trajectories)
     scores = [mean(outcomes) for outcomes in by_task.values() if outcomes]
     if not scores or zero_sum(trajectories):
         return metrics
     binary = all(outcome in (0.0, 1.0) for outcomes in by_task.values() for outcome in outcomes)
     low, high = interval(scores, binary)
     return {"eval/outcome": mean(scores), "eval/low": low, "eval/high": high, "eval/binary": float(binary), **metrics}
+
+
+def of_types(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """The mean outcome by the tasks' `type`, where there are several: over the tasks of the mean over their samples."""
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for t in trajectories:
+        if t.outcome is not None and "type" in t.task.metadata:
+            found[str(t.task.metadata["type"])][t.task.id].append(t.outcome)
+    if len({t.task.metadata.get("type") for t in trajectories}) < 2 or zero_sum(trajectories):
+        return {}
+    return means({f"eval/type/{kind}": [mean(each) for each in tasks.values()] for kind, tasks in sorted(found.items())})
 
 
 def outcomes_by_role(trajectories: Sequence[Trajectory]) -> dict[str, list[float]]:

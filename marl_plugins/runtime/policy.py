@@ -13,6 +13,7 @@ import copy
 import functools
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -193,9 +194,9 @@ class UpstreamPolicy:
         """A checkpoint of the policy and its critic under a tag."""
         await self.processes.save(tag, state)
 
-    async def save_model(self) -> None:
-        """The weights in Hugging Face format; the critic's too with `--critic.save_value_network`."""
-        await self.processes.save_model()
+    async def save_model(self, folder: Path | None = None) -> None:
+        """The weights in Hugging Face format; with `--critic.save_value_network` the critic's too, where no folder is given."""
+        await self.processes.save_model(str(folder / self.name) if folder else None)
 
     async def sync(self, version: int) -> bool:
         """Bring the engines to the policy's current weights and call these `version`."""

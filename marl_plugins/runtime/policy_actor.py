@@ -141,6 +141,15 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
             ray.get([engine.load_state.remote(blob, "", 0) for engine in self.vllm_engines])
         torch.distributed.barrier()
 
+    def save_model(self, folder: str | None = None) -> None:
+        """The weights in Hugging Face format, in the policy's own folder or in another one."""
+        ckpt = self.strategy.args.ckpt
+        own, ckpt.output_dir = ckpt.output_dir, folder or ckpt.output_dir
+        try:
+            super().save_model()
+        finally:
+            ckpt.output_dir = own
+
     def reference_forward(self, **kwargs: Any) -> torch.Tensor:
         """The reference model's log-probs, as upstream's `ReferenceModelActor.forward`."""
         forward: torch.Tensor = _UpstreamReference.__ray_metadata__.modified_class.forward(self.reference, **kwargs)

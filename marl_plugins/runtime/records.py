@@ -38,7 +38,7 @@ FILES = ("metrics.jsonl", "trajectories.jsonl", "ledger.jsonl", "evaluations.jso
 """The files that grow by a step, and are cut back when a run is resumed."""
 OF_EVERY_STEP = FILES[:3]
 """Those to which every step adds."""
-LEFT = (*FILES, "plan.json", "report.md", "curves.png")
+LEFT = (*FILES, "plan.json", "report.md", "curves.png", "best")
 """Everything that an earlier run may have left."""
 KEPT_TASKS = 8
 """Number of held-out tasks whose trajectories are kept of every evaluation; the same ones each time, chosen by the seed."""

@@ -79,6 +79,7 @@ def summarise(metrics: Metrics, roles: Sequence[str]) -> dict[str, Any]:
         "lost": [int(sum(m.get("trajectories/lost") or 0 for m in part)) if part else None for part in windows],
         "alarms": alarm_steps(steps),
         "no_signal": sum(m.get("signal/none") == 1 for m in steps),
+        "best": best_of(evaluations),
         "cost": cost_of(steps),
     }
 
@@ -116,6 +117,13 @@ def alarm_steps(steps: Metrics) -> dict[str, list[int]]:
         for name in alarms(m):
             found.setdefault(name, []).append(int(m["step"]))
     return found
+
+
+def best_of(evaluations: Metrics) -> dict[str, Any] | None:
+    """The step that was kept apart as the best, and the average by which it was; None without one."""
+    at = {m["step"]: m.get("best/smoothed") for m in evaluations}
+    steps = [m["best/step"] for m in evaluations if m.get("best/step")]
+    return {"step": int(steps[-1]), "smoothed": at.get(steps[-1])} if steps else None
 
 
 def cost_of(steps: Metrics) -> float | None:
@@ -190,6 +198,9 @@ def legend(summary: Mapping[str, Any]) -> str:
             sentences.append(f"{evaluated['lost']} evaluation trajectories were lost to infrastructure and are in no mean.")
     for name, at in summary["alarms"].items():
         sentences.append(f"Alarm {name} after steps {', '.join(map(str, at))} (docs/metrics.md, Alarms).")
+    if best := summary["best"]:
+        average = "" if best["smoothed"] is None else f" ({best['smoothed']:.3f} on average over the evaluations so far)"
+        sentences.append(f"Best step: {best['step']}{average}; its weights are in best/.")
     if summary["no_signal"]:
         sentences.append(f"{summary['no_signal']} of {summary['steps']} steps had no signal: every advantage was 0.")
     if summary["cost"] is not None:

@@ -22,6 +22,8 @@ from marl_plugins.core.rows import Row, rows_of
 from marl_plugins.core.tasks import batches
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.plan.resume import tag
+from marl_plugins.plan.tasks import best_metric
+from marl_plugins.runtime.best import Best, kept_apart
 from marl_plugins.runtime.checkpoints import Checkpoints
 from marl_plugins.runtime.display import Display
 from marl_plugins.runtime.experience import Prepared, estimate
@@ -48,6 +50,7 @@ class Trainer:
         self.checkpoints = checkpoints
         self.display = display
         self.samples = int(self.run.args.rollout.n_samples_per_prompt)
+        self.best = Best(best_metric(self.run.args.ckpt.best_metric_key))
         self.saved = 0
         self.breaker = CircuitBreaker()
         self.shown: set[str] = set()
@@ -90,7 +93,7 @@ class Trainer:
             if step % max(1, args.logger.logging_steps) == 0:
                 self.display.step(metrics, steps, (time.monotonic() - started) / (step - first) * (steps - step))
             done = step
-            if self.breaker.reason or (args.ckpt.save_steps > 0 and step % args.ckpt.save_steps == 0):
+            if is_due(step, args.ckpt.save_steps) or self.best.step == step or self.breaker.reason:
                 await self.save(step)
             self.breaker.check()
         return done
@@ -198,18 +201,22 @@ class Trainer:
         metrics, found = await evaluation(self.session.rollout, self.session.eval_tasks, self.run.args.eval, self.display)
         await _all(policy.sleep() for policy in self.session.policies.values())
         self.display.evaluation(step, metrics, found)
+        metrics |= self.best.after(step, metrics, self.display.say)
         self.breaker.evaluation(step, found)
         return metrics, found
 
     async def save(self, step: int) -> None:
-        """Save every policy and the plugins' state as one step."""
+        """Save every policy and the plugins' state as one step; the best one's weights are also kept apart."""
         trained = self.session.trained
         with self.display.phase("checkpoint"), self.checkpoints.saving(step):
             await _all(policy.save(tag(step), {"step": step}) for policy in trained.values())
             versions, state = {name: policy.version for name, policy in trained.items()}, self.plugins.state(self.run)
             await asyncio.to_thread(self.records.sync)
-            files = self.plugins.files(self.run)
-            await asyncio.to_thread(self.checkpoints.commit, step, versions, state, files)  # reads all that was saved
+            if self.best.step == step:
+                with kept_apart(self.records.folder, self.best) as folder:
+                    await _all(policy.save_model(folder) for policy in trained.values())
+            commit, files = self.checkpoints.commit, self.plugins.files(self.run)
+            await asyncio.to_thread(commit, step, versions, state, files, self.best.state())  # reads all that was saved
         self.saved = step
 
     async def save_models(self) -> None:
@@ -227,6 +234,11 @@ class Trainer:
                 prompts[action.role] = tokenizer.decode(list(action.context_ids), skip_special_tokens=False)
         if prompts:
             self.display.first_prompts({role: prompts[role] for role in self.session.roles if role in prompts})
+
+
+def is_due(step: int, every: int) -> bool:
+    """Whether a step is one of those that are saved regularly."""
+    return every > 0 and step % every == 0
 
 
 def timed_phase(display: Display, seconds: dict[str, float]) -> Any:

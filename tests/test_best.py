@@ -1,0 +1,209 @@
+"""The best step of all policies together: found by an average over the evaluations, kept, and its weights kept apart."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated_run import simulated_trainer
+from test_checkpoints import RUN, saved
+
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.shipped import recipes_root
+from marl_plugins.plan.build import build_plan
+from marl_plugins.plan.resume import manifest_of, read_manifest, saved_steps, tag
+from marl_plugins.runtime.best import Best, kept_apart
+from marl_plugins.runtime.checkpoints import Checkpoints
+from marl_plugins.runtime.metrics import held_out
+from marl_plugins.runtime.report import legend, read_metrics, summarise
+from marl_plugins.runtime.trainer import Trainer
+
+numbers = st.lists(st.floats(0, 1), min_size=1, max_size=30)
+
+
+@given(numbers)
+def test_the_average_is_the_geometric_one_and_the_best_step_has_the_highest(values):
+    best = Best("m")
+    told = [best.see(step, {"m": value}) for step, value in enumerate(values)]
+    smooth = [  # the closed form
+        (2 / 3) ** n * values[0] + sum((2 / 3) ** (n - k) * values[k] / 3 for k in range(1, n + 1))
+        for n in range(len(values))
+    ]
+    assert best.smoothed == pytest.approx(smooth[-1], abs=1e-9)
+    if len(values) > 1:
+        highest = max(smooth[1:])
+        assert smooth[best.step] == pytest.approx(highest, abs=1e-9) and best.value == pytest.approx(highest, abs=1e-9)
+        assert told.index(True) == 1 and not any(told[best.step + 1 :]) and told[best.step]
+    assert not told[0]  # no checkpoint holds the start
+
+
+@given(numbers, numbers)
+def test_a_resumed_run_finds_the_same_best_step(before, after):
+    whole, first, second = Best("m"), Best("m"), Best("m")
+    for step, value in enumerate([*before, *after]):
+        whole.see(step, {"m": value})
+    for step, value in enumerate(before):
+        first.see(step, {"m": value})
+    second.restore(json.loads(json.dumps(first.state())), [first.step])
+    for step, value in enumerate(after, len(before)):
+        second.see(step, {"m": value})
+    assert second.state() == whole.state()
+
+
+def test_one_lucky_evaluation_is_not_the_best_step():
+    best = Best("m")
+    for step, value in enumerate([0.3, 0.7, 0.3, 0.5, 0.55, 0.6, 0.6]):
+        best.see(step, {"m": value})
+    assert best.step == 6
+
+
+def test_evaluations_without_the_metric_and_other_metrics_change_nothing():
+    best = Best("m")
+    best.see(1, {"m": 0.5})
+    assert not best.see(2, {}) and not best.see(3, {"other": 1.0})
+    assert best.metrics() == {"best/smoothed": 0.5, "best/step": 1.0}
+    off = Best("")
+    assert not off.see(1, {"": 1.0}) and off.metrics() == {}
+    other = Best("eval/outcome/solver")
+    other.restore(best.state(), [1])
+    assert (other.smoothed, other.step) == (None, 0)
+    gone = Best("m")
+    gone.restore(best.state(), [4])  # its step is no longer kept
+    assert (gone.smoothed, gone.step, gone.value) == (0.5, 0, None)
+
+
+def test_the_best_step_is_kept_beside_the_last_ones(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=1, run=RUN)
+    kept = []
+    for step, best in ((1, 1), (2, 2), (3, 2), (4, 2), (5, 5), (6, 5)):
+        saved(tmp_path, step)
+        state = {"key": "m", "smoothed": 0.1, "step": best, "value": 0.1}
+        checkpoints.commit(step, {"p": step, "q": step}, {}, best=state)
+        kept.append(saved_steps(tmp_path))
+        folders = [sorted(d.name for d in (tmp_path / p / "_actor").glob("global*")) for p in ("p", "q")]
+        assert folders == [[tag(n) for n in kept[-1]]] * 2
+    assert kept == [[1], [2], [2, 3], [2, 4], [5], [5, 6]]
+    assert read_manifest(tmp_path)["best"]["step"] == 5
+    assert json.loads(manifest_of(tmp_path, 5).read_text())["best"]["step"] == 5
+
+
+def test_a_folder_of_best_weights_is_whole_or_the_one_before(tmp_path):
+    best = Best("m")
+    best.see(1, {"m": 0.5})
+    with kept_apart(tmp_path, best) as folder:
+        (folder / "p").mkdir()
+        (folder / "p" / "weights").write_text("1")
+    best.see(2, {"m": 0.8})
+
+    def fill_the_disk():
+        with kept_apart(tmp_path, best) as folder:
+            (folder / "p").mkdir()
+            raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="full"):
+        fill_the_disk()
+    assert (tmp_path / "best" / "p" / "weights").read_text() == "1"
+    assert json.loads((tmp_path / "best" / "best.json").read_text()) == {"step": 1, "metric": "m", "smoothed": 0.5}
+    with kept_apart(tmp_path, best) as folder:  # what was half written is thrown away
+        assert list(folder.iterdir()) == []
+    assert json.loads((tmp_path / "best" / "best.json").read_text())["step"] == 2
+    assert not (tmp_path / "best" / "p").exists() and sorted(p.name for p in tmp_path.iterdir()) == ["best"]
+
+
+OUTCOMES = {1: 0.1, 2: 0.9, 3: 0.9, 4: 0.2, 5: 0.3, 6: 0.2}
+"""By step: what the evaluations after it give."""
+
+
+def trained(folder, best_metric_key):
+    """A run of six steps whose evaluations have these outcomes; every policy leaves the step in what it saves."""
+    now = {"step": 0}
+    trainer = simulated_trainer(folder, lambda t: OUTCOMES.get(now["step"], 0.0), best_metric_key=best_metric_key)
+    trainer.run.args.ckpt.save_steps = 3
+    trainer.checkpoints = Checkpoints(folder / "checkpoints", 1, RUN)
+    trainer.plugins.files = lambda run: []
+    trainer.save = Trainer.save.__get__(trainer)
+    policy = trainer.session.trained["p"]
+
+    async def save(name, state):
+        saved(folder / "checkpoints", state["step"], ["p"])
+
+    async def save_model(place):
+        (place / "p").mkdir()
+        (place / "p" / "version").write_text(str(policy.version))
+
+    async def train_step(step, k, tasks):
+        now["step"] = step
+        return await Trainer.train_step(trainer, step, k, tasks)
+
+    policy.save, policy.save_model, trainer.train_step = save, save_model, train_step
+    asyncio.run(trainer.fit(0))
+    return trainer
+
+
+def test_a_run_keeps_the_best_step_of_all_policies_apart_from_the_last(tmp_path):
+    trainer = trained(tmp_path, "eval/outcome")
+    # 0, .03, .32, .51, .41, .37, .32: step 3 is the best, though 2 has the same outcome
+    assert trainer.best.step == 3 and saved_steps(tmp_path / "checkpoints") == [3, 6]
+    assert (tmp_path / "best" / "p" / "version").read_text() == "3"
+    metrics = read_metrics(tmp_path)
+    assert [m["best/step"] for m in metrics[1:]] == [1, 2, 3, 3, 3, 3] and metrics[0]["best/smoothed"] == 0.0
+    told = "Best step: 3 (0.515 on average over the evaluations so far); its weights are in best/."
+    assert told in legend(summarise(metrics, ["a"]))
+
+
+def test_an_evaluation_without_the_metric_is_said(tmp_path, capsys):
+    trainer = trained(tmp_path, "eval/outcome/a")  # the grader gives one outcome for the team
+    assert (
+        "--ckpt.best_metric_key eval/outcome/a: the evaluation after step 6 has no such number" in capsys.readouterr().out
+    )
+    assert trainer.best.step == 0 and not (tmp_path / "best").exists()
+
+
+def test_without_the_flag_only_the_last_steps_are_saved(tmp_path):
+    trained(tmp_path, "none")
+    assert saved_steps(tmp_path / "checkpoints") == [6] and not (tmp_path / "best").exists()
+    assert not any(name.startswith("best/") for m in read_metrics(tmp_path) for name in m)
+
+
+TINY = str(recipes_root() / "mathchat" / "tiny.yaml")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["eval/outcom"], "eval/outcom: is no metric of the evaluations; did you mean 'eval/outcome'?"),
+        (["eval/type/none"], "eval/type/none: is no metric of the evaluations"),
+        (["eval_default_pass1"], "is no metric of the evaluations; valid: eval/outcome, eval/outcome/coder"),
+        (["eval/outcome", "--eval.steps", "-1"], "nothing is evaluated, so no step is the best: give --eval.steps N"),
+    ],
+)
+def test_a_metric_by_which_no_step_can_be_the_best_is_refused(words, said):
+    with pytest.raises(ConfigurationError) as caught:
+        build_plan(["--recipe", TINY, "--ckpt.best_metric_key", *words])
+    assert len(caught.value.problems) == 1 and said in caught.value.problems[0]
+
+
+@pytest.mark.parametrize("key", ["none", "eval/outcome", "eval/outcome/verifier", "eval/type/plus"])
+def test_metrics_that_evaluations_have_are_taken(key):
+    assert build_plan(["--recipe", TINY, "--ckpt.best_metric_key", key]).run.args.ckpt.best_metric_key == key
+
+
+def test_outcomes_by_type_are_means_over_tasks():
+    def trajectory(task, kind, outcome):
+        task = SimpleNamespace(id=task, metadata={"type": kind})
+        return SimpleNamespace(
+            task=task, outcome=outcome, outcomes={}, infrastructure_failure=None, agent_failure=None, role="a"
+        )
+
+    several = [
+        trajectory("a", "amc", 1.0),
+        trajectory("a", "amc", 0.0),
+        trajectory("b", "amc", 1.0),
+        trajectory("c", "aime", 0.0),
+    ]
+    lost = trajectory("d", "aime", None)
+    found = held_out([*several, lost])
+    assert (found["eval/type/amc"], found["eval/type/aime"]) == (0.75, 0.0)
+    assert not any("type" in name for name in held_out(several[:3]))  # of one type only: it is eval/outcome
