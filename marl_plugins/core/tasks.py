@@ -6,9 +6,10 @@ import csv
 import io
 import json
 import random
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,13 @@ class Fields:
 
 
 class FileTasks(list[Task]):
-    """Tasks of a file, with the file and the fields that they were taken from."""
+    """Tasks of a file, with the file, the fields that they were taken from, and the place of each for messages."""
 
-    def __init__(self, tasks: Iterable[Task], path: Path, fields: Fields):
+    def __init__(self, tasks: Iterable[Task], path: Path, fields: Fields, places: Sequence[str]):
         super().__init__(tasks)
         self.path = path
         self.fields = fields
+        self.places = places
 
 
 def choose_keys(columns: Iterable[str], input_key: str | None, label_key: str | None) -> tuple[str, str | None]:
@@ -115,7 +117,7 @@ def read_tasks(
         problems.append(f"{path}: no tasks in it")
     if problems:
         raise ConfigurationError(first_of(problems, str(path)))
-    return FileTasks(tasks, path, fields)
+    return FileTasks(tasks, path, fields, [where for where, _ in items])
 
 
 def _missing(fields: Fields, input_key: str | None, columns: Iterable[str]) -> list[str]:
@@ -158,13 +160,26 @@ def _listed(path: Path, text: str, problems: list[str]) -> Iterator[tuple[str, A
         problems.append(f"{path}:{error.lineno}: not JSON: {hint}")
         return
     lists = [v for v in items.values() if isinstance(v, list)] if isinstance(items, dict) else []
+    places = map("{}:{}".format, repeat(path), _lines_of_items(text)) if isinstance(items, list) else repeat(str(path))
     if len(lists) == 1:
         items = lists[0]
     if not isinstance(items, list):
         problems.append(f"{path}: expected a list of objects, got {_kind(items)}")
         return
-    for number, item in enumerate(items, 1):
-        yield f"{path}: item {number}", item
+    for number, (place, item) in enumerate(zip(places, items, strict=False), 1):
+        yield f"{place}: item {number}", item
+
+
+def _lines_of_items(text: str) -> Iterator[int]:
+    """The lines on which the items of a JSON list begin."""
+    decoder, place, line, counted = json.JSONDecoder(), text.index("[") + 1, 1, 0
+    while found := re.compile(r"[\s,]*").match(text, place):
+        line += text.count("\n", counted, found.end())
+        counted = found.end()
+        if text[counted] == "]":
+            return
+        yield line
+        _, place = decoder.raw_decode(text, counted)
 
 
 def _lines(path: Path, text: str, problems: list[str]) -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,13 @@
+"""The verifier of paper.yaml: the outcome of grader.py, for answers in \\boxed{...} alone (MAPPA, section 3.1)."""
+
+from pathlib import Path
+
+from marl_plugins.loading import load_file
+
+grader = load_file(Path(__file__).with_name("grader.py"), "marl_recipe_mathchat_grader")
+
+
+async def score_outcome(trajectory):
+    """1 for the right answer in a box."""
+    right = await grader.score_outcome(trajectory)
+    return right if grader.boxed(trajectory.answer or "") else 0.0

@@ -1,0 +1,266 @@
+"""MathChat at the paper's scale: problems from files in their public layouts, who sees what, and the boxed answer."""
+
+import asyncio
+import csv
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from marl_plugins.cli import main
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.shipped import recipes_root
+from marl_plugins.core.trajectory import Task, Trajectory
+from marl_plugins.loading import load_file
+from marl_plugins.plan.build import build_plan
+
+MATHCHAT = recipes_root() / "mathchat"
+competition = load_file(MATHCHAT / "competition.py", "marl_test_competition")
+
+
+def aime(year, number, part="I"):
+    """A row of AIME 1983 to 2024 in the layout of MAPPA's repository."""
+    return {
+        "prompt": f"Find the number of the {year} exam's part {part}, problem {number}.",
+        "answer": f"{number:03}",
+        "id": f"{year}-{part}-{number}",
+        "year": year,
+        "problem_number": number,
+        "part": part,
+    }
+
+
+TRAIN = [aime(year, number) for year in (1999, 2000) for number in range(1, 11)]
+HUB = [  # the set on the hub, as CSV
+    {"ID": row["id"], "Year": row["year"], "Problem Number": row["problem_number"], "Question": row["prompt"]}
+    | {"Answer": int(row["answer"]), "Part": row["part"]}
+    for row in TRAIN
+]
+AIME_2025 = [{"problem": f"Held out {n}?", "answer": str(n), "id": str(n)} for n in range(3)]
+AMC = [{"prompt": f"Choose {n}.", "answer": float(n), "source": "amc", "id": str(n)} for n in range(5)]
+
+
+def write(path, rows):
+    if path.suffix == ".json":
+        path.write_text(json.dumps(rows, indent=2))
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        with path.open("w", newline="") as file:
+            table = csv.DictWriter(file, list(rows[0]))
+            table.writeheader()
+            table.writerows(rows)
+    return path
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Words that name the files, by what they are written as."""
+
+    def make(train=TRAIN, held_out=AIME_2025, amc=AMC, suffix=".json"):
+        given = {"train": ("AIME_1983_2024", train), "aime": ("aime_2025", held_out), "amc": ("amc", amc)}
+        return [
+            word
+            for name, (stem, rows) in given.items()
+            for word in (f"--mathchat.{name}", str(write(tmp_path / f"{stem}{suffix}", rows)))
+        ]
+
+    return make
+
+
+def plan(words, recipe="tiny_paper.yaml"):
+    return build_plan(["--recipe", str(MATHCHAT / recipe), *words])
+
+
+def problem(words):
+    with pytest.raises(ConfigurationError) as caught:
+        plan(words)
+    assert len(caught.value.problems) == 1, caught.value.problems
+    return caught.value.problems[0]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl"])
+def test_files_in_the_layout_of_mappa_become_tasks(files, suffix):
+    made = plan([*files(suffix=suffix), "--data.max_samples", "20", "--mathchat.held_out", "32"])
+    train, held_out = made.tasks("train"), made.tasks("eval")
+    assert {t.id: (t.prompt, t.label) for t in train} == {
+        f"AIME_1983_2024/{row['id']}": (row["prompt"], str(int(row["answer"]))) for row in TRAIN
+    }
+    assert {t.id: (t.label, t.metadata["type"]) for t in held_out} == {
+        **{f"aime_2025/{n}": (str(n), "aime") for n in range(3)},
+        **{f"amc/{n}": (str(n), "amc") for n in range(5)},
+    }
+    assert not any("take the place" in warning for warning in made.run.warnings)
+
+
+def test_the_hubs_csv_is_the_same_set(files, tmp_path):
+    csv_words = [
+        "--mathchat.train",
+        str(write(tmp_path / "AIME_1983_2024.csv", HUB)),
+        *files()[2:],
+        "--data.max_samples",
+        "20",
+    ]
+    assert {(t.id, t.prompt, t.label) for t in plan(csv_words).tasks("train")} == {
+        (t.id, t.prompt, t.label) for t in plan([*files(), "--data.max_samples", "20"]).tasks("train")
+    }
+
+
+def test_a_part_of_the_problems_is_drawn_once_and_for_all(files):
+    few = [t.id for t in plan([*files(), "--data.max_samples", "8"]).tasks("train")]
+    more = [t.id for t in plan([*files(), "--data.max_samples", "12", "--train.seed", "7"]).tasks("train")]
+    assert len(few) == 8 and more[:8] == few  # whatever the run's seed
+    assert [name.partition("/")[2] for name in few] != [row["id"] for row in TRAIN[:8]]  # drawn, not the first in the file
+    assert len(plan([*files(), "--mathchat.held_out", "2"]).tasks("eval")) == 4
+
+
+def test_without_files_the_generated_problems_stand_in_and_it_is_said(files):
+    assert any("generated word problems take the place of AIME and AMC" in w for w in plan([]).run.warnings)
+    assert "none are trained on: give --mathchat.train FILE" in problem(files()[2:])
+    lone = plan([*files()[:2], "--ckpt.best_metric_key", "none"])
+    assert any("nothing is held out: give --mathchat.aime FILE" in w for w in lone.run.warnings)
+
+
+@pytest.mark.parametrize(
+    ("answer", "label"), [("080 or 081 (both were accepted)", ["80", "81"]), (" 7 ", "7"), (12, "12"), (12.0, "12")]
+)
+def test_answers_as_they_are_met(answer, label):
+    assert competition.label_of(answer, "aime") == (label, "")
+
+
+def line_of(words, flag, text):
+    """`file:line` of the line of a flag's file on which the object with a text begins."""
+    path = words[words.index(flag) + 1]
+    lines = Path(path).read_text().splitlines()
+    found = next(n for n, line in enumerate(lines, 1) if text in line)
+    return f"{path}:{max(n for n in range(1, found + 1) if lines[n - 1].lstrip().startswith('{'))}: "
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl"])
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("12.5", "'12.5' is no integer, which every answer of AIME is; correct it, or remove the problem"),
+        ("\\frac{3}{4}", "is no integer"),
+        ("twelve", "is no integer"),
+        ("", "is no integer"),
+        ("1000", "'1000' is not between 0 and 999"),
+        (-3, "-3 is not between 0 and 999"),
+    ],
+)
+def test_an_answer_of_aime_that_is_none_is_named_by_file_and_line(files, capsys, suffix, answer, said):
+    words = files(train=[*TRAIN[:4], TRAIN[4] | {"answer": answer}, *TRAIN[5:]], suffix=suffix)
+    found = problem(words)
+    assert found.startswith(line_of(words, "--mathchat.train", f'"{TRAIN[4]["id"]}"'))
+    assert f"problem {TRAIN[4]['id']}: answer " in found and said in found
+    assert main(["train", "--recipe", str(MATHCHAT / "tiny_paper.yaml"), *words, "--dry-run"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_an_answer_of_amc_is_any_number(files):
+    words = files(amc=[AMC[0] | {"answer": "3/4"}, *AMC[1:]])
+    assert {t.label for t in plan([*words, "--mathchat.held_out", "9"]).tasks("eval")} >= {"3/4", "4"}
+    assert "is empty; give the answer" in problem(files(amc=[AMC[0] | {"answer": " "}, *AMC[1:]]))
+
+
+def test_columns_that_are_missing_are_named(files):
+    without = [{k: v for k, v in row.items() if k != "answer"} for row in TRAIN]
+    assert "no column with the answer (`answer`), only prompt, year, problem_number, part" in problem(files(train=without))
+    unknown = [{"aufgabe": row["prompt"], "answer": row["answer"]} for row in TRAIN]
+    assert "no field 'input', nor prompt, problem" in problem(files(train=unknown))
+    words = files(train=[*TRAIN[:3], without[3], *TRAIN[4:]])
+    assert problem(words).startswith(line_of(words, "--mathchat.train", f'"{TRAIN[3]["id"]}"'))
+
+
+def test_problems_that_are_trained_on_and_held_out_are_named(files):
+    leaked = [{"problem": f"  {TRAIN[n]['prompt'].upper()}", "answer": "7", "id": str(n)} for n in (2, 3)]
+    found = problem([*files(held_out=[*AIME_2025[:1], *leaked], amc=[{**AMC[0]}]), "--data.max_samples", "20"])
+    assert "2 of 4 evaluation tasks are in the training data too" in found
+    for n in (2, 3):
+        assert f"'aime_2025/{n}' (there 'AIME_1983_2024/{TRAIN[n]['id']}')" in found
+
+
+# --- the system -----------------------------------------------------------------------------------------------------------
+
+
+class Said(str):
+    """What stands for an action: its text, its tools' output, the turn before."""
+
+    tool_output = ""
+    before = None
+
+
+def shown(workflow, problem="What is six times seven?"):
+    """What each role is shown by a workflow of the recipe, and the actions that it depends on."""
+    seen, programs = {}, Said("I ran it. ```python\nprint(42)\n```")
+    programs.tool_output = "42"
+    answers = {name: Said(f"<think>THOUGHT of {name}</think>ANSWER of {name}") for name in ("solver", "coder", "verifier")}
+    answers["coder"].before = programs
+
+    def role(name):
+        async def call(material, after=()):
+            seen[name] = (material, [str(a) for a in after])
+            return answers[name]
+
+        return call
+
+    module = load_file(MATHCHAT / workflow, f"marl_test_{workflow.removesuffix('.py')}")
+    roles = SimpleNamespace(**{name: role(name) for name in answers})
+    assert asyncio.run(module.run(Task("t", problem, "42"), roles, None)) is answers["verifier"]
+    assert [after for _, after in seen.values()] == [[], [str(answers["solver"])], [str(answers["coder"])]]
+    return {name: material for name, (material, _) in seen.items()}
+
+
+def test_information_is_full_or_partial_by_the_workflow():
+    full, partial = shown("full_information.py"), shown("partial_information.py")
+    for materials in (full, partial):
+        assert "What is six times seven?" in materials["solver"]
+        assert "ANSWER of solver" in materials["coder"] and "ANSWER of coder" in materials["verifier"]
+        assert "42" in materials["verifier"] and not any("THOUGHT" in text for text in materials.values())
+        assert "ANSWER of solver" not in materials["verifier"]
+    assert all("What is six times seven?" in full[role] for role in full)
+    assert [role for role in partial if "What is six times seven?" in partial[role]] == ["solver"]
+
+
+def test_one_line_of_the_recipe_says_which(tmp_path, capsys):
+    assert main(["recipes", "copy", "mathchat", str(tmp_path / "mine")]) == 0
+    recipe = tmp_path / "mine" / "paper.yaml"
+    text, changed = re.subn(r"workflow: full_information\.py", "workflow: partial_information.py", recipe.read_text())
+    recipe.write_text(text)
+    capsys.readouterr()
+    assert changed == 1 and main(["recipes", "show", str(tmp_path / "mine" / "tiny_paper.yaml"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["graph"] == ["task -> solver", "solver -> coder", "coder -> verifier"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        ("It is \\boxed{42}.", 1.0),
+        ("\\boxed{42.0}", 1.0),
+        ("The answer is 42.", 0.0),
+        ("\\boxed{}42", 0.0),
+        ("\\boxed{41}", 0.0),
+    ],
+)
+def test_only_an_answer_in_a_box_counts(answer, outcome):
+    grader = load_file(MATHCHAT / "boxed_grader.py", "marl_test_boxed_grader")
+    trajectory = Trajectory(Task("t", "?", "42"), 0, 1, answer=answer)
+    assert asyncio.run(grader.score_outcome(trajectory)) == outcome
+
+
+def test_the_papers_settings(monkeypatch):
+    """MAPPA, section 3.1 and tables 6 and 7."""
+    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
+    run = plan([], "paper.yaml").run
+    assert [run.role(role).max_turns for role in run.recipe.roles] == [1, 5, 1]
+    for args in run.policy_args.values():
+        assert (args.actor.adam.lr, args.algo.kl.init_coef, args.actor.eps_clip) == (1e-6, 0.01, 0.2)
+        assert (args.rollout.max_new_tokens, args.data.max_len) == (4096, 24576 + 4096)
+        assert (args.rollout.temperature, args.ds.zero_stage, args.algo.advantage.gamma) == (1.0, 3, 1.0)
+        assert (args.actor.num_gpus_per_node, args.vllm.num_engines, args.vllm.gpu_memory_utilization) == (2, 2, 0.7)
+    args = run.args
+    assert (args.rollout.batch_size, args.rollout.n_samples_per_prompt, args.train.num_episodes) == (32, 2, 8)
+    assert (args.eval.steps, args.eval.n_samples_per_prompt, args.eval.temperature) == (4, 4, 0.6)
+    assert run.episode_steps(512) and len(run.episode_steps(512)) == 16
