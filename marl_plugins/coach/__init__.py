@@ -23,7 +23,7 @@ from marl_plugins.coach.flags import NEEDED as NEEDED  # named here for `openrlh
 from marl_plugins.coach.flags import OF_AN_ENDPOINT, add_flags, check_flags, kind_of
 from marl_plugins.coach.flags import endpoint_of as endpoint_of
 from marl_plugins.coach.metrics import Judged, measure
-from marl_plugins.coach.state import CoachState, judged_in
+from marl_plugins.coach.state import NOTES, CoachState, judged_in
 from marl_plugins.coach.state import asker_of as asker_of
 from marl_plugins.core.command import Command
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
@@ -48,11 +48,20 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 
 @hookimpl
 def marl_commands() -> list[Command]:
-    return [Command("coach", "RUN --recipe RECIPE", "judges a run's recorded actions again with another coach", _rejudge)]
+    return [
+        Command("coach", "RUN --recipe RECIPE", "judges a run's recorded actions again with another coach", _rejudge),
+        Command("corrections", "RUN", "makes SFT and DPO data of the corrected actions that a run has recorded", _export),
+    ]
 
 
 def _rejudge(words: Sequence[str]) -> int:
     from marl_plugins.coach.rejudge import main
+
+    return main(words)
+
+
+def _export(words: Sequence[str]) -> int:
+    from marl_plugins.coach.corrections import main
 
     return main(words)
 
@@ -134,6 +143,8 @@ async def _score(run: Run, action: Action, seen: Seen) -> float:
         raise
     state.verdicts[id(action)] = Judged(action, verdict, last)
     action.explanation = verdict.explanation
+    if verdict.correction is not None:
+        action.notes[NOTES] = {"correction": verdict.correction, "knew_the_label": isinstance(seen, SeenLast)}
     return verdict.share
 
 

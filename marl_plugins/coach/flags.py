@@ -23,7 +23,7 @@ PREFIX = "coach"
 NEEDED = ("httpcore", "tenacity", "aiolimiter")
 """Modules that a model at an endpoint requires."""
 KINDS = {"rubric": "a rubric", "model": "a model at an endpoint", "policy": "a policy of the run"}
-OF_A_MODEL = ("prompt", "last_prompt", "max_tokens", "deadline")
+OF_A_MODEL = ("prompt", "last_prompt", "max_tokens", "deadline", "corrections")
 OF_AN_ENDPOINT = (
     *("base_url", "api_key_env", "form", "body", "cache", "record", "replay", "timeout", "retries", "concurrency"),
     *("per_minute", "price_in", "price_out", "budget", "budget_tokens"),
@@ -94,7 +94,12 @@ def _add_flags_of_models(group: argparse._ArgumentGroup) -> None:
         metavar="FILE",
         help="prompt for the last role's last action; may use {label} and {answer}",
     )
-    add("--coach.max_tokens", type=at_least(1), default=1024, help="length of one verdict")
+    add("--coach.max_tokens", type=at_least(1), default=1024, help="length of one verdict, its correction included")
+    add(
+        "--coach.corrections",
+        action="store_true",
+        help="ask for a better action as well; `openrlhf corrections RUN` makes data sets of them",
+    )
     add(
         "--coach.deadline",
         type=above(0),
@@ -166,7 +171,8 @@ def check_flags(run: Run) -> list[str]:
     problems = _irrelevant_flags(run, kind)
     if kind == "policy":
         problems += _policy_problems(run, run.args.coach.policy)
-    elif kind == "model":
+    problems += _short_corrections(run)
+    if kind == "model":
         problems += endpoint_problems(run.args.coach)
         problems += _too_slow(run)
     return problems
@@ -241,6 +247,19 @@ def _key_problems(variable: str) -> list[str]:
     if key.isascii() and key.isprintable():
         return []
     return [f"${variable} (--coach.api_key_env) holds characters that no HTTP header can carry; is it a key?"]
+
+
+def _short_corrections(run: Run) -> list[Remark]:
+    """Room for a verdict that does not hold a correction as long as an action may be."""
+    longest = max(role.max_new_tokens or run.args.rollout.max_new_tokens or 0 for role in run.recipe.roles.values())
+    if not run.args.coach.corrections or run.args.coach.max_tokens > longest:
+        return []
+    return [
+        Remark(
+            f"--coach.max_tokens {run.args.coach.max_tokens} leaves no room for a correction of {longest} tokens, which an action "
+            "may have; a verdict that is cut off is missing: raise it, or lower --rollout.max_new_tokens"
+        )
+    ]
 
 
 def _too_slow(run: Run) -> list[Remark]:

@@ -11,7 +11,7 @@ from marl_plugins.asking.cache import KeptAnswers
 from marl_plugins.asking.limits import SpendingBudget
 from marl_plugins.coach.flags import PREFIX, endpoint_of, kind_of, require_modules
 from marl_plugins.coach.model import PROMPTS, ModelCoach, duties_of, read_prompt
-from marl_plugins.coach.rubric import RubricCoach, load_rubric
+from marl_plugins.coach.rubric import RubricCoach, load_rules
 from marl_plugins.core.failures import ConfigurationError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def make_coach(run: Run) -> tuple[Coach | None, Asker | None]:
     if kind is None:
         return None, None
     if kind == "rubric":
-        return RubricCoach(load_rubric(Path(args.rubric), list(run.recipe.roles))), None
+        return RubricCoach(*load_rules(Path(args.rubric), list(run.recipe.roles))), None
     problems: list[str] = []
 
     def attempt(make: Callable[[], T]) -> T | None:
@@ -53,7 +53,7 @@ def make_coach(run: Run) -> tuple[Coach | None, Asker | None]:
             asker = endpoint_asker(endpoint, budget, kept)
     if problems or prompt is None or last is None:
         raise ConfigurationError(problems)
-    return ModelCoach(asker, (prompt, last), duties_of(run)), asker
+    return ModelCoach(asker, (prompt, last), duties_of(run), args.corrections), asker
 
 
 def kept_answers(run: Run) -> KeptAnswers:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.asking.request import Request
-from marl_plugins.coach import verdict
+from marl_plugins.coach import correcting, verdict
 from marl_plugins.coach.verdict import Verdict
 from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.core.scoring import Seen, SeenLast
@@ -34,12 +34,14 @@ class ModelCoach:
     Args:
         prompts: For all actions but the last, and for the last role's last action.
         duties: By role, the text of its prompt.
+        corrections: Whether it is also asked for a better action.
     """
 
-    def __init__(self, asker: Asker, prompts: tuple[str, str], duties: Mapping[str, str]):
+    def __init__(self, asker: Asker, prompts: tuple[str, str], duties: Mapping[str, str], corrections: bool = False):
         self.asker = asker
         self.prompts = prompts
         self.duties = duties
+        self.corrections = corrections
 
     async def judge(self, action: Action, seen: Seen) -> Verdict:
         """The model's verdict.
@@ -55,10 +57,10 @@ class ModelCoach:
         fields = prompt_fields(action, seen, self.duties[action.role])
 
         def prompt(nonce: str, form: str) -> str:
-            how = verdict.instruction(nonce, form, last)
+            how = _instruction(nonce, form, last, self.corrections)
             return self.prompts[last].format(**fields, fence=nonce, form=how)
 
-        return _request(prompt, last)
+        return _request(prompt, last, self.corrections)
 
 
 def duties_of(run: Run) -> dict[str, str]:
@@ -81,15 +83,29 @@ def trial_request() -> Request:
     return _request(prompt, False)
 
 
-def _request(prompt: Callable[[str, str], str], last: bool) -> Request:
+def _instruction(nonce: str, form: str, last: bool, corrections: bool) -> str:
+    how = verdict.instruction(nonce, form, last)
+    return f"{correcting.instruction(nonce, form)} {how}" if corrections else how
+
+
+def _request(prompt: Callable[[str, str], str], last: bool, corrections: bool = False) -> Request:
     def parse(text: str, nonce: str, form: str) -> dict[str, Any] | None:
-        found = verdict.parse(text, nonce, form, last)
-        return None if found is None else found.model_dump()
+        rest, block = correcting.taken_out(text, nonce) if corrections and form == "text" else (text, None)
+        found = verdict.parse(rest, nonce, form, last)
+        if found is None or (found.correction is not None and not corrections):  # not asked for
+            return None
+        values = found.model_dump()
+        if block is not None:
+            values["correction"] = block
+        if not corrections:
+            del values["correction"]  # as it was kept before there were any
+        return values
 
     def again(nonce: str, form: str) -> str:
         return verdict.again(nonce, form, last)
 
-    return Request(prompt, parse, again, verdict.schema(last))
+    schema = verdict.schema(last)
+    return Request(prompt, parse, again, correcting.with_correction(schema) if corrections else schema)
 
 
 def read_prompt(path: Path, *, with_label: bool) -> str:

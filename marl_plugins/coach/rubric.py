@@ -13,6 +13,11 @@ A rubric is a `.py` file with one list of criteria per role:
         ],
     }
 
+It may give better actions too, as data for supervised training: `CORRECTIONS`, a mapping of role to `(action, seen)` that returns
+the action as it should have been, or None where nothing needs to change.
+
+    CORRECTIONS = {"coder": lambda action, seen: None if action.tool_results else f"```python\\n{action.text}\\n```"}
+
 Score = points that hold / points that apply. A criterion that needs the label applies to the last action of the last role
 alone; everywhere else its function is not called, and what the other criteria get holds no label.
 """
@@ -22,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.coach.verdict import Verdict
@@ -34,6 +40,10 @@ from marl_plugins.plan.rehearsal.scorers import try_scorer
 
 if TYPE_CHECKING:
     from marl_plugins.run import Run
+
+
+Correct = Callable[[Action, Any], Awaitable[str | None] | str | None]
+"""`(action, seen)` to the action as it should have been, or None; plain or async."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +64,17 @@ class Criterion:
 
 
 class RubricCoach:
-    """Judges by criteria; every role has some."""
+    """Judges by criteria; every role has some.
 
-    def __init__(self, rubric: Mapping[str, Sequence[Criterion]]):
+    Args:
+        corrections: By role, what gives a better action; a role may have none.
+    """
+
+    def __init__(
+        self, rubric: Mapping[str, Sequence[Criterion]], corrections: Mapping[str, Correct] = MappingProxyType({})
+    ):
         self.rubric = rubric
+        self.corrections = corrections
 
     async def judge(self, action: Action, seen: Seen) -> Verdict:
         held = total = 0.0
@@ -73,7 +90,16 @@ class RubricCoach:
             total += criterion.points
             criteria[criterion.name] = 10 * share
             notes.append(f"{criterion.name} {share * criterion.points:g}/{criterion.points:g}")
-        return Verdict(score=10 * (held / total), criteria=criteria, explanation="; ".join(notes))
+        correction = await self._correction(action, seen)
+        return Verdict(score=10 * (held / total), criteria=criteria, explanation="; ".join(notes), correction=correction)
+
+    async def _correction(self, action: Action, seen: Seen) -> str | None:
+        correct = self.corrections.get(action.role)
+        given = correct(action, seen) if correct else None
+        text = await given if isinstance(given, Awaitable) else given
+        if not isinstance(text, str | None):
+            raise ValueError(f"CORRECTIONS[{action.role!r}] gave {text!r:.80}; expected a text, or None for no correction")
+        return text
 
 
 def load_rubric(path: Path, roles: Sequence[str]) -> dict[str, list[Criterion]]:
@@ -101,6 +127,26 @@ def load_rubric(path: Path, roles: Sequence[str]) -> dict[str, list[Criterion]]:
     if problems:
         raise ConfigurationError(problems)
     return dict(rubric)
+
+
+def load_rules(path: Path, roles: Sequence[str]) -> tuple[dict[str, list[Criterion]], dict[str, Correct]]:
+    """The criteria of a rubric file, and its corrections.
+
+    Raises:
+        ConfigurationError: With every mistake in it.
+    """
+    rubric, corrections = load_rubric(path, roles), getattr(load_file(path, "marl_coach_rubric"), "CORRECTIONS", {})
+    if not isinstance(corrections, dict):
+        raise ConfigurationError(f"{path}: CORRECTIONS is no mapping of role to a function (action, seen)")
+    problems = [f"{path}: CORRECTIONS: there is no role {r!r}{nearest(r, roles)}" for r in corrections if r not in roles]
+    problems += [
+        f"{path}: CORRECTIONS[{role!r}]: {why}"
+        for role, correct in corrections.items()
+        if (why := "is no function" if not callable(correct) else arity_problem(correct, 2))
+    ]
+    if problems:
+        raise ConfigurationError(problems)
+    return rubric, dict(corrections)
 
 
 def try_rubric(run: Run, coach: RubricCoach) -> list[str]:

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from marl_plugins.run import Run
 
 
+NOTES = "coach"
+"""Under which actions keep what the coach says beside a verdict: a better action (corrections.py)."""
+
+
 class Coach(Protocol):
     """Judges an action; raises `InfrastructureFailure` where it has no verdict."""
 

@@ -40,6 +40,7 @@ class Verdict(pydantic.BaseModel):
         correct: Whether the team's answer is right, where the coach was asked.
         criteria: By name, 0 to 10, where the coach gave any.
         explanation: For people.
+        correction: A better action, where the coach was asked for one and gave one (correcting.py).
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -48,6 +49,7 @@ class Verdict(pydantic.BaseModel):
     correct: bool | None = None
     criteria: dict[str, Annotated[float, pydantic.Field(ge=0, le=10)]] = {}
     explanation: str = ""
+    correction: str | None = None
 
     @property
     def share(self) -> float:

@@ -11,6 +11,7 @@ from marl_plugins.core.tasks import FileTasks
 from marl_plugins.hosts import upstream_cli
 from marl_plugins.hosts.devices import training_gpus
 from marl_plugins.plan.devices import needed_devices
+from marl_plugins.plan.lengths import longest_answer
 from marl_plugins.plan.parts import of_plugin
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.sandbox import describe_sandbox
@@ -34,6 +35,7 @@ def describe(plan: Plan) -> dict[str, Any]:
                 "tools": role.tools,
                 **({"calls": role.calls} if role.calls else {}),
                 "max_turns": role.max_turns,
+                "max_new_tokens": longest_answer(run, name),
             }
             for name, role in run.recipe.roles.items()
         },
@@ -42,6 +44,7 @@ def describe(plan: Plan) -> dict[str, Any]:
                 "model": p.model,
                 "trainable": p.trainable,
                 "follows": p.follows or None,
+                "max_len": run.policy_args[p.name].data.max_len,
                 "engines": run.policy_args[p.name].vllm.num_engines,
                 "ranks": training_gpus(run.policy_args[p.name]) if p.trainable else 0,
                 "zero_stage": run.policy_args[p.name].ds.zero_stage,
