@@ -11,6 +11,7 @@ from marl_plugins.core.tasks import FileTasks
 from marl_plugins.hosts import upstream_cli
 from marl_plugins.hosts.devices import training_gpus
 from marl_plugins.plan.devices import needed_devices
+from marl_plugins.plan.estimate import estimate
 from marl_plugins.plan.lengths import longest_answer
 from marl_plugins.plan.parts import of_plugin
 from marl_plugins.plan.plan import Plan
@@ -57,6 +58,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         },
         "devices": needed_devices(run),
         "devices_together": sum(needed_devices(run).values()),
+        **({"estimate": estimated} if (estimated := estimate(plan)) else {}),
         "tasks": plan.counted,
         **_tasks(plan),
         "steps": _steps(plan),

@@ -102,7 +102,7 @@ def _check_role(
         later = counter.of_messages(empty_messages(run, role, later=True))
         line += f" + {times} x {later} of later messages"
         fixed += times * later
-    answers = _answers_shown(run, role)
+    answers = answers_shown(run, role)
     if answers:
         line += f" + up to {answers} of answers"
     if answers and fixed < limit <= (total := fixed + longest + answers):
@@ -172,7 +172,7 @@ def longest_answer(run: Run, role: str) -> int:
     return int(run.role(role).max_new_tokens or args.rollout.max_new_tokens or 1)
 
 
-def _answers_shown(run: Run, role: str) -> int:
+def answers_shown(run: Run, role: str) -> int:
     """Maximum tokens of the answers, its own earlier ones included, that a role's conversation contains when a call begins in the
     rehearsal, if each is as long as it may be."""
 
