@@ -35,7 +35,8 @@ EXAMPLE = """\
 Example:
 
   openrlhf corrections runs/mine --steps 1:40
-  trl sft --model_name_or_path runs/mine/coder --dataset_name json --data_files runs/mine/corrections/coder-sft.jsonl
+
+and then, for TRL's SFTTrainer or DPOTrainer: datasets.load_dataset("json", data_files="runs/mine/corrections/coder-sft.jsonl")
 
 The corrections are those of a run with --coach.corrections, or with a rubric that has CORRECTIONS."""
 
