@@ -13,11 +13,14 @@ controller process, which holds the run; no hook is called per token. Four kinds
 
 Hooks marked *async* are awaited (write them as `async def`; a plain function's answer is accepted too); the others must not be
 `async def`. A wrapper around an awaited hook receives an awaitable and returns one.
-Nothing between `marl_tasks` and `marl_sync` may block the event loop. A hook of a step (`marl_generate` to `marl_sync`) may ask a
+Nothing between `marl_tasks` and `marl_sync` may block the event loop. A hook of a step (`marl_beside` to `marl_sync`) may ask a
 policy of the run: `text = await run.ask("judge", [{"role": "user", "content": question}], max_tokens=64)`.
 
 What a plugin keeps from one hook to the next belongs to the run, not to the module: `run.state(Baselines)` is the run's one
 `Baselines()`. What hooks are handed of a running policy is described in `marl_plugins.core.processes`.
+
+A plugin says how much of a step its part of a chain needs at once: `MARL_REACH = {"marl_credit": "trajectory"}`; without that it
+is the whole `"step"`. A part that needs a trajectory may be given each as it arrives, or all at once.
 
 Tests that any plugin has to pass are in `marl_plugins.contracts`, for its author to run.
 
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
     from marl_plugins.core.command import Command
     from marl_plugins.core.estimators import Estimator
     from marl_plugins.core.policy import Policy
-    from marl_plugins.core.processes import Engines, PolicyProcesses, Prepared
+    from marl_plugins.core.processes import Engines, PolicyProcesses, Prepared, RunningRollout
     from marl_plugins.core.rows import Row
     from marl_plugins.core.scoring import Outcome, Seen
     from marl_plugins.core.tools import Tool
@@ -49,11 +52,14 @@ if TYPE_CHECKING:
     from marl_plugins.core.workflow import Call, Workflow
     from marl_plugins.run import Run
 
-VERSION = "2.2"
+VERSION = "2.3"
 
 Purpose = Literal["train", "evaluate", "judge"]
 """What a run is started for: `openrlhf train`; `openrlhf eval`, which scores outcomes only; `openrlhf coach`, which scores recorded
 actions and starts no engines."""
+
+Reach = Literal["trajectory", "step"]
+"""How much of a step a plugin's part of a chain needs at once."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -229,6 +235,23 @@ def marl_tools(run: Run) -> Sequence[Tool] | None:
     """
 
 
+@hook("each", awaited=True, own=True)
+def marl_beside(run: Run, rollout: RunningRollout) -> Awaitable[None] | None:
+    """Work beside a training rollout. *each, async*; begins with every training rollout, and is awaited at its end, before credit.
+
+    `rollout.arrived()` gives the scored trajectories as they finish, to the last; `rollout.ended` is set then. They are read and
+    not changed, and what is made of them must not depend on the order in which they arrived: timing is no part of a run. What is
+    raised here ends the rollout at once, and what ends the rollout cancels this.
+
+    Example:
+
+        @hookimpl
+        async def marl_beside(run, rollout):
+            async for trajectory in rollout.arrived():
+                print(f"step {rollout.step}, task {trajectory.task.id}: {trajectory.outcome}")
+    """
+
+
 @hook("around", awaited=True)
 def marl_generate(run: Run, call: Call, engines: Engines) -> Awaitable[Generation] | None:
     """Answer one request of a role by the engines of its policy. *around, async*; once per action, and for each question of a
@@ -294,7 +317,7 @@ def marl_credit(trajectories: Sequence[Trajectory], run: Run) -> Any:
     Each action's `reward` is its score (its role's outcome, where no action was scored) when the first plugin gets it. Change
     `action.reward` in place, None to leave an action out (with the reason in `action.unscored`), and return the same
     trajectories. `action.add_reward(term, value)` also records what the term was; `action.notes` is for anything else worth
-    recording. Raise `RunPaused` to save the step before and end the run.
+    recording. `MARL_REACH` says whether the whole step is needed for it. Raise `RunPaused` to save the step before and end the run.
 
     Example:
 

@@ -15,13 +15,13 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import pluggy
 
 from marl_plugins import __version__, hookspecs
 from marl_plugins.core.failures import ConfigurationError, RunEnded, RunPaused, nearest
-from marl_plugins.hookspecs import KINDS, Kind, Purpose
+from marl_plugins.hookspecs import KINDS, Kind, Purpose, Reach
 from marl_plugins.loading import load, users_code, version_of
 from marl_plugins.loading import load_file as load_file  # copied recipes import it from here
 
@@ -196,6 +196,11 @@ class Plugins:
         """The named plugins (no built-ins) that implement a hook."""
         return [name for name in self.names if self.implements(name, hook)]
 
+    def reach(self, name: str, hook: str) -> Reach:
+        """How much of a step an active plugin's part of a chain needs at once."""
+        declared: dict[str, Reach] = getattr(self.manager.get_plugin(name), "MARL_REACH", {})
+        return declared.get(hook, "step")
+
     def claims(self, hook: str) -> bool:
         """Whether a named plugin (not a built-in) implements the hook."""
         return bool(self.owners(hook))
@@ -337,6 +342,7 @@ def misused_hooks(module: ModuleType) -> list[str]:
     hooks = {name for name, value in vars(module).items() if hasattr(value, "marl_impl")}
     if not hooks and not problems:
         problems.append("implements no hook (functions marked with @marl_plugins.hookimpl)")
+    problems += _misdeclared_reach(getattr(module, "MARL_REACH", {}), hooks)
     if "marl_state" in hooks and "marl_restore" not in hooks:
         problems.append("marl_state without marl_restore: what it saves would never come back; add marl_restore")
     return problems
@@ -357,6 +363,24 @@ def _misused(name: str, kind: Kind, options: Any) -> list[str]:
     if kind.own:
         return [f"{name} is each plugin's own and cannot be wrapped"]
     return [f"{name} is a chain and cannot be wrapped; change the value and return it"] if kind.name == "chain" else []
+
+
+def _misdeclared_reach(declared: object, hooks: Iterable[str]) -> list[str]:
+    """What is wrong with a plugin's `MARL_REACH`."""
+    example = 'as in MARL_REACH = {"marl_credit": "trajectory"}'
+    if not isinstance(declared, dict):
+        return [f"MARL_REACH = {declared!r}: expected hooks with their reach, {example}"]
+    chains = [name for name, kind in KINDS.items() if kind.name == "chain" and name in hooks]
+    problems = [
+        f"MARL_REACH names {name!r}, which is no chain that the plugin implements{nearest(str(name), chains)}"
+        for name in declared
+        if name not in chains
+    ]
+    return problems + [
+        f"MARL_REACH[{name!r}] = {reach!r}: expected {' or '.join(map(repr, get_args(Reach)))}, {example}"
+        for name, reach in declared.items()
+        if reach not in get_args(Reach)
+    ]
 
 
 def _other_version(written_for: object) -> str | None:

@@ -83,6 +83,7 @@ class SimulatedPlugins:
             return outcome(trajectory)
 
         self.hook = SimpleNamespace(
+            marl_beside=lambda run, rollout: [],
             marl_generate=generate,
             marl_score_action=lambda run, action, seen: None,
             marl_score_outcome=lambda run, trajectory: score(trajectory),
@@ -93,6 +94,9 @@ class SimulatedPlugins:
 
     async def chain(self, name, value, check=None, **arguments):
         return value
+
+    def owners(self, hook):
+        return []
 
     def state(self, run):
         return {}
@@ -125,7 +129,10 @@ def simulated_trainer(
         ckpt=SimpleNamespace(save_steps=-1, best_metric_key=best_metric_key),
         logger=SimpleNamespace(logging_steps=1, tensorboard_dir=None, wandb=SimpleNamespace(key=None)),
     )
+    states = {}
     run = SimpleNamespace(
+        grader_module=None,
+        state=lambda kind: states.setdefault(kind, kind()),
         args=args,
         recipe=SimpleNamespace(limits=SimpleNamespace(task_seconds=5.0), roles={"a": None}),
         policies=[],

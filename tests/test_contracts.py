@@ -50,6 +50,13 @@ class TestGae(PluginContract):
     flags = ("--algo.advantage.estimator", "gae")
 
 
+class TestVotersCredit(PluginContract):
+    """It says that it needs one trajectory at a time."""
+
+    plugin = "recipes/vote/credit.py"
+    recipe = "vote/tiny.yaml"
+
+
 class TestRecipesPlugin(PluginContract):
     """The built-in tool among others: it starts processes."""
 
@@ -174,6 +181,63 @@ def test_a_plugin_that_breaks_a_contract_is_told(contract, tmp_path):
     kit.test_it_is_active_in_a_run()
     with pytest.raises(AssertionError):
         getattr(kit, f"test_{contract}")()
+
+
+LIARS = {
+    "a mean over the step": """
+        MARL_REACH = {"marl_credit": "trajectory"}
+
+        @hookimpl
+        def marl_credit(trajectories):
+            actions = [a for t in trajectories for a in t.actions if a.reward is not None]
+            mean = sum(a.reward for a in actions) / max(len(actions), 1)
+            for action in actions:
+                action.add_reward("baseline", -mean)
+            return trajectories
+    """,
+    "a running number": """
+        MARL_REACH = {"marl_credit": "trajectory"}
+
+        class Steps:
+            number = 0
+
+        @hookimpl
+        async def marl_credit(run, trajectories):
+            run.state(Steps).number += 1
+            return trajectories
+
+        @hookimpl
+        def marl_state(run):
+            return run.state(Steps).number
+
+        @hookimpl
+        def marl_restore(run, state):
+            run.state(Steps).number = state
+    """,
+    "every other row": """
+        MARL_REACH = {"marl_select": "trajectory"}
+
+        @hookimpl
+        def marl_select(rows):
+            for row in rows[1::2]:
+                row.action.left_out = "odd"
+            return rows[::2]
+    """,
+}
+
+
+@pytest.mark.parametrize("liar", LIARS)
+@pytest.mark.parametrize("says", ["trajectory", "step"])
+def test_a_chain_that_needs_the_step_and_says_otherwise_is_found(liar, says, tmp_path):
+    file = tmp_path / "liar.py"
+    body = textwrap.dedent(LIARS[liar]).replace('"trajectory"}', f'"{says}"}}')
+    file.write_text(f"from marl_plugins import hookimpl\n{body}\n")
+    kit = type("Kit", (PluginContract,), {"plugin": str(file), "recipe": "tool_user/tiny.yaml"})()
+    if says == "step":
+        kit.test_a_chain_needs_no_more_of_a_step_than_it_says()
+    else:
+        with pytest.raises(AssertionError, match=r"write 'step'|state depends"):
+            kit.test_a_chain_needs_no_more_of_a_step_than_it_says()
 
 
 BASELINE = """

@@ -1,6 +1,7 @@
 """Scores to rewards to returns along the dependency graph."""
 
 import asyncio
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 from simulated import make_trajectory
 
-from marl_plugins.core.credit import check_rewards, rewards_from_scores, sum_over_scope
+from marl_plugins.builtin import recipe
+from marl_plugins.core.credit import ActionScores, check_rewards, rewards_from_scores, sum_over_scope
 from marl_plugins.core.estimators import check_estimator, group_key
 from marl_plugins.core.failures import RunPaused
 from marl_plugins.core.policy import Policy
@@ -16,6 +18,7 @@ from marl_plugins.core.rows import Row, rows_of
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.plan.build import build_plan
 from marl_plugins.reinforce_pp import ReinforcePlusPlus
+from marl_plugins.run import Run
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAIN = {"a": [], "b": ["a"], "c": ["b"]}
@@ -157,6 +160,62 @@ def test_an_action_without_a_score_never_gets_the_outcome_where_anybody_scores_a
     whole.actions[1].score = 0.9
     rewards_from_scores([ended_early, whole])
     assert [a.reward for t in (ended_early, whole) for a in t.actions] == [None, None, 0.9]
+
+
+# --- whether somebody scores actions is one thing for the whole run ----------------------------------------------------------
+
+
+def step(number, scored=False, roles=("solver", "verifier"), lost=False):
+    trajectory = make_trajectory({role: [] for role in roles})
+    trajectory.step, trajectory.actions_scored = number, scored
+    if lost:
+        trajectory.lose("engine", "gone")
+    return [trajectory]
+
+
+ROLES = ("solver", "verifier")
+BY = ("plugin mine.py",)
+
+
+def said(*steps, scores=None):
+    scores = scores or ActionScores()
+    return [scores.of(trajectories, ROLES, BY) for trajectories in steps]
+
+
+def test_the_first_step_that_shows_it_says_it_of_the_run():
+    assert said(step(1, scored=True), step(2, roles=["solver"]), step(3, lost=True)) == [True, True, True]
+    assert said(step(1), step(2, roles=["solver"]), step(3)) == [False, False, False]
+
+
+def test_a_step_in_which_a_role_did_not_act_shows_nothing():
+    """Perhaps nobody was asked: the role that is scored may be the one that did not act."""
+    unknown = [step(1, roles=["solver"]), step(2, lost=True), step(3, scored=True, lost=True)]
+    assert said(*unknown, step(4, scored=True)) == [False, False, False, True]
+    assert said(*unknown, step(4)) == [False, False, False, False]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_contradiction_names_the_plugin_both_steps_and_the_cure(first):
+    with pytest.raises(RunPaused, match=r"step 5: .* by plugin mine\.py .* in step 2 .* None from an awaitable"):
+        said(step(2, scored=first), step(5, scored=not first))
+
+
+def test_a_resumed_run_knows_it_and_one_with_another_scorer_is_told_anew():
+    run = Run(None, None, None, "cpu")
+    said(step(2, scored=True), scores=run.state(ActionScores))
+    resumed = Run(None, None, None, "cpu")
+    recipe.marl_restore(resumed, json.loads(json.dumps(recipe.marl_state(run))))
+    assert said(step(7, roles=["solver"]), scores=resumed.state(ActionScores)) == [True]
+    assert resumed.state(ActionScores).of(step(8), ROLES, ("plugin other.py",)) is False
+
+
+def test_what_is_known_holds_for_a_trajectory_alone():
+    (alone,) = step(3, roles=["solver"])
+    alone.outcome = 1.0
+    rewards_from_scores([alone], actions_scored=True)
+    assert alone.actions[0].reward is None
+    rewards_from_scores([alone], actions_scored=False)
+    assert alone.actions[0].reward == 1.0
 
 
 # --- rewards that cannot be trained on ------------------------------------------------------------------------------------

@@ -222,15 +222,14 @@ def test_state_is_kept_and_given_back_by_name(plugin):
     """
     file = plugin("stateful", body)
     plugins, one, two = Plugins([file]), Run(None, None, None, "cpu"), Run(None, None, None, "cpu")
-    assert plugins.state(one) == {"stateful.py": {"n": 3}}
+    assert plugins.state(one)["stateful.py"] == {"n": 3}
     plugins.restore(one, {"stateful.py": {"n": 4}})
-    assert plugins.state(one) == {"stateful.py": {"n": 4}}
+    assert plugins.state(one)["stateful.py"] == {"n": 4}
     plugins.restore(one, {"/elsewhere/stateful.py": {"n": 5}})  # as earlier releases called a file
-    assert plugins.state(one) == {"stateful.py": {"n": 5}}
-    assert plugins.state(dataclasses.replace(one, device="cuda")) == {
-        "stateful.py": {"n": 5}
-    }  # the same run, further planned
-    assert plugins.state(two) == {"stateful.py": {"n": 3}}
+    assert plugins.state(one)["stateful.py"] == {"n": 5}
+    further = dataclasses.replace(one, device="cuda")  # the same run, further planned
+    assert plugins.state(further)["stateful.py"] == {"n": 5}
+    assert plugins.state(two)["stateful.py"] == {"n": 3}
 
 
 def test_versions_of_files_follow_their_content(plugin):
@@ -257,6 +256,30 @@ def test_one_file_by_two_paths_is_one_plugin(plugin, tmp_path, monkeypatch):
 
 def test_an_error_while_importing_names_file_and_line(plugin):
     assert any("boom.py:3: ZeroDivisionError" in p for p in problems(plugin("boom", "\n1 / 0")))
+
+
+@pytest.mark.parametrize(
+    ("declared", "says"),
+    [
+        ('{"marl_credit": "task"}', "expected 'trajectory' or 'step'"),
+        ('{"marl_credit": ["step"]}', "expected 'trajectory' or 'step'"),
+        ('{"marl_credt": "step"}', "no chain that the plugin implements; did you mean 'marl_credit'"),
+        ('{"marl_log": "step"}', "no chain that the plugin implements"),
+        ('{"marl_select": "step"}', "no chain that the plugin implements"),
+        ('"trajectory"', 'as in MARL_REACH = {"marl_credit": "trajectory"}'),
+    ],
+)
+def test_a_reach_that_cannot_be_is_refused(plugin, declared, says):
+    body = "@hookimpl\ndef marl_credit(trajectories): return trajectories\n@hookimpl\ndef marl_log(metrics): pass\n"
+    (problem,) = problems(plugin("far", f"{body}MARL_REACH = {declared}"))
+    assert "far.py" in problem and says in problem
+
+
+def test_without_a_declaration_a_chain_needs_the_step(plugin):
+    body = "@hookimpl\ndef marl_credit(trajectories): return trajectories\n"
+    near, far = plugin("near", f'{body}MARL_REACH = {{"marl_credit": "trajectory"}}'), plugin("far", body)
+    plugins = Plugins([near, far])
+    assert [plugins.reach(name, "marl_credit") for name in plugins.names] == ["trajectory", "step"]
 
 
 def test_a_chain_cannot_be_wrapped(plugin):

@@ -42,7 +42,7 @@ def rollout(chat, outcome, seconds=5.0):
     async def collected():
         return [t async for t in work.train(tasks, 2, 1)]
 
-    return work.in_order(asyncio.run(collected()), tasks)
+    return work.in_order(asyncio.run(collected()))
 
 
 def test_a_verifier_that_is_down_loses_the_trajectory_and_not_the_run(chat):
@@ -84,7 +84,7 @@ def test_trajectories_come_as_they_finish_and_are_put_in_order(chat):
     work = made(chat, slow)
     arrived = asyncio.run(arrivals())
     assert [t.task.id for t in arrived] == ["c", "b", "a"]
-    assert [t.task.id for t in work.in_order(arrived, tasks)] == ["a", "b", "c"]
+    assert [t.task.id for t in work.in_order(arrived)] == ["a", "b", "c"]
 
 
 def test_a_rollout_that_is_left_early_leaves_nothing_running(chat):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins import hookimpl
+from marl_plugins.core.credit import ActionScores
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.scoring import reward_function_score
 from marl_plugins.core.tasks import SUFFIXES, as_text, choose_keys, read_tasks
@@ -173,6 +175,18 @@ def marl_score_outcome(run: Run, trajectory: Trajectory) -> Awaitable[Outcome] |
         module = load_file(Path(run.args.reward.remote_url), "marl_reward_function")
         return asyncio.to_thread(reward_function_score, module.reward_func, trajectory)
     return None
+
+
+@hookimpl
+def marl_state(run: Run) -> dict[str, Any]:
+    """Whether somebody scores actions: a resumed run goes on as it began."""
+    return asdict(run.state(ActionScores))
+
+
+@hookimpl
+def marl_restore(run: Run, state: Mapping[str, Any]) -> None:
+    kept = run.state(ActionScores)
+    kept.known, kept.shown_in, kept.scorers = state["known"], state["shown_in"], tuple(state["scorers"])
 
 
 async def _awaited(function: Callable[..., Any], *arguments: Any) -> Any:

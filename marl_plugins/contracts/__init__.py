@@ -17,12 +17,13 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
+import inspect
 import json
 import math
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +93,44 @@ class PluginContract(ToolContract):
         first = _rewards(_credited(plan, one))
         plan.plugins.restore(plan.run, state)
         assert _close(first, _rewards(_credited(plan, two))), "the rewards of the same trajectories in another order differ"
+
+    def test_a_chain_needs_no_more_of_a_step_than_it_says(self) -> None:
+        """With `MARL_REACH = {"marl_credit": "trajectory"}` (or `marl_select`), one trajectory at a time is treated as in all."""
+        for hook, apply in (("marl_credit", self._credit_alone), ("marl_select", self._select_alone)):
+            plan, single = self.plan, self.plan
+            name = self.plugin_name
+            if not plan.plugins.implements(name, hook) or plan.plugins.reach(name, hook) == "step":
+                continue
+            given, one_by_one = _trajectories(plan.run), _trajectories(single.run)
+            together = apply(plan, given)
+            apart = {k: v for t in reversed(one_by_one) for k, v in apply(single, [t]).items()}
+            assert together == apart, (
+                f"MARL_REACH says that {hook} needs one trajectory at a time, and of a whole step it makes something else; "
+                "write 'step'"
+            )
+            assert _states(plan) == _states(single), (
+                f"after {hook} the plugin's state depends on how a step is handed to it"
+            )
+
+    def _own(self, plan: Plan, hook: str, **given: Any) -> Any:
+        """What the plugin alone makes of a chain's value."""
+        (impl,) = (i for i in plan.plugins.implementations(hook) if i.plugin_name == self.plugin_name)
+        answer = impl.function(*(given[wanted] for wanted in impl.argnames))
+        return asyncio.run(_awaited(answer)) if inspect.isawaitable(answer) else answer
+
+    def _credit_alone(self, plan: Plan, trajectories: list[Trajectory]) -> dict[str, Any]:
+        rewards_from_scores(trajectories)
+        self._own(plan, "marl_credit", trajectories=trajectories, run=plan.run)
+        return {
+            f"{t.task.id}/{t.sample}/{a.path}": (a.reward, a.terms, a.notes, a.unscored)
+            for t in trajectories
+            for a in t.actions
+        }
+
+    def _select_alone(self, plan: Plan, trajectories: list[Trajectory]) -> dict[str, Any]:
+        rows = _rows_of(trajectories, plan.run)
+        kept = {row.name for row in self._own(plan, "marl_select", rows=rows, run=plan.run, steps=1)}
+        return {row.name: (row.name in kept, row.action.left_out) for row in rows}
 
     def test_scores_lie_between_0_and_1(self) -> None:
         """Or are None: missing; an outcome may be one per role. An unavailable scorer raises `InfrastructureFailure`."""
@@ -196,6 +235,10 @@ async def _started(plan: Plan, purpose: Purpose, fails: bool) -> None:
         raise AssertionError(f"{purpose}: {error}") from error
 
 
+async def _awaited(answer: Awaitable[Any]) -> Any:
+    return await answer
+
+
 def _credited(plan: Plan, trajectories: list[Trajectory]) -> list[Trajectory]:
     rewards_from_scores(trajectories)
     credited: list[Trajectory] = asyncio.run(plan.plugins.chain("marl_credit", trajectories, run=plan.run))
@@ -244,7 +287,10 @@ def _states(plan: Plan) -> dict[str, Any]:
 
 
 def _rows(run: Run) -> list[Row]:
-    trajectories = _trajectories(run)
+    return _rows_of(_trajectories(run), run)
+
+
+def _rows_of(trajectories: list[Trajectory], run: Run) -> list[Row]:
     rewards_from_scores(trajectories)
     sum_over_scope(trajectories, "action")
     return rows_of(trajectories, frozenset(policy.name for policy in run.policies if policy.trainable))

@@ -8,7 +8,8 @@ Scores lie in [0, 1]; rewards and returns are real numbers and no stage rescales
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from numbers import Real
 from typing import Literal
 
@@ -20,15 +21,65 @@ Scope = Literal["action", "policy", "trajectory"]
 Descendants are taken along the dependency graph (the action included), never by time (MAPPA eq. 3 with the graph)."""
 
 
-def rewards_from_scores(trajectories: Iterable[Trajectory]) -> None:
-    """The built-in credit: an action's reward is its score; where nobody scored any action, it is the outcome of its role.
+@dataclass
+class ActionScores:
+    """Whether somebody scores single actions in this run.
 
-    Where somebody scores actions, a missing score stays missing (the action is left out): it is not filled with the outcome.
-    "Somebody" means anywhere in the step: else a role that nobody scores would learn from those trajectories alone that ended
-    before the scored role acted.
+    The first step that shows it says it of the whole run: a step in which an action was scored, or in which every role acted and
+    none was. So what rewards are made of is known when a trajectory arrives alone, and does not change between steps.
+    """
+
+    known: bool | None = None
+    """None as long as no step has shown it."""
+    shown_in: int = 0
+    """The step that did."""
+    scorers: tuple[str, ...] = ()
+    """Who can score actions. With others, as in a run that is resumed with another coach, it is shown anew."""
+
+    def of(self, trajectories: Sequence[Trajectory], roles: Collection[str], scorers: Sequence[str]) -> bool:
+        """Whether actions are scored in the step of these trajectories.
+
+        Args:
+            roles: Those of the recipe.
+            scorers: Who can score actions.
+
+        Raises:
+            RunPaused: The step shows the contrary of what an earlier one has shown.
+        """
+        if self.scorers != tuple(scorers):
+            self.known, self.scorers = None, tuple(scorers)
+        alive = [t for t in trajectories if not t.infrastructure_failure]
+        scored = any(t.actions_scored for t in alive)
+        shown = scored or {a.role for t in alive for a in t.actions} >= set(roles)
+        if self.known is None and shown:
+            self.known, self.shown_in = scored, alive[0].step
+        elif shown and scored is not self.known:
+            raise RunPaused(self._contradiction(alive[0].step))
+        return scored if self.known is None else self.known
+
+    def _contradiction(self, step: int) -> str:
+        who = " or ".join(self.scorers)
+        now, then = ("no action was", "some were") if self.known else ("actions were", "none was")
+        return (
+            f"step {step}: {now} scored by {who} (marl_score_action), and in step {self.shown_in} {then}, so that rewards would "
+            "change from scores to outcomes or back; score actions in every step or in none, and where a verdict is missing "
+            "return None from an awaitable"
+        )
+
+
+def rewards_from_scores(trajectories: Iterable[Trajectory], actions_scored: bool | None = None) -> None:
+    """The built-in credit: an action's reward is its score; where nobody scores actions, it is the outcome of its role.
+
+    Where somebody does, a missing score stays missing (the action is left out): it is not filled with the outcome. "Somebody"
+    means anywhere in the run: else a role that nobody scores would learn from those trajectories alone that ended before the
+    scored role acted.
+
+    Args:
+        actions_scored: Whether somebody does (`ActionScores`); None: as these trajectories show.
     """
     trajectories = list(trajectories)
-    actions_scored = any(t.actions_scored for t in trajectories)
+    if actions_scored is None:
+        actions_scored = any(t.actions_scored for t in trajectories)
     for trajectory in trajectories:
         if trajectory.infrastructure_failure:
             continue

@@ -1,17 +1,18 @@
-"""What hooks are handed of a running policy: its engines, its processes, and its rows on the way to an update.
+"""What hooks are handed of a running policy: its engines, its processes, and its rows on the way to an update; and a rollout.
 
 These protocols are the whole surface that a plugin may rely on; they import neither Ray nor upstream. The runtime implements
-them on upstream's classes (runtime/engines.py, runtime/policy.py, runtime/experience.py).
+them on upstream's classes (runtime/engines.py, runtime/policy.py, runtime/experience.py, runtime/rollout.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.rows import Row
-from marl_plugins.core.trajectory import Generation
+from marl_plugins.core.trajectory import Generation, Task, Trajectory
 from marl_plugins.core.workflow import Call
 
 
@@ -34,8 +35,17 @@ class Engines(Protocol):
     def engines(self) -> Sequence[Engine]:
         """Those that are running, in a fixed order."""
 
+    @property
+    def in_flight(self) -> int:
+        """Maximum number of requests at one engine (`--balance.in_flight`)."""
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for an engine with a free place."""
+
     async def generate(self, call: Call, choose: Callable[[Sequence[Any]], Any]) -> Generation:
-        """Answer a request with the engine that `choose` picks out of `engines`; with another one if that one dies.
+        """Answer a request with the engine that `choose` picks out of those of `engines` that have a free place; with another one
+        if that one dies. While none has one the request waits; the oldest task's requests are the first to be answered.
 
         Raises:
             InfrastructureFailure: No engine is left and none may be started.
@@ -110,3 +120,30 @@ class Follower(PolicyProcesses, Protocol):
 
     async def hold(self, weights: bytes, version: int) -> bool:
         """Bring the engines to these weights and call them `version`; True when done."""
+
+
+class RunningRollout(Protocol):
+    """A training rollout while it runs, as `marl_beside` gets it."""
+
+    @property
+    def step(self) -> int:
+        """The training step, from 1."""
+
+    @property
+    def tasks(self) -> Sequence[Task]:
+        """Those of the step, in its order; a trajectory's `place` is an index of them."""
+
+    @property
+    def pools(self) -> Mapping[str, Engines]:
+        """The engines of every policy, by its name."""
+
+    @property
+    def policies(self) -> Mapping[str, PolicyProcesses]:
+        """All policies of the run, those included that are not trained."""
+
+    @property
+    def ended(self) -> asyncio.Event:
+        """Set once the last trajectory has arrived."""
+
+    def arrived(self) -> AsyncIterator[Trajectory]:
+        """The step's trajectories as they finish, actions and outcomes scored, from the first to the last; each caller gets all."""

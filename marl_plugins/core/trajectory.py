@@ -307,6 +307,8 @@ class Trajectory:
     """The folder with these files, until the trajectory has been scored; None also where no call has needed one."""
     tool_results: tuple[ToolResult, ...] = ()
     """What tools answered that the workflow itself called; the agents' are their actions'."""
+    place: int = 0
+    """The task's place in its step or evaluation; a record does not have it."""
     start: float = 0.0
     """When it began, in seconds since the step's rollout did."""
     seconds: float = 0.0

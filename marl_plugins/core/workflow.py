@@ -67,6 +67,9 @@ class Call:
     sample: int
     path: str
     step: int
+    place: int = -1
+    """The task's place in its step or evaluation: what waits for an engine is answered in this order. A question is before all
+    tasks, because it is asked about an action that has been made."""
 
 
 @dataclass(frozen=True)
@@ -444,6 +447,7 @@ class _InProgress:
                 sample=t.sample,
                 path=path,
                 step=t.step,
+                place=t.place,
             )
         )
         action = Action(
@@ -514,6 +518,7 @@ async def run_workflow(
     task: Task,
     sample: int,
     *,
+    place: int = 0,
     step: int,
     run_seed: int,
     roles: Mapping[str, RoleSpec],
@@ -531,6 +536,7 @@ async def run_workflow(
     Args:
         workflow: `async def run(task, roles, tools)`; what it returns becomes the trajectory's answer.
         sample: Index among the samples of the task.
+        place: The task's place among those that run at the same time.
         step, run_seed: Part of every request's seed.
         score: Gives the finished trajectory its outcome, while its workspace and its tools' sessions are there.
         workspace: Where tools with `in_workspace` work; whoever opened it closes it.
@@ -544,7 +550,7 @@ async def run_workflow(
         Miscalled: The workflow calls a role wrongly, or has ended without awaiting one of its calls.
         Exception: Whatever else the recipe's own code raises by mistake; it ends the run.
     """
-    trajectory = Trajectory(task=task, sample=sample, step=step)
+    trajectory = Trajectory(task=task, sample=sample, step=step, place=place)
     if rollout is not None:
         trajectory.rollout, trajectory.start = rollout, time.monotonic() - rollout
     scoring = Scoring(trajectory, score_action, last_role)

@@ -39,7 +39,7 @@ async def evaluation(
             async for trajectory in arriving:
                 found.append(trajectory)
                 tick()
-    found = rollout.in_order(found, tasks)
+    found = rollout.in_order(found)
     return {**held_out(found), "eval/seconds": time.monotonic() - started}, found
 
 

@@ -1,12 +1,14 @@
-"""Rollouts: all tasks of a batch and all their samples at once, each an asyncio task, none waiting for another."""
+"""Rollouts: all tasks of a batch and all their samples at once, each an asyncio task, none waiting for another; and one that
+runs, as plugins see it."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from marl_plugins.core.processes import Engines
 from marl_plugins.core.scoring import Outcome, ScoreAction, Seen, score_outcome
@@ -16,6 +18,9 @@ from marl_plugins.core.workflow import Call, RoleSpec, Workflow, run_workflow
 from marl_plugins.manager import Plugins
 from marl_plugins.run import Run
 from marl_plugins.sandbox.workspace import Workspace, Workspaces
+
+if TYPE_CHECKING:
+    from marl_plugins.runtime.policy import UpstreamPolicy
 
 EVALUATION = -1
 """Stands for the step in an evaluation's seeds."""
@@ -61,10 +66,9 @@ class Rollout:
         return self._all(tasks, samples, EVALUATION, roles, None)
 
     @staticmethod
-    def in_order(trajectories: Iterable[Trajectory], tasks: Sequence[Task]) -> list[Trajectory]:
+    def in_order(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
         """Trajectories in the order of tasks and samples, whenever they finished."""
-        place = {task.id: n for n, task in enumerate(tasks)}
-        return sorted(trajectories, key=lambda t: (place[t.task.id], t.sample))
+        return sorted(trajectories, key=lambda t: (t.place, t.sample))
 
     async def _all(
         self,
@@ -77,8 +81,8 @@ class Rollout:
         finished: asyncio.Queue[asyncio.Task[Trajectory]] = asyncio.Queue()
         began = time.monotonic()
         running = [
-            asyncio.create_task(self._one(task, sample, step, roles, score_action, began))
-            for task in tasks
+            asyncio.create_task(self._one(task, place, sample, step, roles, score_action, began))
+            for place, task in enumerate(tasks)
             for sample in range(samples)
         ]
         for work in running:
@@ -94,6 +98,7 @@ class Rollout:
     async def _one(
         self,
         task: Task,
+        place: int,
         sample: int,
         step: int,
         roles: Mapping[str, RoleSpec],
@@ -108,6 +113,7 @@ class Rollout:
                 self.workflow,
                 task,
                 sample,
+                place=place,
                 step=step,
                 run_seed=self.run.args.train.seed,
                 roles=roles,
@@ -139,3 +145,49 @@ class Rollout:
     def score_outcome(self, trajectory: Trajectory) -> Awaitable[Outcome] | None:
         verdict: Awaitable[Outcome] | None = self.hook.marl_score_outcome(run=self.run, trajectory=trajectory)
         return verdict
+
+
+class Running:
+    """A training rollout while it runs; see `RunningRollout` in marl_plugins/core/processes.py."""
+
+    def __init__(
+        self,
+        step: int,
+        tasks: Sequence[Task],
+        pools: Mapping[str, Engines],
+        policies: Mapping[str, UpstreamPolicy],
+    ):
+        self.step = step
+        self.tasks = tasks
+        self.pools = pools
+        self.policies = policies
+        self.ended = asyncio.Event()
+        self.trajectories: list[Trajectory] = []
+        """Those that have arrived."""
+        self._changed = asyncio.Event()
+
+    def arrive(self, trajectory: Trajectory) -> None:
+        """One more has finished."""
+        self.trajectories.append(trajectory)
+        self._wake()
+
+    def end(self) -> None:
+        """The last one has arrived."""
+        self.ended.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def arrived(self) -> AsyncIterator[Trajectory]:
+        """See `RunningRollout.arrived`."""
+        given = 0
+        while True:
+            changed = self._changed  # first: more may arrive while the caller works
+            while given < len(self.trajectories):
+                given += 1
+                yield self.trajectories[given - 1]
+            if self.ended.is_set():
+                return
+            await changed.wait()

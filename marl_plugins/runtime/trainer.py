@@ -15,7 +15,7 @@ from contextlib import aclosing, contextmanager
 from typing import Any
 
 from marl_plugins.core.circuit_breaker import CircuitBreaker
-from marl_plugins.core.credit import Scope, check_rewards, rewards_from_scores, sum_over_scope
+from marl_plugins.core.credit import ActionScores, Scope, check_rewards, rewards_from_scores, sum_over_scope
 from marl_plugins.core.failures import RunEnded, RunPaused
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.rows import Row, rows_of
@@ -31,6 +31,7 @@ from marl_plugins.runtime.metrics import clipped_returns, evaluation, of_updates
 from marl_plugins.runtime.penalties import penalise_lengths
 from marl_plugins.runtime.policy import UpstreamPolicy
 from marl_plugins.runtime.records import Records, writing
+from marl_plugins.runtime.rollout import Running
 from marl_plugins.runtime.session import Session
 
 
@@ -142,17 +143,23 @@ class Trainer:
         return metrics, trajectories, ledger
 
     async def rollout(self, tasks: Sequence[Task], step: int, tick: Any) -> list[Trajectory]:
-        """The trajectories of a step, collected as they finish, in the order of tasks and samples."""
-        found = []
-        async with aclosing(self.session.rollout.train(tasks, self.samples, step)) as arriving:
-            async for trajectory in arriving:
-                found.append(trajectory)
-                tick()
-        return self.session.rollout.in_order(found, tasks)
+        """The trajectories of a step, collected as they finish, in the order of tasks and samples; plugins work beside it."""
+        rollout = self.session.rollout
+        running = Running(step, tasks, rollout.pools, self.session.policies)
+
+        async def collect() -> None:
+            async with aclosing(rollout.train(tasks, self.samples, step)) as arriving:
+                async for trajectory in arriving:
+                    running.arrive(trajectory)
+                    tick()
+            running.end()
+
+        await _all([collect(), *self.plugins.hook.marl_beside(run=self.run, rollout=running)])
+        return rollout.in_order(running.trajectories)
 
     async def credited_rows(self, trajectories: list[Trajectory], k: int) -> list[Row]:
         """Scores to rewards to returns to the rows that are trained on."""
-        rewards_from_scores(trajectories)
+        rewards_from_scores(trajectories, self._actions_scored(trajectories))
         trajectories = await self.plugins.chain("marl_credit", trajectories, check_rewards, run=self.run)
         penalise_lengths(trajectories, self.run)
         sum_over_scope(trajectories, self.session.estimator.return_scope)
@@ -161,6 +168,11 @@ class Trainer:
         for row in kept:
             check_version(row, self.session.trained[row.action.policy])
         return kept
+
+    def _actions_scored(self, trajectories: Sequence[Trajectory]) -> bool:
+        grader = ["the recipe's grader"] if hasattr(self.run.grader_module, "score_action") else []
+        scorers = [*map("plugin {}".format, self.plugins.owners("marl_score_action")), *grader]
+        return self.run.state(ActionScores).of(trajectories, self.run.recipe.roles, scorers)
 
     async def advantages(self, rows: Sequence[Row]) -> list[Prepared]:
         """The rows with their tensors, by policy, their advantages taken over all policies together."""
