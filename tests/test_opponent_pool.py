@@ -461,7 +461,7 @@ def following(monkeypatch):
         return started[-1]
 
     policy.name, policy.version, policy.spec, policy.started = "earlier", 0, Follower.spec, started
-    policy.engines = EnginePool("earlier", [], start, policy.restore_engine, RestartBudget(9), 60.0)
+    policy.engines = EnginePool("earlier", [], start, policy.restore_engine, RestartBudget(9), 60.0, 4)
     policy.engines.engines = [engines.Engine(Handle(), []) for _ in range(2)]
     return policy
 

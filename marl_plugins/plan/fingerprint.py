@@ -28,7 +28,14 @@ from marl_plugins.run import Run
 
 FREE = (
     *("logger.*", "ckpt.*", "eval.*", "critic.save_value_network"),  # what is written, saved and counted
-    *("vllm.*", "ref.*", "*.num_nodes", "*.num_gpus_per_node", "train.colocate_*"),  # where it is computed
+    *(
+        "vllm.*",
+        "ref.*",
+        "*.num_nodes",
+        "*.num_gpus_per_node",
+        "train.colocate_*",
+        "balance.*",
+    ),  # where and when it is computed
     *("*.micro_batch_size", "*.gradient_checkpointing_*", "ds.enable_sleep", "ds.overlap_comm"),  # in which portions
 )
 """Flags that may differ freely; beside them `--max_steps` and the other flags of this project that are not the recipe's."""

@@ -1,9 +1,11 @@
-"""The vLLM engines of one policy, seen from the controller: requests, their load, and what happens when one dies."""
+"""The vLLM engines of one policy, seen from the controller: requests, who waits, and what happens when an engine dies."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
+import itertools
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -36,6 +38,21 @@ class Engine:
         self.silent = ""
         """The process and its state when the watchdog ended it."""
 
+    async def answer(self, call: Call, silence: float) -> Generation:
+        """The answer to a request.
+
+        Args:
+            silence: Seconds after which the engine is ended if it has answered nothing.
+        """
+        answer = self.handle.sample.remote(list(call.context_ids), sampling_params(call))
+        try:
+            with self.watchdog.asked(silence):
+                ids, logprobs, finish, policy, version = await answer
+        except asyncio.CancelledError:  # the trajectory was given up; the engine stops sampling for it
+            ray.cancel(answer)
+            raise
+        return Generation(tuple(ids), tuple(logprobs), finish, policy, version)
+
     def _end_silent(self) -> None:
         self.silent = str(self.where or "its process")
         self.kill()
@@ -58,7 +75,10 @@ class RestartBudget:
 
 
 class EnginePool:
-    """The engines of one policy.
+    """The engines of one policy, and the requests that wait for one.
+
+    An engine has at most `in_flight` requests. The others wait here, and the oldest task's are the first to be answered: its
+    trajectories end while younger ones have not begun, instead of all together at the end.
 
     Args:
         policy: Its name.
@@ -67,6 +87,7 @@ class EnginePool:
         restore: Gives a new engine, by its handle, the policy's current weights.
         budget: Shared by all pools of the run.
         silence: Seconds after which an engine that has been asked and has answered nothing is ended.
+        in_flight: Maximum number of requests at one engine.
     """
 
     def __init__(
@@ -77,6 +98,7 @@ class EnginePool:
         restore: Restore,
         budget: RestartBudget,
         silence: float,
+        in_flight: int,
     ):
         self.policy = policy
         self.engines = engines
@@ -84,47 +106,88 @@ class EnginePool:
         self.restore = restore
         self.budget = budget
         self.silence = silence
+        self.in_flight = in_flight
+        self.waiting = 0
+        """Requests that wait for an engine."""
         self.restarted = 0
         self.remarks: list[str] = []
         """What the console has to say of engines that were replaced."""
+        self._queue: list[tuple[Any, int, Choose, asyncio.Future[Engine]]] = []
+        """A heap. Requests that were given up stay in it until it is their turn."""
+        self._numbers = itertools.count()
         self._replacements: dict[Engine, asyncio.Task[None]] = {}
+        self._broken: BaseException | None = None
+        """Why a dead engine could not be replaced, where that ends the run."""
 
     @property
     def handles(self) -> list[Any]:
         return [engine.handle for engine in self.engines]
 
+    def order(self, call: Call) -> Any:
+        """What sorts the requests that wait: the task's place, then sample and path."""
+        return call.place, call.sample, call.path
+
     async def generate(self, call: Call, choose: Choose) -> Generation:
-        """Answer a request by the engine that `choose` picks; by another one, or its replacement, if that one dies.
+        """Answer a request by the engine that `choose` picks of those with a free place; by another one if that one dies.
 
         Raises:
             InfrastructureFailure: No engine is left and none may be started.
         """
-        params = sampling_params(call)
         while True:
-            replacing = [task for task in self._replacements.values() if not task.done()]
-            if not self.engines and replacing:
-                await asyncio.shield(replacing[0])
-                continue
-            if not self.engines:
-                raise InfrastructureFailure("engine", f"policy {self.policy!r} has no engine left (limits.engine_restarts)")
-            engine = choose(self.engines)
-            engine.load += 1
+            engine = await self._free_engine(call, choose)
             try:
-                answer = engine.handle.sample.remote(list(call.context_ids), params)
-                try:
-                    with engine.watchdog.asked(self.silence):
-                        ids, logprobs, finish, policy, version = await answer
-                except asyncio.CancelledError:  # the trajectory was given up; the engine stops sampling for it
-                    ray.cancel(answer)
-                    raise
+                return await engine.answer(call, self.silence)
             except (RayActorError, RayTaskError) as error:
                 if not is_dead(error, engine):
                     raise
-                await self.replace(engine)
-            else:
-                return Generation(tuple(ids), tuple(logprobs), finish, policy, version)
+                self._bury(engine)  # the request waits again, in its place
             finally:
                 engine.load -= 1
+                self._hand_out()
+
+    async def _free_engine(self, call: Call, choose: Choose) -> Engine:
+        """Wait for an engine with a free place, which is taken."""
+        if self._broken is not None:
+            raise self._broken
+        given: asyncio.Future[Engine] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._queue, (self.order(call), next(self._numbers), choose, given))
+        self.waiting += 1
+        self._hand_out()
+        try:
+            return await given
+        except asyncio.CancelledError:
+            if given.cancelled():
+                self.waiting -= 1
+            elif given.exception() is None:  # given up in the moment in which it was given an engine
+                given.result().load -= 1
+                self._hand_out()
+            raise
+
+    def _hand_out(self) -> None:
+        """Give free places to those that wait, the oldest task's first; refuse all where no engine is left."""
+        while self._queue and (free := [engine for engine in self.engines if engine.load < self.in_flight]):
+            *_, choose, given = heapq.heappop(self._queue)
+            if given.done():  # given up
+                continue
+            self.waiting -= 1
+            try:
+                engine = choose(free)
+            except Exception as error:  # a plugin's: it belongs to the request, not to whoever has freed the place
+                given.set_exception(error)
+            else:
+                engine.load += 1
+                given.set_result(engine)
+        if self._queue and not self.engines and all(task.done() for task in self._replacements.values()):
+            failure = f"policy {self.policy!r} has no engine left (limits.engine_restarts)"
+            self._refuse(lambda: InfrastructureFailure("engine", failure))
+
+    def _refuse(self, error: Callable[[], BaseException]) -> None:
+        """Raise an error in all requests that wait."""
+        while self._queue:
+            *_, given = heapq.heappop(self._queue)
+            if not given.done():
+                self.waiting -= 1
+                given.set_exception(error())
 
     async def on_all(self, request: Callable[[Any], Any]) -> None:
         """Make a request of every engine (`request(handle)` gives an object reference); dead ones are replaced.
@@ -141,29 +204,45 @@ class EnginePool:
                     raise
                 await self.replace(engine)
 
+        if self._broken is not None:
+            raise self._broken
         await asyncio.gather(*[one(engine) for engine in list(self.engines)])
         if not self.engines:
             raise RunEnded(f"policy {self.policy!r} has no engine left (limits.engine_restarts)")
 
     async def replace(self, engine: Engine) -> None:
         """Replace a dead engine, once, however many requests found it dead, and whichever of them is given up meanwhile."""
-        if engine not in self._replacements:
-            self.engines.remove(engine)
-            self._replacements[engine] = asyncio.create_task(self._start_replacement(engine))
+        self._bury(engine)
         await asyncio.shield(self._replacements[engine])
 
-    async def _start_replacement(self, engine: Engine) -> None:
+    def _bury(self, engine: Engine) -> None:
+        """Begin to replace a dead engine, once."""
+        if engine in self._replacements:
+            return
         if self.start is None:
             raise RunEnded(
                 f"an engine of policy {self.policy!r} died; engines are not replaced in a running job on GPUs yet"
             )
+        self.engines.remove(engine)
+        self._replacements[engine] = asyncio.create_task(self._start_replacement(engine, self.start))
+        self._replacements[engine].add_done_callback(self._replaced)
+
+    def _replaced(self, replacement: asyncio.Task[None]) -> None:
+        """Whoever waits goes to the new engine, or is told that there is none."""
+        error = None if replacement.cancelled() else replacement.exception()
+        if error is not None:
+            self._broken = error
+            self._refuse(lambda: error)
+        self._hand_out()
+
+    async def _start_replacement(self, engine: Engine, start: Callable[[], Engine]) -> None:
         reason = "died"
         if engine.silent:
             reason = f"answered nothing for {self.silence:g} s (limits.silence_seconds; {engine.silent})"
         engine.kill()
         while self.budget.left > 0:
             self.budget.left -= 1
-            replacement = await in_daemon_thread(self.start)
+            replacement = await in_daemon_thread(start)
             try:
                 with replacement.watchdog.asked(self.silence):
                     await self.restore(replacement.handle)

@@ -67,7 +67,7 @@ class UpstreamPolicy:
         belongings = (spec.name, args, device, tokenizer, max_steps, silence)
         self.training = TrainingProcesses(*belongings) if spec.trainable else None
         replace = functools.partial(start_engine, args) if device == "cpu" else None
-        self.engines = EnginePool(spec.name, [], replace, self.restore_engine, restarts, silence)
+        self.engines = EnginePool(spec.name, [], replace, self.restore_engine, restarts, silence, args.balance.in_flight)
         self.starting: list[Any] = []
         """What to wait for until everything is loaded."""
         self._shared: Any = None
