@@ -23,10 +23,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.coach.rejudge import FILE, read_trajectories, step_range
+from marl_plugins.coach.rejudge import FILE, read_trajectories
 from marl_plugins.coach.state import NOTES
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import json_value, replace_text
+from marl_plugins.core.options import step_range
 from marl_plugins.core.trajectory import Action, Trajectory
 
 NUMBER = re.compile(r"(?<![\w.])[+-]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?!\w)")

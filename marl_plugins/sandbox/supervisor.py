@@ -236,7 +236,7 @@ def usage(folder: str) -> tuple[int, int]:
             with os.scandir(waiting.pop()) as found:
                 inside = list(itertools.islice(found, ENTRIES + 1))
         except OSError as error:  # removed or closed by the program, or too deep
-            entries += BEYOND.get(error.errno, 0)
+            entries += BEYOND.get(error.errno or 0, 0)
             continue
         for entry in inside:
             entries += 1
@@ -245,7 +245,7 @@ def usage(folder: str) -> tuple[int, int]:
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append(entry.path)
             except OSError as error:
-                entries += BEYOND.get(error.errno, 0)
+                entries += BEYOND.get(error.errno or 0, 0)
     return entries, size
 
 

@@ -282,10 +282,11 @@ class Session:
         """Give the session up where the server answers nothing any more, so that the next call opens a new one."""
         from mcp import MCPError
 
+        gone: tuple[type[Exception], ...] = (TimeoutError, MCPError, *_broken())
         try:
             async with asyncio.timeout(ALIVE):
                 await client.list_tools(cache_mode="bypass")
-        except (TimeoutError, MCPError, *_broken()):
+        except gone:
             self._leave.set()
 
     async def close(self) -> None:
