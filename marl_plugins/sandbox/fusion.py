@@ -116,6 +116,13 @@ class ServiceSandbox:
         Raises:
             ConfigurationError: It does not run, with what can be done about it.
         """
+        try:
+            await self._try()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _try(self) -> None:
         cure = "start one with `openrlhf sandbox serve`, or correct tools.sandbox.url"
         try:
             said = await self._ping()
