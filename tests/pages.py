@@ -32,6 +32,9 @@ RECIPE = {
     "`tools: sql:`": config.SqlToolConfig,
     "`tools: sandbox:`": config.SandboxConfig,
     "`tools: mcp: NAME:`": config.MCPServerConfig,
+    "`coach:`": config.CoachConfig,
+    "`coach: members: NAME:`": config.CoachMemberConfig,
+    "`coach: stages:`": config.CoachStageConfig,
     "`limits:`": config.LimitsConfig,
     "`warm_start:`": config.WarmStartConfig,
 }
@@ -60,6 +63,7 @@ KINDS = {
     "list[str]": "list of texts",
     "dict[str, str]": "name to text",
     "dict[str, FlagValue]": "flag to value",
+    "dict[str, Factor]": "name to number",
 }
 
 
@@ -101,7 +105,7 @@ def _kind(annotation: str) -> str:
         elif part in KINDS:
             kinds.append(KINDS[part])
         elif part != "None":  # a model of its own
-            name = re.sub(r"dict\[str, (.*)\]", r"\1", part)
+            name = re.sub(r"(?:dict\[str, |list\[)(.*)\]", r"\1", part)
             kinds.append(next(f"[keys](#{anchor(h)})" for h, model in RECIPE.items() if model.__name__ == name))
     return ", ".join(kinds)
 

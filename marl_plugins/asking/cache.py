@@ -119,6 +119,8 @@ class KeptAnswers:
         Raises:
             ConfigurationError: A file cannot be read or written.
         """
+        if self.files:  # several ask through one
+            return
         self.load()
         try:
             for path in self.write:

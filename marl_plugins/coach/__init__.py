@@ -8,23 +8,31 @@ agent saw and did, never the label; only for the last action of the last role do
 An unavailable verdict counts as missing: that action is not trained on, enters no statistics, and is counted. Where more
 than `--coach.max_missing` of a step's verdicts are missing the whole step is left out, and three such steps end the run.
 
+Several of them are one coach as `coach: {members: ...}` of the recipe (ensemble.py).
+
 `openrlhf coach RUN --recipe RECIPE` judges the recorded actions of a run again (rejudge.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Generator, Sequence
+from collections.abc import Awaitable, Generator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from marl_plugins import hookimpl
+from marl_plugins.coach.bias import debias
+from marl_plugins.coach.ensemble import Ensemble, weigh_by_agreement
 from marl_plugins.coach.flags import NEEDED as NEEDED  # named here for `openrlhf doctor`
 from marl_plugins.coach.flags import OF_AN_ENDPOINT, add_flags, check_flags, kind_of
 from marl_plugins.coach.flags import endpoint_of as endpoint_of
-from marl_plugins.coach.metrics import Judged, measure
+from marl_plugins.coach.members import check_members, members_of
+from marl_plugins.coach.metrics import Judged, measure, measure_members
+from marl_plugins.coach.stages import Stages, check_stages
 from marl_plugins.coach.state import NOTES, CoachState, judged_in
 from marl_plugins.coach.state import asker_of as asker_of
+from marl_plugins.coach.state import askers_of as askers_of
+from marl_plugins.coach.verdict import JointVerdict
 from marl_plugins.core.command import Command
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
 from marl_plugins.core.scoring import Seen, SeenLast
@@ -74,53 +82,77 @@ def marl_policies(run: Run) -> Generator[None, Sequence[Policy], list[Policy]]:
     """
     policies = list((yield))
     present = {p.name for p in policies}
-    chosen, of_recipe = run.args.coach.policy, run.recipe.flags.get("coach.policy")
-    if chosen in run.recipe.policies and chosen not in present:
-        policies.append(run.recipe_policy(chosen))
-    kind = kind_of(run)
-    if kind and of_recipe in run.recipe.policies and of_recipe not in (chosen, *present):
-        instead = f"--coach.policy {chosen}" if chosen else f"--coach.{kind}"
-        policies.append(replace(run.recipe_policy(of_recipe), excluded_by=instead))
+    of_recipe = [run.recipe.flags.get("coach.policy")]
+    of_recipe += [member.policy for member in (run.recipe.coach.members or {}).values()] if run.recipe.coach else []
+    members, alone = members_of(run), run.args.coach.policy
+    chosen = [member.policy for member in members.values()] if members else [alone]
+    for name in dict.fromkeys(chosen):
+        if name in run.recipe.policies and name not in present:
+            policies.append(run.recipe_policy(name))
+    kind = kind_of(run.args.coach)
+    for name in dict.fromkeys(of_recipe):
+        if kind and name in run.recipe.policies and name not in (*chosen, *present):
+            instead = f"--coach.policy {alone}" if alone else f"--coach.{kind}"
+            policies.append(replace(run.recipe_policy(str(name)), excluded_by=instead))
     return policies
 
 
 @hookimpl
 def marl_configure(run: Run) -> list[str]:
     from marl_plugins.coach.kinds import make_coach
+    from marl_plugins.coach.model import ModelCoach, without_training
     from marl_plugins.coach.rubric import RubricCoach, try_rubric
 
-    problems = check_flags(run)
+    members = members_of(run)
+    problems = check_members(run) if members else check_flags(run)
     state = run.state(CoachState)
+    if run.recipe.coach is not None:
+        state.stages = Stages(run.recipe.coach.stages)
     try:
-        state.coach, state.asker = make_coach(run)
+        state.coach, state.askers = make_coach(run)
     except ConfigurationError as error:
         problems += [problem for problem in error.problems if problem not in problems]
-    if isinstance(state.coach, RubricCoach):
-        problems += try_rubric(run, state.coach)
+    if state.coach is None:
+        return problems
+    coaches = state.coach.members if isinstance(state.coach, Ensemble) else {"": state.coach}
+    rubrics = {name: coach for name, coach in coaches.items() if isinstance(coach, RubricCoach)}
+    wrong = check_stages(state.stages.stages, [c.rubric for c in rubrics.values()], len(rubrics) < len(coaches))
+    problems += wrong
+    for name, rubric in rubrics.items() if not wrong else ():  # weights of 0 may leave nothing to judge by
+        place = f"coach.members.{name}" if name else f"--coach.rubric {run.args.coach.rubric}"
+        problems += try_rubric(run, rubric, place)
+    for name, coach in coaches.items():
+        if isinstance(coach, ModelCoach) and (run.args.coach.memory or any(s.ask for s in state.stages.stages)):
+            problems += [f"coach.members.{name}: {p}" if name else p for p in without_training(coach.prompts)]
     return problems
 
 
 @hookimpl
 async def marl_start(run: Run, purpose: Purpose) -> None:
-    """Open the endpoint's files, and ask it once; an evaluation asks no coach.
+    """Open the endpoints' files, and ask each once; an evaluation asks no coach.
 
     Raises:
-        ConfigurationError: A file cannot be used, or the endpoint does not answer.
+        ConfigurationError: A file cannot be used, or an endpoint does not answer; of all endpoints at once.
     """
-    asker = asker_of(run)
-    if purpose == "evaluate" or asker is None:
+    if purpose == "evaluate":
         return
     from marl_plugins.coach.model import trial_request
 
-    asker.open(run.output / "coach_spent.json", run.args.ckpt.load_enable)
-    await asker.probe(trial_request())
+    problems: list[str] = []
+    for name, asker in run.state(CoachState).askers.items():
+        try:
+            asker.open(run.output / f"coach_spent{name and f'_{name}'}.json", run.args.ckpt.load_enable)
+            await asker.probe(trial_request())
+        except ConfigurationError as error:
+            problems += [f"coach.members.{name}: {problem}" if name else problem for problem in error.problems]
+    if problems:
+        raise ConfigurationError(problems)
 
 
 @hookimpl
 async def marl_stop(run: Run) -> None:
     """Close the connections and the files."""
-    asker = asker_of(run)
-    if asker is not None:
+    for asker in run.state(CoachState).askers.values():
         await asker.close()
 
 
@@ -143,20 +175,32 @@ async def _score(run: Run, action: Action, seen: Seen) -> float:
         raise
     state.verdicts[id(action)] = Judged(action, verdict, last)
     action.explanation = verdict.explanation
+    notes: dict[str, Any] = {}
+    if isinstance(verdict, JointVerdict):
+        notes |= {"members": verdict.members, "failed": verdict.failed}
     if verdict.correction is not None:
-        action.notes[NOTES] = {"correction": verdict.correction, "knew_the_label": isinstance(seen, SeenLast)}
+        notes |= {"correction": verdict.correction, "knew_the_label": isinstance(seen, SeenLast)}
+    if notes:
+        action.notes[NOTES] = notes
     return verdict.share
 
 
 @hookimpl
 def marl_credit(trajectories: Sequence[Trajectory], run: Run) -> Sequence[Trajectory]:
-    """Count the step's verdicts, and leave the step out where too many are missing.
+    """Count the step's verdicts, take bias out of the scores, weigh those on which members disagree, and leave the step out where
+    too many are missing.
 
     Raises:
         RunPaused: The budget is spent.
     """
-    step = judged_in(run, trajectories)
-    run.state(CoachState).metrics = measure(step)
+    step, state = judged_in(run, trajectories), run.state(CoachState)
+    state.metrics, state.judged = measure(step), step
+    if run.args.coach.debias:
+        debias(state.bias, step)
+    if isinstance(state.coach, Ensemble):
+        state.metrics |= measure_members(step, list(state.coach.members))
+        if state.coach.config.disagreement == "weigh":
+            weigh_by_agreement([judged for _, judged in step])
     actions = [judged.action for _, judged in step]
     leave_out_if_too_many_are_missing(run, actions, [j.action for _, j in step if j.verdict is None])
     return trajectories
@@ -168,9 +212,9 @@ def leave_out_if_too_many_are_missing(run: Run, judged: Sequence[Action], missin
     Raises:
         RunPaused: They are missing because the budget is spent.
     """
-    asker = asker_of(run)
-    spent = asker.spent() if asker is not None else None
-    if spent and missing:
+    askers = run.state(CoachState).askers
+    spent = next((spent for asker in askers.values() if (spent := asker.spent())), None)
+    if spent and (missing or len(askers) > 1):  # of several the others may have answered
         raise RunPaused(f"the coach's budget is spent: {spent}; raise it to continue")
     if len(missing) > run.args.coach.max_missing * len(judged):
         for action in judged:
@@ -180,10 +224,27 @@ def leave_out_if_too_many_are_missing(run: Run, judged: Sequence[Action], missin
 
 @hookimpl
 def marl_log(run: Run, metrics: dict[str, float]) -> None:
-    """What was judged in the step, how long it took and what it has cost so far."""
+    """What was judged in the step, how long it took, what it has cost so far, and the table of the bias monitor."""
     state = run.state(CoachState)
     metrics |= state.metrics
-    if state.asker is not None:
-        metrics |= {f"coach/{name}": value for name, value in state.asker.metrics().items()}
-    state.verdicts = {}
-    state.metrics = {}
+    for member, asker in state.askers.items():
+        prefix = f"coach/member/{member}" if member else "coach"
+        metrics |= {f"{prefix}/{name}": value for name, value in asker.metrics().items()}
+    state.bias.observe(state.judged)
+    metrics |= state.bias.metrics()
+    if state.stages.stages:
+        metrics["coach/stage"] = float(state.stages.index + 1)
+        state.stages.observe(int(metrics["step"]), metrics.get("outcome/mean"))
+    state.verdicts, state.metrics, state.judged = {}, {}, []
+
+
+@hookimpl
+def marl_state(run: Run) -> dict[str, Any]:
+    state = run.state(CoachState)
+    return {"bias": state.bias.record(), "stages": state.stages.record()}
+
+
+@hookimpl
+def marl_restore(run: Run, state: Mapping[str, Any]) -> None:
+    run.state(CoachState).bias.restore(state["bias"])
+    run.state(CoachState).stages.restore(state["stages"])

@@ -23,7 +23,7 @@ PREFIX = "coach"
 NEEDED = ("httpcore", "tenacity", "aiolimiter")
 """Modules that a model at an endpoint requires."""
 KINDS = {"rubric": "a rubric", "model": "a model at an endpoint", "policy": "a policy of the run"}
-OF_A_MODEL = ("prompt", "last_prompt", "max_tokens", "deadline", "corrections")
+OF_A_MODEL = ("prompt", "last_prompt", "max_tokens", "deadline", "corrections", "memory")
 OF_AN_ENDPOINT = (
     *("base_url", "api_key_env", "form", "body", "cache", "record", "replay", "timeout", "retries", "concurrency"),
     *("per_minute", "price_in", "price_out", "budget", "budget_tokens"),
@@ -76,6 +76,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="leave a step out when more of its verdicts are missing",
     )
+    add(
+        "--coach.debias",
+        action="store_true",
+        help="take out of the scores what is too much for a task's type (`metadata: type`), as far as the bias monitor is sure",
+    )
     _add_flags_of_models(group)
     _add_flags_of_endpoints(group)
 
@@ -99,6 +104,11 @@ def _add_flags_of_models(group: argparse._ArgumentGroup) -> None:
         "--coach.corrections",
         action="store_true",
         help="ask for a better action as well; `openrlhf corrections RUN` makes data sets of them",
+    )
+    add(
+        "--coach.memory",
+        action="store_true",
+        help="tell the model how the role that it judges has been doing in training, and of its own bias ({training} in prompts)",
     )
     add(
         "--coach.deadline",
@@ -158,19 +168,22 @@ def _add_flags_of_endpoints(group: argparse._ArgumentGroup) -> None:
     add("--coach.replay", type=recipe_file, metavar="FILE", help="answer from what was recorded, without an endpoint")
 
 
-def kind_of(run: Run) -> str | None:
-    """The kind of coach that the flags name; flags exclude each other, so there is at most one."""
-    return next((kind for kind in KINDS if getattr(run.args.coach, kind)), None)
+def kind_of(args: Any) -> str | None:
+    """The kind of coach that the flags (`args.rubric`, ...) name; they exclude each other, so there is at most one."""
+    return next((kind for kind in KINDS if getattr(args, kind)), None)
 
 
 def check_flags(run: Run) -> list[str]:
     """What is wrong with the flags beyond the range of each, and `Remark`s."""
-    kind = kind_of(run)
+    kind = kind_of(run.args.coach)
     if kind is None:
-        return ["marl_plugins.coach needs one of --coach.rubric FILE, --coach.model NAME and --coach.policy NAME, got none"]
+        return [
+            "marl_plugins.coach needs one of --coach.rubric FILE, --coach.model NAME and --coach.policy NAME, got none; several "
+            "together are `coach: {members: ...}` in the recipe"
+        ]
     problems = _irrelevant_flags(run, kind)
     if kind == "policy":
-        problems += _policy_problems(run, run.args.coach.policy)
+        problems += policy_problems(run, run.args.coach)
     problems += _short_corrections(run)
     if kind == "model":
         problems += endpoint_problems(run.args.coach)
@@ -194,7 +207,9 @@ def _irrelevant_flags(run: Run, kind: str) -> list[str]:
     return problems
 
 
-def _policy_problems(run: Run, name: str) -> list[str]:
+def policy_problems(run: Run, coach: Any) -> list[str]:
+    """What is wrong with the policy that is to judge (`coach.policy`, `coach.max_tokens`)."""
+    name, longest = coach.policy, coach.max_tokens
     trainable = {p.name: p.trainable or bool(p.follows) for p in run.policies}
     if trainable.get(name):
         return [
@@ -206,7 +221,7 @@ def _policy_problems(run: Run, name: str) -> list[str]:
         frozen |= {known for known, config in run.recipe.policies.items() if not config.trainable}
         fix = nearest(name, frozen) or f"; add it to the recipe: `policies: {{{name}: {{model: ..., trainable: false}}}}`"
         return [f"--coach.policy {name}: there is no frozen policy of that name{fix}"]
-    args, longest = run.policy_args.get(name), run.args.coach.max_tokens
+    args = run.policy_args.get(name)
     if args is not None and longest >= args.data.max_len:
         return [
             f"--coach.max_tokens {longest} leaves no room for a question in --data.max_len {args.data.max_len} of policy {name!r}"

@@ -1,17 +1,22 @@
-"""The coach that the flags name, made and not yet tried."""
+"""The coach that the flags or the recipe name, made and not yet tried."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from marl_plugins.asking.asker import Asker, endpoint_asker, policy_asker
 from marl_plugins.asking.cache import KeptAnswers
 from marl_plugins.asking.limits import SpendingBudget
+from marl_plugins.coach.ensemble import Ensemble
 from marl_plugins.coach.flags import PREFIX, endpoint_of, kind_of, require_modules
+from marl_plugins.coach.members import member_args, members_of
+from marl_plugins.coach.memory import training_text
 from marl_plugins.coach.model import PROMPTS, ModelCoach, duties_of, read_prompt
 from marl_plugins.coach.rubric import RubricCoach, load_rules
+from marl_plugins.coach.state import CoachState
 from marl_plugins.core.failures import ConfigurationError
 
 if TYPE_CHECKING:
@@ -21,17 +26,49 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def make_coach(run: Run) -> tuple[Coach | None, Asker | None]:
-    """The coach, and what it is asked through where it is a model; nothing is opened.
+def make_coach(run: Run) -> tuple[Coach | None, dict[str, Asker]]:
+    """The coach, and what its members that are models are asked through; nothing is opened. A single coach is the member "".
 
     Raises:
-        ConfigurationError: The rubric, a prompt or a recording cannot be used, or a module is not installed; all at once.
+        ConfigurationError: A rubric, a prompt or a recording cannot be used, or a module is not installed; all at once.
     """
-    args, kind = run.args.coach, kind_of(run)
+    shared = functools.cache(lambda: kept_answers(run))
+    members = members_of(run)
+    if not members:
+        coach, asker = make_one(run, run.args.coach, shared)
+        return coach, {"": asker} if asker is not None else {}
+    coaches: dict[str, Coach] = {}
+    askers: dict[str, Asker] = {}
+    problems: list[str] = []
+    for name, member in members.items():
+        try:
+            coach, asker = make_one(run, member_args(run, member), shared)
+        except ConfigurationError as error:
+            problems += [f"coach.members.{name}: {problem}" for problem in error.problems]
+            continue
+        coaches |= {name: coach} if coach is not None else {}
+        askers |= {name: asker} if asker is not None else {}
+    if problems:
+        raise ConfigurationError(problems)
+    assert run.recipe.coach is not None
+    return Ensemble(coaches, run.recipe.coach), askers
+
+
+def make_one(run: Run, args: Any, shared: Callable[[], KeptAnswers]) -> tuple[Coach | None, Asker | None]:
+    """One coach by its flags (`args.rubric`, ...), and what it is asked through where it is a model.
+
+    Args:
+        shared: The verdicts that are kept.
+
+    Raises:
+        ConfigurationError: Its rubric, a prompt or a recording cannot be used, or a module is not installed; all at once.
+    """
+    kind = kind_of(args)
     if kind is None:
         return None, None
     if kind == "rubric":
-        return RubricCoach(*load_rules(Path(args.rubric), list(run.recipe.roles))), None
+        stages = run.state(CoachState).stages
+        return RubricCoach(*load_rules(Path(args.rubric), list(run.recipe.roles)), lambda: stages.weights), None
     problems: list[str] = []
 
     def attempt(make: Callable[[], T]) -> T | None:
@@ -47,13 +84,19 @@ def make_coach(run: Run) -> tuple[Coach | None, Asker | None]:
         asker = policy_asker(run, args.policy, prefix=PREFIX, max_tokens=args.max_tokens, deadline=args.deadline)
     else:
         attempt(require_modules)
-        kept, endpoint = attempt(lambda: kept_answers(run)), attempt(lambda: endpoint_of(args))
+        kept, endpoint = attempt(shared), attempt(lambda: endpoint_of(args))
         if kept and endpoint and not problems:
             budget = SpendingBudget(PREFIX, args.budget_tokens, args.budget, (args.price_in, args.price_out))
             asker = endpoint_asker(endpoint, budget, kept)
     if problems or prompt is None or last is None:
         raise ConfigurationError(problems)
-    return ModelCoach(asker, (prompt, last), duties_of(run), args.corrections), asker
+    return ModelCoach(asker, (prompt, last), duties_of(run), args.corrections, functools.partial(told, run)), asker
+
+
+def told(run: Run, role: str) -> str:
+    """What a model is told of a role's training."""
+    state = run.state(CoachState)
+    return training_text(run, role, state.stages, state.bias)
 
 
 def kept_answers(run: Run) -> KeptAnswers:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from marl_plugins.coach.verdict import JointVerdict
+
 if TYPE_CHECKING:
     from marl_plugins.coach.verdict import Verdict
     from marl_plugins.core.trajectory import Action, Trajectory
@@ -53,6 +55,26 @@ def measure(step: Sequence[tuple[Trajectory, Judged]]) -> dict[str, float]:
         metrics["coach/missing"] = sum(missing.values()) / len(step)
     if agreed := agreements(step):
         metrics["coach/agreement"] = statistics.fmean(agreed)
+    return metrics
+
+
+def measure_members(step: Sequence[tuple[Trajectory, Judged]], members: Sequence[str]) -> dict[str, float]:
+    """Metrics of an ensemble's members: what each says and how often it has no verdict, and by role how far they disagree."""
+    verdicts = [(j.action.role, j.verdict) for _, j in step if isinstance(j.verdict, JointVerdict)]
+    metrics: dict[str, float] = {}
+    for name in members:
+        scores = [verdict.members[name] for _, verdict in verdicts if name in verdict.members]
+        if scores:
+            metrics[f"coach/member/{name}/score"] = statistics.fmean(scores)
+        if step:
+            metrics[f"coach/member/{name}/missing"] = 1 - len(scores) / len(step)
+    by_role: dict[str, list[float]] = defaultdict(list)
+    for role, verdict in verdicts:
+        if len(verdict.members) > 1:
+            by_role[role].append(verdict.disagreement)
+    metrics |= {f"coach/{role}/disagreement": statistics.fmean(found) for role, found in sorted(by_role.items())}
+    if by_role:
+        metrics["coach/disagreement"] = statistics.fmean(d for found in by_role.values() for d in found)
     return metrics
 
 

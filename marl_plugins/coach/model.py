@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PROMPTS = Path(__file__).parent / "prompts"
 """The package's prompts."""
-FIELDS = ("task", "role", "duties", "messages", "before", "action", "tools", "files", "fence", "form")
+FIELDS = ("task", "role", "duties", "training", "messages", "before", "action", "tools", "files", "fence", "form")
 LABEL_FIELDS = ("label", "answer")
 NEEDED = ("action", "fence", "form")
 LONGEST = 4000
@@ -35,13 +35,22 @@ class ModelCoach:
         prompts: For all actions but the last, and for the last role's last action.
         duties: By role, the text of its prompt.
         corrections: Whether it is also asked for a better action.
+        training: What it is told of the training of a role (memory.py).
     """
 
-    def __init__(self, asker: Asker, prompts: tuple[str, str], duties: Mapping[str, str], corrections: bool = False):
+    def __init__(
+        self,
+        asker: Asker,
+        prompts: tuple[str, str],
+        duties: Mapping[str, str],
+        corrections: bool = False,
+        training: Callable[[str], str] = lambda role: "",
+    ):
         self.asker = asker
         self.prompts = prompts
         self.duties = duties
         self.corrections = corrections
+        self.training = training
 
     async def judge(self, action: Action, seen: Seen) -> Verdict:
         """The model's verdict.
@@ -54,7 +63,7 @@ class ModelCoach:
 
     def request(self, action: Action, seen: Seen) -> Request:
         last = isinstance(seen, SeenLast)
-        fields = prompt_fields(action, seen, self.duties[action.role])
+        fields = prompt_fields(action, seen, self.duties[action.role]) | {"training": self.training(action.role)}
 
         def prompt(nonce: str, form: str) -> str:
             how = _instruction(nonce, form, last, self.corrections)
@@ -117,6 +126,14 @@ def read_prompt(path: Path, *, with_label: bool) -> str:
     if with_label:
         return checked_prompt(path, (*FIELDS, *LABEL_FIELDS))
     return checked_prompt(path, FIELDS, "it is allowed in --coach.last_prompt only")
+
+
+def without_training(prompts: Sequence[str]) -> list[str]:
+    """That prompts do not say what there is to say of the training."""
+    wanting = [name for name, text in zip(("prompt", "last_prompt"), prompts, strict=True) if "{training}" not in text]
+    return [
+        f"--coach.{name}: {{training}} is missing; --coach.memory and the stages' `ask` are read there" for name in wanting
+    ]
 
 
 def checked_prompt(path: Path, allowed: Sequence[str], no_label: str = "") -> str:

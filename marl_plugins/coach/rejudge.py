@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.coach.flags import add_flags
+from marl_plugins.coach.members import members_of
 from marl_plugins.coach.metrics import agreements
-from marl_plugins.coach.state import asker_of, judged_in
+from marl_plugins.coach.state import CoachState, judged_in
 from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.core.options import step_range
 from marl_plugins.core.scoring import Seen, score_trajectory
@@ -89,9 +90,12 @@ def main(words: Sequence[str]) -> int:
     passed_on = [w for f in flags if f.name != "steps" for w in f.argv]
     with tempfile.TemporaryDirectory() as folder:  # the account of what is spent here is not the run's
         plan = build_plan([*passed_on, "--plugin", "marl_plugins.coach", "--ckpt.output_dir", folder])
-        if plan.run.args.coach.policy:
+        members = members_of(plan.run)
+        if policy := next(
+            (m.policy for m in members.values() if m.policy), None if members else plan.run.args.coach.policy
+        ):
             raise ConfigurationError(
-                f"--coach.policy {plan.run.args.coach.policy}: no engines are started here; name a rubric (--coach.rubric FILE) or "
+                f"--coach.policy {policy}: no engines are started here; name a rubric (--coach.rubric FILE) or "
                 "a model at an endpoint (--coach.model NAME)"
             )
         trajectories = read_trajectories(options.source, options.steps, list(plan.run.recipe.roles))
@@ -175,8 +179,9 @@ async def rejudge(plan: Plan, trajectories: Sequence[Trajectory]) -> dict[str, A
     recorded = {id(action): action.score for t in trajectories for action in t.actions}
     async with plan.plugins.started(run, "judge"):
         await score_all(plan, trajectories)
-        asker = asker_of(run)
-        metrics = asker.metrics() if asker is not None else {}
+        metrics: dict[str, float] = {}
+        for name, asker in run.state(CoachState).askers.items():
+            metrics |= {f"{name}/{metric}" if name else metric: v for metric, v in asker.metrics().items()}
     return compare(run, trajectories, recorded) | {"metrics": metrics}
 
 

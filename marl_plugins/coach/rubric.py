@@ -68,28 +68,34 @@ class RubricCoach:
 
     Args:
         corrections: By role, what gives a better action; a role may have none.
+        weights: What the criteria's points are multiplied by now, by name.
     """
 
     def __init__(
-        self, rubric: Mapping[str, Sequence[Criterion]], corrections: Mapping[str, Correct] = MappingProxyType({})
+        self,
+        rubric: Mapping[str, Sequence[Criterion]],
+        corrections: Mapping[str, Correct] = MappingProxyType({}),
+        weights: Callable[[], Mapping[str, float]] = dict,
     ):
         self.rubric = rubric
         self.corrections = corrections
+        self.weights = weights
 
     async def judge(self, action: Action, seen: Seen) -> Verdict:
         held = total = 0.0
-        notes, criteria = [], {}
+        notes, criteria, weights = [], {}, self.weights()
         for criterion in self.rubric[action.role]:
             if criterion.needs_label and not isinstance(seen, SeenLast):
                 continue
+            points = criterion.points * weights.get(criterion.name, 1.0)
             held_to = criterion.holds(action, seen)
             share = float(await held_to if isinstance(held_to, Awaitable) else held_to)
             if not 0.0 <= share <= 1.0:
                 raise ValueError(f"criterion {criterion.name!r} of role {action.role!r} gave {share}; expected 0 to 1")
-            held += share * criterion.points
-            total += criterion.points
+            held += share * points
+            total += points
             criteria[criterion.name] = 10 * share
-            notes.append(f"{criterion.name} {share * criterion.points:g}/{criterion.points:g}")
+            notes.append(f"{criterion.name} {share * points:g}/{points:g}")
         correction = await self._correction(action, seen)
         return Verdict(score=10 * (held / total), criteria=criteria, explanation="; ".join(notes), correction=correction)
 
@@ -149,8 +155,12 @@ def load_rules(path: Path, roles: Sequence[str]) -> tuple[dict[str, list[Criteri
     return rubric, dict(corrections)
 
 
-def try_rubric(run: Run, coach: RubricCoach) -> list[str]:
-    """What is wrong with the criteria when they judge what the rehearsal of the run left; remarks are among it."""
+def try_rubric(run: Run, coach: RubricCoach, place: str) -> list[str]:
+    """What is wrong with the criteria when they judge what the rehearsal of the run left; remarks are among it.
+
+    Args:
+        place: Where the rubric is named, for messages.
+    """
     problems = [
         f"{problem}; criterion {criterion.name!r} is called with action and seen"
         for criteria in coach.rubric.values()
@@ -166,5 +176,5 @@ def try_rubric(run: Run, coach: RubricCoach) -> list[str]:
     async def score(trajectory: Trajectory) -> None:
         await score_trajectory(trajectory, share, None, roles=list(run.recipe.roles))
 
-    wrong, unclear = try_scorer(run, f"--coach.rubric {run.args.coach.rubric}", score, None)
+    wrong, unclear = try_scorer(run, place, score, None)
     return [*wrong, *map(Remark, unclear)]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import re
+import statistics
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, TypeVar
 
@@ -55,6 +56,23 @@ class Verdict(pydantic.BaseModel):
     def share(self) -> float:
         """The score in [0, 1]."""
         return self.score / 10
+
+
+class JointVerdict(Verdict):
+    """The verdict of several.
+
+    Args:
+        members: The scores of those that answered, in [0, 1].
+        failed: Why there is none of the others, by kind of failure.
+    """
+
+    members: dict[str, float]
+    failed: dict[str, str]
+
+    @property
+    def disagreement(self) -> float:
+        """Standard deviation of the members' scores, at most 0.5."""
+        return statistics.pstdev(self.members.values())
 
 
 def schema(with_label: bool) -> dict[str, Any]:

@@ -98,6 +98,9 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
     recipe, _ = load_recipe(path)
     settings = recipe.model_dump(exclude_defaults=True, exclude={"roles", "name", "description"})
     settings |= {"flags": {f: shown_flag(f, value) for f, value in recipe.flags.items()}} if recipe.flags else {}
+    for member in settings.get("coach", {}).get("members", {}).values():
+        if "flags" in member:
+            member["flags"] = {f: shown_flag(f"coach.{f}", value) for f, value in member["flags"].items()}
     plugins, unread = Plugins(recipe_plugins(recipe, path.parent)), Problems()
     seen = unread.attempt(lambda: rehearse_plan(draft_plan(["--recipe", str(path)], plugins), ["python"]))
     if seen is None:  # without the recipe's own tasks

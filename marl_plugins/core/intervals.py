@@ -35,7 +35,7 @@ def student(scores: Sequence[float], z: float = 1.96) -> tuple[float, float]:
     return max(0.0, mean - half), min(1.0, mean + half)
 
 
-def t_quantile(degrees: int, z: float = 1.96) -> float:
+def t_quantile(degrees: float, z: float = 1.96) -> float:
     """Student's quantile from the normal one `z`, by Abramowitz and Stegun 26.7.5.
 
     For 95 % it is 3 % too small with 2 degrees of freedom, and less than 1 % with more.
@@ -45,7 +45,7 @@ def t_quantile(degrees: int, z: float = 1.96) -> float:
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
     )
-    return z + sum(term / float(degrees) ** power for power, term in enumerate(terms, start=1))
+    return z + sum(term / degrees**power for power, term in enumerate(terms, start=1))
 
 
 def interval(scores: Sequence[float], binary: bool) -> tuple[float, float]:

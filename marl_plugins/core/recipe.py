@@ -30,6 +30,7 @@ def _flag_value(value: Any) -> Any:
 
 LARGEST = 10_000
 """Values of a YAML file, with what its aliases stand for; nine lines of aliases of aliases stand for 10^9."""
+Factor = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
 FlagValue = Annotated[Any, pydantic.AfterValidator(_flag_value)]
 """A flag's value or, as a list, its values."""
 
@@ -230,6 +231,48 @@ class WarmStartConfig(Model):
     seed: int = 0
 
 
+class CoachMemberConfig(Model):
+    """A coach among several: it has one of `rubric`, `model` and `policy`."""
+
+    rubric: str | None = None
+    """File with `RUBRIC`, as of `--coach.rubric`."""
+    model: str | None = None
+    """A model at an endpoint, as of `--coach.model`."""
+    policy: str | None = None
+    """A frozen policy of the run, as of `--coach.policy`."""
+    weight: float = pydantic.Field(1.0, gt=0, allow_inf_nan=False)
+    """What its score counts in a mean, among the members that answered."""
+    flags: dict[str, FlagValue] = {}
+    """Where it differs from the coach's flags: those of an endpoint and of a model without `coach.`, as in
+    `{base_url: "http://127.0.0.1:8000/v1", api_key_env: OTHER_KEY}`."""
+
+
+class CoachStageConfig(Model):
+    """What the coach asks for in a stage of the training. All stages but the last have `until_outcome` or `until_step`."""
+
+    until_outcome: float | None = pydantic.Field(None, gt=0, le=1)
+    """The stage lasts while the smoothed mean outcome of training is below it, and comes back when that falls 0.05 below."""
+    until_step: int | None = pydantic.Field(None, ge=1)
+    """The last step of the stage."""
+    weights: dict[str, Factor] = {}
+    """By the name of a rubric's criterion, what its points are multiplied by."""
+    ask: str = ""
+    """What models are told that counts now; it stands for `{training}` in their prompts."""
+
+
+class CoachConfig(Model):
+    """Several coaches as one, and what they ask for first (docs/coach.md)."""
+
+    members: dict[str, CoachMemberConfig] | None = pydantic.Field(None, min_length=1)
+    """Each coach by its name, in the place of the coach in the flags; a coach on the command line replaces them."""
+    combine: Literal["mean", "median", "worst"] = "mean"
+    """One score of those of the members that answered; the worst is the lowest."""
+    disagreement: Literal["ignore", "weigh"] = "ignore"
+    """`weigh`: the more the members disagree on an action, the closer its score is brought to the mean of its role in the step."""
+    stages: list[CoachStageConfig] = []
+    """What counts in one stage of the training after the other."""
+
+
 class Recipe(Model):
     """A multi-agent system and how it is trained."""
 
@@ -251,6 +294,8 @@ class Recipe(Model):
     warm_start: WarmStartConfig | None = None
     """What `tiny` models learn before the run starts."""
     tools: ToolsConfig = ToolsConfig()
+    coach: CoachConfig | None = None
+    """Several coaches, and stages, with the plugin `marl_plugins.coach`; a single coach is in `flags`."""
     plugins: list[str] = []
     limits: LimitsConfig = LimitsConfig()
     flags: dict[str, FlagValue] = {}
@@ -290,6 +335,11 @@ class Origins:
             path = path[:-1]
         file, line = self.lines[path]
         return f"{file}:{line}"
+
+    def placed(self, problem: str) -> str:
+        """A problem with `file:line` in front where it begins with a key, as in `coach.members: ...`."""
+        key = tuple(problem.partition(": ")[0].split("."))
+        return f"{self.where(*key)}: {problem}" if key in self.lines else problem
 
 
 def find_recipe(name: str) -> Path:
@@ -527,6 +577,18 @@ def _example(location: list[str]) -> str:
             return "{API_KEY: $API_KEY}"
         case ["limits"]:
             return "{task_seconds: 600}"
+        case ["coach"]:
+            return "{members: {strict: {rubric: strict.py}, large: {model: qwen3-32b}}}"
+        case ["coach", "members"]:
+            return "{strict: {rubric: strict.py}, large: {model: qwen3-32b}}"
+        case ["coach", "members", _]:
+            return "{rubric: strict.py}"
+        case ["coach", "stages", _]:
+            return "{until_outcome: 0.5, weights: {runs: 3}}"
+        case ["coach", "stages", _, "weights"]:
+            return "{runs: 3}"
+        case ["coach", "members", _, "flags"]:
+            return "{base_url: http://127.0.0.1:8000/v1}"
         case ["warm_start"]:
             return "{demonstrations: demonstrations.py, steps: 100}"
     return "{actor.adam.lr: 1.0e-6}"
@@ -553,6 +615,12 @@ def _model_at(location: list[str]) -> type[Model] | None:
             return MCPServerConfig
         case ["limits"]:
             return LimitsConfig
+        case ["coach"]:
+            return CoachConfig
+        case ["coach", "members", _]:
+            return CoachMemberConfig
+        case ["coach", "stages", _]:
+            return CoachStageConfig
         case ["warm_start"]:
             return WarmStartConfig
     return None

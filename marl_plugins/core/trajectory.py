@@ -186,6 +186,12 @@ class Action:
         self.reward += value
         self.terms[term] = self.terms.get(term, 0.0) + value
 
+    def change_score(self, score: float, term: str) -> None:
+        """Replace the score; the reward, where there is one, changes by as much, as a named term."""
+        before, self.score = self.score, score
+        if before is not None and self.reward is not None and score != before:
+            self.add_reward(term, score - before)
+
     @property
     def context_ids(self) -> tuple[int, ...]:
         """All ids that were shown to the policy for this action."""

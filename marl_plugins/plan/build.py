@@ -157,7 +157,7 @@ def build_plan(words: Sequence[str]) -> Plan:
         warnings += lengths.warnings
         plan = replace(plan, lengths=lengths.lines)
     warnings += configure_plugins(plan, problems)
-    problems[:] = map(flags.placed, problems)
+    problems[:] = [flags.placed(request.origins.placed(problem)) for problem in problems]
     problems.raise_if_any()
     return replace(plan, run=replace(run, warnings=(*run.warnings, *warnings)))
 

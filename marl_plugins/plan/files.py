@@ -115,7 +115,9 @@ def _scorers(plan: Plan) -> list[str]:
 
 def _pointless(plan: Plan) -> list[str]:
     run, recipe = plan.run, plan.run.recipe
-    problems = [
+    unread = recipe.coach is not None and "marl_plugins.coach" not in run.plugins
+    problems = ["coach: nobody reads it: add marl_plugins.coach to `plugins`, or remove the key"] if unread else []
+    problems += [
         f"--{flag} would have no effect: the recipe has `{key}: {value}`; remove one of the two"
         for flag, key, value in (
             ("data.prompt_dataset", "tasks", recipe.tasks),

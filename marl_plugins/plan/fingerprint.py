@@ -57,6 +57,7 @@ def fingerprint(plan: Plan) -> dict[str, Any]:
     }
     values = dict(values_of(run.recipe.model_dump(include={"roles", "workflow", "grader", "tasks", "tools"})))
     values = {n: v for n, v in values.items() if n != "tools.python.concurrency" and not n.startswith("tools.sandbox.")}
+    values |= coach_values(plan)
     found: dict[str, Any] = {
         "mapping": run.recipe.mapping,
         "roles": {r: run.recipe.policy_of(r) for r in run.recipe.roles},
@@ -123,12 +124,32 @@ def flat(args: SimpleNamespace, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def compared_flags(plan: Plan, args: SimpleNamespace) -> dict[str, Any]:
     """The flags that can be set and change what is learned: all but those of `FREE`, `ELSEWHERE` and plugins' `may_differ`."""
-    modules = (plan.plugins.manager.get_plugin(name) for name in plan.plugins.names)
-    free = [*FREE, *ELSEWHERE, *(flag for module in modules for flag in getattr(module, "may_differ", ()))]
+    free = _free(plan)
     kept = {name: value for name, value in flat(args) if _can_be_set(name) and not matches(name, free)}
     return {
         name: Path(value).name if _is_file(value) else copy.copy(shown_flag(name, value)) for name, value in kept.items()
     }
+
+
+def coach_values(plan: Plan) -> dict[str, Any]:
+    """The recipe's `coach:` by dotted keys, without what `compared_flags` leaves out of the coach's flags."""
+    config = plan.run.recipe.coach
+    if config is None:
+        return {}
+    found = {}
+    for name, value in values_of(config.model_dump(exclude_none=True), "coach"):
+        flag = "coach." + name.rpartition(".flags.")[2]
+        if ".flags." not in name:
+            found[name] = value
+        elif not matches(flag, _free(plan)):
+            found[name] = shown_flag(flag, value)
+    return found
+
+
+def _free(plan: Plan) -> list[str]:
+    """The flags that may differ or are compared otherwise, the plugins' included."""
+    modules = (plan.plugins.manager.get_plugin(name) for name in plan.plugins.names)
+    return [*FREE, *ELSEWHERE, *(flag for module in modules for flag in getattr(module, "may_differ", ()))]
 
 
 def _can_be_set(flag: str) -> bool:
@@ -168,6 +189,11 @@ def _files(plan: Plan) -> dict[str, tuple[str, Path]]:
     parts = {"workflow": recipe.workflow, "grader": recipe.grader, "tasks": recipe.tasks}
     more = {"demonstrations": warm.demonstrations if warm else None, "database": sql.database if sql else None}
     more["warm-up of the sandbox"] = recipe.tools.sandbox.warm_up
+    for name, member in (recipe.coach.members or {}).items() if recipe.coach else ():
+        more |= {f"rubric of coach {name}": member.rubric}
+        more |= {
+            f"{flag} of coach {name}": file for flag, file in member.flags.items() if flag in ("prompt", "last_prompt")
+        }
     for what, file in {**parts, **more}.items():
         if file:
             found[what] = (file, run.folder / file)

@@ -93,8 +93,7 @@ def try_coach(run: Run | None, endpoint: Endpoint) -> list[Finding]:
     from marl_plugins.asking.asker import endpoint_asker
 
     if run is not None:
-        asker, own_endpoint = coach.asker_of(run), endpoint_of_run(run)
-        return probe_coach(asker, own_endpoint) if asker is not None and own_endpoint is not None else []
+        return [found for asker, own in endpoints_of_run(run) for found in probe_coach(asker, own)]
     if any(find_spec(name) is None for name in coach.NEEDED):
         return []  # reported by check_extras
     if endpoint.model:
@@ -105,20 +104,19 @@ def try_coach(run: Run | None, endpoint: Endpoint) -> list[Finding]:
     return []
 
 
-def endpoint_of_run(run: Run) -> Endpoint | None:
-    """The endpoint of the run's coach, if the coach is a model at one."""
+def endpoints_of_run(run: Run) -> list[tuple[Asker, Endpoint]]:
+    """The endpoints of the run's coaches, as far as they are models at one."""
     from marl_plugins.asking.transport import EndpointTransport
 
-    asker = coach.asker_of(run)
-    transport = asker.transport if asker is not None else None
-    return transport.endpoint if isinstance(transport, EndpointTransport) else None
+    askers = [(asker, asker.transport) for asker in coach.askers_of(run)]
+    return [(asker, t.endpoint) for asker, t in askers if isinstance(t, EndpointTransport)]
 
 
 def report_untried_coach(run: Run | None, endpoint: Endpoint) -> list[Finding]:
     """With `--static`: report that the coach's endpoint was not tried."""
     chosen = bool(endpoint.model) or endpoint.base_url != default_of("base_url")
     if run is not None:
-        chosen = endpoint_of_run(run) is not None
+        chosen = bool(endpoints_of_run(run))
     return [note("coach", "not tried (--static)", "openrlhf doctor, without --static, asks it")] if chosen else []
 
 

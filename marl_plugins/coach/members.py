@@ -1,0 +1,130 @@
+"""The members of an ensemble as the recipe's `coach:` names them, and what is wrong with them."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from marl_plugins.coach.flags import (
+    IRRELEVANT,
+    KINDS,
+    OF_A_MODEL,
+    OF_AN_ENDPOINT,
+    add_flags,
+    endpoint_problems,
+    policy_problems,
+)
+from marl_plugins.core.failures import nearest
+from marl_plugins.core.options import recipe_file
+from marl_plugins.hosts.upstream_cli import Parser
+from marl_plugins.plan.flags import Given, actions_of, parse_alone
+
+if TYPE_CHECKING:
+    from marl_plugins.core.recipe import CoachMemberConfig
+    from marl_plugins.run import Run
+
+SHARED = ("cache", "record", "replay", "memory")
+"""What all members have together."""
+OF_A_MEMBER = tuple(name for name in (*OF_A_MODEL, *OF_AN_ENDPOINT) if name not in SHARED)
+BUDGETS = ("budget", "budget_tokens")
+MODELS = ("model", "policy")
+
+
+def members_of(run: Run) -> dict[str, CoachMemberConfig]:
+    """The members of the recipe's ensemble; empty where it has none, or the command line names a coach."""
+    config = run.recipe.coach
+    replaced = any(f"coach.{kind}" in run.on_command_line for kind in KINDS)
+    return dict(config.members or {}) if config is not None and not replaced else {}
+
+
+def member_args(run: Run, member: CoachMemberConfig) -> SimpleNamespace:
+    """The coach's flags as they hold for a member; a value that is wrong is left out, `check_members` says so."""
+    args = SimpleNamespace(**vars(run.args.coach))
+    args.rubric = str(run.folder / member.rubric) if member.rubric else None
+    args.model, args.policy = member.model, member.policy
+    parser = _parser()
+    actions = actions_of(parser)
+    for name, value in member.flags.items():
+        if name in OF_A_MEMBER and not parse_alone(_given(name, value), parser):
+            parsed = vars(parser.parse_args(_given(name, value).argv))[f"coach.{name}"]
+            setattr(args, name, str(run.folder / parsed) if actions[f"coach.{name}"].type is recipe_file else parsed)
+    return args
+
+
+def check_members(run: Run) -> list[str]:
+    """Everything that is wrong with the ensemble, each beginning with its key."""
+    members, config = members_of(run), run.recipe.coach
+    assert config is not None
+    problems = [
+        f"coach.members: the recipe has a coach in `flags` too (coach.{kind}); remove one of the two"
+        for kind in KINDS
+        if f"coach.{kind}" in run.given
+    ]
+    for name, member in members.items():
+        problems += [f"coach.members.{name}{problem}" for problem in _member_problems(run, name, member)]
+    if config.combine != "mean":
+        problems += [
+            f"coach.members.{name}.weight: it counts in a mean, and `combine` is {config.combine}; remove one of the two"
+            for name, member in members.items()
+            if "weight" in member.model_fields_set
+        ]
+    if config.disagreement == "weigh" and len(members) == 1:
+        problems.append("coach.disagreement: one member cannot disagree; add another, or remove the key")
+    kinds = [kind for member in members.values() for kind in kinds_of(member)]
+    if kinds.count("model") > 1:
+        problems += [
+            f"coach.members: --coach.{name} would hold for each of {kinds.count('model')} endpoints; give each its own in its "
+            f"`flags`, as in {{{name}: 10}}"
+            for name in BUDGETS
+            if f"coach.{name}" in run.given
+        ]
+    problems += [
+        f"coach.members: --coach.{flag} has no effect, because no member is about {what}"
+        for flag, what in IRRELEVANT["rubric"].items()
+        if f"coach.{flag}" in run.given and all(flag in IRRELEVANT[kind] for kind in kinds)
+    ]
+    return problems
+
+
+def kinds_of(member: CoachMemberConfig) -> list[str]:
+    """Which of `rubric`, `model` and `policy` it has; there should be one."""
+    return [kind for kind in KINDS if getattr(member, kind)]
+
+
+def _member_problems(run: Run, name: str, member: CoachMemberConfig) -> list[str]:
+    """What is wrong with one member; each continues its key."""
+    problems = []
+    if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
+        problems.append(": letters, digits, `_`, `-` and `.` make the name of a member, which metrics and files have")
+    kinds = kinds_of(member)
+    if len(kinds) != 1:
+        problems.append(f": expected one of rubric, model and policy, got {' and '.join(kinds) or 'none'}")
+    parser = _parser()
+    for flag, value in member.flags.items():
+        where = f".flags.{flag}"
+        if flag in SHARED:
+            problems.append(f"{where}: it is of all members; give --coach.{flag}")
+        elif flag not in OF_A_MEMBER:
+            problems.append(f"{where}: a member has no flag {flag!r}{nearest(flag, OF_A_MEMBER)}")
+        elif len(kinds) == 1 and flag in IRRELEVANT[kinds[0]]:
+            problems.append(f"{where}: it is about {IRRELEVANT[kinds[0]][flag]}, and this member is {KINDS[kinds[0]]}")
+        else:
+            wrong = parse_alone(_given(flag, value), parser)
+            problems += [f"{where}: {problem.removeprefix(': ')}" for problem in wrong]
+    args = member_args(run, member)
+    if member.policy:
+        problems += [f": {problem}" for problem in policy_problems(run, args)]
+    if member.model:
+        problems += [f": {problem}" for problem in endpoint_problems(args)]
+    return problems
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="coach", add_help=False, allow_abbrev=False)
+    add_flags(parser)
+    return parser
+
+
+def _given(name: str, value: Any) -> Given:
+    return Given(f"coach.{name}", tuple(str(v) for v in (value if isinstance(value, list) else [value])), "")

@@ -1,0 +1,44 @@
+"""What models are told of the training, as `{training}` in their prompts: what counts in its stage, and how the role is doing.
+
+With `--coach.memory` a model knows the smoothed numbers of the role that it judges (core/behaviour.py) and the bias of its own
+scores by type of task, both of the steps before. They are of past steps and of all tasks, so that no task's label is among them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from marl_plugins.core.behaviour import Behaviour
+
+if TYPE_CHECKING:
+    from marl_plugins.coach.bias import BiasMonitor
+    from marl_plugins.coach.stages import Stages
+    from marl_plugins.run import Run
+
+TITLES = {
+    "score": "mean score that you gave it: {:.1f} of 10",
+    "outcome": "success of the team: {:.0%}",
+    "response_length": "tokens of an answer: {:.0f}",
+    "truncated": "answers cut off: {:.0%}",
+    "tool_call_rate": "answers with a tool call: {:.0%}",
+    "tool_success": "tool calls that succeed: {:.0%}",
+}
+
+
+def training_text(run: Run, role: str, stages: Stages, bias: BiasMonitor) -> str:
+    """The text for a role; empty where there is nothing to say, else with an empty line before it."""
+    parts = [f"What counts at this stage of the training:\n{stages.ask.strip()}"] if stages.ask else []
+    if run.args.coach.memory and (lines := remembered(run, role, bias)):
+        parts.append("The member over the last steps of its training:\n" + "\n".join(f"- {line}" for line in lines))
+    return "".join(f"\n\n{part}" for part in parts)
+
+
+def remembered(run: Run, role: str, bias: BiasMonitor) -> list[str]:
+    """The numbers of a role, each as a line; none before the first step has been finished."""
+    smoothed = run.state(Behaviour).smoothed
+    found = {kind: smoothed.get(f"role/{role}/{kind}") for kind in TITLES}
+    lines = [TITLES[kind].format(10 * v if kind == "score" else v) for kind, v in found.items() if v is not None]
+    excess = {kind: d.bias for kind, d in bias.differences(role).items() if d.clear()}
+    return lines + [
+        f"your scores on tasks of type {kind}, at the same success: {10 * v:+.1f}" for kind, v in excess.items()
+    ]

@@ -1,0 +1,417 @@
+"""Several coaches as one: how scores are joined, members that are down, disagreement, what can be wrong in a recipe, blame."""
+
+import asyncio
+import json
+import random
+import shutil
+import statistics
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai_server import Reply, openai_server, verdict
+from simulated import make_trajectory
+
+from benchmarks.blame import DUTIES, KNOWN, ROLES, trajectory_of
+from marl_plugins import coach as plugin
+from marl_plugins.coach.ensemble import Ensemble, weigh_by_agreement
+from marl_plugins.coach.metrics import Judged
+from marl_plugins.coach.state import CoachState
+from marl_plugins.coach.verdict import JointVerdict, Verdict
+from marl_plugins.core.credit import rewards_from_scores
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.intervals import wilson
+from marl_plugins.core.recipe import CoachConfig
+from marl_plugins.core.scoring import Seen
+from marl_plugins.plan.build import build_plan
+from marl_plugins.plan.fingerprint import fingerprint
+from marl_plugins.reward_backprop.rules import Rules
+from marl_plugins.runtime.run_folder import _named
+
+ROOT = Path(__file__).resolve().parent.parent
+ANSWERS = st.dictionaries(
+    st.sampled_from("abcdef"), st.tuples(st.floats(0, 10), st.floats(0.1, 5), st.booleans()), min_size=1
+)
+SOME = ANSWERS.filter(lambda answers: any(down is False for *_, down in answers.values()))
+
+
+def ensemble(weights, **config):
+    members = {name: {"rubric": "r.py", "weight": weight} for name, weight in weights.items()}
+    return Ensemble({}, CoachConfig(members=members, **config))
+
+
+def joint(answers, combine):
+    """The joint verdict of (score, weight, down) by name."""
+    given = {
+        name: InfrastructureFailure("coach_timeout", "late") if down else Verdict(score=score)
+        for name, (score, _, down) in answers.items()
+    }
+    return ensemble({name: weight for name, (_, weight, _) in answers.items()}, combine=combine).joint(given)
+
+
+@given(SOME, st.sampled_from(["mean", "median", "worst"]))
+def test_the_joint_score_is_numpys_over_those_that_answered(answers, combine):
+    up = [(score, weight) for score, weight, down in answers.values() if not down]
+    scores, weights = map(np.array, zip(*up, strict=True))
+    expected = {"mean": np.average(scores, weights=weights), "median": np.median(scores), "worst": scores.min()}
+    found = joint(answers, combine)
+    assert found.score == pytest.approx(expected[combine])
+    assert found.disagreement == pytest.approx(np.std(scores / 10), abs=1e-9) and found.disagreement <= 0.5
+    assert found.failed == {name: "coach_timeout" for name, (*_, down) in answers.items() if down}
+    without = {name: answer for name, answer in answers.items() if not answer[2]}
+    assert found.score == joint(without, combine).score  # a member that is down might as well not be there
+    assert found.score == pytest.approx(joint(dict(reversed(answers.items())), combine).score)
+
+
+def test_without_a_member_that_answers_there_is_no_verdict():
+    down = {name: InfrastructureFailure(kind, "x") for name, kind in (("a", "coach_busy"), ("b", "coach_busy"))}
+    with pytest.raises(InfrastructureFailure, match="a: x; b: x") as caught:
+        ensemble({"a": 1, "b": 1}).joint(down)
+    assert caught.value.kind == "coach_busy"
+    with pytest.raises(InfrastructureFailure) as caught:
+        ensemble({"a": 1, "b": 1}).joint(down | {"b": InfrastructureFailure("coach_timeout", "y")})
+    assert caught.value.kind == "coach_members"
+
+
+@pytest.mark.parametrize(
+    ("claims", "most", "worst"),
+    [
+        ((True, True, False), True, False),
+        ((True, False), None, False),
+        ((False, None), False, False),
+        ((None,), None, None),
+    ],
+)
+def test_whether_the_answer_is_right_is_the_majoritys_word_and_the_worst_ones_is_a_no(claims, most, worst):
+    answers = {str(n): Verdict(score=5.0, correct=claim) for n, claim in enumerate(claims)}
+    for combine, expected in (("mean", most), ("median", most), ("worst", worst)):
+        assert ensemble(dict.fromkeys(answers, 1.0), combine=combine).joint(answers).correct is expected
+
+
+def judged(scores, role="a"):
+    """Actions that were judged, from their members' scores in [0, 1]."""
+    found = []
+    for n, shares in enumerate(scores):
+        action = make_trajectory({role: []}, sample=n).actions[0]
+        given = {str(m): share for m, share in enumerate(shares)}
+        action.score = action.reward = statistics.fmean(shares)
+        found.append(Judged(action, JointVerdict(score=10 * action.score, members=given, failed={}), False))
+    return found
+
+
+@given(st.lists(st.lists(st.floats(0, 1), min_size=2, max_size=4), min_size=1, max_size=8))
+def test_disagreement_brings_a_score_closer_to_its_roles_mean(scores):
+    step = judged(scores)
+    weigh_by_agreement(step)
+    before = np.array([np.mean(shares) for shares in scores])
+    weight = 1 - 2 * np.array([np.std(shares) for shares in scores])
+    expected = before.mean() + weight * (before - before.mean())
+    for one, old, new in zip(step, before, expected, strict=True):
+        assert one.action.score == pytest.approx(new, abs=1e-9) and -1e-9 <= one.action.score <= 1 + 1e-9
+        assert one.action.reward == pytest.approx(one.action.score)
+        assert one.action.terms.get("disagreement", 0.0) == pytest.approx(new - old, abs=1e-9)
+
+
+def test_members_that_agree_change_nothing_and_roles_are_apart():
+    step = [*judged([[0.2, 0.2], [0.8, 0.8]]), *judged([[0.0, 1.0]], "b")]
+    weigh_by_agreement(step)
+    assert [one.action.score for one in step] == [0.2, 0.8, 0.5]
+    assert all(not one.action.terms for one in step)
+
+
+# --- in a run -----------------------------------------------------------------------------------------------------------------
+
+RUBRIC = """
+from marl_plugins.coach.rubric import Criterion
+
+RUBRIC = {role: [Criterion("is there", 1, lambda action, seen: %s)] for role in ("solver", "coder", "verifier")}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """A function from the text of `coach:` to a recipe that has it, and two rubrics."""
+    folder = tmp_path / "sums"
+    shutil.copytree(ROOT / "tests" / "recipes" / "sums", folder)
+    for name, value in (("good", 0.8), ("bad", 0.2)):
+        (folder / f"{name}.py").write_text(RUBRIC % value)
+
+    (tmp_path / "out").mkdir()
+
+    def write(coach, more="extends: tiny.yaml\nplugins: [marl_plugins.coach]\n"):
+        (folder / "many.yaml").write_text(f"{more}coach:\n{coach}")
+        return ["--recipe", str(folder / "many.yaml"), "--ckpt.output_dir", str(tmp_path / "out")]
+
+    return write
+
+
+def problems(words):
+    with pytest.raises(ConfigurationError) as caught:
+        build_plan([*words, "--dry-run"])
+    return caught.value.problems
+
+
+def scored(run, trajectories):
+    """Score every action, and give the step its credit; the metrics."""
+
+    async def score(action, seen):
+        try:
+            action.score = await plugin.marl_score_action(run, action, seen)
+        except InfrastructureFailure as failure:
+            action.unscored = failure.kind
+
+    async def every():
+        await asyncio.gather(*(score(a, Seen.of(t, a)) for t in trajectories for a in t.actions))
+
+    async def whole():
+        await every()
+        rewards_from_scores(trajectories)
+        plugin.marl_credit(trajectories, run)
+
+    for trajectory in trajectories:
+        trajectory.actions_scored = True
+    metrics = {}
+    asyncio.run(whole())
+    plugin.marl_log(run, metrics)
+    return metrics
+
+
+def some():
+    return [make_trajectory({"solver": [], "verifier": ["solver"]}, task=task) for task in "ab"]
+
+
+def test_rubrics_endpoints_and_one_that_is_down_judge_together(recipe):
+    """The endpoint that fails answers the question at the start, and nothing after it."""
+    with (
+        openai_server(lambda body, n: verdict(body, 5)) as (up, asked),
+        openai_server(lambda body, n: verdict(body, 9) if n < 2 else Reply(status=500)) as (down, _),
+    ):
+        words = recipe(
+            f"  members:\n    rules: {{rubric: good.py, weight: 3}}\n    up: {{model: m, flags: {{base_url: '{up}'}}}}\n"
+            f"    down: {{model: n, flags: {{base_url: '{down}', retries: 0, max_tokens: 77}}}}\n"
+        )
+        plan, trajectories = build_plan(words), some()
+
+        async def probe():
+            async with plan.plugins.started(plan.run, "train"):
+                pass
+
+        asyncio.run(probe())
+        found = scored(plan.run, trajectories)
+    assert len(asked) == 3  # one before the start, and what both trajectories ask is asked once
+    for action in (a for t in trajectories for a in t.actions):
+        assert action.score == pytest.approx((3 * 0.8 + 0.5) / 4)
+        assert action.notes["coach"] == {"members": {"rules": 0.8, "up": 0.5}, "failed": {"down": "coach_server"}}
+        assert "down: no verdict" in action.explanation and "rules 8: is there" in action.explanation
+    assert found["coach/member/down/missing"] == 1.0 and found["coach/member/up/missing"] == 0.0
+    assert found["coach/member/rules/score"] == pytest.approx(0.8) and "coach/member/down/score" not in found
+    assert found["coach/disagreement"] == found["coach/solver/disagreement"] == pytest.approx(0.15)
+    assert found["coach/missing"] == 0.0 and found["coach/member/up/requests"] == 2
+
+
+def test_an_ensemble_that_is_down_is_a_dead_coach(recipe):
+    class Down:
+        async def judge(self, action, seen):
+            raise InfrastructureFailure("coach_unreachable", "Connection refused")
+
+    run = build_plan(recipe("  members:\n    one: {rubric: good.py}\n    two: {rubric: bad.py}\n")).run
+    members = run.state(CoachState).coach.members
+    members |= {"one": Down()}
+    trajectories = some()
+    found = scored(run, trajectories)
+    assert {a.score for t in trajectories for a in t.actions} == {0.2}
+    assert "coach/step_left_out" not in found
+    members |= {"two": Down()}
+    trajectories = some()
+    found = scored(run, trajectories)
+    assert all(a.reward is None for t in trajectories for a in t.actions)
+    assert (found["coach/missing"], found["coach/step_left_out"]) == (1.0, 1.0)
+    assert (found["coach/member/one/missing"], found["coach/member/two/missing"]) == (1.0, 1.0)
+
+
+class ByText:
+    """Scores by what was said."""
+
+    def __init__(self, **scores):
+        self.scores = scores
+
+    async def judge(self, action, seen):
+        return Verdict(score=self.scores[action.text])
+
+
+@pytest.mark.parametrize("weigh", [False, True])
+def test_disagreement_weighs_where_the_recipe_says_so(recipe, weigh):
+    text = "  members:\n    one: {rubric: good.py}\n    two: {rubric: bad.py}\n  combine: worst\n"
+    run = build_plan(recipe(text + ("  disagreement: weigh\n" if weigh else ""))).run
+    run.state(CoachState).coach.members = {"one": ByText(x=10.0, y=10.0), "two": ByText(x=8.0, y=4.0)}
+    trajectories = some()
+    trajectories[1].actions[0].text = "y"
+    scored(run, trajectories)
+    first, second = (t.actions[0] for t in trajectories)
+    assert ("disagreement" in first.terms) is weigh  # the scores' mean is 0.6, their standard deviations 0.1 and 0.3
+    assert (first.score, second.score) == pytest.approx((0.6 + 0.8 * 0.2, 0.6 - 0.4 * 0.2) if weigh else (0.8, 0.4))
+
+
+def test_a_coach_on_the_command_line_replaces_the_ensemble(recipe):
+    words = recipe("  members:\n    one: {rubric: good.py}\n    judge: {policy: judge}\n", POLICY)
+    run = build_plan(words).run
+    assert isinstance(run.state(CoachState).coach, Ensemble) and "judge" in [p.name for p in run.policies]
+    run = build_plan([*words, "--coach.rubric", str(Path(words[1]).parent / "bad.py")]).run
+    assert not isinstance(run.state(CoachState).coach, Ensemble) and "judge" not in [p.name for p in run.policies]
+
+
+POLICY = """extends: tiny.yaml
+plugins: [marl_plugins.coach]
+policies:
+  judge: {model: "tiny:seed=9,positions=8192", trainable: false, flags: {data.max_len: 8192}}
+"""
+
+
+def test_everything_that_is_wrong_is_said_at_once_with_its_line(recipe):
+    words = recipe(
+        "  combine: median\n"
+        "  members:\n"
+        "    none: {}\n"
+        "    two: {rubric: good.py, model: m}\n"
+        "    nobody: {policy: judgge, weight: 2}\n"
+        "    absent: {rubric: absent.py}\n"
+        "    rules: {rubric: good.py, flags: {timeout: 5}}\n"
+        "    large: {model: m, flags: {base_ulr: x, retries: many, cache: c.jsonl, budget: 5}}\n",
+        POLICY,
+    )
+    found = "\n".join(problems([*words, "--coach.max_tokens", "100"]))
+    for line, part in (
+        (8, "coach.members.none: expected one of rubric, model and policy, got none"),
+        (9, "coach.members.two: expected one of rubric, model and policy, got rubric and model"),
+        (10, "coach.members.nobody: --coach.policy judgge: there is no frozen policy of that name; did you mean 'judge'?"),
+        (10, "coach.members.nobody.weight: it counts in a mean, and `combine` is median"),
+        (11, "coach.members.absent: "),
+        (12, "coach.members.rules.flags.timeout: it is about a model's verdicts, and this member is a rubric"),
+        (13, "coach.members.large.flags.base_ulr: a member has no flag 'base_ulr'; did you mean 'base_url'?"),
+        (13, "coach.members.large.flags.retries: "),
+        (13, "coach.members.large.flags.cache: it is of all members; give --coach.cache"),
+        (13, "coach.members.large: --coach.budget counts dollars"),
+    ):
+        assert f"many.yaml:{line}: {part}" in found, found
+
+
+@pytest.mark.parametrize(
+    ("coach", "part"),
+    [
+        ("  members: {}\n", "coach.members: expected at least one"),
+        ("  members: {a: {rubric: good.py}}\n  combine: best\n", "coach.combine: expected 'mean', 'median' or 'worst'"),
+        ("  members: {a: {rubric: good.py, weight: 0}}\n", "coach.members.a.weight: expected a number above 0"),
+        ("  members: {a: {rubric: good.py, weight: .inf}}\n", "coach.members.a.weight: "),
+        ("  members: {a: {rubrik: good.py}}\n", "unknown key 'coach.members.a.rubrik'; did you mean 'rubric'?"),
+        ("  members: {a: good.py}\n", "coach.members.a: expected a mapping such as {rubric: strict.py}"),
+        ("  members: {'a/b': {rubric: good.py}}\n", "make the name of a member"),
+        ("  members: {a: {rubric: good.py}}\n  disagreement: weigh\n", "coach.disagreement: one member cannot disagree"),
+    ],
+)
+def test_a_wrong_ensemble_is_refused_with_the_cure(recipe, coach, part):
+    found = problems(recipe(coach))
+    assert any(part in problem and "many.yaml:" in problem for problem in found), found
+
+
+def test_what_would_be_ignored_is_refused(recipe):
+    one = "  members: {a: {rubric: good.py}}\n"
+    assert any("the recipe has a coach in `flags` too" in p for p in problems(recipe(one, FLAGGED)))
+    assert any("coach: nobody reads it" in p for p in problems(recipe(one, "extends: tiny.yaml\n")))
+    assert any("--coach.timeout has no effect" in p for p in problems([*recipe(one), "--coach.timeout", "5"]))
+    two = "  members: {a: {model: m}, b: {model: n}}\n"
+    found = problems([*recipe(two), "--coach.budget_tokens", "5"])
+    assert any("--coach.budget_tokens would hold for each of 2 endpoints" in p for p in found)
+
+
+FLAGGED = "extends: tiny.yaml\nplugins: [marl_plugins.coach]\nflags: {coach.rubric: good.py}\n"
+
+
+def test_a_resumed_run_has_the_same_members_and_no_secret_is_kept(recipe):
+    coach = (
+        "  members:\n    a: {rubric: good.py, weight: 2}\n"
+        "    b: {model: m, flags: {base_url: 'http://me:secretsecret@h:1/v1', max_tokens: 9}}\n"
+    )
+    words = recipe(coach)
+    plan = build_plan(words)
+    found = fingerprint(plan)
+    assert found["recipe"]["coach.members.a.weight"] == 2.0
+    assert found["recipe"]["coach.members.b.flags.max_tokens"] == 9
+    assert "secretsecret" not in json.dumps(found)
+    assert not any("base_url" in key for key in found["recipe"])  # where a model answers may change
+    assert found["files"]["rubric of coach a"][0] == "good.py"
+    assert "good.py" in list(_named(plan, Path(words[1]).parent))
+
+
+# --- blame ----------------------------------------------------------------------------------------------------------------------
+
+
+class Strict:
+    """The rules' own eyes for faults, and a program that failed; with an error of its own where it is careless."""
+
+    def __init__(self, careless=0.0):
+        self.rules, self.careless = Rules(DUTIES), careless
+
+    async def judge(self, action, seen):
+        failed = 0.8 if action.tool_results and not action.tool_results[-1].ok else 0.0
+        faults = sum(weight for weight, _ in self.rules.faults(action, seen))
+        error = random.Random(f"{seen.task_id}{action.path}").gauss(0, self.careless)
+        return Verdict(score=10 * min(1.0, max(0.0, 1.0 - max(faults, failed) + error)))
+
+
+class Chance:
+    async def judge(self, action, seen):
+        return Verdict(score=random.Random(f"{seen.task_id}{action.path}chance").uniform(0, 10))
+
+
+def test_one_member_that_guesses_leaves_the_ranking_of_roles_by_blame():
+    """Planted faults (benchmarks/blame.py), whose guilty agent is known: two good members, with and without one that guesses."""
+    good = {"strict": Strict(), "careless": Strict(0.15)}
+    arms = {
+        "good": Ensemble(good, config_of(good, "mean")),
+        "mean of three": Ensemble(good | {"chance": Chance()}, config_of([*good, "chance"], "mean")),
+        "median of three": Ensemble(good | {"chance": Chance()}, config_of([*good, "chance"], "median")),
+        "chance": Ensemble({"chance": Chance()}, config_of(["chance"], "mean")),
+    }
+    hits, means = asyncio.run(blame(arms, tasks=12))
+    share = {arm: sum(found) / len(found) for arm, found in hits.items()}
+    count = len(hits["good"])
+    print({arm: (round(s, 3), [round(x, 3) for x in wilson(s, count)]) for arm, s in share.items()}, count)
+    assert share["chance"] < 0.5 < share["good"]
+    for arm in ("mean of three", "median of three"):
+        assert wilson(share[arm], count)[1] >= wilson(share["good"], count)[0]
+        for kind in KNOWN:
+            for a in ROLES:
+                for b in ROLES:
+                    two = [x - y for x, y in zip(means["good", kind, a], means["good", kind, b], strict=True)]
+                    three = [x - y for x, y in zip(means[arm, kind, a], means[arm, kind, b], strict=True)]
+                    noise = 2 * statistics.stdev(three) / len(three) ** 0.5
+                    if statistics.fmean(two) > noise:  # a is clearly better than b
+                        assert statistics.fmean(three) > 0, (arm, kind, a, b)
+
+
+def config_of(names, combine):
+    return CoachConfig(members={name: {"rubric": "r.py"} for name in names}, combine=combine)
+
+
+async def blame(arms, tasks):
+    """By arm: whether the guilty one has the lowest mean score, and by arm, kind and role the mean scores of each failure."""
+    hits, means = defaultdict(list), defaultdict(list)
+    for kind, (guilty, _) in KNOWN.items():
+        for number in range(tasks):
+            trajectory = await trajectory_of(kind, KNOWN, 0, number)
+            if trajectory.outcome:
+                continue
+            for arm, coach in arms.items():
+                by_role = defaultdict(list)
+                for action in trajectory.actions:
+                    found = await coach.judge(action, Seen.of(trajectory, action))
+                    by_role[action.role].append(found.share)
+                mean = {role: statistics.fmean(scores) for role, scores in by_role.items()}
+                blamed = [role for role in mean if mean[role] <= min(mean.values()) + 1e-9]
+                hits[arm].append((guilty in blamed) / len(blamed))
+                for role in ROLES:
+                    means[arm, kind, role].append(mean[role])
+    return hits, means
