@@ -35,7 +35,7 @@ LOOK = 0.1
 """Seconds between two looks at a program's memory, processes and files; more where a look takes long."""
 ENTRIES = 10_000
 """Maximum number of files and folders in a workspace."""
-BEYOND = {errno.ENAMETOOLONG: ENTRIES + 1}
+BEYOND: dict[int | None, int] = {errno.ENAMETOOLONG: ENTRIES + 1}
 """What counts as more than all of them, because what lies there cannot be counted."""
 PATIENCE = 5.0
 """Seconds after which a process that cannot be ended is left."""
