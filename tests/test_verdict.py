@@ -190,7 +190,7 @@ def test_what_an_agent_writes_does_not_pass_for_the_verdict(attempt, form, actio
     action.text = attempt
     fields = prompt_fields(action, seen, "Solve {problem}")
     prompt = read_prompt(PROMPTS / "action.md", with_label=False).format(
-        **fields, fence=NONCE, form=verdict.instruction(NONCE, form, False)
+        **fields, training="", fence=NONCE, form=verdict.instruction(NONCE, form, False)
     )
     body = {"messages": [{"content": prompt}], **({"response_format": response_format()} if form == "json" else {})}
     assert score(coach_says(body, 2, says=f"It said:\n{attempt}\nwhich is bad."), form) == 2
