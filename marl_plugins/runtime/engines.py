@@ -192,7 +192,8 @@ class EnginePool:
     async def on_all(self, request: Callable[[Any], Any]) -> None:
         """Make a request of every engine (`request(handle)` gives an object reference); dead ones are replaced.
 
-        A replacement has the policy's current weights already, whatever was asked for.
+        Engines that are on their way are waited for, because they may have been given weights that are no longer current. One that
+        replaces an engine which dies here has the policy's current weights, whatever was asked for.
         """
 
         async def one(engine: Engine) -> None:
@@ -204,6 +205,7 @@ class EnginePool:
                     raise
                 await self.replace(engine)
 
+        await asyncio.gather(*[asyncio.shield(task) for task in self._replacements.values() if not task.done()])
         if self._broken is not None:
             raise self._broken
         await asyncio.gather(*[one(engine) for engine in list(self.engines)])

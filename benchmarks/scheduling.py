@@ -1,0 +1,320 @@
+"""How long a step takes by how its requests and updates are scheduled: many agents on few engines, on virtual time.
+
+    python -m benchmarks.scheduling [--seeds 20] [--train 0.15 0.25 0.4]      # a minute
+    python -m benchmarks.scheduling --controller [--trajectories 10000]       # CPU time per action of pool, router and rollout
+
+The real pool, router and rollout, on an event loop whose clock jumps to the next timer (tests/virtual_time.py). Engines and
+training are SIMULATED, with the costs of `Profile`: nothing here says how fast an engine is, only what order and waiting cost.
+All arms of a seed have the same calls and must sample the same tokens. A further arm is one more entry of `ARMS`: hooks that run
+beside the rollout (`marl_beside`), and what is left to train after it.
+
+"if trained as it arrives" is computed, not run: rows of two consecutive tasks of the step are trained once both have ended, in the
+step's order, each policy by itself, at 7/5 of the cost (a second backward pass keeps the gradient exact).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from marl_plugins import routing
+from marl_plugins.core.trajectory import Task, Trajectory
+from marl_plugins.core.workflow import Call, RoleSpec, Sampling
+from marl_plugins.runtime.engines import EnginePool, RestartBudget
+from marl_plugins.runtime.rollout import Rollout, Running
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+from simulated import CharacterChat
+from virtual_time import SimulatedEngine, run
+
+UNLIMITED = 10**9
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The declared costs, in seconds."""
+
+    tasks: int = 64
+    calls: int = 6
+    shares: tuple[float, ...] = (0.50, 0.26, 0.14, 0.10)
+    """Of the calls, by policy."""
+    mu: float = 0.3
+    sigma: float = 0.9
+    """Of the logarithm of an answer's seconds."""
+    engines: int = 8
+    places: int = 1
+    """Requests that an engine answers at a time."""
+    train: float = 0.25
+    """Per row: two fifths before the advantages are known, three fifths after."""
+    sync: float = 1.0
+    seats: int = 4
+    """Policies that can train at the same time."""
+
+    @property
+    def policies(self) -> list[str]:
+        return [f"p{n}" for n in range(len(self.shares))]
+
+    def plan(self, seed: int) -> dict[str, list[tuple[str, float]]]:
+        """Of each task, its calls one after the other: whose they are, and how long they take."""
+        draw = random.Random(seed)
+        return {
+            str(task): [
+                (draw.choices(self.policies, self.shares)[0], draw.lognormvariate(self.mu, self.sigma))
+                for _ in range(self.calls)
+            ]
+            for task in range(self.tasks)
+        }
+
+
+class ByArrival(EnginePool):
+    """The pool with the order of most queues."""
+
+    def order(self, call: Call) -> Any:
+        return ()
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to run a step.
+
+    Args:
+        in_flight: Limit per engine; without one, everything is at an engine at once and waits there, by arrival.
+        one_at_a_time: No trajectory begins before the one before has ended.
+        lockstep: Nobody makes a call before all have had their last one answered.
+        changes: What it changes of the profile.
+    """
+
+    in_flight: int = UNLIMITED
+    pool: type[EnginePool] = EnginePool
+    one_at_a_time: bool = False
+    lockstep: bool = False
+    changes: tuple[tuple[str, Any], ...] = ()
+    beside: Sequence[Callable[[Any], Any]] = ()
+    """Hooks that run beside the rollout."""
+
+
+ARMS = {
+    "serial, colocated": Arm(one_at_a_time=True, changes=(("seats", 1),)),
+    "lockstep, synchronous": Arm(lockstep=True),
+    "no queue": Arm(),
+    "queue by arrival": Arm(in_flight=1, pool=ByArrival),
+    "queue, oldest task first": Arm(in_flight=1),
+}
+REFERENCE = "queue, oldest task first"
+
+
+class Barrier:
+    """Whoever arrives waits for all others."""
+
+    def __init__(self, count: int):
+        self.count = count
+        self.arrived: Counter[int] = Counter()
+        self.events: dict[int, asyncio.Event] = defaultdict(asyncio.Event)
+
+    async def wait(self, stage: int) -> None:
+        self.arrived[stage] += 1
+        if self.arrived[stage] == self.count:
+            self.events[stage].set()
+        await self.events[stage].wait()
+
+
+def declared(call: Call) -> float:
+    """How long the answer to a request takes: its prompt says so."""
+    return float(bytes(call.context_ids).decode().partition(":")[2].partition(" ")[0])
+
+
+def workflow_of(plan: dict[str, list[tuple[str, float]]], arm: Arm) -> Any:
+    gate, barrier = asyncio.Semaphore(1 if arm.one_at_a_time else len(plan)), Barrier(len(plan))
+
+    async def workflow(task: Task, roles: Any, tools: Any) -> Any:
+        last = None
+        async with gate:
+            for number, (policy, seconds) in enumerate(plan[task.id]):
+                if arm.lockstep:
+                    await barrier.wait(number)
+                last = await getattr(roles, policy)(q=f"{seconds!r} call {number}", after=[last] if last else [])
+        return last
+
+    return workflow
+
+
+def roles_of(profile: Profile) -> dict[str, RoleSpec]:
+    chat, sampling = CharacterChat(), Sampling(1.0, 1.0, 8, 10_000)
+    return {p: RoleSpec(p, p, lambda f: [{"role": "user", "content": f["q"]}], chat, sampling) for p in profile.policies}
+
+
+def pools_of(profile: Profile, arm: Arm) -> dict[str, EnginePool]:
+    async def never(handle: Any) -> None:
+        raise AssertionError("no engine dies here")
+
+    def engines(policy: str) -> list[Any]:
+        each = profile.engines // len(profile.policies)
+        return [SimulatedEngine(policy, declared, profile.places) for _ in range(each)]
+
+    return {
+        p: arm.pool(p, engines(p), None, never, RestartBudget(0), 600.0, min(arm.in_flight * profile.places, UNLIMITED))
+        for p in profile.policies
+    }
+
+
+@dataclass(frozen=True)
+class Result:
+    """One step: seconds of virtual time."""
+
+    step: float
+    rollout: float
+    busy: float
+    """Share of the engines' time in which they worked."""
+    half: float
+    """When the first half of the tasks, in the step's order, had ended."""
+    arriving: float
+    """How long the step would be if rows were trained as they arrive."""
+    sampled: list[Any]
+
+
+def rollout_of(profile: Profile, arm: Arm, pools: dict[str, EnginePool], plan: dict[str, Any]) -> Rollout:
+    async def outcome(trajectory: Trajectory) -> float:
+        return 1.0
+
+    hook = SimpleNamespace(
+        marl_generate=lambda run, call, engines: routing.marl_generate(call=call, engines=engines),
+        marl_score_action=lambda run, action, seen: None,
+        marl_score_outcome=lambda run, trajectory: outcome(trajectory),
+    )
+    recipe = SimpleNamespace(limits=SimpleNamespace(task_seconds=None))
+    stub: Any = SimpleNamespace(recipe=recipe, args=SimpleNamespace(train=SimpleNamespace(seed=0)))
+    plugins: Any = SimpleNamespace(hook=hook)
+    return Rollout(stub, plugins, workflow_of(plan, arm), roles_of(profile), {}, pools)
+
+
+async def one_step(profile: Profile, arm: Arm, seed: int) -> Result:
+    """A step: its rollout with what runs beside it, then forward passes, updates and syncs, each policy's on one of the seats."""
+    profile, now = replace(profile, **dict(arm.changes)), asyncio.get_running_loop().time
+    plan, pools, seats = profile.plan(seed), pools_of(profile, arm), asyncio.Semaphore(profile.seats)
+    rollout, tasks = rollout_of(profile, arm, pools, plan), [Task(name, "", "") for name in plan]
+    running = Running(1, tasks, pools, {})
+    ends: dict[int, float] = {}
+
+    async def collect() -> None:
+        async for trajectory in rollout.train(tasks, 1, 1):
+            running.arrive(trajectory)
+            ends[trajectory.place] = now()
+        running.end()
+
+    async def train(rows: int, part: float) -> None:
+        async with seats:
+            await asyncio.sleep(rows * profile.train * part)
+
+    await asyncio.gather(collect(), *(beside(running) for beside in arm.beside))
+    trajectories = rollout.in_order(running.trajectories)
+    rows = Counter(a.policy for t in trajectories for a in t.actions)
+    assert rows.total() == profile.tasks * profile.calls, "a row was lost"
+    for part in (2 / 5, 3 / 5):  # the advantages of all policies are computed in between
+        await asyncio.gather(*(train(count, part) for count in rows.values()))
+    await asyncio.sleep(profile.sync)
+    finished = [ends[place] for place in range(len(tasks))]
+    worked = sum(end - begun for pool in pools.values() for e in pool.engines for _, begun, end in e.served)
+    return Result(
+        step=now(),
+        rollout=max(finished),
+        busy=worked / (profile.engines * profile.places * max(finished)),
+        half=max(finished[: len(finished) // 2]),
+        arriving=as_it_arrives(profile, finished, trajectories),
+        sampled=[(t.task.id, [(a.path, a.generation) for a in t.actions]) for t in trajectories],
+    )
+
+
+def as_it_arrives(profile: Profile, ends: Sequence[float], trajectories: Sequence[Trajectory]) -> float:
+    """See the module's text; only where every policy has a seat of its own, else no better than what was run."""
+    free: dict[str, float] = defaultdict(float)
+    begun = 0.0
+    for first in range(0, len(ends), 2):
+        begun = max(begun, *ends[first : first + 2])
+        rows = Counter(a.policy for t in trajectories[first : first + 2] for a in t.actions)
+        for policy, count in rows.items():
+            free[policy] = max(begun, free[policy]) + count * profile.train * 7 / 5
+    return max(free.values()) + profile.sync if profile.seats >= len(free) else float("nan")
+
+
+def compare(profile: Profile, seeds: int) -> None:
+    """All arms over the same seeds, as a table."""
+    found: dict[str, list[Result]] = {name: [] for name in ARMS}
+    for seed in range(seeds):
+        for name, arm in ARMS.items():
+            found[name].append(run(one_step(profile, arm, seed))[0])
+        assert all(r[-1].sampled == found[REFERENCE][-1].sampled for r in found.values()), "arms sampled something else"
+    print(f"\n{profile.train} s of training a row, {seeds} seeds")
+    print(
+        "| arm | step, s | of the last arm's | rollout, s | engines busy | half of the tasks after | if trained as it arrives |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for name, results in found.items():
+        ratios = [one.step / other.step for one, other in zip(results, found[REFERENCE], strict=True)]
+        cells = [spread([r.step for r in results]), spread(ratios, 2), spread([r.rollout for r in results])]
+        cells += [f"{statistics.fmean(r.busy for r in results):.2f}", spread([r.half for r in results])]
+        cells.append(spread([r.arriving for r in results]))
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+
+def spread(values: Sequence[float], digits: int = 0) -> str:
+    """Mean, minimum and maximum."""
+    if any(value != value for value in values):
+        return "-"
+    return f"{statistics.fmean(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+
+
+def controller(trajectories: int, repeats: int = 3) -> None:
+    """CPU time of the controller per action: pool, router and rollout, and the simulated engine's."""
+    profile = Profile(engines=64, places=16, calls=2)
+    at_once = [n for n in (10, 100, 1000, 10_000, 100_000) if n <= trajectories]
+    print("| trajectories at once | no queue, ms an action | queue | ratio |\n|---|---|---|---|")
+    for count in at_once:
+        cpu_ms: dict[str, list[float]] = {"no queue": [], REFERENCE: []}
+        for _ in range(repeats):
+            for name, times in cpu_ms.items():
+                times.append(rolled_out(replace(profile, tasks=count), ARMS[name]))
+        ratios = [b / a for a, b in zip(*cpu_ms.values(), strict=True)]
+        print(f"| {count} | {' | '.join(spread(t, 3) for t in cpu_ms.values())} | {spread(ratios, 2)} |", flush=True)
+
+
+def rolled_out(profile: Profile, arm: Arm) -> float:
+    """Milliseconds of CPU per action of one rollout."""
+    pools, plan = pools_of(profile, arm), profile.plan(0)
+
+    async def rollout() -> float:
+        work, tasks, actions = rollout_of(profile, arm, pools, plan), [Task(name, "", "") for name in plan], 0
+        started = time.process_time()
+        async for trajectory in work.train(tasks, 1, 1):
+            actions += len(trajectory.actions)
+        assert actions == profile.tasks * profile.calls, "an action was lost"
+        return (time.process_time() - started) / actions * 1e3
+
+    milliseconds: float = run(rollout())[0]
+    return milliseconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--train", type=float, nargs="+", default=[0.25], help="seconds of training a row")
+    parser.add_argument("--controller", action="store_true")
+    parser.add_argument("--trajectories", type=int, default=10_000)
+    args = parser.parse_args()
+    if args.controller:
+        controller(args.trajectories)
+    for seconds in () if args.controller else args.train:
+        compare(Profile(train=seconds), args.seeds)
+
+
+if __name__ == "__main__":
+    main()
