@@ -91,6 +91,12 @@ def test_whether_the_answer_is_right_is_the_majoritys_word_and_the_worst_ones_is
         assert ensemble(dict.fromkeys(answers, 1.0), combine=combine).joint(answers).correct is expected
 
 
+def test_of_corrections_the_first_members_is_kept_that_has_one():
+    answers = {"a": Verdict(score=1.0), "b": Verdict(score=2.0, correction="7"), "c": Verdict(score=3.0, correction="8")}
+    assert ensemble(dict.fromkeys(answers, 1.0)).joint(answers).correction == "7"
+    assert ensemble({"a": 1.0}).joint({"a": answers["a"]}).correction is None
+
+
 def judged(scores, role="a"):
     """Actions that were judged, from their members' scores in [0, 1]."""
     found = []

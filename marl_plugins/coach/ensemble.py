@@ -5,7 +5,8 @@ median   of those that answered; of an even number the mean of the two in the mi
 worst    the lowest
 
 A member whose verdict is unavailable is left out and counted; without any verdict there is none. How far members disagree is
-the standard deviation of their scores, in [0, 0.5]: a metric, and with `disagreement: weigh` a weight (`weigh_by_agreement`).
+the standard deviation of their scores, in [0, 0.5]: a metric, and with `disagreement: weigh` a weight (`weigh_by_agreement`). Of
+corrected actions the first member's is kept that has one.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class Ensemble:
             correct=self._correct([v.correct for v in verdicts.values() if v.correct is not None]),
             criteria={f"{name}: {c}": score for name, v in verdicts.items() for c, score in v.criteria.items()},
             explanation="\n".join(lines),
+            correction=next((v.correction for v in verdicts.values() if v.correction is not None), None),
             members={name: verdict.share for name, verdict in verdicts.items()},
             failed={name: failure.kind for name, failure in failed.items()},
         )
