@@ -177,10 +177,15 @@ def copy(name: str, folder: Path) -> int:
     return 0
 
 
-def _how_likely(path: Path, named: str) -> tuple[bool, bool, str]:
-    """Files in the order in which they are worth trying: the one that was named, then those for this machine, by their names."""
+def _how_likely(path: Path, named: str) -> tuple[bool, bool, bool, str]:
+    """Files in the order in which they are worth trying: the one that was named, then those for this machine, recipe.yaml first."""
     for_cpu = path.name.startswith("tiny")
-    return (named == "recipe.yaml" or path.name != named, for_cpu != (device() == "cpu"), path.name)
+    return (
+        named == "recipe.yaml" or path.name != named,
+        for_cpu != (device() == "cpu"),
+        path.name != "recipe.yaml",
+        path.name,
+    )
 
 
 def _rename(path: Path, name: str) -> None:
