@@ -149,6 +149,10 @@ class EnginePool:
         """Wait for an engine with a free place, which is taken."""
         if self._broken is not None:
             raise self._broken
+        if not self.waiting and (free := self._free()):  # nobody is before it
+            engine = choose(free)
+            engine.load += 1
+            return engine
         given: asyncio.Future[Engine] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._queue, (self.order(call), next(self._numbers), choose, given))
         self.waiting += 1
@@ -163,9 +167,12 @@ class EnginePool:
                 self._hand_out()
             raise
 
+    def _free(self) -> list[Engine]:
+        return [engine for engine in self.engines if engine.load < self.in_flight]
+
     def _hand_out(self) -> None:
         """Give free places to those that wait, the oldest task's first; refuse all where no engine is left."""
-        while self._queue and (free := [engine for engine in self.engines if engine.load < self.in_flight]):
+        while self._queue and (free := self._free()):
             *_, choose, given = heapq.heappop(self._queue)
             if given.done():  # given up
                 continue
