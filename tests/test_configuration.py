@@ -515,7 +515,7 @@ def test_evaluation_data_that_was_trained_on_is_refused(recipe, tmp_path):
     )
     words = ["--recipe", str(folder / "tiny.yaml"), "--data.prompt_dataset", str(tmp_path / "train.jsonl")]
     found = problems(*words, "--eval.dataset", str(tmp_path / "eval.jsonl"))
-    only(found, "1 of 2 evaluation tasks are in the training data too", "'3 + 3 = ?'")
+    only(found, "1 of 2 evaluation tasks are in the training data too", "'3 +  3 = ?'")
 
 
 def test_null_takes_a_key_of_the_base_recipe_back(tmp_path):

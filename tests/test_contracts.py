@@ -557,4 +557,5 @@ def test_a_tool_that_is_down_here_is_skipped_and_not_passed(tmp_path):
 def test_every_contract_is_seen_to_fail():
     contracts = {name.removeprefix("test_") for name in dir(PluginContract) if name.startswith("test_")}
     of_tools = {contract for contract, _, _ in BROKEN_TOOLS.values()} | {"every_tool_has_examples"}
-    assert contracts - {"it_is_active_in_a_run"} == set(BROKEN) | of_tools
+    seen_elsewhere = {"it_is_active_in_a_run", "a_chain_needs_no_more_of_a_step_than_it_says"}
+    assert contracts - seen_elsewhere == set(BROKEN) | of_tools

@@ -302,7 +302,7 @@ FULL = """
     RUN = {"roles": {}, "policies": {}, "plugins": {}, "flags": {}, "mapping": {}, "estimator": "reinforce", "warm_start": None}
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     ended = 0
-    for number, limit in enumerate(range(300, 40_000, 1873)):
+    for number, limit in enumerate(range(300, 80_000, 3623)):
         folder = Path(sys.argv[1]) / str(number)
         checkpoints = Checkpoints(folder / "checkpoints", 2, RUN)
         trainer = simulated_trainer(folder, lambda t: 1.0, steps=4, samples=1)

@@ -691,12 +691,13 @@ def test_missing_extras_are_errors_only_if_used(monkeypatch):
     run, _ = needs.try_plan(["--recipe", TINY])
     assert {f.fix: f.good for f in needs.check_extras(run, endpoint=False) if "openrlhf-marl[" in f.fix} == {
         "pip install 'openrlhf-marl[coach]'": None,
+        "pip install 'openrlhf-marl[fusion]'": None,
         "pip install 'openrlhf-marl[math]'": False,
         "pip install 'openrlhf-marl[mcp]'": None,
         "pip install 'openrlhf-marl[plots]'": None,
         "pip install 'openrlhf-marl[tables]'": None,
     }
-    assert [f.good for f in needs.check_extras(None, endpoint=True)] == [False, *[None] * 4]
+    assert [f.good for f in needs.check_extras(None, endpoint=True)] == [False, *[None] * 5]
 
 
 def test_the_extras_are_the_packages():

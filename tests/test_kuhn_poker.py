@@ -240,7 +240,7 @@ def test_which_seat_it_has_is_the_games_own():
     assert [(t.id, t.prompt, t.metadata["cards"]) for t in games] == [(t.id, t.prompt, t.metadata["cards"]) for t in plain]
     for deal in game.DEALS:
         seats = [t.metadata["earlier"] for t in games if t.metadata["cards"] == deal]
-        assert [seats.count(seat) for seat in (None, "first", "second")] == [80, 40, 40]
+        assert [seats.count(seat) for seat in (None, "first", "second")] == [32, 16, 16]
     assert pool.load("eval") == []
 
 

@@ -463,7 +463,7 @@ D_DATA = {
     "UTF-16": case("train.jsonl is not UTF-8 text (byte 0); save it as UTF-8", **lines("{}".encode("utf-16"))),
     "comment": case("train.json:1: not JSON: Expecting value at column 1", data="// tasks\n[]"),
     "two lists": case("train.json: expected a list of objects, got an object", data='{"train": [{}], "test": [{}]}'),
-    "texts": case("train.json: item 1: expected an object, got a string", data='["a", "b"]'),
+    "texts": case("train.json:1: item 1: expected an object, got a string", data='["a", "b"]'),
     "null": case("train.json: expected a list of objects, got null", data="null"),
     "empty list": case("train.json: no tasks in it", data="[]"),
     "integer of 5000 digits": case(

@@ -5,6 +5,7 @@ import asyncio
 import dataclasses
 import inspect
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 
@@ -44,7 +45,8 @@ def test_an_unknown_argument_names_plugin_and_argument(plugin):
 
 def test_an_argument_with_a_default_is_the_plugins_own(plugin):
     plugins = Plugins([plugin("own", "@hookimpl\ndef marl_log(step, seen=[]): seen.append(step)")])
-    plugins.hook.marl_log(run=None, step=1, metrics={})
+    run = SimpleNamespace(state=lambda kind: kind(), recipe=SimpleNamespace(roles={}))
+    plugins.hook.marl_log(run=run, step=1, metrics={})
 
 
 def test_a_plugin_may_end_the_run_when_it_starts(plugin):

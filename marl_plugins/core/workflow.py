@@ -422,18 +422,10 @@ class _InProgress:
         return before
 
     async def _act(self, spec: RoleSpec, turn: Turn, parents: tuple[str, ...]) -> Action:
-        context = turn.context
-        room = spec.sampling.max_len - len(context)
-        if room < 1:
-            raise AgentFailure(
-                "context",
-                f"role {spec.name!r}, turn {turn.number + 1}: a context of {len(context)} tokens leaves no room in "
-                f"{spec.sampling.max_len} (--data.max_len)",
-            )
+        t, context, room = self.trajectory, turn.context, room_after(spec, turn)
         path = action_path(spec.name, parents, context, self.taken)
         self.taken.add(path)
         limit = spec.sampling.max_new_tokens
-        t = self.trajectory
         start = t.now()
         generation = await self.generate(
             Call(
@@ -488,6 +480,21 @@ class _InProgress:
             task.cancel()
         # Finished ones are awaited too, or asyncio logs their exceptions as never retrieved.
         await asyncio.gather(*mine, return_exceptions=True)
+
+
+def room_after(spec: RoleSpec, turn: Turn) -> int:
+    """How many tokens a role may answer in a turn.
+
+    Raises:
+        AgentFailure: None.
+    """
+    length, most = len(turn.context), spec.sampling.max_len
+    if length >= most:
+        raise AgentFailure(
+            "context",
+            f"role {spec.name!r}, turn {turn.number + 1}: a context of {length} tokens leaves no room in {most} (--data.max_len)",
+        )
+    return most - length
 
 
 def agent_failure_in(error: AgentFailure | BaseExceptionGroup[BaseException]) -> AgentFailure:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.rows import Row, rows_of
 from marl_plugins.core.tasks import batches
 from marl_plugins.core.trajectory import Task, Trajectory
+from marl_plugins.core.workflow import RoleSpec
 from marl_plugins.plan.resume import tag
 from marl_plugins.plan.tasks import best_metric
 from marl_plugins.runtime.best import Best, kept_apart
@@ -76,7 +77,8 @@ class Trainer:
         evaluating = self.session.eval_tasks and args.eval.steps > 0
         if evaluating and not done:
             metrics, evaluated = await self.evaluate(0)
-            self._record(0, metrics, [], None, evaluated)
+            with writing("the records", self.records.folder):
+                self.records.step(0, metrics, [], None, evaluated)
         schedule, first, started = list(self.schedule()), done, time.monotonic()
         for step, k, tasks in schedule[done:]:
             try:
@@ -90,7 +92,8 @@ class Trainer:
                 found, evaluated = await self.evaluate(step)
                 metrics |= found
             self.plugins.hook.marl_log(run=self.run, step=step, metrics=metrics)
-            self._record(step, metrics, trajectories, ledger, evaluated)
+            with writing("the records", self.records.folder):
+                self.records.step(step, metrics, trajectories, ledger, evaluated)
             if step % max(1, args.logger.logging_steps) == 0:
                 self.display.step(metrics, steps, (time.monotonic() - started) / (step - first) * (steps - step))
             done = step
@@ -98,17 +101,6 @@ class Trainer:
                 await self.save(step)
             self.breaker.check()
         return done
-
-    def _record(
-        self,
-        step: int,
-        metrics: dict[str, float],
-        trajectories: Sequence[Trajectory],
-        ledger: Ledger | None,
-        evaluated: Sequence[Trajectory],
-    ) -> None:
-        with writing("the records", self.records.folder):
-            self.records.step(step, metrics, trajectories, ledger, evaluated)
 
     async def train_step(
         self, step: int, k: int, tasks: Sequence[Task]
@@ -120,7 +112,8 @@ class Trainer:
             await _all(policy.wake() for policy in policies.values())
             trajectories = await self.rollout(tasks, step, tick)
             await _all(policy.sleep() for policy in policies.values())
-        self._show_first_prompts(trajectories)
+        if prompts := first_prompts(trajectories, self.session.roles, self.shown):
+            self.display.first_prompts(prompts)
         with phase("advantages"):
             rows = await self.credited_rows(trajectories, k)
             ledger = Ledger.of(step, trajectories, rows)
@@ -236,16 +229,16 @@ class Trainer:
         with self.display.phase("saving models", announce=True), writing("the final weights", self.records.folder):
             await _all(policy.save_model() for policy in self.session.trained.values())
 
-    def _show_first_prompts(self, trajectories: Sequence[Trajectory]) -> None:
-        """Print the context of every role's first action, as the model saw it; once per role."""
-        prompts: dict[str, str] = {}
-        for action in (a for t in trajectories for a in t.actions):
-            if action.role not in self.shown:
-                self.shown.add(action.role)
-                tokenizer = self.session.roles[action.role].chat.tokenizer
-                prompts[action.role] = tokenizer.decode(list(action.context_ids), skip_special_tokens=False)
-        if prompts:
-            self.display.first_prompts({role: prompts[role] for role in self.session.roles if role in prompts})
+
+def first_prompts(trajectories: Iterable[Trajectory], roles: Mapping[str, RoleSpec], shown: set[str]) -> dict[str, str]:
+    """The context of the first action of every role that is not in `shown`, as the model saw it; they are put into it."""
+    prompts: dict[str, str] = {}
+    for action in (a for t in trajectories for a in t.actions):
+        if action.role not in shown:
+            shown.add(action.role)
+            tokenizer = roles[action.role].chat.tokenizer
+            prompts[action.role] = tokenizer.decode(list(action.context_ids), skip_special_tokens=False)
+    return {role: prompts[role] for role in roles if role in prompts}
 
 
 def is_due(step: int, every: int) -> bool:

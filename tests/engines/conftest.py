@@ -72,7 +72,7 @@ KILLER = """
 def killed(tmp_path_factory, relay):
     """An engine is killed in the rollout of step 1, another one stopped in step 2, the driver killed in the update of step 3."""
     folder = tmp_path_factory.mktemp("disturbed")
-    (relay / "watched.yaml").write_text("extends: recipe.yaml\nlimits: {silence_seconds: 30}\n")
+    (relay / "watched.yaml").write_text("extends: recipe.yaml\nlimits: {silence_seconds: 60}\n")
     (folder / "killer.py").write_text(textwrap.dedent(KILLER))
     run = Started(folder, relay / "watched.yaml", "--plugin", str(folder / "killer.py"))
     run.run(code=-signal.SIGKILL)

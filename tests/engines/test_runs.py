@@ -141,7 +141,7 @@ def test_a_killed_engine_is_replaced_and_changes_nothing(killed, undisturbed):
 def test_a_stopped_engine_is_found_by_the_watchdog(killed):
     text = killed.log.read_text()
     assert "step 1: an engine of policy 'second' died and was replaced; 2 more may be" in text
-    assert "step 2: an engine of policy 'first' answered nothing for 30 s (limits.silence_seconds; process " in text
+    assert "step 2: an engine of policy 'first' answered nothing for 60 s (limits.silence_seconds; process " in text
     assert "(stopped)) and was replaced; 1 more may be" in text
 
 
