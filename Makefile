@@ -4,11 +4,12 @@
 # make unit      the tests that start no engine, on all cores
 # make bench     the benchmarks of docs/benchmarks.md
 # make bench-demo   the demo over five seeds beside its controls; two hours
+# make bench-dsbench   does a coach help where success is rare: five arms over three seeds; five hours
 
 PY := .venv/bin/python
 DEMO := runs/demo
 
-.PHONY: install demo test unit lint bench bench-demo
+.PHONY: install demo test unit lint bench bench-demo bench-dsbench
 install:
 	@bash .ci/install
 
@@ -34,3 +35,6 @@ bench: install
 
 bench-demo: install
 	$(PY) -m benchmarks.demo
+
+bench-dsbench: install
+	$(PY) -m benchmarks.dsbench
