@@ -20,20 +20,15 @@ async def in_daemon_thread(function: Callable[..., Result], *arguments: Any) -> 
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Result] = loop.create_future()
 
-    def settle(result: Result | None, error: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]
+    def settle(give: Callable[..., None], outcome: Any) -> None:
+        if not done.cancelled():
+            give(outcome)
 
     def work() -> None:
-        outcome: tuple[Result | None, BaseException | None]
         try:
-            outcome = (function(*arguments), None)
+            outcome: tuple[Callable[..., None], Any] = (done.set_result, function(*arguments))
         except BaseException as error:
-            outcome = (None, error)
+            outcome = (done.set_exception, error)
         with contextlib.suppress(RuntimeError):  # nobody waits any more: the loop is closed
             loop.call_soon_threadsafe(settle, *outcome)
 
