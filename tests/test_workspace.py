@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import os
+import shutil
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from marl_plugins.core.recipe import PythonToolConfig, SandboxConfig
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import File, Task, ToolResult, Trajectory
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
-from marl_plugins.sandbox.workspace import MOST_FILES, Workspaces
+from marl_plugins.sandbox.workspace import Workspaces
 from marl_plugins.tools.python import python_tool, sandbox_of
 
 
@@ -218,17 +219,25 @@ def test_a_forged_time_hides_nothing(workspace):
 
 
 @pytest.mark.parametrize("where", ["wide", "deep"])
-def test_too_many_files_fail_the_call_and_no_other(chat, where):
+def test_too_many_files_fail_the_call_and_no_other(chat, where, monkeypatch):
     turns = []
+    # 2,000 files take seconds on a disk that is busy with other tests' checkpoints.
+    most = 20
+    monkeypatch.setattr("marl_plugins.sandbox.workspace.MOST_FILES", most)
 
     def work(folder, call):
         turns.append(call)
         if len(turns) == 2:
-            for n in range(MOST_FILES + 5):
-                (folder / str(n)).touch()
+            deepest = folder
+            for n in range(most + 5):
+                if where == "deep":
+                    deepest = deepest / str(n)
+                    deepest.mkdir()
+                else:
+                    (folder / str(n)).touch()
         elif len(turns) == 3:
-            for n in range(MOST_FILES + 5):
-                (folder / str(n)).unlink()
+            for made in set(folder.iterdir()) - {folder / "kept"}:
+                shutil.rmtree(made) if made.is_dir() else made.unlink()
         else:
             (folder / "kept").touch()
 
@@ -239,7 +248,7 @@ def test_too_many_files_fail_the_call_and_no_other(chat, where):
 
     got = play(chat, workflow, {"a": [tool]}, Task("t", "p"))
     assert [a.tool_results[0].ok for a in sorted(got.actions, key=lambda a: len(a.path))] == [True, False, True]
-    assert f"more than {MOST_FILES} files" in next(r.output for a in got.actions for r in a.tool_results if not r.ok)
+    assert f"more than {most} files" in next(r.output for a in got.actions for r in a.tool_results if not r.ok)
     assert [f.path for f in got.files] == ["kept"]
 
 
