@@ -157,7 +157,7 @@ def _mark(entry: os.stat_result) -> Mark:
 
 def _walk(folder: Path) -> list[tuple[str, os.stat_result]]:
     found: list[tuple[str, os.stat_result]] = []
-    waiting = [""]
+    waiting, folders = [""], 0
     while waiting:
         here = waiting.pop()
         try:
@@ -169,9 +169,10 @@ def _walk(folder: Path) -> list[tuple[str, os.stat_result]]:
             with contextlib.suppress(OSError):  # too deep, or gone meanwhile
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append(f"{path}/")
+                    folders += 1
                 elif entry.is_file(follow_symlinks=False) and path.isprintable():
                     found.append((path, entry.stat(follow_symlinks=False)))
-            if len(found) + len(waiting) > MOST_FILES:
+            if len(found) + folders > MOST_FILES:
                 raise TooManyFiles(f"more than {MOST_FILES} files and folders in the workspace")
     return found
 
