@@ -22,7 +22,8 @@ from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.runtime.metrics import held_out, of_updates, signal, summary
 from marl_plugins.runtime.records import KEPT_TASKS, cut_back
 
-PAGE = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text()
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE = (DOCS / "metrics.md").read_text()
 simulated = pytest.importorskip("simulated_run")
 from marl_plugins.runtime.experience import estimate, forwarded, sequence_experience  # noqa: E402
 from marl_plugins.runtime.policy_actor import without_fill  # noqa: E402
@@ -286,6 +287,20 @@ def test_every_metric_of_a_run_is_in_the_page(tmp_path):
     generic = {re.sub(r"^policy/p/", "policy/POLICY/", re.sub(r"^role/a/", "role/ROLE/", name)) for name in names}
     assert {"tokens_per_second", "signal/none", "policy/POLICY/kl", "eval/answered"} <= generic
     assert not {name for name in generic if f"`{name}`" not in PAGE}
+
+
+def test_the_curves_know_which_metrics_are_no_plugins_own():
+    from marl_plugins.runtime.curves import OURS, panels_of_plugins
+
+    tables = re.findall(r"^\| metric \|.*\n((?:\|.*\n)+)", PAGE + (DOCS / "coach.md").read_text(), re.M)
+    names = [name for table in tables for row in table.splitlines() for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
+    assert {name.partition("/")[0] for name in names} == OURS
+    logged = {"step": 1, "kuhn/exploitability": 0.5, "mine/a": 1, "mine/b": 2, "alone": 3, "role/a/reward": 4}
+    assert panels_of_plugins([logged, {"step": 2, "mine/c": 5}]) == {
+        "alone": {"alone": "alone"},
+        "kuhn/exploitability": {"exploitability": "kuhn/exploitability"},
+        "mine": {"a": "mine/a", "b": "mine/b", "c": "mine/c"},
+    }
 
 
 def test_every_column_of_the_console_is_in_the_page():

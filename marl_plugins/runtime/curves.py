@@ -1,4 +1,7 @@
-"""The curves of a run as one picture over the steps: outcome, rewards, KL or gradients, response lengths; scores and tool calls."""
+"""The curves of a run as one picture over the steps.
+
+Outcome, rewards, KL or gradients, response lengths; where there are any, scores, tool calls, and what plugins log of their own.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,12 @@ from pathlib import Path
 from typing import Any
 
 Metrics = Sequence[Mapping[str, Any]]
+
+OURS = frozenset(
+    "alarm best coach drift engines eval grad_norm kl outcome policy reward role rows seconds signal step tokens "
+    "tokens_per_second tool trajectories".split()
+)
+"""First words of the metrics in docs/metrics.md; all others are a plugin's own."""
 
 
 def plot(metrics: Metrics, roles: Sequence[str], path: Path, title: str) -> None:
@@ -28,7 +37,8 @@ def plot(metrics: Metrics, roles: Sequence[str], path: Path, title: str) -> None
         "answers with a tool call": {role: f"role/{role}/tool_call_rate" for role in roles},
     }
     more = {title: names for title, names in more.items() if any(m.get(n) for m in steps for n in names.values())}
-    rows = 3 if more else 2
+    more |= panels_of_plugins(steps)
+    rows = 2 + math.ceil(len(more) / 2)
     figure, panels = pyplot.subplots(rows, 2, figsize=(12, 3.5 * rows), sharex=True, layout="constrained")
     (top_left, top_right), (bottom_left, bottom_right) = panels[:2]
     for axes, (title_of, names) in zip(panels[2:].flat, more.items(), strict=False):
@@ -36,9 +46,16 @@ def plot(metrics: Metrics, roles: Sequence[str], path: Path, title: str) -> None
         axes.set(xlabel="step", ylabel=title_of)
     for axes in panels[2:].flat[len(more) :]:
         axes.set_axis_off()
+        panels[-2][1].tick_params(labelbottom=True)  # it is the lowest of its column
     evaluations = [m for m in metrics if "eval/tasks" in m]
-    _outcome(top_left, steps, evaluations)
-    _lines(top_left, evaluations, {role: f"eval/outcome/{role}" for role in roles})
+    if any("outcome/mean" in m or "eval/outcome" in m or m.get("eval/lost") for m in metrics):
+        _outcome(top_left, steps, evaluations)
+        _lines(top_left, evaluations, {role: f"eval/outcome/{role}" for role in roles})
+    else:  # a zero-sum game has only the roles'
+        held_out = any(f"eval/outcome/{role}" in m for m in evaluations for role in roles)
+        prefix = "eval/outcome" if held_out else "outcome"
+        _lines(top_left, evaluations if held_out else steps, {role: f"{prefix}/{role}" for role in roles})
+        top_left.set_ylabel("mean outcome on held-out tasks" if held_out else "mean outcome in training")
     policies = sorted({name.split("/")[1] for m in steps for name in m if name.startswith("policy/")}, key=_place(roles))
     kl = any(m.get(f"policy/{policy}/kl") for m in steps for policy in policies)
     _lines(top_right, steps, {role: f"role/{role}/reward" for role in roles})
@@ -58,6 +75,16 @@ def plot(metrics: Metrics, roles: Sequence[str], path: Path, title: str) -> None
     pyplot.close(figure)
 
 
+def panels_of_plugins(steps: Metrics) -> dict[str, dict[str, str]]:
+    """A panel for each first word of the metrics that plugins log: its title, and the metric of each line."""
+    names = sorted({name for m in steps for name in m if name.partition("/")[0] not in OURS})
+    panels: dict[str, dict[str, str]] = {}
+    for name in names:
+        first, _, rest = name.partition("/")
+        panels.setdefault(first, {})[rest or first] = name
+    return {title if len(lines) > 1 else next(iter(lines.values())): lines for title, lines in panels.items()}
+
+
 def _place(roles: Sequence[str]) -> Callable[[str], tuple[int, str]]:
     """Sorts policies that are named like roles as these are, so that both have the same colour."""
     return lambda policy: (list(roles).index(policy) if policy in roles else len(roles), policy)
@@ -70,7 +97,7 @@ def _outcome(axes: Any, steps: Metrics, evaluations: Metrics) -> None:
         x, mean, low, high = ([_value(m, name) for m in evaluations] for name in names)
         tasks = int(evaluations[0]["eval/tasks"])
         axes.fill_between(x, low, high, alpha=0.2, color="C0", linewidth=0)
-        if any("eval/outcome" in m for m in evaluations):  # a zero-sum game has only the roles'
+        if any("eval/outcome" in m for m in evaluations):
             axes.plot(x, mean, marker="o", color="C0", label=f"{tasks} held-out tasks, 95 %")
         if lost := [m for m in evaluations if m["eval/lost"]]:
             label = f"{sum(int(m['eval/lost']) for m in lost)} lost"
