@@ -13,8 +13,28 @@ from typing import Any
 Metrics = Sequence[Mapping[str, Any]]
 
 OURS = frozenset(
-    "alarm best coach drift engines eval grad_norm kl outcome policy reward role rows seconds signal step tokens "
-    "tokens_per_second tool trajectories".split()
+    {
+        "alarm",
+        "best",
+        "coach",
+        "drift",
+        "engines",
+        "eval",
+        "grad_norm",
+        "kl",
+        "outcome",
+        "policy",
+        "reward",
+        "role",
+        "rows",
+        "seconds",
+        "signal",
+        "step",
+        "tokens",
+        "tokens_per_second",
+        "tool",
+        "trajectories",
+    }
 )
 """First words of the metrics in docs/metrics.md; all others are a plugin's own."""
 
