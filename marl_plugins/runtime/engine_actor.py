@@ -47,6 +47,7 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # Ray awaits it
         self.policy, self.version = "", -1
         if cpu.device() == "cpu":
+            kwargs["dtype"] = cpu.engine_dtype()
             kwargs["kv_cache_memory_bytes"] = _kv_bytes(kwargs)
             # A prompt cut into chunks kills the CPU engine when its request has a seed: vLLM rewinds the request's generator,
             # which CPU generators cannot do (gpu_model_runner.py:3785).
@@ -89,7 +90,8 @@ def _kv_bytes(settings: dict[str, Any]) -> int:
     config = AutoConfig.from_pretrained(settings["model"], trust_remote_code=trusted).get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    wanted = int(2 * 2 * config.num_hidden_layers * heads * head * settings["max_model_len"] * 64)
+    size = 4 if settings["dtype"] == "float32" else 2
+    wanted = int(2 * size * config.num_hidden_layers * heads * head * settings["max_model_len"] * 64)
     return max(KV_BYTES[0], min(KV_BYTES[1], wanted))
 
 
