@@ -20,7 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from hostile_programs import LEVELS, Stalls
 
 from marl_plugins.core.recipe import SandboxConfig
-from marl_plugins.sandbox import LocalSandbox, Program, open_sandbox
+from marl_plugins.sandbox import Program, open_sandbox
+from marl_plugins.sandbox.local import LocalSandbox
 
 ROUNDS = 60
 AT_ONCE = 50

@@ -53,10 +53,8 @@ def load(name: str) -> ModuleType:
         return load_file(path, f"marl_plugin_{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}")
     if not all(part.isidentifier() for part in name.replace("-", "_").split(".")):
         raise ConfigurationError(f"plugin {name!r}: expected a dotted module name, an entry-point name or a .py file")
-    for entry in metadata.entry_points(group=GROUP):
-        if entry.name == name:
-            name = entry.value
-            break
+    if name not in SHIPPED:  # reading the entry points of all that is installed takes 15 ms
+        name = next((e.value for e in metadata.entry_points(group=GROUP) if e.name == name), name)
     try:
         with users_code(packages={name.partition(".")[0]}, place=name):
             return importlib.import_module(name)

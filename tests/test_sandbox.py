@@ -25,7 +25,6 @@ from marl_plugins.core.trajectory import Task
 from marl_plugins.plan.sandbox import check_sandbox, describe_sandbox
 from marl_plugins.sandbox import (
     Limits,
-    LocalSandbox,
     Program,
     confine,
     fork_server,
@@ -35,6 +34,7 @@ from marl_plugins.sandbox import (
     supervisor,
 )
 from marl_plugins.sandbox.files import read_files, write_files
+from marl_plugins.sandbox.local import LocalSandbox
 from marl_plugins.sandbox.program import path_problem
 from marl_plugins.sandbox.workspace import Workspaces
 

@@ -100,7 +100,6 @@ def marl_policies(run: Run) -> Generator[None, Sequence[Policy], list[Policy]]:
 @hookimpl
 def marl_configure(run: Run) -> list[str]:
     from marl_plugins.coach.kinds import make_coach
-    from marl_plugins.coach.model import ModelCoach, without_training
     from marl_plugins.coach.rubric import RubricCoach, try_rubric
 
     members = members_of(run)
@@ -121,9 +120,12 @@ def marl_configure(run: Run) -> list[str]:
     for name, rubric in rubrics.items() if not wrong else ():  # weights of 0 may leave nothing to judge by
         place = f"coach.members.{name}" if name else f"--coach.rubric {run.args.coach.rubric}"
         problems += try_rubric(run, rubric, place)
-    for name, coach in coaches.items():
-        if isinstance(coach, ModelCoach) and (run.args.coach.memory or any(s.ask for s in state.stages.stages)):
-            problems += [f"coach.members.{name}: {p}" if name else p for p in without_training(coach.prompts)]
+    if len(rubrics) < len(coaches) and (run.args.coach.memory or any(s.ask for s in state.stages.stages)):
+        from marl_plugins.coach.model import ModelCoach, without_training
+
+        for name, coach in coaches.items():
+            if isinstance(coach, ModelCoach):
+                problems += [f"coach.members.{name}: {p}" if name else p for p in without_training(coach.prompts)]
     return problems
 
 

@@ -7,19 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from marl_plugins.asking.asker import Asker, endpoint_asker, policy_asker
-from marl_plugins.asking.cache import KeptAnswers
-from marl_plugins.asking.limits import SpendingBudget
 from marl_plugins.coach.ensemble import Ensemble
 from marl_plugins.coach.flags import PREFIX, endpoint_of, kind_of, require_modules
 from marl_plugins.coach.members import member_args, members_of
 from marl_plugins.coach.memory import training_text
-from marl_plugins.coach.model import PROMPTS, ModelCoach, duties_of, read_prompt
 from marl_plugins.coach.rubric import RubricCoach, load_rules
 from marl_plugins.coach.state import CoachState
 from marl_plugins.core.failures import ConfigurationError
 
 if TYPE_CHECKING:
+    from marl_plugins.asking.asker import Asker
+    from marl_plugins.asking.cache import KeptAnswers
     from marl_plugins.coach.state import Coach
     from marl_plugins.run import Run
 
@@ -69,6 +67,11 @@ def make_one(run: Run, args: Any, shared: Callable[[], KeptAnswers]) -> tuple[Co
     if kind == "rubric":
         stages = run.state(CoachState).stages
         return RubricCoach(*load_rules(Path(args.rubric), list(run.recipe.roles)), lambda: stages.weights), None
+    # A rubric asks nobody: what asks takes 20 ms to import.
+    from marl_plugins.asking.asker import endpoint_asker, policy_asker
+    from marl_plugins.asking.limits import SpendingBudget
+    from marl_plugins.coach.model import PROMPTS, ModelCoach, duties_of, read_prompt
+
     problems: list[str] = []
 
     def attempt(make: Callable[[], T]) -> T | None:
@@ -105,6 +108,8 @@ def kept_answers(run: Run) -> KeptAnswers:
     Raises:
         ConfigurationError: There is nothing to replay.
     """
+    from marl_plugins.asking.cache import KeptAnswers
+
     args = run.args.coach
     if not args.replay:
         files = [Path(file) for file in (args.cache, args.record) if file]

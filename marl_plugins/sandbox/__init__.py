@@ -8,8 +8,7 @@ Whatever a program does is an answer with a status. Everything else is an `Infra
 depends on the machine (levels.py), or on the service that runs them (fusion.py), and `sandbox.isolation` says it.
 """
 
-from marl_plugins.sandbox.local import LocalSandbox
 from marl_plugins.sandbox.opening import OnDemand, open_sandbox
 from marl_plugins.sandbox.program import Completed, Language, Limits, Program, Sandbox, Status
 
-__all__ = ["Completed", "Language", "Limits", "LocalSandbox", "OnDemand", "Program", "Sandbox", "Status", "open_sandbox"]
+__all__ = ["Completed", "Language", "Limits", "OnDemand", "Program", "Sandbox", "Status", "open_sandbox"]

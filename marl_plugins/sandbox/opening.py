@@ -11,7 +11,6 @@ from pathlib import Path
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.recipe import SandboxConfig
-from marl_plugins.sandbox.local import LocalSandbox
 from marl_plugins.sandbox.program import Startable
 
 NEEDED = ("sandbox_fusion", "aiohttp", "tenacity")
@@ -33,6 +32,8 @@ def back_end(
         ConfigurationError: The level is unavailable on this machine, or what a service needs is not installed.
     """
     if config.isolation != "service":
+        from marl_plugins.sandbox.local import LocalSandbox
+
         return LocalSandbox(config, packages=packages, concurrency=concurrency, workspaces=workspaces)
     if missing := missing_extra():
         raise ConfigurationError(f"tools.sandbox.isolation: service: {missing}")

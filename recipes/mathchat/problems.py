@@ -27,12 +27,13 @@ HELD_OUT = 5
 def generate(split, count, seed=0):
     """`count` different problems of `train` or `eval`; the first n are the same whatever the count."""
     bits, tasks, seen = random.Random(f"{split}-{seed}").getrandbits, [], set()
+    types = ["_".join(SIGNS[c] for c in expression if c in SIGNS) for _, expression, _ in KINDS]
 
     def below(limit):
         """As `Random.randrange`, in a third of its time: a dry run makes all problems too."""
-        size = limit.bit_length()
-        while (drawn := bits(size)) >= limit:
-            pass
+        drawn, size = limit, limit.bit_length()
+        while drawn >= limit:
+            drawn = bits(size)
         return drawn
 
     while len(tasks) < count:
@@ -47,8 +48,8 @@ def generate(split, count, seed=0):
             continue
         seen.add((kind, expression))
         prompt = text.format(name=NAMES[below(len(NAMES))], things=THINGS[below(len(THINGS))], **numbers)
-        signs = "_".join(SIGNS[c] for c in expression if c in SIGNS)
-        tasks.append(Task(f"{kind}:{expression}", prompt, str(value(a, b, c)), {"expression": expression, "type": signs}))
+        metadata = {"expression": expression, "type": types[kind]}
+        tasks.append(Task(f"{kind}:{expression}", prompt, str(value(a, b, c)), metadata))
     return tasks
 
 
