@@ -139,11 +139,15 @@ def rows(trl: str | None) -> None:
         return [Row(trajectory, action, 1.0) for action in trajectory.actions]
 
     def as_theirs(sequence: TokenSequence) -> tuple[list[int], list[int], list[float]]:
-        mask, logprobs = [0] * len(sequence.ids), [0.0] * len(sequence.ids)
+        mask: list[int] = []
+        logprobs: list[float] = []
         for row, start in zip(sequence.rows, sequence.starts, strict=True):
             generation = row.action.generation
-            mask[start : start + len(generation.ids)] = [1] * len(generation.ids)
-            logprobs[start : start + len(generation.ids)] = generation.logprobs
+            shown = start - len(mask)
+            mask += [0] * shown
+            mask += [1] * len(generation.ids)
+            logprobs += [0.0] * shown
+            logprobs += generation.logprobs
         return sequence.ids, mask, logprobs
 
     for number, turns in ((64, 8), (16, 128)):

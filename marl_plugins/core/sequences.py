@@ -11,11 +11,10 @@ computed once per branch, as in TRL and verifiers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from marl_plugins.core.rows import Row
-from marl_plugins.core.trajectory import Action
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,10 @@ def sequences_of(rows: Sequence[Row], merge: bool = True) -> list[TokenSequence]
     chains: list[list[Row]] = []
     ends: dict[int, list[Row]] = {}  # the chain that ends with an action, by the action's identity
     for row in sorted(rows, key=lambda row: row.action.turn):  # what a turn extends comes before it
-        chain = next((ends.pop(id(a)) for a in _extended(row.action) if id(a) in ends), None)
+        chain, turn = None, row.action
+        while chain is None and turn.extends and turn.before is not None:  # a turn that was left out is stepped over
+            turn = turn.before
+            chain = ends.pop(id(turn), None)
         if chain is None:
             chain = []
             chains.append(chain)
@@ -59,13 +61,6 @@ def sequences_of(rows: Sequence[Row], merge: bool = True) -> list[TokenSequence]
         ends[id(row.action)] = chain
     place = {id(row): number for number, row in enumerate(rows)}
     return [_sequence(chain) for chain in sorted(chains, key=lambda chain: place[id(chain[0])])]
-
-
-def _extended(action: Action) -> Iterable[Action]:
-    """The earlier turns whose tokens an action's context begins with, the last first."""
-    while action.extends and action.before is not None:
-        action = action.before
-        yield action
 
 
 def _sequence(chain: Sequence[Row]) -> TokenSequence:
