@@ -115,7 +115,7 @@ def test_there_is_no_alarm_before_there_are_evaluations_to_compare():
     assert [behaviour.observe(evaluation, ["a"]) for _ in range(9)] == [{}] * 9  # nobody scores actions
 
 
-def test_a_resumed_run_repeats(tmp_path):
+def test_a_resumed_run_repeats():
     """The state goes through JSON after any step, and everything that follows is the same."""
     draw = random.Random(7)
     steps = [{"role/a/score": draw.random(), "role/b/score": draw.random(), "role/b/truncated": 0.5} for _ in range(24)]

@@ -192,7 +192,7 @@ def test_a_text_with_half_a_surrogate_pair_is_kept(tmp_path, action, seen):
     assert len(bodies) == 1
 
 
-def test_a_budget_needs_an_endpoint_that_counts(action, seen):
+def test_a_budget_needs_an_endpoint_that_counts():
     with (
         openai_server(lambda body, n: Reply(verdict(body, 7), tokens=None)) as (url, _),
         pytest.raises(ConfigurationError, match="does not report how many tokens an answer took"),
@@ -463,7 +463,7 @@ def test_closing_ends_what_is_being_asked_and_the_connection(action, seen, tmp_p
     assert len((tmp_path / "kept.jsonl").read_text().splitlines()) == 1
 
 
-def test_the_probe_waits_for_a_busy_endpoint_as_a_run_would(action, seen):
+def test_the_probe_waits_for_a_busy_endpoint_as_a_run_would():
     def answer(body, n):
         return Reply("loading", 503 if n == 1 else 429, headers={"Retry-After": "0.1"}) if n < 4 else verdict(body, 7)
 
@@ -483,7 +483,7 @@ def test_the_probe_waits_for_a_busy_endpoint_as_a_run_would(action, seen):
         probe(coach_at(url, timeout=0.5))
 
 
-def test_a_question_follows_no_redirect_to_another_server(action, seen, monkeypatch):
+def test_a_question_follows_no_redirect_to_another_server(action, seen):
     with openai_server(lambda body, n: verdict(body, 7)) as (other, elsewhere):
         target = f"{other}/chat/completions"
         with openai_server(lambda body, n: Reply(status=307, headers={"Location": target})) as (url, bodies):

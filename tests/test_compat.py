@@ -83,7 +83,7 @@ def test_a_checkout_a_wheel_and_the_package_folder_give_the_same_findings(checko
         assert found == {key: value for key, value in answers[0][1].items() if key[0] != "release"}
 
 
-def test_upstream_is_not_imported(checkout, tmp_path, capsys):
+def test_upstream_is_not_imported(checkout, capsys):
     (checkout / "openrlhf" / "__init__.py").write_text("raise RuntimeError('imported')\n")
     assert run_compat(capsys, checkout)[0] == 0
 

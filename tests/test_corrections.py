@@ -137,7 +137,7 @@ def test_a_rubric_gives_corrections_too(tmp_path):
         ("[1]", "CORRECTIONS is no mapping of role to a function"),
         ("{'codr': lambda a, s: None}", "CORRECTIONS: there is no role 'codr'; did you mean 'coder'?"),
         ("{'coder': 'x'}", "CORRECTIONS['coder']: is no function"),
-        ("{'coder': lambda a: None}", "CORRECTIONS['coder']: "),
+        ("{'coder': lambda a: None}", "rules.py:3: too many positional arguments"),
     ],
 )
 def test_corrections_of_a_rubric_that_cannot_work(tmp_path, given, said):
@@ -146,7 +146,7 @@ def test_corrections_of_a_rubric_that_cannot_work(tmp_path, given, said):
         "from marl_plugins.coach.rubric import Criterion\n"
         f"RUBRIC = {{'coder': [Criterion('a', 1, lambda action, seen: True)]}}\nCORRECTIONS = {given}\n"
     )
-    with pytest.raises(ConfigurationError, match="") as caught:
+    with pytest.raises(ConfigurationError) as caught:
         load_rules(rules, ["coder"])
     assert len(caught.value.problems) == 1 and said in caught.value.problems[0]
 

@@ -429,7 +429,7 @@ def test_built_operators_still_require_ninja(monkeypatch, tmp_path):
     assert "no ninja and no g++" in upstream.check_operators("cpu")[0].found
 
 
-def test_a_lock_of_a_build_that_was_killed(monkeypatch, tmp_path):
+def test_a_lock_of_a_build_that_was_killed(tmp_path):
     lock = tmp_path / "fused_adam" / "lock"
     lock.parent.mkdir()
     code = f"import time; from torch.utils.file_baton import FileBaton; print(FileBaton({str(lock)!r}).try_acquire(), flush=True)"
@@ -559,7 +559,7 @@ def test_a_coach_that_judges():
     ],
     ids=["401", "400", "404", "not a verdict"],
 )
-def test_a_coach_that_does_not_work(reply, found, fix, monkeypatch, capsys):
+def test_a_coach_that_does_not_work(reply, found, fix, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
     with openai_server(lambda body, n: reply, models=["qwen3", "llama4"]) as (url, _):
         (finding,) = asked("--coach.base_url", url, "--coach.model", "qwen", "--coach.form", "text")
@@ -660,7 +660,7 @@ def test_static_does_not_mention_a_coach_that_is_not_configured(words, capsys):
     assert about(static(capsys, *words)[0], "coach") == []
 
 
-def test_modules_that_the_recipes_files_import(tmp_path, capsys, monkeypatch):
+def test_modules_that_the_recipes_files_import(tmp_path, capsys):
     assert main(["recipes", "copy", "mathchat", str(tmp_path / "mine")]) == 0
     with (tmp_path / "mine" / "grader.py").open("a") as file:
         file.write("\n\ndef later():\n    import nothing_of_that_name.inside\n")
@@ -672,7 +672,7 @@ def test_modules_that_the_recipes_files_import(tmp_path, capsys, monkeypatch):
     assert "math_verify" in needs.imported_modules(run)
 
 
-def test_optional_modules_are_not_required(tmp_path, capsys):
+def test_optional_modules_are_not_required(tmp_path):
     assert main(["recipes", "copy", "mathchat", str(tmp_path / "mine")]) == 0
     with (tmp_path / "mine" / "grader.py").open("a") as file:
         file.write(

@@ -580,7 +580,8 @@ def test_its_warm_up_is_checked_compared_and_kept(tmp_path):
         build_plan(words)
 
 
-def test_planning_imports_neither_pandas_nor_scikit_learn(data):
+@pytest.mark.usefixtures("data")
+def test_planning_imports_neither_pandas_nor_scikit_learn():
     code = (
         "import sys; from marl_plugins.cli import main\n"
         f"assert main(['train', '--recipe', {str(FOLDER / 'tiny.yaml')!r}, '--dry-run']) == 0\n"
@@ -590,7 +591,8 @@ def test_planning_imports_neither_pandas_nor_scikit_learn(data):
     assert done.stdout.strip().splitlines()[-1] == "[]", done.stdout[-500:] + done.stderr[-500:]
 
 
-def test_demonstrations_slip_so_often_that_success_is_rare_and_fit_the_prompts(data):
+@pytest.mark.usefixtures("data")
+def test_demonstrations_slip_so_often_that_success_is_rare_and_fit_the_prompts():
     run = (plan := build_plan(["--recipe", str(FOLDER / "tiny.yaml")])).run
     rng, slips, said = random.Random(0), [], 0
     for task in plan.tasks("train") * 20:

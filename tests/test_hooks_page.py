@@ -108,7 +108,8 @@ def test_the_debate_of_the_page_rewards_each_role_with_its_outcome(debate, verdi
     assert {a.role: a.reward for a in got.actions} == outcomes
 
 
-def test_the_debate_of_the_page_can_be_planned(debate, tmp_path):
+@pytest.mark.usefixtures("debate")
+def test_the_debate_of_the_page_can_be_planned(tmp_path):
     """Its grader is called on rehearsed trajectories, too."""
     (tmp_path / "recipe.yaml").write_text(
         "name: debate\nroles:\n  pro: {prompt: pro.md}\n  con: {prompt: con.md}\n  judge: {prompt: judge.md}\n"

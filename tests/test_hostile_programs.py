@@ -82,7 +82,8 @@ async def run(sandbox, program, limits=LIMITS):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_whatever_a_program_does_is_an_answer(name, sandbox, loop, clean):
+@pytest.mark.usefixtures("clean")
+def test_whatever_a_program_does_is_an_answer(name, sandbox, loop):
     ok, said = SAYS.get(name, (None, ""))
     if name.startswith(OWN_FOLDER):
         ok = sandbox.level == "process"
@@ -96,14 +97,16 @@ def test_whatever_a_program_does_is_an_answer(name, sandbox, loop, clean):
     json.dumps([result.output, result.files], ensure_ascii=False).encode()  # as records and requests are written
 
 
-def test_names_of_files_are_bounded_and_can_be_shown(sandbox, loop, clean):
+@pytest.mark.usefixtures("clean")
+def test_names_of_files_are_bounded_and_can_be_shown(sandbox, loop):
     got = loop.run(run(sandbox, "open(b'\\xff', 'w'); open('a\\nb\\x1b', 'w'); open('\\u00e9t\\u00e9', 'w')"))
     assert sorted(got.files) == ["\\xff", "a\\nb\\x1b", "\u00e9t\u00e9"]
     got = loop.run(run(sandbox, PROGRAMS["50 of the longest names"]))
     assert 0 < sum(map(len, got.files)) <= files.NAME_BYTES
 
 
-def test_cleaning_follows_no_link(sandbox, loop, clean, tmp_path_factory):
+@pytest.mark.usefixtures("clean")
+def test_cleaning_follows_no_link(sandbox, loop, tmp_path_factory):
     outside = tmp_path_factory.mktemp("outside")
     (outside / "kept").write_text("x")
     outside.chmod(0o500)
@@ -116,7 +119,7 @@ def test_cleaning_follows_no_link(sandbox, loop, clean, tmp_path_factory):
     assert outside.stat().st_mode & 0o777 == 0o500
 
 
-def test_whoever_may_not_read_a_folder_of_his_can_remove_it(tmp_path):
+def test_whoever_may_not_read_a_folder_of_his_can_remove_it():
     """As nobody where the tests run as root, whom no rights stop."""
     script = f"""
         import os, sys
@@ -140,7 +143,8 @@ def test_whoever_may_not_read_a_folder_of_his_can_remove_it(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_rest_of_the_output_is_read_after_a_short_while(sandbox, loop, clean):
+@pytest.mark.usefixtures("clean")
+def test_the_rest_of_the_output_is_read_after_a_short_while(sandbox, loop):
     program = (
         "import os, time\nprint('parent', flush=True)\nif os.fork() == 0:\n    time.sleep(0.1); print('child', flush=True)"
     )
@@ -154,7 +158,8 @@ def wait_for_processes(folder, number):
         time.sleep(0.02)
 
 
-def test_a_cancelled_call_leaves_nothing(sandbox, loop, clean):
+@pytest.mark.usefixtures("clean")
+def test_a_cancelled_call_leaves_nothing(sandbox, loop):
     async def cancelled():
         before = len(processes_left(sandbox.place))
         running = asyncio.create_task(run(sandbox, f"import os\nos.fork()\nos.execv('/bin/sleep', ['sleep', '{NAP}'])"))

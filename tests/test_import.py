@@ -366,7 +366,8 @@ def test_the_readme_lists_what_was_taken_and_what_was_not(config):
     assert "critic_learning_rate" not in readme and "packing_samples" not in readme  # of default.yaml, unchanged
 
 
-def test_a_launch_script_of_mappas_overrides_its_configuration(checkout, config, monkeypatch):
+@pytest.mark.usefixtures("config")
+def test_a_launch_script_of_mappas_overrides_its_configuration(checkout, monkeypatch):
     path = checkout / "scripts/train.sh"
     path.write_text(
         "MODEL=hub/other\nROOT=$(pwd)\npython -m marti.cli.commands.train \\\n  --config-name mathchat \\\n"

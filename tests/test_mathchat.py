@@ -147,7 +147,7 @@ def test_demonstrators_slip_as_often_as_they_say():
         assert count / len(tasks) == pytest.approx(demonstrations.SLIPS[who], abs=0.03)
 
 
-def test_a_demonstration_is_what_a_rollout_would_show_and_sample(tmp_path):
+def test_a_demonstration_is_what_a_rollout_would_show_and_sample():
     """Token for token: the opening, what was said with its end, what the tool answered in between."""
     transformers = pytest.importorskip("transformers")
     from marl_plugins.core.demonstrations import Demonstration, encode

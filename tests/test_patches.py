@@ -388,7 +388,7 @@ def test_suggested_commands_quote_paths_with_spaces(tree, tmp_path, capsys):
     refused(capsys, tree, f"git -C '{tree}' diff -- {FILES[0]}")
 
 
-def test_two_commands_on_a_tree_wait_for_each_other(tree, capsys):
+def test_two_commands_on_a_tree_wait_for_each_other(tree):
     words = [sys.executable, "-m", "marl_plugins", "patch", "apply", "--to", str(tree), "0001"]
     with lock_tree(tree):
         other = subprocess.Popen(words, stdout=subprocess.DEVNULL)
@@ -548,7 +548,8 @@ def test_a_host_may_have_several_releases_and_patches_that_depend_on_each_other(
     assert file.read_bytes() == hosts["1.0"][2]
 
 
-def test_a_series_names_exactly_the_files_that_it_touches(hosts, tmp_path):
+@pytest.mark.usefixtures("hosts")
+def test_a_series_names_exactly_the_files_that_it_touches(tmp_path):
     path = tmp_path / "patches/other/1.0/tree.yaml"
     path.write_text(path.read_text() + "  another: abc\n")
     with pytest.raises(ConfigurationError, match="differing: another"):

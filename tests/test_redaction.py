@@ -105,7 +105,7 @@ COACHED = ["--coach.model", "m", "--coach.base_url", f"https://me:{KEY}@host/v1?
 COACHED += ["--coach.body", json.dumps({"seed": 3, "user_key": KEY})]
 
 
-def test_flags_that_hold_secrets_are_written_nowhere_and_asked_for_on_resume(tmp_path, monkeypatch, capsys):
+def test_flags_that_hold_secrets_are_written_nowhere_and_asked_for_on_resume(tmp_path, capsys):
     words = ["--recipe", "mathchat/tiny.yaml", *COACHED, "--ckpt.output_dir", str(tmp_path / "run")]
     assert main(["train", *words, "--dry-run"]) == 0
     assert main(["train", *words, "--dry-run", "--json"]) == 0

@@ -336,7 +336,8 @@ def test_of_an_invented_task_nothing_is_said_that_another_could_change(folder):
     assert rehearse(plan.run, workflow_of(plan.plugins, plan.run), None).unclear == []
 
 
-def test_a_workflow_that_blocks_after_a_name_has_not_called_it(folder, quick):
+@pytest.mark.usefixtures("quick")
+def test_a_workflow_that_blocks_after_a_name_has_not_called_it(folder):
     warning = folder.ending("if str(con) == 'judge':", "    time.sleep(3)", "return con").warning()
     assert "role 'judge' is never called" in warning
 

@@ -142,7 +142,7 @@ def test_a_zero_sum_game_is_reported_by_role():
     assert rows == [["a: held-out outcome", "0.000", "0.250"], ["b: held-out outcome", "1.000", "0.750"]]
 
 
-def test_what_concerns_the_whole_run_is_said_below(tmp_path):
+def test_what_concerns_the_whole_run_is_said_below():
     found = [step(n, **{"signal/none": float(n < 3), "coach/cost": n / 4, "trajectories/lost": 2 * n}) for n in range(1, 7)]
     summary = summarise(found, ["a"])
     assert ["training trajectories lost", "6", "22"] in table(summary)[1]

@@ -83,7 +83,8 @@ def edit(file, old, new):
     Path(file).write_text(text.replace(old, new))
 
 
-def test_the_same_command_resumes(project):
+@pytest.mark.usefixtures("project")
+def test_the_same_command_resumes():
     start(*WORDS)
     plan, step = resumed(*WORDS)
     assert step == 4
@@ -98,7 +99,8 @@ FREE = [
 ]
 
 
-def test_what_changes_nothing_of_what_is_learned_may_differ(project):
+@pytest.mark.usefixtures("project")
+def test_what_changes_nothing_of_what_is_learned_may_differ():
     start(*WORDS)
     assert resumed(*WORDS, *FREE)[1] == 4
 
@@ -118,7 +120,8 @@ CHANGED_FLAGS = {
 }
 
 
-def test_what_changes_what_is_learned_is_refused_until_it_is_accepted(project):
+@pytest.mark.usefixtures("project")
+def test_what_changes_what_is_learned_is_refused_until_it_is_accepted():
     start(*WORDS)
     more = [word for words in CHANGED_FLAGS.values() for word in words]
     problems = refused(*WORDS, *more)
@@ -172,7 +175,8 @@ IMPOSSIBLE = {
 }
 
 
-def test_what_makes_resuming_impossible_cannot_be_accepted(project):
+@pytest.mark.usefixtures("project")
+def test_what_makes_resuming_impossible_cannot_be_accepted():
     start(*WORDS)
     more = [word for words in IMPOSSIBLE.values() for word in words]
     problems = refused(*WORDS, *more, "--resume_with_changes")
@@ -207,7 +211,8 @@ def test_labels_and_tasks_are_compared(project):
     assert resumed(*WORDS, "--data.prompt_dataset", str(other))[1] == 4
 
 
-def test_a_plugin_is_the_same_wherever_it_lies(project):
+@pytest.mark.usefixtures("project")
+def test_a_plugin_is_the_same_wherever_it_lies():
     start(*WORDS, "--plugin", "plug/extra.py")
     shutil.move("plug", "moved")
     assert resumed(*WORDS, "--plugin", "moved/extra.py")[1] == 4
@@ -278,7 +283,8 @@ def test_a_plan_looks_at_the_saved_files_and_at_what_is_left(project, capsys):
     assert "coder/_actor/global_step4 is missing" in refused(*WORDS)[0]
 
 
-def test_accepting_changes_without_resuming_is_a_mistake(project):
+@pytest.mark.usefixtures("project")
+def test_accepting_changes_without_resuming_is_a_mistake():
     with pytest.raises(ConfigurationError, match="--resume_with_changes is about a resumed run"):
         with_resumption(build_plan([*WORDS, "--resume_with_changes"]))
 
@@ -358,7 +364,8 @@ def test_the_same_recipe_and_plugin_are_copied_once(project):
     assert build_plan(replayed(["--resume", "runs/a"])[0]).plugins.versions() == build_plan(words).plugins.versions()
 
 
-def test_planning_a_resumption_imports_nothing_heavy(project):
+@pytest.mark.usefixtures("project")
+def test_planning_a_resumption_imports_nothing_heavy():
     start(*WORDS)
     code = "import sys; from marl_plugins.cli import main; rc = main(sys.argv[1:]); "
     code += "assert not {'torch', 'ray', 'transformers'} & set(sys.modules); sys.exit(rc)"
@@ -383,7 +390,8 @@ def test_a_resumption_of_nothing_saved_keeps_what_it_starts_from(project):
     assert (aside / "run" / "command.json").is_file()
 
 
-def test_what_a_recipe_names_outside_its_folder_is_copied_too(project):
+@pytest.mark.usefixtures("project")
+def test_what_a_recipe_names_outside_its_folder_is_copied_too():
     shutil.move("sums/prompts", "prompts")
     shutil.move("sums/grader.py", "grader.py")
     edit("sums/recipe.yaml", "prompts/", "../prompts/")
@@ -466,7 +474,8 @@ def test_resume_names_what_is_wrong(project, tmp_path, capsys):
     assert "command.json cannot be read" in capsys.readouterr().err
 
 
-def test_two_recipes_are_one_too_many(project, capsys):
+@pytest.mark.usefixtures("project")
+def test_two_recipes_are_one_too_many(capsys):
     assert main(["train", "--recipe", "sums/tiny.yaml", "--recipe", "mathchat", "--dry-run"]) == 2
     assert "--recipe is given 2 times (sums/tiny.yaml, mathchat); a run has one recipe" in capsys.readouterr().err
 
@@ -570,7 +579,8 @@ def test_a_copy_that_was_changed_or_cut_is_named_and_made_anew(project):
         replayed(["--resume", "runs/a"])
 
 
-def test_a_copy_that_was_half_made_is_not_used(project, monkeypatch):
+@pytest.mark.usefixtures("project")
+def test_a_copy_that_was_half_made_is_not_used(monkeypatch):
     """The process is killed while it copies a plugin; the next start makes a whole one."""
     words = (*WORDS, "--plugin", "plug/extra.py")
     copy = shutil.copy2

@@ -289,8 +289,7 @@ def test_a_damaged_database_is_infrastructure(tmp_path):
         call("SELECT sum(customer) FROM orders", sql_tool(CONFIG, path))
 
 
-@pytest.mark.parametrize("path", ["shop.db"])
-def test_it_keeps_the_contract_of_tools(path, shop, tmp_path):
+def test_it_keeps_the_contract_of_tools(shop, tmp_path):
     plugin = tmp_path / "shop_plugin.py"
     plugin.write_text(
         "from datetime import date\nfrom pathlib import Path\nfrom marl_plugins import hookimpl\n"

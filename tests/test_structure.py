@@ -235,3 +235,17 @@ def test_functions_and_classes_fit_on_a_page():
                 if lines > limit:
                     long[f"{file} {node.name}"] = lines
     assert long.keys() == LONGER.keys(), dict(long)
+
+
+def test_every_argument_of_a_test_is_used():
+    """What is parametrised and not used is not tested; a fixture that is there for what it does is named by `usefixtures`."""
+    unused = [
+        f"{path.name}:{test.lineno} {test.name}: {argument.arg}"
+        for path in sorted(Path(__file__).parent.rglob("*.py"))
+        for test in ast.walk(ast.parse(path.read_text()))
+        if isinstance(test, ast.FunctionDef | ast.AsyncFunctionDef) and test.name.startswith("test_")
+        for argument in test.args.args
+        if argument.arg
+        not in {"self"} | {node.id for line in test.body for node in ast.walk(line) if isinstance(node, ast.Name)}
+    ]
+    assert not unused

@@ -25,7 +25,7 @@ if "wait" in sys.argv:
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory):
+def python():
     with fork_server.fork_server(debug=False) as command:
         yield command
 

@@ -561,7 +561,8 @@ def critic_weights(host):
     return ray.get(host.critic._actor_handlers[0].__ray_call__.remote(work))
 
 
-def test_policy_and_critic_train_save_and_resume_as_one(cluster, tmp_path):
+@pytest.mark.usefixtures("cluster")
+def test_policy_and_critic_train_save_and_resume_as_one(tmp_path):
     """Three steps with a save after the second; processes that resume from it repeat the third, metrics and weights."""
     host, estimator, checkpoints = start_with_critic(tmp_path)
     rows, found, start = recorded_rows(11, seed=1), [], critic_weights(host)
@@ -609,7 +610,8 @@ def test_policy_and_critic_train_save_and_resume_as_one(cluster, tmp_path):
         asyncio.run(host.update(prepared, 2, 5))
 
 
-def test_a_stopped_rank_is_ended_and_ends_the_run(cluster, tmp_path):
+@pytest.mark.usefixtures("cluster")
+def test_a_stopped_rank_is_ended_and_ends_the_run(tmp_path):
     """The critic's second rank is stopped; its first waits for it in a collective operation."""
     host, estimator, _ = start_with_critic(tmp_path)
     host.processes.silence = 5.0
