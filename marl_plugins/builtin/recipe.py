@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -14,6 +13,7 @@ from marl_plugins.core.credit import ActionScores
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.scoring import reward_function_score
 from marl_plugins.core.tasks import SUFFIXES, as_text, choose_keys, read_tasks
+from marl_plugins.core.threads import DaemonThreads
 from marl_plugins.core.trajectory import Action, Task, Trajectory
 from marl_plugins.loading import load_file
 
@@ -171,9 +171,9 @@ def marl_score_outcome(run: Run, trajectory: Trajectory) -> Awaitable[Outcome] |
     if function is not None:
         return _awaited(function, trajectory)
     if run.args.reward.remote_url:
-        # In a thread, because it may wait for a server.
+        # In a thread, because it may wait for a server; for ever, too.
         module = load_file(Path(run.args.reward.remote_url), "marl_reward_function")
-        return asyncio.to_thread(reward_function_score, module.reward_func, trajectory)
+        return run.state(DaemonThreads).call(reward_function_score, module.reward_func, trajectory)
     return None
 
 

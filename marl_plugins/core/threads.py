@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
+
+MOST = min(32, (os.cpu_count() or 1) + 4)
+"""Calls of users' code at the same time, as `asyncio.to_thread` makes them."""
 
 
 async def in_daemon_thread(function: Callable[..., Result], *arguments: Any) -> Result:
@@ -27,6 +32,10 @@ async def in_daemon_thread(function: Callable[..., Result], *arguments: Any) -> 
     def work() -> None:
         try:
             outcome: tuple[Callable[..., None], Any] = (done.set_result, function(*arguments))
+        except StopIteration as error:  # a future takes none, and would never be done
+            stopped = RuntimeError(f"{getattr(function, '__name__', 'the call')} raised StopIteration")
+            stopped.__cause__ = error
+            outcome = (done.set_exception, stopped)
         except BaseException as error:
             outcome = (done.set_exception, error)
         with contextlib.suppress(RuntimeError):  # nobody waits any more: the loop is closed
@@ -34,3 +43,16 @@ async def in_daemon_thread(function: Callable[..., Result], *arguments: Any) -> 
 
     threading.Thread(target=work, name=getattr(function, "__name__", "call"), daemon=True).start()
     return await done
+
+
+class DaemonThreads:
+    """Calls of users' code in daemon threads, at most `MOST` at the same time; one that is given up makes room for the next."""
+
+    def __init__(self) -> None:
+        self._free: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
+        """By event loop."""
+
+    async def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """What a call returns or raises."""
+        async with self._free.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MOST)):
+            return await in_daemon_thread(function, *arguments)
