@@ -320,14 +320,20 @@ def zipped(**files):
         (json.dumps(RESULT).encode(), zipped(**{"/tmp/marl-outside": b"x"})),
         (json.dumps(RESULT).encode(), zipped(**{"a\nb": b"x"})),
         (json.dumps(RESULT).encode(), zipped(how=zipfile.ZIP_DEFLATED, a=bytes(10**7))),
+        (json.dumps(RESULT).encode(), zipped(**{"a": b"x", "a/b": b"x"})),
+        (json.dumps(RESULT).encode(), zipped(**{"old": b"x"})),  # a folder with a file
+        (json.dumps(RESULT).encode(), zipped(**{"old/file/x": b"x"})),
+        (json.dumps(RESULT).encode(), zipped(**{"a" * 256: b"x"})),
+        (json.dumps(RESULT).encode(), zipped(**{f"{n}/x": b"" for n in range(1000)})),
     ],
 )
 def test_what_a_program_has_forged_is_its_own_failure_and_leads_nowhere(result, changed, tmp_path):
     workspaces = tmp_path / "workspaces"
     here = workspaces / "here"
-    here.mkdir(parents=True)
-    (tmp_path / "outside").write_text("kept")
-    (workspaces / "outside").write_text("kept")
+    (here / "old").mkdir(parents=True)
+    kept = dict.fromkeys(("outside", "workspaces/outside", "workspaces/here/old/file"), b"kept")
+    for name, content in kept.items():
+        (tmp_path / name).write_bytes(content)
     answer = said(run_result=BEGUN, files={remote.RESULT: encoded(result), remote.CHANGED: encoded(changed)})
 
     async def run():
@@ -340,7 +346,7 @@ def test_what_a_program_has_forged_is_its_own_failure_and_leads_nowhere(result, 
 
     got = asyncio.run(run())
     assert got.status == "killed" and "cannot be read" in got.reason, got
-    assert files_of(tmp_path) == {"outside": b"kept", "workspaces/outside": b"kept"}
+    assert files_of(tmp_path) == kept
     assert not Path("/tmp/marl-outside").exists()
 
 

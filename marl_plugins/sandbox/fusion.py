@@ -35,7 +35,7 @@ from marl_plugins.sandbox import remote
 from marl_plugins.sandbox.files import NAMES, read_files, remove_files, write_files
 from marl_plugins.sandbox.fork_server import TEST_WORDS
 from marl_plugins.sandbox.local import RETURNED
-from marl_plugins.sandbox.program import Completed, Program, Status, excess, judge, path_problem
+from marl_plugins.sandbox.program import Completed, Program, Status, excess, folders_of, judge, path_problem, tree_problem
 from marl_plugins.sandbox.workspace import MOST_FILES
 
 ATTEMPTS, FIRST_PAUSE = 5, 0.5
@@ -351,12 +351,21 @@ class _Job:
             problems = [
                 f"path {path[:200]!r} {problem}" for path in (*changed, *result.gone) if (problem := path_problem(path))
             ]
-            if problems:
-                raise ValueError(problems[0])
+            if problem := next(iter(problems), "") or self._tree_problem(result, changed):
+                raise ValueError(problem)
         except ValueError as error:
             said = str(error).splitlines()[0]
             return Completed("killed", None, "", "", seconds, f"what it left as its result cannot be read: {said}")
         return self._judged(result, changed, min(result.seconds, limits.seconds + STARTING))
+
+    def _tree_problem(self, result: _Result, changed: Mapping[str, bytes]) -> str:
+        """Why the kept workspace cannot become what the program says that it is; empty where it can."""
+        if self.workspace is None:
+            return ""
+        paths = (self.files.keys() - result.gone) | changed.keys()
+        if len(paths) + len(folders_of(paths)) > MOST_FILES:
+            return f"more than {MOST_FILES} files and folders"
+        return tree_problem(paths)
 
     def _judged(self, result: _Result, changed: Mapping[str, bytes], seconds: float) -> Completed:
         """What came of the program by what it has left."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal, Protocol, get_args
 
 Language = Literal["python", "bash", "pytest"]
 """How a program is run: pytest runs its tests."""
 Status = Literal["finished", "failed", "time", "memory", "output", "killed"]
 """finished: exit code 0; failed: another one; killed: by a signal, or for a limit that has no word of its own."""
-LONGEST_PATH = 1024
-"""Maximum number of bytes in a file's path."""
+LONGEST_PATH, LONGEST_NAME = 1024, 255
+"""Maximum number of bytes in a file's path, and in each part of it (NAME_MAX of linux/limits.h)."""
 MOST_FILES = 1000
 """Maximum number of files that a program brings, and that it can be asked for."""
 
@@ -66,7 +66,8 @@ class Program:
             workspace another agent may have put them there.
 
     Raises:
-        ValueError: An unknown language, a path that leaves the workspace or cannot be shown, too many files.
+        ValueError: An unknown language, a path that leaves the workspace, cannot be shown, or is a file and a folder, too many
+            files.
     """
 
     source: str
@@ -87,6 +88,8 @@ class Program:
             for path in paths:
                 if problem := path_problem(path):
                     raise ValueError(f"{what}: path {path[:200]!r} {problem}")
+        if problem := tree_problem(self.files):
+            raise ValueError(f"files: {problem}")
 
 
 def path_problem(path: str) -> str:
@@ -100,7 +103,20 @@ def path_problem(path: str) -> str:
         return "has an empty part or `.`"
     if not path.isprintable():
         return "has characters that cannot be shown"
+    if any(len(part.encode()) > LONGEST_NAME for part in parts):
+        return f"has a name longer than {LONGEST_NAME} bytes"
     return f"is longer than {LONGEST_PATH} bytes" if len(path.encode()) > LONGEST_PATH else ""
+
+
+def folders_of(paths: Collection[str]) -> set[str]:
+    """The folders that files lie in, by the files' paths."""
+    return {str(folder) for path in paths for folder in PurePosixPath(path).parents} - {"."}
+
+
+def tree_problem(paths: Collection[str]) -> str:
+    """Why files cannot lie in one workspace, by their paths, of which none has a `path_problem`; empty where they can."""
+    both = min(folders_of(paths) & set(paths), default="")
+    return f"{both[:200]!r} is a file and a folder" if both else ""
 
 
 @dataclass(frozen=True)

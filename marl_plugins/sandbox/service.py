@@ -15,7 +15,6 @@ import json
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any
 
 import pydantic
@@ -25,7 +24,16 @@ from pydantic_core import PydanticCustomError
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.recipe import SandboxConfig
 from marl_plugins.sandbox.opening import open_sandbox
-from marl_plugins.sandbox.program import MOST_FILES, Completed, Language, Limits, Program, Sandbox, path_problem
+from marl_plugins.sandbox.program import (
+    MOST_FILES,
+    Completed,
+    Language,
+    Limits,
+    Program,
+    Sandbox,
+    path_problem,
+    tree_problem,
+)
 
 OUTPUT_CHARS = 1 << 20
 """How much of each stream is returned: its first and its last half."""
@@ -75,9 +83,8 @@ class RunCode(pydantic.BaseModel):
     @pydantic.field_validator("files")
     @classmethod
     def _apart(cls, files: dict[str, str | None]) -> dict[str, str | None]:
-        for path in files:
-            if above := {str(folder) for folder in PurePosixPath(path).parents} & files.keys():
-                raise PydanticCustomError("path", "{path} is a file and a folder", {"path": above.pop()})
+        if problem := tree_problem(files):
+            raise PydanticCustomError("path", "{problem}", {"problem": problem})
         return files
 
     def program(self, most: Most) -> Program:
