@@ -178,6 +178,33 @@ def test_a_broken_csv_file_says_where(recipe, content, parts):
     says(caught.value.problems[0], *parts)
 
 
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ("['x.csv']", "expected a dict of a path in the workspace to the file that is copied there, got ['x.csv']"),
+        ("{1: __file__}", "path 1 is no text; expected one such as 'data/train.csv'"),
+        ("{'../x': __file__}", "path '../x' leaves the workspace; expected one such as"),
+        ("{'x' * 256: __file__}", "has a name longer than 255 bytes; expected one such as"),
+        ("{'x': 0}", "'x' is to be a copy of 0, which is no file"),
+        ("{'x': 'gone.csv'}", "'x' is to be a copy of 'gone.csv', which is no file"),
+        ("{'x': __file__, 'x/y': __file__}", "'x' is a file and a folder"),
+        ("{f'{n}/x': __file__ for n in range(1001)}", "2002 files and folders; a workspace holds at most 2000: put them"),
+    ],
+    ids=range(8),
+)
+def test_files_that_no_workspace_can_begin_with(recipe, files, said):
+    recipe.edit("workflow: workflow.py", "workflow: workflow.py\ntasks: tasks.py").edit(
+        "  data.prompt_dataset: data.jsonl\n", ""
+    )
+    recipe.write(
+        tasks_py="from marl_plugins.core.trajectory import Task\n\ndef load(split):\n"
+        f"    given = lambda n: {files} if (split, n) == ('train', 7) else {{}}\n"
+        "    return [Task(f'{split}{n}', f'{split} {n}?', 'x', files=given(n)) for n in range(64)]\n"
+    )
+    problem = recipe.problem()
+    assert problem.startswith("train task 'train7': files: ") and said in problem, problem
+
+
 @pytest.mark.parametrize("name", ["data.txt", "data.parquet", "./no", "/no/such"])
 def test_what_cannot_be_read_is_refused_before_a_hub_is_asked(recipe, name):
     (recipe.folder / "data.txt").write_text("1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from marl_plugins.core.failures import nearest
 from marl_plugins.core.tasks import SUFFIXES, FileTasks, not_json
@@ -13,6 +13,8 @@ from marl_plugins.core.texts import read_text
 from marl_plugins.core.trajectory import Task
 from marl_plugins.plan.plan import Plan
 from marl_plugins.run import Run
+from marl_plugins.sandbox.program import folders_of, path_problem, tree_problem
+from marl_plugins.sandbox.workspace import MOST_FILES
 
 MOST_NAMED = 5
 """Tasks that a message names."""
@@ -158,12 +160,17 @@ def _label_warnings(plan: Plan) -> list[str]:
 
 def _wrong_file(task: Task) -> str:
     """What is wrong with the files that a task brings; empty where nothing is."""
+    if not isinstance(task.files, dict):
+        return f"files: expected a dict of a path in the workspace to the file that is copied there, got {task.files!r:.80}"
     for name, source in task.files.items():
-        place = PurePosixPath(name)
-        if not place.parts or place.is_absolute() or ".." in place.parts:
-            return f"files: {name!r} must be a path below the workspace, such as 'data/train.csv'"
-        if not os.path.isfile(source):
-            return f"files: {name!r} is to be a copy of {source}, which is no file"
+        if problem := path_problem(name) if isinstance(name, str) else "is no text":
+            return f"files: path {name!r:.200} {problem}; expected one such as 'data/train.csv'"
+        if not isinstance(source, str | os.PathLike) or not os.path.isfile(source):
+            return f"files: {name!r} is to be a copy of {source!r}, which is no file"
+    if problem := tree_problem(task.files):
+        return f"files: {problem}"
+    if (count := len(task.files) + len(folders_of(task.files))) > MOST_FILES:
+        return f"files: {count} files and folders; a workspace holds at most {MOST_FILES}: put them into an archive"
     return ""
 
 
