@@ -320,6 +320,41 @@ def test_without_room_for_a_folder_nobody_is_to_blame(tmp_path, monkeypatch):
         opened(None)
 
 
+@pytest.fixture
+def few_descriptors():
+    """A function that leaves this process so many file descriptors, until it is called with None."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def leave(room):
+        taken = {int(name) for name in os.listdir("/proc/self/fd")}
+        few = soft if room is None else next(n for n in range(soft) if n - sum(fd < n for fd in taken) > room)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+
+    yield leave
+    leave(None)
+
+
+@pytest.mark.usefixtures("place")
+def test_without_file_descriptors_nobody_is_to_blame(few_descriptors):
+    async def start(room):
+        sandbox = LocalSandbox(SandboxConfig(isolation="process"), packages=False)
+        few_descriptors(room)
+        try:
+            await sandbox.start()
+        finally:
+            few_descriptors(None)
+            await sandbox.close()
+
+    said = []
+    for room in range(20):
+        try:
+            asyncio.run(start(room))
+            break
+        except InfrastructureFailure as failure:
+            said.append((failure.kind, "`ulimit -n` is the limit; raise it" in str(failure)))
+    assert 3 < room < 19 and said == [("sandbox", True)] * room
+
+
 @pytest.mark.parametrize("level", LEVELS[1:2])
 @pytest.mark.usefixtures("place")
 def test_a_program_that_cannot_be_confined_is_not_run(level, monkeypatch, tmp_path_factory):

@@ -21,7 +21,7 @@ from marl_plugins.core.recipe import Level, SandboxConfig
 from marl_plugins.sandbox import levels
 from marl_plugins.sandbox.files import first_names, read_files, write_files
 from marl_plugins.sandbox.program import Completed, Program, Status, excess, judge
-from marl_plugins.sandbox.server import Server, new_root, python
+from marl_plugins.sandbox.server import Server, new_root, python, unavailable
 from marl_plugins.sandbox.streams import Stream
 
 if TYPE_CHECKING:
@@ -119,7 +119,10 @@ class LocalSandbox:
     async def _started(self, imports: tuple[str, ...]) -> Server:
         kept = [str(self._workspaces)] if self._workspaces else []
         read = levels.readable(self.isolation)
-        user = levels.users(self.isolation, [*read[len(levels.SYSTEM) :], *kept], len(self._slots))
+        try:
+            user = levels.users(self.isolation, [*read[len(levels.SYSTEM) :], *kept], len(self._slots))
+        except OSError as error:
+            raise unavailable("the sandbox cannot start", error) from error
         root = new_root(shared=user is not None)
         namespaces = self.isolation == "namespaces"
         settings: Settings = {
@@ -196,7 +199,7 @@ class Run:
             if isinstance(error, FileNotFoundError) and self._workspace is None:
                 self._server.end()  # its folder is gone, so it has ended
                 return None
-            raise InfrastructureFailure("sandbox", f"a program could not be handed over: {error}") from error
+            raise unavailable("a program could not be handed over", error) from error
         finally:
             for timer in self._timers:
                 timer.cancel()

@@ -31,12 +31,25 @@ LATE = 5.0
 """Seconds for what a supervisor that was killed has left."""
 BUSY = 0.002
 """Seconds between two attempts to send to a fork server whose queue is full."""
+CURES = {
+    errno.EMFILE: "`ulimit -n` is the limit; raise it",
+    errno.ENFILE: "the machine's limit is in /proc/sys/fs/file-max",
+    errno.EAGAIN: "`ulimit -u` is the limit of processes; raise it",
+    errno.ENOSPC: "make room, or set TMPDIR to another folder",
+    errno.EDQUOT: "make room, or set TMPDIR to another folder",
+}
 BOOT = "import sys; sys.path.insert(0, {here!r}); import {module}; del sys.path[0]; {module}.main()"
 
 
 def python(module: str, *options: str) -> list[str]:
     """The words that start a module of this folder without the package."""
     return [sys.executable, "-I", *options, "-c", BOOT.format(here=os.path.dirname(__file__), module=module)]
+
+
+def unavailable(what: str, error: OSError) -> InfrastructureFailure:
+    """The failure for what this machine refuses, with the cure where it is known."""
+    cure = CURES.get(error.errno or 0)
+    return InfrastructureFailure("sandbox", f"{what}: {error}{f'; {cure}' if cure else ''}")
 
 
 def new_root(shared: bool) -> Path:
@@ -52,7 +65,7 @@ def new_root(shared: bool) -> Path:
         root = tempfile.mkdtemp(prefix="marl-sandbox-")
         os.chmod(root, 0o711 if shared else 0o700)
     except OSError as error:
-        raise InfrastructureFailure("sandbox", f"the sandbox cannot make a folder: {error}") from error
+        raise unavailable("the sandbox cannot make a folder", error) from error
     return Path(root).resolve()
 
 
@@ -87,30 +100,36 @@ class Server:
         self._runs: dict[int, Listener] = {}
         self._removals: dict[str, asyncio.Future[None]] = {}
         self._last = 0
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115
-        self._programs, programs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        own = {"control": control.fileno(), "server": programs.fileno(), "root": str(root), "environment": ENVIRONMENT}
-        given = json.dumps({**settings, "owner": programs.fileno()})
-        with programs, control:
+        with contextlib.ExitStack() as undone:
+            undone.callback(os.rmdir, root)
             try:
-                process = subprocess.Popen(
-                    [*python("supervisor", "-S"), json.dumps({**own, "command": [*command, given]})],
-                    pass_fds=[control.fileno(), programs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=self._said,
-                    cwd="/",
-                    env=ENVIRONMENT,
-                    start_new_session=True,  # Ctrl-C is the run's to handle
-                )
+                self._said = undone.enter_context(tempfile.TemporaryFile())
+                self._programs, programs = map(undone.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                self._control, control = map(undone.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                with programs, control:
+                    process = self._launched(settings, command, programs.fileno(), control.fileno())
             except OSError as error:
-                os.rmdir(root)
-                raise InfrastructureFailure("sandbox", f"the sandbox cannot start a process: {error}") from error
+                raise unavailable("the sandbox cannot start a process", error) from error
+            undone.pop_all()
         self._release = weakref.finalize(self, release, process, root, self._programs, self._control, self._said)
         for connection, hear in ((self._programs, self._hear), (self._control, self._hear_supervisor)):
             connection.setblocking(False)
             self._loop.add_reader(connection.fileno(), hear)
+
+    def _launched(self, settings: Settings, command: Sequence[str], programs: int, control: int) -> subprocess.Popen[bytes]:
+        """The supervisor's process, which is given its ends of the sockets."""
+        own = {"control": control, "server": programs, "root": str(self.root), "environment": ENVIRONMENT}
+        given = json.dumps({**settings, "owner": programs})
+        return subprocess.Popen(
+            [*python("supervisor", "-S"), json.dumps({**own, "command": [*command, given]})],
+            pass_fds=[control, programs],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._said,
+            cwd="/",
+            env=ENVIRONMENT,
+            start_new_session=True,  # Ctrl-C is the run's to handle
+        )
 
     @property
     def started(self) -> bool:
