@@ -1,9 +1,12 @@
 """Workspaces: files that stay between the calls of one trajectory, and who wrote them."""
 
 import asyncio
+import contextlib
+import errno
 import hashlib
 import os
 import shutil
+import threading
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -59,7 +62,7 @@ def play(chat, workflow, roles, task, tools=(), score=None):
                 generate=simulated_engine(),
                 score=score,
                 workspace=workspace,
-                seconds=20,
+                seconds=60,
             )
         workspaces.close()
         return trajectory
@@ -250,6 +253,86 @@ def test_too_many_files_fail_the_call_and_no_other(chat, where, monkeypatch):
     assert [a.tool_results[0].ok for a in sorted(got.actions, key=lambda a: len(a.path))] == [True, False, True]
     assert f"more than {most} files" in next(r.output for a in got.actions for r in a.tool_results if not r.ok)
     assert [f.path for f in got.files] == ["kept"]
+
+
+def test_what_a_call_has_left_that_was_given_up_is_its_own(chat):
+    begun = asyncio.Event()
+
+    async def run(call):
+        (call.workspace / call.action).touch()
+        if call.role == "a":
+            begun.set()
+            await asyncio.sleep(600)
+        return ToolResult("write", call.text, "", True)
+
+    tool = Tool("write", run, lambda text: ["call"], in_workspace=True)
+
+    async def workflow(task, roles, tools):
+        given_up = asyncio.ensure_future(roles.a())
+        await begun.wait()
+        given_up.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await given_up
+        return await roles.b()
+
+    got = play(chat, workflow, {"a": [tool], "b": [tool]}, Task("t", "p"))
+    assert len(got.files) == 2
+    assert all(file.path == file.writer for file in got.files)
+
+
+def test_a_call_that_is_given_up_while_files_are_copied_leaves_them_to_the_next(tmp_path, monkeypatch):
+    """And they are the task's, whichever call they were copied for."""
+    go, copied = threading.Event(), []
+
+    def copyfile(source, target):
+        copied.append(target)
+        go.wait(60)
+        Path(target).write_bytes(Path(source).read_bytes())
+
+    monkeypatch.setattr("shutil.copyfile", copyfile)
+    source = tmp_path / "x"
+    source.write_text("x")
+
+    async def main():
+        workspaces = Workspaces()
+        async with workspaces.of(Task("t", "p", files={"x": str(source)})) as workspace:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(workspace.opened(), 0.2)
+            go.set()
+            folder = await workspace.opened()
+            assert (len(copied), workspace.files) == (1, (File("x", 1, sha(b"x"), ""),))
+        assert not folder.exists()
+        go.clear()
+        async with workspaces.of(Task("t", "p", files={"x": str(source)})) as workspace:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(workspace.opened(), 0.2)
+        go.set()  # nobody waits any more
+        while os.listdir(workspaces.root):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        workspaces.close()
+
+    asyncio.run(main())
+
+
+def test_files_that_cannot_be_read_for_want_of_descriptors_are_not_gone(workspace, monkeypatch):
+    async def main():
+        async with workspace:
+            folder = await workspace.opened()
+            (folder / "x").touch()
+            await workspace.note("a")
+            (folder / "x").write_text("y")
+            for name in ("open", "scandir"):
+                with monkeypatch.context() as patch:
+                    patch.setattr(os, name, refused)
+                    with pytest.raises(InfrastructureFailure, match="Too many open files"):
+                        await workspace.note("b")
+                    assert [file.writer for file in workspace.files] == ["a"]
+            assert await workspace.note("b") == ("x",)
+
+    def refused(*words, **more):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    asyncio.run(main())
 
 
 def test_a_hostile_tree_is_removed(workspace):

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 MOST = min(32, (os.cpu_count() or 1) + 4)
-"""Calls of users' code at the same time, as `asyncio.to_thread` makes them."""
+"""Calls at the same time, as `asyncio.to_thread` makes them."""
 
 
 async def in_daemon_thread(function: Callable[..., Result], *arguments: Any) -> Result:
@@ -46,7 +46,7 @@ async def in_daemon_thread(function: Callable[..., Result], *arguments: Any) -> 
 
 
 class DaemonThreads:
-    """Calls of users' code in daemon threads, at most `MOST` at the same time; one that is given up makes room for the next."""
+    """Blocking calls of one kind in daemon threads, at most `MOST` at a time; one that is given up makes room for the next."""
 
     def __init__(self) -> None:
         self._free: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()

@@ -9,7 +9,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -144,6 +144,7 @@ class Workspace(Protocol):
 
         Raises:
             TooManyFiles: The manifest is as it was.
+            InfrastructureFailure: They cannot be read; likewise.
         """
 
 
@@ -247,7 +248,12 @@ class OpenTools:
         """Make a call in the trajectory's folder, and note which files it has written."""
         async with workspace.turn:
             self._trajectory.workspace = await workspace.opened()
-            result = await tool.run(replace(call, workspace=self._trajectory.workspace))
+            try:
+                result = await tool.run(replace(call, workspace=self._trajectory.workspace))
+            except asyncio.CancelledError:  # what it has left is its own, and not the next call's
+                with suppress(TooManyFiles, InfrastructureFailure):
+                    await workspace.note(call.action)
+                raise
             try:
                 written = await workspace.note(call.action)
             except TooManyFiles as error:

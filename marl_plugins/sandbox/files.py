@@ -6,6 +6,7 @@ No link is followed, and nothing that is no plain file is opened.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import stat
@@ -18,6 +19,8 @@ NAMES, NAME_BYTES = 50, 5000
 """Maximum number of names that are listed, and of bytes in them."""
 LISTED = 1000
 """Maximum number of names that are looked at."""
+OURS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
+"""Errors that no program is to blame for, whatever it has left: what lies there is not absent."""
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -58,7 +61,11 @@ def remove_files(workspace: Path, paths: Iterable[str]) -> None:
 
 
 def read_files(workspace: Path, paths: Iterable[str], most: int) -> dict[str, bytes]:
-    """The plain files among these paths, as far as they have `most` bytes together."""
+    """The plain files among these paths, as far as they have `most` bytes together.
+
+    Raises:
+        OSError: They cannot be read, and no program is to blame.
+    """
     found = {}
     for path in paths:
         *folders, name = path.split("/")
@@ -70,7 +77,9 @@ def read_files(workspace: Path, paths: Iterable[str], most: int) -> dict[str, by
                     if stat.S_ISREG(status.st_mode) and status.st_size <= most:
                         found[path] = file.read(most)
                         most -= len(found[path])
-        except OSError:  # it is not there, or is none that may be read
+        except OSError as error:  # it is not there, or is none that may be read
+            if error.errno in OURS:
+                raise
             continue
     return found
 

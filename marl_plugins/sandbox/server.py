@@ -104,7 +104,9 @@ class Server:
             undone.callback(os.rmdir, root)
             try:
                 self._said = undone.enter_context(tempfile.TemporaryFile())
-                self._programs, programs = map(undone.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                self._programs, programs = map(
+                    undone.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                )
                 self._control, control = map(undone.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
                 with programs, control:
                     process = self._launched(settings, command, programs.fileno(), control.fileno())

@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from marl_plugins.core.failures import InfrastructureFailure
+from marl_plugins.core.threads import DaemonThreads
 from marl_plugins.core.tools import TooManyFiles
 from marl_plugins.core.trajectory import File, Task
+from marl_plugins.sandbox.files import OURS
 from marl_plugins.sandbox.server import new_root
 from marl_plugins.sandbox.supervisor import remove
 
@@ -34,6 +36,8 @@ class Workspaces:
 
     def __init__(self) -> None:
         self._root: Path | None = None
+        self.threads = DaemonThreads()
+        """Which read the tasks' files, from whatever disk they are on."""
 
     @property
     def root(self) -> Path:
@@ -53,7 +57,8 @@ class Workspaces:
         """Remove them all."""
         root, self._root = self._root, None
         if root is not None:
-            remove(os.fspath(root))
+            with contextlib.suppress(OSError):  # a file that is still copied into it
+                remove(os.fspath(root))
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,7 @@ class Workspace:
         self._task = task
         self._workspaces = workspaces
         self._folder: Path | None = None
+        self._opening: asyncio.Task[Path] | None = None
         self._known: dict[str, _Known] = {}
         self.turn = asyncio.Lock()
 
@@ -83,13 +89,17 @@ class Workspace:
         Raises:
             InfrastructureFailure: There is no room for it, or a file of the task cannot be read.
         """
-        if self._folder is None:
-            try:
-                self._folder = await asyncio.to_thread(self._make)
-            except OSError as error:
-                what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-                raise InfrastructureFailure("workspace", f"no workspace for task {self._task.id}: {what}") from error
-            await self.note("")
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open())
+        return await asyncio.shield(self._opening)  # a call that is given up leaves it to the next one
+
+    async def _open(self) -> Path:
+        try:
+            self._folder = await self._workspaces.threads.call(self._make)
+        except OSError as error:
+            what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+            raise InfrastructureFailure("workspace", f"no workspace for task {self._task.id}: {what}") from error
+        await self.note("")
         return self._folder
 
     def _make(self) -> Path:
@@ -112,9 +122,13 @@ class Workspace:
 
         Raises:
             TooManyFiles: There are more than `MOST_FILES`; the manifest is as it was.
+            InfrastructureFailure: They cannot be read, and no program is to blame; likewise.
         """
         assert self._folder is not None
-        before, self._known = self._known, await asyncio.to_thread(scan, self._folder, writer, self._known)
+        try:
+            before, self._known = self._known, await asyncio.to_thread(scan, self._folder, writer, self._known)
+        except OSError as error:
+            raise InfrastructureFailure("workspace", f"the workspace of task {self._task.id}: {error}") from error
         return tuple(
             sorted(path for path, known in self._known.items() if path not in before or known.file != before[path].file)
         )
@@ -123,10 +137,16 @@ class Workspace:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        folder, self._folder = self._folder, None
-        if folder is not None:
-            with contextlib.suppress(OSError):  # what cannot be removed is left: no run ends for it
-                await asyncio.shield(asyncio.to_thread(remove, os.fspath(folder)))
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            removing = asyncio.create_task(_removed(opening))
+            if opening.done():  # else it is still copied, and removed when it is
+                await asyncio.shield(removing)
+
+
+async def _removed(opening: asyncio.Task[Path]) -> None:
+    with contextlib.suppress(OSError, InfrastructureFailure):  # what cannot be removed is left: no run ends for it
+        await asyncio.to_thread(remove, os.fspath(await opening))
 
 
 def scan(folder: Path, writer: str, known: dict[str, _Known]) -> dict[str, _Known]:
@@ -134,6 +154,10 @@ def scan(folder: Path, writer: str, known: dict[str, _Known]) -> dict[str, _Know
 
     Links are not followed: they are no files of the folder's own. What cannot be read as a path in UTF-8 is not listed, nor what
     lies deeper than the longest path.
+
+    Raises:
+        OSError: It cannot be read, and no program is to blame.
+        TooManyFiles: There are more than `MOST_FILES`.
     """
     found: dict[str, _Known] = {}
     for path, entry in sorted(_walk(folder)):
@@ -144,7 +168,9 @@ def scan(folder: Path, writer: str, known: dict[str, _Known]) -> dict[str, _Know
             continue
         try:
             digest = _digest(folder / path)
-        except OSError:  # made unreadable, or gone meanwhile
+        except OSError as error:  # made unreadable, or gone meanwhile
+            if error.errno in OURS:
+                raise
             continue
         same = last is not None and last.file.sha256 == digest
         found[path] = _Known(last.file if same and last else File(path, entry.st_size, digest, writer), mark)
@@ -162,7 +188,9 @@ def _walk(folder: Path) -> list[tuple[str, os.stat_result]]:
         here = waiting.pop()
         try:
             entries = list(os.scandir(folder / here))
-        except OSError:  # too deep, or made unreadable
+        except OSError as error:  # too deep, or made unreadable
+            if error.errno in OURS:
+                raise
             continue
         for entry in entries:
             path = f"{here}{entry.name}"
