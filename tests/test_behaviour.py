@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from simulated import make_trajectory
 
 from marl_plugins.builtin import behaviour as plugin
-from marl_plugins.core.behaviour import ALARM, LEAST, Behaviour, alarms
+from marl_plugins.core.behaviour import ALARM, LEAST, Behaviour, alarms, welch
 from marl_plugins.core.intervals import wilson
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.runtime.display import Display
@@ -113,6 +113,19 @@ def test_there_is_no_alarm_before_there_are_evaluations_to_compare():
     behaviour = Behaviour()
     evaluation = {"eval/outcome": 0.5, "eval/low": 0.4, "eval/high": 0.6}
     assert [behaviour.observe(evaluation, ["a"]) for _ in range(9)] == [{}] * 9  # nobody scores actions
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "error", "degrees"),
+    [
+        ([1.0, 2.0, 3.0], [2.0, 3.0, 4.0], (2 / 3) ** 0.5, 4),  # alike: all of both
+        ([1.0, 2.0, 3.0], [5.0, 5.0, 5.0, 5.0, 5.0], (1 / 3) ** 0.5, 2),  # one alone varies: its own
+        ([0.0, 2.0], [1.0, 2.0, 3.0, 4.0], (1 + 5 / 12) ** 0.5, 867 / 457),
+        ([1.0, 1.0], [2.0, 2.0], 0.0, 2),
+    ],
+)
+def test_the_difference_of_two_means_has_welchs_degrees_of_freedom(one, other, error, degrees):
+    assert welch(one, other) == pytest.approx((error, degrees))
 
 
 def test_a_resumed_run_repeats():

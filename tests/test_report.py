@@ -30,9 +30,20 @@ def test_an_interval_over_nothing_says_nothing():
     assert wilson(0.0, 0) == (0.0, 1.0)
 
 
-@pytest.mark.parametrize(("degrees", "quantile"), [(2, 4.303), (3, 3.182), (5, 2.571), (16, 2.120), (399, 1.966)])
-def test_students_quantile(degrees, quantile):
-    assert t_quantile(degrees) == pytest.approx(quantile, rel=0.032 if degrees == 2 else 0.01)
+@pytest.mark.parametrize(
+    ("degrees", "quantiles"),
+    [
+        (1, (12.706, 235.801, 10050.4)),
+        (2, (4.303, 19.207, 125.64)),
+        (3, (3.182, 9.219, 32.616)),
+        (5, (2.571, 5.507, 12.282)),
+        (16, (2.120, 3.544, 5.361)),
+        (399, (1.966, 3.020, 4.042)),
+        (10**6, (1.960, 3.000, 4.000)),
+    ],
+)
+def test_students_quantile(degrees, quantiles):
+    assert [t_quantile(degrees, z) for z in (1.96, 3.0, 4.0)] == pytest.approx(quantiles, rel=0.003)
 
 
 def test_students_interval_is_the_textbooks_and_stays_within_the_scores():

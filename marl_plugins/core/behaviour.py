@@ -94,12 +94,21 @@ def compare(stretches: Sequence[Stretch]) -> dict[str, float]:
     before, after = ([score for s in part for score in s.scores] for part in (early, late))
     score, success = fmean(after) - fmean(before), fmean(s.success for s in late) - fmean(s.success for s in early)
     found = {f"{ALARM}/score": score, f"{ALARM}/success": success}
-    error = sqrt(variance(before) / len(before) + variance(after) / len(after))
-    clear = score >= RISE and score > t_quantile(len(before) + len(after) - 2, ERRORS) * error
+    error, degrees = welch(before, after)
+    clear = score >= RISE and score > t_quantile(degrees, ERRORS) * error
     unsure = ERRORS / 1.96 * sqrt(sum(s.half_width**2 for s in (*early, *late))) / half
     flat = success - unsure <= 0.0 and success + unsure < score
     room = fmean(s.success for s in early) < ROOM
     return {ALARM: float(clear and flat and room), **found}
+
+
+def welch(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
+    """The standard error of the difference of two means, and its degrees of freedom (Welch 1947), at least 1; both of two or more
+    numbers."""
+    parts = [(variance(some) / len(some), len(some) - 1) for some in (one, other)]
+    square = sum(part for part, _ in parts)
+    smaller = sum(part**2 / degrees for part, degrees in parts)
+    return sqrt(square), max(1.0, square**2 / smaller) if smaller else float(len(one) + len(other) - 2)
 
 
 def alarms(metrics: Mapping[str, float | None]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import sqrt
+from math import erfc, expm1, pi, sqrt, tan
 from statistics import fmean, stdev
 
 
@@ -36,16 +36,32 @@ def student(scores: Sequence[float], z: float = 1.96) -> tuple[float, float]:
 
 
 def t_quantile(degrees: float, z: float = 1.96) -> float:
-    """Student's quantile from the normal one `z`, by Abramowitz and Stegun 26.7.5.
+    """Student's quantile from the normal one `z` of the same probability, by Hill 1970 (CACM algorithm 396).
 
-    For 95 % it is 3 % too small with 2 degrees of freedom, and less than 1 % with more.
+    From 2 degrees of freedom on it is exact to 0.1 %, as it is at 1; between them it is up to a fifth too large.
+
+    Args:
+        degrees: Of freedom, at least 1.
     """
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return z + sum(term / degrees**power for power, term in enumerate(terms, start=1))
+    p = erfc(z / sqrt(2))
+    if degrees == 1:
+        return 1 / tan(p * pi / 2)
+    a = 1 / (degrees - 0.5)
+    b = 48 / a**2
+    c = ((20700 * a / b - 98) * a - 16) * a + 96.36
+    d = ((94.5 / (b + c) - 3) / b + 1) * sqrt(a * pi / 2) * degrees
+    y = (d * p) ** (2 / degrees)
+    if y <= 0.05 + a:
+        y = (
+            (1 / (((degrees + 6) / (degrees * y) - 0.089 * d - 0.822) * (degrees + 2) * 3) + 0.5 / (degrees + 4)) * y - 1
+        ) * (degrees + 1) / (degrees + 2) + 1 / y
+        return sqrt(degrees * y)
+    x = -z
+    if degrees < 5:
+        c += 0.3 * (degrees - 4.5) * (x + 0.6)
+    c = (((0.05 * d * x - 5) * x - 7) * x - 2) * x + b + c
+    y = (((((0.4 * z * z + 6.3) * z * z + 36) * z * z + 94.5) / c - z * z - 3) / b + 1) * x
+    return sqrt(degrees * expm1(a * y * y))
 
 
 def interval(scores: Sequence[float], binary: bool) -> tuple[float, float]:
