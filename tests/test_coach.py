@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.rows import rows_of
 from marl_plugins.core.scoring import Seen, SeenLast
-from marl_plugins.core.trajectory import ToolResult
+from marl_plugins.core.trajectory import File, ToolResult
 from marl_plugins.plan.build import build_plan
 
 SECRET = "the-label-42"
@@ -112,6 +113,16 @@ def test_a_coach_reads_what_the_agent_saw_with_heads_and_tails_and_never_the_lab
     assert fields["before"].endswith("KeyError: 3")
     assert (fields["tools"], fields["files"]) == ("ok: 12", "a.csv, b.csv")
     assert len(shorten("y" * 10**6)) < 5000
+    files = [
+        File(name, 1200, "", writer)
+        for name, writer in (("c", ""), ("a", earlier.path), ("b", action.path), ("x", "other"))
+    ]
+    shown = prompt_fields(action, replace(seen, files=tuple(files)), "")["files"].splitlines()
+    assert shown == [
+        "c (1,200 bytes), written by nobody of the team",
+        "a (1,200 bytes), written by planner in turn 1",
+        "b (1,200 bytes), written by this step",
+    ]
     assert prompt_fields(action, last_of(seen), "")["label"] == SECRET
 
 

@@ -617,3 +617,13 @@ def test_an_agent_is_told_whether_its_program_ran_and_what_is_next():
     assert plugin.shown(stages, 1, program(True)) == "ok"
     assert plugin.shown(stages, 0, failed) == "failed\nwrite?"
     assert plugin.shown(stages, 1, failed) == "failed"
+
+
+def test_a_model_as_the_coach_is_shown_who_wrote_what_and_neither_label_nor_score():
+    from marl_plugins.coach.model import placeholders, read_prompt
+
+    prompts = recipes_root() / "dsbench" / "prompts"
+    for name, last in (("coach.md", False), ("last_coach.md", True)):
+        text = read_prompt(prompts / name, with_label=last)
+        assert {"files", "tools", "before", "duties"} <= placeholders(prompts / name)[1]
+        assert "{label}" not in text  # where the answers lie

@@ -194,11 +194,24 @@ def prompt_fields(action: Action, seen: Seen, duties: str) -> dict[str, str]:
         "before": shorten("\n".join(describe(a) for a in seen.before)) or "nothing",
         "action": shorten(action.text) + (CUT_OFF if action.generation.finish == "length" else ""),
         "tools": shorten(tool_answers([action])) or "none used",
-        "files": ", ".join(sorted({f for a in (*seen.before, action) for r in a.tool_results for f in r.files})) or "none",
+        "files": shorten(files_left(action, seen)) or "none",
     }
     if isinstance(seen, SeenLast):
         fields |= {"label": shorten(str(seen.label)), "answer": shorten(str(seen.answer))}
     return fields
+
+
+def files_left(action: Action, seen: Seen) -> str:
+    """The files of the workspace, each with who wrote it; without a workspace the names that tools have given.
+
+    Only those of the task, of the action and of what it depends on: what parallel branches have written depends on timing.
+    """
+    if not seen.files:
+        return ", ".join(sorted({f for a in (*seen.before, action) for r in a.tool_results for f in r.files}))
+    writers = {"": "nobody of the team"} | {a.path: f"{a.role} in turn {a.turn + 1}" for a in seen.before}
+    writers[action.path] = "this step"
+    known = [f for f in seen.files if f.writer in writers]
+    return "\n".join(f"{f.path} ({f.size:,} bytes), written by {writers[f.writer]}" for f in known)
 
 
 def describe(action: Action) -> str:
