@@ -622,7 +622,7 @@ def test_an_agent_is_told_whether_its_program_ran_and_what_is_next():
 def test_a_model_as_the_coach_is_shown_who_wrote_what_and_neither_label_nor_score():
     from marl_plugins.coach.model import placeholders, read_prompt
 
-    prompts = recipes_root() / "dsbench" / "prompts"
+    prompts = FOLDER / "prompts"
     for name, last in (("coach.md", False), ("last_coach.md", True)):
         text = read_prompt(prompts / name, with_label=last)
         assert {"files", "tools", "before", "duties"} <= placeholders(prompts / name)[1]
