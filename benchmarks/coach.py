@@ -25,7 +25,7 @@ from typing import Any
 
 from marl_plugins.asking.asker import endpoint_asker
 from marl_plugins.asking.endpoint import Endpoint
-from marl_plugins.coach.model import PROMPTS, ModelCoach, read_prompt
+from marl_plugins.coach.model import PROMPTS, ModelCoach, Questions, read_prompt
 from marl_plugins.core.scoring import Seen
 from marl_plugins.core.trajectory import Action, Generation, Task
 from marl_plugins.core.workflow import Call, RoleSpec, Sampling, run_workflow
@@ -58,7 +58,7 @@ def model_coach(url: str) -> ModelCoach:
         read_prompt(PROMPTS / "action.md", with_label=False),
         read_prompt(PROMPTS / "last_action.md", with_label=True),
     )
-    return ModelCoach(endpoint_asker(endpoint), prompts, {"solver": "Solve it."})
+    return ModelCoach(endpoint_asker(endpoint), Questions(prompts, {"solver": "Solve it."}))
 
 
 def step(number: int) -> tuple[Action, Seen]:

@@ -17,7 +17,7 @@ from marl_plugins.asking.exchange import Redirected, _followed
 from marl_plugins.asking.limits import SpendingBudget
 from marl_plugins.asking.reading import seconds_of
 from marl_plugins.asking.request import Request
-from marl_plugins.coach.model import PROMPTS, ModelCoach, read_prompt, trial_request
+from marl_plugins.coach.model import PROMPTS, ModelCoach, Questions, read_prompt, trial_request
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
 from marl_plugins.core.scoring import SeenLast
 from marl_plugins.core.trajectory import ToolResult
@@ -31,7 +31,7 @@ def coach_at(url, budget=None, kept=None, **settings):
         read_prompt(PROMPTS / "last_action.md", with_label=True),
     )
     endpoint = Endpoint(**{"prefix": "coach", "base_url": url, "model": "m", "timeout": 5.0, "retries": 3, **settings})
-    return ModelCoach(endpoint_asker(endpoint, budget, kept), prompts, {"solver": "Solve {problem}"})
+    return ModelCoach(endpoint_asker(endpoint, budget, kept), Questions(prompts, {"solver": "Solve {problem}"}))
 
 
 def kept_in(file, *more):
@@ -338,7 +338,7 @@ def test_a_record_holds_what_was_served_from_the_cache_too(tmp_path, action, see
 def test_what_the_answer_depends_on_is_in_the_key(action, seen):
     def key(**settings):
         coach = coach_at("http://127.0.0.1:9/v1", **settings)
-        return coach.asker.cache.key(coach.request(action, seen))
+        return coach.asker.cache.key(coach.questions.of(action, seen))
 
     keys = [key(), key(model="n"), key(max_tokens=5), key(body={"seed": 1}), key(form="json")]
     action.text = "y"
@@ -386,7 +386,7 @@ def test_the_same_question_has_the_same_key_as_in_earlier_releases(action, seen)
 
     def keys(**settings):
         coach = coach_at("http://127.0.0.1:9/v1", **settings)
-        return [coach.asker.cache.key(coach.request(action, s)) for s in (seen, last_of(seen))]
+        return [coach.asker.cache.key(coach.questions.of(action, s)) for s in (seen, last_of(seen))]
 
     assert keys() == ["8fdf3943b36654b6429658cbdaf662d2", "2dc76acd4c8b0467cae11c4a198ab35a"]
     assert keys(form="json", body={"seed": 1}) == ["51bf2181e70c2838080538d5295bcd57", "2eb6f612a88eaea714eadaf03db2bed2"]
@@ -580,7 +580,7 @@ def test_an_account_that_cannot_be_right_is_refused_by_name(number, tmp_path):
 def test_a_kept_verdict_of_another_form_is_a_missing_one(judgement, tmp_path, action, seen):
     file = tmp_path / "verdicts.jsonl"
     coach = coach_at("http://127.0.0.1:9/v1", form="text")
-    key = coach.asker.cache.key(coach.request(action, seen))
+    key = coach.asker.cache.key(coach.questions.of(action, seen))
     lines = [
         json.dumps({"key": key, "judgement": judgement}),
         "7",

@@ -210,7 +210,9 @@ def test_rubrics_endpoints_and_one_that_is_down_judge_together(recipe):
     assert len(asked) == 3  # one before the start, and what both trajectories ask is asked once
     for action in (a for t in trajectories for a in t.actions):
         assert action.score == pytest.approx((3 * 0.8 + 0.5) / 4)
-        assert action.notes["coach"] == {"members": {"rules": 0.8, "up": 0.5}, "failed": {"down": "coach_server"}}
+        note = action.notes["coach"]
+        assert note["members"] == {"rules": 0.8, "up": 0.5} and note["failed"] == {"down": "coach_server"}
+        assert note["score"] == pytest.approx(7.25)
         assert "down: no verdict" in action.explanation and "rules 8: is there" in action.explanation
     assert found["coach/member/down/missing"] == 1.0 and found["coach/member/up/missing"] == 0.0
     assert found["coach/member/rules/score"] == pytest.approx(0.8) and "coach/member/down/score" not in found

@@ -11,10 +11,11 @@ from simulated import CharacterChat, make_trajectory
 
 from marl_plugins import coach, reward_backprop
 from marl_plugins.cli import main
+from marl_plugins.coach import distil
 from marl_plugins.commands.evaluate import only_players
 from marl_plugins.core.credit import rewards_from_scores
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
-from marl_plugins.core.scoring import SeenLast
+from marl_plugins.core.scoring import Seen, SeenLast
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.describe import describe
@@ -180,6 +181,23 @@ def test_another_coach_on_the_command_line_leaves_the_recipes_policy_idle(recipe
     text = RECIPE.replace("flags:\n  coach.policy: judge\n", f"flags: {{coach.rubric: {rubric}}}")
     recipe.write_text(text)
     assert "no role is mapped to policy 'judge'" in problems("--recipe", str(recipe))[0]
+
+
+def test_a_data_set_of_its_verdicts_holds_the_very_words_that_it_was_shown_and_said(recipe, action, seen):
+    prompts, answers = [], []
+
+    def model(prompt):
+        prompts.append(prompt)
+        answers.append(verdict(body(prompt), 8, says="Good."))
+        return answers[-1]
+
+    run = started(recipe, model)
+    trajectory = make_trajectory({"solver": []})
+    only, view = trajectory.actions[0], Seen.of(trajectory, trajectory.actions[0])
+    assert scores(run, (only, view)) == [0.8]
+    ((line,), _) = distil.rows_of(run, [trajectory], "text")
+    assert "".join(map(chr, CharacterChat().opening(line["prompt"]))) == prompts[0]
+    assert line["completion"][0]["content"] == answers[0]
 
 
 def test_its_verdicts_are_read_as_an_endpoints_and_the_label_reaches_the_last_action_alone(recipe, action, seen):

@@ -13,8 +13,8 @@ from simulated import make_trajectory
 from marl_plugins.cli import main
 from marl_plugins.coach import correcting, corrections, verdict
 from marl_plugins.coach.corrections import leaks, usable, why_refused
+from marl_plugins.coach.notes import NOTES
 from marl_plugins.coach.rubric import load_rules
-from marl_plugins.coach.state import NOTES
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.scoring import score_trajectory
 from marl_plugins.core.trajectory import Action, Generation, Task, ToolResult, Trajectory
@@ -96,9 +96,9 @@ def test_a_model_is_asked_for_a_better_action_and_it_is_kept(form, better, tmp_p
     with openai_server(lambda body, count: answered(body, better)) as (url, bodies):
         actions, _ = judged(url, *words)
     assert [a.score for a in actions] == [0.4] * 3
-    kept = [a.notes.get(NOTES) for a in actions]
+    kept = [a.notes[NOTES] for a in actions]
     if better is None:
-        assert kept == [None] * 3
+        assert not any("correction" in note for note in kept)
     else:
         assert [note["correction"] for note in kept] == [better] * 3
         assert [note["knew_the_label"] for note in kept] == [False, False, True]
@@ -109,7 +109,7 @@ def test_a_model_is_asked_for_a_better_action_and_it_is_kept(form, better, tmp_p
 def test_without_the_flag_nobody_is_asked_and_nothing_is_kept(form, tmp_path):
     with openai_server(lambda body, count: answered(body, "better")) as (url, bodies):
         actions, _ = judged(url, "--coach.form", form, "--ckpt.output_dir", str(tmp_path))
-    assert [a.score for a in actions] == [0.4] * 3 and not any(a.notes for a in actions)
+    assert [a.score for a in actions] == [0.4] * 3 and not any("correction" in a.notes[NOTES] for a in actions)
     assert not any("orrection" in json.dumps(body) for body in bodies)
 
 
@@ -126,9 +126,9 @@ def test_a_rubric_gives_corrections_too(tmp_path):
     hook = plan.plugins.hook.marl_score_action
     scorer = lambda action, seen: hook(run=plan.run, action=action, seen=seen)  # noqa: E731
     asyncio.run(score_trajectory(trajectory, scorer, None, roles=list(plan.run.recipe.roles)))
-    note = {"correction": "x!", "knew_the_label": False}
-    assert [a.notes.get(NOTES) for a in trajectory.actions] == [None, note, None]
-    assert Trajectory.from_record(json.loads(json.dumps(trajectory.record()))).actions[1].notes == {NOTES: note}
+    notes = [a.notes[NOTES] for a in trajectory.actions]
+    assert [n.get("correction") for n in notes] == [None, "x!", None] and not notes[1]["knew_the_label"]
+    assert Trajectory.from_record(json.loads(json.dumps(trajectory.record()))).actions[1].notes == {NOTES: notes[1]}
 
 
 @pytest.mark.parametrize(

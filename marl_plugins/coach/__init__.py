@@ -10,7 +10,8 @@ than `--coach.max_missing` of a step's verdicts are missing the whole step is le
 
 Several of them are one coach as `coach: {members: ...}` of the recipe (ensemble.py).
 
-`openrlhf coach RUN --recipe RECIPE` judges the recorded actions of a run again (rejudge.py).
+`openrlhf coach RUN --recipe RECIPE` judges the recorded actions of a run again (rejudge.py), `openrlhf corrections RUN` and
+`openrlhf verdicts RUN` make data sets of what a coach has said (corrections.py, distil.py).
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from marl_plugins.coach.flags import OF_AN_ENDPOINT, add_flags, check_flags, kin
 from marl_plugins.coach.flags import endpoint_of as endpoint_of
 from marl_plugins.coach.members import check_members, members_of
 from marl_plugins.coach.metrics import Judged, measure, measure_members
+from marl_plugins.coach.notes import NOTES, note_of
 from marl_plugins.coach.stages import Stages, check_stages
-from marl_plugins.coach.state import NOTES, CoachState, judged_in
+from marl_plugins.coach.state import CoachState, judged_in
 from marl_plugins.coach.state import asker_of as asker_of
 from marl_plugins.coach.state import askers_of as askers_of
-from marl_plugins.coach.verdict import JointVerdict
 from marl_plugins.core.command import Command
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
 from marl_plugins.core.scoring import Seen, SeenLast
@@ -59,6 +60,9 @@ def marl_commands() -> list[Command]:
     return [
         Command("coach", "RUN --recipe RECIPE", "judges a run's recorded actions again with another coach", _rejudge),
         Command("corrections", "RUN", "makes SFT and DPO data of the corrected actions that a run has recorded", _export),
+        Command(
+            "verdicts", "RUN --recipe RECIPE", "makes SFT data for a judge of the verdicts that a run has recorded", _distil
+        ),
     ]
 
 
@@ -70,6 +74,12 @@ def _rejudge(words: Sequence[str]) -> int:
 
 def _export(words: Sequence[str]) -> int:
     from marl_plugins.coach.corrections import main
+
+    return main(words)
+
+
+def _distil(words: Sequence[str]) -> int:
+    from marl_plugins.coach.distil import main
 
     return main(words)
 
@@ -120,12 +130,15 @@ def marl_configure(run: Run) -> list[str]:
     for name, rubric in rubrics.items() if not wrong else ():  # weights of 0 may leave nothing to judge by
         place = f"coach.members.{name}" if name else f"--coach.rubric {run.args.coach.rubric}"
         problems += try_rubric(run, rubric, place)
-    if len(rubrics) < len(coaches) and (run.args.coach.memory or any(s.ask for s in state.stages.stages)):
+    if len(rubrics) < len(coaches):
         from marl_plugins.coach.model import ModelCoach, without_training
 
-        for name, coach in coaches.items():
-            if isinstance(coach, ModelCoach):
-                problems += [f"coach.members.{name}: {p}" if name else p for p in without_training(coach.prompts)]
+        models = {name: coach for name, coach in coaches.items() if isinstance(coach, ModelCoach)}
+        state.questions = next((coach.questions for coach in models.values()), None)
+        if run.args.coach.memory or any(s.ask for s in state.stages.stages):
+            for name, coach in models.items():
+                wrong = without_training(coach.questions.prompts)
+                problems += [f"coach.members.{name}: {p}" if name else p for p in wrong]
     return problems
 
 
@@ -177,13 +190,7 @@ async def _score(run: Run, action: Action, seen: Seen) -> float:
         raise
     state.verdicts[id(action)] = Judged(action, verdict, last)
     action.explanation = verdict.explanation
-    notes: dict[str, Any] = {}
-    if isinstance(verdict, JointVerdict):
-        notes |= {"members": verdict.members, "failed": verdict.failed}
-    if verdict.correction is not None:
-        notes |= {"correction": verdict.correction, "knew_the_label": isinstance(seen, SeenLast)}
-    if notes:
-        action.notes[NOTES] = notes
+    action.notes[NOTES] = note_of(verdict, action, seen, state.questions)
     return verdict.share
 
 

@@ -9,6 +9,7 @@ are none. What becomes of corrections is corrections.py's matter.
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -35,6 +36,13 @@ def with_correction(schema: dict[str, Any]) -> dict[str, Any]:
     """A verdict's schema with the field."""
     fields = {**schema["properties"], "correction": {"type": ["string", "null"]}}
     return {**schema, "properties": fields, "required": list(fields)}
+
+
+def with_it(answer: str, correction: str | None, nonce: str, form: str) -> str:
+    """An answer with a correction, as `instruction` asks for it."""
+    if form == "json":
+        return json.dumps(json.loads(answer) | {"correction": correction}, ensure_ascii=False)
+    return answer if correction is None else f"CORRECTION {nonce}\n{correction}\nEND {nonce}\n{answer}"
 
 
 def taken_out(text: str, nonce: str) -> tuple[str, str | None]:

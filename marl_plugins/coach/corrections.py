@@ -23,8 +23,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from marl_plugins.coach.notes import NOTES
 from marl_plugins.coach.rejudge import FILE, read_trajectories
-from marl_plugins.coach.state import NOTES
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import json_value, replace_text
 from marl_plugins.core.options import step_range
@@ -32,6 +32,7 @@ from marl_plugins.core.trajectory import Action, Trajectory
 
 NUMBER = re.compile(r"(?<![\w.])[+-]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?!\w)")
 REASONS = ("empty", "unchanged", "label", "too_long")
+COLUMNS = ("actions", "corrections", "written", *REASONS)
 EXAMPLE = """\
 Example:
 
@@ -80,7 +81,7 @@ def main(words: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(report, indent=2))
     else:
-        print_report(report)
+        print_report(report, COLUMNS)
     return 0
 
 
@@ -142,8 +143,7 @@ def usable(
             rows[action.policy].append(row_of(trajectory, action, note["correction"]))
     if not any(count["corrections"] for count in counts.values()):
         return {}, {}
-    names = ("actions", "corrections", "written", *REASONS)
-    return dict(rows), {role: {name: count[name] for name in names} for role, count in counts.items()}
+    return dict(rows), {role: {name: count[name] for name in COLUMNS} for role, count in counts.items()}
 
 
 def why_refused(trajectory: Trajectory, action: Action, note: Mapping[str, Any], fits: Room) -> str:
@@ -242,19 +242,18 @@ def write(rows: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path) -> dict
     return written
 
 
-def print_report(report: Mapping[str, Any]) -> None:
-    """The counts as a table, and the files."""
+def print_report(report: Mapping[str, Any], columns: Sequence[str]) -> None:
+    """The counts by role as a table, and the files."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    names = ("actions", "corrections", "written", *REASONS)
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("role", overflow="fold")
-    for name in names:
+    for name in columns:
         table.add_column(name.replace("_", " "), justify="right")
     for role, counts in report["roles"].items():
-        table.add_row(Text(role), *(str(counts[name]) for name in names))
+        table.add_row(Text(role), *(str(counts[name]) for name in columns))
     Console(highlight=False, width=120).print(table)
     for path, lines in report["files"].items():
         print(f"{path}: {lines} lines")

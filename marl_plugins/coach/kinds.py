@@ -70,7 +70,7 @@ def make_one(run: Run, args: Any, shared: Callable[[], KeptAnswers]) -> tuple[Co
     # A rubric asks nobody: what asks takes 20 ms to import.
     from marl_plugins.asking.asker import endpoint_asker, policy_asker
     from marl_plugins.asking.limits import SpendingBudget
-    from marl_plugins.coach.model import PROMPTS, ModelCoach, duties_of, read_prompt
+    from marl_plugins.coach.model import PROMPTS, ModelCoach, Questions, duties_of, read_prompt
 
     problems: list[str] = []
 
@@ -93,7 +93,8 @@ def make_one(run: Run, args: Any, shared: Callable[[], KeptAnswers]) -> tuple[Co
             asker = endpoint_asker(endpoint, budget, kept)
     if problems or prompt is None or last is None:
         raise ConfigurationError(problems)
-    return ModelCoach(asker, (prompt, last), duties_of(run), args.corrections, functools.partial(told, run)), asker
+    questions = Questions((prompt, last), duties_of(run), args.corrections, functools.partial(told, run))
+    return ModelCoach(asker, questions), asker
 
 
 def told(run: Run, role: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,9 @@ LONGEST = 4000
 CUT_OFF = "\n[cut off here: the limit of its length was reached]"
 
 
-class ModelCoach:
-    """Asks a model for every action.
+@dataclass(frozen=True)
+class Questions:
+    """What a model is asked of an action.
 
     Args:
         prompts: For all actions but the last, and for the last role's last action.
@@ -38,30 +40,12 @@ class ModelCoach:
         training: What it is told of the training of a role (memory.py).
     """
 
-    def __init__(
-        self,
-        asker: Asker,
-        prompts: tuple[str, str],
-        duties: Mapping[str, str],
-        corrections: bool = False,
-        training: Callable[[str], str] = lambda role: "",
-    ):
-        self.asker = asker
-        self.prompts = prompts
-        self.duties = duties
-        self.corrections = corrections
-        self.training = training
+    prompts: tuple[str, str]
+    duties: Mapping[str, str]
+    corrections: bool = False
+    training: Callable[[str], str] = lambda role: ""
 
-    async def judge(self, action: Action, seen: Seen) -> Verdict:
-        """The model's verdict.
-
-        Raises:
-            InfrastructureFailure: It is unavailable.
-            RunPaused: So are all further ones.
-        """
-        return verdict.kept_as(Verdict, await self.asker.judge(self.request(action, seen)))
-
-    def request(self, action: Action, seen: Seen) -> Request:
+    def of(self, action: Action, seen: Seen) -> Request:
         last = isinstance(seen, SeenLast)
         fields = prompt_fields(action, seen, self.duties[action.role]) | {"training": self.training(action.role)}
 
@@ -70,6 +54,23 @@ class ModelCoach:
             return self.prompts[last].format(**fields, fence=nonce, form=how)
 
         return _request(prompt, last, self.corrections)
+
+
+class ModelCoach:
+    """Asks a model for every action."""
+
+    def __init__(self, asker: Asker, questions: Questions):
+        self.asker = asker
+        self.questions = questions
+
+    async def judge(self, action: Action, seen: Seen) -> Verdict:
+        """The model's verdict.
+
+        Raises:
+            InfrastructureFailure: It is unavailable.
+            RunPaused: So are all further ones.
+        """
+        return verdict.kept_as(Verdict, await self.asker.judge(self.questions.of(action, seen)))
 
 
 def duties_of(run: Run) -> dict[str, str]:

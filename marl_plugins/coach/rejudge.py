@@ -75,21 +75,13 @@ def main(words: Sequence[str]) -> int:
         ConfigurationError: The flags, the records or the coach cannot be used.
     """
     from marl_plugins.plan.build import build_plan
-    from marl_plugins.plan.flags import COMMAND_LINE, split_flags
 
-    parser = make_parser()
-    if "--help" in words or "-h" in words:
-        print(parser.format_help(), end="")
+    found = read_words(make_parser(), words)
+    if found is None:
         return 0
-    if not words or words[0].startswith("-"):
-        raise ConfigurationError(
-            f"openrlhf coach: give the run first, its output folder or its {FILE}; then --recipe RECIPE"
-        )
-    flags = split_flags(words[1:], COMMAND_LINE)
-    options, _ = parser.parse_known_args([words[0], *(w for f in flags for w in f.argv)])
-    passed_on = [w for f in flags if f.name != "steps" for w in f.argv]
+    options, passed_on = found
     with tempfile.TemporaryDirectory() as folder:  # the account of what is spent here is not the run's
-        plan = build_plan([*passed_on, "--plugin", "marl_plugins.coach", "--ckpt.output_dir", folder])
+        plan = build_plan([*passed_on, "--ckpt.output_dir", folder])
         members = members_of(plan.run)
         if policy := next(
             (m.policy for m in members.values() if m.policy), None if members else plan.run.args.coach.policy
@@ -105,6 +97,32 @@ def main(words: Sequence[str]) -> int:
     else:
         print_report(report)
     return 0
+
+
+def read_words(
+    parser: argparse.ArgumentParser, words: Sequence[str], own: Sequence[str] = ("steps",)
+) -> tuple[argparse.Namespace, list[str]] | None:
+    """The options of a command on a run's records, and the words of its plan; None where only help was asked for.
+
+    Args:
+        own: Flags that are the command's alone.
+
+    Raises:
+        ConfigurationError: The run is missing, or a flag of the command's has a wrong value.
+    """
+    from marl_plugins.plan.flags import COMMAND_LINE, split_flags
+
+    if "--help" in words or "-h" in words:
+        print(parser.format_help(), end="")
+        return None
+    if not words or words[0].startswith("-"):
+        raise ConfigurationError(
+            f"{parser.prog}: give the run first, its output folder or its {FILE}; then --recipe RECIPE"
+        )
+    flags = split_flags(words[1:], COMMAND_LINE)
+    options, _ = parser.parse_known_args([words[0], *(w for f in flags for w in f.argv)])
+    passed_on = [w for f in flags if f.name not in own for w in f.argv]
+    return options, [*passed_on, "--plugin", "marl_plugins.coach"]
 
 
 def read_trajectories(source: Path, steps: tuple[int, int | None], roles: Sequence[str]) -> list[Trajectory]:

@@ -11,14 +11,11 @@ from marl_plugins.coach.stages import Stages
 if TYPE_CHECKING:
     from marl_plugins.asking.asker import Asker
     from marl_plugins.coach.metrics import Judged
+    from marl_plugins.coach.model import Questions
     from marl_plugins.coach.verdict import Verdict
     from marl_plugins.core.scoring import Seen
     from marl_plugins.core.trajectory import Action, Trajectory
     from marl_plugins.run import Run
-
-
-NOTES = "coach"
-"""Under which actions keep what the coach says beside a verdict: a better action (corrections.py)."""
 
 
 class Coach(Protocol):
@@ -34,6 +31,8 @@ class CoachState:
         self.coach: Coach | None = None
         self.askers: dict[str, Asker] = {}
         """What its members that are models are asked through, by name; a single coach is the member ""."""
+        self.questions: Questions | None = None
+        """How the first of these is asked."""
         self.verdicts: dict[int, Judged] = {}
         """By `id` of the action, which the entry keeps alive."""
         self.metrics: dict[str, float] = {}

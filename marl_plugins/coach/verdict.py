@@ -10,6 +10,7 @@ or out of range is no verdict; nothing is clamped or guessed. Reading takes time
 from __future__ import annotations
 
 import functools
+import json
 import re
 import statistics
 from collections.abc import Iterator, Mapping
@@ -27,6 +28,8 @@ AROUND = r"[\s*_\[\](){}\"'`]*"
 BEFORE = r"[\s*_\[\](){}\"'`#>|+-]*"
 """What may precede the word in its line: a list's dash, a heading, a quotation mark."""
 NUMBER = r"(?:10(?:\.0+)?|\d(?:\.\d+)?)"
+VALUES = {"SCORE": rf"({NUMBER})(?:\s*/\s*10(?:\.0+)?)?\.?", "CORRECT": r"(yes|no|true|false)\.?"}
+"""By the name of a line, what may stand in it."""
 MOST_LINES = 1000
 """That name the nonce; an answer with more states no verdict but repeats something."""
 
@@ -118,12 +121,34 @@ def parse(text: str, nonce: str, form: str, with_label: bool) -> Verdict | None:
 
 
 def _parse_lines(text: str, nonce: str, with_label: bool) -> Verdict | None:
-    score = value_of(text, "SCORE", nonce, rf"({NUMBER})(?:\s*/\s*10(?:\.0+)?)?\.?")
-    correct = value_of(text, "CORRECT", nonce, r"(yes|no|true|false)\.?")
+    score = value_of(text, "SCORE", nonce, VALUES["SCORE"])
+    correct = value_of(text, "CORRECT", nonce, VALUES["CORRECT"])
     if score is None or (with_label and correct is None):
         return None
     known = None if correct is None or not with_label else correct in ("yes", "true")
     return Verdict(score=float(score), correct=known, explanation=text.strip()[-LONGEST_EXPLANATION:])
+
+
+def answer(verdict: Verdict, nonce: str, form: str, with_label: bool) -> str:
+    """A verdict as `instruction` asks for it, without its correction: `parse` reads the same verdict, its score to two decimals.
+
+    Lines of the explanation that state a verdict, to whatever question, are left out. A verdict that says nothing of rightness is
+    read as in metrics: right from 5 on.
+    """
+    correct = verdict.share >= 0.5 if verdict.correct is None else verdict.correct
+    score = f"{round(verdict.score, 2):g}"
+    patterns = [_patterns(name, value)[1] for name, value in VALUES.items()]
+    rows = [
+        r for r in verdict.explanation.splitlines() if nonce not in r.lower() and not any(p.fullmatch(r) for p in patterns)
+    ]
+    said = "\n".join(rows).strip()
+    if form == "text":
+        lines = [f"CORRECT {nonce}: {'yes' if correct else 'no'}"] if with_label else []
+        return "\n".join([*([said] if said else []), *lines, f"SCORE {nonce}: {score}"])
+    fields = {"nonce": nonce, "explanation": said}
+    criteria = [{"name": name, "score": round(value, 2)} for name, value in verdict.criteria.items()]
+    more = {"correct": correct} if with_label else {}
+    return json.dumps({**fields, "criteria": criteria, **more, "score": float(score)}, ensure_ascii=False)
 
 
 def value_of(text: str, name: str, nonce: str, value: str) -> str | None:

@@ -1,0 +1,53 @@
+"""What is recorded of a verdict with its action (`notes`, `coach`), beside the score, which may change, and the explanation.
+
+    score, correct, criteria     as the coach gave them
+    knew_the_label               whether it did
+    asked                        digest of the question, where a model was asked; of several the first one's
+    training                     what that question said of the training, where it said anything
+    members, failed              of several coaches
+    correction                   a better action, where the coach gave one
+
+With these and the records a question can be asked again, and it can be seen that it is the same one (distil.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from marl_plugins.coach.verdict import JointVerdict, Verdict
+from marl_plugins.core.scoring import Seen, SeenLast
+
+if TYPE_CHECKING:
+    from marl_plugins.asking.request import Request
+    from marl_plugins.coach.model import Questions
+    from marl_plugins.core.trajectory import Action
+
+
+NOTES = "coach"
+
+
+def note_of(verdict: Verdict, action: Action, seen: Seen, questions: Questions | None) -> dict[str, Any]:
+    """The note of a verdict.
+
+    Args:
+        seen: What the coach saw.
+        questions: How a model is asked; None where none is.
+    """
+    note: dict[str, Any] = verdict.model_dump(include={"score", "correct", "criteria"}, exclude_defaults=True)
+    note["knew_the_label"] = isinstance(seen, SeenLast)
+    if questions is not None:
+        note["asked"] = digest_of(questions.of(action, seen))
+        if training := questions.training(action.role):
+            note["training"] = training
+    if isinstance(verdict, JointVerdict):
+        note |= {"members": verdict.members, "failed": verdict.failed}
+    if verdict.correction is not None:
+        note["correction"] = verdict.correction
+    return note
+
+
+def digest_of(request: Request) -> str:
+    """Names a question by its whole text, without its nonce and in the form of lines."""
+    text = request.prompt("", "text").encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=8).hexdigest()
