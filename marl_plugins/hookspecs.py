@@ -317,7 +317,8 @@ def marl_credit(trajectories: Sequence[Trajectory], run: Run) -> Any:
     Each action's `reward` is its score (its role's outcome, where no action was scored) when the first plugin gets it. Change
     `action.reward` in place, None to leave an action out (with the reason in `action.unscored`), and return the same
     trajectories. `action.add_reward(term, value)` also records what the term was; `action.notes` is for anything else worth
-    recording. `MARL_REACH` says whether the whole step is needed for it. Raise `RunPaused` to save the step before and end the run.
+    recording; `action.correction = Correction(text, coef)` has what the action should have been trained on beside it.
+    `MARL_REACH` says whether the whole step is needed for it. Raise `RunPaused` to save the step before and end the run.
 
     Example:
 

@@ -130,15 +130,22 @@ def marl_configure(run: Run) -> list[str]:
     for name, rubric in rubrics.items() if not wrong else ():  # weights of 0 may leave nothing to judge by
         place = f"coach.members.{name}" if name else f"--coach.rubric {run.args.coach.rubric}"
         problems += try_rubric(run, rubric, place)
+    correcting = any(coach.corrections for coach in rubrics.values())
     if len(rubrics) < len(coaches):
         from marl_plugins.coach.model import ModelCoach, without_training
 
         models = {name: coach for name, coach in coaches.items() if isinstance(coach, ModelCoach)}
         state.questions = next((coach.questions for coach in models.values()), None)
+        correcting |= any(coach.questions.corrections for coach in models.values())
         if run.args.coach.memory or any(s.ask for s in state.stages.stages):
             for name, coach in models.items():
                 wrong = without_training(coach.questions.prompts)
                 problems += [f"coach.members.{name}: {p}" if name else p for p in wrong]
+    if run.args.coach.corrections_coef and not correcting:
+        problems.append(
+            f"--coach.corrections_coef {run.args.coach.corrections_coef:g} trains on corrected actions, and this coach gives none: "
+            "add --coach.corrections (a model), or CORRECTIONS to its rubric"
+        )
     return problems
 
 
@@ -196,8 +203,8 @@ async def _score(run: Run, action: Action, seen: Seen) -> float:
 
 @hookimpl
 def marl_credit(trajectories: Sequence[Trajectory], run: Run) -> Sequence[Trajectory]:
-    """Count the step's verdicts, take bias out of the scores, weigh those on which members disagree, and leave the step out where
-    too many are missing.
+    """Count the step's verdicts, take bias out of the scores, weigh those on which members disagree, leave the step out where too
+    many are missing, and have corrected actions trained on.
 
     Raises:
         RunPaused: The budget is spent.
@@ -212,6 +219,10 @@ def marl_credit(trajectories: Sequence[Trajectory], run: Run) -> Sequence[Trajec
             weigh_by_agreement([judged for _, judged in step])
     actions = [judged.action for _, judged in step]
     leave_out_if_too_many_are_missing(run, actions, [j.action for _, j in step if j.verdict is None])
+    if coef := run.args.coach.corrections_coef:
+        from marl_plugins.coach.corrections import teach
+
+        state.metrics |= teach([(trajectory, judged.action) for trajectory, judged in step], coef)
     return trajectories
 
 

@@ -3,7 +3,8 @@
     records -> corrections (notes of actions) -> those that can be used -> POLICY-sft.jsonl, POLICY-dpo.jsonl
 
 An SFT line is a conversational prompt and completion, a DPO line a prompt with `chosen` (the correction) and `rejected` (what the
-agent said); both name the task, the step, the scores and the coach's reason. What cannot be used is counted by its reason:
+agent said); both name the task, the step, the scores and the coach's reason. With `--coach.corrections_coef` the run trains on
+them itself (`teach`). What cannot be used is counted by its reason:
 
     empty      the coach gave an empty one
     unchanged  it is what the agent said
@@ -18,7 +19,7 @@ import argparse
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from marl_plugins.coach.rejudge import FILE, read_trajectories
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import json_value, replace_text
 from marl_plugins.core.options import step_range
-from marl_plugins.core.trajectory import Action, Trajectory
+from marl_plugins.core.trajectory import Action, Correction, Trajectory
 
 NUMBER = re.compile(r"(?<![\w.])[+-]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?!\w)")
 REASONS = ("empty", "unchanged", "label", "too_long")
@@ -144,6 +145,21 @@ def usable(
     if not any(count["corrections"] for count in counts.values()):
         return {}, {}
     return dict(rows), {role: {name: count[name] for name in COLUMNS} for role, count in counts.items()}
+
+
+def teach(judged: Iterable[tuple[Trajectory, Action]], coef: float) -> dict[str, float]:
+    """Have the corrected actions of a step trained on beside what was said (`--coach.corrections_coef`), as far as they have a
+    reward and can be used; how many there are by role and what became of them. Too long ones are found where they are trained."""
+    counts: Counter[str] = Counter()
+    for trajectory, action in judged:
+        note = action.notes.get(NOTES) or {}
+        if "correction" not in note or action.reward is None:
+            continue
+        refused = why_refused(trajectory, action, note, lambda action, correction: True)
+        counts[f"coach/{action.role}/corrections/{refused or 'used'}"] += 1
+        if not refused:
+            action.correction = Correction(note["correction"], coef)
+    return {name: float(count) for name, count in sorted(counts.items())}
 
 
 def why_refused(trajectory: Trajectory, action: Action, note: Mapping[str, Any], fits: Room) -> str:

@@ -155,3 +155,25 @@ def _batches(lengths: Sequence[int], window: Sequence[int], limit: Limit) -> lis
             batches.append([index])
             totals.append(lengths[index])
     return [tuple(batch) for batch in batches]
+
+
+def beside(first: Layout, second: Layout) -> Layout:
+    """Two layouts for the same ranks in the same optimiser steps: in each the first's micro-batches, then the second's.
+
+    Indices of the second's sequences follow those of the first's. Its K may be smaller: later steps have none of its sequences.
+    """
+    count = sum(map(len, first.ranks))
+    ranks = tuple((*mine, *(count + i for i in more)) for mine, more in zip(first.ranks, second.ranks, strict=True))
+    epochs = []
+    for ours, theirs in zip(first.epochs, second.epochs, strict=True):
+        epoch = []
+        for mine, more, batches in zip(first.ranks, theirs, ours, strict=True):
+            shifted = [tuple(len(mine) + i for i in batch) for batch in more]
+            windows: list[MicroBatch] = []
+            for step in range(first.steps):
+                beside_it = shifted[step * second.accumulation : (step + 1) * second.accumulation]
+                windows += batches[step * first.accumulation : (step + 1) * first.accumulation]
+                windows += beside_it or [()] * second.accumulation
+            epoch.append(tuple(windows))
+        epochs.append(tuple(epoch))
+    return Layout(ranks, first.steps, first.accumulation + second.accumulation, tuple(epochs))

@@ -115,6 +115,18 @@ class Generation:
     version: int
 
 
+@dataclass(frozen=True)
+class Correction:
+    """What an action should have been.
+
+    Args:
+        coef: Of the cross-entropy on the text that is added to the policy's loss (runtime/corrections.py).
+    """
+
+    text: str
+    coef: float
+
+
 @dataclass
 class Action:
     """One generation of one role in one turn.
@@ -153,6 +165,8 @@ class Action:
     """Named parts of the reward, for records and metrics; written by `add_reward`, or by whoever composes a reward."""
     notes: dict[str, Any] = field(default_factory=dict)
     """What plugins record with the action (JSON values), each under its name."""
+    correction: Correction | None = None
+    """What it should have been, to be trained on beside it; written by `marl_credit`."""
     returns: float | None = None
     """The reward summed over the return scope; written by the estimator's scope."""
     advantage: float | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -13,9 +14,10 @@ import marl_plugins.runtime.policy_actor  # isort: skip  # noqa: F401
 from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch
 
 from marl_plugins.core.failures import RunEnded
-from marl_plugins.core.layout import Layout, Limit, plan_layout
+from marl_plugins.core.layout import Layout, Limit, MicroBatch, beside, plan_layout
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.sequences import TokenSequence
+from marl_plugins.runtime.corrections import Corrected, correction_experience, weights_of
 from marl_plugins.runtime.experience import Prepared, sequence_experience, weightless
 from marl_plugins.runtime.launch import TrainingProcesses
 from marl_plugins.runtime.upstream_trainer import ranks_of
@@ -91,29 +93,63 @@ def lay_out(sequences: Sequence[TokenSequence], ranks: int, steps: int, limit: L
     return layout
 
 
-async def hand_out(
-    processes: TrainingProcesses, group: Any, prepared: Prepared, steps: int, step: int, batching: Batching
-) -> Layout:
-    """Give each rank of the policy's or the critic's processes its part of the sequences for the next fit."""
-    args, doing = processes.args, f"was given its rows in step {step}"
-    seed = derive_seed(args.train.seed, "fit", step, processes.policy)
-    order = upstream_order(seed, args.train.max_epochs)
-    layout = lay_out(
-        prepared.sequences, ranks_of(group), steps, batching.limit("train"), order=order, epochs=args.train.max_epochs
-    )
+@dataclass(frozen=True)
+class Handed:
+    """What the ranks of a policy or a critic are given for a fit.
+
+    Args:
+        parts: The sequences of each rank as one batch; the last one weighs nothing.
+        epochs: By rank, the micro-batches of each epoch, as indices of its sequences.
+        corrections: What all tokens of corrected actions weigh together.
+    """
+
+    layout: Layout
+    parts: list[Experience]
+    epochs: list[list[list[MicroBatch]]]
+    corrections: float = 0.0
+
+
+def handed(
+    prepared: Prepared, ranks: int, steps: int, limit: Limit, seed: int, epochs: int, corrected: Sequence[Corrected] = ()
+) -> Handed:
+    """The sequences of each rank, and in which micro-batches they go through the model."""
+    order = upstream_order(seed, epochs)
+    layout = lay_out(prepared.sequences, ranks, steps, limit, order=order, epochs=epochs)
     filler = weightless(min(prepared.items, key=lambda item: len(item.sequences)))
-    parts = [
-        make_experience_batch([copy.copy(i) for i in (*(prepared.items[n] for n in share), filler)])
-        for share in layout.ranks
-    ]
+    items, weights = list(prepared.items), []
+    more = plan_layout([len(c.ids) for c in corrected], ranks, layout.steps, limit, epochs=epochs)
+    if more is not None:
+        weights = weights_of(corrected, more)
+        items += [correction_experience(c, weight, filler) for c, weight in zip(corrected, weights, strict=True)]
+        layout = beside(layout, more)
+    parts = [make_experience_batch([copy.copy(i) for i in (*(items[n] for n in share), filler)]) for share in layout.ranks]
     batches = [
         [[batch or (len(share),) for batch in epoch[rank]] for epoch in layout.epochs]
         for rank, share in enumerate(layout.ranks)
     ]
-    await processes.await_work(doing, *group.async_run_method_batch("append", experience=parts))
-    await processes.await_work(doing, *group.async_run_method_batch("lay_out", epochs=batches))
-    await processes.await_work(doing, *group.async_run_method("prepare_fit", layout.accumulation, seed))
-    return layout
+    total = epochs * sum(weight * c.tokens for c, weight in zip(corrected, weights, strict=True))
+    return Handed(layout, parts, batches, total)
+
+
+async def hand_out(
+    processes: TrainingProcesses,
+    group: Any,
+    prepared: Prepared,
+    steps: int,
+    step: int,
+    batching: Batching,
+    corrected: Sequence[Corrected] = (),
+) -> Handed:
+    """Give each rank of the policy's or the critic's processes its part of the sequences for the next fit."""
+    args, doing = processes.args, f"was given its rows in step {step}"
+    seed = derive_seed(args.train.seed, "fit", step, processes.policy)
+    given = handed(prepared, ranks_of(group), steps, batching.limit("train"), seed, args.train.max_epochs, corrected)
+    await processes.await_work(doing, *group.async_run_method_batch("append", experience=given.parts))
+    await processes.await_work(doing, *group.async_run_method_batch("lay_out", epochs=given.epochs))
+    await processes.await_work(doing, *group.async_run_method("prepare_fit", given.layout.accumulation, seed))
+    if given.corrections:
+        await processes.await_work(doing, *group.async_run_method("expect_corrections"))
+    return given
 
 
 def upstream_order(seed: int, epochs: int) -> Callable[[int, int], list[int]]:

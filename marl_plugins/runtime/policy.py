@@ -25,6 +25,7 @@ from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.runtime.batching import Batching, check_steps, hand_out
+from marl_plugins.runtime.corrections import corrected_in
 from marl_plugins.runtime.engines import EnginePool, RestartBudget, start_engine, start_engines
 from marl_plugins.runtime.experience import NAMES, Forwarded, Prepared, forwarded
 from marl_plugins.runtime.launch import TrainingProcesses, bundles
@@ -99,6 +100,12 @@ class UpstreamPolicy:
         """The critic's group; None without a critic."""
         return self.trainer.critic_model_group
 
+    @property
+    def longest_correction(self) -> int:
+        """Tokens of a context with its correction, at most."""
+        most = self.batching.limit("train").tokens
+        return int(min(self.args.data.max_len, most) if most else self.args.data.max_len)
+
     def launch(self) -> None:
         """Begin to start all processes."""
         if self.trained and self.args.train.colocate_all:
@@ -164,14 +171,17 @@ class UpstreamPolicy:
 
         A policy whose updates are frozen at first (`--critic.freezing_steps`) is handed no rows: upstream's processes would
         keep them for a later fit. The metrics are upstream's, with the optimiser steps taken and the weightless micro-batches; the
-        critic's are called `critic_*`. Arguments as in `PolicyProcesses.update`.
+        critic's are called `critic_*`. Corrected actions among the rows are trained on beside them (runtime/corrections.py).
+        Arguments as in `PolicyProcesses.update`.
         """
         groups = {"": None if step <= self.args.critic.freezing_steps else self.group, "critic_": self.critic}
-        layouts = {
-            name: await hand_out(self.processes, group, prepared, steps, step, self.batching)
+        corrected, too_long = corrected_in(prepared.rows, self.trainer.experience_maker.tokenizer, self.longest_correction)
+        given = {
+            name: await hand_out(self.processes, group, prepared, steps, step, self.batching, () if name else corrected)
             for name, group in groups.items()
             if group and prepared.rows
         }
+        layouts = {name: each.layout for name, each in given.items()}
         metrics = {"optimiser_steps": 0.0, "fill_rows": 0.0, "sequences": float(len(prepared.items))}
         if layouts:
             status = await self.processes.await_work(
@@ -179,8 +189,12 @@ class UpstreamPolicy:
             )
             metrics |= {k: float(v) for k, v in status.items() if isinstance(v, int | float)}
         metrics |= {f"{name}fill_rows": float(layout.fill) for name, layout in layouts.items()}
+        if "" in given and (corrected or too_long):
+            metrics |= {"corrections": float(len(corrected)), "corrections_too_long": float(too_long)}
+        if "corrections_loss" in metrics:
+            metrics["corrections_loss"] /= given[""].corrections
         check_steps(self.name, layouts, metrics, self.args.train.max_epochs)
-        for name in ("policy_loss", "actor_grad_norm", "critic_loss", "critic_grad_norm"):
+        for name in ("policy_loss", "corrections_loss", "actor_grad_norm", "critic_loss", "critic_grad_norm"):
             overflow = name.endswith("grad_norm") and self.args.ds.param_dtype == "fp16"  # loss scaling skips such steps
             if not math.isfinite(metrics.get(name, 0.0)) and not overflow:
                 raise self.not_finite_error(name, step, f"{len(prepared.rows)} rows, the first {prepared.rows[0].name}")

@@ -24,6 +24,8 @@ ON_CPU = cpu.device() == "cpu"
 
 EMPTY = 1e-30
 """Weight of a micro-batch without a single row in upstream's weighted means, whose denominators must not be 0."""
+CORRECTION = "marl_plugins: correction"
+"""The label of corrected actions among the rows (runtime/corrections.py), which have none."""
 
 
 class WeighingTrainer(upstream_actor.ActorPPOTrainer):  # type: ignore[misc]
@@ -33,9 +35,19 @@ class WeighingTrainer(upstream_actor.ActorPPOTrainer):  # type: ignore[misc]
     the policy loss's metrics (models/utils.py:199-202, NaN) and the weighted means in `ppo_train` (ppo_actor.py:204-216, 0/0).
     The loss itself is fine there: a sum over no token, divided by the window's count. Where sequences are filtered
     (`--algo.advantage.is_correction_level seq`) one without tokens counts as filtered (models/loss.py:241-244).
+
+    A micro-batch of corrected actions has a step of its own; its metrics have the names of the micro-batches before it, because
+    all ranks reduce theirs together, and weigh nothing.
     """
 
+    last: dict[str, Any]
+    """The names and weights of the metrics of the last micro-batch of rows."""
+    corrections_loss: float = 0.0
+    """Sum of the supervised term over this fit's micro-batches; its mean over the ranks is that of all of them."""
+
     def training_step(self, experience: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        if CORRECTION in experience.labels:
+            return self._corrections_step(experience, *args, **kwargs)
         ones = [1.0] * len(experience.action_mask)  # in upstream's own loop
         rows = torch.tensor([float(count) for count in experience.info.pop("rows", ones)])
         status: dict[str, Any] = super().training_step(experience, *args, **kwargs)
@@ -49,7 +61,34 @@ class WeighingTrainer(upstream_actor.ActorPPOTrainer):  # type: ignore[misc]
             elif weight == "sample" and isinstance(value, torch.Tensor):
                 status["metrics"][name] = (value.float().cpu() * rows).sum() / total if total else 0.0
         status["num_action_tokens"], status["num_samples"] = tokens or EMPTY, total or EMPTY
+        self.last = {"metrics": dict.fromkeys(status["metrics"], 0.0), "weights": status["weights"]}
         return status
+
+    def _corrections_step(
+        self, experience: Any, kl_ctl: float, step: int, loss_batch_info: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Cross-entropy on corrected actions, whose advantages are the weights of their tokens.
+
+        The loss is scaled as upstream's (utils/loss_utils.py:57-77): DeepSpeed divides by the accumulation and the ranks.
+        """
+        self.actor.train()
+        weights = experience.advantages
+        log_probs = self.actor(
+            experience.sequences,
+            weights != 0,
+            attention_mask=experience.attention_mask,
+            ring_attn_group=self.strategy.ring_attn_group,
+        )
+        loss = -(log_probs * weights).sum()
+        ranks = loss_batch_info["dp_size"]
+        self.corrections_loss += loss.item() * ranks
+        self.strategy.backward(loss * (self.strategy.accumulated_gradient * ranks), self.actor, self.actor_optim)
+        self.strategy.optimizer_step(self.actor_optim, self.actor, self.actor_scheduler, name="actor")
+        metrics = self.last["metrics"] | {
+            "actor_lr": self.actor_scheduler.get_last_lr()[0],
+            "actor_grad_norm": self.strategy.get_grad_norm(self.actor),
+        }
+        return {"metrics": metrics, "weights": self.last["weights"], "num_samples": EMPTY, "num_action_tokens": EMPTY}
 
 
 def without_fill(share: Any, rows: float, fill: float) -> Any:
@@ -125,10 +164,21 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
         if with_reference:
             self.reference = _reference(strategy, pretrain)
 
+    with_corrections = False
+    """Whether the next fit has corrected actions, on whatever rank."""
+
+    def expect_corrections(self) -> None:
+        """Before a fit with corrected actions."""
+        self.with_corrections, self.trainer.corrections_loss = True, 0.0
+
     def fit(self, kl_ctl: float = 0) -> dict[str, Any]:
-        """Upstream's fit."""
+        """Upstream's fit; with corrected actions also their loss, summed over micro-batches and ranks."""
         fit = super().fit
-        return self.in_whole_windows(lambda: fit(kl_ctl))
+        status = self.in_whole_windows(lambda: fit(kl_ctl))
+        if self.with_corrections:
+            self.with_corrections = False
+            status["corrections_loss"] = self.strategy.all_reduce(self.trainer.corrections_loss, op="mean")
+        return status
 
     def broadcast_to_vllm(self) -> None:
         """Weight sync as upstream's own loop asks for it; on CPU the whole state in one transfer."""
