@@ -25,7 +25,7 @@ EXTRAS = {
     "fusion": (("sandbox_fusion", "aiohttp", "tenacity"), "a sandbox at a service, and `openrlhf sandbox serve`"),
     "mcp": (("mcp",), "servers under `tools: mcp:`"),
     "plots": (("matplotlib",), "curves.png"),
-    "tables": (("pandas", "scipy", "sklearn"), "the recipe dsbench"),
+    "tables": (("pandas", "pyarrow", "scipy", "sklearn"), "the recipe dsbench, and tables of rows"),
 }
 """Modules of this package's extras, and their purpose; for TensorBoard see services.check_trackers."""
 
