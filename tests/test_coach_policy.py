@@ -183,7 +183,7 @@ def test_another_coach_on_the_command_line_leaves_the_recipes_policy_idle(recipe
     assert "no role is mapped to policy 'judge'" in problems("--recipe", str(recipe))[0]
 
 
-def test_a_data_set_of_its_verdicts_holds_the_very_words_that_it_was_shown_and_said(recipe, action, seen):
+def test_a_data_set_of_its_verdicts_holds_the_very_words_that_it_was_shown_and_said(recipe):
     prompts, answers = [], []
 
     def model(prompt):

@@ -230,7 +230,7 @@ def test_what_cannot_be_used_has_a_reason():
 # --- trained on by the run itself -----------------------------------------------------------------------------------------
 
 
-def test_a_coefficient_needs_a_coach_that_corrects(tmp_path):
+def test_a_coefficient_needs_a_coach_that_corrects():
     said = "--coach.corrections_coef 0.1 trains on corrected actions, and this coach gives none: add --coach.corrections"
     words = ["--recipe", RECIPE, "--coach.corrections_coef", "0.1"]
     for more in ([], ["--coach.model", "m"]):

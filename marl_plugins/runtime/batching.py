@@ -47,6 +47,12 @@ class Batching:
             tokens=flags.max_tokens_per_gpu or self.args.train.max_tokens_per_gpu, packed=self.args.ds.packing_samples
         )
 
+    @property
+    def longest(self) -> int:
+        """Tokens of a sequence of the update, at most."""
+        most = self.limit("train").tokens
+        return int(min(self.args.data.max_len, most) if most else self.args.data.max_len)
+
     def of_forward(self, sequences: Sequence[TokenSequence], ranks: int) -> list[tuple[list[TokenSequence], bool]]:
         """The micro-batches of the forward passes, rank by rank, the same number for each; False: computed for its rank's
         number alone, and to be discarded."""

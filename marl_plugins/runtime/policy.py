@@ -100,12 +100,6 @@ class UpstreamPolicy:
         """The critic's group; None without a critic."""
         return self.trainer.critic_model_group
 
-    @property
-    def longest_correction(self) -> int:
-        """Tokens of a context with its correction, at most."""
-        most = self.batching.limit("train").tokens
-        return int(min(self.args.data.max_len, most) if most else self.args.data.max_len)
-
     def launch(self) -> None:
         """Begin to start all processes."""
         if self.trained and self.args.train.colocate_all:
@@ -163,7 +157,7 @@ class UpstreamPolicy:
         found = forwarded(self.name, rows, done, self.trainer.kl_ctl.value, self.args.reward.clip_range)
         for name in ("log_probs", "kl", *(["values"] if self.critic else [])):
             if broken := found.rows_not_finite(name):
-                raise self.not_finite_error(NAMES[name], rows[0].trajectory.step, f"rows {', '.join(broken[:5])}")
+                raise not_finite_error(self.name, NAMES[name], rows[0].trajectory.step, f"rows {', '.join(broken[:5])}")
         return found
 
     async def update(self, prepared: Prepared, steps: int, step: int) -> dict[str, float]:
@@ -171,11 +165,10 @@ class UpstreamPolicy:
 
         A policy whose updates are frozen at first (`--critic.freezing_steps`) is handed no rows: upstream's processes would
         keep them for a later fit. The metrics are upstream's, with the optimiser steps taken and the weightless micro-batches; the
-        critic's are called `critic_*`. Corrected actions among the rows are trained on beside them (runtime/corrections.py).
-        Arguments as in `PolicyProcesses.update`.
+        critic's are called `critic_*`. Corrected actions are trained on beside their rows (runtime/corrections.py).
         """
         groups = {"": None if step <= self.args.critic.freezing_steps else self.group, "critic_": self.critic}
-        corrected, too_long = corrected_in(prepared.rows, self.trainer.experience_maker.tokenizer, self.longest_correction)
+        corrected, too_long = corrected_in(prepared.rows, self.trainer.experience_maker.tokenizer, self.batching.longest)
         given = {
             name: await hand_out(self.processes, group, prepared, steps, step, self.batching, () if name else corrected)
             for name, group in groups.items()
@@ -197,7 +190,9 @@ class UpstreamPolicy:
         for name in ("policy_loss", "corrections_loss", "actor_grad_norm", "critic_loss", "critic_grad_norm"):
             overflow = name.endswith("grad_norm") and self.args.ds.param_dtype == "fp16"  # loss scaling skips such steps
             if not math.isfinite(metrics.get(name, 0.0)) and not overflow:
-                raise self.not_finite_error(name, step, f"{len(prepared.rows)} rows, the first {prepared.rows[0].name}")
+                raise not_finite_error(
+                    self.name, name, step, f"{len(prepared.rows)} rows, the first {prepared.rows[0].name}"
+                )
         if self.critic:  # the policy's weights are checked when they are synced
             await self.processes.await_work("checked the critic's weights", *self.critic.async_run_method("check_finite"))
         if "kl" in metrics:
@@ -242,11 +237,12 @@ class UpstreamPolicy:
         else:
             await handle.identify.remote(self.name, self.version)
 
-    def not_finite_error(self, what: str, step: int, which: str) -> RunEnded:
-        return RunEnded(
-            f"policy {self.name!r}, step {step}: {what} is not finite ({which}); nothing of this step was synced "
-            "or saved. Lower the learning rate, or look at what these rows hold"
-        )
+
+def not_finite_error(policy: str, what: str, step: int, which: str) -> RunEnded:
+    return RunEnded(
+        f"policy {policy!r}, step {step}: {what} is not finite ({which}); nothing of this step was synced "
+        "or saved. Lower the learning rate, or look at what these rows hold"
+    )
 
 
 def wait_until_loaded(policies: Sequence[UpstreamPolicy], silence: float) -> None:
