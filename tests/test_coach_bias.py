@@ -3,6 +3,7 @@
 import json
 import random
 import statistics
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +18,7 @@ from marl_plugins.coach.metrics import Judged
 from marl_plugins.coach.state import CoachState
 from marl_plugins.coach.verdict import Verdict
 from marl_plugins.core.credit import rewards_from_scores
+from marl_plugins.core.trajectory import Task
 
 BIAS = 0.12
 """1.2 points of ten."""
@@ -62,6 +64,34 @@ def test_old_steps_fade_like_weights():
     weights = np.repeat(DECAY ** np.arange(49, -1, -1.0), 4)
     assert sums.s / sums.w == pytest.approx(np.average(np.array(values).ravel(), weights=weights))
     assert sums.count == pytest.approx(weights.sum() ** 2 / (weights**2).sum())
+
+
+def test_a_type_that_comes_no_more_is_not_held_against_the_others():
+    """And is forgotten, as are types of which each comes once."""
+    monitor, draw = BiasMonitor(), random.Random(5)
+
+    def take_in(step, **scores):
+        seen = []
+        for kind, score in scores.items():
+            for task in range(1 if kind.startswith("once") else 10):
+                trajectory = make_trajectory({"a": []})
+                about = {
+                    "task": Task(f"{step}/{task}", "p", metadata={"type": kind}),
+                    "outcome": float(draw.random() < 0.5),
+                }
+                trajectory = replace(trajectory, **about)
+                seen.append((trajectory, Judged(trajectory.actions[0], Verdict(score=10 * score + draw.random()), False)))
+        monitor.observe(seen)
+
+    for step in range(10):
+        take_in(step, early=0.7, late=0.2)
+    assert monitor.metrics()["alarm/coach_bias"] == 1.0
+    for step in range(10, 110):
+        take_in(step, late=0.2, **{f"once {step}": 0.5})
+    assert monitor.metrics() == {} == monitor.corrections("a")
+    for step in range(110, 210):
+        take_in(step, late=0.2, **{f"once {step}": 0.5})
+    assert "early" not in monitor.sums["a"] and len(monitor.sums["a"]) < 150
 
 
 def test_types_that_have_one_outcome_each_cannot_be_told_from_success():

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 DECAY = 0.95
 """What a step's numbers count a step later: together they count as much as the last twenty steps."""
 LEAST = 10.0
-"""Tasks of a type, as they count, below which nothing is said of it."""
+"""Tasks of a type, as they count now, below which nothing is said of it."""
+FORGOTTEN = 0.01
+"""Tasks of a type, as they count, below which it is not kept either: ids as types would be more and more."""
 RELEVANT = 0.05
 """A smaller bias raises no alarm: half a point of ten."""
 ALARM_ERRORS = 4.0
@@ -116,9 +118,10 @@ class BiasMonitor:
             if kind is not None and judged.verdict is not None and outcome is not None:
                 key = judged.action.role, kind, trajectory.task.id
                 found.setdefault(key, []).append((judged.verdict.share, outcome))
-        for types in self.sums.values():
+        for role, types in self.sums.items():
             for sums in types.values():
                 sums.fade()
+            self.sums[role] = {kind: sums for kind, sums in types.items() if sums.w >= FORGOTTEN}
         for (role, kind, _), pairs in sorted(found.items()):
             scores, outcomes = zip(*pairs, strict=True)
             self.sums.setdefault(role, {}).setdefault(kind, Sums()).add(fmean(scores), fmean(outcomes))
@@ -142,7 +145,7 @@ class BiasMonitor:
         return {kind: d.bias for kind, d in found.items() if d.clear()}
 
     def _known(self, role: str) -> dict[str, Sums]:
-        return {kind: sums for kind, sums in sorted(self.sums.get(role, {}).items()) if sums.count >= LEAST}
+        return {kind: sums for kind, sums in sorted(self.sums.get(role, {}).items()) if sums.w >= LEAST}
 
     def metrics(self) -> dict[str, float]:
         """The table: by role and type the differences and the bias with its interval; and the alarm.
