@@ -66,6 +66,8 @@ def test_adam_that_stays_on_the_device():
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", 1.5e9),
         ("Qwen/Qwen2.5-0.5B-Instruct", 0.5e9),
         ("somebody/SmolLM2-135M-Instruct", 135e6),
+        ("Qwen/Qwen2.5-7B-Instruct-1M", 7e9),
+        ("Qwen/Qwen3-30B-A3B", 30e9),
         ("somebody/model", None),
         ("tiny", None),
     ],

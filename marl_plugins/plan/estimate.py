@@ -65,8 +65,8 @@ def estimate(plan: Plan) -> dict[str, Any]:
 
 
 def parameters(model: str) -> float | None:
-    """Number of parameters of a model: of a folder by its weights, else by the number in its name (`Qwen3-4B`); None where neither
-    says."""
+    """Number of parameters of a model: of a folder by its weights, else by the largest number in its name (`Qwen3-4B`, and not the
+    tokens of `Qwen2.5-7B-Instruct-1M`); None where neither says."""
     folder = Path(model)
     if is_tiny(model):
         return None
@@ -74,7 +74,7 @@ def parameters(model: str) -> float | None:
         stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         return stored / _bytes_each(folder) if stored else None
     found = SIZE.findall(folder.name.replace("-", " ").replace("_", " "))
-    return float(found[-1][0]) * {"b": 1e9, "m": 1e6}[found[-1][1].lower()] if found else None
+    return max((float(number) * {"b": 1e9, "m": 1e6}[unit.lower()] for number, unit in found), default=None)
 
 
 def _bytes_each(folder: Path) -> int:
