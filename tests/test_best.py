@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -62,7 +63,7 @@ def test_one_lucky_evaluation_is_not_the_best_step():
 def test_evaluations_without_the_metric_and_other_metrics_change_nothing():
     best = Best("m")
     best.see(1, {"m": 0.5})
-    assert not best.see(2, {}) and not best.see(3, {"other": 1.0})
+    assert not best.see(2, {}) and not best.see(3, {"other": 1.0}) and not best.see(4, {"m": math.nan})
     assert best.metrics() == {"best/smoothed": 0.5, "best/step": 1.0}
     off = Best("")
     assert not off.see(1, {"": 1.0}) and off.metrics() == {}

@@ -16,6 +16,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,11 @@ class Best:
         self.value: float | None = None
 
     def see(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Take an evaluation into account; whether its step is the best so far. One without the metric changes nothing."""
-        if not self.key or (x := metrics.get(self.key)) is None:
+        """Take an evaluation into account; whether its step is the best so far.
+
+        One without the metric, or where it is no number, changes nothing.
+        """
+        if not self.key or (x := metrics.get(self.key)) is None or not isfinite(x):
             return False
         self.smoothed = x if self.smoothed is None else self.smoothed + WEIGHT * (x - self.smoothed)
         if step == 0 or (self.value is not None and self.smoothed <= self.value):
@@ -50,7 +54,7 @@ class Best:
 
     def after(self, step: int, metrics: Mapping[str, float], say: Callable[[str], None]) -> dict[str, float]:
         """`see`, for the loop: what the records get beside an evaluation's metrics."""
-        if self.key and self.key not in metrics:
+        if self.key and not isfinite(metrics.get(self.key, nan)):
             say(f"--ckpt.best_metric_key {self.key}: the evaluation after step {step} has no such number")
         self.see(step, metrics)
         return self.metrics()
