@@ -37,6 +37,15 @@ def follow(found, outcomes, first=1):
     return where
 
 
+def test_fewer_stages_than_before_resume_with_the_last():
+    found = stages({"until_step": 9, "ask": "first"}, {"ask": "then"})
+    found.restore({"index": 2, "outcome": 0.5})
+    assert (found.ask, found.outcome) == ("then", 0.5)
+    found = Stages()
+    found.restore({"index": 2, "outcome": None})
+    assert (found.index, found.ask) == (0, "")
+
+
 def test_a_stage_by_steps_ends_with_its_last_one():
     assert follow(stages({"until_step": 3}, {"until_step": 5}, {}), [0.0] * 7) == [0, 0, 0, 1, 1, 2, 2]
 

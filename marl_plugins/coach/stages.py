@@ -64,7 +64,8 @@ class Stages:
         return {"index": self.index, "outcome": self.outcome}
 
     def restore(self, record: Mapping[str, Any]) -> None:
-        self.index, self.outcome = record["index"], record["outcome"]
+        """Where there are fewer stages than there were, the last one."""
+        self.index, self.outcome = min(record["index"], max(0, len(self.stages) - 1)), record["outcome"]
 
 
 def check_stages(
