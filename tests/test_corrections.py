@@ -193,6 +193,12 @@ def test_a_number_is_found_however_it_is_written(value, before, after):
         assert not leaks(f"{before} {written} {after}", str(value), f"shown {value:,} there")
 
 
+def test_a_number_without_end_is_no_label():
+    """Python reads no integer of more than 4,300 digits."""
+    assert leaks(f"{'9' * 5000} and 3", "3", "9" * 5000)
+    assert not leaks("3", "9" * 5000, "")
+
+
 def action_of(text="said", shown="See 5 pens.", turn_before=None, ids=(7,), role="coder", path="coder.1"):
     return Action(
         path=path,

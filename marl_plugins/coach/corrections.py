@@ -32,6 +32,7 @@ from marl_plugins.core.options import step_range
 from marl_plugins.core.trajectory import Action, Correction, Trajectory
 
 NUMBER = re.compile(r"(?<![\w.])[+-]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?!\w)")
+DIGITS = 1000
 REASONS = ("empty", "unchanged", "label", "too_long")
 COLUMNS = ("actions", "corrections", "written", *REASONS)
 EXAMPLE = """\
@@ -204,7 +205,8 @@ def holds(text: str, part: str) -> bool:
 
 
 def number(text: str) -> Fraction | None:
-    return Fraction(text.replace(",", "")) if NUMBER.fullmatch(text) else None
+    """The value of a number; None of one with more digits than any label has, which Python would refuse to read."""
+    return Fraction(text.replace(",", "")) if len(text) <= DIGITS and NUMBER.fullmatch(text) else None
 
 
 def row_of(trajectory: Trajectory, action: Action, correction: str) -> dict[str, Any]:
