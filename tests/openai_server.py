@@ -63,7 +63,7 @@ class Bodies(list):
         return self.open
 
 
-def eventually(holds, seconds=5.0):
+def eventually(holds, seconds=60.0):
     """Wait until something holds: another thread sees what we did a little later."""
     until = time.monotonic() + seconds
     while not holds():

@@ -134,7 +134,7 @@ def simulated_trainer(
         grader_module=None,
         state=lambda kind: states.setdefault(kind, kind()),
         args=args,
-        recipe=SimpleNamespace(limits=SimpleNamespace(task_seconds=5.0), roles={"a": None}),
+        recipe=SimpleNamespace(limits=SimpleNamespace(task_seconds=60.0), roles={"a": None}),
         policies=[],
         policy_args={},
         max_steps=None,

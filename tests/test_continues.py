@@ -45,7 +45,7 @@ def run(workflow, *roles, generate=None):
             roles={r.name: r for r in roles},
             tools={},
             generate=generate or simulated_engine(),
-            seconds=5.0,
+            seconds=60.0,
         )
     )
 

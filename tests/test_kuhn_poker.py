@@ -113,7 +113,7 @@ def play(strategy, rounds, seed=0, load=tasks.load, earlier=None):
             return Generation((ord(said),), (math.log(likely),), "length", call.policy, 0)
 
         return run_workflow(
-            workflow.run, task, 0, step=1, run_seed=0, roles=roles, tools={}, generate=generate, seconds=5.0
+            workflow.run, task, 0, step=1, run_seed=0, roles=roles, tools={}, generate=generate, seconds=60.0
         )
 
     async def all_of_them():

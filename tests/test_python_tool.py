@@ -44,11 +44,11 @@ def test_an_endless_program_is_stopped_with_its_children(run):
     mark = f"marl-{os.getpid()}"
     program = (
         f"import subprocess, time\nsubprocess.Popen(['sleep', '77.{os.getpid()}'])\n"
-        f"print('{mark}', flush=True)\ntime.sleep(60)"
+        f"print('{mark}', flush=True)\ntime.sleep(600)"
     )
     started = time.monotonic()
     got = run(program, seconds=1.0)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60
     assert not got.ok
     assert got.output == f"{mark}\nstopped after 1 s"
     assert not [p for p in os.listdir("/proc") if p.isdigit() and f"77.{os.getpid()}".encode() in _command(p)]
@@ -123,18 +123,18 @@ def test_other_work_goes_on_while_a_program_runs():
 
 
 def test_a_program_in_a_session_of_its_own_does_not_hold_the_run(run):
-    program = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(4)\nelse:\n    print('parent')"
+    program = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)\nelse:\n    print('parent')"
     started = time.monotonic()
-    got = run(program, seconds=1.0)
-    assert time.monotonic() - started < 3.5
+    got = run(program, seconds=100.0)
+    assert time.monotonic() - started < 60
     assert got.output.startswith("parent")
 
 
 def test_closing_its_output_does_not_escape_the_time_limit(run):
     started = time.monotonic()
-    got = run("import os, time; os.close(1); os.close(2); time.sleep(20)", seconds=1.0)
+    got = run("import os, time; os.close(1); os.close(2); time.sleep(600)", seconds=1.0)
     assert not got.ok
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60
 
 
 def test_signals_without_a_name_are_numbered(run):
@@ -142,8 +142,8 @@ def test_signals_without_a_name_are_numbered(run):
 
 
 def test_a_program_that_ended_well_is_not_blamed_for_a_child_that_holds_the_pipe(run):
-    program = "import os, time\nprint('done', flush=True)\nif os.fork() == 0:\n    time.sleep(20)\nelse:\n    os._exit(0)"
-    got = run(program, seconds=1.0)
+    program = "import os, time\nprint('done', flush=True)\nif os.fork() == 0:\n    time.sleep(600)\nelse:\n    os._exit(0)"
+    got = run(program, seconds=60.0)
     assert (got.output, got.ok) == ("done", True)
 
 

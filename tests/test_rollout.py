@@ -19,7 +19,7 @@ Trainer = pytest.importorskip("marl_plugins.runtime.trainer").Trainer
 writing = pytest.importorskip("marl_plugins.runtime.records").writing
 
 
-def made(chat, outcome, seconds=5.0):
+def made(chat, outcome, seconds=60.0):
     engine = simulated_engine()
     hook = SimpleNamespace(
         marl_generate=lambda run, call, engines: engine(call),
@@ -36,7 +36,7 @@ def made(chat, outcome, seconds=5.0):
     return Rollout(run, SimpleNamespace(hook=hook), workflow, {"a": role}, {}, {"p": None})
 
 
-def rollout(chat, outcome, seconds=5.0):
+def rollout(chat, outcome, seconds=60.0):
     work, tasks = made(chat, outcome, seconds), [Task("t", "q", "l")]
 
     async def collected():

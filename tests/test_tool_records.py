@@ -38,7 +38,7 @@ def find(text):
     return [text] if len(text) % 2 == 0 else []
 
 
-def run(workflow, tool=echo, calls=1, seconds=5.0, max_turns=3):
+def run(workflow, tool=echo, calls=1, seconds=60.0, max_turns=3):
     tools = {"echo": Tool("echo", tool, lambda text: [text] * calls, calls_per_answer=2)}
     specs = {
         name: RoleSpec(

@@ -31,7 +31,7 @@ def spec(chat, name, **settings):
     )
 
 
-def run(workflow, chat, generate=None, roles=("a", "b", "c"), sample=0, seconds=5.0, **more):
+def run(workflow, chat, generate=None, roles=("a", "b", "c"), sample=0, seconds=60.0, **more):
     specs = {r if isinstance(r, str) else r.name: spec(chat, r) if isinstance(r, str) else r for r in roles}
     return asyncio.run(
         run_workflow(
@@ -211,7 +211,7 @@ def test_a_call_can_be_awaited_in_every_way(chat):
         await roles.a(q="1")
         await asyncio.gather(roles.a(q="2"), roles.a(q="3"))
         await asyncio.create_task(roles.a(q="4"))
-        await asyncio.wait_for(roles.a(q="5"), 5)
+        await asyncio.wait_for(roles.a(q="5"), 60)
         await asyncio.ensure_future(roles.a(q="6"))
         async with asyncio.TaskGroup() as group:
             group.create_task(roles.a(q="7"))
@@ -319,12 +319,12 @@ def test_a_dead_engine_loses_the_trajectory_and_scores_nothing(chat):
 
 def test_a_deadline_loses_the_trajectory(chat):
     async def slow(call):
-        await asyncio.sleep(30)
+        await asyncio.sleep(600)
 
     started = time.monotonic()
     got = run(one, chat, slow, seconds=0.05)
     assert got.infrastructure_failure == "deadline"
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60
 
 
 def test_a_bug_in_the_recipe_is_not_swallowed(chat):
@@ -532,7 +532,7 @@ def test_no_branch_outlives_its_trajectory(chat):
     async def main():
         specs = {"b": spec(chat, "b")}
         got = await run_workflow(
-            workflow, TASK, 0, step=1, run_seed=1, roles=specs, tools={}, generate=simulated_engine(), seconds=5
+            workflow, TASK, 0, step=1, run_seed=1, roles=specs, tools={}, generate=simulated_engine(), seconds=60
         )
         await asyncio.sleep(0.1)
         return got
