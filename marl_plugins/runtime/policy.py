@@ -177,9 +177,8 @@ class UpstreamPolicy:
         layouts = {name: each.layout for name, each in given.items()}
         metrics = {"optimiser_steps": 0.0, "fill_rows": 0.0, "sequences": float(len(prepared.items))}
         if layouts:
-            status = await self.processes.await_work(
-                f"was updated in step {step}", in_daemon_thread(self.trainer.ppo_train, step)
-            )
+            fit = in_daemon_thread(self.trainer.ppo_train, step)
+            status = await self.processes.await_work(f"was updated in step {step}", fit)
             metrics |= {k: float(v) for k, v in status.items() if isinstance(v, int | float)}
         metrics |= {f"{name}fill_rows": float(layout.fill) for name, layout in layouts.items()}
         if "" in given and (corrected or too_long):
@@ -190,9 +189,8 @@ class UpstreamPolicy:
         for name in ("policy_loss", "corrections_loss", "actor_grad_norm", "critic_loss", "critic_grad_norm"):
             overflow = name.endswith("grad_norm") and self.args.ds.param_dtype == "fp16"  # loss scaling skips such steps
             if not math.isfinite(metrics.get(name, 0.0)) and not overflow:
-                raise not_finite_error(
-                    self.name, name, step, f"{len(prepared.rows)} rows, the first {prepared.rows[0].name}"
-                )
+                which = f"{len(prepared.rows)} rows, the first {prepared.rows[0].name}"
+                raise not_finite_error(self.name, name, step, which)
         if self.critic:  # the policy's weights are checked when they are synced
             await self.processes.await_work("checked the critic's weights", *self.critic.async_run_method("check_finite"))
         if "kl" in metrics:
