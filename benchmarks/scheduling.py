@@ -27,7 +27,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from marl_plugins import routing
+from marl_plugins import balance, routing
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.core.workflow import Call, RoleSpec, Sampling
 from marl_plugins.runtime.engines import EnginePool, RestartBudget
@@ -59,6 +59,8 @@ class Profile:
     sync: float = 1.0
     seats: int = 4
     """Policies that can train at the same time."""
+    reload: float = 0.5
+    """Of an engine that takes over another policy's weights."""
 
     @property
     def policies(self) -> list[str]:
@@ -103,12 +105,26 @@ class Arm:
     """Hooks that run beside the rollout."""
 
 
+def balanced(rule: balance.Rule) -> Callable[[Any], Any]:
+    """What runs beside the rollout where engines change policy by a rule."""
+
+    async def beside(rollout: Any) -> None:
+        await balance.balance(list(rollout.pools.values()), rule, rollout.ended)
+
+    return beside
+
+
 ARMS = {
     "serial, colocated": Arm(one_at_a_time=True, changes=(("seats", 1),)),
     "lockstep, synchronous": Arm(lockstep=True),
     "no queue": Arm(),
     "queue by arrival": Arm(in_flight=1, pool=ByArrival),
     "queue, oldest task first": Arm(in_flight=1),
+    "the same, idle engines change policy": Arm(in_flight=1, beside=(balanced(balance.idle_to_waiting),)),
+    "the same by FlexMARL's rule": Arm(in_flight=1, beside=(balanced(balance.shortest_to_longest(5)),)),
+    "queue by arrival, idle engines change policy": Arm(
+        in_flight=1, pool=ByArrival, beside=(balanced(balance.idle_to_waiting),)
+    ),
 }
 REFERENCE = "queue, oldest task first"
 
@@ -154,15 +170,17 @@ def roles_of(profile: Profile) -> dict[str, RoleSpec]:
 
 
 def pools_of(profile: Profile, arm: Arm) -> dict[str, EnginePool]:
-    async def never(handle: Any) -> None:
-        raise AssertionError("no engine dies here")
+    def restore(policy: str) -> Any:
+        return lambda handle: handle.engine.load_state(policy, 0, profile.reload)
 
     def engines(policy: str) -> list[Any]:
         each = profile.engines // len(profile.policies)
         return [SimulatedEngine(policy, declared, profile.places) for _ in range(each)]
 
     return {
-        p: arm.pool(p, engines(p), None, never, RestartBudget(0), 600.0, min(arm.in_flight * profile.places, UNLIMITED))
+        p: arm.pool(
+            p, engines(p), None, restore(p), RestartBudget(0), 600.0, min(arm.in_flight * profile.places, UNLIMITED)
+        )
         for p in profile.policies
     }
 
@@ -255,7 +273,7 @@ def compare(profile: Profile, seeds: int) -> None:
         assert all(r[-1].sampled == found[REFERENCE][-1].sampled for r in found.values()), "arms sampled something else"
     print(f"\n{profile.train} s of training a row, {seeds} seeds")
     print(
-        "| arm | step, s | of the last arm's | rollout, s | engines busy | half of the tasks after | if trained as it arrives |"
+        "| arm | step, s | of the queue's | rollout, s | engines busy | half of the tasks after | if trained as it arrives |"
     )
     print("|---|---|---|---|---|---|---|")
     for name, results in found.items():

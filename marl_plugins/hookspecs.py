@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from marl_plugins.core.workflow import Call, Workflow
     from marl_plugins.run import Run
 
-VERSION = "2.3"
+VERSION = "2.4"
 
 Purpose = Literal["train", "evaluate", "judge"]
 """What a run is started for: `openrlhf train`; `openrlhf eval`, which scores outcomes only; `openrlhf coach`, which scores recorded

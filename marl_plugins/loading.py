@@ -33,6 +33,7 @@ SHIPPED = (
     "marl_plugins.gae",
     "marl_plugins.rae",
     "marl_plugins.opponent_pool",
+    "marl_plugins.balance",
     "marl_plugins.filter_agents_data",
 )
 """The capabilities in this package that a user names."""

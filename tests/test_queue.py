@@ -213,11 +213,11 @@ def test_requests_that_wait_together_are_answered_as_a_list_is_worked_off(wanted
 
     async def together():
         blocked, pool.engines = pool.engines, []
-        pool._replacements = {None: asyncio.get_running_loop().create_future()}  # as while an engine is replaced
+        pool._coming = {None: asyncio.get_running_loop().create_future()}  # as while an engine is replaced
         asked = [asyncio.create_task(ask(call)) for call in calls]
         await asyncio.sleep(0)
         pool.engines = blocked
-        pool._hand_out()
+        pool.hand_out()
         await asyncio.gather(*asked)
 
     run(together())

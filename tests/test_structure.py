@@ -31,6 +31,7 @@ ORDER = (
         "gae",
         "rae",
         "opponent_pool",
+        "balance",
         "filter_agents_data",
         "coach",
         "reward_backprop",

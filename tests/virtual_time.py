@@ -67,8 +67,8 @@ class SimulatedEngine(Engine):
 
     def __init__(self, policy, seconds, places=1, version=0):
         locate = SimpleNamespace(remote=lambda function: _nowhere())
-        super().__init__(SimpleNamespace(__ray_call__=locate, _actor_id=b""), [])
-        self.policy, self.version = policy, version
+        super().__init__(SimpleNamespace(__ray_call__=locate, _actor_id=b"", engine=self), [])
+        self.policy, self.version, self.epoch = policy, version, 0
         self.seconds = seconds
         self.places = places
         self.dead = False
@@ -81,7 +81,7 @@ class SimulatedEngine(Engine):
         if self.dead:
             raise RayActorError()
         answer = asyncio.get_running_loop().create_future()
-        self._inside.append((call, answer))
+        self._inside.append((call, answer, (self.policy, self.version, self.epoch)))
         self._begin()
         try:
             return await answer
@@ -94,24 +94,37 @@ class SimulatedEngine(Engine):
     def _begin(self):
         loop = asyncio.get_running_loop()
         while self._inside and len(self._running) < self.places:
-            call, answer = self._inside.popleft()
+            call, answer, asked = self._inside.popleft()
             if not answer.done():
-                self._running[answer] = loop.call_later(self.seconds(call), self._finish, call, answer, loop.time())
+                self._running[answer] = loop.call_later(self.seconds(call), self._finish, call, answer, asked, loop.time())
 
-    def _finish(self, call, answer, begun):
+    def _finish(self, call, answer, asked, begun):
         del self._running[answer]
         if not answer.done():  # else it was given up in this moment
             self.served.append((call, begun, asyncio.get_running_loop().time()))
             ids = (*hashlib.blake2b(str(call.seed).encode(), digest_size=4).hexdigest().encode(), ord("^"))
-            answer.set_result(Generation(ids, (-0.5,) * len(ids), "stop", self.policy, self.version))
+            policy, version, epoch = asked
+            version = version if epoch == self.epoch else -1
+            answer.set_result(Generation(ids, (-0.5,) * len(ids), "stop", policy, version))
         self._begin()
+
+    async def load_state(self, policy, version, seconds):
+        """Take over a policy's weights."""
+        if self.dead:
+            raise RayActorError()
+        self.epoch += 1
+        self.version = -1
+        await asyncio.sleep(seconds)
+        if self.dead:
+            raise RayActorError()
+        self.policy, self.version = policy, version
 
     def die(self):
         """What kill -9 does: everything that it was asked fails."""
         self.dead = True
         for timer in self._running.values():
             timer.cancel()
-        for answer in (*self._running, *(answer for _, answer in self._inside)):
+        for answer in (*self._running, *(answer for _, answer, _ in self._inside)):
             if not answer.done():
                 answer.set_exception(RayActorError())
         self._running.clear()

@@ -7,7 +7,7 @@ them on upstream's classes (runtime/engines.py, runtime/policy.py, runtime/exper
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from marl_plugins.core.policy import Policy
@@ -22,6 +22,10 @@ class Engine(Protocol):
     @property
     def load(self) -> int:
         """Requests in flight."""
+
+    @property
+    def home(self) -> Engines | None:
+        """Those that it was started with, once it has left them (`Engines.lend`)."""
 
 
 class Engines(Protocol):
@@ -42,6 +46,27 @@ class Engines(Protocol):
     @property
     def waiting(self) -> int:
         """Requests that wait for an engine with a free place."""
+
+    @property
+    def travelling(self) -> Collection[Engine]:
+        """Engines of other policies, or of this one, that are on their way here."""
+
+    @property
+    def away(self) -> Collection[Engine]:
+        """Engines of this policy that are lent to another one, or on their way to or from it."""
+
+    @property
+    def watchers(self) -> list[Callable[[], None]]:
+        """Called when a request begins to wait, when an engine has nothing to do, and when one has come; add yours."""
+
+    def lend(self, engine: Any, to: Any) -> asyncio.Task[None]:
+        """Begin to give one of `engines` to those of another policy; what is returned is done once it has that one's weights.
+
+        It is asked for nothing more here, and leaves when it has answered what it was asked. If it dies it is replaced.
+
+        Raises:
+            ValueError: The engines of the two policies were not started alike.
+        """
 
     async def generate(self, call: Call, choose: Callable[[Sequence[Any]], Any]) -> Generation:
         """Answer a request with the engine that `choose` picks out of those of `engines` that have a free place; with another one

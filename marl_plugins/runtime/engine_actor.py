@@ -45,7 +45,7 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
     """An engine that knows whose weights it holds, so that a sample can never be trained by the wrong policy."""
 
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # Ray awaits it
-        self.policy, self.version = "", -1
+        self.policy, self.version, self.epoch = "", -1, 0
         if cpu.device() == "cpu":
             kwargs["dtype"] = cpu.engine_dtype()
             kwargs["kv_cache_memory_bytes"] = _kv_bytes(kwargs)
@@ -59,11 +59,13 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
 
     async def identify(self, policy: str, version: int) -> int:
         """Say whose weights the engine holds from now on; its process id."""
+        self.epoch += (policy, version) != (self.policy, self.version)
         self.policy, self.version = policy, version
         return os.getpid()
 
     async def load_state(self, blob: bytes, policy: str, version: int) -> int:
         """Take over a policy's whole state (safetensors bytes); the number of tensors."""
+        self.epoch += 1
         self.version = -1  # whatever is sampled while the weights change belongs to no version
         counts = await self.llm.collective_rpc(load_weights, args=(blob,))
         await self.llm.reset_prefix_cache()
@@ -73,9 +75,9 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
 
     async def sample(self, ids: list[int], params: Any) -> tuple[list[int], list[float], str, str, int]:
         """Generate; sampled ids, their log-probs, why it stopped, and whose weights of which version were used."""
-        policy, version = self.policy, self.version
+        policy, version, epoch = self.policy, self.version, self.epoch
         answer = (await self.generate(ids, params)).outputs[0]
-        if self.version != version:
+        if self.epoch != epoch:  # versions alone do not tell: another policy's weights may have the same
             version = -1
         sampled = list(answer.token_ids)
         logprobs = [entry[token].logprob for entry, token in zip(answer.logprobs, sampled, strict=True)]

@@ -1,13 +1,12 @@
-"""The vLLM engines of one policy, seen from the controller: requests, who waits, and what happens when an engine dies."""
+"""The vLLM engines of one policy, seen from the controller: requests, who waits, and what happens when an engine dies or goes to
+another policy."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import heapq
-import itertools
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 import ray
@@ -17,6 +16,8 @@ from marl_plugins.core.failures import InfrastructureFailure, RunEnded
 from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.core.workflow import Call
+from marl_plugins.plan.signature import differences
+from marl_plugins.runtime.request_queue import RequestQueue
 from marl_plugins.runtime.watchdog import Process, Watchdog, locate
 
 _STARTING = threading.Lock()
@@ -32,6 +33,9 @@ class Engine:
         self.handle = handle
         self.groups = groups
         self.load = 0
+        self.drained: asyncio.Future[None] | None = None
+        self.home: EnginePool | None = None
+        """The pool that it was started for, once it has left it."""
         self.where: Process | None = None
         """Where its process runs, once it is known."""
         self.watchdog = Watchdog(self._end_silent)
@@ -74,11 +78,11 @@ class RestartBudget:
         self.left = restarts
 
 
-class EnginePool:
+class EnginePool(RequestQueue[Engine]):
     """The engines of one policy, and the requests that wait for one.
 
-    An engine has at most `in_flight` requests. The others wait here, and the oldest task's are the first to be answered: its
-    trajectories end while younger ones have not begun, instead of all together at the end.
+    An engine may be lent to the pool of another policy. All the while it belongs to one of the two: it is in `engines`, or it is
+    `travelling` and waited for by the pool that it goes to.
 
     Args:
         policy: Its name.
@@ -100,22 +104,25 @@ class EnginePool:
         silence: float,
         in_flight: int,
     ):
+        super().__init__(engines, in_flight)
         self.policy = policy
-        self.engines = engines
         self.start = start
         self.restore = restore
         self.budget = budget
         self.silence = silence
-        self.in_flight = in_flight
-        self.waiting = 0
-        """Requests that wait for an engine."""
+        self.versions: tuple[int, ...] = (0,)
+        """Whose answers are taken: one, and while weights change the new one too."""
+        self.signature: Mapping[str, Any] = {}
+        """What an engine must have in common with this pool's in order to come here; see plan/signature.py."""
+        self.travelling: set[Engine] = set()
+        """Engines on their way to this pool."""
+        self.away: dict[Engine, EnginePool] = {}
+        """Engines of this pool that are lent, and where they are or go; those on their way home too."""
         self.restarted = 0
         self.remarks: list[str] = []
         """What the console has to say of engines that were replaced."""
-        self._queue: list[tuple[Any, int, Choose, asyncio.Future[Engine]]] = []
-        """A heap. Requests that were given up stay in it until it is their turn."""
-        self._numbers = itertools.count()
-        self._replacements: dict[Engine, asyncio.Task[None]] = {}
+        self._coming: dict[Engine, asyncio.Task[None]] = {}
+        """Engines on their way: the one that replaces a dead one, by the latter, and one that travels, by itself."""
         self._broken: BaseException | None = None
         """Why a dead engine could not be replaced, where that ends the run."""
 
@@ -123,84 +130,43 @@ class EnginePool:
     def handles(self) -> list[Any]:
         return [engine.handle for engine in self.engines]
 
-    def order(self, call: Call) -> Any:
-        """What sorts the requests that wait: the task's place, then sample and path."""
-        return call.place, call.sample, call.path
-
     async def generate(self, call: Call, choose: Choose) -> Generation:
         """Answer a request by the engine that `choose` picks of those with a free place; by another one if that one dies.
 
         Raises:
             InfrastructureFailure: No engine is left and none may be started.
+            RunEnded: The answer is not by the policy's current weights.
         """
         while True:
-            engine = await self._free_engine(call, choose)
+            if self._broken is not None:
+                raise self._broken
+            engine = await self.take_place(call, choose)
+            versions = self.versions
             try:
-                return await engine.answer(call, self.silence)
+                answer = await engine.answer(call, self.silence)
             except (RayActorError, RayTaskError) as error:
                 if not is_dead(error, engine):
                     raise
                 self._bury(engine)  # the request waits again, in its place
-            finally:
-                engine.load -= 1
-                self._hand_out()
-
-    async def _free_engine(self, call: Call, choose: Choose) -> Engine:
-        """Wait for an engine with a free place, which is taken."""
-        if self._broken is not None:
-            raise self._broken
-        if not self.waiting and (free := self._free()):  # nobody is before it
-            engine = choose(free)
-            engine.load += 1
-            return engine
-        given: asyncio.Future[Engine] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._queue, (self.order(call), next(self._numbers), choose, given))
-        self.waiting += 1
-        self._hand_out()
-        try:
-            return await given
-        except asyncio.CancelledError:
-            if given.cancelled():
-                self.waiting -= 1
-            elif given.exception() is None:  # given up in the moment in which it was given an engine
-                given.result().load -= 1
-                self._hand_out()
-            raise
-
-    def _free(self) -> list[Engine]:
-        return [engine for engine in self.engines if engine.load < self.in_flight]
-
-    def _hand_out(self) -> None:
-        """Give free places to those that wait, the oldest task's first; refuse all where no engine is left."""
-        while self._queue and (free := self._free()):
-            *_, choose, given = heapq.heappop(self._queue)
-            if given.done():  # given up
-                continue
-            self.waiting -= 1
-            try:
-                engine = choose(free)
-            except Exception as error:  # a plugin's: it belongs to the request, not to whoever has freed the place
-                given.set_exception(error)
             else:
-                engine.load += 1
-                given.set_result(engine)
-        if self._queue and not self.engines and all(task.done() for task in self._replacements.values()):
-            failure = f"policy {self.policy!r} has no engine left (limits.engine_restarts)"
-            self._refuse(lambda: InfrastructureFailure("engine", failure))
+                if is_current(answer, self.policy, versions, self.versions):
+                    return answer
+            finally:
+                self.free_place(engine)
 
-    def _refuse(self, error: Callable[[], BaseException]) -> None:
-        """Raise an error in all requests that wait."""
-        while self._queue:
-            *_, given = heapq.heappop(self._queue)
-            if not given.done():
-                self.waiting -= 1
-                given.set_exception(error())
+    def refusal(self) -> BaseException | None:
+        """See `RequestQueue.refusal`."""
+        if self._broken is not None:
+            return self._broken
+        if self.engines or self.away or not all(task.done() for task in self._coming.values()):
+            return None
+        return InfrastructureFailure("engine", f"policy {self.policy!r} has no engine left (limits.engine_restarts)")
 
     async def on_all(self, request: Callable[[Any], Any]) -> None:
         """Make a request of every engine (`request(handle)` gives an object reference); dead ones are replaced.
 
-        Engines that are on their way are waited for, because they may have been given weights that are no longer current. One that
-        replaces an engine which dies here has the policy's current weights, whatever was asked for.
+        Engines that are on their way here are waited for, because they may have been given weights that are no longer current.
+        One that replaces an engine which dies here has the policy's current weights, whatever was asked for.
         """
 
         async def one(engine: Engine) -> None:
@@ -212,7 +178,7 @@ class EnginePool:
                     raise
                 await self.replace(engine)
 
-        await asyncio.gather(*[asyncio.shield(task) for task in self._replacements.values() if not task.done()])
+        await asyncio.gather(*[asyncio.shield(task) for task in self._coming.values() if not task.done()])
         if self._broken is not None:
             raise self._broken
         await asyncio.gather(*[one(engine) for engine in list(self.engines)])
@@ -222,52 +188,149 @@ class EnginePool:
     async def replace(self, engine: Engine) -> None:
         """Replace a dead engine, once, however many requests found it dead, and whichever of them is given up meanwhile."""
         self._bury(engine)
-        await asyncio.shield(self._replacements[engine])
+        await asyncio.shield(self._coming[engine])
 
     def _bury(self, engine: Engine) -> None:
         """Begin to replace a dead engine, once."""
-        if engine in self._replacements:
+        if engine in self._coming:
             return
         if self.start is None:
             raise RunEnded(
                 f"an engine of policy {self.policy!r} died; engines are not replaced in a running job on GPUs yet"
             )
-        self.engines.remove(engine)
-        self._replacements[engine] = asyncio.create_task(self._start_replacement(engine, self.start))
-        self._replacements[engine].add_done_callback(self._replaced)
+        if engine in self.engines:  # else it was about to leave
+            self.engines.remove(engine)
+        self._expect(engine, start_replacement(self, engine, self.start))
 
-    def _replaced(self, replacement: asyncio.Task[None]) -> None:
+    def _expect(self, engine: Engine, coming: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._coming[engine] = asyncio.create_task(coming)
+        task.add_done_callback(self._arrived)
+        return task
+
+    def _arrived(self, coming: asyncio.Task[None]) -> None:
         """Whoever waits goes to the new engine, or is told that there is none."""
-        error = None if replacement.cancelled() else replacement.exception()
+        error = None if coming.cancelled() else coming.exception()
         if error is not None:
             self._broken = error
-            self._refuse(lambda: error)
-        self._hand_out()
+        self.recall()
+        self.hand_out()
+        self.tell()
 
-    async def _start_replacement(self, engine: Engine, start: Callable[[], Engine]) -> None:
-        reason = "died"
-        if engine.silent:
-            reason = f"answered nothing for {self.silence:g} s (limits.silence_seconds; {engine.silent})"
-        engine.kill()
-        while self.budget.left > 0:
-            self.budget.left -= 1
-            replacement = await in_daemon_thread(start)
-            try:
-                with replacement.watchdog.asked(self.silence):
-                    await self.restore(replacement.handle)
-                    replacement.where = await locate(replacement.handle)
-            except (RayActorError, RayTaskError) as error:
-                replacement.kill()
-                if not is_dead(error, replacement):
-                    raise
-            else:
-                self.restarted += 1
-                self.remarks.append(
-                    f"an engine of policy {self.policy!r} {reason} and was replaced; {self.budget.left} more may be "
-                    "(limits.engine_restarts)"
-                )
-                self.engines.append(replacement)
-                return
+    def recall(self) -> None:
+        """Where no engine is left here and none is coming, get one back that is lent: else requests would wait for ever."""
+        if self.engines or not all(task.done() for task in self._coming.values()):
+            return
+        if lent := next(((engine, pool) for engine, pool in self.away.items() if engine in pool.engines), None):
+            engine, pool = lent
+            pool.lend(engine, self)
+
+    def lend(self, engine: Engine, to: EnginePool) -> asyncio.Task[None]:
+        """Begin to give an engine to another policy's pool: from now on it is asked for nothing here; once it has answered what it
+        was asked it takes over the other policy's weights. If it dies meanwhile it is replaced, here or there.
+
+        Raises:
+            ValueError: An engine of this pool cannot take over the other policy's weights.
+        """
+        if differing := differences(self.signature, to.signature):
+            raise ValueError(f"engines of policies {self.policy!r} and {to.policy!r} differ: {', '.join(differing)}")
+        self.engines.remove(engine)
+        engine.home = engine.home or self
+        engine.home.away[engine] = to
+        to.travelling.add(engine)
+        return to._expect(engine, travel(engine, self, to))
+
+    def kill(self) -> None:
+        """End all engines at once, those on their way here included."""
+        for engine in (*self.engines, *self.travelling):
+            engine.kill()
+        self.engines, self.travelling = [], set()
+
+    @contextlib.contextmanager
+    def changing(self, version: int) -> Iterator[None]:
+        """While the engines are given the weights of a version: what either weights have answered is taken."""
+        self.versions = (*self.versions, version)
+        yield
+        self.versions = (version,)
+
+
+async def travel(engine: Engine, giver: EnginePool, taker: EnginePool) -> None:
+    """The way of an engine that has left one pool, into another one."""
+    if engine.load:
+        engine.drained = asyncio.get_running_loop().create_future()
+        await engine.drained
+        engine.drained = None
+    if engine not in giver._coming:  # else it has died before it could leave, and is replaced there
+        try:
+            with engine.watchdog.asked(taker.silence):
+                await taker.restore(engine.handle)
+        except (RayActorError, RayTaskError) as error:
+            if not is_dead(error, engine) or taker.start is None:
+                raise
+            taker.travelling.remove(engine)
+            await start_replacement(taker, engine, taker.start)
+        else:
+            taker.engines.append(engine)
+            if engine.home is taker:
+                del taker.away[engine]
+            elif engine.home is not None:
+                engine.home.recall()
+    taker.travelling.discard(engine)
+    del taker._coming[engine]
+
+
+async def start_replacement(pool: EnginePool, engine: Engine, start: Callable[[], Engine]) -> None:
+    """Replace an engine that has died in a pool; the new one has the same home."""
+    reason, home = "died", engine.home or pool
+    if engine.silent:
+        reason = f"answered nothing for {pool.silence:g} s (limits.silence_seconds; {engine.silent})"
+    engine.kill()
+    while pool.budget.left > 0:
+        pool.budget.left -= 1
+        replacement = await in_daemon_thread(start)
+        try:
+            with replacement.watchdog.asked(pool.silence):
+                await pool.restore(replacement.handle)
+                replacement.where = await locate(replacement.handle)
+        except (RayActorError, RayTaskError) as error:
+            replacement.kill()
+            if not is_dead(error, replacement):
+                raise
+        else:
+            pool.restarted += 1
+            pool.remarks.append(
+                f"an engine of policy {pool.policy!r} {reason} and was replaced; {pool.budget.left} more may be "
+                "(limits.engine_restarts)"
+            )
+            home.away.pop(engine, None)
+            pool.engines.append(replacement)
+            if home is not pool:
+                replacement.home = home
+                home.away[replacement] = pool
+                home.recall()
+            return
+    home.away.pop(engine, None)
+    if home is not pool:
+        home.recall()  # another one, if there is one
+        home.hand_out()  # else whoever waits there is told that none will come
+
+
+def is_current(answer: Generation, policy: str, before: tuple[int, ...], now: tuple[int, ...]) -> bool:
+    """Whether an answer is by a policy's current weights. One during which they changed is not: it is asked for again.
+
+    Args:
+        before, now: The pool's `versions` when the request was made and when it was answered.
+
+    Raises:
+        RunEnded: It is by weights of another policy or version.
+    """
+    if answer.policy == policy and answer.version in {*before, *now}:
+        return True
+    if answer.policy == policy and answer.version == -1 and (before is not now or len(now) > 1):
+        return False
+    raise RunEnded(
+        f"an engine answered with weights of policy {answer.policy!r}, version {answer.version}, where policy {policy!r}, version "
+        f"{now[-1]}, was asked; the run's engines and policies are out of step"
+    )
 
 
 def is_dead(error: Exception, engine: Engine) -> bool:

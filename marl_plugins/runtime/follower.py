@@ -33,7 +33,8 @@ class FollowingPolicy(UpstreamPolicy):
         """See `Follower.hold`."""
         held, name = await in_daemon_thread(ray.put, weights), self.name
         self._held, self.version = held, version  # first, for an engine that is replaced meanwhile
-        await self.engines.on_all(lambda handle: handle.load_state.remote(held, name, version))
+        with self.engines.changing(version):
+            await self.engines.on_all(lambda handle: handle.load_state.remote(held, name, version))
         return True
 
     async def restore_engine(self, handle: Any) -> None:

@@ -50,6 +50,8 @@ class TrainingProcesses:
         self.groups: dict[str, Any] = {}
         """Upstream's actor groups: `policy`, and `critic` and `reference` where they have processes of their own."""
         self.trainer: UpstreamTrainer | None = None
+        self._synced: Any = None
+        """A reference to the weights that the engines were last given; None on GPUs and before the first time."""
         self._placement: Any = None
 
     def launch(self, shared: Any) -> None:
@@ -120,7 +122,7 @@ class TrainingProcesses:
         self._kill()
         if self._placement is not None:
             remove_placement_group(self._placement)
-        self.groups, self.trainer, self._placement = {}, None, None
+        self.groups, self.trainer, self._placement, self._synced = {}, None, None, None
 
     async def save(self, tag: str, state: dict[str, Any]) -> None:
         """A checkpoint of the policy and its critic under a tag."""
@@ -143,9 +145,15 @@ class TrainingProcesses:
         """A reference to all weights of the policy's model, as safetensors bytes."""
         return self.groups["policy"].async_run_method("state")[0]
 
+    def weights_to_sync(self) -> Any:
+        """The same, for all engines, and kept for those that come later."""
+        self._synced = None  # first: there need not be room for two of them
+        self._synced = self.weights()
+        return self._synced
+
     async def restore(self, handle: Any, version: int) -> None:
-        """Give a new engine the current weights, and call these `version`."""
-        blob = self.weights()
+        """Give an engine the weights that the policy's others hold, and call these `version`; the processes may be busy."""
+        blob = self._synced if self._synced is not None else self.weights()
         try:
             await handle.load_state.remote(blob, self.policy, version)
         except RayActorError as error:

@@ -24,6 +24,7 @@ from marl_plugins.core.policy import Policy
 from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.threads import in_daemon_thread
+from marl_plugins.plan.signature import engine_signature
 from marl_plugins.runtime.batching import Batching, check_steps, hand_out
 from marl_plugins.runtime.corrections import corrected_in
 from marl_plugins.runtime.engines import EnginePool, RestartBudget, start_engine, start_engines
@@ -69,6 +70,7 @@ class UpstreamPolicy:
         self.training = TrainingProcesses(*belongings) if spec.trainable else None
         replace = functools.partial(start_engine, args) if device == "cpu" else None
         self.engines = EnginePool(spec.name, [], replace, self.restore_engine, restarts, silence, args.balance.in_flight)
+        self.engines.signature = engine_signature(args)
         self.starting: list[Any] = []
         """What to wait for until everything is loaded."""
         self._shared: Any = None
@@ -128,9 +130,7 @@ class UpstreamPolicy:
         """End all processes at once, whatever they are doing."""
         if self.training is not None:
             self.training.end()
-        for engine in self.engines.engines:
-            engine.kill()
-        self.engines.engines = []
+        self.engines.kill()
         if self._shared is not None:
             ray.util.remove_placement_group(self._shared)
             self._shared = None
@@ -207,15 +207,16 @@ class UpstreamPolicy:
 
     async def sync(self, version: int) -> bool:
         """Bring the engines to the policy's current weights and call these `version`."""
-        self.version, name = version, self.name
-        doing = f"gave its engines version {version}"
-        if self.device == "cpu":
-            blob = self.processes.weights()
-            await self.processes.await_work(doing, self.engines.on_all(lambda h: h.load_state.remote(blob, name, version)))
-        else:
-            await self.processes.await_work(doing, *self.group.async_run_method("check_finite"))
-            await self.processes.await_work(doing, in_daemon_thread(self.trainer.broadcast_to_vllm))
-            await self.processes.await_work(doing, self.engines.on_all(lambda h: h.identify.remote(name, version)))
+        self.version, name, on_all = version, self.name, self.engines.on_all
+        done = functools.partial(self.processes.await_work, f"gave its engines version {version}")
+        with self.engines.changing(version):
+            if self.device == "cpu":
+                blob = self.processes.weights_to_sync()
+                await done(on_all(lambda handle: handle.load_state.remote(blob, name, version)))
+            else:
+                await done(*self.group.async_run_method("check_finite"))
+                await done(in_daemon_thread(self.trainer.broadcast_to_vllm))
+                await done(on_all(lambda handle: handle.identify.remote(name, version)))
         return True
 
     async def wake(self) -> None:

@@ -20,6 +20,29 @@ def pytest_collection_modifyitems(items):
 os.environ.update(cpu.environment())  # of this process, as `openrlhf train` sets it before anything heavy is imported
 
 
+@pytest.fixture(scope="module")
+def cluster():
+    import ray
+
+    from marl_plugins.runtime.cluster import quiet
+    from marl_plugins.runtime.fork_server import fork_server
+
+    env = {**quiet(False), **cpu.environment()}
+    with fork_server(debug=False) as python:
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            num_gpus=16,
+            num_cpus=20,
+            object_store_memory=2**29,
+            log_to_driver=False,
+            logging_level="ERROR",
+            runtime_env={"env_vars": env, "py_executable": python},
+        )
+        yield
+        ray.shutdown()
+
+
 @pytest.fixture(scope="session")
 def relay(tmp_path_factory):
     return write_recipe(tmp_path_factory.mktemp("relay") / "relay")

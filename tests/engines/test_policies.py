@@ -38,11 +38,9 @@ from marl_plugins.plan.fingerprint import fingerprint
 from marl_plugins.reinforce_pp import FlashReinforce, ReinforcePlusPlus
 from marl_plugins.runtime.batching import upstream_order
 from marl_plugins.runtime.checkpoints import Checkpoints, tag
-from marl_plugins.runtime.cluster import quiet
 from marl_plugins.runtime.engines import RestartBudget
 from marl_plugins.runtime.experience import estimate, forwarded, row_experience
 from marl_plugins.runtime.follower import FollowingPolicy
-from marl_plugins.runtime.fork_server import fork_server
 from marl_plugins.runtime.penalties import apply_length_penalties
 from marl_plugins.runtime.policy import UpstreamPolicy
 from marl_plugins.runtime.session import Session
@@ -105,24 +103,6 @@ def test_every_estimator_is_upstreams_for_one_role_and_one_action(relay, name, e
         torch.testing.assert_close(mine.info["return"], other.info["return"], rtol=1e-5, atol=1e-5)
     again = estimate([found], estimator)[0].items  # what was forwarded may be estimated again
     assert all(torch.equal(a.advantages, b.advantages) for a, b in zip(prepared.items, again, strict=True))
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    env = {**quiet(False), **cpu.environment()}
-    with fork_server(debug=False) as python:
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            num_gpus=16,
-            num_cpus=20,
-            object_store_memory=2**29,
-            log_to_driver=False,
-            logging_level="ERROR",
-            runtime_env={"env_vars": env, "py_executable": python},
-        )
-        yield
-        ray.shutdown()
 
 
 def arguments(relay, *flags):
@@ -652,8 +632,6 @@ def test_adam_takes_the_same_step_whether_or_not_a_process_was_restarted_before_
     """DeepSpeed's operator multiplies its bias correction up within a process; six steps, the last after a gap."""
     import torch
     from deepspeed.ops.adam import FusedAdam
-
-    from marl_plugins.hosts import cpu
 
     def weights(restarted, mended):
         torch.manual_seed(0)

@@ -1,0 +1,189 @@
+"""Engines that change policy during a rollout: those with nothing to do go where requests wait.
+
+    idle    an engine with nothing to do, and nothing waiting in its pool, goes at once where more than one request waits. Default.
+    queues  FlexMARL's rule (arXiv 2602.09578): where the longest queue is more than `--balance.gap` requests longer than the
+            shortest, the latter's engines go, idle ones first, busy ones as soon as they have answered.
+
+Every policy keeps at least one engine. An engine takes over the weights of the policy that it goes to, and only where it was
+started exactly like that one's own (plan/signature.py): so an answer does not depend on who has given it. All are home again when
+the rollout has ended, so that nothing else of a step meets an engine that is away. Only policies that are trained take part: the
+weights of the others are nowhere but in their engines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from marl_plugins import hookimpl
+from marl_plugins.core.failures import Remark
+from marl_plugins.core.options import at_least
+from marl_plugins.plan.signature import differences, engine_signature
+
+if TYPE_CHECKING:
+    from marl_plugins.core.processes import Engine, Engines, RunningRollout
+    from marl_plugins.run import Run
+
+Move = tuple["Engine", "Engines", "Engines"]
+"""An engine, where it is, and where it goes."""
+Rule = Callable[[Sequence["Engines"]], "Move | None"]
+
+
+class Balanced:
+    """What a run keeps."""
+
+    def __init__(self) -> None:
+        self.groups: list[list[str]] = []
+        """Policies between which engines may go, by name."""
+        self.moves = 0
+        """Of the last rollout, without the ways home."""
+
+
+@hookimpl
+def marl_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("engines that change policy (--plugin marl_plugins.balance)")
+    group.add_argument(
+        "--balance.rule",
+        choices=["idle", "queues"],
+        default="idle",
+        help="who goes where: an idle engine to waiting requests, or engines of the shortest queue to the longest",
+    )
+    group.add_argument(
+        "--balance.gap", type=at_least(0), default=5, help="requests by which the longest queue has to be longer (queues)"
+    )
+
+
+@hookimpl
+def marl_configure(run: Run) -> list[str]:
+    trained = [policy.name for policy in run.policies if policy.trainable]
+    who = "marl_plugins.balance"
+    if run.device != "cpu":
+        return [
+            f"{who}: not on GPUs yet: upstream's weight sync has one broadcast group per policy, made at the start; "
+            "leave out the plugin"
+        ]
+    if len(trained) < 2:
+        return [
+            f"{who}: engines go from one trained policy to another, and {len(trained)} of {len(run.policies)} are trained; "
+            "give the roles more policies, or leave out the plugin"
+        ]
+    groups = run.state(Balanced).groups = exchanging(run)
+    if not groups:
+        differing = {name: differences(_signature(run, trained[0]), _signature(run, name)) for name in trained[1:]}
+        return [
+            f"{who}: no two trained policies have engines that are started alike; {trained[0]!r} and {name!r} differ in "
+            f"{', '.join(parts)}; give them equal models and flags, or leave out the plugin"
+            for name, parts in differing.items()
+        ]
+    remarks = [
+        f"{who}: the engines of policy {name!r} stay: no other trained policy's were started alike"
+        for name in trained
+        if not any(name in group for group in groups)
+    ]
+    if all(run.policy_args[name].vllm.num_engines == 1 for group in groups for name in group):
+        remarks.append(
+            f"{who}: every policy has one engine (--vllm.num_engines) and keeps at least one: none will ever move"
+        )
+    if run.trajectories <= run.args.balance.in_flight:
+        remarks.append(
+            f"{who}: a step has {run.trajectories} trajectories, and an engine takes {run.args.balance.in_flight} requests, "
+            "so hardly any will wait and no engine will move; lower --balance.in_flight to what an engine computes at a time"
+        )
+    return [Remark(remark) for remark in remarks]
+
+
+def exchanging(run: Run) -> list[list[str]]:
+    """Names of trained policies whose engines were started alike, two or more each."""
+    groups: list[list[str]] = []
+    for policy in run.policies:
+        if policy.trainable:
+            mine = _signature(run, policy.name)
+            group = next((g for g in groups if not differences(_signature(run, g[0]), mine)), None)
+            if group is None:
+                groups.append([policy.name])
+            else:
+                group.append(policy.name)
+    return [group for group in groups if len(group) > 1]
+
+
+def _signature(run: Run, policy: str) -> dict[str, Any]:
+    return engine_signature(run.policy_args[policy])
+
+
+@hookimpl
+async def marl_beside(run: Run, rollout: RunningRollout) -> None:
+    rule: Rule = idle_to_waiting if run.args.balance.rule == "idle" else shortest_to_longest(run.args.balance.gap)
+    groups = [[rollout.pools[name] for name in group] for group in run.state(Balanced).groups]
+    moves = await asyncio.gather(*(balance(pools, rule, rollout.ended) for pools in groups))
+    run.state(Balanced).moves = sum(moves)
+
+
+@hookimpl
+def marl_log(run: Run, metrics: dict[str, float]) -> None:
+    metrics["engines/moves"] = float(run.state(Balanced).moves)
+
+
+def idle_to_waiting(pools: Sequence[Engines]) -> Move | None:
+    """The default rule's next move. Requests for which an engine is already on its way do not count as waiting."""
+    wanting = max(pools, key=_unserved)
+    if _unserved(wanting) <= 1:
+        return None
+    for pool in pools:
+        if not pool.waiting and len(pool.engines) > 1:
+            for engine in pool.engines:
+                if not engine.load:
+                    return engine, pool, wanting
+    return None
+
+
+def _unserved(pool: Engines) -> int:
+    return pool.waiting - len(pool.travelling) * pool.in_flight
+
+
+def shortest_to_longest(gap: int) -> Rule:
+    """FlexMARL's rule: its next move."""
+
+    def rule(pools: Sequence[Engines]) -> Move | None:
+        longest, shortest = (most(pools, key=lambda pool: pool.waiting) for most in (max, min))
+        if longest.waiting - shortest.waiting <= gap or len(shortest.engines) < 2:
+            return None
+        return min(shortest.engines, key=lambda engine: engine.load), shortest, longest
+
+    return rule
+
+
+async def balance(pools: Sequence[Engines], rule: Rule, ended: asyncio.Event) -> int:
+    """Move engines until a rollout has ended, and bring all of them home; the number of moves by the rule."""
+    changed, count = asyncio.Event(), 0
+    moving: set[asyncio.Task[None]] = set()
+    over = asyncio.ensure_future(ended.wait())
+    over.add_done_callback(lambda _: changed.set())
+    for pool in pools:
+        pool.watchers.append(changed.set)
+    try:
+        while not over.done():
+            changed.clear()
+            while move := rule(pools):
+                engine, giver, taker = move
+                moving.add(giver.lend(engine, taker))
+                count += 1
+            await changed.wait()
+            moving -= _arrived(moving)
+    finally:
+        over.cancel()
+        for pool in pools:
+            pool.watchers.remove(changed.set)
+    await asyncio.gather(*moving)
+    guests = [(engine, pool) for pool in pools for engine in pool.engines if engine.home not in (None, pool)]
+    await asyncio.gather(*(pool.lend(engine, engine.home) for engine, pool in guests))
+    return count
+
+
+def _arrived(moving: Iterable[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
+    """Those that have come to an end; what one has raised is raised."""
+    done = {task for task in moving if task.done()}
+    for task in done:
+        task.result()
+    return done

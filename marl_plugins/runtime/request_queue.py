@@ -1,0 +1,110 @@
+"""Who waits for an engine, and who is next."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+from marl_plugins.core.workflow import Call
+
+
+class Answering(Protocol):
+    """What answers requests."""
+
+    load: int
+    """Requests in flight."""
+    drained: asyncio.Future[None] | None
+    """Set once it has answered everything, where somebody waits for that."""
+
+
+E = TypeVar("E", bound=Answering)
+
+
+class RequestQueue(Generic[E]):
+    """Requests that wait for one of several engines.
+
+    An engine has at most `in_flight` requests. The others wait here, and the oldest task's are the first to be answered: its
+    trajectories end while younger ones have not begun, instead of all together at the end.
+
+    Args:
+        in_flight: Maximum number of requests at one engine.
+    """
+
+    def __init__(self, engines: list[E], in_flight: int):
+        self.engines = engines
+        self.in_flight = in_flight
+        self.waiting = 0
+        """Requests that wait for an engine."""
+        self.watchers: list[Callable[[], None]] = []
+        """Called when a request begins to wait, when an engine has nothing to do, and when one has come."""
+        self._queue: list[tuple[Any, int, Callable[[list[E]], E], asyncio.Future[E]]] = []
+        """A heap. Requests that were given up stay in it until it is their turn."""
+        self._numbers = itertools.count()
+
+    def order(self, call: Call) -> Any:
+        """What sorts the requests that wait: the task's place, then sample and path."""
+        return call.place, call.sample, call.path
+
+    def refusal(self) -> BaseException | None:
+        """Why no request will ever be answered, as an exception for one of them; None as long as one may be."""
+        return None
+
+    async def take_place(self, call: Call, choose: Callable[[list[E]], E]) -> E:
+        """Wait for an engine with a free place, which is taken."""
+        if not self.waiting and (free := self._free()):  # nobody is before it
+            engine = choose(free)
+            engine.load += 1
+            return engine
+        given: asyncio.Future[E] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._queue, (self.order(call), next(self._numbers), choose, given))
+        self.waiting += 1
+        self.hand_out()
+        self.tell()
+        try:
+            return await given
+        except asyncio.CancelledError:
+            if given.cancelled():
+                self.waiting -= 1
+            elif given.exception() is None:  # given up in the moment in which it was given an engine
+                self.free_place(given.result())
+            raise
+
+    def free_place(self, engine: E) -> None:
+        """One request less is at an engine."""
+        engine.load -= 1
+        if not engine.load and engine.drained is not None and not engine.drained.done():
+            engine.drained.set_result(None)
+        self.hand_out()
+        if not engine.load:
+            self.tell()
+
+    def _free(self) -> list[E]:
+        return [engine for engine in self.engines if engine.load < self.in_flight]
+
+    def hand_out(self) -> None:
+        """Give free places to those that wait, the oldest task's first; refuse all where none will ever be free."""
+        while self._queue and (refusal := self.refusal()) is not None:
+            *_, given = heapq.heappop(self._queue)
+            if not given.done():
+                self.waiting -= 1
+                given.set_exception(refusal)
+        while self._queue and (free := self._free()):
+            *_, choose, given = heapq.heappop(self._queue)
+            if given.done():  # given up
+                continue
+            self.waiting -= 1
+            try:
+                engine = choose(free)
+            except Exception as error:  # a plugin's: it belongs to the request, not to whoever has freed the place
+                given.set_exception(error)
+            else:
+                engine.load += 1
+                given.set_result(engine)
+
+    def tell(self) -> None:
+        """Call the watchers."""
+        for watcher in self.watchers:
+            watcher()
