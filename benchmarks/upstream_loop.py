@@ -55,6 +55,7 @@ def words(folder: Path, steps: int) -> list[str]:
         "algo.advantage.estimator": "reinforce",
         "algo.kl.init_coef": 0,
         "ds.zero_stage": 0,
+        "ds.attn_implementation": "eager",
         "actor.adam.lr": 1e-4,
         "eval.steps": -1,
         "ckpt.save_steps": -1,

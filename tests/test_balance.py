@@ -393,7 +393,7 @@ def test_an_answer_by_the_weights_before_a_sync_is_taken():
 # --- the hook and the plan -------------------------------------------------------------------------------------------------
 
 
-def test_the_hook_moves_only_within_a_group(monkeypatch):
+def test_the_hook_moves_only_within_a_group():
     load = {"policies": "pqr", "engines": [1, 2, 2], "in_flight": 1}
     load["requests"] = [("p", 0.0, 2.0, None, n) for n in range(9)]
     state = Balanced()

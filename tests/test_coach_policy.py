@@ -153,6 +153,17 @@ def test_a_policy_that_is_trained_cannot_be_the_coach(recipe):
     assert any("--coach.policy judge: that policy is trained" in p for p in problems("--recipe", str(recipe)))
 
 
+def test_a_judge_of_its_own_actions_is_said(recipe):
+    words = ["--recipe", str(recipe), "--mapping", "solver=a,coder=judge,verifier=judge"]
+    (said,) = [warning for warning in build_plan(words).run.warnings if "its own actions" in warning]
+    assert said.startswith("policy 'judge' judges its own actions, as 'coder' and 'verifier'")
+    text = "coach: {members: {one: {policy: judge}, rules: {rubric: rules.py}}}\n"
+    recipe.write_text(RECIPE.replace("flags:\n  coach.policy: judge\n", text))
+    shutil.copy(ROOT / "recipes" / "mathchat" / "tiny_rubric.py", recipe.with_name("rules.py"))
+    assert any(warning.startswith("policy 'judge' judges its own") for warning in build_plan(words).run.warnings)
+    assert not any("its own actions" in warning for warning in build_plan(words[:2]).run.warnings)
+
+
 def test_an_answer_longer_than_the_policys_context_is_refused(recipe):
     (problem,) = problems("--recipe", str(recipe), "--coach.max_tokens", "8192")
     assert "leaves no room for a question in --data.max_len 8192 of policy 'judge'" in problem

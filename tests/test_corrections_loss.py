@@ -71,7 +71,7 @@ def prepared_rows(model, seed, corrections):
         experience.kl = torch.zeros_like(experience.action_log_probs)
         found.append(([sequence], experience))
     (prepared,) = estimate([forwarded("p", rows, found)], Estimator())
-    return prepared, corrected_in(rows, Numbers(), 10**6)[0]
+    return prepared, corrected_in(rows, Numbers(), 10**6)
 
 
 class Strategy:
@@ -139,7 +139,7 @@ def in_steps(given, prepared, corrected):
         numbers = [s[i] for s, e in zip(layout.ranks, layout.epochs[0], strict=True) for batch in e[window] for i in batch]
         items = list(zip(prepared.sequences, prepared.items, strict=True))
         rows = [items[n] for n in numbers if n < len(items)]
-        steps.append((rows, [corrected[n - len(items)] for n in numbers if n >= len(items)]))
+        steps.append((rows, [corrected.fit[n - len(items)] for n in numbers if n >= len(items)]))
     return steps
 
 
@@ -176,21 +176,21 @@ LIMITS = [Limit(1), Limit(3), Limit(tokens=120)]
 @pytest.mark.parametrize("limit", LIMITS)
 def test_the_gradient_is_that_of_the_policys_loss_and_the_supervised_term(model, steps, limit):
     prepared, corrected = prepared_rows(model, 7 * steps, corrections=4)
-    given = handed(prepared, 1, steps, limit, seed=3, epochs=1, corrected=corrected)
+    given = handed(prepared, 1, steps, limit, seed=3, epochs=1, corrections=corrected)
     status, found = fit(model, given)
     terms = []
     for mine, (rows, more) in zip(found, in_steps(given, prepared, corrected), strict=True):
         wanted, term = reference(model, rows, more)
         close(mine, wanted)
         terms.append(term)
-    assert len(found) == steps and sum(map(bool, terms)) == min(steps, len(corrected))
+    assert len(found) == steps and sum(map(bool, terms)) == min(steps, len(corrected.fit))
     assert status["corrections_loss"] == pytest.approx(COEF * sum(terms), rel=1e-4)
-    assert given.corrections == pytest.approx(COEF * steps)
+    assert given.weight == pytest.approx(COEF * steps)
 
 
 def test_ranks_share_the_tokens_of_a_step(model, monkeypatch):
     prepared, corrected = prepared_rows(model, 5, corrections=5)
-    given = handed(prepared, 2, 2, Limit(2), seed=3, epochs=1, corrected=corrected)
+    given = handed(prepared, 2, 2, Limit(2), seed=3, epochs=1, corrections=corrected)
     parts = in_steps(given, prepared, corrected)
 
     def over_two_ranks(batches, strategy, accumulation, mask_fn):
@@ -212,10 +212,10 @@ def test_what_else_is_in_the_loss_does_not_know_of_them(model):
     """A KL loss over the rows' tokens, and every metric but for upstream's factor in the losses, the number of micro-batches."""
     prepared, corrected = prepared_rows(model, 11, corrections=3)
     without = handed(prepared, 1, 1, Limit(2), seed=3, epochs=1)
-    given = handed(prepared, 1, 1, Limit(2), seed=3, epochs=1, corrected=corrected)
+    given = handed(prepared, 1, 1, Limit(2), seed=3, epochs=1, corrections=corrected)
     told, (before,) = fit(model, without, kl_loss=True)
     status, (after,) = fit(model, given, kl_loss=True)
-    close({name: after[name] - before[name] for name in after}, reference(model, [], corrected, with_rows=False)[0])
+    close({name: after[name] - before[name] for name in after}, reference(model, [], corrected.fit, with_rows=False)[0])
     assert status.pop("corrections_loss") > 0 == told.pop("corrections_loss")
     assert told["actor_grad_norm"] == 7.0 and told["actor_lr"] == 0.5
     for name in ("policy_loss", "kl"):
@@ -225,9 +225,9 @@ def test_what_else_is_in_the_loss_does_not_know_of_them(model):
 
 def test_every_epoch_trains_on_them(model):
     prepared, corrected = prepared_rows(model, 13, corrections=2)
-    given = handed(prepared, 1, 2, Limit(2), seed=3, epochs=2, corrected=corrected)
+    given = handed(prepared, 1, 2, Limit(2), seed=3, epochs=2, corrections=corrected)
     status, found = fit(model, given)
-    assert len(found) == 4 and given.corrections == pytest.approx(COEF * 4)
+    assert len(found) == 4 and given.weight == pytest.approx(COEF * 4)
     wanted = [reference(model, rows, more) for rows, more in in_steps(given, prepared, corrected)]
     for mine, (gradient, _) in zip(found[:2], wanted, strict=True):
         close(mine, gradient)
@@ -236,23 +236,32 @@ def test_every_epoch_trains_on_them(model):
 
 def test_without_any_the_processes_are_given_what_they_were(model):
     """Bit for bit: the same batches in the same layout, and the loss of upstream's own step."""
-    prepared, _ = prepared_rows(model, 17, corrections=0)
-    one, two = (handed(prepared, 1, 2, Limit(2), seed=3, epochs=1, corrected=c) for c in ((), []))
-    assert one.layout == two.layout and one.epochs == two.epochs and not one.corrections
+    prepared, none = prepared_rows(model, 17, corrections=0)
+    one = handed(prepared, 1, 2, Limit(2), seed=3, epochs=1)
+    two = handed(prepared, 1, 2, Limit(2), seed=3, epochs=1, corrections=none)
+    assert one.layout == two.layout and one.epochs == two.epochs and not one.weight
+    assert two.metrics({}) == {"fill_rows": two.layout.fill}
     (_, first), (_, second) = fit(model, one), fit(model, two)
     assert all(torch.equal(a[name], b[name]) for a, b in zip(first, second, strict=True) for name in a)
-    for mine, (rows, _) in zip(first, in_steps(one, prepared, []), strict=True):
+    for mine, (rows, _) in zip(first, in_steps(one, prepared, none), strict=True):
         close(mine, reference(model, rows, [])[0])
 
 
 def test_each_action_once_in_its_own_context_and_no_longer_than_it_may_be(model):
     prepared, corrected = prepared_rows(model, 19, corrections=4)
     rows = [row for row in prepared.rows if row.action.correction is not None]
-    twice, _ = corrected_in([*prepared.rows, rows[0]], Numbers(), 10**6)
-    assert [c.ids for c in twice] == [c.ids for c in corrected]
-    for c, row in zip(corrected, rows, strict=True):
+    twice = corrected_in([*prepared.rows, rows[0]], Numbers(), 10**6)
+    assert [c.ids for c in twice.fit] == [c.ids for c in corrected.fit]
+    for c, row in zip(corrected.fit, rows, strict=True):
         said = [*Numbers().encode(row.action.correction.text, add_special_tokens=False), 1]
         assert c.ids == [*row.action.context_ids, *said] and c.tokens == len(said) and c.name == row.name
-    longest = max(len(c.ids) for c in corrected)
-    kept, too_long = corrected_in(rows, Numbers(), longest - 1)
-    assert too_long == sum(len(c.ids) == longest for c in corrected) and len(kept) == len(corrected) - too_long
+    longest = max(len(c.ids) for c in corrected.fit)
+    some = corrected_in(rows, Numbers(), longest - 1)
+    assert some.too_long == sum(len(c.ids) == longest for c in corrected.fit)
+    assert len(some.fit) == len(corrected.fit) - some.too_long > 0
+    given = handed(prepared, 1, 1, Limit(2), seed=3, epochs=1, corrections=some)
+    counts = {"corrections": float(len(some.fit)), "corrections_too_long": float(some.too_long)}
+    told = given.metrics({"corrections_loss": 2 * COEF})
+    assert told == pytest.approx({**counts, "corrections_loss": 2.0, "fill_rows": given.layout.fill})
+    given = handed(prepared, 1, 1, Limit(2), seed=3, epochs=1, corrections=corrected_in(rows, Numbers(), 1))
+    assert given.metrics({}) == {"corrections": 0.0, "corrections_too_long": 4.0, "fill_rows": given.layout.fill}

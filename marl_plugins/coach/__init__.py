@@ -25,7 +25,7 @@ from marl_plugins import hookimpl
 from marl_plugins.coach.bias import debias
 from marl_plugins.coach.ensemble import Ensemble, weigh_by_agreement
 from marl_plugins.coach.flags import NEEDED as NEEDED  # named here for `openrlhf doctor`
-from marl_plugins.coach.flags import OF_AN_ENDPOINT, add_flags, check_flags, kind_of
+from marl_plugins.coach.flags import OF_AN_ENDPOINT, add_flags, check_flags, judging_themselves, kind_of
 from marl_plugins.coach.flags import endpoint_of as endpoint_of
 from marl_plugins.coach.members import check_members, members_of
 from marl_plugins.coach.metrics import Judged, measure, measure_members
@@ -114,6 +114,7 @@ def marl_configure(run: Run) -> list[str]:
 
     members = members_of(run)
     problems = check_members(run) if members else check_flags(run)
+    problems += judging_themselves(run, [m.policy for m in members.values()] if members else [run.args.coach.policy])
     state = run.state(CoachState)
     if run.recipe.coach is not None:
         state.stages = Stages(run.recipe.coach.stages)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import fields
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -234,6 +235,22 @@ def policy_problems(run: Run, coach: Any) -> list[str]:
             f"--coach.max_tokens {longest} leaves no room for a question in --data.max_len {args.data.max_len} of policy {name!r}"
         ]
     return []
+
+
+def judging_themselves(run: Run, coaches: Iterable[str | None]) -> list[Remark]:
+    """Policies of the run that judge roles which they play themselves.
+
+    Args:
+        coaches: The policies that judge.
+    """
+    return [
+        Remark(
+            f"policy {name!r} judges its own actions, as {' and '.join(map(repr, roles))}: such scores favour what it would say "
+            "itself; let another policy judge, or map the role to another one"
+        )
+        for name in dict.fromkeys(filter(None, coaches))
+        if (roles := run.recipe.roles_of(name))
+    ]
 
 
 def endpoint_problems(args: Any) -> list[str]:

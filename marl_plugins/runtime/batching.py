@@ -17,7 +17,13 @@ from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.layout import Layout, Limit, MicroBatch, beside, plan_layout
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.sequences import TokenSequence
-from marl_plugins.runtime.corrections import Corrected, correction_experience, weights_of
+from marl_plugins.runtime.corrections import (
+    NO_CORRECTIONS,
+    Corrections,
+    corrected_in,
+    correction_experience,
+    weights_of,
+)
 from marl_plugins.runtime.experience import Prepared, sequence_experience, weightless
 from marl_plugins.runtime.launch import TrainingProcesses
 from marl_plugins.runtime.upstream_trainer import ranks_of
@@ -49,9 +55,9 @@ class Batching:
 
     @property
     def longest(self) -> int:
-        """Tokens of a sequence of the update, at most."""
-        most = self.limit("train").tokens
-        return int(min(self.args.data.max_len, most) if most else self.args.data.max_len)
+        """Tokens of a sequence that can be trained on, at most."""
+        longest: int = self.args.data.max_len
+        return min(longest, self.limit("train").tokens or longest)
 
     def of_forward(self, sequences: Sequence[TokenSequence], ranks: int) -> list[tuple[list[TokenSequence], bool]]:
         """The micro-batches of the forward passes, rank by rank, the same number for each; False: computed for its rank's
@@ -106,23 +112,43 @@ class Handed:
     Args:
         parts: The sequences of each rank as one batch; the last one weighs nothing.
         epochs: By rank, the micro-batches of each epoch, as indices of its sequences.
-        corrections: What all tokens of corrected actions weigh together.
+        corrections: The corrected actions among the rows, and what all their tokens weigh together.
     """
 
     layout: Layout
     parts: list[Experience]
     epochs: list[list[list[MicroBatch]]]
-    corrections: float = 0.0
+    corrections: Corrections
+    weight: float
+
+    def metrics(self, update: Mapping[str, float]) -> dict[str, float]:
+        """The weightless micro-batches, the number of corrected actions and the mean cross-entropy of their tokens.
+
+        Args:
+            update: The metrics of the update, with their loss.
+        """
+        metrics = {"fill_rows": float(self.layout.fill)}
+        if self.corrections.fit or self.corrections.too_long:
+            metrics["corrections"] = float(len(self.corrections.fit))
+            metrics["corrections_too_long"] = float(self.corrections.too_long)
+        return metrics | ({"corrections_loss": update["corrections_loss"] / self.weight} if self.weight else {})
 
 
 def handed(
-    prepared: Prepared, ranks: int, steps: int, limit: Limit, seed: int, epochs: int, corrected: Sequence[Corrected] = ()
+    prepared: Prepared,
+    ranks: int,
+    steps: int,
+    limit: Limit,
+    seed: int,
+    epochs: int,
+    corrections: Corrections = NO_CORRECTIONS,
 ) -> Handed:
     """The sequences of each rank, and in which micro-batches they go through the model."""
     order = upstream_order(seed, epochs)
     layout = lay_out(prepared.sequences, ranks, steps, limit, order=order, epochs=epochs)
     filler = weightless(min(prepared.items, key=lambda item: len(item.sequences)))
-    items, weights = list(prepared.items), []
+    corrected, items = corrections.fit, list(prepared.items)
+    weights: list[float] = []
     more = plan_layout([len(c.ids) for c in corrected], ranks, layout.steps, limit, epochs=epochs)
     if more is not None:
         weights = weights_of(corrected, more)
@@ -134,7 +160,7 @@ def handed(
         for rank, share in enumerate(layout.ranks)
     ]
     total = epochs * sum(weight * c.tokens for c, weight in zip(corrected, weights, strict=True))
-    return Handed(layout, parts, batches, total)
+    return Handed(layout, parts, batches, corrections, total)
 
 
 async def hand_out(
@@ -144,16 +170,19 @@ async def hand_out(
     steps: int,
     step: int,
     batching: Batching,
-    corrected: Sequence[Corrected] = (),
+    with_corrections: bool,
 ) -> Handed:
     """Give each rank of the policy's or the critic's processes its part of the sequences for the next fit."""
     args, doing = processes.args, f"was given its rows in step {step}"
     seed = derive_seed(args.train.seed, "fit", step, processes.policy)
-    given = handed(prepared, ranks_of(group), steps, batching.limit("train"), seed, args.train.max_epochs, corrected)
+    corrections = NO_CORRECTIONS
+    if with_corrections:
+        corrections = corrected_in(prepared.rows, processes.tokenizer, batching.longest)
+    given = handed(prepared, ranks_of(group), steps, batching.limit("train"), seed, args.train.max_epochs, corrections)
     await processes.await_work(doing, *group.async_run_method_batch("append", experience=given.parts))
     await processes.await_work(doing, *group.async_run_method_batch("lay_out", epochs=given.epochs))
     await processes.await_work(doing, *group.async_run_method("prepare_fit", given.layout.accumulation, seed))
-    if given.corrections:
+    if given.weight:
         await processes.await_work(doing, *group.async_run_method("expect_corrections"))
     return given
 
@@ -174,16 +203,16 @@ def upstream_order(seed: int, epochs: int) -> Callable[[int, int], list[int]]:
     return order
 
 
-def check_steps(policy: str, layouts: Mapping[str, Layout], metrics: Mapping[str, float], epochs: int) -> None:
+def check_steps(policy: str, given: Mapping[str, Handed], metrics: Mapping[str, float], epochs: int) -> None:
     """Every fit took the planned number of optimiser steps, over all micro-batches of its layout.
 
     Args:
-        layouts: Of the policy (``) and its critic (`critic_`), the prefixes of their metrics.
+        given: Of the policy (``) and its critic (`critic_`), the prefixes of their metrics.
 
     Raises:
         AssertionError: Upstream's fit did something else.
     """
-    for name, layout in layouts.items():
+    for name, layout in ((name, each.layout) for name, each in given.items()):
         taken, planned = metrics[f"{name}optimiser_steps"], layout.steps * epochs
         if taken != planned or metrics[f"{name}micro_batches"] != layout.steps * layout.accumulation:
             who = f"policy {policy!r}" + (", its critic," if name else "")

@@ -42,13 +42,29 @@ class Corrected:
     coef: float
 
 
-def corrected_in(rows: Sequence[Row], tokenizer: Any, longest: int) -> tuple[list[Corrected], int]:
-    """The corrected actions among rows, and how many of them are too long to be trained on.
+@dataclass(frozen=True)
+class Corrections:
+    """The corrected actions among some rows.
+
+    Args:
+        fit: Those that are trained on.
+        too_long: How many are not, because they do not fit.
+    """
+
+    fit: Sequence[Corrected]
+    too_long: int
+
+
+NO_CORRECTIONS = Corrections((), 0)
+
+
+def corrected_in(rows: Sequence[Row], tokenizer: Any, longest: int) -> Corrections:
+    """The corrected actions among rows.
 
     Args:
         longest: Tokens of a context with its correction, at most.
     """
-    found, too_long = [], 0
+    fit, too_long = [], 0
     actions = {id(row.action): row for row in rows if row.action.correction is not None}  # a row may be selected twice
     for row in actions.values():
         correction = row.action.correction
@@ -58,8 +74,8 @@ def corrected_in(rows: Sequence[Row], tokenizer: Any, longest: int) -> tuple[lis
         if len(ids) > longest:
             too_long += 1
         else:
-            found.append(Corrected(row.name, ids, len(said), correction.coef))
-    return found, too_long
+            fit.append(Corrected(row.name, ids, len(said), correction.coef))
+    return Corrections(fit, too_long)
 
 
 def weights_of(corrected: Sequence[Corrected], layout: Layout) -> list[float]:

@@ -26,7 +26,6 @@ from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.plan.signature import engine_signature
 from marl_plugins.runtime.batching import Batching, check_steps, hand_out
-from marl_plugins.runtime.corrections import corrected_in
 from marl_plugins.runtime.engines import EnginePool, RestartBudget, start_engine, start_engines
 from marl_plugins.runtime.experience import NAMES, Forwarded, Prepared, forwarded
 from marl_plugins.runtime.launch import TrainingProcesses, bundles
@@ -165,27 +164,21 @@ class UpstreamPolicy:
 
         A policy whose updates are frozen at first (`--critic.freezing_steps`) is handed no rows: upstream's processes would
         keep them for a later fit. The metrics are upstream's, with the optimiser steps taken and the weightless micro-batches; the
-        critic's are called `critic_*`. Corrected actions are trained on beside their rows (runtime/corrections.py).
+        critic's are called `critic_*`; corrected actions have some too (corrections.py). Arguments as in `PolicyProcesses.update`.
         """
         groups = {"": None if step <= self.args.critic.freezing_steps else self.group, "critic_": self.critic}
-        corrected, too_long = corrected_in(prepared.rows, self.trainer.experience_maker.tokenizer, self.batching.longest)
         given = {
-            name: await hand_out(self.processes, group, prepared, steps, step, self.batching, () if name else corrected)
+            name: await hand_out(self.processes, group, prepared, steps, step, self.batching, with_corrections=not name)
             for name, group in groups.items()
             if group and prepared.rows
         }
-        layouts = {name: each.layout for name, each in given.items()}
         metrics = {"optimiser_steps": 0.0, "fill_rows": 0.0, "sequences": float(len(prepared.items))}
-        if layouts:
+        if given:
             fit = in_daemon_thread(self.trainer.ppo_train, step)
             status = await self.processes.await_work(f"was updated in step {step}", fit)
             metrics |= {k: float(v) for k, v in status.items() if isinstance(v, int | float)}
-        metrics |= {f"{name}fill_rows": float(layout.fill) for name, layout in layouts.items()}
-        if "" in given and (corrected or too_long):
-            metrics |= {"corrections": float(len(corrected)), "corrections_too_long": float(too_long)}
-        if "corrections_loss" in metrics:
-            metrics["corrections_loss"] /= given[""].corrections
-        check_steps(self.name, layouts, metrics, self.args.train.max_epochs)
+        metrics |= {f"{name}{k}": v for name, handed in given.items() for k, v in handed.metrics(metrics).items()}
+        check_steps(self.name, given, metrics, self.args.train.max_epochs)
         for name in ("policy_loss", "corrections_loss", "actor_grad_norm", "critic_loss", "critic_grad_norm"):
             overflow = name.endswith("grad_norm") and self.args.ds.param_dtype == "fp16"  # loss scaling skips such steps
             if not math.isfinite(metrics.get(name, 0.0)) and not overflow:
