@@ -40,11 +40,11 @@ class System:
         return ["--recipe", str(recipes_root() / self.recipe), *self.flags]
 
 
-SIXTY = ("--max_steps", "60")
+THIRTY = ("--max_steps", "30")
 SYSTEMS = {
     "debate": System("debate/tiny.yaml", policies=("debater", "judge"), outcome="eval/outcome/judge"),
-    "merchant": System("ecommerce/tiny_merchant.yaml", SIXTY, ("router", "sales", "marketing", "aftersales", "composer")),
-    "category": System("ecommerce/tiny_category.yaml", SIXTY, ("router", "order", "pricing", "inventory", "composer")),
+    "merchant": System("ecommerce/tiny_merchant.yaml", THIRTY, ("router", "sales", "marketing", "aftersales", "composer")),
+    "category": System("ecommerce/tiny_category.yaml", THIRTY, ("router", "order", "pricing", "inventory", "composer")),
 }
 FROZEN = ("--actor.adam.lr", "0", "--max_steps", "2", "--eval.steps", "2")
 
