@@ -105,6 +105,7 @@ def killed(tmp_path_factory, relay):
 
 
 @pytest.fixture(scope="session")
-def resumed(killed):
-    """The killed run is resumed."""
+def resumed(killed, relay):
+    """The killed run is resumed; it may load for as long as a busy machine takes."""
+    (relay / "watched.yaml").write_text("extends: recipe.yaml\nlimits: {silence_seconds: 600}\n")
     return killed.run("--ckpt.load_enable")
