@@ -1,14 +1,17 @@
-"""Our loop beside upstream's own trainer, with the same words on the same machine: `python -m benchmarks.upstream_loop [pairs]`.
+"""Our loop beside upstream's own trainer, on the same machine with the same flags: `python -m benchmarks.upstream_loop [pairs]`.
 
 One policy, one role, one turn: upstream's own flags alone run upstream's trainer, and with `--plugin marl_plugins.reinforce_pp`
-ours, both with the CPU support of hosts/cpu.py. 64 prompts a step, at most 32 tokens, a reward function in Python. Runs of 2 and of
-22 steps, in turn: their difference gives a step, the shorter run the start-up. About ten minutes for two pairs.
+ours, both with the CPU support of hosts/cpu.py. 64 prompts a step in the model's chat template (ours has no other), at most 32
+tokens, a reward function in Python; 14 steps in turn. A step is the time between the lines that two of them print; the start-up
+ends with the first step's. About five minutes for two pairs.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -16,9 +19,13 @@ import tempfile
 import time
 from pathlib import Path
 
-SHORT, LONG = 2, 22
+STEPS = 14
 PER_STEP = 64
-PLUGIN = ["--plugin", "marl_plugins.reinforce_pp"]
+LOOPS = {
+    "ours": (["--plugin", "marl_plugins.reinforce_pp"], re.compile(r"^ *(\d+)/\d+ ")),
+    "upstream": (["--data.apply_chat_template"], re.compile(r"Global step (\d+):")),
+}
+"""The words that each takes besides the common ones, and the line that it prints after a step."""
 REWARD = """\
 import torch
 
@@ -65,20 +72,21 @@ def words(folder: Path, steps: int) -> list[str]:
     return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
 
 
-def seconds(folder: Path, steps: int, plugin: list[str]) -> float:
-    """How long a whole run takes."""
-    command = [sys.executable, "-m", "marl_plugins", "train", *plugin, *words(folder, steps)]
-    started = time.perf_counter()
-    done = subprocess.run(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "MARL_PLUGINS_DEVICE": "cpu"},
-    )
-    if done.returncode:
-        sys.exit(f"{' '.join(command)}\nended with {done.returncode}:\n{done.stdout[-4000:]}")
-    return time.perf_counter() - started
+def finished(folder: Path, loop: str) -> list[float]:
+    """Seconds from the start to the end of each step."""
+    more, line_of_a_step = LOOPS[loop]
+    command = [sys.executable, "-u", "-m", "marl_plugins", "train", *more, *words(folder, STEPS)]
+    env = {**os.environ, "MARL_PLUGINS_DEVICE": "cpu", "PYTHONUNBUFFERED": "1"}
+    started, ends, said = time.perf_counter(), dict[int, float](), list[str]()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
+            said.append(line)
+            if found := line_of_a_step.search(line):
+                ends.setdefault(int(found[1]), time.perf_counter() - started)
+    if run.returncode or sorted(ends) != list(range(1, STEPS + 1)):
+        sys.exit(f"{' '.join(command)}\nended with {run.returncode}, steps {sorted(ends)}:\n{''.join(said[-60:])}")
+    return [ends[step] for step in sorted(ends)]
 
 
 def spread(values: list[float]) -> str:
@@ -89,19 +97,18 @@ def main() -> None:
     from marl_plugins.runtime.tiny_model import build
 
     pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 2
-    steps: dict[str, list[float]] = {"ours": [], "upstream": []}
-    starts: dict[str, list[float]] = {"ours": [], "upstream": []}
+    steps: dict[str, list[float]] = {loop: [] for loop in LOOPS}
+    starts: dict[str, list[float]] = {loop: [] for loop in LOOPS}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         build(folder / "model", seed=0, hidden=128, layers=2, heads=2, positions=512)
         (folder / "reward.py").write_text(REWARD)
         for _ in range(pairs):
-            for loop, plugin in (("ours", PLUGIN), ("upstream", [])):
-                short, long = (seconds(folder, count, plugin) for count in (SHORT, LONG))
-                starts[loop].append(short)
-                steps[loop].append((long - short) / (LONG - SHORT))
-                print(f"{loop}: {SHORT} steps {short:.1f} s, {LONG} steps {long:.1f} s", flush=True)
-    for what, found in (("a step", steps), (f"start-up, {SHORT} steps and the end", starts)):
+            for loop in LOOPS:
+                ends = finished(folder, loop)
+                starts[loop].append(ends[0])
+                steps[loop] += [later - earlier for earlier, later in itertools.pairwise(ends)]
+    for what, found in (("a step", steps), ("to the end of the first step", starts)):
         ratio = statistics.median(found["upstream"]) / statistics.median(found["ours"])
         print(f"{what}: ours {spread(found['ours'])} s, upstream {spread(found['upstream'])} s, ratio {ratio:.2f}")
 
