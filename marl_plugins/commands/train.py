@@ -40,7 +40,7 @@ def main(words: Sequence[str]) -> int:
                 "--plugin NAME as well"
             )
         return pass_through(words)
-    with without_collector():
+    with without_collector(), without_pydantic_plugins() if "--dry-run" in words else contextlib.nullcontext():
         from marl_plugins.plan.build import build_plan
         from marl_plugins.plan.resume import with_resumption
 
@@ -64,6 +64,20 @@ def without_collector() -> Iterator[None]:
         gc.freeze()  # Python collects once more at its end
         if enabled:
             gc.enable()
+
+
+@contextlib.contextmanager
+def without_pydantic_plugins() -> Iterator[None]:
+    """pydantic looks for its plugins in every installed package, a tenth of a dry run, and nothing runs after one."""
+    name = "PYDANTIC_DISABLE_PLUGINS"
+    given = os.environ.get(name)
+    os.environ[name] = "__all__"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if given is not None:
+            os.environ[name] = given
 
 
 def print_help(words: Sequence[str]) -> int:
