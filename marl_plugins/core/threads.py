@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import queue
 import threading
 import weakref
 from collections.abc import Callable
@@ -16,8 +17,22 @@ MOST = min(32, (os.cpu_count() or 1) + 4)
 """Calls at the same time, as `asyncio.to_thread` makes them."""
 
 
+_idle: list[queue.SimpleQueue[Callable[[], None]]] = []
+"""Where threads wait whose calls have returned, the last one last: starting a thread takes longer than most graders."""
+os.register_at_fork(after_in_child=_idle.clear)
+
+
+def _thread(work: Callable[[], None]) -> None:
+    """One call after the other, for ever."""
+    given: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    while True:
+        work()
+        _idle.append(given)
+        work = given.get()
+
+
 async def in_daemon_thread(function: Callable[..., Result], *arguments: Any) -> Result:
-    """What a blocking call returns or raises, in a thread of its own.
+    """What a blocking call returns or raises, in a thread that does nothing else meanwhile.
 
     Unlike those of `asyncio.to_thread`, which the event loop and Python wait for when they end, a thread that waits for ever (for a
     Ray whose raylet has gone, in a user's reward function) does not keep the process.
@@ -41,7 +56,10 @@ async def in_daemon_thread(function: Callable[..., Result], *arguments: Any) -> 
         with contextlib.suppress(RuntimeError):  # nobody waits any more: the loop is closed
             loop.call_soon_threadsafe(settle, *outcome)
 
-    threading.Thread(target=work, name=getattr(function, "__name__", "call"), daemon=True).start()
+    try:
+        _idle.pop().put(work)
+    except IndexError:
+        threading.Thread(target=_thread, args=(work,), name="blocking call", daemon=True).start()
     return await done
 
 
