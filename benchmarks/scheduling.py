@@ -1,12 +1,15 @@
 """How long a step takes by how its requests and updates are scheduled: many agents on few engines, on virtual time.
 
     python -m benchmarks.scheduling [--seeds 20] [--train 0.15 0.25 0.4]      # a minute
+    python -m benchmarks.scheduling --trace FILE [--token 0.05]               # a recorded load: what `openrlhf trace RUN` printed
     python -m benchmarks.scheduling --controller [--trajectories 10000]       # CPU time per action of pool, router and rollout
 
 The real pool, router and rollout, on an event loop whose clock jumps to the next timer (tests/virtual_time.py). Engines and
 training are SIMULATED, with the costs of `Profile`: nothing here says how fast an engine is, only what order and waiting cost.
-All arms of a seed have the same calls and must sample the same tokens. A further arm is one more entry of `ARMS`: hooks that run
-beside the rollout (`marl_beside`), and what is left to train after it.
+All arms of a seed have the same calls and must sample the same tokens. Of a recorded load every step is taken once, with its
+calls, their policies and order, the time of their tools, and `--token` seconds for each token that was sampled; two engines a
+policy. A further arm is one more entry of `ARMS`: hooks that run beside the rollout (`marl_beside`), and what is left to train
+after it.
 
 "if trained as it arrives" is computed, not run: rows of two consecutive tasks of the step are trained once both have ended, in the
 step's order, each policy by itself, at 7/5 of the cost (a second backward pass keeps the gradient exact).
@@ -28,6 +31,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from marl_plugins import balance, routing
+from marl_plugins.core.trace import read_trace
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.core.workflow import Call, RoleSpec, Sampling
 from marl_plugins.runtime.engines import EnginePool, RestartBudget
@@ -38,6 +42,8 @@ from simulated import CharacterChat
 from virtual_time import SimulatedEngine, run
 
 UNLIMITED = 10**9
+Plan = dict[str, list[tuple[str, float, float]]]
+"""Of each task, its calls one after the other: whose they are, how long they take, and how long their tools after them."""
 
 
 @dataclass(frozen=True)
@@ -66,16 +72,41 @@ class Profile:
     def policies(self) -> list[str]:
         return [f"p{n}" for n in range(len(self.shares))]
 
-    def plan(self, seed: int) -> dict[str, list[tuple[str, float]]]:
-        """Of each task, its calls one after the other: whose they are, and how long they take."""
+    def plan(self, seed: int) -> Plan:
+        """The calls of a step."""
         draw = random.Random(seed)
         return {
             str(task): [
-                (draw.choices(self.policies, self.shares)[0], draw.lognormvariate(self.mu, self.sigma))
+                (draw.choices(self.policies, self.shares)[0], draw.lognormvariate(self.mu, self.sigma), 0.0)
                 for _ in range(self.calls)
             ]
             for task in range(self.tasks)
         }
+
+
+@dataclass(frozen=True)
+class Recorded(Profile):
+    """The calls of a trace instead of drawn ones; its steps take the place of seeds."""
+
+    steps: tuple[Plan, ...] = ()
+
+    @property
+    def policies(self) -> list[str]:
+        return sorted({policy for plan in self.steps for calls in plan.values() for policy, _, _ in calls})
+
+    def plan(self, seed: int) -> Plan:
+        return self.steps[seed]
+
+
+def recorded(path: Path, token: float, train: float) -> Recorded:
+    """The steps of a trace, with so many seconds for a sampled token."""
+    steps: dict[int, Plan] = {}
+    for action in read_trace(path):  # in the order in which they were asked for
+        if action.role:
+            calls = steps.setdefault(action.step, {}).setdefault(f"{action.task} {action.sample}", [])
+            calls.append((action.policy, action.tokens_out * token, action.end - action.answered))
+    found = Recorded(steps=tuple(steps.values()), train=train)
+    return replace(found, engines=2 * len(found.policies), seats=len(found.policies))
 
 
 class ByArrival(EnginePool):
@@ -130,16 +161,20 @@ REFERENCE = "queue, oldest task first"
 
 
 class Barrier:
-    """Whoever arrives waits for all others."""
+    """Whoever arrives waits for all others that come to the same stage.
 
-    def __init__(self, count: int):
-        self.count = count
+    Args:
+        counts: How many these are.
+    """
+
+    def __init__(self, counts: Counter[int]):
+        self.counts = counts
         self.arrived: Counter[int] = Counter()
         self.events: dict[int, asyncio.Event] = defaultdict(asyncio.Event)
 
     async def wait(self, stage: int) -> None:
         self.arrived[stage] += 1
-        if self.arrived[stage] == self.count:
+        if self.arrived[stage] == self.counts[stage]:
             self.events[stage].set()
         await self.events[stage].wait()
 
@@ -149,16 +184,19 @@ def declared(call: Call) -> float:
     return float(bytes(call.context_ids).decode().partition(":")[2].partition(" ")[0])
 
 
-def workflow_of(plan: dict[str, list[tuple[str, float]]], arm: Arm) -> Any:
-    gate, barrier = asyncio.Semaphore(1 if arm.one_at_a_time else len(plan)), Barrier(len(plan))
+def workflow_of(plan: Plan, arm: Arm) -> Any:
+    gate = asyncio.Semaphore(1 if arm.one_at_a_time else len(plan))
+    stages = Counter(number for calls in plan.values() for number in range(len(calls)))
+    barrier = Barrier(stages)
 
     async def workflow(task: Task, roles: Any, tools: Any) -> Any:
         last = None
         async with gate:
-            for number, (policy, seconds) in enumerate(plan[task.id]):
+            for number, (policy, seconds, tools_seconds) in enumerate(plan[task.id]):
                 if arm.lockstep:
                     await barrier.wait(number)
                 last = await getattr(roles, policy)(q=f"{seconds!r} call {number}", after=[last] if last else [])
+                await asyncio.sleep(tools_seconds)
         return last
 
     return workflow
@@ -200,7 +238,7 @@ class Result:
     sampled: list[Any]
 
 
-def rollout_of(profile: Profile, arm: Arm, pools: dict[str, EnginePool], plan: dict[str, Any]) -> Rollout:
+def rollout_of(profile: Profile, arm: Arm, pools: dict[str, EnginePool], plan: Plan) -> Rollout:
     async def outcome(trajectory: Trajectory) -> float:
         return 1.0
 
@@ -236,7 +274,7 @@ async def one_step(profile: Profile, arm: Arm, seed: int) -> Result:
     await asyncio.gather(collect(), *(beside(running) for beside in arm.beside))
     trajectories = rollout.in_order(running.trajectories)
     rows = Counter(a.policy for t in trajectories for a in t.actions)
-    assert rows.total() == profile.tasks * profile.calls, "a row was lost"
+    assert rows.total() == sum(map(len, plan.values())), "a row was lost"
     for part in (2 / 5, 3 / 5):  # the advantages of all policies are computed in between
         await asyncio.gather(*(train(count, part) for count in rows.values()))
     await asyncio.sleep(profile.sync)
@@ -327,11 +365,16 @@ def main() -> None:
     parser.add_argument("--train", type=float, nargs="+", default=[0.25], help="seconds of training a row")
     parser.add_argument("--controller", action="store_true")
     parser.add_argument("--trajectories", type=int, default=10_000)
+    parser.add_argument("--trace", type=Path, help="a recorded load, of `openrlhf trace RUN`")
+    parser.add_argument(
+        "--token", type=float, default=0.05, help="seconds that an engine takes for a token of a recorded load"
+    )
     args = parser.parse_args()
     if args.controller:
         controller(args.trajectories)
     for seconds in () if args.controller else args.train:
-        compare(Profile(train=seconds), args.seeds)
+        load = recorded(args.trace, args.token, seconds) if args.trace else Profile(train=seconds)
+        compare(load, len(load.steps) if isinstance(load, Recorded) else args.seeds)
 
 
 if __name__ == "__main__":
