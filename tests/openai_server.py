@@ -38,13 +38,16 @@ def nonce_in(body):
     return re.findall(r'"nonce": "(\w+)"' if "response_format" in body else r"^SCORE (\w+):", prompt, re.MULTILINE)[-1]
 
 
-def verdict(body, score, correct="yes", says="It was fine."):
-    """A coach that does what it is told, in whichever form it is asked for."""
+def verdict(body, score, correct="yes", says="It was fine.", better=None):
+    """A coach that does what it is told, in whichever form it is asked for; with a correction where JSON may hold one."""
     prompt = body["messages"][-1]["content"]
     if "response_format" in body:
         given = {"nonce": nonce_in(body), "explanation": says, "criteria": [], "score": score}
-        if "correct" in body["response_format"]["json_schema"]["schema"]["properties"]:
+        fields = body["response_format"]["json_schema"]["schema"]["properties"]
+        if "correct" in fields:
             given["correct"] = correct == "yes"
+        if "correction" in fields:
+            given["correction"] = better
         return json.dumps(given)
     nonce = nonce_in(body)
     asked = f"CORRECT {nonce}: {correct}\n" if f"CORRECT {nonce}" in prompt else ""

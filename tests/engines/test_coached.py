@@ -1,4 +1,4 @@
-"""An endpoint as the coach of a whole run, and critics: saved when the key is refused, and resumed."""
+"""An endpoint as the coach of a whole run, corrected actions, and critics: saved when the key is refused, and resumed."""
 
 import textwrap
 
@@ -16,6 +16,8 @@ MARKER = """
 """
 
 
+BETTER = "so be it"
+"""What the coach would have said, whoever was asked."""
 SMALLER = """
 extends: recipe.yaml
 mapping: {first: first, second: second, judge: first}
@@ -37,10 +39,11 @@ def coached(tmp_path_factory, relay):
     def answer(body, count):
         if trained.exists() and not renewed.exists():
             return Reply("key has expired", 401)
-        return Reply("busy", 503) if count % 10 == 0 else verdict(body, 5 + count % 5)
+        return Reply("busy", 503) if count % 10 == 0 else verdict(body, 5 + count % 5, better=BETTER)
 
     with openai_server(answer) as (url, bodies):
         words = ["--plugin", "marl_plugins.coach", "--coach.model", "m", "--coach.base_url", url]
+        words += ["--coach.corrections", "--coach.corrections_coef", "0.1"]
         words += ["--plugin", str(folder / "marker.py"), "--algo.advantage.estimator", "gae", "--critic.adam.lr", "1e-3"]
         run = Started(folder, relay / "smaller.yaml", *words)
         run.run(code=1)
@@ -78,6 +81,14 @@ def test_the_coach_judged_every_action_and_the_label_stood_in_one_prompt_of_each
     assert all(a["score"] is not None and a["explanation"] for a in judged)
     with_label = [b for b in renewed.bodies if "The right answer:" in b["messages"][0]["content"]]
     assert len(with_label) >= sum(any(a["role"] == "judge" for a in t["actions"]) for t in renewed.trajectories)
+
+
+def test_corrected_actions_are_trained_on_and_become_likelier(renewed):
+    for policy in ("first", "second"):
+        losses = [m[f"policy/{policy}/corrections_loss"] for m in renewed.metrics]
+        assert all(m[f"policy/{policy}/corrections"] >= 4 for m in renewed.metrics)
+        assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0]
+    assert {a["notes"]["coach"]["correction"] for _, a in renewed.actions} == {BETTER}
 
 
 def test_critics_are_trained_beside_their_policies(renewed):
