@@ -22,6 +22,7 @@ from marl_plugins.core.rows import Row, rows_of
 from marl_plugins.core.tasks import batches
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.core.workflow import RoleSpec
+from marl_plugins.hosts import cpu
 from marl_plugins.plan.resume import tag
 from marl_plugins.plan.tasks import best_metric
 from marl_plugins.runtime.best import Best, kept_apart
@@ -71,7 +72,7 @@ class Trainer:
         """Train from the step after `done` to the end; the last step's number."""
         args = self.run.args
         self.saved = done
-        if done:  # the engines have loaded the original models
+        if done or cpu.device() == "cpu":  # engines have loaded the original models, and on CPU in float32 whatever is trained
             await _all(self._sync_one(policy, policy.version) for policy in self.session.trained.values())
         await self._follow(self.session.trained)
         evaluating = self.session.eval_tasks and args.eval.steps > 0
