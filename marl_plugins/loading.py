@@ -157,7 +157,15 @@ def _said(error: BaseException) -> str:
         return str(error.msg)
     if isinstance(error, SystemExit):
         return f"sys.exit({error.code!r}) ends the program; raise an exception that says what is wrong"
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {text_of(error)}"
+
+
+def text_of(error: BaseException) -> str:
+    """An exception's text; a user's own class may fail to give one."""
+    try:
+        return str(error)
+    except Exception as fault:  # the user's code, of any kind
+        return f"its text cannot be shown: {type(fault).__name__}"
 
 
 def version_of(name: str) -> str:

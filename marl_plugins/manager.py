@@ -11,6 +11,7 @@ import argparse
 import functools
 import importlib
 import inspect
+import re
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -147,12 +148,17 @@ class Plugins:
         Raises:
             ConfigurationError: A plugin's or a recipe's own code fails, with its file and line.
         """
-        with self._users_code(hook):
+        wrappers = [
+            i.plugin_name
+            for i in self.implementations(hook)
+            if i.plugin_name in self.names and (i.wrapper or i.hookwrapper)
+        ]
+        with self._users_code(hook, place=f"plugin {' or '.join(wrappers)}" if wrappers else None):
             return getattr(self.hook, hook)(**arguments)
 
-    def _users_code(self, hook: str) -> AbstractContextManager[None]:
+    def _users_code(self, hook: str, place: str | None = None) -> AbstractContextManager[None]:
         named = {name.partition(".")[0] for name in self.names if not name.endswith(".py")}
-        return users_code(hook, packages=named - {__name__.partition(".")[0]})
+        return users_code(hook, packages=named - {__name__.partition(".")[0]}, place=place)
 
     @asynccontextmanager
     async def started(self, run: Run, purpose: Purpose) -> AsyncIterator[None]:
@@ -343,6 +349,9 @@ def misused_hooks(module: ModuleType) -> list[str]:
     if not hooks and not problems:
         problems.append("implements no hook (functions marked with @marl_plugins.hookimpl)")
     problems += _misdeclared_reach(getattr(module, "MARL_REACH", {}), hooks)
+    may_differ = getattr(module, "may_differ", ())
+    if not isinstance(may_differ, list | tuple) or not all(isinstance(flag, str) for flag in may_differ):
+        problems.append(f'may_differ = {may_differ!r}: expected names of flags, as in may_differ = ("brevity.url",)')
     if "marl_state" in hooks and "marl_restore" not in hooks:
         problems.append("marl_state without marl_restore: what it saves would never come back; add marl_restore")
     return problems
@@ -386,7 +395,7 @@ def _misdeclared_reach(declared: object, hooks: Iterable[str]) -> list[str]:
 def _other_version(written_for: object) -> str | None:
     """Why a plugin that was written for a version of the hooks cannot be used with these, and the fix."""
     parts = str(written_for).split(".")
-    if len(parts) != 2 or not all(part.isdecimal() for part in parts):
+    if len(parts) != 2 or not all(re.fullmatch(r"\d{1,4}", part) for part in parts):
         return f'MARL_HOOKS = {written_for!r}: expected "major.minor", as in MARL_HOOKS = "{hookspecs.VERSION}"'
     wanted, present = (tuple(int(part) for part in version) for version in (parts, hookspecs.VERSION.split(".")))
     here = f"this is openrlhf-marl {__version__} with version {hookspecs.VERSION}"

@@ -15,7 +15,7 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.shipped import recipes_root
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.resume import manifest_of, read_manifest, saved_steps, tag
-from marl_plugins.runtime.best import Best, kept_apart
+from marl_plugins.runtime.best import Best, kept_apart, put_back
 from marl_plugins.runtime.checkpoints import Checkpoints
 from marl_plugins.runtime.metrics import held_out
 from marl_plugins.runtime.report import legend, read_metrics, summarise
@@ -111,6 +111,17 @@ def test_a_folder_of_best_weights_is_whole_or_the_one_before(tmp_path):
         assert list(folder.iterdir()) == []
     assert json.loads((tmp_path / "best" / "best.json").read_text())["step"] == 2
     assert not (tmp_path / "best" / "p").exists() and sorted(p.name for p in tmp_path.iterdir()) == ["best"]
+
+
+def test_the_best_step_of_a_run_that_was_killed_while_it_replaced_it_is_put_back(tmp_path):
+    (tmp_path / "best.old").mkdir()
+    (tmp_path / "best.old" / "best.json").write_text("{}")
+    (tmp_path / "best.new").mkdir()
+    put_back(tmp_path)
+    assert (tmp_path / "best" / "best.json").exists() and not (tmp_path / "best.old").exists()
+    (tmp_path / "best.old").mkdir()  # killed before the old one was removed
+    put_back(tmp_path)
+    assert (tmp_path / "best" / "best.json").exists()
 
 
 OUTCOMES = {1: 0.1, 2: 0.9, 3: 0.9, 4: 0.2, 5: 0.3, 6: 0.2}

@@ -165,6 +165,12 @@ def demonstrations(code, *says):
 
 MAPPING = "expected separate, shared, or one `role: policy` per role"
 A_RECIPE = {
+    "policy called run": key(
+        "mapping: {pro: run, con: best, judge: checkpoints}",
+        "policy 'run': its weights would lie in",
+        "policy 'best': its weights",
+        "policy 'checkpoints': its weights",
+    ),
     "name with a capital": recipe("name: debate", "name: Debate", "recipe.yaml:1: name: expected lower-case letters"),
     "name that is yes": recipe("name: debate", "name: yes", "recipe.yaml:1: name: expected another value than true"),
     "name that is a number": recipe("name: debate", "name: 3", "recipe.yaml:1: name: expected a text, got 3"),
@@ -342,6 +348,34 @@ B_PROMPT = {
     ),
 }
 C_WORKFLOW = {
+    "unknown role after one answer": ending(
+        f"if 'again' in str(pro): await roles.jury(question='')\n{LAST.strip()}",
+        "workflow.py:6: the recipe has no role 'jury'",
+    ),
+    "unknown field after one answer": ending(
+        f"match str(con):\n    case 'yes': await roles.pro(question='')\n{LAST.strip()}",
+        "workflow.py:7: role 'pro' was called with the wrong fields",
+    ),
+    "exception after one answer": ending(
+        f"if str(pro).startswith('again'): 1 / 0\n{LAST.strip()}",
+        "workflow.py:6: the workflow does not run when every answer is the text 'again': ZeroDivisionError",
+        exit=0,
+    ),
+    "agents that always fail": ending(
+        "from marl_plugins.core.failures import AgentFailure\nraise AgentFailure('no_answer', 'x')",
+        "every run of the workflow with invented answers ends in a failure (no_answer)",
+        exit=0,
+    ),
+    "tool that is always lost": ending(
+        "from marl_plugins.core.failures import InfrastructureFailure\nraise InfrastructureFailure('shop', 'x')",
+        "every run of the workflow with invented answers ends in a failure (shop)",
+        exit=0,
+    ),
+    "exception without a text": ending(
+        "class E(Exception):\n    def __str__(self): raise KeyError\nraise E",
+        "workflow.py:8: E: its text cannot be shown: KeyError",
+    ),
+    "exception of its own kind": ending("class E(BaseException): pass\nraise E('x')", "workflow.py:7: E: x"),
     "syntax": case(
         "recipe.yaml:9: workflow:", "workflow.py:1: expected ':'", workflow="async def run(task, roles, tools)\n"
     ),
@@ -451,6 +485,17 @@ NO_PROMPT = (
     "--data.input_key"
 )
 D_DATA = {
+    "number of thousands of digits": case(
+        "train.jsonl:1: holds a whole number of thousands of digits; write it as a text",
+        **lines('{"question": "x", "answer": 1' + "0" * 5000 + "}"),
+    ),
+    "long field of a table": case(
+        "leave no room for an answer",
+        exit=0,
+        recipe=("train.json", "train.csv"),
+        data=None,
+        **{"train.csv": "question,answer\n" + "x" * 200_000 + ",pro\n" + "".join(f"Is {n} even?,pro\n" for n in range(16))},
+    ),
     "list in lines": case(
         "train.jsonl:1: expected an object per line, got a list; a list belongs in a .json file", **lines("[\n{}\n]")
     ),
@@ -467,7 +512,7 @@ D_DATA = {
     "null": case("train.json: expected a list of objects, got null", data="null"),
     "empty list": case("train.json: no tasks in it", data="[]"),
     "integer of 5000 digits": case(
-        "train.json: Exceeds the limit (4300 digits)", data='[{"question": "a", "answer": %s}]' % ("1" * 5000)
+        "train.json: holds a whole number of thousands of digits", data='[{"question": "a", "answer": %s}]' % ("1" * 5000)
     ),
     "prompt under another name": case(
         f"item 1: {NO_PROMPT}: frage, answer", data=rows(lambda r, n: {"frage": "", "answer": ""})
@@ -542,6 +587,18 @@ D_DATA = {
 }
 TEXT = "its metadata must be a dict whose keys are texts"
 G_LOADER = {
+    "label of half a pair": tasks(
+        "split + str(n), f'{split}{n}?', chr(0xD800)",
+        "its label or metadata holds half of a UTF-16 pair, which no file takes",
+    ),
+    "label of thousands of digits": tasks(
+        "split + str(n), f'{split}{n}?', 10**5000",
+        "label and metadata must be JSON values: holds a whole number of thousands",
+    ),
+    "metadata in itself": loader(
+        "def load(split):\n    m = {}\n    m['m'] = m\n    return [Task(split + str(n), f'{split}{n}?', '', m) for n in range(16)]",
+        "label and metadata must be JSON values: it contains itself",
+    ),
     "good": good(
         **loader("def load(split): return [Task(split + str(n), f'{split}{n}?', 'pro') for n in range(16)]").files
     ),
@@ -609,6 +666,10 @@ G_GRADER = {
 }
 OUT_OF_RANGE = "is out of range: expected"
 E_COMMAND_LINE = {
+    "checkpoints where the best step is kept": case(
+        "--ckpt.path out/best: the run keeps something else in this folder",
+        words="--ckpt.output_dir out --ckpt.path out/best",
+    ),
     "word": case("command line: --recipe takes fewer values, got . mathchat", more=["mathchat"]),
     "one dash": case("--recipe: '-max_steps' is no value; a flag begins with two hyphens (--NAME)", words="-max_steps 3"),
     "dashes of a word processor": case(
@@ -695,6 +756,35 @@ F_MODEL = {
 OWN_NAME = "plugins name flags after themselves"
 ADD = "def marl_options(parser): parser.add_argument"
 H_PLUGIN = {
+    "wrapper with two yields": case(
+        "plugin.py: marl_tasks: RuntimeError:",
+        "has second yield",
+        plugin="from marl_plugins import hookimpl\n@hookimpl(wrapper=True)\ndef marl_tasks(run, split):\n    yield (yield)\n",
+    ),
+    "wrapper that loses the tasks": case(
+        "plugin.py: marl_tasks: there are no tasks to train on",
+        plugin="from marl_plugins import hookimpl\n@hookimpl(wrapper=True)\ndef marl_tasks(run, split):\n    yield\n",
+    ),
+    "tool whose functions are numbers": plugin(
+        "def marl_tools():\n    from marl_plugins.core.tools import Tool\n    async def run(call): pass\n"
+        "    return [Tool('t', run, functions=[1])]",
+        "tool 't': functions must be Functions of marl_plugins.core.tools, got [1]",
+    ),
+    "tool that is a text": plugin(
+        "def marl_tools(): return ['t']", "a tool is a Tool of marl_plugins.core.tools, got str 't'"
+    ),
+    "version of thousands of digits": plugin(
+        f"def marl_log(): pass\nMARL_HOOKS = '2.{'9' * 5000}'", 'expected "major.minor"'
+    ),
+    "free flags as a text": plugin(
+        "def marl_log(): pass\nmay_differ = 'mine.x'", "plugin.py: may_differ = 'mine.x': expected names of flags"
+    ),
+    "flag whose type fails": plugin(
+        f"{ADD}('--mine.x', type={{}}.__getitem__)", "command line: --mine.x: KeyError: '3'", words="--mine.x 3"
+    ),
+    "flag that may be given several times": plugin(
+        f"{ADD}('--mine.x', action='append')", exit=0, words="--mine.x 3 --mine.x 4"
+    ),
     "twice on the command line": plugin(
         "def marl_log(): pass",
         "--plugin: plugin.py is named 2 times, and takes part once",

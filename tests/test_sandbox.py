@@ -94,6 +94,26 @@ def test_auto_is_the_strongest_and_nothing_else_is_downgraded(missing, strongest
             assert levels.choose(level, here) == level
 
 
+@pytest.fixture(autouse=True)
+def examined_anew():
+    """The machine is examined once in a process; a test may change what it has."""
+    levels.examine.cache_clear()
+    yield
+    levels.examine.cache_clear()
+
+
+def test_a_machine_that_stood_still_gives_programs_the_level_that_was_said(tmp_path, monkeypatch):
+    slow = tmp_path / "bwrap"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    with monkeypatch.context() as patched:
+        patched.setattr(levels, "find_bubblewrap", lambda: str(slow))
+        patched.setattr(levels, "TRIAL", 0.2)
+        said = describe_sandbox(SandboxConfig())
+    assert "was not done after 0.2 s; the machine is busy" in said
+    assert LocalSandbox(SandboxConfig()).isolation == said.partition(";")[0] != "namespaces"
+
+
 def test_every_level_that_this_machine_lacks_is_refused():
     here = levels.examine()
     for level in here.missing:

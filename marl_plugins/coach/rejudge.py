@@ -24,6 +24,7 @@ from marl_plugins.coach.metrics import agreements
 from marl_plugins.coach.state import CoachState, judged_in
 from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.core.options import step_range
+from marl_plugins.core.recipe import find_recipe
 from marl_plugins.core.scoring import Seen, score_trajectory
 from marl_plugins.core.trajectory import Action, Trajectory
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from marl_plugins.run import Run
 
 FILE = "trajectories.jsonl"
+EXPECTED = f"expected a run's output folder or its {FILE}"
 MOST_PROBLEMS = 10
 """Lines of a file that are reported at once."""
 EXAMPLE = """\
@@ -108,7 +110,7 @@ def read_words(
         own: Flags that are the command's alone.
 
     Raises:
-        ConfigurationError: The run is missing, or a flag of the command's has a wrong value.
+        ConfigurationError: The run or the recipe is missing, or a flag of the command's has a wrong value.
     """
     from marl_plugins.plan.flags import COMMAND_LINE, split_flags
 
@@ -120,7 +122,14 @@ def read_words(
             f"{parser.prog}: give the run first, its output folder or its {FILE}; then --recipe RECIPE"
         )
     flags = split_flags(words[1:], COMMAND_LINE)
-    options, _ = parser.parse_known_args([words[0], *(w for f in flags for w in f.argv)])
+    problems = [] if Path(words[0]).exists() else [f"{words[0]}: No such file or directory; {EXPECTED}"]
+    try:
+        options, _ = parser.parse_known_args([words[0], *(w for f in flags for w in f.argv)])
+        find_recipe(options.recipe)
+    except ConfigurationError as error:
+        problems += error.problems
+    if problems:
+        raise ConfigurationError(problems)
     passed_on = [w for f in flags if f.name not in own for w in f.argv]
     return options, [*passed_on, "--plugin", "marl_plugins.coach"]
 
@@ -136,13 +145,8 @@ def read_trajectories(source: Path, steps: tuple[int, int | None], roles: Sequen
         ConfigurationError: A file is missing, lines cannot be read, an action's role is unknown, or nothing is left.
     """
     file = source / FILE if source.is_dir() else source
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise ConfigurationError(f"{file}: {error.strerror}; expected a run's output folder or its {FILE}") from None
     found, problems = [], []
-    lines = data.splitlines(keepends=True)
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines_of(file), 1):
         try:
             trajectory = Trajectory.from_record(json.loads(line))
         except ValueError as error:  # half a line, or another schema
@@ -165,6 +169,15 @@ def read_trajectories(source: Path, steps: tuple[int, int | None], roles: Sequen
     if not kept:
         raise ConfigurationError(f"{file}: holds no trajectory with actions to judge in steps {shown_steps(steps)}")
     return kept
+
+
+def lines_of(file: Path) -> Iterator[bytes]:
+    """The lines of a run's records, one at a time: those of a long run do not fit into memory beside what is made of them."""
+    try:
+        with file.open("rb") as lines:
+            yield from lines
+    except OSError as error:
+        raise ConfigurationError(f"{file}: {error.strerror}; {EXPECTED}") from None
 
 
 def shown_steps(steps: tuple[int, int | None]) -> str:

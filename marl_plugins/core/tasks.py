@@ -7,6 +7,7 @@ import io
 import json
 import random
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, repeat
@@ -18,6 +19,7 @@ from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.texts import read_text
 from marl_plugins.core.trajectory import Task
 
+LONG_NUMBER = "holds a whole number of thousands of digits; write it as a text"
 SUFFIXES = (".json", ".jsonl", ".csv")
 """Files that are read here; what else `--data.prompt_dataset` names is a data set of the hub."""
 
@@ -147,8 +149,8 @@ def _items(path: Path, text: str, problems: list[str]) -> Iterator[tuple[str, An
             yield from _lines(path, text, problems)
     except RecursionError:
         problems.append(f"{path}: JSON that is nested too deeply to be read")
-    except ValueError as error:  # an integer of thousands of digits
-        problems.append(f"{path}: {error}")
+    except ValueError:
+        problems.append(f"{path}: {LONG_NUMBER}")
 
 
 def _listed(path: Path, text: str, problems: list[str]) -> Iterator[tuple[str, Any]]:
@@ -192,9 +194,12 @@ def _lines(path: Path, text: str, problems: list[str]) -> Iterator[tuple[str, An
                 yield f"{path}:{number}", json.loads(line)
             except json.JSONDecodeError as error:
                 problems.append(f"{path}:{number}: not JSON: {_fault(error)}")
+            except ValueError:
+                problems.append(f"{path}:{number}: {LONG_NUMBER}")
 
 
 def _table(path: Path, text: str, problems: list[str]) -> Iterator[tuple[str, Any]]:
+    csv.field_size_limit(sys.maxsize)  # the text has been read already, and prompts may be long
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         header = next(rows)
@@ -241,8 +246,9 @@ def not_json(value: Any) -> str | None:
     """Why a value is not a JSON value; None where it is one."""
     try:
         json.dumps(value, allow_nan=False)
-    except ValueError:
-        return "NaN and Infinity are not JSON values"
+    except ValueError as error:
+        known = {"Out of range": "NaN and Infinity are not JSON values", "Circular": "it contains itself"}
+        return next((said for start, said in known.items() if str(error).startswith(start)), LONG_NUMBER)
     except TypeError as error:
         return str(error)
     except RecursionError:

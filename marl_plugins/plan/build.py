@@ -143,7 +143,7 @@ def build_plan(words: Sequence[str]) -> Plan:
                 f"plugin {' or '.join(owners)}: marl_estimator gave nothing, so {name} trains; does it end with `return`?"
             )
     if not request.options.resume:  # what follows `--resume FOLDER` is meant to replace what was recorded
-        warnings += repeated_flags(split_flags(words, COMMAND_LINE))
+        warnings += repeated_flags(split_flags(words, COMMAND_LINE), flags.actions)
     if not problems and not from_hub(run):
         problems += problems.attempt(lambda: check_tasks(plan)) or []
         warnings += [] if problems else task_warnings(plan)

@@ -19,6 +19,8 @@ from marl_plugins.plan.plan import Plan
 
 ARGUMENTS: Mapping[str, Sequence[str]] = MappingProxyType({"tasks": ("split",), "demonstrations": ("task", "rng")})
 """What the recipe's plain functions are called with; workflow and grader are called once in the rehearsal."""
+OF_THE_RUN = ("run", "best", "best.new", "best.old")
+"""Folders in `--ckpt.output_dir` beside those of the policies."""
 NOT_READ = (".txt", ".tsv", ".parquet", ".arrow", ".xlsx", ".yaml", ".gz", ".zip")
 """Kinds of data files that are met; a hub's name may end with a dot and something else."""
 
@@ -165,6 +167,19 @@ def _reward_function(plan: Plan) -> list[str]:
 
 
 def _folders(plan: Plan) -> list[str]:
+    output, saved = (Path(flag_value(plan.run.args, flag)).absolute() for flag in ("ckpt.output_dir", "ckpt.path"))
+    own = [output / name for name in OF_THE_RUN]
+    problems = [
+        f"policy {policy.name!r}: its weights would lie in {output / policy.name}, where the run keeps something else; rename it"
+        for policy in plan.run.policies
+        if output / policy.name in (*own, saved)
+    ]
+    if any(saved.is_relative_to(folder) for folder in own):
+        problems.append(f"--ckpt.path {saved}: the run keeps something else in this folder; choose another")
+    return problems + _unwritable(plan)
+
+
+def _unwritable(plan: Plan) -> list[str]:
     folders = {f"--{flag}": flag_value(plan.run.args, flag) for flag in ("ckpt.output_dir", "ckpt.path")}
     if "ckpt.path" not in plan.run.given:  # it lies in the other one
         del folders["--ckpt.path"]

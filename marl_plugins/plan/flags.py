@@ -23,7 +23,7 @@ from marl_plugins.core.tasks import SUFFIXES
 from marl_plugins.hosts import upstream_cli
 from marl_plugins.hosts.flags import FLAGS
 from marl_plugins.hosts.old_flags import OTHER_VALUES, successor
-from marl_plugins.loading import SHIPPED
+from marl_plugins.loading import SHIPPED, users_code
 from marl_plugins.plan.ranges import CHOICES, RANGES
 
 OWN_FLAGS = (
@@ -222,7 +222,8 @@ def parse_alone(flag: Given, parser: argparse.ArgumentParser) -> list[str]:
     other = OTHER_VALUES.get(flag.name, {})
     meant = "".join(f"; {other[word]}" for word in flag.words if word in other)
     try:
-        parser.parse_args(flag.argv)
+        with users_code(f"--{flag.name}", place=flag.where):  # a plugin's `type` may raise anything
+            parser.parse_args(flag.argv)
     except ConfigurationError as error:
         if any(p.startswith("unrecognized arguments") for p in error.problems):
             return [f"{flag.where}: --{flag.name} takes fewer values, got {' '.join(flag.words)}"]
@@ -232,11 +233,11 @@ def parse_alone(flag: Given, parser: argparse.ArgumentParser) -> list[str]:
     return []
 
 
-def repeated_flags(flags: Iterable[Given]) -> list[str]:
-    """Flags of a command line that are given more than once with different values."""
+def repeated_flags(flags: Iterable[Given], actions: Mapping[str, argparse.Action]) -> list[str]:
+    """Flags of a command line that are given more than once with different values, of which the last one holds."""
     values: dict[str, list[str]] = {}
     for flag in flags:
-        if flag.name != "plugin":
+        if not isinstance(actions.get(flag.name), argparse._AppendAction):
             values.setdefault(flag.name, []).append(" ".join(flag.words))
     return [
         f"--{name} is given {len(given)} times ({', '.join(given)}); the last one holds"

@@ -9,7 +9,7 @@ from typing import Any
 from marl_plugins.core.estimators import Estimator, check_estimator
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.policy import Policy
-from marl_plugins.core.tools import Tool
+from marl_plugins.core.tools import Function, Tool
 from marl_plugins.hosts.devices import critic_gpus
 from marl_plugins.manager import BUILTINS, Plugins
 from marl_plugins.plan.plan import Plan
@@ -69,7 +69,7 @@ def _kind(value: Any) -> str:
 def _tool_problems(tool: Any) -> list[str]:
     """What is wrong with one of the values that `marl_tools` returned."""
     if not isinstance(tool, Tool):
-        return [f"a tool is a Tool of marl_plugins.core.workflow, got {_kind(tool)}"]
+        return [f"a tool is a Tool of marl_plugins.core.tools, got {_kind(tool)}"]
     if not isinstance(tool.name, str) or not tool.name:
         return [f"a tool's name is a non-empty string, got {tool.name!r}"]
     problems = [
@@ -81,6 +81,11 @@ def _tool_problems(tool: Any) -> list[str]:
         )
         if not right
     ]
+    functions = tool.functions
+    if not isinstance(functions, tuple | list | None) or not all(isinstance(f, Function) for f in functions or ()):
+        problems.append(
+            f"tool {tool.name!r}: functions must be Functions of marl_plugins.core.tools, got {functions!r:.80}"
+        )
     for field, function in (("run", tool.run), ("find", tool.find)):
         if callable(function) and (wrong := arity_problem(function, 1)):
             problems.append(f"tool {tool.name!r}: {field} takes one argument: {wrong}")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from marl_plugins.core.failures import nearest
 from marl_plugins.core.tasks import SUFFIXES, FileTasks, not_json
@@ -30,10 +32,12 @@ def check_tasks(plan: Plan) -> list[str]:
     """What is wrong with the tasks themselves, whichever plugin or file they come from."""
     run, problems = plan.run, []
     train, evaluation = plan.tasks("train"), plan.tasks("eval")
+    owners = plan.plugins.owners("marl_tasks")
+    source = f"plugin {' or '.join(owners)}: marl_tasks: " if owners else ""
     if other := [task for task in (*train, *evaluation) if not isinstance(task, Task)]:
-        return [f"a task is a marl_plugins.core.trajectory.Task, got {other[0]!r:.80}"]
+        return [f"{source}a task is a marl_plugins.core.trajectory.Task, got {other[0]!r:.80}"]
     if not train:
-        problems.append("there are no tasks to train on")
+        problems.append(f"{source}there are no tasks to train on")
     elif not run.episode_steps(len(train)):
         problems.append(
             f"{len(train)} tasks x {run.args.rollout.n_samples_per_prompt} samples are fewer trajectories than one optimiser "
@@ -47,8 +51,9 @@ def check_tasks(plan: Plan) -> list[str]:
                 f"{split} tasks: {len(twice)} ids are used more than once, the first {twice[0]!r}; ids name results"
             )
         # At once: one by one takes ten times as long.
-        all_json = not not_json([(task.label, task.metadata) for task in tasks])
-        all_text = _is_text("".join(f"{task.id}{task.prompt}" for task in tasks))
+        values = [(task.label, task.metadata) for task in tasks]
+        all_json = not not_json(values)
+        all_text = _is_text("".join(f"{task.id}{task.prompt}" for task in tasks)) and _is_text(_written(values, all_json))
         for task in tasks:
             for name in ("id", "prompt"):
                 if not isinstance(getattr(task, name), str) or not getattr(task, name):
@@ -68,6 +73,11 @@ def check_tasks(plan: Plan) -> list[str]:
             if not all_text and (broken := [name for name in ("id", "prompt") if not _is_text(getattr(task, name))]):
                 problems.append(
                     f"{split} task {task.id!r}: its {broken[0]} holds half of a UTF-16 pair, which no tokenizer takes"
+                )
+                break
+            if not all_text and not _is_text(_written([task.label, task.metadata], all_json)):
+                problems.append(
+                    f"{split} task {task.id!r}: its label or metadata holds half of a UTF-16 pair, which no file takes"
                 )
                 break
             if wrong := _wrong_file(task):
@@ -172,6 +182,10 @@ def _wrong_file(task: Task) -> str:
     if (count := len(task.files) + len(folders_of(task.files))) > MOST_FILES:
         return f"files: {count} files and folders; a workspace holds at most {MOST_FILES}: put them into an archive"
     return ""
+
+
+def _written(value: Any, is_json: bool) -> str:
+    return json.dumps(value, ensure_ascii=False) if is_json else ""
 
 
 def _is_text(text: str) -> bool:

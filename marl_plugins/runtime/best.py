@@ -80,9 +80,17 @@ class Best:
                 self.step, self.value = state["step"], state["value"]
 
 
+def put_back(output: Path) -> None:
+    """Where a run was killed while it replaced its best step: the one before is in its place again."""
+    place, old = output / "best", output / "best.old"
+    if old.exists() and not place.exists():
+        old.rename(place)
+
+
 @contextmanager
 def kept_apart(output: Path, best: Best) -> Iterator[Path]:
     """A folder for the weights of a new best step, which takes the place of the one before once they are all in it."""
+    put_back(output)
     fresh, place, old = output / "best.new", output / "best", output / "best.old"
     for left in (fresh, old):  # by a run that was killed
         shutil.rmtree(left, ignore_errors=True)

@@ -15,6 +15,7 @@ from marl_plugins.plan.fingerprint import fingerprint
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.resume import accepted, saved_steps
 from marl_plugins.plan.sandbox import where_programs_run
+from marl_plugins.runtime.best import put_back
 from marl_plugins.runtime.checkpoints import Checkpoints
 from marl_plugins.runtime.cluster import prepare_environment, ray_cluster
 from marl_plugins.runtime.display import Display
@@ -86,6 +87,7 @@ def train(plan: Plan, words: Sequence[str]) -> int:
                 trainer = Trainer(session, records, checkpoints, display)
                 if manifest:
                     trainer.best.restore(manifest.get("best", {}), saved_steps(checkpoint_folder))
+                    put_back(output)
                 last = run_until_terminated(loop, session, train_and_save(trainer, done))
     try:
         with writing("the report", output):

@@ -200,7 +200,7 @@ class Copies:
         self.known = known
         self.files: dict[str, str] = {}
         run = plan.run
-        self.skipped = [self.output.resolve(), Path(run.args.ckpt.path).resolve()]
+        self.skipped = [folder.resolve(), self.output.resolve(), Path(run.args.ckpt.path).resolve()]
         self.left = LARGEST_COPY
         self.linked: dict[str, dict[str, Any]] = {}
         self.recipe = self._recipe(find_recipe(plan.options.recipe)) if plan.options.recipe else None

@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -61,8 +62,9 @@ class Machine:
         return next(level for level in reversed(LEVELS) if level not in self.missing)
 
 
+@cache
 def examine() -> Machine:
-    """What this machine has; bubblewrap is tried."""
+    """What this machine has; bubblewrap is tried. One answer for a process, so that programs get the level that the plan names."""
     missing: dict[Level, str] = {}
     abi, filters = 0, confine.can_filter()
     try:
@@ -123,7 +125,9 @@ def try_bubblewrap() -> tuple[str, str]:
     try:
         words = [*bubblewrap(bwrap, readable("namespaces"), []), "/bin/true"]
         done = subprocess.run(words, capture_output=True, text=True, timeout=TRIAL, env={})
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired:
+        return "", f"{bwrap} was not done after {TRIAL:g} s; the machine is busy or stands still: start again"
+    except OSError as error:
         return "", f"{bwrap}: {error}; reinstall it"
     if done.returncode:
         said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]

@@ -28,6 +28,7 @@ from marl_plugins.plan.rehearsal.findings import (
     idle,
     idle_followups,
     lost_dependencies,
+    never_ended,
     shown_labels,
     source_of,
     uncalled,
@@ -35,7 +36,7 @@ from marl_plugins.plan.rehearsal.findings import (
 )
 from marl_plugins.plan.rehearsal.graph import Graph
 from marl_plugins.plan.rehearsal.scorers import Rehearsed, try_grader
-from marl_plugins.plan.rehearsal.trial import ONES, WORDS, Answers, Trial, naming, try_workflow, with_marked_label
+from marl_plugins.plan.rehearsal.trial import ONES, WORDS, Answers, Trial, compared, saying, try_workflow, with_marked_label
 from marl_plugins.plan.tasks import from_hub
 from marl_plugins.run import Run
 
@@ -129,7 +130,13 @@ def rehearse(
         if wrong or any(trial.left_at for trial in trials):  # the others would say it again
             break
     idling: list[str] = []
-    missing = uncalled(list(chain(*tried)), run.recipe.roles) if not wrong else []
+    others_said = _of_other_answers(tried[0], run, workflow, task, list(tools), file) if task and not wrong else []
+    mistakes, remarks = sort_out([(t.answers.name, t.failures) for t in [*tried[0], *others_said]], WORKFLOW, sure=False)
+    if others_said:
+        wrong += mistakes
+        unclear |= {remark: remark for remark in remarks}
+    unclear |= {remark: remark for remark in never_ended(tried[0], file)}
+    missing = uncalled(list(chain(*tried, others_said)), run.recipe.roles) if not wrong else []
     if len(missing) == len(run.recipe.roles):
         wrong.append(f"{file}: run calls no role, whatever the answers; nothing would be trained")
     elif task is not None:  # another one may have what leads to them
@@ -141,11 +148,28 @@ def rehearse(
     return Rehearsal(graph, wrong, [*unclear.values(), *idling], ended, ended_others, task)
 
 
+def _of_other_answers(
+    trials: Sequence[Trial], run: Run, workflow: Workflow, task: Task, tools: list[str], file: str
+) -> list[Trial]:
+    """A trial for each text that the workflow compares answers with, with what only these have raised."""
+    known = {(failure.place, failure.kind) for trial in trials for failure in trial.failures}
+    found = []
+    for text in compared(source_of(workflow)):
+        try:
+            trial = run_apart(partial(try_workflow, run, workflow, task, tools, saying(text), file))
+        except Stuck:  # a loop that this answer does not end, while others do
+            continue
+        trial.failures = [failure for failure in trial.failures if (failure.place, failure.kind) not in known]
+        known |= {(failure.place, failure.kind) for failure in trial.failures if not failure.certain}
+        found.append(trial)
+    return found
+
+
 def _reached(role: str, run: Run, workflow: Workflow, task: Task, tools: list[str], file: str) -> bool:
     """Whether a workflow calls a role that every answer names."""
 
     def named(caught: Caught) -> bool:
-        trial = try_workflow(run, workflow, task, tools, naming(role), file, caught)
+        trial = try_workflow(run, workflow, task, tools, saying(role), file, caught)
         return any(call.spec.name == role for call in trial.calls)
 
     try:

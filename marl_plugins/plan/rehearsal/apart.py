@@ -18,13 +18,14 @@ from marl_plugins.core.failures import leaves_of
 from marl_plugins.core.fields import Miscalled
 from marl_plugins.core.trajectory import Action
 from marl_plugins.core.workflow import NotInRecipe
-from marl_plugins.loading import is_users, users_line
+from marl_plugins.loading import is_users, text_of, users_line
 
 T = TypeVar("T")
 Caught = list[warnings.WarningMessage]
 NEVER_AWAITED = "was never awaited"
 SECONDS = 10.0
 """User code that takes longer is left behind."""
+TICK = 0.1
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ def run_apart(work: Callable[[Caught], T]) -> T:
     with warnings.catch_warnings(record=True) as caught:  # here, so that they are put back when the thread is left behind
         warnings.simplefilter("always", RuntimeWarning)
         thread.start()
-        thread.join(SECONDS)
+        for _ in range(round(SECONDS / TICK)):  # while the whole machine stands still, one tick passes
+            thread.join(TICK)
     for warning in caught:
         if NEVER_AWAITED not in str(warning.message):
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
@@ -145,7 +147,7 @@ def failures_kept(failures: list[Failure], where: str, caught: Caught) -> Iterat
     before = len(caught)
     try:
         yield
-    except (Exception, asyncio.CancelledError, SystemExit, KeyboardInterrupt) as error:
+    except BaseException as error:  # user code's, which may derive its own from `BaseException`
         failures += [failure_of(leaf, where) for leaf in leaves_of(error)]
     if failures:
         gc.collect()  # the frames of a traceback keep coroutines, of which Python would complain later
@@ -174,7 +176,9 @@ def failure_of(error: BaseException, where: str) -> Failure:
     hint = (
         "; an action's text is `action.text`" if isinstance(error, AttributeError) and isinstance(error.obj, Action) else ""
     )
-    return Failure(place, type(error).__name__, f"{error}{hint}", raised=line is not None, outside=_of_the_network(error))
+    return Failure(
+        place, type(error).__name__, f"{text_of(error)}{hint}", raised=line is not None, outside=_of_the_network(error)
+    )
 
 
 def _of_the_network(error: BaseException) -> bool:

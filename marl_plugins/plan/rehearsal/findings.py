@@ -102,6 +102,20 @@ def source_of(workflow: Workflow) -> str:
         return ""
 
 
+def never_ended(trials: Sequence[Trial], file: str) -> list[str]:
+    """The remark on a workflow that gives up, or loses its trajectory, whatever the answers."""
+    ends = [
+        trial.trajectory.agent_failure or trial.trajectory.infrastructure_failure for trial in trials if trial.trajectory
+    ]
+    if len(ends) < len(trials) or not all(ends) or {"deadline", "rehearsal"} & set(ends):
+        return []
+    kinds = " and ".join(dict.fromkeys(map(str, ends)))
+    return [
+        f"{file}: every run of the workflow with invented answers ends in a failure ({kinds}), "
+        "whose outcome is 0, or none; if no real answer avoids it, nothing can be learned"
+    ]
+
+
 def unended(trials: Sequence[Trial], file: str) -> list[str]:
     """Loops that no kind of answer ends, and what the workflow waits for although everybody answers at once."""
     found = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import copy
 import inspect
@@ -22,6 +23,9 @@ from marl_plugins.run import Run
 
 MOST_CALLS = 200
 """A workflow that continues for as long as answers are wrong is left there."""
+MOST_TEXTS = 20
+TESTS = ("startswith", "endswith", "removeprefix", "removesuffix")
+"""Methods of a text that compare it with another."""
 SECONDS = 3.0
 """A workflow that waits longer, for whatever it is, is left there."""
 WORD = re.compile("answerzq[a-z]{3}")
@@ -45,9 +49,26 @@ WORDS = Answers("a word", word)
 ONES = Answers("the number 1", lambda number: "1")
 
 
-def naming(role: str) -> Answers:
-    """Every answer names a role, as a router's does."""
-    return Answers(f"the word {role!r}", lambda number: role)
+def saying(text: str) -> Answers:
+    """Every answer is the same text, such as the name of a role, as a router's is."""
+    return Answers(f"the text {text!r}", lambda number: text)
+
+
+def compared(source: str) -> list[str]:
+    """The texts that a workflow's file compares something with: answers that lead into branches which no others reach."""
+    found: dict[str, None] = {}
+    for node in ast.walk(ast.parse(source)):
+        parts: list[ast.expr] = []
+        if isinstance(node, ast.Compare):
+            parts = [node.left, *node.comparators]
+        elif isinstance(node, ast.MatchValue):
+            parts = [node.value]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in TESTS:
+            parts = node.args
+        for part in parts:
+            items = part.elts if isinstance(part, ast.Tuple | ast.List | ast.Set) else [part]
+            found |= {i.value: None for i in items if isinstance(i, ast.Constant) and isinstance(i.value, str) and i.value}
+    return list(found)[:MOST_TEXTS]
 
 
 @dataclass
