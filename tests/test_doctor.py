@@ -459,6 +459,12 @@ def test_a_failed_import_shows_its_last_line():
     assert found == "cpu"
 
 
+@pytest.mark.parametrize("script", ["", "print('bye')", "import sys; sys.exit(0)"])
+def test_a_script_that_ends_without_its_answer_is_a_problem(script):
+    found, _, problem = engines.run_script(script, "cpu")
+    assert found is None and "expected a line of JSON" in problem
+
+
 @pytest.mark.parametrize("own_session", [False, True], ids=["in its group", "in another session"])
 def test_a_hanging_script_is_killed_with_its_children(own_session, monkeypatch, tmp_path):
     monkeypatch.setattr(engines, "SECONDS", 3.0)
@@ -670,6 +676,18 @@ def test_modules_that_the_recipes_files_import(tmp_path, capsys):
     assert any("imports nothing_of_that_name" in found and good is False for good, found, _ in about(findings, "extras"))
     run, _ = needs.try_plan(["--recipe", TINY])
     assert "math_verify" in needs.imported_modules(run)
+
+
+def test_what_a_recipes_code_prints_is_no_finding_and_its_files_have_their_own_encoding(tmp_path, capsys):
+    folder = tmp_path / "vote"
+    assert main(["recipes", "copy", "vote", str(folder)]) == 0
+    grader = folder / "grader.py"
+    grader.write_bytes(b"\xef\xbb\xbf" + grader.read_bytes())
+    tasks = folder / "tasks.py"
+    tasks.write_bytes(b"# -*- coding: latin-1 -*-\nprint('\xe9')\n" + tasks.read_bytes())
+    capsys.readouterr()
+    findings, _ = static(capsys, "--recipe", str(folder / "tiny.yaml"))
+    assert [good for good, _, _ in about(findings, "plan")] == [True]
 
 
 def test_optional_modules_are_not_required(tmp_path):

@@ -15,6 +15,7 @@ from simulated import CharacterChat
 
 from marl_plugins.coach.model import read_prompt
 from marl_plugins.commands.imports import items, options, shapes, shell, templates
+from marl_plugins.commands.imports.read import read
 from marl_plugins.commands.imports.write import Wanted, convert
 from marl_plugins.commands.recipes import main
 from marl_plugins.core.failures import ConfigurationError
@@ -419,6 +420,27 @@ def test_agent_specifications_in_a_json_file(checkout, layout, monkeypatch):
     path.write_text(json.dumps(whole, indent=2).replace('"pretrain": "hub/b"', '"pretrian": "hub/b"'))
     line = next(n for n, text in enumerate(path.read_text().splitlines(), 1) if "pretrian" in text)
     only(problems(path, train_data=checkout / "data/SUMS/train.json"), f"agents.json:{line}: unknown key", "'pretrain'")
+
+
+def test_json_may_be_indented_with_tabs(tmp_path):
+    path = tmp_path / "agents.json"
+    path.write_text(json.dumps({"agents": {"0": {"role": "a\tb", "pretrain": "x"}}}, indent="\t"))
+    source = read(path)
+    assert source.settings["agents"] == [{"0": {"role": "a\tb", "pretrain": "x"}}] and source.where(
+        "agents", "0", "0", "role"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [("[" * 100_000, "nested too deeply"), ('{"question": "a", "answer": 1' + "0" * 5000 + "}", "4300 digits")],
+)
+def test_data_that_json_cannot_hold_is_refused(tmp_path, text, part):
+    path = tmp_path / "train.jsonl"
+    for content in (text, '{"question": "a", "answer": "1"}\n' + text):
+        path.write_text(content)
+        with pytest.raises(ConfigurationError, match=part):
+            items.read_items(path, None, None, None)
 
 
 def test_a_debate_answers_in_rounds_and_votes(checkout, monkeypatch):

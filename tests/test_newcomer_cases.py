@@ -938,6 +938,12 @@ COMMANDS = {
     "help of a recipe that is not there": (["train", "--help", "--recipe", "nope"], "--recipe nope: no such file"),
     "evaluation without tasks": (["eval", "--recipe", "."], "there are no held-out tasks"),
     "copy over a folder": (["recipes", "copy", ".", "prompts"], "prompts: exists already; give a folder that does not"),
+    "verdicts of nothing, without a recipe": (
+        ["verdicts", "nowhere"],
+        "nowhere: No such file or directory; expected a run's output",
+    ),
+    "verdicts without a recipe": (["verdicts", "nowhere"], "the following arguments are required: --recipe"),
+    "judging nothing, by no recipe": (["coach", "nowhere", "--recipe", "no"], "error: --recipe no: no such file"),
     "page that does not exist": (["docs", "recipe"], "there is no page 'recipe'; did you mean 'recipes'?"),
     "command that is a number": (["hi", "--plugin", "three.py"], "three.py: marl_commands gave 3, expected a Command"),
     "command that does nothing": (["hi", "--plugin", "idle.py"], "idle.py: marl_commands gave Command(name='hi'"),

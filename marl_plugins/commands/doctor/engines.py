@@ -187,7 +187,10 @@ def run_script(script: str, device: str, *arguments: str) -> tuple[dict[str, Any
     if process.returncode:
         last = [line.strip() for line in errors.splitlines() if line.strip()] or [f"exit code {process.returncode}"]
         return None, seconds, last[-1][:300]
-    return json.loads(out.strip().splitlines()[-1]), seconds, ""
+    try:
+        return json.loads(out.strip().splitlines()[-1]), seconds, ""
+    except (IndexError, ValueError):  # whatever it imports may end the process, or print on the way out
+        return None, seconds, f"it printed {out.strip()[-200:]!r}, expected a line of JSON"
 
 
 def _command_for_details(script: str, device: str) -> str:

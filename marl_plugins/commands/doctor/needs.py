@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,7 +42,8 @@ def try_plan(words: Sequence[str]) -> tuple[Run | None, list[Finding]]:
     except ConfigurationError:
         return None, []  # reported by upstream.check_upstream
     try:
-        run = build_plan(words).run
+        with contextlib.redirect_stdout(sys.stderr):  # what a user's code prints is no finding
+            run = build_plan(words).run
     except ConfigurationError as wrong:
         return None, [problem_finding(problem) for problem in wrong.problems]
     roles = ", ".join(run.recipe.roles)
@@ -124,7 +127,7 @@ def imported_modules(run: Run) -> dict[str, Path]:
     ]
     found: dict[str, Path] = {}
     for file in (run.folder / name for name in names if name):
-        for node in _required_nodes(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in _required_nodes(ast.parse(file.read_bytes())):
             if isinstance(node, ast.Import):
                 found |= {alias.name.partition(".")[0]: file for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

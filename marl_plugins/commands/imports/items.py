@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_plugins.core.failures import ConfigurationError, first_of
+from marl_plugins.core.files import json_value
 from marl_plugins.core.tasks import as_text, choose_keys
 
 METADATA = ("metadata", "extra_info")
@@ -72,7 +73,7 @@ def _rows(path: Path) -> list[tuple[str, Any]]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: cannot be read: {error}") from None
     try:
-        whole = json.loads(text)
+        whole = json_value(text.encode())
         if isinstance(whole, dict):
             lists = [v for v in whole.values() if isinstance(v, list)]
             whole = lists[0] if len(lists) == 1 else [whole]
@@ -81,13 +82,17 @@ def _rows(path: Path) -> list[tuple[str, Any]]:
         return [(f"{path}: item {n}", row) for n, row in enumerate(whole, 1)]
     except json.JSONDecodeError:
         pass  # one object per line
+    except ValueError as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error}") from None
     rows, problems = [], []
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             try:
-                rows.append((f"{path}:{number}", json.loads(line)))
+                rows.append((f"{path}:{number}", json_value(line.encode())))
             except json.JSONDecodeError as error:
                 problems.append(f"{path}:{number}: not JSON: {error.msg} at column {error.colno}")
+            except ValueError as error:
+                problems.append(f"{path}:{number}: not JSON: {error}")
     if problems:
         raise ConfigurationError(first_of(problems, str(path)))
     return rows
@@ -96,8 +101,8 @@ def _rows(path: Path) -> list[tuple[str, Any]]:
 def _object(value: Any) -> dict[str, Any] | None:
     if isinstance(value, str):
         try:
-            value = json.loads(value)
-        except json.JSONDecodeError:
+            value = json_value(value.encode())
+        except ValueError:
             return None
     return value if isinstance(value, dict) else None
 

@@ -71,7 +71,8 @@ def read(path: Path) -> Source:
     if path.suffix in (".yaml", ".yml"):
         _hydra(source, path)
     elif path.suffix == ".json":
-        source.settings = _with_agents_key(parse(_text(path), path, (), source.origins))
+        text = re.sub(r"^\t+", lambda tabs: " " * len(tabs[0]), _text(path), flags=re.MULTILINE)  # YAML refuses these
+        source.settings = _with_agents_key(parse(text, path, (), source.origins))
         _add_agents_key(source.origins, source.settings)
     elif path.suffix == ".sh":
         _script(source)
@@ -109,7 +110,9 @@ def parse(text: str, path: Path, key: Key, origins: Origins, first_line: int = 1
         line = text.count("\n", 0, error.position) + first_line
         raise ConfigurationError(f"{path}:{line}: cannot be read: a control character, {error.character:#x}") from None
     except RecursionError:
-        raise ConfigurationError(f"{path}: cannot be read: a value contains itself (`&x [*x]`)") from None
+        raise ConfigurationError(
+            f"{path}: cannot be read: a value contains itself (`&x [*x]`), or is nested too deeply"
+        ) from None
     origins.lines.update({k: (file, line + first_line - 1) for k, (file, line) in own.lines.items()})
     return built
 
