@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from marl_plugins.core.workflow import Call, Workflow
     from marl_plugins.run import Run
 
-VERSION = "2.4"
+VERSION = "2.5"
 
 Purpose = Literal["train", "evaluate", "judge"]
 """What a run is started for: `openrlhf train`; `openrlhf eval`, which scores outcomes only; `openrlhf coach`, which scores recorded
@@ -346,6 +346,24 @@ def marl_select(rows: Sequence[Row], run: Run, steps: int) -> Sequence[Row]:  # 
                 if row.action.generation.finish == "length":
                     row.action.left_out = "truncated"
             return [row for row in rows if row.action.left_out is None]
+    """
+
+
+@hook("each", own=True)
+def marl_auxiliary(run: Run, trajectories: Sequence[Trajectory]) -> Sequence[Trajectory] | None:
+    """Actions of policies that play no role, such as the verdicts of a judge, to be trained on beside the agents'. *each*; once
+    per step, after credit and selection.
+
+    Each action has a `reward`, or says in `left_out` why it has none; its `generation` is of the policy's current weights, as
+    `run.sample` gives it. Rewards are compared within a step among the actions of one `role`, which is any name but a role's of the
+    recipe, and never with the agents' rewards. A policy with `train_every` N is updated in every N-th step alone; what it said in
+    the others is left out.
+
+    Example:
+
+        @hookimpl
+        def marl_auxiliary(run, trajectories):
+            return run.state(Answers).rewarded(trajectories)
     """
 
 

@@ -13,11 +13,27 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.policy import Policy as Policy  # copied recipes and plugins import it from here
 from marl_plugins.core.recipe import PolicyConfig, Recipe, RoleConfig
 from marl_plugins.core.texts import read_text
+from marl_plugins.core.trajectory import Generation
 from marl_plugins.loading import load_file
 
 S = TypeVar("S")
-Ask = Callable[[str, Sequence[Mapping[str, str]], int], Awaitable[str]]
-"""`ask(policy, messages, max_tokens)`, see `Run.ask`."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a policy answered a plugin's question.
+
+    Args:
+        context_ids: The question, as the policy was shown it.
+    """
+
+    context_ids: tuple[int, ...]
+    generation: Generation
+    text: str
+
+
+Ask = Callable[[str, Sequence[Mapping[str, str]], int, bool], Awaitable[Answer]]
+"""`ask(policy, messages, max_tokens, sampled)`, see `Run.ask` and `Run.sample`."""
 
 
 @dataclass
@@ -88,10 +104,22 @@ class Run:
             ConfigurationError: The run has no such policy.
             RuntimeError: The engines are not running.
         """
+        return (await self._answer(policy, messages, max_tokens, sampled=False)).text
+
+    async def sample(self, policy: str, messages: Sequence[Mapping[str, str]], *, max_tokens: int) -> Answer:
+        """An answer as of `ask`, but sampled as the policy's actions are, and with its tokens: what can be trained on.
+
+        The same question has the same answer as long as the policy has the same weights.
+        """
+        return await self._answer(policy, messages, max_tokens, sampled=True)
+
+    async def _answer(
+        self, policy: str, messages: Sequence[Mapping[str, str]], max_tokens: int, *, sampled: bool
+    ) -> Answer:
         ask = self.state(Connection).ask
         if ask is None:
             raise RuntimeError("run.ask: the engines are not running; ask from a hook of a step")
-        return await ask(policy, messages, max_tokens)
+        return await ask(policy, messages, max_tokens, sampled)
 
     def role(self, name: str) -> RoleConfig:
         return self.recipe.roles[name]

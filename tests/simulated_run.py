@@ -34,11 +34,11 @@ class SimulatedPolicy:
     """A policy whose updates change nothing but its version."""
 
     trained = True
-    spec = Policy("p", "tiny")
     engines = SimpleNamespace(restarted=0, remarks=[])
 
-    def __init__(self, name):
+    def __init__(self, name, **more):
         self.name = name
+        self.spec = Policy(name, "tiny", **more)
         self.version = 0
         self.saved = []
 
@@ -85,6 +85,7 @@ class SimulatedPlugins:
         self.hook = SimpleNamespace(
             marl_beside=lambda run, rollout: [],
             marl_generate=generate,
+            marl_auxiliary=lambda run, trajectories: [],
             marl_score_action=lambda run, action, seen: None,
             marl_score_outcome=lambda run, trajectory: score(trajectory),
             marl_update=update,

@@ -17,6 +17,7 @@ from marl_plugins.core.credit import rewards_from_scores
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.scoring import Seen, SeenLast
 from marl_plugins.core.trajectory import Generation
+from marl_plugins.core.workflow import Sampling
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.describe import describe
 from marl_plugins.plan.fingerprint import fingerprint
@@ -75,8 +76,8 @@ def started(recipe, model, *words):
         return await plan.plugins.hook.marl_generate(run=run, call=call, engines=engine)
 
     args = run.policy_args["judge"]
-    chats, longest = {"judge": CharacterChat()}, {"judge": args.data.max_len}
-    run.state(Connection).ask = make_ask(generate, chats, longest, args.train.seed)
+    chats, samplings = {"judge": CharacterChat()}, {"judge": Sampling(1.0, 1.0, None, args.data.max_len)}
+    run.state(Connection).ask = make_ask(generate, chats, samplings, args.train.seed)
     return run
 
 

@@ -1,4 +1,4 @@
-"""A frozen policy of the run answers: its own engines, in the text form, with its own chat template.
+"""A policy of the run answers: its own engines, in the text form, with its own chat template.
 
 Everything is a function of the question and the run's seed, the nonce included, so that a resumed run repeats. The nonce is
 no weaker for it: it depends on every word that is judged, and on the rest of a prompt that the agent never sees.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class PolicyTransport:
-    """Asks a policy through `run.ask`.
+    """Asks a policy through `run.ask`, or `run.sample` where its answers are to be trained on.
 
     Args:
         policy: Its name.
@@ -40,7 +40,10 @@ class PolicyTransport:
         """
         self.tally.counts["requests"] += 1
         inquiry.begun = inquiry.begun or time.monotonic()
-        return await self.run.ask(self.policy, inquiry.messages, max_tokens=self.max_tokens)
+        if not inquiry.sampled:
+            return await self.run.ask(self.policy, inquiry.messages, max_tokens=self.max_tokens)
+        inquiry.answer = await self.run.sample(self.policy, inquiry.messages, max_tokens=self.max_tokens)
+        return inquiry.answer.text
 
     async def probe(self, request: Request) -> Form:
         """The form; engines that do not run yet cannot be tried."""

@@ -66,20 +66,27 @@ class Questioner:
 
     async def _ask(self, request: Request) -> Judgement:
         nonce, form = self.nonce(request), self.form
-        inquiry = Inquiry([{"role": "user", "content": request.prompt(nonce, form)}], form, request.schema)
-        text = await self.inner.send(inquiry)
-        judgement = request.read(text, nonce, form)
+        messages = [{"role": "user", "content": request.prompt(nonce, form)}]
+        inquiry = Inquiry(messages, form, request.schema, sampled=request.heard is not None)
+        text, judgement = await self._answer(inquiry, request, nonce)
         if judgement is None:
             self.tally.counts["asked_again"] += 1
             inquiry.messages += [
                 {"role": "assistant", "content": text[:4000] or "..."},
                 {"role": "user", "content": request.again(nonce, form)},
             ]
-            text = await self.inner.send(inquiry)
-            judgement = request.read(text, nonce, form)
+            text, judgement = await self._answer(inquiry, request, nonce)
         if judgement is None:
             second = self.redaction.text(text[:1000], 200)
             raise InfrastructureFailure("coach_verdict", f"twice no verdict in the answer; the second: '{second}'")
         assert inquiry.begun is not None
         self.tally.seconds.append(time.monotonic() - inquiry.begun)
         return {name: self.redaction.values(value) for name, value in judgement.items()}
+
+    async def _answer(self, inquiry: Inquiry, request: Request, nonce: str) -> tuple[str, Judgement | None]:
+        """The next answer, and the judgement in it."""
+        text = await self.inner.send(inquiry)
+        judgement = request.read(text, nonce, inquiry.form)
+        if request.heard and inquiry.answer:
+            request.heard(inquiry.answer, judgement)
+        return text, judgement

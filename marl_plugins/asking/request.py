@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from marl_plugins.asking.reading import UNREADABLE
 from marl_plugins.core.failures import InfrastructureFailure
+
+if TYPE_CHECKING:
+    from marl_plugins.run import Answer
 
 Message = dict[str, str]
 Judgement = dict[str, Any]
@@ -25,12 +28,15 @@ class Request:
         parse: `(answer, nonce, form)` to the judgement as JSON values, or None where the answer holds none.
         again: `(nonce, form)` to the second question, after an answer that held none.
         schema: JSON schema of the answer, for structured output.
+        heard: Called with each answer of a policy of the run and the judgement that was read in it, None where there was none.
+            With it the policy's answers are sampled as its actions are.
     """
 
     prompt: Callable[[str, str], str]
     parse: Callable[[str, str, str], Judgement | None]
     again: Callable[[str, str], str]
     schema: Mapping[str, Any]
+    heard: Callable[[Answer, Judgement | None], None] | None = None
 
     def read(self, answer: str, nonce: str, form: Form) -> Judgement | None:
         """The judgement in an answer, or None; an answer that cannot be read holds none."""
@@ -42,12 +48,20 @@ class Request:
 
 @dataclass
 class Inquiry:
-    """The conversation in which one request is asked; `begun` is when its first message was sent."""
+    """The conversation in which one request is asked.
+
+    Args:
+        sampled: Whether a policy's answers are sampled.
+        begun: When the first message was sent.
+        answer: The last answer of a policy.
+    """
 
     messages: list[Message]
     form: Form
     schema: Mapping[str, Any]
+    sampled: bool = False
     begun: float | None = None
+    answer: Answer | None = None
 
 
 class MayPass(InfrastructureFailure):

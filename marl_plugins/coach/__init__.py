@@ -1,7 +1,8 @@
 """The coach: a score from 0 to 10 for every action, while the rollout continues (MAPPA, section 3).
 
 Three kinds: `--coach.rubric FILE`, clear rules, offline and deterministic; `--coach.model NAME`, a language model behind any
-OpenAI-compatible endpoint; `--coach.policy NAME`, a frozen policy of the run, on the run's own engines. Each sees what the
+OpenAI-compatible endpoint; `--coach.policy NAME`, a policy of the run, on the run's own engines, which is frozen or trained
+on how well its scores predict the outcome (training.py). Each sees what the
 agent saw and did, never the label; only for the last action of the last role does it get the label too, and with
 `--coach.ground_truth none` not even there.
 
@@ -27,7 +28,7 @@ from marl_plugins.coach.ensemble import Ensemble, weigh_by_agreement
 from marl_plugins.coach.flags import NEEDED as NEEDED  # named here for `openrlhf doctor`
 from marl_plugins.coach.flags import OF_AN_ENDPOINT, add_flags, check_flags, judging_themselves, kind_of
 from marl_plugins.coach.flags import endpoint_of as endpoint_of
-from marl_plugins.coach.members import check_members, members_of
+from marl_plugins.coach.members import check_members, coaches_of, members_of
 from marl_plugins.coach.metrics import Judged, measure, measure_members
 from marl_plugins.coach.notes import NOTES, note_of
 from marl_plugins.coach.stages import Stages, check_stages
@@ -99,6 +100,8 @@ def marl_policies(run: Run) -> Generator[None, Sequence[Policy], list[Policy]]:
     for name in dict.fromkeys(chosen):
         if name in run.recipe.policies and name not in present:
             policies.append(run.recipe_policy(name))
+    every = {coach.policy: coach.train_every for coach in coaches_of(run) if coach.train_every}
+    policies = [replace(policy, train_every=every.get(policy.name, 1)) for policy in policies]
     kind = kind_of(run.args.coach)
     for name in dict.fromkeys(of_recipe):
         if kind and name in run.recipe.policies and name not in (*chosen, *present):
@@ -244,6 +247,17 @@ def leave_out_if_too_many_are_missing(run: Run, judged: Sequence[Action], missin
 
 
 @hookimpl
+def marl_auxiliary(run: Run, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """What policies that are trained have said of the step's actions, with rewards."""
+    from marl_plugins.coach.training import lessons
+
+    state = run.state(CoachState)
+    found, metrics = lessons(state.said, trajectories)
+    state.metrics |= metrics
+    return found
+
+
+@hookimpl
 def marl_log(run: Run, metrics: dict[str, float]) -> None:
     """What was judged in the step, how long it took, what it has cost so far, and the table of the bias monitor."""
     state = run.state(CoachState)
@@ -257,6 +271,7 @@ def marl_log(run: Run, metrics: dict[str, float]) -> None:
         metrics["coach/stage"] = float(state.stages.index + 1)
         state.stages.observe(int(metrics["step"]), metrics.get("outcome/mean"))
     state.verdicts, state.metrics, state.judged = {}, {}, []
+    state.said.clear()
 
 
 @hookimpl

@@ -29,10 +29,11 @@ OF_AN_ENDPOINT = (
     *("base_url", "api_key_env", "form", "body", "cache", "record", "replay", "timeout", "retries", "concurrency"),
     *("per_minute", "price_in", "price_out", "budget", "budget_tokens"),
 )
+OF_A_POLICY = {"train_every": "a policy of the run (--coach.policy NAME), which alone can be trained"}
 IRRELEVANT = {
-    "rubric": dict.fromkeys(OF_A_MODEL + OF_AN_ENDPOINT, "a model's verdicts"),
+    "rubric": dict.fromkeys(OF_A_MODEL + OF_AN_ENDPOINT, "a model's verdicts") | OF_A_POLICY,
     "policy": dict.fromkeys(OF_AN_ENDPOINT, "an endpoint"),
-    "model": dict[str, str](),
+    "model": OF_A_POLICY,
 }
 """By kind of coach: flags without effect on it, and what they are about."""
 
@@ -62,6 +63,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     kind.add_argument(
         "--coach.policy", metavar="NAME", help="a policy of the recipe with `trainable: false`, on the run's own engines"
+    )
+    group.add_argument(
+        "--coach.train_every",
+        type=at_least(1),
+        metavar="N",
+        help="train the policy that judges in every N-th step, on how well its scores predict the outcome",
     )
     add = group.add_argument
     add(
@@ -219,20 +226,46 @@ def policy_problems(run: Run, coach: Any) -> list[str]:
     """What is wrong with the policy that is to judge (`coach.policy`, `coach.max_tokens`)."""
     name, longest = coach.policy, coach.max_tokens
     trainable = {p.name: p.trainable or bool(p.follows) for p in run.policies}
-    if trainable.get(name):
-        return [
-            f"--coach.policy {name}: that policy is trained, and would be on its own verdicts, which is not supported; name one "
-            "with `trainable: false` that follows none"
-        ]
     if name not in trainable:
         frozen = {known for known, is_trained in trainable.items() if not is_trained}
         frozen |= {known for known, config in run.recipe.policies.items() if not config.trainable}
         fix = nearest(name, frozen) or f"; add it to the recipe: `policies: {{{name}: {{model: ..., trainable: false}}}}`"
         return [f"--coach.policy {name}: there is no frozen policy of that name{fix}"]
+    if coach.train_every:
+        problems = _training_problems(run, coach)
+    elif trainable[name]:
+        problems = [
+            f"--coach.policy {name}: that policy is trained, and would be on its own verdicts, which is not supported; name one "
+            "with `trainable: false` that follows none, or one without a role and --coach.train_every N, which trains it on how "
+            "well its scores predict the outcome"
+        ]
+    else:
+        problems = []
+    if problems:
+        return problems
     args = run.policy_args.get(name)
     if args is not None and longest >= args.data.max_len:
         return [
             f"--coach.max_tokens {longest} leaves no room for a question in --data.max_len {args.data.max_len} of policy {name!r}"
+        ]
+    return []
+
+
+def _training_problems(run: Run, coach: Any) -> list[str]:
+    """What is wrong with a policy of the run that is to judge and to be trained on it."""
+    name = coach.policy
+    where = f"--coach.train_every {coach.train_every}"
+    (policy,) = (p for p in run.policies if p.name == name)
+    if policy.follows:
+        return [
+            f"{where}: policy {name!r} follows {policy.follows!r} and is not trained itself; give it a `model` of its own"
+        ]
+    if not policy.trainable:
+        return [f"{where}: policy {name!r} has `trainable: false`; remove one of the two"]
+    if roles := run.recipe.roles_of(name):
+        return [
+            f"{where}: policy {name!r} plays {' and '.join(map(repr, roles))}, and would be trained on its own word, because it "
+            "scores these actions itself; map the role to another policy, or let another one judge"
         ]
     return []
 

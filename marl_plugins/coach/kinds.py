@@ -94,6 +94,10 @@ def make_one(run: Run, args: Any, shared: Callable[[], KeptAnswers]) -> tuple[Co
     if problems or prompt is None or last is None:
         raise ConfigurationError(problems)
     questions = Questions((prompt, last), duties_of(run), args.corrections, functools.partial(told, run))
+    if kind == "policy" and args.train_every:
+        from marl_plugins.coach.training import TrainedCoach
+
+        return TrainedCoach(asker, questions, args.policy, run.state(CoachState).said), asker
     return ModelCoach(asker, questions), asker
 
 

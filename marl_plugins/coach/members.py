@@ -10,6 +10,7 @@ from marl_plugins.coach.flags import (
     IRRELEVANT,
     KINDS,
     OF_A_MODEL,
+    OF_A_POLICY,
     OF_AN_ENDPOINT,
     add_flags,
     endpoint_problems,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 SHARED = ("cache", "record", "replay", "memory")
 """What all members have together."""
-OF_A_MEMBER = tuple(name for name in (*OF_A_MODEL, *OF_AN_ENDPOINT) if name not in SHARED)
+OF_A_MEMBER = tuple(name for name in (*OF_A_MODEL, *OF_AN_ENDPOINT, *OF_A_POLICY) if name not in SHARED)
 BUDGETS = ("budget", "budget_tokens")
 MODELS = ("model", "policy")
 
@@ -36,6 +37,11 @@ def members_of(run: Run) -> dict[str, CoachMemberConfig]:
     config = run.recipe.coach
     replaced = any(f"coach.{kind}" in run.on_command_line for kind in KINDS)
     return dict(config.members or {}) if config is not None and not replaced else {}
+
+
+def coaches_of(run: Run) -> list[SimpleNamespace]:
+    """The coach's flags, for each of several."""
+    return [member_args(run, member) for member in members_of(run).values()] or [run.args.coach]
 
 
 def member_args(run: Run, member: CoachMemberConfig) -> SimpleNamespace:

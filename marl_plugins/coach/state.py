@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from marl_plugins.asking.asker import Asker
     from marl_plugins.coach.metrics import Judged
     from marl_plugins.coach.model import Questions
+    from marl_plugins.coach.training import Said
     from marl_plugins.coach.verdict import Verdict
     from marl_plugins.core.scoring import Seen
     from marl_plugins.core.trajectory import Action, Trajectory
@@ -35,6 +36,8 @@ class CoachState:
         """How the first of these is asked."""
         self.verdicts: dict[int, Judged] = {}
         """By `id` of the action, which the entry keeps alive."""
+        self.said: dict[int, list[Said]] = {}
+        """What policies that are trained have said of an action, by its `id`."""
         self.metrics: dict[str, float] = {}
         self.judged: list[tuple[Trajectory, Judged]] = []
         """The step's verdicts, once it has its credit."""

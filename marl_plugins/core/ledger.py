@@ -68,6 +68,8 @@ class Ledger:
     generated: Counter[str] = field(default_factory=Counter)
     trained: Counter[str] = field(default_factory=Counter)
     left_out: dict[str, Counter[str]] = field(default_factory=dict)
+    beside: Ledger | None = None
+    """The account of policies that play no role."""
 
     @classmethod
     def of(cls, step: int, trajectories: Iterable[Trajectory], rows: Iterable[Row]) -> Ledger:
@@ -115,4 +117,5 @@ class Ledger:
                 }
                 for role in sorted(self.generated)
             },
+            **({"beside": self.beside.record()["roles"]} if self.beside else {}),
         }

@@ -17,6 +17,7 @@ class Policy:
         trainable: Whether it is updated.
         flags: Upstream flags that differ for this policy, by name.
         follows: The trained policy whose weights it holds, its newest or earlier ones; it is not trained itself.
+        train_every: It is updated in every N-th step alone; its engines keep their weights in between.
         excluded_by: The flag that excludes this policy of the recipe from the run; reported, and nothing of it is started.
     """
 
@@ -26,3 +27,8 @@ class Policy:
     flags: Mapping[str, Any] = field(default_factory=dict)
     excluded_by: str = ""
     follows: str = ""
+    train_every: int = 1
+
+    def is_due(self, step: int) -> bool:
+        """Whether it is updated in a step, counted from 1."""
+        return self.trainable and step % self.train_every == 0

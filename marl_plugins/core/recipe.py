@@ -83,7 +83,8 @@ class PolicyConfig(Model):
     model: str | None = None
     """Folder, hub name, or `tiny` (built on the spot, see marl_plugins/core/tiny.py). Default: the recipe's."""
     trainable: bool = True
-    """False: it only generates; its actions are recorded and never trained on. `--coach.policy` may name it."""
+    """False: it only generates; its actions are recorded and never trained on. `--coach.policy` may name it, and with
+    `--coach.train_every` one that is trained."""
     follows: str | None = None
     """A trained policy whose weights it holds, so that it has no `model` and is not trained: the newest weights, or those of an
     earlier version with `marl_plugins.opponent_pool`. Not on GPUs yet."""
@@ -239,7 +240,7 @@ class CoachMemberConfig(Model):
     model: str | None = None
     """A model at an endpoint, as of `--coach.model`."""
     policy: str | None = None
-    """A frozen policy of the run, as of `--coach.policy`."""
+    """A policy of the run, as of `--coach.policy`."""
     weight: float = pydantic.Field(1.0, gt=0, allow_inf_nan=False)
     """What its score counts in a mean, among the members that answered."""
     flags: dict[str, FlagValue] = {}

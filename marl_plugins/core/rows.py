@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from marl_plugins.core.trajectory import Action, Trajectory
@@ -45,4 +45,21 @@ def rows_of(trajectories: Iterable[Trajectory], trainable: frozenset[str]) -> li
                 action.left_out = f"infrastructure:{action.unscored}" if action.unscored else "no score"
             else:
                 rows.append(Row(trajectory, action, action.returns))
+    return rows
+
+
+def auxiliary_rows(trajectories: Iterable[Trajectory], due: Collection[str]) -> list[Row]:
+    """The rows of policies that play no role (`marl_auxiliary`); an action without a reward says itself why it is left out.
+
+    Args:
+        due: The policies that are updated in this step.
+    """
+    rows = []
+    for trajectory in trajectories:
+        for action in trajectory.actions:
+            if action.policy not in due:
+                action.left_out = "frozen"
+            elif action.reward is not None:
+                action.returns = action.reward
+                rows.append(Row(trajectory, action, action.reward))
     return rows

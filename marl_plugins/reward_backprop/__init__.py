@@ -112,6 +112,7 @@ def make_attributor(run: Run) -> Attributor:
         from marl_plugins.reward_backprop.rules import Rules
 
         return Rules(duties)
+    from marl_plugins.asking.policy import PolicyTransport
     from marl_plugins.coach import asker_of
     from marl_plugins.reward_backprop.model import ModelAttributor, read_prompt
 
@@ -122,6 +123,11 @@ def make_attributor(run: Run) -> Attributor:
         fix = "give" if coach_first else "name --plugin marl_plugins.coach before marl_plugins.reward_backprop, with"
         raise ConfigurationError(
             f"--reward_backprop.attributor model asks the coach's model: {fix} --coach.model NAME or --coach.policy NAME"
+        )
+    if isinstance(asker.transport, PolicyTransport) and run.policy_args[asker.transport.policy].vllm.enable_sleep:
+        raise ConfigurationError(
+            f"--reward_backprop.attributor model asks policy {asker.transport.policy!r} after the rollout, when its engines sleep "
+            "(--vllm.enable_sleep) because it is trained; use rules, or a coach that is not trained"
         )
     return ModelAttributor(asker, prompt, duties)
 

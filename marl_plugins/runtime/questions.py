@@ -10,31 +10,32 @@ from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.redaction import encodable
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.workflow import Call, Generate, Sampling
-from marl_plugins.run import Ask
+from marl_plugins.run import Answer, Ask
 
 
-def make_ask(generate: Generate, chats: Mapping[str, ChatFormat], longest: Mapping[str, int], run_seed: int) -> Ask:
-    """What `run.ask` calls.
+def make_ask(generate: Generate, chats: Mapping[str, ChatFormat], samplings: Mapping[str, Sampling], run_seed: int) -> Ask:
+    """What `run.ask` and `run.sample` call.
 
     Args:
-        chats, longest: Chat template and `--data.max_len` of each policy.
+        chats, samplings: Chat template of each policy, and how its actions are sampled.
         run_seed: Part of every question's seed.
     """
 
-    async def ask(policy: str, messages: Sequence[Mapping[str, str]], max_tokens: int) -> str:
+    async def ask(policy: str, messages: Sequence[Mapping[str, str]], max_tokens: int, sampled: bool) -> Answer:
         if policy not in chats:
             raise ConfigurationError(f"run.ask: there is no policy {policy!r} in this run{nearest(policy, chats)}")
         context = chats[policy].opening([{name: encodable(text) for name, text in m.items()} for m in messages])
-        room = longest[policy] - len(context)
+        longest = samplings[policy].max_len
+        room = longest - len(context)
         if room < 1:
             raise InfrastructureFailure(
                 "too_long",
-                f"a question of {len(context)} tokens leaves policy {policy!r} no room in {longest[policy]} (--data.max_len)",
+                f"a question of {len(context)} tokens leaves policy {policy!r} no room in {longest} (--data.max_len)",
             )
         call = Call(
             policy=policy,
             context_ids=context,
-            sampling=Sampling(temperature=0.0, top_p=1.0, max_new_tokens=max_tokens, max_len=longest[policy]),
+            sampling=samplings[policy] if sampled else Sampling(0.0, 1.0, max_tokens, longest),
             max_tokens=min(max_tokens, room),
             seed=derive_seed(run_seed, "ask", policy, json.dumps(context)),
             role="",
@@ -43,6 +44,7 @@ def make_ask(generate: Generate, chats: Mapping[str, ChatFormat], longest: Mappi
             path="",
             step=0,
         )
-        return chats[policy].text((await generate(call)).ids)
+        generation = await generate(call)
+        return Answer(context, generation, chats[policy].text(generation.ids))
 
     return ask

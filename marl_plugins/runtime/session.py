@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.tiny import is_tiny
+from marl_plugins.core.workflow import Sampling
 from marl_plugins.plan.parts import estimator_of, has_critics, tools_of
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.rehearsal import workflow_of
@@ -128,8 +129,11 @@ class Session:
         pools = {name: policy.engines for name, policy in self.policies.items()}
         workflow = workflow_of(self.plan.plugins, run)
         self.rollout = Rollout(run, self.plan.plugins, workflow, self.roles, self.tools, pools)
-        longest = {name: args.data.max_len for name, args in self.args.items()}
-        run.state(Connection).ask = make_ask(self.rollout.generate, self.chats, longest, run.args.train.seed)
+        samplings = {
+            name: Sampling(args.rollout.temperature, args.rollout.top_p, None, args.data.max_len)
+            for name, args in self.args.items()
+        }
+        run.state(Connection).ask = make_ask(self.rollout.generate, self.chats, samplings, run.args.train.seed)
 
     def kill(self) -> None:
         """End every process of every policy at once, whatever it is doing."""
@@ -142,8 +146,9 @@ class Session:
         """Optimiser steps of the whole run by policy, for the learning-rate schedules, which `--max_steps` does not shorten: a
         run that is resumed without it continues the same schedule."""
         run = self.plan.run
-        steps = sum(run.episode_steps(len(self.train_tasks))) * run.args.train.num_episodes
-        return {name: steps * args.train.max_epochs for name, args in self.args.items()}
+        steps = list(enumerate(run.episode_steps(len(self.train_tasks)) * run.args.train.num_episodes, start=1))
+        epochs = {name: args.train.max_epochs for name, args in self.args.items()}
+        return {p.name: epochs[p.name] * sum(k for step, k in steps if p.is_due(step)) for p in run.policies}
 
     def _tokenizers(self) -> dict[str, Any]:
         from transformers import AutoTokenizer

@@ -16,15 +16,17 @@ from typing import Any
 
 from marl_plugins.core.circuit_breaker import CircuitBreaker
 from marl_plugins.core.credit import ActionScores, Scope, check_rewards, rewards_from_scores, sum_over_scope
+from marl_plugins.core.estimators import Estimator
 from marl_plugins.core.failures import RunEnded, RunPaused
 from marl_plugins.core.ledger import Ledger
-from marl_plugins.core.rows import Row, rows_of
+from marl_plugins.core.rows import Row, auxiliary_rows, rows_of
 from marl_plugins.core.tasks import batches
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.core.workflow import RoleSpec
 from marl_plugins.hosts import cpu
 from marl_plugins.plan.resume import tag
 from marl_plugins.plan.tasks import best_metric
+from marl_plugins.reinforce_pp import ReinforcePlusPlus
 from marl_plugins.runtime.best import Best, kept_apart
 from marl_plugins.runtime.checkpoints import Checkpoints
 from marl_plugins.runtime.display import Display
@@ -35,6 +37,9 @@ from marl_plugins.runtime.policy import UpstreamPolicy
 from marl_plugins.runtime.records import Records, writing
 from marl_plugins.runtime.rollout import Running
 from marl_plugins.runtime.session import Session
+
+BESIDE = ReinforcePlusPlus(normalise="role")
+"""Advantages of rows beside the agents' own: compared with rows of their kind alone."""
 
 
 class Trainer:
@@ -118,7 +123,10 @@ class Trainer:
         with phase("advantages"):
             rows = await self.credited_rows(trajectories, k)
             ledger = Ledger.of(step, trajectories, rows)
-            prepared = await self.advantages(rows)
+            beside = self.plugins.hook.marl_auxiliary(run=self.run, trajectories=trajectories)
+            more, ledger.beside = rows_beside(beside, self.session, step)
+            found = await _all([self.advantages(rows, self.session.estimator), self.advantages(more, BESIDE)])
+            prepared = [p for each in found for p in each]
         metrics = {"step": float(step), **summary(trajectories, ledger), **signal(rows, self.session.estimator.group_by)}
         self.display.rollout(step, metrics, trajectories)
         with phase("update"):
@@ -168,13 +176,13 @@ class Trainer:
         scorers = [*map("plugin {}".format, self.plugins.owners("marl_score_action")), *grader]
         return self.run.state(ActionScores).of(trajectories, self.run.recipe.roles, scorers)
 
-    async def advantages(self, rows: Sequence[Row]) -> list[Prepared]:
+    async def advantages(self, rows: Sequence[Row], estimator: Estimator) -> list[Prepared]:
         """The rows with their tensors, by policy, their advantages taken over all policies together."""
         by_policy: dict[str, list[Row]] = defaultdict(list)
         for row in rows:
             by_policy[row.action.policy].append(row)
         forwarded = await _all(self.session.trained[name].forward(mine) for name, mine in by_policy.items())
-        return estimate(forwarded, self.session.estimator)
+        return estimate(forwarded, estimator)
 
     async def _update(self, prepared: Sequence[Prepared], k: int, step: int) -> dict[str, dict[str, float]]:
         update, trained = self.plugins.hook.marl_update, self.session.trained
@@ -283,6 +291,25 @@ def check_version(row: Row, policy: UpstreamPolicy) -> None:
             f"row {row.name} was sampled from policy {g.policy!r} version {g.version}, but would train policy "
             f"{policy.name!r} at version {policy.version}; the run's engines and policies are out of step"
         )
+
+
+def rows_beside(given: Iterable[Sequence[Trajectory]], session: Session, step: int) -> tuple[list[Row], Ledger | None]:
+    """The rows of policies that play no role, and their account.
+
+    Args:
+        given: What each plugin gave (`marl_auxiliary`).
+
+    Raises:
+        RunEnded: A row is of a policy that plays a role, or of other weights than are trained.
+    """
+    beside = [trajectory for each in given for trajectory in each]
+    rows = auxiliary_rows(beside, {name for name, p in session.trained.items() if p.spec.is_due(step)})
+    playing = {role.policy for role in session.roles.values()}
+    for row in rows:
+        check_version(row, session.trained[row.action.policy])
+        if row.action.policy in playing:
+            raise RunEnded(f"row {row.name} of marl_auxiliary is of policy {row.action.policy!r}, which plays a role")
+    return rows, Ledger.of(step, beside, rows) if beside else None
 
 
 async def _all(work: Iterable[Any]) -> list[Any]:

@@ -1,0 +1,186 @@
+"""A coach that is trained: a policy of the run that judges, and learns how well its scores predict the outcome
+(`--coach.train_every N`).
+
+Each of its answers is one row of its policy: the question as it was shown, the tokens as they were sampled, and a reward in [0, 1]:
+
+    r_i = (c_i + k_i) / 2
+    c_i = 1 - (s_i - o_i)^2                                                      calibration
+    k_i = 1/2 + 1/2 mean over the other verdicts j of sign(s_i - s_j) sign(o_i - o_j)      ranking
+
+s is the score in [0, 1], o the outcome of the judged role, both over the step's verdicts of one judge on one role. c is Brier's
+score (1950), which is strictly proper (Gneiting and Raftery 2007): its expectation is highest where s is the probability of
+success, given what the judge was shown. The mean of the sums is Kendall's tau (1938): it does not change when all scores shift, and
+counts pairs of the same outcome as 0, so that what is best for a verdict is to stand where its own chances do.
+
+An answer that holds no verdict has reward 0, the lowest there is. A verdict on a trajectory without outcome has none, nor one that
+infrastructure has lost. The same question has the same answer within a step, and is one row, with the mean of its rewards. The
+judge's own word is in no reward: outcomes are the verifier's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from marl_plugins.coach import verdict
+from marl_plugins.coach.model import ModelCoach
+from marl_plugins.coach.verdict import Verdict
+from marl_plugins.core.trajectory import Action, Trajectory
+
+if TYPE_CHECKING:
+    from marl_plugins.asking.asker import Asker
+    from marl_plugins.asking.request import Judgement
+    from marl_plugins.coach.model import Questions
+    from marl_plugins.core.scoring import Seen
+    from marl_plugins.run import Answer
+
+UNREADABLE = 0.0
+"""Reward of an answer that holds no verdict."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """An answer of a judge about an action.
+
+    Args:
+        score: In [0, 1]; None: the answer holds no verdict.
+    """
+
+    policy: str
+    action: Action
+    answer: Answer
+    score: float | None
+
+
+class TrainedCoach(ModelCoach):
+    """A policy that is trained on its verdicts.
+
+    Args:
+        policy: Its name.
+        said: Where its answers are kept until the step has its credit, by the `id` of the action.
+    """
+
+    def __init__(self, asker: Asker, questions: Questions, policy: str, said: dict[int, list[Said]]):
+        super().__init__(asker, questions)
+        self.policy = policy
+        self.said = said
+
+    async def judge(self, action: Action, seen: Seen) -> Verdict:
+        """As `ModelCoach`; the answers are kept."""
+
+        def heard(answer: Answer, judgement: Judgement | None) -> None:
+            score = None if judgement is None else verdict.kept_as(Verdict, judgement).share
+            self.said.setdefault(id(action), []).append(Said(self.policy, action, answer, score))
+
+        request = replace(self.questions.of(action, seen), heard=heard)
+        return verdict.kept_as(Verdict, await self.asker.judge(request))
+
+
+def shares_in_tau(verdicts: Sequence[tuple[float, float]]) -> list[float]:
+    """What each verdict contributes to Kendall's tau-a of scores and outcomes, in [-1, 1]; their mean is tau.
+
+    Args:
+        verdicts: Score and outcome.
+    """
+    counts = Counter(verdicts)  # scores and outcomes have few values, so that pairs of them are few
+    others = max(1, len(verdicts) - 1)
+    shares = {
+        (s, o): sum(n * _sign(s - other) * _sign(o - its) for (other, its), n in counts.items()) / others for s, o in counts
+    }
+    return [shares[verdict] for verdict in verdicts]
+
+
+def _sign(value: float) -> int:
+    return (value > 0) - (value < 0)
+
+
+def rewards(answers: Sequence[tuple[float | None, float]]) -> list[float]:
+    """The reward of each answer of one judge on one role in a step.
+
+    Args:
+        answers: Score, None where the answer holds no verdict, and outcome, both in [0, 1].
+    """
+    shares = iter(shares_in_tau([(s, o) for s, o in answers if s is not None]))
+    return [UNREADABLE if s is None else (1 - (s - o) ** 2 + (1 + next(shares)) / 2) / 2 for s, o in answers]
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """An answer as an action of its policy, and the outcome that it is held against."""
+
+    action: Action
+    outcome: float
+
+
+def lessons(
+    said: Mapping[int, Sequence[Said]], trajectories: Sequence[Trajectory]
+) -> tuple[list[Trajectory], dict[str, float]]:
+    """What judges have said of each trajectory, as actions of their policies with rewards, or with the reason why there is none;
+    and metrics of it.
+
+    The `role` of such an action is `POLICY/ROLE`, ROLE being the one that was judged.
+    """
+    found: list[Trajectory] = []
+    by_role: dict[str, list[Lesson]] = defaultdict(list)
+    for trajectory in trajectories:
+        mine = Trajectory(trajectory.task, trajectory.sample, trajectory.step)
+        for one in (s for action in trajectory.actions for s in said.get(id(action), ())):
+            action = _action(one, len(mine.actions))
+            mine.actions.append(action)
+            outcome = trajectory.outcome_of(one.action.role)
+            if trajectory.infrastructure_failure:
+                action.left_out = f"infrastructure:{trajectory.infrastructure_failure}"
+            elif outcome is None:
+                action.left_out = "no outcome"
+            elif not action.generation.ids:
+                action.left_out = "nothing sampled"
+            else:
+                by_role[action.role].append(Lesson(action, outcome))
+        if mine.actions:
+            found.append(mine)
+    metrics: dict[str, float] = {}
+    for role, alike in sorted(by_role.items()):
+        for lesson, reward in zip(alike, rewards([(x.action.score, x.outcome) for x in alike]), strict=True):
+            lesson.action.reward = reward
+        metrics |= {f"coach/trained/{role}/{name}": value for name, value in _measure(alike).items()}
+        _merge_repeated([lesson.action for lesson in alike])
+    return found, metrics
+
+
+def _action(one: Said, number: int) -> Action:
+    return Action(
+        path=f"{one.policy}.{one.action.path}.{number}",
+        role=f"{one.policy}/{one.action.role}",
+        policy=one.policy,
+        turn=0,
+        shown_ids=one.answer.context_ids,
+        generation=one.answer.generation,
+        text=one.answer.text,
+        score=one.score,
+    )
+
+
+def _measure(found: Sequence[Lesson]) -> dict[str, float]:
+    verdicts = [(x.action.score, x.outcome) for x in found if x.action.score is not None]
+    metrics = {
+        "reward": fmean(x.action.reward for x in found if x.action.reward is not None),
+        "unreadable": 1 - len(verdicts) / len(found),
+    }
+    if verdicts:
+        metrics["brier"] = fmean((s - o) ** 2 for s, o in verdicts)
+        metrics["tau"] = fmean(shares_in_tau(verdicts))
+    return metrics
+
+
+def _merge_repeated(actions: Sequence[Action]) -> None:
+    """The same answer to the same question is trained on once, with the mean of its rewards."""
+    uses: dict[object, list[Action]] = defaultdict(list)
+    for action in actions:
+        uses[action.shown_ids, action.generation.ids].append(action)
+    for first, *repeated in uses.values():
+        first.reward = fmean(action.reward for action in (first, *repeated) if action.reward is not None)
+        for action in repeated:
+            action.reward, action.left_out = None, "repeated"
