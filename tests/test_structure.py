@@ -63,7 +63,7 @@ CACHES = {
 """Functions whose results are kept, and what these are: nothing that a run can change."""
 INDIRECT = {"cli.py", "manager.py", "commands/__init__.py", "loading.py", "runtime/cluster.py", "sandbox/fork_server.py"}
 """Modules that import others by name, because a user or a table names them."""
-BORROWS = {("reward_backprop", "coach"), ("builtin", "builtin")}
+BORROWS = {("reward_backprop", "coach"), ("builtin", "builtin"), ("coach", "builtin")}
 """Plugins that use another one; all others know nothing of each other."""
 CHANGES = {"append", "add", "update", "pop", "popitem", "clear", "extend", "setdefault", "remove", "insert", "discard"}
 

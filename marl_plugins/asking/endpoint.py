@@ -70,6 +70,7 @@ class Endpoint:
             dict(self.body),
             request.prompt("", self.form),
             request.schema,
+            *([request.depends_on] if request.depends_on else []),
         ]
         return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 

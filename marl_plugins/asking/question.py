@@ -71,10 +71,7 @@ class Questioner:
         text, judgement = await self._answer(inquiry, request, nonce)
         if judgement is None:
             self.tally.counts["asked_again"] += 1
-            inquiry.messages += [
-                {"role": "assistant", "content": text[:4000] or "..."},
-                {"role": "user", "content": request.again(nonce, form)},
-            ]
+            inquiry.reply(text, request.again(nonce, form))
             text, judgement = await self._answer(inquiry, request, nonce)
         if judgement is None:
             second = self.redaction.text(text[:1000], 200)
@@ -84,9 +81,13 @@ class Questioner:
         return {name: self.redaction.values(value) for name, value in judgement.items()}
 
     async def _answer(self, inquiry: Inquiry, request: Request, nonce: str) -> tuple[str, Judgement | None]:
-        """The next answer, and the judgement in it."""
+        """The next answer, after those that have something done first, and the judgement in it."""
         text = await self.inner.send(inquiry)
         judgement = request.read(text, nonce, inquiry.form)
+        while judgement is None and request.work and (shown := await request.work(text, nonce)) is not None:
+            inquiry.reply(text, shown)
+            text = await self.inner.send(inquiry)
+            judgement = request.read(text, nonce, inquiry.form)
         if request.heard and inquiry.answer:
             request.heard(inquiry.answer, judgement)
         return text, judgement

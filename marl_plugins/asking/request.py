@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -30,6 +30,9 @@ class Request:
         schema: JSON schema of the answer, for structured output.
         heard: Called with each answer of a policy of the run and the judgement that was read in it, None where there was none.
             With it the policy's answers are sampled as its actions are.
+        work: `(answer, nonce)`, for an answer without a judgement, to the message that follows it where it has something done
+            first; else None.
+        depends_on: Names what the judgement depends on beside the prompt.
     """
 
     prompt: Callable[[str, str], str]
@@ -37,6 +40,8 @@ class Request:
     again: Callable[[str, str], str]
     schema: Mapping[str, Any]
     heard: Callable[[Answer, Judgement | None], None] | None = None
+    work: Callable[[str, str], Awaitable[str | None]] | None = None
+    depends_on: str = ""
 
     def read(self, answer: str, nonce: str, form: Form) -> Judgement | None:
         """The judgement in an answer, or None; an answer that cannot be read holds none."""
@@ -62,6 +67,10 @@ class Inquiry:
     sampled: bool = False
     begun: float | None = None
     answer: Answer | None = None
+
+    def reply(self, said: str, text: str) -> None:
+        """Continue the conversation after what the other side said."""
+        self.messages += [{"role": "assistant", "content": said[:4000] or "..."}, {"role": "user", "content": text}]
 
 
 class MayPass(InfrastructureFailure):

@@ -117,6 +117,10 @@ def marl_configure(run: Run) -> list[str]:
 
     members = members_of(run)
     problems = check_members(run) if members else check_flags(run)
+    if (config := run.recipe.coach) is not None and (config.tools or "max_calls" in config.model_fields_set):
+        from marl_plugins.coach.programs import check_tools
+
+        problems += check_tools(config, [args.form if args.model else None for args in coaches_of(run) if not args.rubric])
     problems += judging_themselves(run, [m.policy for m in members.values()] if members else [run.args.coach.policy])
     state = run.state(CoachState)
     if run.recipe.coach is not None:

@@ -10,6 +10,7 @@ stand under the package's, which is how a judge is taught rules. What cannot be 
     failed           the coach was asked and gave no verdict
     unjudged         nobody was asked, or a release that recorded no verdicts
     other_question   the recipe, the flags or the prompts are not those that the coach was asked with
+    ran_programs     the coach ran programs first, so the question is not all that it was shown
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from marl_plugins.core.trajectory import Action, Trajectory
     from marl_plugins.run import Run
 
-REASONS = ("failed", "unjudged", "other_question")
+REASONS = ("failed", "unjudged", "other_question", "ran_programs")
 COLUMNS = ("actions", "written", "by_rules", *REASONS)
 EXAMPLE = """\
 Example:
@@ -127,6 +128,9 @@ def rows_of(
         counts[action.role]["actions"] += 1
         if "score" not in note:
             counts[action.role]["failed" if action.unscored else "unjudged"] += 1
+            continue
+        if note.get("runs"):
+            counts[action.role]["ran_programs"] += 1
             continue
         by_rules = "asked" not in note
         request = question(trajectory, action, note, questions)

@@ -77,6 +77,7 @@ class Ensemble:
             criteria={f"{name}: {c}": score for name, v in verdicts.items() for c, score in v.criteria.items()},
             explanation="\n".join(lines),
             correction=next((v.correction for v in verdicts.values() if v.correction is not None), None),
+            runs=[run for v in verdicts.values() for run in v.runs],
             members={name: verdict.share for name, verdict in verdicts.items()},
             failed={name: failure.kind for name, failure in failed.items()},
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +19,7 @@ from marl_plugins.core.failures import ConfigurationError
 if TYPE_CHECKING:
     from marl_plugins.asking.asker import Asker
     from marl_plugins.asking.cache import KeptAnswers
+    from marl_plugins.coach.programs import Programs
     from marl_plugins.coach.state import Coach
     from marl_plugins.run import Run
 
@@ -83,22 +85,36 @@ def make_one(run: Run, args: Any, shared: Callable[[], KeptAnswers]) -> tuple[Co
 
     prompt = attempt(lambda: read_prompt(Path(args.prompt or PROMPTS / "action.md"), with_label=False))
     last = attempt(lambda: read_prompt(Path(args.last_prompt or PROMPTS / "last_action.md"), with_label=True))
+    programs = _programs(run)
     if kind == "policy":
         asker = policy_asker(run, args.policy, prefix=PREFIX, max_tokens=args.max_tokens, deadline=args.deadline)
     else:
         attempt(require_modules)
         kept, endpoint = attempt(shared), attempt(lambda: endpoint_of(args))
+        if endpoint and programs:
+            endpoint = replace(endpoint, form="text")  # a program stands in text
         if kept and endpoint and not problems:
             budget = SpendingBudget(PREFIX, args.budget_tokens, args.budget, (args.price_in, args.price_out))
             asker = endpoint_asker(endpoint, budget, kept)
     if problems or prompt is None or last is None:
         raise ConfigurationError(problems)
-    questions = Questions((prompt, last), duties_of(run), args.corrections, functools.partial(told, run))
+    questions = Questions((prompt, last), duties_of(run), args.corrections, functools.partial(told, run), programs)
     if kind == "policy" and args.train_every:
         from marl_plugins.coach.training import TrainedCoach
 
         return TrainedCoach(asker, questions, args.policy, run.state(CoachState).said), asker
     return ModelCoach(asker, questions), asker
+
+
+def _programs(run: Run) -> Programs | None:
+    """What models run programs with, where the recipe lets them."""
+    config = run.recipe.coach
+    if config is None or not config.tools:
+        return None
+    from marl_plugins.builtin.recipe import programs_of
+    from marl_plugins.coach.programs import Programs
+
+    return Programs(programs_of(run), run.recipe.tools.python, config.max_calls)
 
 
 def told(run: Run, role: str) -> str:

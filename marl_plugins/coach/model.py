@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.asking.request import Request
 from marl_plugins.coach import correcting, verdict
+from marl_plugins.coach.programs import NO_FILES, Copies, Programs, Work, copied
 from marl_plugins.coach.verdict import Verdict
 from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.core.scoring import Seen, SeenLast
 
 if TYPE_CHECKING:
     from marl_plugins.asking.asker import Asker
-    from marl_plugins.core.trajectory import Action
+    from marl_plugins.core.trajectory import Action, File
     from marl_plugins.run import Run
 
 PROMPTS = Path(__file__).parent / "prompts"
@@ -38,22 +39,31 @@ class Questions:
         duties: By role, the text of its prompt.
         corrections: Whether it is also asked for a better action.
         training: What it is told of the training of a role (memory.py).
+        programs: What it may run programs with before a verdict.
     """
 
     prompts: tuple[str, str]
     duties: Mapping[str, str]
     corrections: bool = False
     training: Callable[[str], str] = lambda role: ""
+    programs: Programs | None = None
 
-    def of(self, action: Action, seen: Seen) -> Request:
+    async def about(self, action: Action, seen: Seen) -> Request:
+        """As `of`, with the files for its programs."""
+        copies = await copied(files_of(action, seen), seen.workspace) if self.programs else NO_FILES
+        return self.of(action, seen, copies)
+
+    def of(self, action: Action, seen: Seen, copies: Copies = NO_FILES) -> Request:
         last = isinstance(seen, SeenLast)
         fields = prompt_fields(action, seen, self.duties[action.role]) | {"training": self.training(action.role)}
 
         def prompt(nonce: str, form: str) -> str:
             how = _instruction(nonce, form, last, self.corrections)
-            return self.prompts[last].format(**fields, fence=nonce, form=how)
+            first = f"{self.programs.instruction}\n\n" if self.programs else ""
+            return self.prompts[last].format(**fields, fence=nonce, form=first + how)
 
-        return _request(prompt, last, self.corrections)
+        work = Work(self.programs, copies) if self.programs else None
+        return _request(prompt, last, self.corrections, work)
 
 
 class ModelCoach:
@@ -70,7 +80,7 @@ class ModelCoach:
             InfrastructureFailure: It is unavailable.
             RunPaused: So are all further ones.
         """
-        return verdict.kept_as(Verdict, await self.asker.judge(self.questions.of(action, seen)))
+        return verdict.kept_as(Verdict, await self.asker.judge(await self.questions.about(action, seen)))
 
 
 def duties_of(run: Run) -> dict[str, str]:
@@ -98,24 +108,35 @@ def _instruction(nonce: str, form: str, last: bool, corrections: bool) -> str:
     return f"{correcting.instruction(nonce, form)} {how}" if corrections else how
 
 
-def _request(prompt: Callable[[str, str], str], last: bool, corrections: bool = False) -> Request:
+def _request(prompt: Callable[[str, str], str], last: bool, corrections: bool = False, work: Work | None = None) -> Request:
     def parse(text: str, nonce: str, form: str) -> dict[str, Any] | None:
         rest, block = correcting.taken_out(text, nonce) if corrections and form == "text" else (text, None)
         found = verdict.parse(rest, nonce, form, last)
-        if found is None or (found.correction is not None and not corrections):  # not asked for
+        if found is None or found.runs or (found.correction is not None and not corrections):  # not asked for
             return None
-        values = found.model_dump()
+        values = found.model_dump(exclude={"runs"})
         if block is not None:
             values["correction"] = block
         if not corrections:
             del values["correction"]  # as it was kept before there were any
+        if work is not None and work.runs:
+            values["runs"] = [run.model_dump() for run in work.runs]
         return values
 
     def again(nonce: str, form: str) -> str:
         return verdict.again(nonce, form, last)
 
     schema = verdict.schema(last)
-    return Request(prompt, parse, again, correcting.with_correction(schema) if corrections else schema)
+    request = Request(prompt, parse, again, correcting.with_correction(schema) if corrections else schema)
+    if work is None:
+        return request
+    first = work
+
+    async def done(text: str, nonce: str) -> str | None:
+        shown = await first.answer(text, nonce)
+        return None if shown is None else f"{shown} {_instruction(nonce, 'text', last, corrections)}"
+
+    return replace(request, work=done, depends_on=first.depends_on)
 
 
 def read_prompt(path: Path, *, with_label: bool) -> str:
@@ -211,8 +232,13 @@ def files_left(action: Action, seen: Seen) -> str:
         return ", ".join(sorted({f for a in (*seen.before, action) for r in a.tool_results for f in r.files}))
     writers = {"": "nobody of the team"} | {a.path: f"{a.role} in turn {a.turn + 1}" for a in seen.before}
     writers[action.path] = "this step"
-    known = [f for f in seen.files if f.writer in writers]
-    return "\n".join(f"{f.path} ({f.size:,} bytes), written by {writers[f.writer]}" for f in known)
+    return "\n".join(f"{f.path} ({f.size:,} bytes), written by {writers[f.writer]}" for f in files_of(action, seen))
+
+
+def files_of(action: Action, seen: Seen) -> list[File]:
+    """The files of the workspace that were the task's or were written by the action or by what it depends on."""
+    writers = {"", action.path, *(a.path for a in seen.before)}
+    return [f for f in seen.files if f.writer in writers]
 
 
 def describe(action: Action) -> str:

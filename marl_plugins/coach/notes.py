@@ -6,6 +6,7 @@
     training                     what that question said of the training, where it said anything
     members, failed              of several coaches
     correction                   a better action, where the coach gave one
+    runs                         the programs that it ran first, each with what it printed
 
 With these and the records a question can be asked again, and it can be seen that it is the same one (distil.py).
 """
@@ -42,6 +43,8 @@ def note_of(verdict: Verdict, action: Action, seen: Seen, questions: Questions |
             note["training"] = training
     if isinstance(verdict, JointVerdict):
         note |= {"members": verdict.members, "failed": verdict.failed}
+    if verdict.runs:
+        note["runs"] = [run.model_dump() for run in verdict.runs]
     if verdict.correction is not None:
         note["correction"] = verdict.correction
     return note

@@ -75,7 +75,7 @@ class TrainedCoach(ModelCoach):
             score = None if judgement is None else verdict.kept_as(Verdict, judgement).share
             self.said.setdefault(id(action), []).append(Said(self.policy, action, answer, score))
 
-        request = replace(self.questions.of(action, seen), heard=heard)
+        request = replace(await self.questions.about(action, seen), heard=heard)
         return verdict.kept_as(Verdict, await self.asker.judge(request))
 
 

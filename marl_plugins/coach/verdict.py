@@ -36,6 +36,16 @@ MOST_LINES = 1000
 Kept = TypeVar("Kept", bound=pydantic.BaseModel)
 
 
+class ProgramRun(pydantic.BaseModel):
+    """A program that a coach ran before its verdict (programs.py)."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    program: str
+    output: str
+    ok: bool
+
+
 class Verdict(pydantic.BaseModel):
     """One verdict.
 
@@ -45,6 +55,7 @@ class Verdict(pydantic.BaseModel):
         criteria: By name, 0 to 10, where the coach gave any.
         explanation: For people.
         correction: A better action, where the coach was asked for one and gave one (correcting.py).
+        runs: The programs that it ran first.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -54,6 +65,7 @@ class Verdict(pydantic.BaseModel):
     criteria: dict[str, Annotated[float, pydantic.Field(ge=0, le=10)]] = {}
     explanation: str = ""
     correction: str | None = None
+    runs: list[ProgramRun] = []
 
     @property
     def share(self) -> float:

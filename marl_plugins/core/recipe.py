@@ -272,6 +272,11 @@ class CoachConfig(Model):
     """`weigh`: the more the members disagree on an action, the closer its score is brought to the mean of its role in the step."""
     stages: list[CoachStageConfig] = []
     """What counts in one stage of the training after the other."""
+    tools: list[str] = []
+    """What models may use before a verdict: `python`, programs on copies of the files that agents left, with the limits of
+    `tools: python:`."""
+    max_calls: int = pydantic.Field(3, ge=1)
+    """Maximum number of programs for one verdict."""
 
 
 class Recipe(Model):
@@ -310,8 +315,10 @@ class Recipe(Model):
 
     @property
     def uses_programs(self) -> bool:
-        """Whether a role writes programs that are run, or a service for programs is named, also where the workflow calls it."""
-        return any("python" in role.tools for role in self.roles.values()) or self.tools.sandbox.isolation == "service"
+        """Whether a role or the coach writes programs that are run, or a service for programs is named, also where the workflow
+        calls it."""
+        writers = [role.tools for role in self.roles.values()] + ([self.coach.tools] if self.coach else [])
+        return any("python" in tools for tools in writers) or self.tools.sandbox.isolation == "service"
 
     @property
     def mapped_roles(self) -> list[str]:

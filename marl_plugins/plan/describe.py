@@ -67,6 +67,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "lengths": dict(plan.lengths),
         "estimator": _estimator(plan),
         "scores": _scorers(plan),
+        **_coach_tools(plan),
         "rewards": _reward_range(plan),
         "sandbox": describe_sandbox(run.recipe.tools.sandbox),
         "output": str(run.output),
@@ -165,6 +166,15 @@ def _scorers(plan: Plan) -> dict[str, str]:
             "score_outcome", f"{shown_flag('reward.remote_url', remote)}: reward_func" if remote else "nobody"
         ),
     }
+
+
+def _coach_tools(plan: Plan) -> dict[str, Any]:
+    """What models that judge may use, and where; nothing without any."""
+    config = plan.run.recipe.coach
+    if config is None or not config.tools:
+        return {}
+    where = describe_sandbox(plan.run.recipe.tools.sandbox)
+    return {"coach_tools": {"tools": config.tools, "max_calls": config.max_calls, "isolation": where}}
 
 
 def shortened(text: str, most: int = 200) -> str:

@@ -71,7 +71,8 @@ def describe_sandbox(config: SandboxConfig) -> str:
 
 
 def where_programs_run(recipe: Recipe) -> list[str]:
-    """What a run's log says of the sandbox; nothing where no agent's program is run."""
-    return (
-        [f"programs of agents run in the sandbox: {describe_sandbox(recipe.tools.sandbox)}"] if recipe.uses_programs else []
-    )
+    """What a run's log says of the sandbox; nothing where no program is run."""
+    if not recipe.uses_programs:
+        return []
+    whose = "agents and of the coach" if recipe.coach and recipe.coach.tools else "agents"
+    return [f"programs of {whose} run in the sandbox: {describe_sandbox(recipe.tools.sandbox)}"]

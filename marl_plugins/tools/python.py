@@ -7,8 +7,9 @@ sandbox's matter (marl_plugins/sandbox/levels.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from marl_plugins.core.recipe import PythonToolConfig, SandboxConfig
 from marl_plugins.core.tools import Function, Tool, ToolCall
@@ -72,9 +73,16 @@ def sandbox_of(config: PythonToolConfig, sandbox: SandboxConfig, workspaces: Cal
 
 
 async def run_program(
-    program: str, config: PythonToolConfig, sandbox: Sandbox, workspace: Path | None = None
+    program: str,
+    config: PythonToolConfig,
+    sandbox: Sandbox,
+    workspace: Path | None = None,
+    files: Mapping[str, bytes] = MappingProxyType({}),
 ) -> ToolResult:
     """Run one program, in a fresh folder unless there is a workspace; what it printed, and what stopped it.
+
+    Args:
+        files: Written into the folder first, by their path in it.
 
     Raises:
         InfrastructureFailure: It could not be run; no program is to blame for that.
@@ -86,6 +94,6 @@ async def run_program(
         disk_mb=config.disk_mb,
         output_chars=config.output_chars,
     )
-    completed = await sandbox.run(Program(program, limits=limits, merged=True), workspace)
+    completed = await sandbox.run(Program(program, files=files, limits=limits, merged=True), workspace)
     output = "\n".join(filter(None, [completed.stdout.rstrip("\n"), completed.reason]))
     return ToolResult("python", program, output, completed.status == "finished", completed.seconds, completed.names)
