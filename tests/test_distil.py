@@ -181,7 +181,7 @@ def test_what_cannot_be_used_is_counted(tmp_path, capsys):
     records[1]["actions"][2]["text"] = "something else"
     (run / "trajectories.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     told = report(capsys, run, "--recipe", RECIPE, "--coach.model", "m")
-    none = {"actions": 2, "written": 0, "by_rules": 0, "failed": 0, "unjudged": 0, "other_question": 0}
+    none = {"actions": 2, "written": 0, "by_rules": 0, "failed": 0, "unjudged": 0, "other_question": 0, "ran_programs": 0}
     assert told["roles"] == {
         "solver": none | {"written": 1, "unjudged": 1},
         "coder": none | {"failed": 2},

@@ -101,7 +101,7 @@ def marl_policies(run: Run) -> Generator[None, Sequence[Policy], list[Policy]]:
         if name in run.recipe.policies and name not in present:
             policies.append(run.recipe_policy(name))
     every = {coach.policy: coach.train_every for coach in coaches_of(run) if coach.train_every}
-    policies = [replace(policy, train_every=every.get(policy.name, 1)) for policy in policies]
+    policies = [replace(p, train_every=every[p.name]) if p.name in every else p for p in policies]
     kind = kind_of(run.args.coach)
     for name in dict.fromkeys(of_recipe):
         if kind and name in run.recipe.policies and name not in (*chosen, *present):
@@ -253,9 +253,11 @@ def leave_out_if_too_many_are_missing(run: Run, judged: Sequence[Action], missin
 @hookimpl
 def marl_auxiliary(run: Run, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     """What policies that are trained have said of the step's actions, with rewards."""
+    state = run.state(CoachState)
+    if not state.said:
+        return []
     from marl_plugins.coach.training import lessons
 
-    state = run.state(CoachState)
     found, metrics = lessons(state.said, trajectories)
     state.metrics |= metrics
     return found

@@ -148,7 +148,7 @@ class Session:
         run = self.plan.run
         steps = list(enumerate(run.episode_steps(len(self.train_tasks)) * run.args.train.num_episodes, start=1))
         epochs = {name: args.train.max_epochs for name, args in self.args.items()}
-        return {p.name: epochs[p.name] * sum(k for step, k in steps if p.is_due(step)) for p in run.policies}
+        return {p.name: max(1, epochs[p.name] * sum(k for step, k in steps if p.is_due(step))) for p in run.policies}
 
     def _tokenizers(self) -> dict[str, Any]:
         from transformers import AutoTokenizer
