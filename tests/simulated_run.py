@@ -15,7 +15,7 @@ from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.trajectory import Task
 from marl_plugins.core.workflow import RoleSpec, Sampling
 from marl_plugins.runtime.display import Display
-from marl_plugins.runtime.experience import forwarded, sequence_experience
+from marl_plugins.runtime.experience import completed, forwarded, sequence_experience
 from marl_plugins.runtime.records import Records
 from marl_plugins.runtime.rollout import Rollout
 from marl_plugins.runtime.trainer import Trainer
@@ -41,6 +41,8 @@ class SimulatedPolicy:
         self.spec = Policy(name, "tiny", **more)
         self.version = 0
         self.saved = []
+        self.computed = []
+        """The rows of each forward pass, by name."""
 
     async def wake(self):
         pass
@@ -48,14 +50,18 @@ class SimulatedPolicy:
     async def sleep(self):
         pass
 
-    async def forward(self, rows):
+    async def forward(self, rows, known=()):
+        return await completed(rows, sequences_of(rows), known, self.compute)
+
+    async def compute(self, sequences):
+        self.computed.append([row.name for sequence in sequences for row in sequence.rows])
         batches = []
-        for sequence in sequences_of(rows):
+        for sequence in sequences:
             experience = sequence_experience(sequence)
             experience.action_log_probs = experience.rollout_log_probs
             experience.kl = torch.zeros_like(experience.rollout_log_probs)
             batches.append(([sequence], experience))
-        return forwarded(self.name, rows, batches)
+        return forwarded(self.name, [row for sequence in sequences for row in sequence.rows], batches)
 
     async def save(self, tag, state):
         self.saved.append(state["step"])

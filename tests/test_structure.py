@@ -32,6 +32,7 @@ ORDER = (
         "rae",
         "opponent_pool",
         "balance",
+        "streaming",
         "filter_agents_data",
         "coach",
         "reward_backprop",

@@ -116,8 +116,12 @@ class PolicyProcesses(Protocol):
     def engines(self) -> Engines:
         """Its engines."""
 
-    async def forward(self, rows: Sequence[Row]) -> Forwarded:
+    async def forward(self, rows: Sequence[Row], known: Sequence[Any] = ()) -> Forwarded:
         """Log-probs of policy and reference, and the critic's values, of the rows' tokens.
+
+        Args:
+            known: What was forwarded of the same version before: what went through the model as it would now is taken from
+                there, whatever rewards its rows had then.
 
         Raises:
             RunEnded: One of them is not finite, or a process died.
@@ -169,6 +173,9 @@ class RunningRollout(Protocol):
     @property
     def ended(self) -> asyncio.Event:
         """Set once the last trajectory has arrived."""
+
+    def keep(self, forwarded: Any) -> None:
+        """Give the step a `Forwarded` of some of its rows: what of it is trained on is not computed again after the rollout."""
 
     def arrived(self) -> AsyncIterator[Trajectory]:
         """The step's trajectories as they finish, actions and outcomes scored, from the first to the last; each caller gets all."""

@@ -30,17 +30,22 @@ class Row:
         return (self.trajectory.task.id, self.trajectory.sample, self.action.path)
 
 
-def rows_of(trajectories: Iterable[Trajectory], trainable: frozenset[str]) -> list[Row]:
+def impossible(trajectory: Trajectory, action: Action, trainable: Collection[str]) -> str | None:
+    """Why an action cannot be trained on, whatever reward it gets; None where it can."""
+    if trajectory.infrastructure_failure:
+        return f"infrastructure:{trajectory.infrastructure_failure}"
+    if action.policy not in trainable:
+        return "frozen"
+    return None if action.generation.ids else "nothing sampled"
+
+
+def rows_of(trajectories: Iterable[Trajectory], trainable: Collection[str]) -> list[Row]:
     """The rows that may be trained on, in the order of the trajectories; every other action is told why it is left out."""
     rows = []
     for trajectory in trajectories:
         for action in trajectory.actions:
-            if trajectory.infrastructure_failure:
-                action.left_out = f"infrastructure:{trajectory.infrastructure_failure}"
-            elif action.policy not in trainable:
-                action.left_out = "frozen"
-            elif not action.generation.ids:
-                action.left_out = "nothing sampled"
+            if reason := impossible(trajectory, action, trainable):
+                action.left_out = reason
             elif action.returns is None:
                 action.left_out = f"infrastructure:{action.unscored}" if action.unscored else "no score"
             else:
@@ -63,3 +68,8 @@ def auxiliary_rows(trajectories: Iterable[Trajectory], due: Collection[str]) -> 
                 action.returns = action.reward
                 rows.append(Row(trajectory, action, action.reward))
     return rows
+
+
+def rows_to_be(trajectories: Iterable[Trajectory], policy: str) -> list[Row]:
+    """The actions of a policy that may become rows, before they have rewards: each with the reward 0."""
+    return [Row(t, action, 0.0) for t in trajectories for action in t.actions if not impossible(t, action, (policy,))]

@@ -35,6 +35,7 @@ FREE = (
         "*.num_gpus_per_node",
         "train.colocate_*",
         "balance.*",
+        "streaming.*",
     ),  # where and when it is computed
     *("*.micro_batch_size", "*.gradient_checkpointing_*", "ds.enable_sleep", "ds.overlap_comm"),  # in which portions
 )

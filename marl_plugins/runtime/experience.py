@@ -1,6 +1,7 @@
 """The rows of one update with their tensors, as one value: forward, advantages, update.
 
-    forwarded = await policy.forward(rows)               log-probs, KL and values of one policy's rows
+    forwarded = await policy.forward(rows)               log-probs, KL and values of one policy's rows; in parts, if some are
+                                                         there before the others
     prepared, ... = estimate([forwarded, ...], estimator)     advantages of all policies together
     await policy.update(prepared, steps, step)
 
@@ -12,8 +13,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -158,6 +159,53 @@ def forwarded(
     computed.sort(key=lambda pair: places[id(pair[0].rows[0])])  # whatever micro-batches they were in
     sequences, differences = [s for s, _ in computed], [d for _, d in computed]
     return Forwarded(policy, rows, sequences, SampledTokens(**found), differences, kl_coef, clip_range)
+
+
+async def completed(
+    rows: Sequence[Row],
+    sequences: Sequence[TokenSequence],
+    known: Sequence[Forwarded],
+    forward: Callable[[list[TokenSequence]], Awaitable[Forwarded]],
+) -> Forwarded:
+    """Rows after their forward passes, of which some are known.
+
+    Args:
+        sequences: Of the rows, in their order.
+        known: Of the same weights; a sequence is taken from there if it had the same rows merged, whatever their rewards were.
+        forward: Computes the others.
+    """
+    done = {_actions(sequence) for f in known for sequence in f.sequences}
+    left = [sequence for sequence in sequences if _actions(sequence) not in done]
+    return joined(rows, sequences, [*known, await forward(left)] if left else known)
+
+
+def _actions(sequence: TokenSequence) -> tuple[int, ...]:
+    """What makes a sequence what it is; its ids are stored in the actions."""
+    return tuple(id(row.action) for row in sequence.rows)
+
+
+def joined(rows: Sequence[Row], sequences: Sequence[TokenSequence], parts: Sequence[Forwarded]) -> Forwarded:
+    """Rows as if they had been forwarded at once.
+
+    Args:
+        sequences: Of the rows, in their order.
+        parts: Hold every one of the sequences, and may hold others.
+    """
+    where = {_actions(s): (part, number) for part in parts for number, s in enumerate(part.sequences)}
+    theirs = {id(part): places_of(part.rows) for part in parts}
+    places, longest = places_of(rows), max(len(row.action.generation.ids) for row in rows)
+    found: dict[str, Tensor] = {}
+    diffs = []
+    for sequence in sequences:
+        part, number = where[_actions(sequence)]
+        diffs.append(part.diffs[number])
+        for row, same in zip(sequence.rows, part.sequences[number].rows, strict=True):
+            place, count = theirs[id(part)][id(same)][0], len(row.action.generation.ids)
+            for name, values in vars(part.tokens).items():
+                if values is not None:
+                    mine = found.setdefault(name, torch.zeros(len(rows), longest, dtype=values.dtype))
+                    mine[places[id(row)], :count] = values[place, :count]
+    return replace(parts[0], rows=rows, sequences=sequences, tokens=SampledTokens(**found), diffs=diffs)
 
 
 def places_of(rows: Sequence[Row]) -> dict[int, list[int]]:

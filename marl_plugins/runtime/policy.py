@@ -22,12 +22,12 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from marl_plugins.core.failures import ConfigurationError, RunEnded
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.rows import Row
-from marl_plugins.core.sequences import sequences_of
+from marl_plugins.core.sequences import TokenSequence, sequences_of
 from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.plan.signature import engine_signature
 from marl_plugins.runtime.batching import Batching, check_steps, hand_out
 from marl_plugins.runtime.engines import EnginePool, RestartBudget, start_engine, start_engines
-from marl_plugins.runtime.experience import NAMES, Forwarded, Prepared, forwarded
+from marl_plugins.runtime.experience import NAMES, Forwarded, Prepared, completed, forwarded
 from marl_plugins.runtime.launch import TrainingProcesses, bundles
 from marl_plugins.runtime.records import raised_by
 from marl_plugins.runtime.upstream_trainer import UpstreamTrainer, ranks_of
@@ -144,9 +144,12 @@ class UpstreamPolicy:
         for handle in handles:
             _wait_until_dead(handle)
 
-    async def forward(self, rows: Sequence[Row]) -> Forwarded:
+    async def forward(self, rows: Sequence[Row], known: Sequence[Forwarded] = ()) -> Forwarded:
         """See `PolicyProcesses.forward`; in micro-batches of `rollout.micro_batch_size` sequences, or of so many tokens."""
-        maker, sequences = self.trainer.experience_maker, sequences_of(rows, self.batching.merge)
+        return await completed(rows, sequences_of(rows, self.batching.merge), known, self._forward)
+
+    async def _forward(self, sequences: Sequence[TokenSequence]) -> Forwarded:
+        maker, rows = self.trainer.experience_maker, [row for sequence in sequences for row in sequence.rows]
         batches = self.batching.of_forward(sequences, ranks_of(self.group))
         samples = [self.batching.padded(batch, maker.tokenizer.pad_token_id) for batch, _ in batches]
         experiences = await self.processes.await_work(

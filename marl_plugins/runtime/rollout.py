@@ -20,6 +20,7 @@ from marl_plugins.run import Run
 from marl_plugins.sandbox.workspace import Workspace, Workspaces
 
 if TYPE_CHECKING:
+    from marl_plugins.runtime.experience import Forwarded
     from marl_plugins.runtime.policy import UpstreamPolicy
 
 EVALUATION = -1
@@ -164,6 +165,8 @@ class Running:
         self.ended = asyncio.Event()
         self.trajectories: list[Trajectory] = []
         """Those that have arrived."""
+        self.forwarded: list[Forwarded] = []
+        """What plugins have kept."""
         self._changed = asyncio.Event()
 
     def arrive(self, trajectory: Trajectory) -> None:
@@ -175,6 +178,10 @@ class Running:
         """The last one has arrived."""
         self.ended.set()
         self._wake()
+
+    def keep(self, forwarded: Forwarded) -> None:
+        """See `RunningRollout.keep`."""
+        self.forwarded.append(forwarded)
 
     def _wake(self) -> None:
         self._changed.set()

@@ -15,6 +15,7 @@ from contextlib import aclosing, contextmanager
 from typing import Any
 
 from marl_plugins.core.circuit_breaker import CircuitBreaker
+from marl_plugins.core.concurrency import all_of
 from marl_plugins.core.credit import ActionScores, Scope, check_rewards, rewards_from_scores, sum_over_scope
 from marl_plugins.core.estimators import Estimator
 from marl_plugins.core.failures import RunEnded, RunPaused
@@ -30,7 +31,7 @@ from marl_plugins.reinforce_pp import ReinforcePlusPlus
 from marl_plugins.runtime.best import Best, kept_apart
 from marl_plugins.runtime.checkpoints import Checkpoints
 from marl_plugins.runtime.display import Display
-from marl_plugins.runtime.experience import Prepared, estimate
+from marl_plugins.runtime.experience import Forwarded, Prepared, estimate
 from marl_plugins.runtime.metrics import clipped_returns, evaluation, of_updates, signal, summary
 from marl_plugins.runtime.penalties import penalise_lengths
 from marl_plugins.runtime.policy import UpstreamPolicy
@@ -77,8 +78,10 @@ class Trainer:
         """Train from the step after `done` to the end; the last step's number."""
         args = self.run.args
         self.saved = done
-        if done or cpu.device() == "cpu":  # engines have loaded the original models, and on CPU in float32 whatever is trained
-            await _all(self._sync_one(policy, policy.version) for policy in self.session.trained.values())
+        if (
+            done or cpu.device() == "cpu"
+        ):  # engines have loaded the original models, and on CPU in float32 whatever is trained
+            await all_of(self._sync_one(policy, policy.version) for policy in self.session.trained.values())
         await self._follow(self.session.trained)
         evaluating = self.session.eval_tasks and args.eval.steps > 0
         if evaluating and not done:
@@ -115,9 +118,10 @@ class Trainer:
         seconds: dict[str, float] = {}
         policies, phase = self.session.policies, timed_phase(self.display, seconds)
         with phase("rollout", len(tasks) * self.samples) as tick:
-            await _all(policy.wake() for policy in policies.values())
-            trajectories = await self.rollout(tasks, step, tick)
-            await _all(policy.sleep() for policy in policies.values())
+            await all_of(policy.wake() for policy in policies.values())
+            rollout = await self.rollout(tasks, step, tick)
+            await all_of(policy.sleep() for policy in policies.values())
+        trajectories = self.session.rollout.in_order(rollout.trajectories)
         if prompts := first_prompts(trajectories, self.session.roles, self.shown):
             self.display.first_prompts(prompts)
         with phase("advantages"):
@@ -125,7 +129,9 @@ class Trainer:
             ledger = Ledger.of(step, trajectories, rows)
             beside = self.plugins.hook.marl_auxiliary(run=self.run, trajectories=trajectories)
             more, ledger.beside = rows_beside(beside, self.session, step)
-            found = await _all([self.advantages(rows, self.session.estimator), self.advantages(more, BESIDE)])
+            found = await all_of(
+                [self.advantages(rows, self.session.estimator, rollout.forwarded), self.advantages(more, BESIDE)]
+            )
             prepared = [p for each in found for p in each]
         metrics = {"step": float(step), **summary(trajectories, ledger), **signal(rows, self.session.estimator.group_by)}
         self.display.rollout(step, metrics, trajectories)
@@ -144,8 +150,8 @@ class Trainer:
         self.breaker.check()
         return metrics, trajectories, ledger
 
-    async def rollout(self, tasks: Sequence[Task], step: int, tick: Any) -> list[Trajectory]:
-        """The trajectories of a step, collected as they finish, in the order of tasks and samples; plugins work beside it."""
+    async def rollout(self, tasks: Sequence[Task], step: int, tick: Any) -> Running:
+        """The rollout of a step, at its end: its trajectories, and what plugins have made of them beside it."""
         rollout = self.session.rollout
         running = Running(step, tasks, rollout.pools, self.session.policies)
 
@@ -156,8 +162,8 @@ class Trainer:
                     tick()
             running.end()
 
-        await _all([collect(), *self.plugins.hook.marl_beside(run=self.run, rollout=running)])
-        return rollout.in_order(running.trajectories)
+        await all_of([collect(), *self.plugins.hook.marl_beside(run=self.run, rollout=running)])
+        return running
 
     async def credited_rows(self, trajectories: list[Trajectory], k: int) -> list[Row]:
         """Scores to rewards to returns to the rows that are trained on."""
@@ -176,30 +182,39 @@ class Trainer:
         scorers = [*map("plugin {}".format, self.plugins.owners("marl_score_action")), *grader]
         return self.run.state(ActionScores).of(trajectories, self.run.recipe.roles, scorers)
 
-    async def advantages(self, rows: Sequence[Row], estimator: Estimator) -> list[Prepared]:
-        """The rows with their tensors, by policy, their advantages taken over all policies together."""
+    async def advantages(
+        self, rows: Sequence[Row], estimator: Estimator, known: Sequence[Forwarded] = ()
+    ) -> list[Prepared]:
+        """The rows with their tensors, by policy, their advantages taken over all policies together.
+
+        Args:
+            known: What has been forwarded beside the rollout.
+        """
         by_policy: dict[str, list[Row]] = defaultdict(list)
         for row in rows:
             by_policy[row.action.policy].append(row)
-        forwarded = await _all(self.session.trained[name].forward(mine) for name, mine in by_policy.items())
+        forwarded = await all_of(
+            self.session.trained[name].forward(mine, [f for f in known if f.policy == name])
+            for name, mine in by_policy.items()
+        )
         return estimate(forwarded, estimator)
 
     async def _update(self, prepared: Sequence[Prepared], k: int, step: int) -> dict[str, dict[str, float]]:
         update, trained = self.plugins.hook.marl_update, self.session.trained
-        results = await _all(
+        results = await all_of(
             update(run=self.run, policy=trained[p.policy], prepared=p, steps=k, step=step) for p in prepared
         )
         return dict(zip([p.policy for p in prepared], results, strict=True))
 
     async def _sync(self, policies: Sequence[UpstreamPolicy]) -> None:
         """Every updated policy's engines to its new weights, then those of the policies that follow it."""
-        await _all(self._sync_one(policy, policy.version + 1) for policy in policies)
+        await all_of(self._sync_one(policy, policy.version + 1) for policy in policies)
         await self._follow([policy.name for policy in policies])
 
     async def _follow(self, names: Collection[str]) -> None:
         versions = {name: self.session.trained[name].version for name in names}
         following = [p for p in self.session.policies.values() if p.spec.follows in versions]
-        await _all(self._sync_one(policy, versions[policy.spec.follows]) for policy in following)
+        await all_of(self._sync_one(policy, versions[policy.spec.follows]) for policy in following)
 
     async def _sync_one(self, policy: UpstreamPolicy, version: int) -> None:
         """A sync that did not happen ends the run: what is sampled next would be trained by other weights than sampled it."""
@@ -211,9 +226,9 @@ class Trainer:
 
     async def evaluate(self, step: int) -> tuple[dict[str, float], list[Trajectory]]:
         """Metrics and trajectories of the evaluation tasks, shown, and counted for the circuit breaker."""
-        await _all(policy.wake() for policy in self.session.policies.values())
+        await all_of(policy.wake() for policy in self.session.policies.values())
         metrics, found = await evaluation(self.session.rollout, self.session.eval_tasks, self.run.args.eval, self.display)
-        await _all(policy.sleep() for policy in self.session.policies.values())
+        await all_of(policy.sleep() for policy in self.session.policies.values())
         self.display.evaluation(step, metrics, found)
         metrics |= self.best.after(step, metrics, self.display.say)
         self.breaker.evaluation(step, found)
@@ -223,12 +238,12 @@ class Trainer:
         """Save every policy and the plugins' state as one step; the best one's weights are also kept apart."""
         trained = self.session.trained
         with self.display.phase("checkpoint"), self.checkpoints.saving(step):
-            await _all(policy.save(tag(step), {"step": step}) for policy in trained.values())
+            await all_of(policy.save(tag(step), {"step": step}) for policy in trained.values())
             versions, state = {name: policy.version for name, policy in trained.items()}, self.plugins.state(self.run)
             await asyncio.to_thread(self.records.sync)
             if self.best.step == step:
                 with kept_apart(self.records.folder, self.best) as folder:
-                    await _all(policy.save_model(folder) for policy in trained.values())
+                    await all_of(policy.save_model(folder) for policy in trained.values())
             commit, files = self.checkpoints.commit, self.plugins.files(self.run)
             await asyncio.to_thread(commit, step, versions, state, files, self.best.state())  # reads all that was saved
         self.saved = step
@@ -236,7 +251,7 @@ class Trainer:
     async def save_models(self) -> None:
         """Each policy's weights in Hugging Face format, in its own folder."""
         with self.display.phase("saving models", announce=True), writing("the final weights", self.records.folder):
-            await _all(policy.save_model() for policy in self.session.trained.values())
+            await all_of(policy.save_model() for policy in self.session.trained.values())
 
 
 def first_prompts(trajectories: Iterable[Trajectory], roles: Mapping[str, RoleSpec], shown: set[str]) -> dict[str, str]:
@@ -310,14 +325,3 @@ def rows_beside(given: Iterable[Sequence[Trajectory]], session: Session, step: i
         if row.action.policy in playing:
             raise RunEnded(f"row {row.name} of marl_auxiliary is of policy {row.action.policy!r}, which plays a role")
     return rows, Ledger.of(step, beside, rows) if beside else None
-
-
-async def _all(work: Iterable[Any]) -> list[Any]:
-    """Await all at once; when one fails the others are cancelled, and its exception is raised."""
-    tasks = [asyncio.ensure_future(w) for w in work]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

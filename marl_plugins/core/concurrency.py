@@ -1,0 +1,18 @@
+"""Awaitables that stand and fall together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+
+async def all_of(work: Iterable[Any]) -> list[Any]:
+    """Await all at once; when one fails the others are cancelled, and its exception is raised."""
+    tasks = [asyncio.ensure_future(w) for w in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
