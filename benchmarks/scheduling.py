@@ -28,9 +28,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
-from marl_plugins import balance, routing
+from marl_plugins import balance, routing, streaming
+from marl_plugins.core.rows import Row, rows_to_be
 from marl_plugins.core.trace import read_trace
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.core.workflow import Call, RoleSpec, Sampling
@@ -133,7 +134,7 @@ class Arm:
     lockstep: bool = False
     changes: tuple[tuple[str, Any], ...] = ()
     beside: Sequence[Callable[[Any], Any]] = ()
-    """Hooks that run beside the rollout."""
+    """What runs beside the rollout."""
 
 
 def balanced(rule: balance.Rule) -> Callable[[Any], Any]:
@@ -145,6 +146,20 @@ def balanced(rule: balance.Rule) -> Callable[[Any], Any]:
     return beside
 
 
+def streamed(tasks: int) -> Callable[[Any], Any]:
+    """Forward passes beside the rollout, of so many tasks at a time."""
+    options = SimpleNamespace(
+        streaming=SimpleNamespace(tasks=tasks, until="all"), rollout=SimpleNamespace(n_samples_per_prompt=1)
+    )
+
+    async def beside(rollout: Any) -> None:
+        run: Any = SimpleNamespace(args=options)
+        work = [streaming.forward_early(run, p, rollout, streaming.Streamed()) for p in rollout.policies.values()]
+        await asyncio.gather(*work)
+
+    return beside
+
+
 ARMS = {
     "serial, colocated": Arm(one_at_a_time=True, changes=(("seats", 1),)),
     "lockstep, synchronous": Arm(lockstep=True),
@@ -152,6 +167,9 @@ ARMS = {
     "queue by arrival": Arm(in_flight=1, pool=ByArrival),
     "queue, oldest task first": Arm(in_flight=1),
     "the same, idle engines change policy": Arm(in_flight=1, beside=(balanced(balance.idle_to_waiting),)),
+    "the same with forward passes beside the rollout": Arm(
+        in_flight=1, beside=(balanced(balance.idle_to_waiting), streamed(2))
+    ),
     "the same by FlexMARL's rule": Arm(in_flight=1, beside=(balanced(balance.shortest_to_longest(5)),)),
     "queue by arrival, idle engines change policy": Arm(
         in_flight=1, pool=ByArrival, beside=(balanced(balance.idle_to_waiting),)
@@ -253,12 +271,29 @@ def rollout_of(profile: Profile, arm: Arm, pools: dict[str, EnginePool], plan: P
     return Rollout(stub, plugins, workflow_of(plan, arm), roles_of(profile), {}, pools)
 
 
+class Trained:
+    """A policy whose forward passes and updates last as long as is declared, on one of the seats."""
+
+    def __init__(self, name: str, profile: Profile, seats: asyncio.Semaphore):
+        self.name, self.profile, self.seats = name, profile, seats
+
+    async def forward(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Rows after two fifths of their training; the advantages of all policies are computed afterwards."""
+        await self.train(len(rows), 2 / 5)
+        return rows
+
+    async def train(self, rows: int, part: float) -> None:
+        async with self.seats:
+            await asyncio.sleep(rows * self.profile.train * part)
+
+
 async def one_step(profile: Profile, arm: Arm, seed: int) -> Result:
     """A step: its rollout with what runs beside it, then forward passes, updates and syncs, each policy's on one of the seats."""
     profile, now = replace(profile, **dict(arm.changes)), asyncio.get_running_loop().time
     plan, pools, seats = profile.plan(seed), pools_of(profile, arm), asyncio.Semaphore(profile.seats)
     rollout, tasks = rollout_of(profile, arm, pools, plan), [Task(name, "", "") for name in plan]
-    running = Running(1, tasks, pools, {})
+    policies: Any = {name: Trained(name, profile, seats) for name in pools}
+    running = Running(1, tasks, pools, policies)
     ends: dict[int, float] = {}
 
     async def collect() -> None:
@@ -267,16 +302,14 @@ async def one_step(profile: Profile, arm: Arm, seed: int) -> Result:
             ends[trajectory.place] = now()
         running.end()
 
-    async def train(rows: int, part: float) -> None:
-        async with seats:
-            await asyncio.sleep(rows * profile.train * part)
-
     await asyncio.gather(collect(), *(beside(running) for beside in arm.beside))
     trajectories = rollout.in_order(running.trajectories)
-    rows = Counter(a.policy for t in trajectories for a in t.actions)
-    assert rows.total() == sum(map(len, plan.values())), "a row was lost"
-    for part in (2 / 5, 3 / 5):  # the advantages of all policies are computed in between
-        await asyncio.gather(*(train(count, part) for count in rows.values()))
+    rows = {name: rows_to_be(trajectories, name) for name in policies}
+    assert sum(map(len, rows.values())) == sum(map(len, plan.values())), "a row was lost"
+    known = {id(row.action) for forwarded in running.forwarded for row in cast("Sequence[Row]", forwarded)}
+    left = {name: [row for row in mine if id(row.action) not in known] for name, mine in rows.items()}
+    await asyncio.gather(*(policy.forward(left[name]) for name, policy in policies.items() if left[name]))
+    await asyncio.gather(*(policy.train(len(rows[name]), 3 / 5) for name, policy in policies.items()))
     await asyncio.sleep(profile.sync)
     finished = [ends[place] for place in range(len(tasks))]
     worked = sum(end - begun for pool in pools.values() for e in pool.engines for _, begun, end in e.served)

@@ -221,7 +221,7 @@ def streaming(tmp_path, tasks):
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 5])
-def test_a_run_has_the_same_records_with_it_and_computes_no_row_twice(tmp_path, monkeypatch, tasks):
+def test_a_run_has_the_same_records_with_it_and_computes_no_row_twice(tmp_path, tasks):
     without, streamed = streaming(tmp_path, tasks)
     records = []
     for trainer in (without, streamed):
