@@ -53,6 +53,7 @@ STATE: dict[str, str] = {
 }
 """Module-level objects that change, and why."""
 CACHES = {
+    "sandbox/levels.py examine": "what isolation this machine has: programs get the level that the plan named",
     "coach/verdict.py _patterns": "compiled patterns",
     "hosts/upstream_cli.py upstream_root": "where a package is installed",
     "hosts/upstream_cli.py upstream_version": "the release that is installed",
