@@ -79,7 +79,7 @@ def test_rows_that_were_forwarded_in_parts_are_as_if_they_were_at_once(data):
         assert torch.equal(getattr(found.tokens, name), tensor), name
     done = [[id(row.action) for row in s.rows] for part in known for s in part.sequences]
     assert all([id(row.action) for row in s.rows] not in done for s in anew)
-    assert len(anew) + sum([row.action for row in s.rows] in done for s in found.sequences) == len(found.sequences)
+    assert len(anew) + sum([id(row.action) for row in s.rows] in done for s in found.sequences) == len(found.sequences)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
