@@ -549,7 +549,7 @@ def plugin(folder, hook, answer):
     ("answer", "parts"),
     [
         ("Tool('calc', find, find)", ["marl_tools returned one Tool, expected a list of Tool"]),
-        ("[len]", ["a tool is a Tool of marl_plugins.core.workflow, got len"]),
+        ("[len]", ["a tool is a Tool of marl_plugins.core.tools, got len"]),
         ("7", ["marl_tools returned int 7"]),
         ("[Tool('', plain, find)]", ["a tool's name is a non-empty string, got ''"]),
         ("[Tool('calc', plain, find)]", ["tool 'calc': run must be a function written `async def`, got plain"]),
