@@ -1,0 +1,140 @@
+"""The gradient of a step's rows, taken before the statistics of the step are known.
+
+A policy's loss is linear in the advantages as long as no ratio leaves the clip interval. With advantages (A - mean_k) / deviation_k
+for the rows of key k,
+
+    gradient = 1/N sum over k of (G1_k - mean_k G0_k) / deviation_k  +  1/T GL
+
+where G1_k is the gradient of the undivided loss with A in place of the advantages, G0_k that with 1, and GL that of what needs
+neither (KL loss, entropy); T counts the step's tokens, and N those too or, where the loss is a mean over sequences, these.
+
+Accumulated is A - centre_k, with a centre near the mean (the one of the version before): where rewards differ by little of what
+they are, G1_k and mean_k G0_k are large and nearly equal. Without a good centre the rounding of the one, divided by the deviation,
+is larger than what is left; `resolved` says so. So it is wherever all advantages of a key are equal: nothing is left then.
+
+Exact for one optimiser step per version: a second one is taken at other weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+Sums = list[Tensor]
+"""One per parameter, float32 or better."""
+
+
+@dataclass
+class Accumulators:
+    """Those of one policy's rows of one version, on one rank; eight bytes a parameter and key, four where `late` is off.
+
+    Args:
+        parameters: What is trained.
+        version: Of the weights.
+        late: Whether advantages get a mean and deviation afterwards; else they are final, and every G0 is left out.
+    """
+
+    parameters: Sequence[Tensor]
+    version: int
+    late: bool = True
+    with_advantages: dict[Hashable, Sums] = field(default_factory=dict)
+    with_ones: dict[Hashable, Sums] = field(default_factory=dict)
+    rest: Sums | None = None
+    centres: dict[Hashable, float] = field(default_factory=dict)
+    largest: dict[Hashable, float] = field(default_factory=dict)
+    """By key, the largest |A - centre| of all."""
+
+    def add(
+        self,
+        loss: Callable[[Tensor], Tensor],
+        advantages: Tensor,
+        masks: Mapping[Hashable, Tensor],
+        centres: Mapping[Hashable, float],
+        rest: Tensor | None = None,
+    ) -> None:
+        """Add a micro-batch, whose forward pass has been made.
+
+        Args:
+            loss: Advantages (sequences, tokens) to the policy's loss, a sum that nothing has divided yet, of that forward pass.
+            advantages: (sequences, tokens), before normalisation.
+            masks: By key, the tokens (sequences, tokens) of its rows; none is in two.
+            centres: By key, what is taken off its advantages; the same at every call. 0 where it is missing.
+            rest: The part of the loss that needs no advantages, likewise undivided.
+
+        Raises:
+            ValueError: Another centre than before.
+        """
+        for key, mask in masks.items():
+            centre = centres.get(key, 0.0) if self.late else 0.0
+            if self.centres.setdefault(key, centre) != centre:
+                raise ValueError(f"key {key!r} was centred at {self.centres[key]} before, and is at {centre} now")
+            inside = mask.bool()
+            centred = torch.where(inside, advantages - centre, 0.0)
+            self.largest[key] = max(self.largest.get(key, 0.0), centred.abs().max().item())
+            self._add(self.with_advantages, key, loss(centred))
+            if self.late:
+                self._add(self.with_ones, key, loss(inside.to(advantages.dtype)))
+        if rest is not None:
+            self.rest = self._sum(self.rest, rest)
+
+    def _add(self, sums: dict[Hashable, Sums], key: Hashable, loss: Tensor) -> None:
+        sums[key] = self._sum(sums.get(key), loss)
+
+    def _sum(self, sums: Sums | None, loss: Tensor) -> Sums:
+        """What is there already and the gradient of a loss, whose graph is kept."""
+        given = torch.autograd.grad(loss, list(self.parameters), retain_graph=True, allow_unused=True)
+        if sums is None:
+            sums = self._zeros()
+        for total, gradient in zip(sums, given, strict=True):
+            if gradient is not None:
+                total += gradient
+        return sums
+
+    def resolved(self, statistics: Mapping[Hashable, tuple[float, float]]) -> bool:
+        """Whether `gradient` keeps four digits or more of what it is divided by; else all rows are better trained the usual way."""
+        return not self.late or all(statistics[key][1] * 1000 >= largest for key, largest in self.largest.items())
+
+    def _zeros(self) -> Sums:
+        return [torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)) for p in self.parameters]
+
+    def gradient(
+        self, statistics: Mapping[Hashable, tuple[float, float]], count: float, tokens: float, version: int
+    ) -> list[Tensor]:
+        """The gradient of all that was added, one per parameter.
+
+        Args:
+            statistics: By key, mean and deviation of the step's advantages; not needed where they are final.
+            count, tokens: N and T, of all rows of the step on all ranks.
+            version: Of the weights that are about to be updated.
+
+        Raises:
+            ValueError: That is another version.
+        """
+        if version != self.version:
+            raise ValueError(f"gradients of version {self.version} cannot update version {version}; begin anew")
+        total = self._zeros()
+        for key, sums in self.with_advantages.items():
+            mean, deviation = statistics[key] if self.late else (0.0, 1.0)
+            for place, one in enumerate(sums):
+                part = one - (mean - self.centres[key]) * self.with_ones[key][place] if self.late else one
+                total[place] += part / (deviation * count)
+        for place, one in enumerate(self.rest or ()):
+            total[place] += one / tokens
+        return total
+
+
+def linear(log_probs: Tensor, old: Tensor, mask: Tensor, low: float, high: float, dual: float | None = None) -> Tensor:
+    """The sequences (sequences,) whose every ratio lies in [1 - low, min(1 + high, dual)], where upstream's loss is linear in the
+    advantages, whatever their sign; the others have to wait for theirs. For GSPO that is enough: its ratio is a mean of these.
+
+    Args:
+        log_probs, old: (sequences, tokens), the trained policy's and those that the ratio is taken against.
+        low, high: `--actor.eps_clip_low_high`.
+        dual: `--actor.dual_clip`.
+    """
+    ratio = (log_probs - old).exp()
+    top = 1 + high if dual is None else min(1 + high, dual)
+    return ((ratio >= 1 - low) & (ratio <= top) | ~mask.bool()).all(-1)
