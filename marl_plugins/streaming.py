@@ -7,7 +7,7 @@ again is only a sequence of which a turn is not trained on after all, because cr
 
 The step is the same as without it. On CPU, with eager attention and without packing, it is so bit for bit: there a row's log-probs
 do not depend on what it shares a micro-batch with, if it has at least 16 tokens with its context. Pays where training processes
-have devices of their own, which would wait for the rollout.
+have devices of their own, which would wait for the rollout, and where `--streaming.tasks` gives every rank some of a policy's rows.
 """
 
 from __future__ import annotations

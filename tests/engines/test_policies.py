@@ -24,7 +24,7 @@ from marl_plugins.core.estimators import Whitened
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.layout import Limit, plan_layout
 from marl_plugins.core.policy import Policy
-from marl_plugins.core.rows import Row
+from marl_plugins.core.rows import Row, rows_of, rows_to_be
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
@@ -616,6 +616,30 @@ def test_forward_passes_pad_their_dispatch_to_the_ranks(hosts):
         made = maker.make_experience(samples)
         assert len(made) == count
         assert all(torch.isfinite(e.action_log_probs).all() for e in made)
+
+
+@pytest.mark.parametrize("name", ["ours", "two_ranks"])
+def test_rows_that_are_forwarded_as_they_arrive_are_as_at_once_bit_for_bit(hosts, name):
+    """Conversations in parts of any size, without rewards; afterwards some of their turns are left out."""
+    host, draw = hosts[name], random.Random(7)
+    trajectories = [conversations(seed, 4) for seed in range(9)]
+    for number, action in enumerate(a for t in trajectories for a in t.actions):
+        shown = [3 + i % 256 for i in action.shown_ids]  # 16 tokens or more, see docs/decisions.md
+        action.shown_ids = (*shown, *([5] * 16 if action.before is None or not action.extends else []))
+        ids = tuple(3 + i % 256 for i in action.generation.ids)
+        action.generation = dataclasses.replace(action.generation, ids=ids)
+        action.returns = number / 10
+    parts = [trajectories[:1], trajectories[1:5], trajectories[5:]]
+    known = [asyncio.run(host.forward(rows_to_be(part, "p"))) for part in draw.sample(parts, len(parts))]
+    everything = rows_of(trajectories, {"p"})
+    for rows in (everything, [row for row in everything if draw.random() < 0.8]):
+        one, other = asyncio.run(host.forward(rows, known)), asyncio.run(host.forward(rows))
+        for field, tensor in vars(other.tokens).items():
+            assert (tensor is None) is (getattr(one.tokens, field) is None)
+            assert tensor is None or torch.equal(getattr(one.tokens, field), tensor), field
+        assert one.diffs == other.diffs and [s.ids for s in one.sequences] == [s.ids for s in other.sequences]
+        (early,), (late,) = estimate([one], ReinforcePlusPlus()), estimate([other], ReinforcePlusPlus())
+        assert all(torch.equal(a.advantages, b.advantages) for a, b in zip(early.items, late.items, strict=True))
 
 
 def test_rows_sampled_by_other_weights_abort(hosts):
