@@ -61,13 +61,19 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     for lock in clear_abandoned_locks(folder):
         print(f"removed the lock of a build that was killed: {lock}")
+    for name, seconds in load_operators():
+        print(f"{name}: ready after {seconds:.0f} s")
+    return 0
+
+
+def load_operators() -> Iterator[tuple[str, float]]:
+    """Load the operators into this process, built first where they are not: each one's name, and the seconds that it took."""
     from deepspeed.accelerator import get_accelerator
 
     for name in OPERATORS:
         started = time.monotonic()
         get_accelerator().create_op_builder(name).load(verbose=False)
-        print(f"{name}: ready after {time.monotonic() - started:.0f} s")
-    return 0
+        yield name, time.monotonic() - started
 
 
 if __name__ == "__main__":

@@ -17,8 +17,10 @@ import ray  # noqa: E402
 import torch  # noqa: E402
 from openrlhf.trainer.ray.launcher import ReferenceModelActor as _UpstreamReference  # noqa: E402
 
+from marl_plugins.hosts.prebuild import load_operators  # noqa: E402
 from marl_plugins.runtime.optimiser_settings import keep_settings_when_loading  # noqa: E402
 from marl_plugins.runtime.replay import LaidOutBuffer  # noqa: E402
+from marl_plugins.runtime.training_state import TrainingState, get_state, set_state  # noqa: E402
 
 ON_CPU = cpu.device() == "cpu"
 
@@ -101,13 +103,16 @@ upstream_actor.NaiveReplayBuffer = LaidOutBuffer  # and there by the trainer (pp
 
 
 class TrainingProcess:
-    """What the training processes of policies and critics share: fits of whole accumulation windows, and finite weights."""
+    """What the training processes of policies and critics share: fits of whole accumulation windows, finite weights, and a state
+    with which another process goes on."""
 
     engine: Any
     """DeepSpeed's engine of the model that is trained."""
     strategy: Any
     trainer: Any
     _world_size: int
+    _master_addr: str
+    _master_port: int
 
     def lay_out(self, epochs: Any) -> None:
         """Before each `fit`: this rank's micro-batches, as indices of its sequences (core/layout.py)."""
@@ -144,6 +149,25 @@ class TrainingProcess:
         broken = [name for name, value in parts.items() if not torch.isfinite(value).all()]
         if broken:
             raise FloatingPointError(f"weights that are not finite: {', '.join(broken[:5])}")
+
+    def warm_up(self) -> None:
+        """Load DeepSpeed's operators, which takes seconds; this process belongs to no policy yet."""
+        for _ in load_operators():
+            pass
+
+    def assign(self, ranks: int, rank: int, address: str | None, port: int | None) -> tuple[str, int]:
+        """Become a rank of a policy; the address and port at which its ranks meet, which rank 0 draws now."""
+        super().__init__(ranks, rank, address, port)  # type: ignore[call-arg]
+        return self._master_addr, self._master_port
+
+    def get_state(self) -> tuple[int, TrainingState]:
+        """The whole state, and before it its size: two values, so that one can wait without fetching the other."""
+        state = get_state(self.engine, self.strategy)
+        return state.nbytes, state
+
+    def set_state(self, state: TrainingState) -> None:
+        """After the model has been loaded: go on where another process was asked for its state."""
+        set_state(self.engine, self.strategy, state)
 
 
 class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadata__.modified_class):  # type: ignore[misc]

@@ -1,0 +1,146 @@
+"""Everything that a training process knows and another one in its place has to know, as one value.
+
+What DeepSpeed says is its state is what it would write into a checkpoint: weights, the optimiser's and the scheduler's state, its
+counters. Here its checkpoint engine keeps that in memory. To it come the random generators and what upstream's strategy counts.
+Every process keeps all weights, because none may wait for rank 0's.
+
+The value is one skeleton (a pickle) beside one array for each tensor (pickle's out-of-band buffers), so that Ray copies every byte
+once, from the process into its store. It belongs to whoever asked for it and outlives the process.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import random
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
+
+TAG = "state"
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """The state of one training process.
+
+    Args:
+        skeleton: Everything but the tensors' elements.
+        tensors: The bytes of each tensor; read-only once they have been through Ray's store.
+    """
+
+    skeleton: bytes
+    tensors: list[Any]
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.skeleton) + sum(int(tensor.nbytes) for tensor in self.tensors)
+
+
+class MemoryCheckpoints(CheckpointEngine):  # type: ignore[misc]
+    """DeepSpeed's checkpoint engine that keeps what it is given, by the name of the file that it would be in."""
+
+    def __init__(self, files: dict[str, Any]):
+        super().__init__()
+        self.files = files
+
+    def create(self, info: Any) -> None: ...
+
+    def commit(self, info: Any) -> bool:
+        return True
+
+    def save(self, state_dict: Any, path: str) -> None:
+        self.files[Path(path).name] = state_dict
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        return self.files[Path(path).name]
+
+
+@contextmanager
+def _kept_in_memory(engine: Any, files: dict[str, Any]) -> Iterator[str]:
+    """While DeepSpeed saves to and loads from memory; a folder with empty files, among which it looks for names."""
+    before = engine.checkpoint_engine, engine.save_non_zero_checkpoint
+    engine.checkpoint_engine, engine.save_non_zero_checkpoint = MemoryCheckpoints(files), True
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, TAG).mkdir()
+            for name in files:
+                Path(folder, TAG, name).touch()
+            yield folder
+    finally:
+        engine.checkpoint_engine, engine.save_non_zero_checkpoint = before
+
+
+def get_state(engine: Any, strategy: Any) -> TrainingState:
+    """The state of a process; all ranks are asked at the same time, between two of the things that they are asked for.
+
+    Args:
+        engine: DeepSpeed's.
+        strategy: Upstream's.
+    """
+    files: dict[str, Any] = {}
+    with _kept_in_memory(engine, files) as folder:
+        engine.save_checkpoint(folder, TAG, save_latest=False)
+    return packed(
+        {
+            "files": files,
+            "micro_steps": engine.micro_steps,
+            "batch": engine.train_batch_size(),
+            "grad_norm": engine.get_global_grad_norm(),
+            "accumulated": strategy.accumulated_gradient,
+            "time_steps": dict(strategy.time_steps),
+            "random": (random.getstate(), numpy.random.get_state(), torch.get_rng_state()),
+        }
+    )
+
+
+def set_state(engine: Any, strategy: Any, state: TrainingState) -> None:
+    """Make a process that has just loaded its model the one whose state this is."""
+    found = unpacked(state)
+    with _kept_in_memory(engine, found["files"]) as folder:
+        loaded, _ = engine.load_checkpoint(folder, TAG)
+    assert loaded is not None, "DeepSpeed did not find what it had saved"
+    engine.set_train_batch_size(found["batch"])
+    engine.micro_steps, engine._global_grad_norm = found["micro_steps"], found["grad_norm"]
+    strategy.accumulated_gradient = found["accumulated"]
+    strategy.time_steps.update(found["time_steps"])
+    of_python, of_numpy, of_torch = found["random"]
+    random.setstate(of_python)
+    numpy.random.set_state(of_numpy)
+    torch.set_rng_state(of_torch)
+
+
+class _Pickler(pickle.Pickler):
+    """Tensors become arrays of bytes, which are left out."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return NotImplemented
+        elements: Any = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        return _tensor, (pickle.PickleBuffer(elements), value.dtype, tuple(value.shape))
+
+
+def _tensor(elements: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    if not elements.size:  # torch views no empty array as another type
+        return torch.empty(shape, dtype=dtype)
+    return torch.from_numpy(elements).view(dtype).reshape(shape)
+
+
+def packed(tree: Any) -> TrainingState:
+    """Any value that can be pickled; its tensors are not copied."""
+    file = io.BytesIO()
+    buffers: list[pickle.PickleBuffer] = []
+    _Pickler(file, protocol=5, buffer_callback=buffers.append).dump(tree)
+    return TrainingState(file.getvalue(), [numpy.frombuffer(buffer.raw(), numpy.uint8) for buffer in buffers])
+
+
+def unpacked(state: TrainingState) -> Any:
+    """The value again. Its tensors are copies: torch's optimisers keep what they load, and Ray's store cannot be written to."""
+    return pickle.loads(state.skeleton, buffers=[tensor.copy() for tensor in state.tensors])
