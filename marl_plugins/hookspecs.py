@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from marl_plugins.core.processes import Engines, PolicyProcesses, Prepared, RunningRollout
     from marl_plugins.core.rows import Row
     from marl_plugins.core.scoring import Outcome, Seen
+    from marl_plugins.core.seats import Seating
     from marl_plugins.core.tools import Tool
     from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
     from marl_plugins.core.workflow import Call, Workflow
@@ -215,6 +216,21 @@ def marl_policies(run: Run) -> Sequence[Policy] | None:
         @hookimpl(wrapper=True)
         def marl_policies(run):
             return [dataclasses.replace(p, trainable=p.name != "judge") for p in (yield)]
+    """
+
+
+@hook("first")
+def marl_seats(run: Run) -> Seating | None:
+    """Seats for the training processes of more policies than there are devices. *first*; once at configuration, when the policies
+    are known. Built-in: none, every trained policy has its processes and devices for the whole run.
+
+    With seats a policy's processes exist only while it computes. Every policy fits on one node's seats, its critic with it.
+
+    Example:
+
+        @hookimpl
+        def marl_seats(run):
+            return Seating(seats=4)
     """
 
 

@@ -35,6 +35,7 @@ SHIPPED = (
     "marl_plugins.opponent_pool",
     "marl_plugins.balance",
     "marl_plugins.streaming",
+    "marl_plugins.process_groups",
     "marl_plugins.filter_agents_data",
 )
 """The capabilities in this package that a user names."""

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.policy import Policy as Policy  # copied recipes and plugins import it from here
 from marl_plugins.core.recipe import PolicyConfig, Recipe, RoleConfig
+from marl_plugins.core.seats import Seating
 from marl_plugins.core.texts import read_text
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.loading import load_file
@@ -58,6 +59,7 @@ class Run:
         on_command_line: Those of them that were given on the command line, for all policies.
         policies: In the order of their first role; then those that play none.
         policy_args: All flags for each policy, with its own applied.
+        seating: Seats that the training processes of all policies share; None where each has devices of its own.
         warnings: What is worth knowing before the run starts.
         max_steps, logical_gpus: As on the command line.
     """
@@ -72,6 +74,7 @@ class Run:
     on_command_line: frozenset[str] = frozenset()
     policies: tuple[Policy, ...] = ()
     policy_args: Mapping[str, SimpleNamespace] = field(default_factory=dict)
+    seating: Seating | None = None
     warnings: tuple[str, ...] = ()
     max_steps: int | None = None
     logical_gpus: int | None = None

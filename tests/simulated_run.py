@@ -157,6 +157,7 @@ def simulated_trainer(
         plan=SimpleNamespace(run=run, plugins=plugins),
         policies=policies,
         trained=policies,
+        room=None,
         roles={"a": role},
         train_tasks=[Task(f"t{n}", f"q{n}", "l") for n in range(tasks * steps)],
         eval_tasks=[Task(f"e{n}", f"held {n}", "l") for n in range(10)],

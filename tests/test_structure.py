@@ -33,6 +33,7 @@ ORDER = (
         "opponent_pool",
         "balance",
         "streaming",
+        "process_groups",
         "filter_agents_data",
         "coach",
         "reward_backprop",

@@ -16,6 +16,8 @@ DEFAULTS = {"seed": 0, "hidden": 128, "layers": 2, "heads": 2, "positions": 512}
 
 SPECIAL = ("<pad>", "<eos>", "<unk>")
 """Texts that are one token each; every other byte is one."""
+BYTES = 256 + len(SPECIAL)
+"""Tokens of the vocabulary."""
 
 
 def is_tiny(model: str) -> bool:
@@ -40,6 +42,12 @@ def parse(model: str) -> dict[str, int]:
             f"model {model!r}: hidden={settings['hidden']} is not a multiple of heads={settings['heads']}"
         )
     return settings
+
+
+def parameters(model: str) -> int:
+    """Number of parameters of a `tiny` model, embeddings once."""
+    s = parse(model)
+    return s["hidden"] * (BYTES + s["layers"] * (10 * s["hidden"] + 5) + 1)
 
 
 def count_tokens(messages: Iterable[tuple[str, str]]) -> int:

@@ -43,7 +43,7 @@ from marl_plugins.plan.flags import (
 from marl_plugins.plan.lengths import Lengths, check_lengths
 from marl_plugins.plan.mcp import check_mcp
 from marl_plugins.plan.models import check_models, hub_warnings
-from marl_plugins.plan.parts import estimator_of, of_plugin, policies_of, tools_of
+from marl_plugins.plan.parts import estimator_of, of_plugin, policies_of, seating_of, tools_of
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.rehearsal import check_workflow
 from marl_plugins.plan.sandbox import check_sandbox
@@ -283,12 +283,13 @@ def with_policies(run: Run, request: Request, plugins: Plugins, flags: Flags, pr
         policy_args[policy.name] = args
     problems += prefix_with_policies(refused)
     problems += prefix_with_policies({p.name: model_problems(p, policy_args[p.name], run, request) for p in policies})
-    return replace(
+    known = replace(
         run,
         policies=tuple(replace(p, model=policy_args[p.name].actor.model_name_or_path) for p in policies),
         policy_args=policy_args,
         warnings=tuple(dict.fromkeys([*run.warnings, *idle, *printed])),
     )
+    return replace(known, seating=problems.attempt(lambda: seating_of(plugins, known)))
 
 
 def use_engines_only(args: SimpleNamespace) -> None:

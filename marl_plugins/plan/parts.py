@@ -9,6 +9,7 @@ from typing import Any
 from marl_plugins.core.estimators import Estimator, check_estimator
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.policy import Policy
+from marl_plugins.core.seats import Seating
 from marl_plugins.core.tools import Function, Tool
 from marl_plugins.hosts.devices import critic_gpus
 from marl_plugins.manager import BUILTINS, Plugins
@@ -29,6 +30,21 @@ def policies_of(plugins: Plugins, run: Run) -> list[Policy]:
     raise ConfigurationError(
         f"plugin {' or '.join(owners)}: marl_policies returned {answer!r:.80}, expected a list of Policy of "
         "marl_plugins.core.policy, one at least, each with the name of its model"
+    )
+
+
+def seating_of(plugins: Plugins, run: Run) -> Seating | None:
+    """The seats that a plugin gives the training processes, or None.
+
+    Raises:
+        ConfigurationError: A plugin's answer is something else.
+    """
+    answer = plugins.call_while_planning("marl_seats", run=run)
+    if answer is None or isinstance(answer, Seating):
+        return answer
+    raise ConfigurationError(
+        f"plugin {' or '.join(plugins.owners('marl_seats'))}: marl_seats returned {_kind(answer)}, expected a Seating of "
+        "marl_plugins.core.seats, or None"
     )
 
 

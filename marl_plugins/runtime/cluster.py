@@ -21,6 +21,8 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.hosts import cpu
 from marl_plugins.hosts.prebuild import clear_abandoned_locks
 from marl_plugins.plan.devices import needed_devices, shown_devices
+from marl_plugins.plan.estimate import gb
+from marl_plugins.plan.states import STORE, states_together
 from marl_plugins.run import Run
 
 if TYPE_CHECKING:
@@ -240,7 +242,11 @@ def _options(run: Run, debug: bool, python: str | None, folder: str) -> dict[str
     options |= {"address": "local", "include_dashboard": False, "_temp_dir": os.path.join(folder, "ray")}
     if run.device == "cpu":  # logical devices: every process holds one, whatever the machine has
         needed = sum(needed_devices(run).values())
-        options |= {"num_gpus": run.logical_gpus or needed, "num_cpus": needed + 4, "object_store_memory": 2**30}
+        options |= {
+            "num_gpus": run.logical_gpus or needed,
+            "num_cpus": needed + 4,
+            "object_store_memory": STORE + states_together(run),
+        }
     return options
 
 
@@ -253,6 +259,13 @@ def _check_devices(run: Run) -> None:
         raise ConfigurationError(
             f"the plan needs {needed} GPUs ({shown_devices(run)}) and Ray has {found}; use --train.colocate_all, fewer engines "
             "(--vllm.num_engines), fewer ranks (--actor.num_gpus_per_node), a shared mapping (--mapping shared), or more GPUs"
+        )
+    store = int(ray.cluster_resources().get("object_store_memory", 0))
+    if store < states_together(run):
+        raise ConfigurationError(
+            f"the states of policies that leave their seats need {gb(states_together(run))} of Ray's object store, and this "
+            f"cluster has {gb(store)}; start it with a larger one (ray start --object-store-memory), or leave out "
+            "--plugin marl_plugins.process_groups"
         )
     free = int(ray.available_resources().get("GPU", 0))
     if free < needed:

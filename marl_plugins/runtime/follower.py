@@ -22,7 +22,7 @@ class FollowingPolicy(UpstreamPolicy):
         """See `Follower.weights`."""
         assert self.followed is not None, f"policy {self.spec.follows!r}, which {self.name!r} follows, is not in this run"
         processes = self.followed.processes
-        weights: bytes = await processes.await_work(f"gave its weights to {self.name!r}", processes.weights())
+        weights: bytes = await processes.await_work(f"gave its weights to {self.name!r}", await processes.weights())
         return weights
 
     async def sync(self, version: int) -> bool:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from marl_plugins.core.failures import RunEnded
+from marl_plugins.core.failures import ConfigurationError, RunEnded
+from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.hosts.devices import critic_gpus, training_gpus
 from marl_plugins.runtime.critic_actor import RemoteCriticActor
 from marl_plugins.runtime.policy_actor import RemotePolicyActor, RemoteReferenceActor
@@ -50,6 +51,8 @@ class TrainingProcesses:
         self.groups: dict[str, Any] = {}
         """Upstream's actor groups: `policy`, and `critic` and `reference` where they have processes of their own."""
         self.trainer: UpstreamTrainer | None = None
+        self.engines: list[Any] = []
+        """Handles of the policy's engines, which upstream's own broadcast goes to."""
         self._synced: Any = None
         """A reference to the weights that the engines were last given; None on GPUs and before the first time."""
         self._placement: Any = None
@@ -77,29 +80,37 @@ class TrainingProcesses:
             )
 
     def load(self, engines: Sequence[Any]) -> list[Any]:
-        """Begin to load the models; what to wait for until they are loaded.
-
-        Args:
-            engines: Handles of the policy's engines, which upstream's own broadcast goes to.
-        """
-        args, group = self.args, self.groups["policy"]
-        reference, critic = self.groups.get("reference"), self.groups.get("critic")
-        model = args.actor.model_name_or_path
-        strategy = _strategy(args, training_gpus(args))
-        with_reference = self.on_cpu and args.algo.kl.init_coef > 0
-        loading: list[Any] = group.async_init_model_from_pretrained(
-            strategy, model, self.max_steps, list(engines), with_reference
-        )
-        if reference is not None:
-            loading += reference.async_init_model_from_pretrained(strategy, model)
-        elif with_reference:
+        """Begin to load the models; what to wait for until they are loaded."""
+        self.engines, group, reference = list(engines), self.groups["policy"], self.groups.get("reference")
+        if reference is None and self.with_reference:
             reference = ReferenceInPolicy(group)
-        if critic is not None:
-            loading += critic.async_init_model_from_pretrained(
+        strategy, critic = _strategy(self.args, training_gpus(self.args)), self.groups.get("critic")
+        self.trainer = UpstreamTrainer(strategy, group, reference, self.engines, self.tokenizer, critic)
+        return self.load_models(self.args)
+
+    @property
+    def with_reference(self) -> bool:
+        """Whether the reference model lives in the policy's processes."""
+        return bool(self.on_cpu and self.args.algo.kl.init_coef > 0)
+
+    def load_models(self, args: Any) -> list[Any]:
+        """Begin to load the models in the processes that are there; what to wait for."""
+        model, strategy = args.actor.model_name_or_path, _strategy(args, training_gpus(args))
+        loading: list[Any] = self.groups["policy"].async_init_model_from_pretrained(
+            strategy, model, self.max_steps, self.engines, self.with_reference
+        )
+        if "reference" in self.groups:
+            loading += self.groups["reference"].async_init_model_from_pretrained(strategy, model)
+        if "critic" in self.groups:
+            loading += self.groups["critic"].async_init_model_from_pretrained(
                 _strategy(args, critic_gpus(args)), args.critic.model_name_or_path, self.max_steps
             )
-        self.trainer = UpstreamTrainer(strategy, group, reference, list(engines), self.tokenizer, critic)
         return loading
+
+    @contextlib.asynccontextmanager
+    async def active(self) -> AsyncIterator[None]:
+        """While the processes are asked for something: they are there. These are for the whole run."""
+        yield
 
     def handles(self) -> Iterator[Any]:
         """Ray's handles of all processes."""
@@ -141,19 +152,26 @@ class TrainingProcesses:
         critic = self.groups["critic"].async_save_model() if with_critic else []
         await self.await_work("saved its weights", *self.groups["policy"].async_run_method("save_model", folder), *critic)
 
-    def weights(self) -> Any:
+    async def fit(self, step: int) -> dict[str, Any]:
+        """Upstream's fit of policy and critic on what they have been handed out; its metrics."""
+        assert self.trainer is not None
+        fit = in_daemon_thread(self.trainer.ppo_train, step)
+        status: dict[str, Any] = await self.await_work(f"was updated in step {step}", fit)
+        return status
+
+    async def weights(self) -> Any:
         """A reference to all weights of the policy's model, as safetensors bytes."""
         return self.groups["policy"].async_run_method("state")[0]
 
-    def weights_to_sync(self) -> Any:
+    async def weights_to_sync(self) -> Any:
         """The same, for all engines, and kept for those that come later."""
         self._synced = None  # first: there need not be room for two of them
-        self._synced = self.weights()
+        self._synced = await self.weights()
         return self._synced
 
     async def restore(self, handle: Any, version: int) -> None:
         """Give an engine the weights that the policy's others hold, and call these `version`; the processes may be busy."""
-        blob = self._synced if self._synced is not None else self.weights()
+        blob = self._synced if self._synced is not None else await self.weights()
         try:
             await handle.load_state.remote(blob, self.policy, version)
         except RayActorError as error:
@@ -193,6 +211,17 @@ class TrainingProcesses:
             )
         reason = str(error).splitlines()[0]
         return RunEnded(f"a training process of policy {self.policy!r} died while the policy {doing}: {reason}")
+
+
+def not_started(policy: str, model: str, error: RayTaskError | RayActorError) -> ConfigurationError:
+    """The problem with a policy of which a process has failed while it was loading its model."""
+    cause = raised_by(error)
+    if isinstance(cause, ConfigurationError):
+        return ConfigurationError([f"policy {policy!r}: {problem}" for problem in cause.problems])
+    reason = str(error).strip().splitlines()[-1].strip()
+    return ConfigurationError(
+        f"policy {policy!r}: model {model!r} could not be started: {reason} (--debug shows all of it)"
+    )
 
 
 def _strategy(args: Any, ranks: int) -> Any:

@@ -12,14 +12,14 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from marl_plugins.core.failures import ConfigurationError, RunEnded
+from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import TokenSequence, sequences_of
@@ -28,10 +28,25 @@ from marl_plugins.plan.signature import engine_signature
 from marl_plugins.runtime.batching import Batching, check_steps, hand_out
 from marl_plugins.runtime.engines import EnginePool, RestartBudget, start_engine, start_engines
 from marl_plugins.runtime.experience import NAMES, Forwarded, Prepared, completed, forwarded
-from marl_plugins.runtime.launch import TrainingProcesses, bundles
-from marl_plugins.runtime.records import raised_by
+from marl_plugins.runtime.launch import TrainingProcesses, bundles, not_started
+from marl_plugins.runtime.process_groups import Room, SeatedProcesses
 from marl_plugins.runtime.upstream_trainer import UpstreamTrainer, ranks_of
 from marl_plugins.runtime.watchdog import locate
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Method = Callable[Concatenate["UpstreamPolicy", P], Coroutine[Any, Any, R]]
+
+
+def while_active(method: Method[P, R]) -> Method[P, R]:
+    """A method of a policy that needs its training processes."""
+
+    @functools.wraps(method)
+    async def called(self: UpstreamPolicy, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        async with self.processes.active():
+            return await method(self, *args, **kwargs)
+
+    return called
 
 
 class UpstreamPolicy:
@@ -46,6 +61,7 @@ class UpstreamPolicy:
         restarts: Shared by all policies of the run.
         silence: Seconds after which a process that has been asked and has answered nothing is ended.
         merge: Whether the rows of one conversation go through the model as one sequence, where its loss allows it.
+        room: The seats that its training processes share with those of other policies; None where they have their own devices.
     """
 
     def __init__(
@@ -58,6 +74,7 @@ class UpstreamPolicy:
         restarts: RestartBudget,
         silence: float,
         merge: bool = True,
+        room: Room | None = None,
     ):
         self.spec = spec
         self.name = spec.name
@@ -66,7 +83,8 @@ class UpstreamPolicy:
         self.device = device
         self.version = 0
         belongings = (spec.name, args, device, tokenizer, max_steps, silence)
-        self.training = TrainingProcesses(*belongings) if spec.trainable else None
+        make: Any = TrainingProcesses if room is None else functools.partial(SeatedProcesses, room)
+        self.training: TrainingProcesses | None = make(*belongings) if spec.trainable else None
         replace = functools.partial(start_engine, args) if device == "cpu" else None
         self.engines = EnginePool(spec.name, [], replace, self.restore_engine, restarts, silence, args.balance.in_flight)
         self.engines.signature = engine_signature(args)
@@ -144,6 +162,7 @@ class UpstreamPolicy:
         for handle in handles:
             _wait_until_dead(handle)
 
+    @while_active
     async def forward(self, rows: Sequence[Row], known: Sequence[Forwarded] = ()) -> Forwarded:
         """See `PolicyProcesses.forward`; in micro-batches of `rollout.micro_batch_size` sequences, or of so many tokens."""
         return await completed(rows, sequences_of(rows, self.batching.merge), known, self._forward)
@@ -162,6 +181,7 @@ class UpstreamPolicy:
                 raise not_finite_error(self.name, NAMES[name], rows[0].trajectory.step, f"rows {', '.join(broken[:5])}")
         return found
 
+    @while_active
     async def update(self, prepared: Prepared, steps: int, step: int) -> dict[str, float]:
         """Train policy and critic on the rows: hand each rank its part, in whole accumulation windows, and let upstream fit.
 
@@ -177,8 +197,7 @@ class UpstreamPolicy:
         }
         metrics = {"optimiser_steps": 0.0, "fill_rows": 0.0, "sequences": float(len(prepared.items))}
         if given:
-            fit = in_daemon_thread(self.trainer.ppo_train, step)
-            status = await self.processes.await_work(f"was updated in step {step}", fit)
+            status = await self.processes.fit(step)
             metrics |= {k: float(v) for k, v in status.items() if isinstance(v, int | float)}
         metrics |= {f"{name}{k}": v for name, handed in given.items() for k, v in handed.metrics(metrics).items()}
         check_steps(self.name, given, metrics, self.args.train.max_epochs)
@@ -193,10 +212,12 @@ class UpstreamPolicy:
             self.trainer.kl_ctl.update(metrics["kl"], len(prepared.rows))
         return metrics
 
+    @while_active
     async def save(self, tag: str, state: dict[str, Any]) -> None:
         """A checkpoint of the policy and its critic under a tag."""
         await self.processes.save(tag, state)
 
+    @while_active
     async def save_model(self, folder: Path | None = None) -> None:
         """The weights in Hugging Face format; with `--critic.save_value_network` the critic's too, where no folder is given."""
         await self.processes.save_model(str(folder / self.name) if folder else None)
@@ -207,7 +228,7 @@ class UpstreamPolicy:
         done = functools.partial(self.processes.await_work, f"gave its engines version {version}")
         with self.engines.changing(version):
             if self.device == "cpu":
-                blob = self.processes.weights_to_sync()
+                blob = await self.processes.weights_to_sync()
                 await done(on_all(lambda handle: handle.load_state.remote(blob, name, version)))
             else:
                 await done(*self.group.async_run_method("check_finite"))
@@ -265,24 +286,13 @@ def wait_until_loaded(policies: Sequence[UpstreamPolicy], silence: float) -> Non
         try:
             ray.get(ready)
         except (RayTaskError, RayActorError) as error:
-            raise _not_started(owner, error) from error
+            raise not_started(owner.name, owner.args.actor.model_name_or_path, error) from error
     for policy in policies:
         policy.starting = []
         if policy.training is not None:
             policy.training.where = ray.get([locate(handle) for handle in policy.training.handles()])
         for engine in policy.engines.engines:
             engine.where = ray.get(locate(engine.handle))
-
-
-def _not_started(policy: UpstreamPolicy, error: RayTaskError | RayActorError) -> ConfigurationError:
-    """The problem with a policy of which a process has failed while it was loading."""
-    cause = raised_by(error)
-    if isinstance(cause, ConfigurationError):
-        return ConfigurationError([f"policy {policy.name!r}: {problem}" for problem in cause.problems])
-    reason, model = str(error).strip().splitlines()[-1].strip(), policy.args.actor.model_name_or_path
-    return ConfigurationError(
-        f"policy {policy.name!r}: model {model!r} could not be started: {reason} (--debug shows all of it)"
-    )
 
 
 def _wait_until_dead(handle: Any, seconds: float = 30.0) -> None:

@@ -21,6 +21,7 @@ from marl_plugins.runtime.tiny_model import resolve
 
 if TYPE_CHECKING:
     from marl_plugins.runtime.policy import UpstreamPolicy
+    from marl_plugins.runtime.process_groups import Room
     from marl_plugins.runtime.rollout import Rollout
 
 
@@ -40,6 +41,7 @@ class Session:
     def __init__(self, plan: Plan):
         self.plan = plan
         self.policies: dict[str, UpstreamPolicy] = {}
+        self.room: Room | None = None
         self.args = {name: copy.deepcopy(args) for name, args in plan.run.policy_args.items()}
         for policy in plan.run.policies:
             self._load_from(policy.name, resolve(policy.model))
@@ -96,12 +98,16 @@ class Session:
         from marl_plugins.runtime.engines import RestartBudget
         from marl_plugins.runtime.follower import FollowingPolicy
         from marl_plugins.runtime.policy import UpstreamPolicy, wait_until_loaded
+        from marl_plugins.runtime.process_groups import Room
         from marl_plugins.runtime.questions import make_ask
         from marl_plugins.runtime.rollout import Rollout
 
         run, limits = self.plan.run, self.plan.run.recipe.limits
         restarts = RestartBudget(limits.engine_restarts)
         lengths = self.schedule_lengths
+        if run.seating is not None and any(policy.trainable for policy in run.policies):
+            self.room = Room(run.seating, self.critics, limits.silence_seconds)
+            self.room.open()
         self.policies = {
             p.name: (FollowingPolicy if p.follows else UpstreamPolicy)(
                 p,
@@ -112,6 +118,7 @@ class Session:
                 restarts,
                 limits.silence_seconds,
                 merge=self.plan.options.sequences == "conversations",
+                room=self.room,
             )
             for p in run.policies
         }
@@ -140,6 +147,8 @@ class Session:
         self.plan.run.state(Connection).ask = None
         for policy in self.policies.values():
             policy.kill()
+        if self.room is not None:
+            self.room.close()
 
     @property
     def schedule_lengths(self) -> dict[str, int]:

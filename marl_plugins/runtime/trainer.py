@@ -140,6 +140,7 @@ class Trainer:
         with phase("sync"):
             await self._sync([self.session.trained[p] for p in updates])
         metrics |= of_updates(prepared, updates)
+        metrics |= self.session.room.metrics() if self.session.room else {}
         metrics["engines/restarted"] = float(sum(p.engines.restarted for p in policies.values()))
         for remark in remarks(prepared, policies.values(), self.session.estimator.return_scope):
             self.display.say(f"step {step}: {remark}")

@@ -99,7 +99,7 @@ def test_what_is_sampled_over_a_change_of_policy_belongs_to_none(policies):
         params.min_tokens = 300
         sampling = handle.sample.remote(list(call.context_ids), params)
         await asyncio.sleep(0.1)
-        await handle.load_state.remote(coder.processes.weights(), "coder", 9)
+        await handle.load_state.remote(await coder.processes.weights(), "coder", 9)
         *_, policy, version = await sampling
         assert (policy, version) == ("solver", -1)
         with pytest.raises(RunEnded, match="weights of policy 'coder', version 9, where policy 'solver', version 9"):

@@ -2,11 +2,26 @@
 
 import asyncio
 import copy
+import os
+import signal
 
+import psutil
 import pytest
 import ray
 import torch
+from engines.relay import wait_until
 from engines.test_policies import arguments, launch, recorded_rows, step, weights
+from transformers import AutoTokenizer
+
+from marl_plugins.core.policy import Policy
+from marl_plugins.core.seats import Seat, Seating
+from marl_plugins.gae import Gae
+from marl_plugins.reinforce_pp import ReinforcePlusPlus
+from marl_plugins.runtime.engines import RestartBudget
+from marl_plugins.runtime.experience import estimate
+from marl_plugins.runtime.policy import UpstreamPolicy, wait_until_loaded
+from marl_plugins.runtime.process_groups import Room
+from marl_plugins.runtime.watchdog import locate
 
 FLAGS = ["--actor.adam.lr", "1e-3", "--algo.kl.init_coef", "0.05", "--actor.lr_scheduler", "cosine"]
 
@@ -52,3 +67,75 @@ def test_another_process_goes_on_with_the_state_bit_for_bit(relay, zero, dtype, 
         assert all(torch.equal(value, two_weights[name]) for name, value in one_weights.items())
     assert torch.equal(tokens.log_probs, same_tokens.log_probs) and torch.equal(tokens.kl, same_tokens.kl)
     assert not torch.equal(*(w["model.norm.weight"] for _, w in (undisturbed[0], undisturbed[2])))
+
+
+def policies(args, names, room=None):
+    """Started policies without engines."""
+    tokenizer = AutoTokenizer.from_pretrained(args.actor.model_name_or_path)
+    made = [
+        UpstreamPolicy(Policy(n, "tiny"), args, "cpu", tokenizer, 100, RestartBudget(0), 600.0, room=room) for n in names
+    ]
+    for policy in made:
+        policy.launch()
+        policy.load()
+    wait_until_loaded(made, 600.0)
+    return made
+
+
+async def three_joint_steps(made, estimator, after_pass=lambda: None):
+    """Metrics and weights of three steps of all policies together, as the trainer takes them."""
+    found = []
+    for n in (1, 2, 3):
+        rows = {policy.name: recorded_rows(5 + 3 * n, seed=10 * n + place) for place, policy in enumerate(made)}
+        forwarded = await asyncio.gather(*(policy.forward(rows[policy.name]) for policy in made))
+        after_pass()
+        prepared = estimate(forwarded, estimator)
+        metrics = await asyncio.gather(*(policy.update(p, 2, n) for policy, p in zip(made, prepared, strict=True)))
+        after_pass()
+        weights = [await (await policy.processes.weights_to_sync()) for policy in made]
+        found.append((metrics, weights))
+    return found
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(("name", "seats"), [("reinforce", 1), ("gae", 2)])
+def test_policies_that_share_seats_compute_what_they_compute_alone(relay, name, seats):
+    """Three policies, and only one of them at a time has processes; with a critic that is two each."""
+    flags = [*FLAGS, "--algo.advantage.estimator", name, "--ds.zero_stage", "2"]
+    flags += ["--critic.adam.lr", "1e-3"] if name == "gae" else []
+    args, names = copy.deepcopy(arguments(relay, *flags)), ["p", "q", "r"]
+    if name == "gae":
+        args.critic.model_name_or_path = args.actor.model_name_or_path
+    estimator = Gae(gamma=0.9, lambd=0.8) if name == "gae" else ReinforcePlusPlus(gamma=0.9)
+    alone = policies(args, names)
+    expected = asyncio.run(three_joint_steps(alone, estimator))
+    for policy in alone:
+        policy.stop()
+
+    room = Room(Seating(seats), name == "gae", 600.0)
+    room.open()
+    sharing = policies(args, names, room)
+    assert not any(list(policy.training.handles()) for policy in sharing)
+
+    def check():
+        assert [len(list(policy.training.handles())) for policy in sharing].count(seats) == 1
+        assert sum(len(list(policy.training.handles())) for policy in sharing) == seats
+
+    async def go():
+        found = await three_joint_steps(sharing, estimator, check)
+        metrics = room.metrics()
+        handle, ready = room._spares[Seat(0, 0), "policy"]
+        await ready
+        os.kill(pid := (await locate(handle)).pid, signal.SIGKILL)
+        assert wait_until(lambda: not psutil.pid_exists(pid))
+        leaving = next(policy for policy in sharing if not list(policy.training.handles()))
+        await leaving.forward(recorded_rows(3, seed=1))
+        return found, metrics
+
+    found, metrics = asyncio.run(go())
+    for policy in sharing:
+        policy.kill()
+    room.close()
+    assert found == expected
+    assert metrics["process_groups/changes"] == 1 + 6 * 2  # in each pass all but the one that was last in the pass before
+    assert metrics["process_groups/seconds"] > 0

@@ -165,6 +165,18 @@ def test_and_ends_with_the_same_weights(resumed, undisturbed):
         assert one == two
 
 
+def test_policies_that_take_turns_on_their_seats_train_the_same(tmp_path, relay, undisturbed):
+    """Two seats, and one of two policies needs both: in every pass of a step, and to be saved, one makes room for the other."""
+    run = Started(tmp_path, relay, "--reinforce_pp.scope", "action", "--plugin", "marl_plugins.process_groups").run()
+    metrics = comparable(run.metrics)
+    assert all(m.pop("process_groups/changes") >= 2 for m in metrics)
+    assert metrics == comparable(undisturbed.metrics)
+    assert without_logprobs(run.trajectories)[0] == without_logprobs(undisturbed.trajectories)[0]
+    for name in ("first", "second"):
+        one, two = ((r.output / name / "model.safetensors").read_bytes() for r in (run, undisturbed))
+        assert one == two
+
+
 def test_a_part_of_one_rank_that_is_lost_is_named_at_once(undisturbed, relay, tmp_path):
     """The manifest of an earlier release lists no files, so that only loading shows it, while the other rank waits."""
     run = Started(tmp_path, relay, "--reinforce_pp.scope", "action")

@@ -1,0 +1,50 @@
+"""What the states of training processes take that come and go (runtime/process_groups.py), in Ray's object store."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from marl_plugins.core import tiny
+from marl_plugins.hosts.devices import critic_gpus, training_gpus
+from marl_plugins.plan.estimate import parameters
+from marl_plugins.run import Run
+
+STORE = 2**30
+"""Bytes of the object store for everything else."""
+
+
+def seats_needed(args: SimpleNamespace) -> int:
+    """Seats of a policy with its critic; the reference is in the policy's processes."""
+    return training_gpus(args) + critic_gpus(args)
+
+
+def state_bytes(run: Run) -> dict[str, float | None]:
+    """Bytes of the state of each trained policy and its critic; None where a model's size is not known.
+
+    With P parameters each process has the weights, 2P bytes, and, all or its share (from ZeRO 1 on), those in float32 and Adam's
+    two moments, 12P. To these come the policy's weights as engines get them, the newest and those before them, 2P each.
+    """
+    found: dict[str, float | None] = {}
+    for policy in run.policies:
+        if policy.trainable:
+            args = run.policy_args[policy.name]
+            shared = 1 if args.ds.zero_stage else None
+            sizes = [_size(args.actor.model_name_or_path)] * 2
+            parts = [4.0, *(2.0 * n + 12.0 * (shared or n) for n in (training_gpus(args), critic_gpus(args)) if n)]
+            sizes += [_size(args.critic.model_name_or_path)] if critic_gpus(args) else []
+            known = [size * part for size, part in zip(sizes, parts, strict=True) if size is not None]
+            found[policy.name] = sum(known) if len(known) == len(parts) else None
+    return found
+
+
+def _size(model: str) -> float | None:
+    return tiny.parameters(model) if tiny.is_tiny(model) else parameters(model)
+
+
+def states_together(run: Run) -> int:
+    """Bytes of the object store that are kept for states; 0 where every policy has devices of its own."""
+    if run.seating is None:
+        return 0
+    if run.seating.state_gb is not None:
+        return int(run.seating.state_gb * 1e9)
+    return int(sum(size or 0.0 for size in state_bytes(run).values()))

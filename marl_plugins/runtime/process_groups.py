@@ -1,0 +1,271 @@
+"""Training processes that exist only while their policy computes, on seats that the policies share.
+
+    async with processes.active():     the policy has its seats, and processes in them that know all that they knew before
+
+A process is not moved: its state is taken out (runtime/training_state.py), it is killed, and another one goes on with the state.
+That is a spare, one in each seat and used once, which has done beforehand what takes seconds: imports, and loading of DeepSpeed's
+operators. The controller owns the states, in Ray's store. Who computes when changes nothing that is computed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import os
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from marl_plugins.core.failures import RunEnded
+from marl_plugins.core.seats import Grant, Seat, Seating, SeatRequest, Seats
+from marl_plugins.hosts.devices import critic_gpus, training_gpus
+from marl_plugins.hosts.prebuild import clear_abandoned_locks
+from marl_plugins.runtime.critic_actor import RemoteCriticActor
+from marl_plugins.runtime.launch import TrainingProcesses, not_started
+from marl_plugins.runtime.policy_actor import RemotePolicyActor
+from marl_plugins.runtime.watchdog import locate
+
+from openrlhf.trainer.ray.launcher import RayActorGroup  # isort: skip  # after the host support, installed above
+
+SHARE = 0.2
+"""Of a seat, for each process in it: the one that computes, its successors, and one that has been killed and is not gone yet."""
+TRIES = 3
+"""Spares that may die one after the other before one is ready."""
+
+
+class Group(RayActorGroup):  # type: ignore[misc]
+    """Upstream's group, whose processes come and go. Whoever holds it meets those that are there."""
+
+    def _initiate_actors(self, pg: Any, num_gpus_per_actor: float) -> None:
+        self._actor_handlers: list[Any] = []
+
+
+class Room:
+    """The seats of a run, their spares, and the policies that share them.
+
+    Args:
+        critics: Whether there are critics, which have spares of their own kind.
+        silence: Seconds after which a spare that is not ready ends the run.
+    """
+
+    def __init__(self, seating: Seating, critics: bool, silence: float):
+        self.seats = Seats(seating)
+        self.silence = silence
+        self.kinds = {"policy": RemotePolicyActor, **({"critic": RemoteCriticActor} if critics else {})}
+        self.members: dict[str, SeatedProcesses] = {}
+        self.changes: list[float] = []
+        """Seconds of each time that a policy was given processes, since the last `metrics`."""
+        self._nodes: list[Any] = []
+        """The placement group of each node, a bundle for a seat: its processes are on one node."""
+        self._spares: dict[tuple[Seat, str], tuple[Any, Any]] = {}
+        """Handle of the process, and what to wait for until it is ready."""
+        self._granted: dict[SeatRequest, asyncio.Future[Grant]] = {}
+
+    def open(self) -> None:
+        """Reserve the seats and begin to start a spare in each."""
+        seating = self.seats.seating
+        bundles = [{"GPU": 1, "CPU": 1}] * seating.seats
+        self._nodes = [placement_group(bundles, strategy="STRICT_PACK") for _ in range(seating.nodes)]
+        ray.get([group.ready() for group in self._nodes])
+        self.refill([Seat(node, number) for node in range(seating.nodes) for number in range(seating.seats)])
+
+    def close(self) -> None:
+        """End the spares and give the seats back."""
+        for handle, _ in self._spares.values():
+            with contextlib.suppress(RayActorError):
+                ray.kill(handle)
+        for group in self._nodes:
+            remove_placement_group(group)
+        self._spares, self._nodes = {}, []
+
+    def refill(self, seats: Sequence[Seat]) -> None:
+        """Begin to start the spares that seats lack."""
+        for seat in seats:
+            for kind in self.kinds:
+                if (seat, kind) not in self._spares:
+                    self._spares[seat, kind] = self._start(seat, kind)
+
+    def _start(self, seat: Seat, kind: str) -> tuple[Any, Any]:
+        here = PlacementGroupSchedulingStrategy(self._nodes[seat.node], placement_group_bundle_index=seat.number)
+        process = self.kinds[kind].options(num_cpus=SHARE, num_gpus=SHARE, scheduling_strategy=here)
+        handle = process.remote(1, 0, None, None)
+        return handle, handle.warm_up.remote()
+
+    async def spare(self, seat: Seat, kind: str) -> Any:
+        """The spare of a seat, ready; it is the caller's.
+
+        Raises:
+            RunEnded: None becomes ready.
+        """
+        for _ in range(TRIES):
+            waits = (seat, kind) in self._spares
+            handle, ready = self._spares.pop((seat, kind)) if waits else self._start(seat, kind)
+            try:
+                async with asyncio.timeout(self.silence):
+                    await ready
+                    await handle.__ray_ready__.remote()  # it may have died since
+                return handle
+            except RayActorError:  # it may have held the lock of an operator, for which the next one would wait for ever
+                clear_abandoned_locks(Path(os.environ["TORCH_EXTENSIONS_DIR"]))
+            except TimeoutError:
+                break
+        raise RunEnded(
+            f"no training process became ready in seat {seat.number} of node {seat.node} (limits.silence_seconds "
+            f"{self.silence:g}, {TRIES} attempts)"
+        )
+
+    async def take(self, policy: str, count: int) -> Grant:
+        """Wait until a policy has its seats. Those who have to leave them are on their way out."""
+        loop = asyncio.get_running_loop()
+        request = self.seats.ask(policy, count)
+        granted: asyncio.Future[Grant] = loop.create_future()
+        self._granted[request] = granted
+        loop.call_soon(self._hand_out)  # when all who ask at the same time have asked
+        try:
+            return await granted
+        except asyncio.CancelledError:
+            self.seats.withdraw(request)
+            if self._granted.pop(request, None) is None:
+                self.give_back(policy)
+            raise
+
+    def give_back(self, policy: str) -> None:
+        """A policy's work is done; its processes stay until their seats are needed."""
+        self.seats.give_back(policy)
+        asyncio.get_running_loop().call_soon(self._hand_out)
+
+    def _hand_out(self) -> None:
+        while grant := self.seats.grant():
+            for name in grant.leaving:
+                self.members[name].leave()
+            granted = self._granted.pop(grant.request)
+            if not granted.cancelled():  # else whoever has given it up gives the seats back
+                granted.set_result(grant)
+
+    def metrics(self) -> dict[str, float]:
+        """Of the step: how many times a policy was given processes, and the seconds from being granted its seats to having them."""
+        changes, self.changes = self.changes, []
+        return {"process_groups/changes": float(len(changes)), "process_groups/seconds": sum(changes)}
+
+
+class SeatedProcesses(TrainingProcesses):
+    """A policy's training processes, and its critic's, which share their seats with those of other policies.
+
+    Args:
+        room: The seats.
+        belongings: As of `TrainingProcesses`.
+    """
+
+    def __init__(self, room: Room, *belongings: Any):
+        super().__init__(*belongings)
+        self.room = room
+        room.members[self.policy] = self
+        self._states: dict[str, list[Any]] = {}
+        """By group, a reference to the state of each process; empty while the processes are there, and before their first time."""
+        self._weights: Any = None
+        """A reference to the current weights, as safetensors, once they are known."""
+        self._leaving: asyncio.Task[None] | None = None
+        self._changing = asyncio.Lock()
+
+    def launch(self, shared: Any) -> None:
+        """Nothing is started: that waits until the policy computes for the first time."""
+        args = self.args
+        self.groups["policy"] = Group(args.actor.num_nodes, args.actor.num_gpus_per_node, RemotePolicyActor)
+        if critic_gpus(args):
+            self.groups["critic"] = Group(args.critic.num_nodes, args.critic.num_gpus_per_node, RemoteCriticActor)
+
+    @contextlib.asynccontextmanager
+    async def active(self) -> AsyncIterator[None]:
+        """While the processes are asked for something: they are there."""
+        grant = await self.room.take(self.policy, training_gpus(self.args) + critic_gpus(self.args))
+        try:
+            await asyncio.gather(*(self.room.members[name].left() for name in (*grant.leaving, self.policy)))
+            async with self._changing:
+                if not any(self.handles()):
+                    await self._enter(grant.seats)
+            yield
+        finally:
+            self.room.give_back(self.policy)
+
+    async def _enter(self, seats: Sequence[Seat]) -> None:
+        """Give the policy processes in its seats, with the state of those before them."""
+        started, places, args = time.monotonic(), iter(seats), self.args
+        for kind, group in self.groups.items():
+            ranks = {"policy": training_gpus, "critic": critic_gpus}[kind](args)
+            handles = [await self.room.spare(next(places), kind) for _ in range(ranks)]
+            group._actor_handlers, doing = handles, "was given its processes"
+            address, port = await self.await_work(doing, handles[0].assign.remote(ranks, 0, None, None))
+            await self.await_work(doing, *(h.assign.remote(ranks, n, address, port) for n, h in enumerate(handles) if n))
+        self.where = list(await asyncio.gather(*(locate(handle) for handle in self.handles())))
+        if self._states:
+            args = copy.deepcopy(args)
+            args.ckpt.load_enable = False  # the state is newer than any checkpoint
+        try:
+            await self.await_work("was loaded", *self.load_models(args))
+        except RayTaskError as error:
+            raise not_started(self.policy, args.actor.model_name_or_path, error) from error
+        given = [
+            h.set_state.remote(s)
+            for kind, states in self._states.items()
+            for h, s in zip(self._in(kind), states, strict=True)
+        ]
+        self._states = {}  # the requests hold the states until they have been answered
+        await self.await_work("was given its state", *given)
+        self.room.changes.append(time.monotonic() - started)
+        self.room.refill(seats)
+
+    def _in(self, kind: str) -> list[Any]:
+        handles: list[Any] = self.groups[kind]._actor_handlers
+        return handles
+
+    def leave(self) -> None:
+        """Begin to leave the seats."""
+        self._leaving = asyncio.create_task(self._leave())
+
+    async def left(self) -> None:
+        """Wait until seats that the policy had to leave are free."""
+        if self._leaving is not None:
+            await asyncio.shield(self._leaving)
+
+    async def _leave(self) -> None:
+        async with self._changing:
+            if not any(self.handles()):
+                return
+            if self._weights is None:
+                self._weights = await super().weights()
+            asked = {
+                kind: [handle.get_state.options(num_returns=2).remote() for handle in self._in(kind)]
+                for kind in self.groups
+            }
+            sizes = [size for pairs in asked.values() for size, _ in pairs]
+            await self.await_work("was asked for its state", *sizes)  # by then all of it is in Ray's store
+            self._states = {kind: [state for _, state in pairs] for kind, pairs in asked.items()}
+            self._kill()
+            for group in self.groups.values():
+                group._actor_handlers = []
+            self.where = []
+
+    async def fit(self, step: int) -> dict[str, Any]:
+        """See `TrainingProcesses.fit`."""
+        self._weights = None
+        return await super().fit(step)
+
+    async def weights(self) -> Any:
+        """See `TrainingProcesses.weights`; of a policy without processes those that it had."""
+        if self._weights is None:
+            async with self.active():
+                self._weights = await super().weights()
+        return self._weights
+
+    def end(self) -> None:
+        """End all processes at once and forget their state."""
+        super().end()
+        self._states, self._weights, self._leaving = {}, None, None
+        self.room.seats.leave(self.policy)

@@ -1,0 +1,179 @@
+"""Seats that policies share: what the plan says of them, and who is in the room, without processes."""
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from virtual_time import run
+
+from marl_plugins.commands.evaluate import only_players
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.seats import Seating
+from marl_plugins.plan.build import build_plan
+from marl_plugins.plan.describe import describe
+from marl_plugins.plan.devices import needed_devices
+from marl_plugins.plan.states import state_bytes, states_together
+from marl_plugins.runtime.process_groups import Room
+
+SUMS = ["--recipe", "tests/recipes/sums/tiny.yaml"]
+PLUGIN = ["--plugin", "marl_plugins.process_groups"]
+PARAMETERS = 128 * (259 + 2 * (10 * 128 + 5) + 1)
+
+
+def plan(*words):
+    return build_plan([*SUMS, *PLUGIN, *words])
+
+
+def problem(*words):
+    with pytest.raises(ConfigurationError) as raised:
+        plan(*words)
+    return str(raised.value)
+
+
+def test_without_the_plugin_every_policy_has_devices_of_its_own():
+    run = build_plan(SUMS).run
+    assert run.seating is None and states_together(run) == 0
+    assert needed_devices(run) == {"solver": 2, "coder": 2, "verifier": 2}
+
+
+def test_policies_share_as_many_seats_as_the_largest_one_needs():
+    found = plan("--policy.coder.actor.num_gpus_per_node", "2")
+    assert found.run.seating == Seating(2)
+    devices = {"solver": 1, "coder": 1, "verifier": 1, "seats of training processes": 2}
+    assert describe(found)["devices"] == devices and describe(found)["devices_together"] == 5
+    assert only_players(found.run).seating and "seats of training processes" not in needed_devices(only_players(found.run))
+
+
+def test_the_object_store_is_as_large_as_all_states():
+    """Of a model with P parameters: 14 P by each process, or 2 P and a share of 12 P; the engines' weights twice."""
+    with_critic = [
+        "--algo.advantage.estimator",
+        "gae",
+        "--critic.num_gpus_per_node",
+        "2",
+        "--policy.coder.ds.zero_stage",
+        "2",
+    ]
+    sizes = {name: size / PARAMETERS for name, size in state_bytes(plan(*with_critic).run).items()}
+    assert sizes == {"solver": 4 + 14 + 2 * 14, "coder": 4 + 14 + 2 * 2 + 12, "verifier": 4 + 14 + 2 * 14}
+    assert states_together(plan().run) == 3 * 18 * PARAMETERS
+    assert states_together(plan("--process_groups.state_gb", "0.5").run) == 5 * 10**8
+
+
+def test_the_size_of_a_tiny_model_is_what_is_built():
+    from safetensors.torch import load_file
+
+    from marl_plugins.core import tiny
+    from marl_plugins.runtime.tiny_model import resolve
+
+    for name in ("tiny", "tiny:hidden=32,layers=3,heads=4"):
+        built = load_file(f"{resolve(name)}/model.safetensors")
+        assert tiny.parameters(name) == sum(tensor.numel() for tensor in built.values())
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (
+            ["--process_groups.seats", "1", "--policy.coder.actor.num_gpus_per_node", "2"],
+            ["policy 'coder' needs 2 seats of one node", "a node has 1", "raise --process_groups.seats"],
+        ),
+        (
+            ["--process_groups.seats", "1", "--process_groups.nodes", "4", "--policy.coder.actor.num_gpus_per_node", "2"],
+            ["policy 'coder' needs 2 seats of one node", "a node has 1"],
+        ),
+        (
+            ["--process_groups.seats", "1", "--algo.advantage.estimator", "gae"],
+            ["policy 'solver' needs 2 seats", "policy 'verifier' needs 2 seats"],
+        ),
+        (
+            ["--process_groups.state_gb", "0.001"],
+            ["need 0.0196 GB ('solver' 0.00652 GB", "--process_groups.state_gb is 0.001; raise it or leave it out"],
+        ),
+        (
+            ["--policy.coder.actor.model_name_or_path", "tiny:hidden=40000,layers=2"],
+            ["'coder' 576 GB", "this machine has", "use smaller models"],
+        ),
+        (
+            ["--policy.coder.actor.model_name_or_path", "someone/unsized"],
+            ["the size of the model of policy 'coder' is not known"],
+        ),
+    ],
+)
+def test_what_cannot_be_seated_is_said_before_anything_starts(words, parts, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    said = problem(*words)
+    assert all(part in said for part in ["marl_plugins.process_groups", *parts]), said
+
+
+def test_on_gpus_it_is_refused(monkeypatch):
+    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
+    assert "not on GPUs yet" in problem()
+
+
+def test_seats_for_all_are_remarked():
+    (remark,) = [w for w in plan("--process_groups.seats", "3").run.warnings if "process_groups" in w]
+    assert "3 seats are enough for all 3 trained policies" in remark
+
+
+def test_a_plugin_that_gives_something_else_than_seats_is_refused(tmp_path):
+    file = tmp_path / "four.py"
+    file.write_text("from marl_plugins import hookimpl\n\n@hookimpl\ndef marl_seats(run): return 4\n")
+    with pytest.raises(ConfigurationError, match=r"four\.py: marl_seats returned int 4, expected a Seating"):
+        build_plan([*SUMS, "--plugin", str(file)])
+
+
+class Member:
+    """A policy whose processes are a name: where they are, and how long they need to leave and to come."""
+
+    def __init__(self, room, name, count, there):
+        self.room, self.name, self.count, self.there = room, name, count, there
+        self.leaving = None
+        room.members[name] = self
+
+    def leave(self):
+        self.leaving = asyncio.create_task(self.go())
+
+    async def go(self):
+        await asyncio.sleep(0.5)
+        for seat in [seat for seat, who in self.there.items() if who == self.name]:
+            del self.there[seat]
+
+    async def work(self, arrives, seconds):
+        await asyncio.sleep(arrives)
+        grant = await self.room.take(self.name, self.count)
+        try:
+            for name in {*grant.leaving, self.name}:
+                if self.room.members[name].leaving:
+                    await asyncio.shield(self.room.members[name].leaving)
+            assert not {self.there.get(seat) for seat in grant.seats} - {None, self.name}, "two policies on one seat"
+            self.there |= dict.fromkeys(grant.seats, self.name)
+            await asyncio.sleep(seconds)
+            assert {self.there.get(seat) for seat in grant.seats} == {self.name}, "it had to leave while it computed"
+        finally:
+            self.room.give_back(self.name)
+        return self.name
+
+
+INSTANT = st.integers(0, 6).map(float)
+WORK = st.tuples(st.integers(0, 3), INSTANT, INSTANT, st.none() | st.integers(0, 12).map(lambda n: n / 2))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(2, 3), st.lists(st.integers(1, 2), min_size=4, max_size=4), st.lists(WORK, min_size=1, max_size=12))
+def test_no_two_policies_are_on_one_seat_and_all_who_do_not_give_up_are_served(size, counts, works):
+    room, there = Room(Seating(size), False, 600.0), {}
+    members = [Member(room, name, count, there) for name, count in zip("pqrs", counts, strict=True)]
+
+    async def go():
+        tasks = [asyncio.create_task(members[who].work(at, seconds)) for who, at, seconds, _ in works]
+        for task, (*_, gives_up) in zip(tasks, works, strict=True):
+            if gives_up is not None:
+                asyncio.get_running_loop().call_later(gives_up, task.cancel)
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    found, _ = run(go())
+    for result, (who, _, _, gives_up) in zip(found, works, strict=True):
+        assert result == members[who].name or (gives_up is not None and isinstance(result, asyncio.CancelledError)), result
+    assert not room.seats.waiting and not any(room.seats._at_work.values()) and not room._granted
