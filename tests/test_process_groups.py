@@ -144,9 +144,9 @@ class Member:
         await asyncio.sleep(arrives)
         grant = await self.room.take(self.name, self.count)
         try:
-            for name in {*grant.leaving, self.name}:
-                if self.room.members[name].leaving:
-                    await asyncio.shield(self.room.members[name].leaving)
+            for member in self.room.members.values():  # as `SeatedProcesses.active` does
+                if member.leaving:
+                    await asyncio.shield(member.leaving)
             assert not {self.there.get(seat) for seat in grant.seats} - {None, self.name}, "two policies on one seat"
             self.there |= dict.fromkeys(grant.seats, self.name)
             await asyncio.sleep(seconds)

@@ -186,7 +186,8 @@ class SeatedProcesses(TrainingProcesses):
         """While the processes are asked for something: they are there."""
         grant = await self.room.take(self.policy, training_gpus(self.args) + critic_gpus(self.args))
         try:
-            await asyncio.gather(*(self.room.members[name].left() for name in (*grant.leaving, self.policy)))
+            # All, not only those that this grant made leave: an earlier one, given up or still waiting, may have had these seats.
+            await asyncio.gather(*(member.left() for member in self.room.members.values()))
             async with self._changing:
                 if not any(self.handles()):
                     await self._enter(grant.seats)
