@@ -9,7 +9,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 Result = TypeVar("Result")
 
@@ -17,18 +17,24 @@ MOST = min(32, (os.cpu_count() or 1) + 4)
 """Calls at the same time, as `asyncio.to_thread` makes them."""
 
 
-_idle: list[queue.SimpleQueue[Callable[[], None]]] = []
-"""Where threads wait whose calls have returned, the last one last: starting a thread takes longer than most graders."""
-os.register_at_fork(after_in_child=_idle.clear)
+class _Worker:
+    """A thread that makes one call after the other: starting a thread takes longer than most graders."""
+
+    idle: ClassVar[list[_Worker]] = []
+    """Those whose calls have returned, the last one last."""
+
+    def __init__(self, work: Callable[[], None]):
+        self.given: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.given.put(work)
+        threading.Thread(target=self._run, name="blocking call", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            self.given.get()()
+            self.idle.append(self)
 
 
-def _thread(work: Callable[[], None]) -> None:
-    """One call after the other, for ever."""
-    given: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-    while True:
-        work()
-        _idle.append(given)
-        work = given.get()
+os.register_at_fork(after_in_child=_Worker.idle.clear)
 
 
 async def in_daemon_thread(function: Callable[..., Result], *arguments: Any) -> Result:
@@ -57,9 +63,9 @@ async def in_daemon_thread(function: Callable[..., Result], *arguments: Any) -> 
             loop.call_soon_threadsafe(settle, *outcome)
 
     try:
-        _idle.pop().put(work)
+        _Worker.idle.pop().given.put(work)
     except IndexError:
-        threading.Thread(target=_thread, args=(work,), name="blocking call", daemon=True).start()
+        _Worker(work)
     return await done
 
 

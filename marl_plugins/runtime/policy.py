@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -201,11 +201,7 @@ class UpstreamPolicy:
             metrics |= {k: float(v) for k, v in status.items() if isinstance(v, int | float)}
         metrics |= {f"{name}{k}": v for name, handed in given.items() for k, v in handed.metrics(metrics).items()}
         check_steps(self.name, given, metrics, self.args.train.max_epochs)
-        for name in ("policy_loss", "corrections_loss", "actor_grad_norm", "critic_loss", "critic_grad_norm"):
-            overflow = name.endswith("grad_norm") and self.args.ds.param_dtype == "fp16"  # loss scaling skips such steps
-            if not math.isfinite(metrics.get(name, 0.0)) and not overflow:
-                which = f"{len(prepared.rows)} rows, the first {prepared.rows[0].name}"
-                raise not_finite_error(self.name, name, step, which)
+        check_finite(self.name, metrics, prepared, step, self.args.ds.param_dtype)
         if self.critic:  # the policy's weights are checked when they are synced
             await self.processes.await_work("checked the critic's weights", *self.critic.async_run_method("check_finite"))
         if "kl" in metrics:
@@ -252,6 +248,19 @@ class UpstreamPolicy:
             await self.processes.restore(handle, self.version)
         else:
             await handle.identify.remote(self.name, self.version)
+
+
+def check_finite(policy: str, metrics: Mapping[str, float], prepared: Prepared, step: int, param_dtype: str) -> None:
+    """An update whose losses or gradients are not finite ends the run.
+
+    Raises:
+        RunEnded: One is not.
+    """
+    for name in ("policy_loss", "corrections_loss", "actor_grad_norm", "critic_loss", "critic_grad_norm"):
+        overflow = name.endswith("grad_norm") and param_dtype == "fp16"  # loss scaling skips such steps
+        if not math.isfinite(metrics.get(name, 0.0)) and not overflow:
+            which = f"{len(prepared.rows)} rows, the first {prepared.rows[0].name}"
+            raise not_finite_error(policy, name, step, which)
 
 
 def not_finite_error(policy: str, what: str, step: int, which: str) -> RunEnded:

@@ -130,7 +130,10 @@ class Trainer:
             beside = self.plugins.hook.marl_auxiliary(run=self.run, trajectories=trajectories)
             more, ledger.beside = rows_beside(beside, self.session, step)
             found = await all_of(
-                [self.advantages(rows, self.session.estimator, rollout.forwarded), self.advantages(more, BESIDE)]
+                [
+                    advantages(self.session.trained, rows, self.session.estimator, rollout.forwarded),
+                    advantages(self.session.trained, more, BESIDE),
+                ]
             )
             prepared = [p for each in found for p in each]
         metrics = {"step": float(step), **summary(trajectories, ledger), **signal(rows, self.session.estimator.group_by)}
@@ -182,23 +185,6 @@ class Trainer:
         grader = ["the recipe's grader"] if hasattr(self.run.grader_module, "score_action") else []
         scorers = [*map("plugin {}".format, self.plugins.owners("marl_score_action")), *grader]
         return self.run.state(ActionScores).of(trajectories, self.run.recipe.roles, scorers)
-
-    async def advantages(
-        self, rows: Sequence[Row], estimator: Estimator, known: Sequence[Forwarded] = ()
-    ) -> list[Prepared]:
-        """The rows with their tensors, by policy, their advantages taken over all policies together.
-
-        Args:
-            known: What has been forwarded beside the rollout.
-        """
-        by_policy: dict[str, list[Row]] = defaultdict(list)
-        for row in rows:
-            by_policy[row.action.policy].append(row)
-        forwarded = await all_of(
-            self.session.trained[name].forward(mine, [f for f in known if f.policy == name])
-            for name, mine in by_policy.items()
-        )
-        return estimate(forwarded, estimator)
 
     async def _update(self, prepared: Sequence[Prepared], k: int, step: int) -> dict[str, dict[str, float]]:
         update, trained = self.plugins.hook.marl_update, self.session.trained
@@ -307,6 +293,23 @@ def check_version(row: Row, policy: UpstreamPolicy) -> None:
             f"row {row.name} was sampled from policy {g.policy!r} version {g.version}, but would train policy "
             f"{policy.name!r} at version {policy.version}; the run's engines and policies are out of step"
         )
+
+
+async def advantages(
+    trained: Mapping[str, UpstreamPolicy], rows: Sequence[Row], estimator: Estimator, known: Sequence[Forwarded] = ()
+) -> list[Prepared]:
+    """The rows with their tensors, by policy, their advantages taken over all policies together.
+
+    Args:
+        known: What has been forwarded beside the rollout.
+    """
+    by_policy: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_policy[row.action.policy].append(row)
+    forwarded = await all_of(
+        trained[name].forward(mine, [f for f in known if f.policy == name]) for name, mine in by_policy.items()
+    )
+    return estimate(forwarded, estimator)
 
 
 def rows_beside(given: Iterable[Sequence[Trajectory]], session: Session, step: int) -> tuple[list[Row], Ledger | None]:
