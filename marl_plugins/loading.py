@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import sys
 import sysconfig
+import threading
 import traceback
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -147,6 +148,14 @@ def is_users(frame: FrameType, packages: Collection[str]) -> bool:
     if module.startswith(OF_FILES) or module.partition(".")[0] in packages:
         return True
     return file.endswith(".py") and not any(Path(file).is_relative_to(folder) for folder in NOT_USERS)
+
+
+def line_of(thread: threading.Thread) -> str | None:
+    """The innermost line of the user's that a thread is executing."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None and not is_users(frame, ()):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else None
 
 
 def _of_a_file(error: BaseException) -> TypeGuard[SyntaxError]:

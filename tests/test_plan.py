@@ -11,6 +11,7 @@ import pytest
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.tasks import read_tasks
 from marl_plugins.core.tiny import count_tokens
+from marl_plugins.plan import build
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.describe import describe
 
@@ -700,3 +701,19 @@ def test_the_overlong_buffer_fits_into_the_limit_of_a_role(recipe):
     words = ["--rollout.max_new_tokens", "40", "--reward.overlong_buffer_len", "20"]
     with pytest.raises(ConfigurationError, match="is over the max_new_tokens 16 of role"):
         recipe.plan(*words)
+
+
+def test_a_secret_does_not_stand_in_a_recipe(recipe):
+    recipe.edit("flags:\n", "flags:\n  logger.wandb.key: 0123456789abcdef\n")
+    said = recipe.problem()
+    says(said, "recipe.yaml:", "--logger.wandb.key is secret", "WANDB_API_KEY")
+    assert "0123456789abcdef" not in said
+
+
+def test_code_that_takes_long_while_planning_is_named(recipe, monkeypatch, capsys):
+    monkeypatch.setattr(build, "SLOW", 0.2)
+    (recipe.folder / "workflow.py").write_text(
+        "import time\n\ntime.sleep(1)\n" + (recipe.folder / "workflow.py").read_text()
+    )
+    recipe.warnings()
+    assert f"still planning: {recipe.folder / 'workflow.py'}:3 has not ended yet" in capsys.readouterr().err

@@ -8,6 +8,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +22,7 @@ from marl_plugins.core.failures import ConfigurationError, Remark
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.recipe import Origins, Recipe, RoleConfig, find_recipe, load_recipe
 from marl_plugins.hosts import cpu, releases, upstream_cli
+from marl_plugins.loading import line_of
 from marl_plugins.manager import Plugins
 from marl_plugins.plan.calls import check_calls
 from marl_plugins.plan.checks import (
@@ -49,6 +52,9 @@ from marl_plugins.plan.rehearsal import check_workflow
 from marl_plugins.plan.sandbox import check_sandbox
 from marl_plugins.plan.tasks import check_tasks, from_hub, task_warnings
 from marl_plugins.run import Run
+
+SLOW = 10.0
+"""Seconds of planning after which the user's line that is executed is named, and again after as many."""
 
 
 class Problems(list[str]):
@@ -106,7 +112,25 @@ def _naming_files() -> Iterator[None]:
         raise ConfigurationError(f"{error.filename}: cannot be read: {error.strerror}") from error
 
 
+@contextmanager
+def _naming_what_is_slow() -> Iterator[None]:
+    """Every so often the user's line that is executed: code that never ends, when it is imported or asked for tasks, is silent."""
+    planning, done = threading.current_thread(), threading.Event()
+
+    def watch() -> None:
+        while not done.wait(SLOW):
+            if place := line_of(planning):
+                print(f"still planning: {place} has not ended yet (Ctrl-C ends it)", file=sys.stderr)
+
+    threading.Thread(target=watch, name="still planning", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
 @_naming_files()
+@_naming_what_is_slow()
 def build_plan(words: Sequence[str]) -> Plan:
     """A checked plan from the words after `openrlhf train`.
 

@@ -19,6 +19,7 @@ from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.core.options import at_least, recipe_file
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.recipe import Origins
+from marl_plugins.core.redaction import SECRETS
 from marl_plugins.core.tasks import SUFFIXES
 from marl_plugins.hosts import upstream_cli
 from marl_plugins.hosts.flags import FLAGS
@@ -334,7 +335,7 @@ class Flags:
         self,
         parser: upstream_cli.Parser,
         command_line: Iterable[Given],
-        recipe: Iterable[Given],
+        recipe: Sequence[Given],
         folder: Path,
         device: str,
         problems: list[str],
@@ -354,6 +355,12 @@ class Flags:
             [*(beside_recipe(f, folder, self.actions) for f in recipe), *shared], self.parser
         )
         problems += conflicts
+        problems += [
+            f"{flag.where}: --{flag.name} is secret, and a recipe is copied into the folder of every run; remove it from the "
+            "recipe, and give it on the command line or in the environment (WANDB_API_KEY)"
+            for flag in recipe
+            if flag.name in SECRETS and flag.words
+        ]
         self.given = frozenset(f.name for f in in_force(given))
         self.on_command_line = frozenset(f.name for f in shared)
         self.in_recipe = [f for f in in_force(given) if f.name not in self.on_command_line]

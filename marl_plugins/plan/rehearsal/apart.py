@@ -18,7 +18,7 @@ from marl_plugins.core.failures import leaves_of
 from marl_plugins.core.fields import Miscalled
 from marl_plugins.core.trajectory import Action
 from marl_plugins.core.workflow import NotInRecipe
-from marl_plugins.loading import is_users, text_of, users_line
+from marl_plugins.loading import line_of, text_of, users_line
 
 T = TypeVar("T")
 Caught = list[warnings.WarningMessage]
@@ -99,20 +99,12 @@ def run_apart(work: Callable[[Caught], T]) -> T:
         if NEVER_AWAITED not in str(warning.message):
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     if thread.is_alive():
-        place = _line_of(thread)
+        place = line_of(thread)
         _ask_to_end(thread)
         raise Stuck(place)
     if raised:
         raise raised[0]
     return results[0]
-
-
-def _line_of(thread: threading.Thread) -> str | None:
-    """The innermost line of the user's that a thread is executing."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    while frame is not None and not is_users(frame, ()):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else None
 
 
 def _ask_to_end(thread: threading.Thread) -> None:
