@@ -424,7 +424,7 @@ def _read(path: Path, origins: Origins, chain: list[Path]) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{path}: is not UTF-8 text (byte {error.start})") from None
     except RecursionError:
-        raise ConfigurationError(f"{path}: an alias refers to itself") from None
+        raise ConfigurationError(f"{path}: an alias refers to itself, or values are nested too deep") from None
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
     except yaml.MarkedYAMLError as error:

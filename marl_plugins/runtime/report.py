@@ -187,17 +187,21 @@ def legend(summary: Mapping[str, Any]) -> str:
     sentences = [f"Training metrics of {summary['steps']} steps: {' against '.join(parts)}."] if parts else []
     evaluated = summary["held_out"]
     if evaluated:
-        after = ", ".join(str(s) for s in evaluated["steps_of_after"])
+        steps = evaluated["steps_of_after"]
         formula = "Wilson intervals over tasks" if evaluated["score"] == "success" else "intervals of the mean over tasks"
         sentences.append(
             f"Held-out {evaluated['score']}: step {evaluated['before']['step']:.0f}"
-            + (f", and the mean of the evaluations after steps {after}" if after else "")
+            + (
+                f", and the {'mean of the evaluations' if len(steps) > 1 else 'evaluation'} {_after(steps)}"
+                if steps
+                else ""
+            )
             + f", with 95 % {formula}."
         )
         if evaluated["lost"]:
             sentences.append(f"{evaluated['lost']} evaluation trajectories were lost to infrastructure and are in no mean.")
     for name, at in summary["alarms"].items():
-        sentences.append(f"Alarm {name} after steps {', '.join(map(str, at))} (docs/metrics.md, Alarms).")
+        sentences.append(f"Alarm {name} {_after(at)} (docs/metrics.md, Alarms).")
     if best := summary["best"]:
         average = "" if best["smoothed"] is None else f" ({best['smoothed']:.3f} on average over the evaluations so far)"
         sentences.append(f"Best step: {best['step']}{average}; its weights are in best/.")
@@ -206,6 +210,10 @@ def legend(summary: Mapping[str, Any]) -> str:
     if summary["cost"] is not None:
         sentences.append(f"Judgements cost ${summary['cost']:.2f}.")
     return " ".join(sentences)
+
+
+def _after(steps: Sequence[int]) -> str:
+    return f"after step{'s' if len(steps) > 1 else ''} {', '.join(map(str, steps))}"
 
 
 def _steps(window: Sequence[int]) -> str:
