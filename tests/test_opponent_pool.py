@@ -484,7 +484,7 @@ def test_a_replaced_engine_gets_the_weights_that_the_others_hold(following):
 
 def test_without_a_pool_it_has_the_newest_weights(following):
     async def await_work(doing, work):
-        return await work
+        return work
 
     async def newest():
         return b"newest"

@@ -63,9 +63,11 @@ async def in_daemon_thread(function: Callable[..., Result], *arguments: Any) -> 
             loop.call_soon_threadsafe(settle, *outcome)
 
     try:
-        _Worker.idle.pop().given.put(work)
+        worker = _Worker.idle.pop()
     except IndexError:
         _Worker(work)
+    else:
+        worker.given.put(work)
     return await done
 
 
