@@ -44,24 +44,6 @@ def test_a_call_that_is_given_up_harms_nothing():
     asyncio.run(work())
 
 
-def test_threads_are_used_again_but_never_by_two_calls_at_a_time():
-    meet = threading.Barrier(8)
-
-    def together():
-        meet.wait(60)
-        return threading.get_ident()
-
-    async def work():
-        async def batch():
-            return set(await asyncio.gather(*(in_daemon_thread(together) for _ in range(8))))
-
-        first = await batch()
-        assert len(first) == 8
-        assert await batch() & first
-
-    asyncio.run(work())
-
-
 def test_a_call_that_never_returns_keeps_neither_the_loop_nor_the_process():
     code = (
         "import asyncio, threading\nfrom marl_plugins.core.threads import MOST, DaemonThreads, in_daemon_thread\n"

@@ -10,12 +10,9 @@ import hashlib
 import selectors
 from collections import deque
 from types import SimpleNamespace
-from typing import ClassVar
-from unittest.mock import patch
 
 from ray.exceptions import RayActorError
 
-from marl_plugins.core import threads
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.runtime.engines import Engine
 
@@ -50,18 +47,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return done
 
 
-class _AtOnce:
-    """In the place of a thread for blocking calls."""
-
-    idle: ClassVar = []
-
-    def __init__(self, work):
-        work()
-
-
 def run(coroutine):
     """What a coroutine returns on a virtual clock, and the seconds that passed there."""
-    with patch.object(threads, "_Worker", _AtOnce), asyncio.Runner(loop_factory=VirtualLoop) as runner:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(coroutine), runner.get_loop().time()
 
 

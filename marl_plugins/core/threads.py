@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import queue
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
@@ -17,28 +16,8 @@ MOST = min(32, (os.cpu_count() or 1) + 4)
 """Calls at the same time, as `asyncio.to_thread` makes them."""
 
 
-class _Worker:
-    """A thread that makes one call after the other: starting a thread takes longer than most graders."""
-
-    idle: ClassVar[list[_Worker]] = []
-    """Those whose calls have returned, the last one last."""
-
-    def __init__(self, work: Callable[[], None]):
-        self.given: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self.given.put(work)
-        threading.Thread(target=self._run, name="blocking call", daemon=True).start()
-
-    def _run(self) -> None:
-        while True:
-            self.given.get()()
-            self.idle.append(self)
-
-
-os.register_at_fork(after_in_child=_Worker.idle.clear)
-
-
 async def in_daemon_thread(function: Callable[..., Result], *arguments: Any) -> Result:
-    """What a blocking call returns or raises, in a thread that does nothing else meanwhile.
+    """What a blocking call returns or raises, in a thread of its own.
 
     Unlike those of `asyncio.to_thread`, which the event loop and Python wait for when they end, a thread that waits for ever (for a
     Ray whose raylet has gone, in a user's reward function) does not keep the process.
@@ -62,12 +41,7 @@ async def in_daemon_thread(function: Callable[..., Result], *arguments: Any) -> 
         with contextlib.suppress(RuntimeError):  # nobody waits any more: the loop is closed
             loop.call_soon_threadsafe(settle, *outcome)
 
-    try:
-        worker = _Worker.idle.pop()
-    except IndexError:
-        _Worker(work)
-    else:
-        worker.given.put(work)
+    threading.Thread(target=work, name=getattr(function, "__name__", "call"), daemon=True).start()
     return await done
 
 
