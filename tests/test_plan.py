@@ -717,3 +717,8 @@ def test_code_that_takes_long_while_planning_is_named(recipe, monkeypatch, capsy
     )
     recipe.warnings()
     assert f"still planning: {recipe.folder / 'workflow.py'}:3 has not ended yet" in capsys.readouterr().err
+
+
+def test_two_plugins_are_no_repetition(recipe):
+    words = ["--plugin", "marl_plugins.streaming", "--plugin", "marl_plugins.filter_agents_data"]
+    assert not [warning for warning in recipe.warnings(*words) if "times" in warning]

@@ -238,7 +238,7 @@ def repeated_flags(flags: Iterable[Given], actions: Mapping[str, argparse.Action
     """Flags of a command line that are given more than once with different values, of which the last one holds."""
     values: dict[str, list[str]] = {}
     for flag in flags:
-        if not isinstance(actions.get(flag.name), argparse._AppendAction):
+        if flag.name != "plugin" and not isinstance(actions.get(flag.name), argparse._AppendAction):
             values.setdefault(flag.name, []).append(" ".join(flag.words))
     return [
         f"--{name} is given {len(given)} times ({', '.join(given)}); the last one holds"

@@ -107,11 +107,15 @@ def run_apart(work: Callable[[Caught], T]) -> T:
     return results[0]
 
 
+class LeftBehind(SystemExit):
+    """Raised in a thread that nobody waits for any more; not the user's."""
+
+
 def _ask_to_end(thread: threading.Thread) -> None:
-    """Raise `SystemExit` in a thread as soon as it executes Python again, so that a busy loop does not go on for ever."""
+    """Raise `LeftBehind` in a thread as soon as it executes Python again, so that a busy loop does not go on for ever."""
     import ctypes
 
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(LeftBehind))
 
 
 def run_on_a_loop(main: Coroutine[Any, Any, T]) -> T:
@@ -139,6 +143,8 @@ def failures_kept(failures: list[Failure], where: str, caught: Caught) -> Iterat
     before = len(caught)
     try:
         yield
+    except LeftBehind:
+        raise
     except BaseException as error:  # user code's, which may derive its own from `BaseException`
         failures += [failure_of(leaf, where) for leaf in leaves_of(error)]
     if failures:
