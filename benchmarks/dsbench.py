@@ -18,9 +18,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from pathlib import Path
 
 from benchmarks.demo import points, train
+from benchmarks.recorded import add_flag, restore
 from marl_plugins.core.shipped import recipes_root
 
 DSBENCH = recipes_root() / "dsbench"
@@ -53,8 +55,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--steps", type=int, default=80)
+    add_flag(parser)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
+    for run in restore("dsbench", options.out) if options.recorded else ():
+        print(f"recorded: {run}", file=sys.stderr)
     shown = list(range(0, options.steps + 1, EVERY))
     print(f"| arm | seeds | {' | '.join(f'step {s}' for s in shown)} | seconds | over outcome at {COMPARED} |", flush=True)
     print("|---" * (len(shown) + 4) + "|", flush=True)

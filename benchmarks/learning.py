@@ -18,11 +18,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.demo import points, train, watched
+from benchmarks.recorded import add_flag, restore
 from marl_plugins.core.shipped import recipes_root
 
 
@@ -92,8 +94,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arms = ["trained", "frozen", "put_back"]
     parser.add_argument("--arms", nargs="+", choices=arms, default=arms)
+    add_flag(parser)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
+    for run in restore("learning", options.out) if options.recorded else ():
+        print(f"recorded: {run}", file=sys.stderr)
     print("| arm | seeds | before | after (by seed) | gain in points | seconds |\n|---|---|---|---|---|---|", flush=True)
     for arm in options.arms:
         if arm != "put_back":
