@@ -39,7 +39,7 @@ ARMS: dict[str, list[str]] = {
     "shared": [*COACH, "--mapping", "shared"],
     "frozen": [*COACH, "--actor.adam.lr", "0", "--max_steps", "8", "--eval.steps", "2"],
 }
-T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
+T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 12: 2.201}
 """Two-sided 95 % quantile of Student's t by number of seeds."""
 
 

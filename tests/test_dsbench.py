@@ -11,10 +11,12 @@ import sys
 from collections import Counter
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from simulated import CharacterChat
 from warm_programs import Programs
 
+from benchmarks import coach_map
 from marl_plugins.coach.rubric import RubricCoach, load_rubric
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.prompts import prompt_renderer
@@ -280,12 +282,14 @@ def test_every_wrong_word_costs_success_and_many_fail_in_another_roles_program(k
     assert scorer.score(run.card, run.card.answer, submission).value == pytest.approx(run.card.best)
     written = {p.name for p in (tmp_path / "10").iterdir()} - set(run.card.inputs)
     assert root_cause.faults(tmp_path / "10", written) == {}
+    answer = coach_map.ANSWERS.get(run.card.metric, "number")
     harmless, crashed, role_of = [], Counter(), {s.name: s.role for s in pipeline.STAGES}
     for stage in pipeline.STAGES:
         for word in stage.options:
             if word == pipeline.right(stage.name, run.card.words):
                 continue
             failed, gap, charged = run.with_word(stage, word)
+            words = {s.name: pipeline.right(s.name, run.card.words) for s in pipeline.STAGES if s != stage}
             if gap is not None and gap >= 0.9:
                 harmless.append((stage.name, word, gap))
             if failed is not None:
@@ -296,6 +300,16 @@ def test_every_wrong_word_costs_success_and_many_fail_in_another_roles_program(k
                 assert charged <= {"size", "predict"}, (stage.name, word, charged)
             else:
                 assert charged <= {stage.name}, (stage.name, word, charged)
+            said = [
+                options.index(words.get(name, word))
+                for name, options in zip(coach_map.STAGES, coach_map.WORDS, strict=True)
+            ]
+            ran, fault = coach_map.what_ran(np.array(said), np.array(answer))
+            assert failed == next((s for s, good in zip(coach_map.STAGES, ran, strict=True) if not good), None), (
+                stage.name,
+                word,
+            )
+            assert charged == {s for s, bad in zip(coach_map.STAGES, fault, strict=True) if bad}, (stage.name, word)
             assert (gap is not None) == (failed is None and not charged) or stage.name == "target" or word == "proba"
     assert not harmless, harmless
     assert crashed[False] >= 8 and sum(crashed.values()) <= 20, crashed
