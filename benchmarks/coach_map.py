@@ -11,9 +11,9 @@ real loop is drawn into the picture as crosses.
 
     outcome       every action is rewarded with the outcome
     rubric        a coach that knows the right word of every decision (the last is also judged by the outcome): `strict`
-    to go         the same scores, summed over what comes later
+    to go         the same scores, summed over what comes later, and normalised by role
     shared        the same scores, of which every action gets the trajectory's mean
-    wrong blame   the same scores, each given to the action before
+    wrong blame   the same scores, each given to the action before it
     symptom       a coach that sees only whether an action's own program ran
     traced        the same coach, with failures traced back by the files
     constant      the same score for every action
@@ -49,13 +49,17 @@ RECORDED = Path(__file__).with_name("recorded") / "dsbench"
 STAGES = [stage.name for stage in pipeline.STAGES]
 PLACE = {name: n for n, name in enumerate(STAGES)}
 LAST = len(STAGES) - 1
+ROLES = [PLACE["scale"], PLACE["predict"]]
+"""Where the second and third role begin."""
 WORDS = [list(stage.options) for stage in pipeline.STAGES]
 RATE = 0.025
 STARTS, BATCHES = (0.05, 0.01, 0.004), (32, 128)
 STEPS, COMPARED = 400, 40
 ANSWERS = {"accuracy": "class", "f1_macro": "class", "roc_auc": "chance", "rmsle": "count"}
 """By metric; of all others a number."""
-REAL = {"rubric": "strict", "outcome": "outcome", "symptom": "symptom", "traced": "traced"}
+REAL = {"outcome": "outcome", "rubric": "strict", "to go": "to_go", "shared": "shared", "wrong blame": "shifted"} | {
+    name: name for name in ("symptom", "traced")
+}
 """Arms of benchmarks.dsbench."""
 
 
@@ -217,14 +221,21 @@ def learn(arm: str, start: float, batch: int, seeds: int, steps: int = STEPS, ra
         chances = softmax(np.einsum("sbf,sdfw->sbdw", seen, adam.weights))
         said = (chances.cumsum(-1) < generator.random((*chances.shape[:-1], 1))).sum(-1).clip(0, 3)
         rewards = ARMS[arm](Step(said == right, *what_ran(said, train.answers[drawn])))
-        centred = rewards - rewards.mean((1, 2), keepdims=True)
-        advantages = centred / np.sqrt(np.maximum((centred**2).mean((1, 2), keepdims=True), 1e-8))
+        advantages = np.concatenate(
+            [normalised(part) for part in np.split(rewards, ROLES if arm == "to go" else [], -1)], -1
+        )
         pushed = (chances - np.eye(4)[said]) * advantages[..., None] / (batch * len(STAGES))
         gradient = np.einsum("sbf,sbdw->sdfw", seen, pushed)
         norm = np.sqrt((gradient**2).sum((1, 2, 3), keepdims=True))
         adam.step(gradient / np.maximum(norm, 1.0))
         curve.append(success(adam.weights, test))
     return np.array(curve)
+
+
+def normalised(rewards: Array) -> Array:
+    """Rewards (seeds, trajectories, decisions) as upstream normalises advantages."""
+    centred = rewards - rewards.mean((1, 2), keepdims=True)
+    return np.asarray(centred / np.sqrt(np.maximum((centred**2).mean((1, 2), keepdims=True), 1e-8)))
 
 
 def success(weights: Array, cards: Cards) -> Array:

@@ -8,6 +8,9 @@
     traced    the same coach, with failures traced back by the files of the workspace
     frozen    learning rate 0 (two evaluations: nothing changes between)
 
+More controls, which only run where they are named: the strict coach's scores summed over what comes later and normalised by role
+(to_go), each trajectory's mean for all of its actions (shared), the next action's (shifted), the same for all (constant).
+
 Success of the whole system on held-out tasks, sampled at the training temperature, before and after every twenty steps: means over
 seeds, and the difference to `outcome` at step 40 paired by seed, with its 95 % t-interval in percentage points. All arms of a seed
 start from one warm start. Finished runs in FOLDER are not repeated.
@@ -35,6 +38,11 @@ ARMS: dict[str, list[str]] = {
     "traced": [*SYMPTOM, "--plugin", str(DSBENCH / "traced.py")],
     "frozen": [*TINY, "--actor.adam.lr", "0", "--eval.steps", "1", "--max_steps", "1"],
 }
+CONTROL = [*TINY, "--plugin", str(Path(__file__).with_name("controls.py")), "--controls.scores"]
+NAMED: dict[str, list[str]] = {
+    "to_go": [*TINY, "--reinforce_pp.scope", "trajectory", "--reinforce_pp.normalise", "role"],
+    **{name: [*CONTROL, name] for name in ("shared", "shifted", "constant")},
+}
 EVERY = 20
 COMPARED = 40
 
@@ -53,7 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dsbench", description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("runs/bench-dsbench"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--arms", nargs="+", choices=[*ARMS, *NAMED], default=list(ARMS))
     parser.add_argument("--steps", type=int, default=80)
     add_flag(parser)
     options = parser.parse_args()
@@ -68,7 +76,7 @@ def main() -> None:
     seconds: dict[str, list[float]] = {arm: [] for arm in options.arms}
     for seed in options.seeds:  # by seed, so that a part of the table is a comparison already
         for arm in options.arms:
-            flags = ARMS[arm] if arm == "frozen" else [*ARMS[arm], *limit]
+            flags = ARMS[arm] if arm == "frozen" else [*(ARMS | NAMED)[arm], *limit]
             seconds[arm].append(train(arm, flags, seed, options.out)["seconds"])
             curves[arm, seed] = curve(options.out / f"{arm}-{seed}")
     for arm in options.arms:

@@ -1,6 +1,6 @@
 """What a judge learns from its reward (marl_plugins/coach/training.py), without engines: a small network in the judge's place.
 
-    python -m benchmarks.trained_judge [--seeds 0 1 2 3 4] [--steps 150]
+    python -m benchmarks.trained_judge [--seeds 0 1 2 3 4] [--steps 150] [--ease -1]
 
 A trajectory has a chance of success that depends on what its two members did; the judge sees a noisy sign of each member's part
 and draws one of eleven scores for each. It begins generous: around 8 of 10, a little higher where the sign is good. Every step is
@@ -35,16 +35,17 @@ ROLES = ("planner", "coder")
 WEIGHTS = torch.tensor([1.2, 2.4])
 """How much each member's part decides."""
 EASE = -1.0
+"""One success in three; -5: one in sixteen."""
 NOISE = 0.6
 STEP, HELD_OUT = 128, 4000
 Reward = Callable[[Tensor, Tensor], Tensor]
 """Scores (trajectories, roles) in [0, 1] and outcomes (trajectories,) to rewards (trajectories, roles)."""
 
 
-def draw(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def draw(count: int, generator: torch.Generator, ease: float) -> tuple[Tensor, Tensor]:
     """Signs (trajectories, roles) and outcomes (trajectories,)."""
     parts = torch.randn(count, len(ROLES), generator=generator)
-    chances = torch.sigmoid(parts @ WEIGHTS + EASE)
+    chances = torch.sigmoid(parts @ WEIGHTS + ease)
     signs = parts + NOISE * torch.randn(parts.shape, generator=generator)
     return signs, torch.bernoulli(chances, generator=generator)
 
@@ -81,11 +82,11 @@ class Judge(torch.nn.Module):
         return logits
 
 
-def generous(judge: Judge, generator: torch.Generator) -> None:
+def generous(judge: Judge, generator: torch.Generator, ease: float) -> None:
     """Teach it to say about 8, a little more for a good sign."""
     optimiser = torch.optim.Adam(judge.parameters(), 1e-2)
     for _ in range(200):
-        signs, _ = draw(STEP, generator)
+        signs, _ = draw(STEP, generator, ease)
         wanted = torch.clamp(8 + 0.5 * signs + torch.randn(signs.shape, generator=generator), 0, 10).round().long()
         loss = torch.nn.functional.cross_entropy(judge(signs).flatten(0, 1), wanted.flatten())
         optimiser.zero_grad()
@@ -104,11 +105,11 @@ def advantages(given: Tensor) -> Tensor:
     return estimator.apply(rows, raw, estimator.statistics([(rows, raw, mask)])).view_as(given)
 
 
-def learn(judge: Judge, reward: Reward, steps: int, rate: float, generator: torch.Generator) -> None:
+def learn(judge: Judge, reward: Reward, steps: int, rate: float, generator: torch.Generator, ease: float) -> None:
     """Train on fresh trajectories."""
     optimiser = torch.optim.Adam(judge.parameters(), rate)
     for _ in range(steps):
-        signs, outcomes = draw(STEP, generator)
+        signs, outcomes = draw(STEP, generator, ease)
         logprobs = judge(signs).log_softmax(-1)
         chosen = torch.multinomial(logprobs.detach().exp().flatten(0, 1), 1, generator=generator).view(signs.shape)
         taken = logprobs.gather(-1, chosen[..., None])[..., 0]
@@ -138,7 +139,7 @@ def said(judge: Judge, signs: Tensor, generator: torch.Generator) -> Tensor:
         return torch.multinomial(judge(signs).softmax(-1).flatten(0, 1), 1, generator=generator).view(signs.shape) / 10
 
 
-def oracle(signs: Tensor, generator: torch.Generator) -> Tensor:
+def oracle(signs: Tensor, generator: torch.Generator, ease: float) -> Tensor:
     """The chance of success given the sign of one part, by simulation."""
     scores = torch.empty_like(signs)
     shrink = 1 / (1 + NOISE**2)
@@ -146,7 +147,7 @@ def oracle(signs: Tensor, generator: torch.Generator) -> Tensor:
         draws = torch.randn(len(signs), 400, generator=generator)
         part = signs[:, role, None] * shrink + draws * (shrink * NOISE**2) ** 0.5
         other = torch.randn(len(signs), 400, generator=generator) * WEIGHTS[1 - role]
-        scores[:, role] = torch.sigmoid(weight * part + other + EASE).mean(1)
+        scores[:, role] = torch.sigmoid(weight * part + other + ease).mean(1)
     return scores
 
 
@@ -158,20 +159,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.trained_judge", description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument(
+        "--ease", type=float, default=EASE, help="log-odds of success of two average members (default: %(default)s)"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[str, list[tuple[float, float, float]]] = {}
     for seed in options.seeds:
-        held_out = draw(HELD_OUT, torch.Generator().manual_seed(10**6 + seed))
+        held_out = draw(HELD_OUT, torch.Generator().manual_seed(10**6 + seed), options.ease)
         signs, outcomes = held_out
-        found.setdefault("oracle", []).append(measured(oracle(signs, torch.Generator().manual_seed(seed)), outcomes))
+        found.setdefault("oracle", []).append(
+            measured(oracle(signs, torch.Generator().manual_seed(seed), options.ease), outcomes)
+        )
         for arm, reward in REWARDS.items():
             torch.manual_seed(seed)
             generator = torch.Generator().manual_seed(seed)
             judge = Judge()
-            generous(judge, generator)
-            learn(judge, reward, options.steps, 0.0 if arm == "frozen" else 1e-2, generator)
+            generous(judge, generator, options.ease)
+            learn(judge, reward, options.steps, 0.0 if arm == "frozen" else 1e-2, generator, options.ease)
             found.setdefault(arm, []).append(measured(said(judge, signs, generator), outcomes))
+    shares = [
+        draw(HELD_OUT, torch.Generator().manual_seed(10**6 + seed), options.ease)[1].mean().item() for seed in options.seeds
+    ]
+    print(f"success: {cell(shares)}\n")
     print("| arm | seeds | calibration error | Brier | area under ROC |\n|---|---|---|---|---|")
     for arm, values in found.items():
         cells = [cell(column) for column in zip(*values, strict=True)]
