@@ -9,7 +9,9 @@
     frozen    learning rate 0 (two evaluations: nothing changes between)
 
 More controls, which only run where they are named: the strict coach's scores summed over what comes later and normalised by role
-(to_go), each trajectory's mean for all of its actions (shared), the next action's (shifted), the same for all (constant).
+(to_go), each trajectory's mean for all of its actions (shared), the next action's (shifted), the same for all (constant). And the
+other end of the map (benchmarks/coach_map.py), in a copy of the recipe with fewer slips (5 % succeed at the start) and 128
+trajectories a step: easy_strict, easy_outcome.
 
 Success of the whole system on held-out tasks, sampled at the training temperature, before and after every twenty steps: means over
 seeds, and the difference to `outcome` at step 40 paired by seed, with its 95 % t-interval in percentage points. All arms of a seed
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import sys
 from pathlib import Path
@@ -39,6 +42,8 @@ ARMS: dict[str, list[str]] = {
     "frozen": [*TINY, "--actor.adam.lr", "0", "--eval.steps", "1", "--max_steps", "1"],
 }
 CONTROL = [*TINY, "--plugin", str(Path(__file__).with_name("controls.py")), "--controls.scores"]
+EASY = {"easy_strict": "tiny.yaml", "easy_outcome": "tiny_outcome.yaml"}
+"""Arms of a copy of the recipe."""
 NAMED: dict[str, list[str]] = {
     "to_go": [*TINY, "--reinforce_pp.scope", "trajectory", "--reinforce_pp.normalise", "role"],
     **{name: [*CONTROL, name] for name in ("shared", "shifted", "constant")},
@@ -57,11 +62,22 @@ def curve(folder: Path) -> dict[int, float]:
     return found
 
 
+def easy(file: str, out: Path) -> list[str]:
+    """Flags of a copy of the recipe in which ten right words in a row have 0.74 ** 10 = 5 %."""
+    copy = out / "recipe-easy"
+    if not copy.exists():
+        shutil.copytree(DSBENCH, copy)
+        demonstrations = copy / "demonstrations.py"
+        demonstrations.write_text(demonstrations.read_text().replace("SLIPS = 0.43", "SLIPS = 0.26"))
+    sizes = ["--rollout.batch_size", "64", "--rollout.n_samples_per_prompt", "2", "--train.batch_size", "128"]
+    return ["--recipe", str(copy / file), *sizes]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dsbench", description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("runs/bench-dsbench"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--arms", nargs="+", choices=[*ARMS, *NAMED], default=list(ARMS))
+    parser.add_argument("--arms", nargs="+", choices=[*ARMS, *NAMED, *EASY], default=list(ARMS))
     parser.add_argument("--steps", type=int, default=80)
     add_flag(parser)
     options = parser.parse_args()
@@ -71,12 +87,13 @@ def main() -> None:
     shown = list(range(0, options.steps + 1, EVERY))
     print(f"| arm | seeds | {' | '.join(f'step {s}' for s in shown)} | seconds | over outcome at {COMPARED} |", flush=True)
     print("|---" * (len(shown) + 4) + "|", flush=True)
+    arms = ARMS | NAMED | {arm: easy(file, options.out) for arm, file in EASY.items() if arm in options.arms}
     limit = ["--max_steps", str(options.steps)]
     curves: dict[tuple[str, int], dict[int, float]] = {}
     seconds: dict[str, list[float]] = {arm: [] for arm in options.arms}
     for seed in options.seeds:  # by seed, so that a part of the table is a comparison already
         for arm in options.arms:
-            flags = ARMS[arm] if arm == "frozen" else [*(ARMS | NAMED)[arm], *limit]
+            flags = arms[arm] if arm == "frozen" else [*arms[arm], *limit]
             seconds[arm].append(train(arm, flags, seed, options.out)["seconds"])
             curves[arm, seed] = curve(options.out / f"{arm}-{seed}")
     for arm in options.arms:
