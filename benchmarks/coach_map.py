@@ -298,11 +298,10 @@ def draw(curves: dict[tuple[str, float, int], Array], picture: Path) -> None:
         axis.set_title(f"{100 * start:g} % at the start, {batch} trajectories a step")
     for arm, real in REAL.items():
         found = [(step, value) for step, values in recorded(real).items() for value in values]
-        label = f"{arm}, real loop"
-        axes[0].scatter(
-            [x for x, _ in found], [y for _, y in found], 22, f"C{[*ARMS].index(arm)}", "x", zorder=3, label=label
-        )
-    axes[0].legend(fontsize=7, loc="upper left")
+        label = f"{arm}, real loop" if found else None
+        axes[0].plot(*np.array(found).reshape(-1, 2).T, "x", color=f"C{[*ARMS].index(arm)}", label=label)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(ARMS), fontsize=8)
     draw_map(curves, axes[2])
     figure.savefig(picture, dpi=110)
 
@@ -319,6 +318,8 @@ def draw_map(curves: dict[tuple[str, float, int], Array], axis: Any) -> None:
             axis.annotate(f"{100 * start:g} %", (place, ratio), (4, 5 - 14 * n), textcoords="offset points", fontsize=8)
     axis.axhline(1, color="grey", linewidth=0.8)
     axis.set(xscale="log", xlabel="successes in the first step (mean)", ylabel="steps to one half: outcome / rubric")
+    axis.set_xticks([0.1, 0.3, 1, 3, 10], ["0.1", "0.3", "1", "3", "10"], minor=False)
+    axis.minorticks_off()
     axis.set_title("how much sooner with a coach")
     axis.legend(fontsize=8)
 
