@@ -1,8 +1,10 @@
 """Seats that policies share: what the plan says of them, and who is in the room, without processes."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
+import ray
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from virtual_time import run
@@ -14,7 +16,7 @@ from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.describe import describe
 from marl_plugins.plan.devices import needed_devices
 from marl_plugins.plan.states import state_bytes, states_together
-from marl_plugins.runtime.process_groups import Room
+from marl_plugins.runtime.process_groups import Room, SeatedProcesses
 
 SUMS = ["--recipe", "tests/recipes/sums/tiny.yaml"]
 PLUGIN = ["--plugin", "marl_plugins.process_groups"]
@@ -177,3 +179,83 @@ def test_no_two_policies_are_on_one_seat_and_all_who_do_not_give_up_are_served(s
     for result, (who, _, _, gives_up) in zip(found, works, strict=True):
         assert result == members[who].name or (gives_up is not None and isinstance(result, asyncio.CancelledError)), result
     assert not room.seats.waiting and not any(room.seats._at_work.values()) and not room._granted
+
+
+class Process:
+    """A training process that knows how many steps it has taken, and does one thing after the other, each in its time."""
+
+    def __init__(self):
+        self.steps, self.dead, self._last = None, False, None
+        self.__ray_call__ = self._answering(0.1, lambda function: None)
+        self.assign = self._answering(0.1, lambda *_: ("here", 1))
+        self.init_model_from_pretrained = self._answering(1.0, lambda *_: self._become(0))
+        self.set_state = self._answering(0.5, self._become)
+        self.step = self._answering(1.0, lambda: self._become(self.steps + 1))
+        both = self._answering(0.5, lambda: self.steps)
+        self.get_state = SimpleNamespace(options=lambda num_returns: SimpleNamespace(remote=lambda: (both.remote(),) * 2))
+        self.state = self._answering(0.1, lambda: b"weights")
+
+    def _become(self, steps):
+        self.steps = steps
+
+    def _answering(self, seconds, do):
+        async def work(before, given):
+            await asyncio.gather(*before, return_exceptions=True)
+            await asyncio.sleep(seconds)
+            assert not self.dead, "it was asked for something after its end"
+            return do(*[await g if isinstance(g, asyncio.Task) else g for g in given])
+
+        def remote(*given):
+            self._last = asyncio.create_task(work([self._last] if self._last else [], given))
+            return self._last
+
+        return SimpleNamespace(remote=remote)
+
+
+class OfStandIns(Room):
+    def _start(self, seat, kind):
+        return Process(), asyncio.create_task(asyncio.sleep(2.0))
+
+    async def spare(self, seat, kind):
+        handle, ready = self._spares.pop((seat, kind), None) or self._start(seat, kind)
+        await ready
+        return handle
+
+
+@pytest.fixture(scope="module")
+def solver():
+    """The flags of a policy."""
+    return plan().run.policy_args["solver"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), INSTANT, st.none() | st.integers(1, 40).map(lambda n: n / 4)), max_size=10))
+def test_work_that_is_given_up_leaves_every_policy_what_it_knows(solver, works):
+    """The rollout beside which forward passes run may end early (`RunPaused`); what is saved then is what was trained."""
+    done = dict.fromkeys("pqr", 0)
+
+    async def one_step(processes, arrives):
+        await asyncio.sleep(arrives)
+        async with processes.active():
+            (handle,) = processes.handles()
+            done[processes.policy] += 1
+            await asyncio.shield(handle.step.remote())  # what has been asked for is done, whoever waits for it
+
+    async def go():
+        room = OfStandIns(Seating(1), False, 600.0)
+        members = [SeatedProcesses(room, name, solver, "cpu", None, 10, 600.0) for name in "pqr"]
+        for member in members:
+            member.launch(None)
+        tasks = [asyncio.create_task(one_step(members[who], at)) for who, at, _ in works]
+        for task, (*_, gives_up) in zip(tasks, works, strict=True):
+            if gives_up is not None:
+                asyncio.get_running_loop().call_later(gives_up, task.cancel)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for member in members:
+            async with member.active():
+                (handle,) = member.handles()
+                assert await handle.state.remote() and handle.steps == done[member.policy]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray, "kill", lambda handle: setattr(handle, "dead", True))
+        run(go())

@@ -14,7 +14,7 @@ import contextlib
 import copy
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -197,14 +197,28 @@ class SeatedProcesses(TrainingProcesses):
 
     async def _enter(self, seats: Sequence[Seat]) -> None:
         """Give the policy processes in its seats, with the state of those before them."""
-        started, places, args = time.monotonic(), iter(seats), self.args
-        for kind, group in self.groups.items():
-            ranks = {"policy": training_gpus, "critic": critic_gpus}[kind](args)
-            handles = [await self.room.spare(next(places), kind) for _ in range(ranks)]
-            group._actor_handlers, doing = handles, "was given its processes"
-            address, port = await self.await_work(doing, handles[0].assign.remote(ranks, 0, None, None))
-            await self.await_work(doing, *(h.assign.remote(ranks, n, address, port) for n, h in enumerate(handles) if n))
-        self.where = list(await asyncio.gather(*(locate(handle) for handle in self.handles())))
+        started, places = time.monotonic(), iter(seats)
+        try:
+            for kind, group in self.groups.items():
+                await self._assign(kind, group, places)
+            self.where = list(await asyncio.gather(*(locate(handle) for handle in self.handles())))
+            await self._load()
+        except BaseException:  # it may be given up, and the run go on to save: these know only a part of the state
+            self._empty()
+            raise
+        self._states = {}
+        self.room.changes.append(time.monotonic() - started)
+        self.room.refill(seats)
+
+    async def _assign(self, kind: str, group: Any, places: Iterator[Seat]) -> None:
+        ranks = {"policy": training_gpus, "critic": critic_gpus}[kind](self.args)
+        handles = [await self.room.spare(next(places), kind) for _ in range(ranks)]
+        group._actor_handlers, doing = handles, "was given its processes"
+        address, port = await self.await_work(doing, handles[0].assign.remote(ranks, 0, None, None))
+        await self.await_work(doing, *(h.assign.remote(ranks, n, address, port) for n, h in enumerate(handles) if n))
+
+    async def _load(self) -> None:
+        args = self.args
         if self._states:
             args = copy.deepcopy(args)
             args.ckpt.load_enable = False  # the state is newer than any checkpoint
@@ -217,10 +231,14 @@ class SeatedProcesses(TrainingProcesses):
             for kind, states in self._states.items()
             for h, s in zip(self._in(kind), states, strict=True)
         ]
-        self._states = {}  # the requests hold the states until they have been answered
         await self.await_work("was given its state", *given)
-        self.room.changes.append(time.monotonic() - started)
-        self.room.refill(seats)
+
+    def _empty(self) -> None:
+        """End the processes; others may come in their place."""
+        self._kill()
+        for group in self.groups.values():
+            group._actor_handlers = []
+        self.where = []
 
     def _in(self, kind: str) -> list[Any]:
         handles: list[Any] = self.groups[kind]._actor_handlers
@@ -248,10 +266,7 @@ class SeatedProcesses(TrainingProcesses):
             sizes = [size for pairs in asked.values() for size, _ in pairs]
             await self.await_work("was asked for its state", *sizes)  # by then all of it is in Ray's store
             self._states = {kind: [state for _, state in pairs] for kind, pairs in asked.items()}
-            self._kill()
-            for group in self.groups.values():
-                group._actor_handlers = []
-            self.where = []
+            self._empty()
 
     async def fit(self, step: int) -> dict[str, Any]:
         """See `TrainingProcesses.fit`."""
