@@ -163,6 +163,20 @@ def test_files_that_are_too_many_or_too_large_stay_there(service, source, limits
     assert (got.status, files_of(here)) == ("killed", {"kept": b"1"}) and said in got.reason and "is lost" in got.reason
 
 
+def test_a_program_never_leaves_more_than_the_next_one_can_be_sent(service, monkeypatch):
+    """Each leaves little, and together they are too much: the fault of the one that went too far, and of none after it."""
+    monkeypatch.setattr(fusion, "RETURNED", 1 << 20)
+    runner, sandbox, place = service
+    workspace = Path(tempfile.mkdtemp(dir=place))
+    wrote = [Program(f"open('{name}', 'wb').write(bytes(600_000))", limits=LONG) for name in "ab"]
+    first, second, third = (
+        runner.run(sandbox.run(program, workspace)) for program in (*wrote, Program("print(6 * 7)", limits=LONG))
+    )
+    assert (first.status, second.status, third.status, third.stdout) == ("finished", "killed", "finished", "42\n")
+    assert second.reason == "its files have more than 1 MB; what it changed is lost"
+    assert files_of(workspace).keys() == {"a"}
+
+
 def test_a_workspace_lies_in_the_sandboxs_own_folder(service, tmp_path):
     runner, sandbox, _ = service
     with pytest.raises(ValueError, match="expected a folder in the sandbox's own"):

@@ -358,13 +358,16 @@ class _Job:
             return Completed("killed", None, "", "", seconds, f"what it left as its result cannot be read: {said}")
         return self._judged(result, changed, min(result.seconds, limits.seconds + STARTING))
 
-    def _tree_problem(self, result: _Result, changed: Mapping[str, bytes]) -> str:
+    def _tree_problem(self, result: _Result, changed: dict[str, bytes]) -> str:
         """Why the kept workspace cannot become what the program says that it is; empty where it can."""
         if self.workspace is None:
             return ""
         paths = (self.files.keys() - result.gone) | changed.keys()
         if len(paths) + len(folders_of(paths)) > MOST_FILES:
             return f"more than {MOST_FILES} files and folders"
+        left = self.files | changed
+        if sum(len(left[path]) for path in paths) > RETURNED:
+            return f"more than {RETURNED >> 20} MB of files"
         return tree_problem(paths)
 
     def _judged(self, result: _Result, changed: Mapping[str, bytes], seconds: float) -> Completed:
@@ -392,7 +395,7 @@ def _too_much(exceeded: Literal["entries", "disk", "returned"] | str, disk_mb: i
     what = {
         "entries": f"more than {MOST_FILES} files and folders",
         "disk": f"its files took more than {disk_mb} MB",
-        "returned": f"the files that it changed have more than {RETURNED >> 20} MB",
+        "returned": f"its files have more than {RETURNED >> 20} MB",
     }[exceeded]
     return "killed", f"{what}; what it changed is lost"
 

@@ -277,6 +277,7 @@ def pack(settings: dict[str, Any]) -> dict[str, Any]:
                 if size > room or not stat.S_ISREG(os.fstat(opened).st_mode):
                     continue
                 if sent is not None and sent.get(path) == digest(file):
+                    room -= size  # it stays where it is, and is sent to the next program
                     continue
                 room -= add(packed, path, file, size)
     os.replace(CHANGED + "~", CHANGED)
