@@ -16,6 +16,7 @@ from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.describe import describe
 from marl_plugins.plan.devices import needed_devices
 from marl_plugins.plan.states import state_bytes, states_together
+from marl_plugins.runtime.cluster import _check_devices
 from marl_plugins.runtime.process_groups import Room, SeatedProcesses
 
 SUMS = ["--recipe", "tests/recipes/sums/tiny.yaml"]
@@ -107,6 +108,28 @@ def test_what_cannot_be_seated_is_said_before_anything_starts(words, parts, monk
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     said = problem(*words)
     assert all(part in said for part in ["marl_plugins.process_groups", *parts]), said
+
+
+@pytest.mark.parametrize(
+    ("seats", "nodes", "of_nodes", "fits"),
+    [(2, 1, [4, 3], True), (3, 2, [4, 3], True), (4, 2, [4, 4, 1], True), (4, 2, [4, 3, 2], False), (5, 1, [4, 4], False)],
+)
+def test_seats_of_one_node_are_on_one_node(seats, nodes, of_nodes, fits, monkeypatch):
+    """A cluster may have devices enough and none of its nodes; Ray would wait for such a node for ever."""
+    together = {"GPU": sum(of_nodes), "object_store_memory": 2**40}
+    monkeypatch.setattr(ray, "cluster_resources", lambda: together)
+    monkeypatch.setattr(ray, "available_resources", lambda: together)
+    dead = {"Alive": False, "Resources": {"GPU": 100}}
+    monkeypatch.setattr(ray, "nodes", lambda: [dead, *({"Alive": True, "Resources": {"GPU": n}} for n in of_nodes)])
+    run = plan("--process_groups.seats", str(seats), "--process_groups.nodes", str(nodes)).run
+    monkeypatch.setattr("marl_plugins.runtime.cluster.needed_devices", lambda run: {"seats of training processes": 0})
+    if fits:
+        _check_devices(run)
+        return
+    with pytest.raises(
+        ConfigurationError, match=rf"--process_groups.seats {seats} .* nodes have {', '.join(map(str, of_nodes))};"
+    ):
+        _check_devices(run)
 
 
 def test_on_gpus_it_is_refused(monkeypatch):

@@ -260,6 +260,13 @@ def _check_devices(run: Run) -> None:
             f"the plan needs {needed} GPUs ({shown_devices(run)}) and Ray has {found}; use --train.colocate_all, fewer engines "
             "(--vllm.num_engines), fewer ranks (--actor.num_gpus_per_node), a shared mapping (--mapping shared), or more GPUs"
         )
+    if (seating := run.seating) is not None and "seats of training processes" in needed_devices(run):
+        of_nodes = [int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]]
+        if sum(found // seating.seats for found in of_nodes) < seating.nodes:  # they would be waited for, for ever
+            raise ConfigurationError(
+                f"--process_groups.seats {seating.seats} are devices of one node, on {seating.nodes} nodes, and Ray's nodes have "
+                f"{', '.join(map(str, of_nodes))}; lower it and raise --process_groups.nodes instead, or use larger nodes"
+            )
     store = int(ray.cluster_resources().get("object_store_memory", 0))
     if store < states_together(run):
         raise ConfigurationError(
