@@ -214,6 +214,10 @@ def check_steps(policy: str, given: Mapping[str, Handed], metrics: Mapping[str, 
     """
     for name, layout in ((name, each.layout) for name, each in given.items()):
         taken, planned = metrics[f"{name}optimiser_steps"], layout.steps * epochs
-        if taken != planned or metrics[f"{name}micro_batches"] != layout.steps * layout.accumulation:
+        seen, laid_out = metrics[f"{name}micro_batches"], layout.steps * layout.accumulation
+        if (taken, seen) != (planned, laid_out):
             who = f"policy {policy!r}" + (", its critic," if name else "")
-            raise AssertionError(f"{who} took {taken:g} optimiser steps instead of {planned}")
+            raise AssertionError(
+                f"{who} took {taken:g} optimiser steps instead of {planned}, over {seen:g} micro-batches an epoch instead of "
+                f"{laid_out}"
+            )

@@ -104,6 +104,7 @@ class Room:
         Raises:
             RunEnded: None becomes ready.
         """
+        why = ""
         for _ in range(TRIES):
             waits = (seat, kind) in self._spares
             handle, ready = self._spares.pop((seat, kind)) if waits else self._start(seat, kind)
@@ -112,14 +113,15 @@ class Room:
                     await ready
                     await handle.__ray_ready__.remote()  # it may have died since
                 return handle
-            except RayActorError:  # it may have held the lock of an operator, for which the next one would wait for ever
+            except (
+                RayActorError
+            ) as error:  # it may have held the lock of an operator, for which the next would wait for ever
                 clear_abandoned_locks(Path(os.environ["TORCH_EXTENSIONS_DIR"]))
+                why = f"{TRIES} died one after the other, the last: {str(error).splitlines()[0]}"
             except TimeoutError:
+                why = f"one was not ready after {self.silence:g} s (limits.silence_seconds)"
                 break
-        raise RunEnded(
-            f"no training process became ready in seat {seat.number} of node {seat.node} (limits.silence_seconds "
-            f"{self.silence:g}, {TRIES} attempts)"
-        )
+        raise RunEnded(f"no training process became ready in seat {seat.number} of node {seat.node}: {why}")
 
     async def take(self, policy: str, count: int) -> Grant:
         """Wait until a policy has its seats. Those who have to leave them are on their way out."""
@@ -150,7 +152,7 @@ class Room:
                 granted.set_result(grant)
 
     def metrics(self) -> dict[str, float]:
-        """Of the step: how many times a policy was given processes, and the seconds from being granted its seats to having them."""
+        """Of the step: how many times a policy was given processes, and the seconds from its seats being free to having them."""
         changes, self.changes = self.changes, []
         return {"process_groups/changes": float(len(changes)), "process_groups/seconds": sum(changes)}
 
