@@ -10,8 +10,9 @@ policies is first in the next pass, for nothing (last in, first out).
     seats.leave(group)                    its processes are gone
 
 The order is that of asking, with two exceptions: a group that has seats needs no others, and a group that fits now may go before
-one that does not. Neither happens to a request more than `patience` times; then it is the only one that is considered. FlexMARL
-(arXiv 2602.09578) activates groups all or none and returns them to their previous node; the order is ours.
+one that does not. Neither happens to a request more than `patience` times; then it is the only one that is considered, but for
+what a group at work asks for beside it, which takes nobody's turn. FlexMARL (arXiv 2602.09578) activates groups all or none and
+returns them to their previous node; the order is ours.
 """
 
 from __future__ import annotations
