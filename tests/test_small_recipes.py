@@ -116,6 +116,19 @@ def test_the_clerk_looks_up_every_price_and_is_told_what_is_not_sold():
     assert lazy.outcome == 0.0
 
 
+def test_the_clerk_has_its_prices_also_where_the_tasks_come_from_a_file(tmp_path):
+    file = tmp_path / "orders.jsonl"
+    file.write_text('{"prompt": "pen, cup: how much?", "answer": "7"}\n')
+    words = ["--recipe", str(recipes_root() / "tool_user"), "--data.prompt_dataset", str(file), "--rollout.batch_size", "1"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MARL_PLUGINS_DEVICE", "cuda")
+        plan = build_plan([*words, "--train.batch_size", "4"])
+    turns = iter(["<price>cup</price>", "<price>pen</price>", "It is 7."])
+    trajectory = played(plan, plan.tasks("train")[0], lambda role, prompt: next(turns))
+    assert [a.tool_output for a in sorted(trajectory.actions, key=lambda a: a.turn)] == ["cup: 5", "pen: 2", ""]
+    assert trajectory.outcome == 1.0
+
+
 @pytest.mark.parametrize(
     ("first", "tests", "second", "outcomes"),
     [

@@ -5,20 +5,21 @@
 """
 
 import re
+from pathlib import Path
 
 from marl_plugins import hookimpl
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import ToolResult
+from marl_plugins.loading import load_file
 
+PRICES = load_file(Path(__file__).with_name("tasks.py"), "tool_user_prices").PRICES  # also where the tasks come from a file
 CALL = re.compile(r"<price>\s*(\w+)\s*</price>")
 
 
 @hookimpl
 def marl_tools(run):
-    prices = run.tasks_module.PRICES
-
     async def price(call):
-        found = prices.get(call.text)
+        found = PRICES.get(call.text)
         answer = f"{call.text} is not sold here" if found is None else f"{call.text}: {found}"
         return ToolResult("price", call.text, answer, ok=found is not None)
 
