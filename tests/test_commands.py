@@ -64,6 +64,21 @@ def test_a_copied_recipe_plans_from_anywhere(tmp_path, monkeypatch, capsys):
     assert "mine: exists already" in capsys.readouterr().err
 
 
+def test_only_a_recipe_is_copied_and_without_its_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["recipes", "copy", "vote", "mine"]) == 0
+    (tmp_path / "mine" / "run_1" / "run").mkdir(parents=True)
+    (tmp_path / "mine" / "run_1" / "run" / "command.json").write_text("[]")
+    (tmp_path / "mine" / "services.yaml").write_text("name: postgres\n")
+    capsys.readouterr()
+    assert main(["recipes", "copy", "mine", "again"]) == 0
+    assert capsys.readouterr().out.count("openrlhf train") == 2
+    assert not (tmp_path / "again" / "run_1").exists()
+    assert (tmp_path / "again" / "services.yaml").read_text() == "name: postgres\n"
+    assert main(["recipes", "copy", "mine/services.yaml", "other"]) == 2
+    assert "key 'roles' is missing" in capsys.readouterr().err and not (tmp_path / "other").exists()
+
+
 def test_the_file_that_was_named_is_the_first_to_be_tried(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["recipes", "copy", "mathchat/tiny_outcome.yaml", "My-Recipe"]) == 0
@@ -84,6 +99,9 @@ def test_the_file_that_was_named_is_the_first_to_be_tried(tmp_path, monkeypatch,
         (["eval", "--recipe", TINY, "--only", "solver"], "which is not given"),
         (["eval", "--recipe", TINY, "--models", "/nowhere"], "no folder 'solver' with a model in it; it holds no weights"),
         (["eval"], "nothing multi-agent was asked for"),
+        (["eval", "--recipe", TINY, "--resume", "runs/a"], "with --recipe RECIPE --models FOLDER"),
+        (["eval", "--recipe", TINY, "--modles", "runs/a"], "unknown flag --modles; did you mean 'models'?"),
+        (["recipes", "copy", "nosuch", "x"], "openrlhf recipes list"),
         (["evla"], "did you mean 'eval'?"),
     ],
 )
@@ -113,6 +131,26 @@ def test_saved_weights_take_the_place_of_the_recipes_models(tmp_path):
         ConfigurationError, match="no folder 'coder' with a model in it; it holds weights of solver, verifier"
     ):
         with_models(run, tmp_path, [])
+
+
+def test_an_evaluation_on_other_tasks_keeps_those_that_are_trained_on(tmp_path, capsys):
+    file = tmp_path / "other.jsonl"
+    file.write_text('{"prompt": "pen, cup, cup: how much?", "answer": "12"}\n')
+    words = [
+        "--recipe",
+        str(recipes_root() / "tool_user" / "tiny.yaml"),
+        "--eval.dataset",
+        str(file),
+        "--dry-run",
+        "--json",
+    ]
+    for command in ("eval", "train"):
+        assert main([command, *words]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert (shown["tasks"]["train"], shown["tasks"]["eval"]) == (137, 1)
+        assert str(file) in shown["task_source"]["eval"] and "load('train')" in shown["task_source"]["train"]
+    assert main(["eval", *words, "--eval.dataset", "nosuch.jsonl"]) == 2
+    assert "--eval.dataset nosuch.jsonl: no such file" in capsys.readouterr().err
 
 
 def test_an_evaluation_can_be_planned(capsys):

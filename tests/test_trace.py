@@ -142,6 +142,11 @@ def test_what_is_no_run_is_said(tmp_path, recorded, capsys):
     assert main(["trace", str(recorded), "--steps", "7:"]) == 2
     assert "holds no actions of these steps" in capsys.readouterr().err
     assert main(["trace", str(recorded), "--steps", "x"]) == 2
+    assert main(["trace", str(recorded), "--steps", "3:1"]) == 2
+    assert "there is no step from 3 to 1" in capsys.readouterr().err
+    (tmp_path / "tasks.jsonl").write_text('{"prompt": "x"}\n')
+    assert main(["trace", str(tmp_path / "tasks.jsonl")]) == 2
+    assert "expected the trajectories or evaluations of a run" in capsys.readouterr().err
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read_trace(tmp_path / "none")
     (tmp_path / "other").write_text('{"step": 1}\n')

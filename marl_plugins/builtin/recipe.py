@@ -101,7 +101,7 @@ def programs_of(run: Run) -> OnDemand:
 
 @hookimpl
 def marl_tasks(run: Run, split: str) -> Sequence[Task]:
-    if run.tasks_module is not None:
+    if run.tasks_module is not None and not (split == "eval" and run.args.eval.dataset):
         tasks = _listed(run.tasks_module.load(split), run, split)
         wrong = [t for t in tasks if not isinstance(t, Task)]
         if wrong:

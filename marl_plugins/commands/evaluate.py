@@ -7,6 +7,7 @@ import copy
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from marl_plugins.plan.tasks import from_hub
 from marl_plugins.run import Run
 
 OWN = ("models", "only")
+TRAINING = ("resume", "resume_with_changes")
+"""Flags of `openrlhf train` that would do nothing here."""
 NO_TASKS = "there are no held-out tasks: the recipe's `tasks:` gives none for eval, nor --eval.dataset"
 
 
@@ -52,6 +55,13 @@ def main(words: Sequence[str]) -> int:
         print(parser().format_help(), end="")
         return 0
     flags = split_flags(words, COMMAND_LINE)
+    misspelt = [f.name for f in flags if f.name not in OWN and get_close_matches(f.name, OWN, cutoff=0.7)]
+    if misspelt:  # the plan's flags do not have ours
+        raise ConfigurationError([f"{COMMAND_LINE}: unknown flag --{name}{nearest(name, OWN)}" for name in misspelt])
+    if resumed := [f.name for f in flags if f.name in TRAINING]:
+        raise ConfigurationError(
+            f"--{resumed[0]} continues a training; what a run has saved is evaluated with --recipe RECIPE --models FOLDER"
+        )
     options = parser().parse_args([w for f in flags if f.name in OWN for w in (f"--{f.name}", *f.words)])
     plan = build_plan([w for f in flags if f.name not in OWN for w in f.argv])
     run = only_players(plan.run)

@@ -20,6 +20,7 @@ from marl_plugins.hosts.upstream_cli import Parser
 from marl_plugins.manager import Plugins
 from marl_plugins.plan.build import Problems, draft_plan, recipe_plugins
 from marl_plugins.plan.rehearsal import rehearse, rehearse_plan, workflow_of
+from marl_plugins.plan.resume import COMMAND_FILE
 from marl_plugins.run import Run
 
 
@@ -150,18 +151,19 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
 
 
 def copy(name: str, folder: Path) -> int:
-    """Copy a recipe's folder, and name the copy after its own.
+    """Copy a recipe's folder without the runs in it, and name the copy after its own.
 
     Raises:
-        ConfigurationError: The target exists or cannot be written.
+        ConfigurationError: What is named is no recipe; or the target exists or cannot be written.
     """
     named = find_recipe(name)
+    load_recipe(named)
     source = named.parent
     if folder.exists():
         raise ConfigurationError(f"{folder}: exists already; give a folder that does not")
     try:
-        shutil.copytree(source, folder, ignore=shutil.ignore_patterns("__pycache__"))
-        files = sorted(folder.glob("*.yaml"), key=lambda path: _how_likely(path, named.name))
+        shutil.copytree(source, folder, ignore=_not_copied)
+        files = sorted(filter(_is_recipe, folder.glob("*.yaml")), key=lambda path: _how_likely(path, named.name))
         for path in files:
             _rename(path, re.sub(r"\W", "_", folder.resolve().name.lower()))
     except OSError as error:
@@ -175,6 +177,20 @@ def copy(name: str, folder: Path) -> int:
     for path in files:
         print(f"  openrlhf train --recipe {path if path.name != 'recipe.yaml' else folder} --dry-run")
     return 0
+
+
+def _not_copied(folder: str, names: list[str]) -> set[str]:
+    """What of a folder is no part of a recipe: caches of Python, and folders that runs have written."""
+    return {name for name in names if name == "__pycache__" or (Path(folder) / name / COMMAND_FILE).is_file()}
+
+
+def _is_recipe(path: Path) -> bool:
+    """Whether a YAML file is a recipe, and no other file beside one."""
+    try:
+        load_recipe(path)
+    except ConfigurationError:
+        return False
+    return True
 
 
 def _how_likely(path: Path, named: str) -> tuple[bool, bool, bool, str]:

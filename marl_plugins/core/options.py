@@ -87,4 +87,8 @@ def step_range(word: str) -> tuple[int, int | None]:
     first, last, only = match.groups()
     if only:
         return int(only), int(only)
+    if first and last and int(first) > int(last):
+        raise argparse.ArgumentTypeError(
+            f"{word!r}: there is no step from {first} to {last}; the first one stands first: {last}:{first}"
+        )
     return int(first or 0), int(last) if last else None

@@ -376,7 +376,7 @@ def find_recipe(name: str) -> Path:
     known = [p.parent.name if p.name == "recipe.yaml" else f"{p.parent.name}/{p.name}" for p in shipped.glob("*/*.yaml")]
     raise ConfigurationError(
         f"--recipe {name}: no such file, no folder with a recipe.yaml, and no recipe of that name is shipped"
-        f"{nearest(name, known)}"
+        f"{nearest(name, known) or '; openrlhf recipes list shows those that are'}"
     )
 
 

@@ -123,7 +123,6 @@ def _pointless(plan: Plan) -> list[str]:
         f"--{flag} would have no effect: the recipe has `{key}: {value}`; remove one of the two"
         for flag, key, value in (
             ("data.prompt_dataset", "tasks", recipe.tasks),
-            ("eval.dataset", "tasks", recipe.tasks),
             ("reward.remote_url", "grader", recipe.grader),
         )
         if value and flag in run.given
@@ -138,7 +137,8 @@ def _data(plan: Plan) -> list[str]:
     problems = []
     for flag in ("data.prompt_dataset", "eval.dataset"):
         name = flag_value(plan.run.args, flag)
-        if not name or plan.run.recipe.tasks or plan.plugins.claims("marl_tasks"):
+        replaced = flag == "data.prompt_dataset" and plan.run.recipe.tasks
+        if not name or replaced or plan.plugins.claims("marl_tasks"):
             continue
         if Path(name).suffix in SUFFIXES:
             problems += [] if Path(name).exists() else [f"--{flag} {name}: no such file"]

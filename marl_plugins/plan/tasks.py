@@ -24,8 +24,8 @@ MOST_NAMED = 5
 
 def from_hub(run: Run) -> bool:
     """Whether tasks come from a hub; those are read when a run really starts."""
-    names = [run.args.data.prompt_dataset, run.args.eval.dataset]
-    return not run.recipe.tasks and any(name and Path(name).suffix not in SUFFIXES for name in names)
+    names = [None if run.recipe.tasks else run.args.data.prompt_dataset, run.args.eval.dataset]
+    return any(name and Path(name).suffix not in SUFFIXES for name in names)
 
 
 def check_tasks(plan: Plan) -> list[str]:
