@@ -153,6 +153,13 @@ def test_an_evaluation_on_other_tasks_keeps_those_that_are_trained_on(tmp_path, 
     assert "--eval.dataset nosuch.jsonl: no such file" in capsys.readouterr().err
 
 
+def test_a_run_that_has_not_ended_has_no_weights_yet_and_how_it_gets_them_is_said(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "command.json").write_text("[]")
+    assert main(["eval", "--recipe", TINY, "--models", str(tmp_path)]) == 2
+    assert f"a run writes them at its end: openrlhf train --resume {tmp_path}" in capsys.readouterr().err
+
+
 def test_an_evaluation_can_be_planned(capsys):
     assert main(["eval", "--recipe", "vote/tiny.yaml", "--dry-run", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)

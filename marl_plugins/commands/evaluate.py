@@ -17,6 +17,7 @@ from marl_plugins.hosts.upstream_cli import Parser
 from marl_plugins.plan.build import build_plan, use_engines_only
 from marl_plugins.plan.flags import COMMAND_LINE, split_flags
 from marl_plugins.plan.plan import Plan
+from marl_plugins.plan.resume import COMMAND_FILE
 from marl_plugins.plan.sandbox import where_programs_run
 from marl_plugins.plan.tasks import from_hub
 from marl_plugins.run import Run
@@ -107,6 +108,8 @@ def with_models(run: Run, folder: Path, only: Sequence[str]) -> Run:
         if name in names and not (folder / saved_as[name] / "config.json").is_file():
             saved = sorted(p.parent.name for p in folder.glob("*/config.json"))
             has = f"it holds weights of {', '.join(saved)}" if saved else "it holds no weights"
+            if not saved and (folder / COMMAND_FILE).is_file():
+                has += f", because a run writes them at its end: openrlhf train --resume {folder}"
             problems.append(f"--models {folder}: no folder {saved_as[name]!r} with a model in it; {has}")
     if problems:
         raise ConfigurationError(list(dict.fromkeys(problems)))

@@ -36,6 +36,6 @@ def main(words: Sequence[str]) -> int:
         print(action.model_dump_json())
         empty = False
     if empty:
-        of_steps = "" if options.steps == (0, None) else " of these steps"
-        raise ConfigurationError(f"{file}: holds no actions{of_steps}; expected the trajectories or evaluations of a run")
+        why = "; expected the trajectories or evaluations of a run" if options.steps == (0, None) else " of these steps"
+        raise ConfigurationError(f"{file}: holds no actions{why}")
     return 0
