@@ -113,9 +113,8 @@ class Room:
                     await ready
                     await handle.__ray_ready__.remote()  # it may have died since
                 return handle
-            except (
-                RayActorError
-            ) as error:  # it may have held the lock of an operator, for which the next would wait for ever
+            except RayActorError as error:
+                # It may have held the lock of an operator, for which the next one would wait for ever.
                 clear_abandoned_locks(Path(os.environ["TORCH_EXTENSIONS_DIR"]))
                 why = f"{TRIES} died one after the other, the last: {str(error).splitlines()[0]}"
             except TimeoutError:
