@@ -203,12 +203,28 @@ def test_a_step_that_trained_nothing_begins_anew_at_the_same_version():
         assert table.evict(lambda row: True) == 1
 
 
+def test_a_put_that_is_refused_changes_nothing():
+    table, key = Table("p", ["ids", "reward"]), Key(0, 0, "a.1")
+    with pytest.raises(StoreError, match="no column 'rewrad'"):
+        table.put(key, 0, ids=1, rewrad=0.5)
+    assert not len(table) and not table.counts["put"]
+    table.put(key, 0, ids=1)
+    with pytest.raises(StoreError, match="'ids' is there already"):
+        table.put(key, 0, reward=0.5, ids=2)
+    assert [(row.values, row.state) for row in table] == [({"ids": 1}, "incomplete")]
+
+
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
         (math.nan, float("nan"), True),
         (1, 1.0, False),
         ((1, 2), (1, 2), True),
+        ((1, 2), (1, 3), False),
+        ((1, 2), (1,), False),
+        ([math.nan], [float("nan")], True),
+        ([torch.tensor([1.0, 2.0])], [torch.tensor([1.0, 2.0])], True),
+        ([torch.tensor([1.0, 2.0])], [torch.tensor([1.0, 3.0])], False),
         (torch.tensor([1.0, math.nan]), torch.tensor([1.0, math.nan]), True),
         (torch.tensor([1.0]), torch.tensor([2.0]), False),
         (torch.tensor([1.0]), torch.tensor([1.0, 1.0]), False),

@@ -110,26 +110,26 @@ class Table:
         return iter(self._rows.values())
 
     def put(self, key: Key, version: int, **values: Any) -> None:
-        """Add columns to a row, which is made by the first of them; a value that is there already changes nothing.
+        """Add columns to a row, which is made by the first of them; what is there already and what is refused change nothing.
 
         Raises:
             StoreError: An unknown column, another value for a column that is there, another version than the row's, a version that
                 has been committed already, or a new row of a task that was closed.
         """
+        for column in values:
+            if column not in self.columns:
+                known = nearest(column, self.columns)
+                raise StoreError(f"{self._name(key)} has no column {column!r}{known}; name it when the table is made")
         row = self._rows.get(key)
         if row is None or row.version != version:
             row = self._new(key, version, row)
         for column, value in values.items():
-            if column not in self.columns:
-                known = nearest(column, self.columns)
-                raise StoreError(f"{self._name(key)} has no column {column!r}{known}; name it when the table is made")
-            if column not in row.values:
-                row.values[column] = value
-            elif not equal(row.values[column], value):
+            if column in row.values and not equal(row.values[column], value):
                 raise StoreError(
                     f"{self._name(key)}: column {column!r} is there already, with another value; a column is put once: "
                     "evict the row first, or name another column"
                 )
+        row.values = values | row.values
         if row.state == "incomplete" and len(row.values) == len(self.columns):
             self._make_ready(row)
 
@@ -276,11 +276,13 @@ class Table:
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Whether two values of a column are the same: equal ones of one type, tensors and arrays element by element; nan is nan."""
+    """Whether two values of a column are the same: of one type, and equal, element by element where they have any; nan is nan."""
     if one is other:
         return True
     if type(one) is not type(other):
         return False
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(equal, one, other))
     if hasattr(one, "shape"):
         same = (one == other) | ((one != one) & (other != other)) if one.shape == other.shape else None
         return same is not None and one.dtype == other.dtype and bool(same.all())
