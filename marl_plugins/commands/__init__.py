@@ -23,6 +23,7 @@ COMMANDS = (
     _command("eval", "--recipe RECIPE [--models RUN]", "success of any models on a recipe's held-out tasks", "evaluate"),
     _command("recipes", "list | show | copy | import", "shipped recipes; your own from one of them, or from MARTI"),
     _command("trace", "RUN [--steps A:B]", "what a run asked of engines and tools, and when, as JSON Lines"),
+    _command("store", "RUN [--to FILE]", "what became of a run's rows; all of them as an Arrow or Parquet table"),
     _command("plugins", "[--json]", "plugins that are found, and what they hook into"),
     _command("compat", "PATH | VERSION", "whether another release of upstream still fits"),
     _command("patch", "status | apply | revert", "thin patches for those who carry a checkout of upstream"),
