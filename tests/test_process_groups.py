@@ -149,6 +149,39 @@ def test_a_plugin_that_gives_something_else_than_seats_is_refused(tmp_path):
         build_plan([*SUMS, "--plugin", str(file)])
 
 
+def seats_of_a_plugin(tmp_path, seating):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from marl_plugins import hookimpl\nfrom marl_plugins.core.seats import Seating\n\n"
+        f"@hookimpl\ndef marl_seats(run): return {seating}\n"
+    )
+    return [*SUMS, "--plugin", str(file)]
+
+
+@pytest.mark.parametrize(
+    ("seating", "words", "said"),
+    [
+        (
+            "Seating(1)",
+            ["--policy.coder.actor.num_gpus_per_node", "2"],
+            "'coder' needs 2 seats .* raise `seats` of its Seating",
+        ),
+        ("Seating(0)", [], "'solver' needs 1 seats of one node"),
+        ("Seating(1, 0)", [], "`nodes` of its Seating is 0"),
+        ("Seating(1, state_gb=0.001)", [], "`state_gb` of its Seating is 0.001"),
+    ],
+)
+def test_seats_of_any_plugin_are_checked(seating, words, said, tmp_path):
+    with pytest.raises(ConfigurationError, match=rf"mine\.py: .*{said}"):
+        build_plan([*seats_of_a_plugin(tmp_path, seating), *words])
+
+
+def test_seats_of_any_plugin_are_refused_on_gpus(tmp_path, monkeypatch):
+    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
+    with pytest.raises(ConfigurationError, match=r"mine\.py: not on GPUs yet"):
+        build_plan(seats_of_a_plugin(tmp_path, "Seating(1)"))
+
+
 class Member:
     """A policy whose processes are a name: where they are, and how long they need to leave and to come."""
 

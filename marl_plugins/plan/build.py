@@ -50,6 +50,7 @@ from marl_plugins.plan.parts import estimator_of, of_plugin, policies_of, seatin
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.rehearsal import check_workflow
 from marl_plugins.plan.sandbox import check_sandbox
+from marl_plugins.plan.seating import check_seating
 from marl_plugins.plan.tasks import check_tasks, from_hub, task_warnings
 from marl_plugins.run import Run
 
@@ -158,6 +159,7 @@ def build_plan(words: Sequence[str]) -> Plan:
     plan = Plan(run, plugins, request.options)
     problems += check_numbers(run)
     problems += check_files(plan, request.origins)
+    problems += check_seating(run, " or ".join(plugins.owners("marl_seats"))) if run.policies else []
     warnings = [*repeated_plugins(request), *hub_warnings(p.model for p in run.policies)]
     if owners := plugins.owners("marl_estimator"):
         estimator = problems.attempt(lambda: estimator_of(plan))
