@@ -63,10 +63,9 @@ def plot(metrics: Metrics, roles: Sequence[str], path: Path, title: str) -> None
     (top_left, top_right), (bottom_left, bottom_right) = panels[:2]
     for axes, (title_of, names) in zip(panels[2:].flat, more.items(), strict=False):
         _lines(axes, steps, names)
-        axes.set(xlabel="step", ylabel=title_of)
+        axes.set_ylabel(title_of)
     for axes in panels[2:].flat[len(more) :]:
         axes.set_axis_off()
-        panels[-2][1].tick_params(labelbottom=True)  # it is the lowest of its column
     evaluations = [m for m in metrics if "eval/tasks" in m]
     if any("outcome/mean" in m or "eval/outcome" in m or m.get("eval/lost") for m in metrics):
         _outcome(top_left, steps, evaluations)
@@ -82,8 +81,12 @@ def plot(metrics: Metrics, roles: Sequence[str], path: Path, title: str) -> None
     _lines(bottom_left, steps, {p: f"policy/{p}/{'kl' if kl else 'actor_grad_norm'}" for p in policies})
     _lines(bottom_right, steps, {role: f"role/{role}/response_length" for role in roles})
     top_right.set_ylabel("mean reward of an action")
-    bottom_left.set(xlabel="step", ylabel="KL to the reference model" if kl else "gradient norm")
-    bottom_right.set(xlabel="step", ylabel="tokens per answer")
+    bottom_left.set_ylabel("KL to the reference model" if kl else "gradient norm")
+    bottom_right.set_ylabel("tokens per answer")
+    for column in panels.T:
+        lowest = [axes for axes in column if axes.axison][-1]
+        lowest.set_xlabel("step")
+        lowest.tick_params(labelbottom=True)
     for axes in panels.flat:
         if axes.get_legend_handles_labels()[0]:
             axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False, fontsize="small")
