@@ -454,7 +454,7 @@ def test_a_recipe_folder_that_cannot_be_copied_whole_is_linked(project):
 
 
 def test_resume_names_what_is_wrong(project, tmp_path, capsys):
-    start(*WORDS)
+    start(*WORDS, "--plugin", "plug/extra.py")
     (tmp_path / "empty").mkdir()
     for folder, said in {
         "nowhere": "--resume nowhere: no such folder; expected the --ckpt.output_dir of a run",
@@ -465,6 +465,8 @@ def test_resume_names_what_is_wrong(project, tmp_path, capsys):
         assert said in capsys.readouterr().err
     assert main(["train", "--resume", "runs/a", "--recipe", "sums", "--dry-run"]) == 2
     assert "repeats the run with the recipe that it recorded: remove --recipe" in capsys.readouterr().err
+    assert main(["train", "--resume", "runs/a", "--plugin", "plug/extra.py", "--dry-run"]) == 2
+    assert "repeats the run with the plugins that it recorded: remove --plugin plug/extra.py" in capsys.readouterr().err
     assert main(["train", "--resume", "--dry-run"]) == 2
     assert "--resume takes one run's folder" in capsys.readouterr().err
     assert main(["train", "--resume", "runs/a", "--dry-run"]) == 0

@@ -100,7 +100,7 @@ def replayed(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """The words that `--resume FOLDER` stands for, with those that follow it, and remarks; other words are returned as they are.
 
     Raises:
-        ConfigurationError: The folder holds no run, or the recipe is given too.
+        ConfigurationError: The folder holds no run, or the recipe or one of its plugins is given too.
     """
     flags = split_flags(words, COMMAND_LINE)
     chosen = [flag for flag in flags if flag.name == "resume"]
@@ -120,6 +120,13 @@ def replayed(words: Sequence[str]) -> tuple[list[str], list[str]]:
         Given(name, tuple(_located(word, place) for word in values), COMMAND_LINE) for name, *values in entry["repeat"]
     ]
     more = [f for f in flags if f.name != "resume"]
+    recorded = {Path(word).name for f in repeated if f.name == "plugin" for word in f.words}
+    twice = [word for f in more if f.name == "plugin" for word in f.words if Path(word).name in recorded]
+    if twice:
+        raise ConfigurationError(
+            f"--resume {folder} repeats the run with the plugins that it recorded: remove --plugin {twice[0]}; a changed plugin is "
+            "taken by the run's own command with --ckpt.load_enable --resume_with_changes"
+        )
     loading = [f for f in (Given("ckpt.load_enable", (), COMMAND_LINE),) if f.name not in [m.name for m in more]]
     remarks = [
         f"--{name} was given when the run was started and is never written down: give it again if it is needed"
