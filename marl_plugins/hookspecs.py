@@ -224,7 +224,8 @@ def marl_seats(run: Run) -> Seating | None:
     """Seats for the training processes of more policies than there are devices. *first*; once at configuration, when the policies
     are known. Built-in: none, every trained policy has its processes and devices for the whole run.
 
-    With seats a policy's processes exist only while it computes. Every policy fits on one node's seats, its critic with it.
+    With seats a policy's processes exist only while it computes. Every policy fits on one node's seats, its critic with it;
+    what cannot be seated is refused before anything starts, and so are seats on GPUs.
 
     Example:
 

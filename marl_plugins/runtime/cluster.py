@@ -264,8 +264,9 @@ def _check_devices(run: Run) -> None:
         of_nodes = [int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]]
         if sum(found // seating.seats for found in of_nodes) < seating.nodes:  # they would be waited for, for ever
             raise ConfigurationError(
-                f"--process_groups.seats {seating.seats} are devices of one node, on {seating.nodes} nodes, and Ray's nodes have "
-                f"{', '.join(map(str, of_nodes))}; lower it and raise --process_groups.nodes instead, or use larger nodes"
+                f"the plan needs {seating.nodes} nodes with {seating.seats} seats each, and Ray's nodes have "
+                f"{', '.join(map(str, of_nodes))} GPUs; use fewer seats of more nodes (--process_groups.seats, "
+                "--process_groups.nodes), or larger nodes"
             )
     store = int(ray.cluster_resources().get("object_store_memory", 0))
     if store < states_together(run):
