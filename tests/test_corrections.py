@@ -171,6 +171,8 @@ def test_a_verdict_needs_room_for_a_correction():
         ("So it is \\boxed{42}.", "42", "The program printed 41.", True),
         ("So it is 42.0, or 1,042", "42", "no number", True),
         ("So it is 142", "42", "no number", False),
+        ("So it is 42km", "42", "no number", True),
+        ("So it is 42.5kg", "42", "no number", False),
         ("The price is 1,042", 1042, "it was 1042.00", False),
         ("The price is 1,042", 1042.0, "it was 42", True),
         ("It is PARIS,\nFrance", "Paris, France", "which town?", True),

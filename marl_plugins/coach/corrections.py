@@ -31,7 +31,8 @@ from marl_plugins.core.files import json_value, replace_text
 from marl_plugins.core.options import step_range
 from marl_plugins.core.trajectory import Action, Correction, Trajectory
 
-NUMBER = re.compile(r"(?<![\w.])[+-]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?!\w)")
+NUMBER = re.compile(r"(?<![\w.])[+-]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?!\d)")
+"""Of a text; a unit may follow at once, as in 42kg."""
 DIGITS = 1000
 REASONS = ("empty", "unchanged", "label", "too_long")
 COLUMNS = ("actions", "corrections", "written", *REASONS)
