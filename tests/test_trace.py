@@ -147,6 +147,8 @@ def test_what_is_no_run_is_said(tmp_path, recorded, capsys):
     (tmp_path / "tasks.jsonl").write_text('{"prompt": "x"}\n')
     assert main(["trace", str(tmp_path / "tasks.jsonl")]) == 2
     assert "expected the trajectories or evaluations of a run" in capsys.readouterr().err
+    assert main(["trace", str(recorded / "metrics.jsonl")]) == 2
+    assert "it is no trajectory; expected a line of a run's trajectories.jsonl" in capsys.readouterr().err
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read_trace(tmp_path / "none")
     (tmp_path / "other").write_text('{"step": 1}\n')

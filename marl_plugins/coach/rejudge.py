@@ -145,7 +145,7 @@ def read_trajectories(source: Path, steps: tuple[int, int | None], roles: Sequen
         ConfigurationError: A file is missing, lines cannot be read, an action's role is unknown, or nothing is left.
     """
     file = source / FILE if source.is_dir() else source
-    found, problems = [], []
+    found, problems, unknown = [], list[str](), set[str]()
     for number, line in enumerate(lines_of(file), 1):
         try:
             trajectory = Trajectory.from_record(json.loads(line))
@@ -156,10 +156,9 @@ def read_trajectories(source: Path, steps: tuple[int, int | None], roles: Sequen
         except (KeyError, TypeError, AttributeError) as error:
             problems.append(f"{file}:{number}: is not a record of a trajectory: {type(error).__name__}: {error}")
             continue
-        problems += [
-            f"{file}:{number}: the recipe has no role {role!r}{nearest(role, roles)}"
-            for role in sorted({action.role for action in trajectory.actions} - set(roles))
-        ]
+        others = {action.role for action in trajectory.actions} - {*roles, *unknown}  # each is said once
+        problems += [f"{file}:{number}: the recipe has no role {role!r}{nearest(role, roles)}" for role in sorted(others)]
+        unknown |= others
         if steps[0] <= trajectory.step and (steps[1] is None or trajectory.step <= steps[1]):
             found.append(trajectory)
     if problems:

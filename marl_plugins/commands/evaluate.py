@@ -108,7 +108,9 @@ def with_models(run: Run, folder: Path, only: Sequence[str]) -> Run:
         if name in names and not (folder / saved_as[name] / "config.json").is_file():
             saved = sorted(p.parent.name for p in folder.glob("*/config.json"))
             has = f"it holds weights of {', '.join(saved)}" if saved else "it holds no weights"
-            if not saved and (folder / COMMAND_FILE).is_file():
+            if (folder / "config.json").is_file():
+                has = "it is itself a model; expected the folder above it, of the run"
+            elif not saved and (folder / COMMAND_FILE).is_file():
                 has += f", because a run writes them at its end: openrlhf train --resume {folder}"
             problems.append(f"--models {folder}: no folder {saved_as[name]!r} with a model in it; {has}")
     if problems:

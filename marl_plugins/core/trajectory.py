@@ -418,9 +418,11 @@ class Trajectory:
         """Read back what `record` wrote, in this or an earlier release of the same schema; what that left out is empty.
 
         Raises:
-            ValueError: The record has another schema.
+            ValueError: The record is of something else, or has another schema.
             KeyError: A required field is missing.
         """
+        if record.get("schema") is None:
+            raise ValueError("it is no trajectory; expected a line of a run's trajectories.jsonl, or of its evaluations")
         if record["schema"] != SCHEMA_VERSION:
             raise ValueError(f"a record of schema {record['schema']!r}; this release reads {SCHEMA_VERSION}")
         task = Task(record["task"], record["prompt"], record["label"], record.get("metadata", {}))
