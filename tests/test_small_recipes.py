@@ -7,6 +7,7 @@ import pytest
 from simulated import CharacterChat
 
 from marl_plugins.core.credit import rewards_from_scores
+from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.prompts import prompt_renderer
 from marl_plugins.core.scoring import score_outcome
 from marl_plugins.core.shipped import recipes_root
@@ -127,6 +128,14 @@ def test_the_clerk_has_its_prices_also_where_the_tasks_come_from_a_file(tmp_path
     trajectory = played(plan, plan.tasks("train")[0], lambda role, prompt: next(turns))
     assert [a.tool_output for a in sorted(trajectory.actions, key=lambda a: a.turn)] == ["cup: 5", "pen: 2", ""]
     assert trajectory.outcome == 1.0
+
+
+def test_tasks_for_which_there_are_no_demonstrations_are_told_what_to_do(tmp_path):
+    file = tmp_path / "sums.jsonl"
+    file.write_text('{"prompt": "1 + 2", "answer": "3"}\n')
+    words = ["--recipe", str(recipes_root() / "coder_tester" / "tiny.yaml"), "--data.prompt_dataset", str(file)]
+    with pytest.raises(ConfigurationError, match=r"KeyError: 'expression'; .*or the recipe `warm_start: null`"):
+        build_plan([*words, "--rollout.batch_size", "1", "--train.batch_size", "1", "--rollout.n_samples_per_prompt", "1"])
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,10 @@ def wrong_demonstrations(run: Run, task: Task | None) -> list[str]:
         drawn, failures = run_apart(draw)
     except Stuck as stuck:
         return [stuck.problem("demonstrate", place)]
-    problems = [str(failure) for failure in failures]
+    cure = ""
+    if run.args.data.prompt_dataset and not run.recipe.tasks:  # the demonstrations of a recipe are for its own tasks
+        cure = "; the tasks are --data.prompt_dataset: give them what `demonstrate` reads, or the recipe `warm_start: null`"
+    problems = [f"{failure}{cure}" for failure in failures]
     problems += [f"{place}: demonstrate{problem}" for item in drawn if (problem := _problem(run, item))]
     return list(dict.fromkeys(problems))
 
