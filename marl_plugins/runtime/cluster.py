@@ -117,9 +117,8 @@ def ray_cluster(run: Run, debug: bool, python: str | None) -> Iterator[None]:
         finally:  # a raylet and a GCS server, unless the cluster is someone else's
             ours = set(psutil.Process().children()) - before
         if threading.current_thread() is threading.main_thread():
-            signal.signal(
-                signal.SIGTERM, on_sigterm
-            )  # Ray's own handler exits, which aborts the process inside Ray's calls
+            # Ray's own handler exits, which aborts the process inside Ray's calls.
+            signal.signal(signal.SIGTERM, on_sigterm)
         if not debug:
             importlib.import_module("ray._private.tensor_serialization_utils")  # resets the filters of warnings
             warnings.filterwarnings("ignore")
@@ -187,6 +186,7 @@ def _shut_down(ours: set[psutil.Process]) -> None:
     unanswered.cancel()
     _, left = psutil.wait_procs(everyone, timeout=10)  # workers end a moment after `ray.shutdown` has returned
     _kill(left)
+    psutil.wait_procs(left, timeout=10)  # on a busy machine a killed process is there a little longer
 
 
 def _kill(processes: Iterable[psutil.Process]) -> None:
