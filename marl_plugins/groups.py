@@ -113,6 +113,7 @@ class ReinforceBaseline(GroupMean, Whitened):
     """
 
     scope: Reach = "batch"
+    affine: bool = True
 
 
 ESTIMATORS: dict[str, type[GroupMean]] = {

@@ -20,7 +20,9 @@ What a plugin keeps from one hook to the next belongs to the run, not to the mod
 `Baselines()`. What hooks are handed of a running policy is described in `marl_plugins.core.processes`.
 
 A plugin says how much of a step its part of a chain needs at once: `MARL_REACH = {"marl_credit": "trajectory"}`; without that it
-is the whole `"step"`. A part that needs a trajectory may be given each as it arrives, or all at once.
+is the whole `"step"`. A part that needs a trajectory may be given each as it arrives, or all at once, and some of a step after
+others. In place of a word there may be a function of the run, of which `args` and `recipe` are known by then; it returns the word,
+or says why it is the step, and the cure.
 
 Tests that any plugin has to pass are in `marl_plugins.contracts`, for its author to run.
 
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
     from marl_plugins.core.workflow import Call, Workflow
     from marl_plugins.run import Run
 
-VERSION = "2.5"
+VERSION = "2.6"
 
 Purpose = Literal["train", "evaluate", "judge"]
 """What a run is started for: `openrlhf train`; `openrlhf eval`, which scores outcomes only; `openrlhf coach`, which scores recorded

@@ -202,10 +202,14 @@ class Plugins:
         """The named plugins (no built-ins) that implement a hook."""
         return [name for name in self.names if self.implements(name, hook)]
 
-    def reach(self, name: str, hook: str) -> Reach:
-        """How much of a step an active plugin's part of a chain needs at once."""
-        declared: dict[str, Reach] = getattr(self.manager.get_plugin(name), "MARL_REACH", {})
-        return declared.get(hook, "step")
+    def reach(self, name: str, hook: str, run: Run) -> str:
+        """How much of a step a plugin's part of a chain needs at once: a `Reach`, or why it is the step.
+
+        Args:
+            run: Of which `args` and `recipe` are known.
+        """
+        declared = getattr(self.manager.get_plugin(name), "MARL_REACH", {}).get(hook, "step")
+        return str(declared(run) if callable(declared) else declared)
 
     def claims(self, hook: str) -> bool:
         """Whether a named plugin (not a built-in) implements the hook."""
@@ -386,9 +390,9 @@ def _misdeclared_reach(declared: object, hooks: Iterable[str]) -> list[str]:
         if name not in chains
     ]
     return problems + [
-        f"MARL_REACH[{name!r}] = {reach!r}: expected {' or '.join(map(repr, get_args(Reach)))}, {example}"
+        f"MARL_REACH[{name!r}] = {reach!r}: expected {' or '.join(map(repr, get_args(Reach)))}, or a function of the run, {example}"
         for name, reach in declared.items()
-        if reach not in get_args(Reach)
+        if not callable(reach) and reach not in get_args(Reach)
     ]
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
 from marl_plugins import hookimpl
-from marl_plugins.core.estimators import Estimator, Reach, Whitened, add_scope_flag
+from marl_plugins.core.estimators import Batch, Estimator, Reach, Whitened, add_scope_flag
 from marl_plugins.core.failures import Remark
 from marl_plugins.core.rows import Row
 
@@ -54,9 +55,19 @@ class FlashReinforce(Estimator):
     """
 
     scope: Reach = "batch"
+    affine: bool = True  # but for `--reward.clip_range`, whose bounds are those of what `shape` leaves
 
     def shape(self, rows: Sequence[Row], rewards: Tensor) -> Tensor:
         return rewards - rewards.mean()
+
+    def shape_early(self, rows: Sequence[Row], rewards: Tensor) -> Tensor:
+        return rewards
+
+    def statistics(self, batches: Sequence[Batch]) -> float:
+        return fmean(row.reward for rows, _, _ in batches for row in rows)
+
+    def late(self, statistics: float, key: str) -> tuple[float, float]:
+        return statistics, 1.0
 
 
 @hookimpl

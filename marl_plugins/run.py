@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, TypeVar
 
+from marl_plugins.core.estimators import Estimator
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.policy import Policy as Policy  # copied recipes and plugins import it from here
 from marl_plugins.core.recipe import PolicyConfig, Recipe, RoleConfig
@@ -60,6 +61,8 @@ class Run:
         policies: In the order of their first role; then those that play none.
         policy_args: All flags for each policy, with its own applied.
         seating: Seats that the training processes of all policies share; None where each has devices of its own.
+        need_step: Plugins whose part of `marl_credit` or `marl_select` needs a whole step at once (`MARL_REACH`), and which.
+        advantages: What makes the advantages; None but in `marl_configure` of a plan without other problems.
         warnings: What is worth knowing before the run starts.
         max_steps, logical_gpus: As on the command line.
     """
@@ -75,6 +78,8 @@ class Run:
     policies: tuple[Policy, ...] = ()
     policy_args: Mapping[str, SimpleNamespace] = field(default_factory=dict)
     seating: Seating | None = None
+    need_step: tuple[str, ...] = ()
+    advantages: Estimator | None = None
     warnings: tuple[str, ...] = ()
     max_steps: int | None = None
     logical_gpus: int | None = None

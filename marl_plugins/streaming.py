@@ -1,4 +1,5 @@
-"""Forward passes of trajectories that have arrived, while the late ones of a rollout still run.
+"""Forward passes of trajectories that have arrived, while the late ones of a rollout still run; and, with
+`--streaming.gradients`, their gradients.
 
 Log-probs, those of the reference and the critic's values depend on a row's tokens alone. They are computed in micro-batches of
 fixed membership: all rows of a policy of `--streaming.tasks` consecutive tasks of the step, as soon as all samples of these have
@@ -8,21 +9,32 @@ again is only a sequence of which a turn is not trained on after all, because cr
 The step is the same as without it. On CPU, with eager attention and without packing, it is so bit for bit: there a row's log-probs
 do not depend on what it shares a micro-batch with, if it has at least 16 tokens with its context. Pays where training processes
 have devices of their own, which would wait for the rollout, and where `--streaming.tasks` gives every rank some of a policy's rows.
+
+Gradients need credit as well, so every plugin that takes part in it has to do with a trajectory at a time, and the estimator with
+whole tasks but for a mean and a deviation (`Estimator.accumulators`). They are added up in the order of the step, the same
+micro-batches whatever arrives first, and carried by upstream's own optimiser step (runtime/early.py, runtime/gradients.py). A row
+whose ratio leaves the clip interval is trained after the rollout, and so are all rows of a run's first step where somebody may
+score actions. A row costs two forward and two backward passes in place of two and one, of which the late rows leave little to be
+done after the rollout. Equal to the full batch but for the rounding of sums in another order.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from marl_plugins import hookimpl
 from marl_plugins.core.concurrency import all_of
+from marl_plugins.core.estimators import Centres
 from marl_plugins.core.failures import Remark
 from marl_plugins.core.options import at_least
+from marl_plugins.core.policy import Policy
 from marl_plugins.core.rows import rows_to_be
+from marl_plugins.plan.estimate import gb, parameters
 
 if TYPE_CHECKING:
     from marl_plugins.core.processes import PolicyProcesses, RunningRollout
@@ -58,6 +70,11 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         help="until when that goes on: until all rows are done, in the same micro-batches whatever arrives first; or until the "
         "rollout ends, and the rest is done at once, in micro-batches that depend on timing",
     )
+    group.add_argument(
+        "--streaming.gradients",
+        action="store_true",
+        help="take the gradients of these rows as well, for the one optimiser step of the update",
+    )
 
 
 @hookimpl
@@ -69,9 +86,121 @@ def marl_configure(run: Run) -> list[str]:
         for name, flags in sharing.items()
         if flags
     ]
-    if run.device == "cpu" and not problems:
-        return [Remark(f"{WHO}: on CPU engines and training processes share the cores, so it hides nothing")]
-    return problems
+    remarks = [Remark(f"{WHO}: on CPU engines and training processes share the cores, so it hides nothing")]
+    if run.args.streaming.gradients and not problems:
+        problems = refused(run)
+        remarks += [Remark(memory(run, policy)) for policy in run.policies if policy.trainable]
+    return problems or [remark for remark in remarks if run.device == "cpu" or remark is not remarks[0]]
+
+
+def refused(run: Run) -> list[str]:
+    """Why the gradients of this run's rows cannot be taken before its rollouts have ended."""
+    of_all = [(why, cure) for wrong, why, cure in _of_the_run(run) if wrong]
+    of_one = [
+        (f"policy {p.name!r}: {why}", cure)
+        for p in run.policies
+        if p.trainable
+        for wrong, why, cure in _of_a_policy(run.policy_args[p.name], p.name, run)
+        if wrong
+    ]
+    return [
+        f"--streaming.gradients: {why}; {cure}, or leave out --streaming.gradients: forward passes are made beside the rollout "
+        "without it too"
+        for why, cure in [*of_all, *of_one]
+    ]
+
+
+def _of_the_run(run: Run) -> list[tuple[bool, str, str]]:
+    """What rules it out, why, and the cure."""
+    estimator, k = run.advantages, run.optimiser_steps
+    name = type(estimator).__name__
+    return [
+        (
+            k > 1,
+            f"a step has {k} optimiser steps (--rollout.batch_size x --rollout.n_samples_per_prompt = {run.trajectories} "
+            f"trajectories, --train.batch_size {run.args.train.batch_size}), and the second is taken at other weights",
+            f"set --train.batch_size {run.trajectories}",
+        ),
+        (
+            estimator is not None and not estimator.accumulators,
+            f"{name} has scope 'batch' and is not affine, so that an advantage may depend on all rows in any way",
+            "use another estimator",
+        ),
+        *[
+            (
+                True,
+                f"the whole step is needed by plugin {name}",
+                "leave the plugin out"
+                if ": " in name
+                else "leave it out, or declare MARL_REACH where a trajectory is enough",
+            )
+            for name in run.need_step
+        ],
+        (
+            run.seating is not None,
+            "training processes take turns at devices, and what they have accumulated would end with them",
+            "leave out marl_plugins.process_groups",
+        ),
+    ]
+
+
+def _of_a_policy(args: SimpleNamespace, name: str, run: Run) -> list[tuple[bool, str, str]]:
+    """The same of one policy."""
+    own = f"--policy.{name}."
+    correcting = getattr(args.algo.advantage, "is_correction_level", "off") != "off"
+    return [
+        (
+            args.train.max_epochs > 1,
+            f"--train.max_epochs {args.train.max_epochs}: the second epoch's gradients are taken at other weights",
+            f"set {own}train.max_epochs 1",
+        ),
+        (
+            args.ds.zero_stage == 3,
+            "--ds.zero_stage 3: a rank has no whole parameters outside DeepSpeed's engine",
+            f"set {own}ds.zero_stage 2",
+        ),
+        (
+            args.ds.param_dtype == "fp16",
+            "--ds.param_dtype fp16: DeepSpeed scales losses, and these gradients are taken without it",
+            f"set {own}ds.param_dtype bf16",
+        ),
+        (
+            bool(args.actor.gradient_checkpointing_enable and args.actor.gradient_checkpointing_reentrant),
+            "--actor.gradient_checkpointing_reentrant: it forbids torch.autograd.grad",
+            "remove it",
+        ),
+        (
+            args.actor.policy_loss_type == "gspo" and correcting,
+            "--actor.policy_loss_type gspo with --algo.advantage.is_correction_level: its ratio is taken against the engine's "
+            "log-probs and leaves the clip interval nearly always",
+            f"set {own}algo.advantage.is_correction_level off",
+        ),
+        (
+            run.estimator == "flash_reinforce" and args.reward.clip_range is not None,
+            "--algo.advantage.estimator flash_reinforce with --reward.clip_range: it clips what the mean of all rows leaves",
+            "remove --reward.clip_range",
+        ),
+        (
+            getattr(args.ds, "ring_attn_size", 1) > 1,
+            f"--ds.ring_attn_size {args.ds.ring_attn_size}: ranks share a sequence; tried is one rank for each",
+            f"set {own}ds.ring_attn_size 1",
+        ),
+    ]
+
+
+def memory(run: Run, policy: Policy) -> str:
+    """What the accumulators of a policy take on each of its ranks, which do not share them."""
+    args, roles = run.policy_args[policy.name], run.recipe.roles_of(policy.name)
+    by_role = getattr(run.args, "reinforce_pp", None) and run.args.reinforce_pp.normalise == "role"
+    keys = len(roles) if by_role and run.estimator == "reinforce" else 1
+    sums = keys * (run.advantages.accumulators if run.advantages else 2)
+    sums += bool(args.actor.entropy_coef or (args.algo.kl.use_loss and args.algo.kl.init_coef > 0))
+    size = parameters(policy.model)
+    together = f", {gb(4 * sums * size)} altogether" if size else ""
+    return (
+        f"{WHO}: --streaming.gradients keeps {4 * sums} bytes of float32 a parameter{together} on each rank of policy "
+        f"{policy.name!r}, whatever its ZeRO stage"
+    )
 
 
 def _given(run: Run, policy: str, flag: str) -> bool:
@@ -88,6 +217,18 @@ async def marl_beside(run: Run, rollout: RunningRollout) -> None:
 
 
 @hookimpl
+def marl_state(run: Run) -> dict[str, float]:
+    return dict(run.state(Centres))
+
+
+@hookimpl
+def marl_restore(run: Run, state: Mapping[str, float]) -> None:
+    centres = run.state(Centres)
+    centres.clear()
+    centres.update(state)
+
+
+@hookimpl
 def marl_log(run: Run, metrics: dict[str, float]) -> None:
     streamed = run.state(Streamed)
     metrics |= {"streaming/rows": float(streamed.rows), "streaming/hidden": float(streamed.hidden)}
@@ -96,13 +237,44 @@ def marl_log(run: Run, metrics: dict[str, float]) -> None:
 async def forward_early(run: Run, policy: PolicyProcesses, rollout: RunningRollout, streamed: Streamed) -> None:
     """One policy's forward passes, one after the other: ranks that were asked in different orders would wait for each other."""
     options, samples = run.args.streaming, run.args.rollout.n_samples_per_prompt
+    learning = options.gradients and rollout.step > run.policy_args[policy.name].critic.freezing_steps
+    in_turn = InTurn()
+
+    def enough() -> bool:
+        return bool(options.until == "rollout" and rollout.ended.is_set())
+
     async for trajectories in arriving(rollout, options.tasks, samples):
-        if options.until == "rollout" and rollout.ended.is_set():
+        if enough():
             return
-        if rows := rows_to_be(trajectories, policy.name):
-            rollout.keep(await policy.forward(rows))
-            streamed.rows += len(rows)
-            streamed.hidden += 0 if rollout.ended.is_set() else len(rows)
+        rows = await rollout.credited(trajectories) if learning else None
+        final = rows is not None
+        mine = [r for r in rows if r.action.policy == policy.name] if rows else []
+        mine = mine if final else rows_to_be(trajectories, policy.name)
+        known = await policy.forward(mine) if mine else None
+        if known:
+            rollout.keep(known)
+            streamed.rows += len(mine)
+            streamed.hidden += 0 if rollout.ended.is_set() else len(mine)
+        for each in in_turn.next(trajectories[0].place // options.tasks, known if final else None):
+            if enough():
+                return
+            await rollout.accumulate(each)
+
+
+class InTurn:
+    """What becomes ready in any order, in that of its numbers."""
+
+    def __init__(self) -> None:
+        self.due = 0
+        self.ready: dict[int, Any] = {}
+
+    def next(self, number: int, value: Any) -> Iterator[Any]:
+        """All that is due now that one more is ready, without those that are None."""
+        self.ready[number] = value
+        while self.due in self.ready:
+            self.due += 1
+            if (due := self.ready.pop(self.due - 1)) is not None:
+                yield due
 
 
 async def arriving(rollout: RunningRollout, tasks: int, samples: int) -> AsyncIterator[list[Trajectory]]:

@@ -274,8 +274,12 @@ class Scripted:
         return Verdict(score=10 * share)
 
 
-def step(shares, run_words=(), outcomes=(1.0, 0.0)):
-    """Score two trajectories of two roles by a scripted coach, as the workflow does, and give the step its credit."""
+def step(shares, run_words=(), outcomes=(1.0, 0.0), parts=((0, 1),)):
+    """Score two trajectories of two roles by a scripted coach, as the workflow does, and give the step its credit.
+
+    Args:
+        parts: Numbers of the trajectories that are credited together, in the order in which they are.
+    """
     run = build_plan([*TINY, "--dry-run", *run_words]).run
     run.state(CoachState).coach = coach = Scripted(shares)
     trajectories = [make_trajectory({"solver": [], "verifier": ["solver"]}, task=t) for t in ("a", "b")]
@@ -290,7 +294,8 @@ def step(shares, run_words=(), outcomes=(1.0, 0.0)):
             except InfrastructureFailure as failure:
                 action.unscored = failure.kind
     rewards_from_scores(trajectories)
-    plugin.marl_credit(trajectories, run)
+    for part in parts:
+        plugin.marl_credit([trajectories[n] for n in part], run)
     sum_over_scope(trajectories, "action")
     rows = rows_of(trajectories, frozenset({"p"}))
     metrics = {}
@@ -307,6 +312,14 @@ def test_verdicts_are_counted_by_role_and_type_and_held_against_the_verifier():
     assert metrics["coach/solver/plus/score"] == pytest.approx(0.2)
     assert metrics["coach/agreement"] == 0.5  # it found the second answer good, which is wrong
     assert metrics["coach/missing"] == 0.0
+
+
+@pytest.mark.parametrize("parts", [((1,), (0,)), ((0,), (1,), ()), ((0, 1), ())])
+def test_a_step_that_is_credited_in_parts_is_measured_as_one(parts):
+    words, shares = ["--coach.max_missing", "1"], [0.2, 0.9, None, 0.8]
+    whole, in_parts = step(shares, words), step(shares, words, parts=parts)
+    assert in_parts[3] == whole[3]
+    assert [(row.name, row.reward) for row in in_parts[1]] == [(row.name, row.reward) for row in whole[1]]
 
 
 def test_a_missing_verdict_is_left_out_with_its_reason_and_nothing_is_put_in_its_place():

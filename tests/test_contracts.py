@@ -123,6 +123,17 @@ BROKEN = {
         def marl_estimator(run):
             return PerBatch(scope="batch")
     """,
+    "what_is_affine_is_made_of_a_mean_and_a_deviation": """
+        from marl_plugins.core.estimators import Whitened
+
+        class Clipped(Whitened):
+            def apply(self, rows, advantages, statistics):
+                return super().apply(rows, advantages, statistics).clamp(-0.1, 0.1)
+
+        @hookimpl
+        def marl_estimator(run):
+            return Clipped()
+    """,
     "advantages_are_finite_where_all_rewards_are_the_same": """
         from marl_plugins.core.estimators import Estimator
 

@@ -13,7 +13,7 @@ from marl_plugins import hookspecs
 from marl_plugins.core.failures import ConfigurationError, RunPaused
 from marl_plugins.hookspecs import KINDS, VERSION
 from marl_plugins.manager import Plugins
-from marl_plugins.plan.build import build_plan
+from marl_plugins.plan.build import build_plan, need_step
 from marl_plugins.run import Run
 
 
@@ -281,7 +281,17 @@ def test_without_a_declaration_a_chain_needs_the_step(plugin):
     body = "@hookimpl\ndef marl_credit(trajectories): return trajectories\n"
     near, far = plugin("near", f'{body}MARL_REACH = {{"marl_credit": "trajectory"}}'), plugin("far", body)
     plugins = Plugins([near, far])
-    assert [plugins.reach(name, "marl_credit") for name in plugins.names] == ["trajectory", "step"]
+    assert [plugins.reach(name, "marl_credit", None) for name in plugins.names] == ["trajectory", "step"]
+
+
+def test_a_reach_may_depend_on_the_run(plugin):
+    body = "@hookimpl\ndef marl_credit(trajectories): return trajectories\n"
+    file = plugin("depends", f'{body}MARL_REACH = {{"marl_credit": lambda run: "trajectory" if run else "it has no run"}}')
+    plugins = Plugins([file])
+    (name,) = plugins.names
+    assert [plugins.reach(name, "marl_credit", run) for run in (None, 1)] == ["it has no run", "trajectory"]
+    assert need_step(None, plugins) == (f"{name} (marl_credit): it has no run",)
+    assert need_step(1, plugins) == ()
 
 
 def test_a_chain_cannot_be_wrapped(plugin):

@@ -167,7 +167,7 @@ def test_what_the_rollouts_end_leaves_is_done_or_not_as_asked_for(until, asked):
     async def run():
         policy = Slow()
         rollout = Running(1, [Task(f"t{n}", "p") for n in range(3)], {}, {"p": policy})
-        options = SimpleNamespace(tasks=1, until=until)
+        options = SimpleNamespace(tasks=1, until=until, gradients=False)
         run = SimpleNamespace(args=SimpleNamespace(streaming=options, rollout=SimpleNamespace(n_samples_per_prompt=1)))
         streamed = Streamed()
         beside = asyncio.create_task(forward_early(run, policy, rollout, streamed))
@@ -213,7 +213,7 @@ def streaming(tmp_path, tasks):
             estimator=ReinforcePlusPlus(),
         )
         if together:
-            trainer.run.args.streaming = SimpleNamespace(tasks=together, until="all")
+            trainer.run.args.streaming = SimpleNamespace(tasks=together, until="all", gradients=False)
             trainer.plugins.hook.marl_beside = lambda run, rollout: [marl_beside(run=run, rollout=rollout)]
             trainer.plugins.hook.marl_log = lambda run, step, metrics: marl_log(run=run, metrics=metrics)
         trainers.append(trainer)

@@ -209,6 +209,21 @@ async def _score(run: Run, action: Action, seen: Seen) -> float:
     return verdict.share
 
 
+def reach_of_credit(run: Run) -> str:
+    """A rubric's verdicts count one by one, unless something looks at all of a step."""
+    coach = run.args.coach
+    if members_of(run) or not coach.rubric:
+        return "a model's verdicts are weighed over the step; use a rubric (--coach.rubric)"
+    if coach.debias or coach.corrections_coef:
+        return "--coach.debias and --coach.corrections_coef look at all of its verdicts; leave them out"
+    if coach.max_missing < 1:
+        return f"--coach.max_missing {coach.max_missing:g} leaves all of it out where verdicts are missing; set it to 1"
+    return "trajectory"
+
+
+MARL_REACH = {"marl_credit": reach_of_credit}
+
+
 @hookimpl
 def marl_credit(trajectories: Sequence[Trajectory], run: Run) -> Sequence[Trajectory]:
     """Count the step's verdicts, take bias out of the scores, weigh those on which members disagree, leave the step out where too
@@ -218,7 +233,8 @@ def marl_credit(trajectories: Sequence[Trajectory], run: Run) -> Sequence[Trajec
         RunPaused: The budget is spent.
     """
     step, state = judged_in(run, trajectories), run.state(CoachState)
-    state.metrics, state.judged = measure(step), step
+    state.judged = sorted([*state.judged, *step], key=lambda judged: (judged[0].place, judged[0].sample))
+    state.metrics = measure(state.judged)
     if run.args.coach.debias:
         debias(state.bias, step)
     if isinstance(state.coach, Ensemble):

@@ -99,7 +99,7 @@ class PluginContract(ToolContract):
         for hook, apply in (("marl_credit", self._credit_alone), ("marl_select", self._select_alone)):
             plan, single = self.plan, self.plan
             name = self.plugin_name
-            if not plan.plugins.implements(name, hook) or plan.plugins.reach(name, hook) == "step":
+            if not plan.plugins.implements(name, hook) or plan.plugins.reach(name, hook, plan.run) != "trajectory":
                 continue
             given, one_by_one = _trajectories(plan.run), _trajectories(single.run)
             together = apply(plan, given)
@@ -196,6 +196,17 @@ class PluginContract(ToolContract):
         fresh = [_advantages(_estimator(self.plan), r) for r in (rows, other)]  # of two runs: an estimator may have a state
         far = [{n: v for n, v in advantages.items() if n not in near} for advantages in fresh]
         assert _close(*far), f"{type(estimator).__name__} says scope {estimator.scope!r}, and a row of another one matters"
+
+    def test_what_is_affine_is_made_of_a_mean_and_a_deviation(self) -> None:
+        """`affine`: advantages are those of `shape_early` and `estimate`, less the mean and over the deviation of their key."""
+        plan = self.plan
+        estimator, rows = _estimator(plan), _rows(plan.run)
+        if not estimator.affine:
+            return
+        early, whole = _advantages(_estimator(self.plan), rows, early=True), _advantages(estimator, rows)
+        assert _close(early, whole), (
+            f"{type(estimator).__name__} says that it is affine, and its advantages are something else"
+        )
 
     def test_metrics_are_numbers(self) -> None:
         plan = self.plan
@@ -302,11 +313,14 @@ def _estimator(plan: Plan) -> Estimator:
     return estimator
 
 
-def _advantages(estimator: Estimator, rows: Sequence[Row], size: int | None = None) -> dict[str, float]:
-    """Mean advantage of each row's tokens, through the four stages, in batches of `size` rows."""
+def _advantages(
+    estimator: Estimator, rows: Sequence[Row], size: int | None = None, early: bool = False
+) -> dict[str, float]:
+    """Mean advantage of each row's tokens, through the four stages, in batches of `size` rows; `early`: as those of an affine
+    estimator are made where rows are learned from before the step is complete."""
     import torch
 
-    shaped = estimator.shape(rows, torch.tensor([row.reward for row in rows]))
+    shaped = (estimator.shape_early if early else estimator.shape)(rows, torch.tensor([row.reward for row in rows]))
     batches: list[tuple[Sequence[Row], Tensor, Tensor]] = []
     for start in range(0, len(rows), size or len(rows)):
         part = rows[start : start + (size or len(rows))]
@@ -322,7 +336,11 @@ def _advantages(estimator: Estimator, rows: Sequence[Row], size: int | None = No
     statistics = estimator.statistics(batches)
     found = {}
     for part, advantages, mask in batches:
-        applied = estimator.apply(part, advantages, statistics)
+        if early:
+            late = [estimator.late(statistics, estimator.key(row)) for row in part]
+            applied = torch.stack([(a - mean) / deviation for a, (mean, deviation) in zip(advantages, late, strict=True)])
+        else:
+            applied = estimator.apply(part, advantages, statistics)
         for row, values, real in zip(part, applied, mask.bool(), strict=True):
             found[row.name] = float(values[real].mean())
     return found

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,8 +52,8 @@ class Accumulators:
         self,
         loss: Callable[[Tensor], Tensor],
         advantages: Tensor,
-        masks: Mapping[Hashable, Tensor],
-        centres: Mapping[Hashable, float],
+        masks: Mapping[Any, Tensor],
+        centres: Mapping[Any, float],
         rest: Tensor | None = None,
     ) -> None:
         """Add a micro-batch, whose forward pass has been made.
@@ -62,7 +63,7 @@ class Accumulators:
             advantages: (sequences, tokens), before normalisation.
             masks: By key, the tokens (sequences, tokens) of its rows; none is in two.
             centres: By key, what is taken off its advantages; the same at every call. 0 where it is missing.
-            rest: The part of the loss that needs no advantages, likewise undivided.
+            rest: The part of the loss that needs no advantages, likewise undivided; taken last, and the graph is gone then.
 
         Raises:
             ValueError: Another centre than before.
@@ -78,14 +79,14 @@ class Accumulators:
             if self.late:
                 self._add(self.with_ones, key, loss(inside.to(advantages.dtype)))
         if rest is not None:
-            self.rest = self._sum(self.rest, rest)
+            self.rest = self._sum(self.rest, rest, keep=False)
 
     def _add(self, sums: dict[Hashable, Sums], key: Hashable, loss: Tensor) -> None:
         sums[key] = self._sum(sums.get(key), loss)
 
-    def _sum(self, sums: Sums | None, loss: Tensor) -> Sums:
-        """What is there already and the gradient of a loss, whose graph is kept."""
-        given = torch.autograd.grad(loss, list(self.parameters), retain_graph=True, allow_unused=True)
+    def _sum(self, sums: Sums | None, loss: Tensor, keep: bool = True) -> Sums:
+        """What is there already and the gradient of a loss; upstream's entropy is compiled, and its graph cannot be kept."""
+        given = torch.autograd.grad(loss, list(self.parameters), retain_graph=keep, allow_unused=True)
         if sums is None:
             sums = self._zeros()
         for total, gradient in zip(sums, given, strict=True):
@@ -93,15 +94,15 @@ class Accumulators:
                 total += gradient
         return sums
 
-    def resolved(self, statistics: Mapping[Hashable, tuple[float, float]]) -> bool:
-        """Whether `gradient` keeps four digits or more of what it is divided by; else all rows are better trained the usual way."""
-        return not self.late or all(statistics[key][1] * 1000 >= largest for key, largest in self.largest.items())
+    def resolved(self, statistics: Mapping[Any, tuple[float, float]]) -> bool:
+        """See `resolved` below."""
+        return not self.late or resolved(self.largest, statistics)
 
     def _zeros(self) -> Sums:
         return [torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)) for p in self.parameters]
 
     def gradient(
-        self, statistics: Mapping[Hashable, tuple[float, float]], count: float, tokens: float, version: int
+        self, statistics: Mapping[Any, tuple[float, float]], count: float, tokens: float, version: int
     ) -> list[Tensor]:
         """The gradient of all that was added, one per parameter.
 
@@ -124,6 +125,16 @@ class Accumulators:
         for place, one in enumerate(self.rest or ()):
             total[place] += one / tokens
         return total
+
+
+def resolved(largest: Mapping[Any, float], statistics: Mapping[Any, tuple[float, float]]) -> bool:
+    """Whether `gradient` keeps four digits or more of what it is divided by; else all rows are better trained the usual way.
+
+    Args:
+        largest: By key, the largest |A - centre| of all that was accumulated.
+        statistics: By key, mean and deviation of the step's advantages.
+    """
+    return all(statistics[key][1] * 1000 >= most for key, most in largest.items())
 
 
 def linear(log_probs: Tensor, old: Tensor, mask: Tensor, low: float, high: float, dual: float | None = None) -> Tensor:

@@ -141,8 +141,7 @@ class Moments:
         """Population variance (divided by the count), as upstream's (experience_maker.py:332)."""
         return self.deviation / self.count if self.count else 0.0
 
-
-def normalise(values: Tensor, over: Moments, divide: bool = True) -> Tensor:
-    """(values - mean) / sqrt(max(variance, 1e-8)), upstream's `reinforce` (experience_maker.py:325-338); or minus the mean."""
-    centred = values - over.mean
-    return centred / max(over.variance, 1e-8) ** 0.5 if divide else centred
+    @property
+    def divisor(self) -> float:
+        """sqrt(max(variance, 1e-8)), by which upstream's `reinforce` divides (experience_maker.py:325-338)."""
+        return float(max(self.variance, 1e-8) ** 0.5)

@@ -57,6 +57,10 @@ class ActionScores:
             raise RunPaused(self._contradiction(alive[0].step))
         return scored if self.known is None else self.known
 
+    def settled(self, scorers: Sequence[str]) -> bool | None:
+        """Whether actions are scored, where that is known before a step has ended; else None."""
+        return (self.known if self.scorers == tuple(scorers) else None) if scorers else False
+
     def _contradiction(self, step: int) -> str:
         who = " or ".join(self.scorers)
         now, then = ("no action was", "some were") if self.known else ("actions were", "none was")

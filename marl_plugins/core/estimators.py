@@ -6,7 +6,7 @@
     apply        advantages and those statistics                  ->  advantages
 
 Stages instead of one function, so that the runtime can take baselines and statistics over all policies and ranks together,
-and so that a streaming runtime can see from `scope` whether it may start before the batch is complete.
+and so that a streaming runtime can see from `scope` and `affine` whether it may start before the batch is complete.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class Estimator:
         scope: How far what an advantage depends on reaches.
         group_by: What makes a group, for an estimator that compares groups; else None.
         needs_critic: Whether `estimate` is given a critic's values (`--algo.advantage.estimator gae` starts one per policy).
+        affine: Whether what needs the whole step makes (A - mean) / deviation of `estimate`'s advantages after `shape_early`,
+            with the mean and deviation that `late` says, the same for all rows of a key.
     """
 
     gamma: float = 1.0
@@ -52,6 +54,15 @@ class Estimator:
     scope: Reach = "action"
     group_by: GroupBy | None = None
     needs_critic: bool = False
+    affine: bool = False
+
+    @property
+    def accumulators(self) -> int:
+        """Gradients by key that a step's rows can be learned from before the step is complete (core/accumulators.py): one where
+        advantages are final with their tasks, two where they are affine, 0 where they cannot."""
+        if self.scope != "batch":
+            return 1
+        return 2 if self.affine else 0
 
     def shape(self, rows: Sequence[Row], rewards: Tensor) -> Tensor:
         """Rewards (rows,), of all rows of the step, summed over the return scope already, to rewards (rows,).
@@ -60,6 +71,10 @@ class Estimator:
             RunEnded: The rows cannot be compared as asked for.
         """
         return rewards
+
+    def shape_early(self, rows: Sequence[Row], rewards: Tensor) -> Tensor:
+        """The same of all rows of some tasks, without what needs those of other tasks."""
+        return self.shape(rows, rewards)
 
     def estimate(self, rewards: Tensor, mask: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor]:
         """Token rewards (rows, tokens), the KL penalty included, and a critic's values (rows, tokens), to advantages and
@@ -77,6 +92,14 @@ class Estimator:
         """Advantages (rows, tokens) to advantages (rows, tokens); what stands outside the mask does not matter."""
         return advantages
 
+    def key(self, row: Row) -> str:
+        """Rows with the same key share mean and deviation."""
+        return ""
+
+    def late(self, statistics: Any, key: str) -> tuple[float, float]:
+        """Mean and deviation of a key's rows."""
+        return 0.0, 1.0
+
     def metrics(self, rows: Sequence[Row]) -> dict[str, float]:
         """Numbers about a step's rows, of all policies together, for its metrics."""
         return {}
@@ -91,14 +114,13 @@ class Whitened(Estimator):
 
     Args:
         divide: Whether to divide by the standard deviation (`--algo.advantage.no_std_norm` does not).
+
+    The same key for all rows is global normalisation.
     """
 
     scope: Reach = "batch"
+    affine: bool = True
     divide: bool = True
-
-    def key(self, row: Row) -> str:
-        """Rows with the same key share mean and variance; the same for all is global normalisation."""
-        return ""
 
     def statistics(self, batches: Sequence[Batch]) -> dict[str, Moments]:
         from marl_plugins.core.advantages import Moments
@@ -111,14 +133,19 @@ class Whitened(Estimator):
                 total[key] = total.get(key, Moments()) + Moments.of(advantages[chosen], mask[chosen])
         return total
 
+    def late(self, statistics: dict[str, Moments], key: str) -> tuple[float, float]:
+        over = statistics[key]
+        return over.mean, over.divisor if self.divide else 1.0
+
     def apply(self, rows: Sequence[Row], advantages: Tensor, statistics: dict[str, Moments]) -> Tensor:
         import torch
 
-        from marl_plugins.core.advantages import normalise
+        late = [self.late(statistics, self.key(row)) for row in rows]
+        return torch.stack([(a - mean) / deviation for a, (mean, deviation) in zip(advantages, late, strict=True)])
 
-        return torch.stack(
-            [normalise(a, statistics[self.key(row)], self.divide) for row, a in zip(rows, advantages, strict=True)]
-        )
+
+class Centres(dict[str, float]):
+    """By key, the mean of the last version's advantages: what those of the next are near (core/accumulators.py)."""
 
 
 def add_scope_flag(group: argparse._ArgumentGroup, plugin: str) -> None:

@@ -177,5 +177,13 @@ class RunningRollout(Protocol):
     def keep(self, forwarded: Any) -> None:
         """Give the step a `Forwarded` of some of its rows: what of it is trained on is not computed again after the rollout."""
 
+    async def credited(self, trajectories: Sequence[Trajectory]) -> Sequence[Row] | None:
+        """The rows of whole tasks, credited and selected as at the step's end; None as long as the run has not shown whether
+        actions are scored. For a run in which nothing needs more of a step (`Run.need_step` is empty)."""
+
+    async def accumulate(self, forwarded: Any) -> None:
+        """Learn from a policy's credited rows of whole tasks now: their gradients are added to those of the rows before, and the
+        step's update takes them along. One call after the other for each policy, and for every row once."""
+
     def arrived(self) -> AsyncIterator[Trajectory]:
         """The step's trajectories as they finish, actions and outcomes scored, from the first to the last; each caller gets all."""

@@ -258,7 +258,7 @@ def draft_run(request: Request, plugins: Plugins, flags: Flags) -> Run:
     args = flags.args()
     version = upstream_cli.upstream_version()
     other_release = [] if version == releases.TRAINED else [f"openrlhf {version} is {releases.standing(version)}"]
-    return Run(
+    run = Run(
         recipe=request.recipe,
         folder=request.folder,
         args=args,
@@ -271,6 +271,14 @@ def draft_run(request: Request, plugins: Plugins, flags: Flags) -> Run:
         max_steps=request.options.max_steps,
         logical_gpus=request.options.logical_gpus,
     )
+    return replace(run, need_step=need_step(run, plugins))
+
+
+def need_step(run: Run, plugins: Plugins) -> tuple[str, ...]:
+    """The plugins whose part of a chain of the training step needs all of it, as `NAME (HOOK)`, or `NAME (HOOK): WHY`."""
+    chains = [(name, hook) for hook in ("marl_credit", "marl_select") for name in plugins.owners(hook)]
+    found = {f"{name} ({hook})": plugins.reach(name, hook, run) for name, hook in chains}
+    return tuple(n if why == "step" else f"{n}: {why}" for n, why in found.items() if why != "trajectory")
 
 
 def with_policies(run: Run, request: Request, plugins: Plugins, flags: Flags, problems: Problems) -> Run:
@@ -353,7 +361,8 @@ def model_problems(policy: Policy, args: SimpleNamespace, run: Run, request: Req
 
 def configure_plugins(plan: Plan, problems: Problems) -> list[str]:
     """Add what the plugins refuse to the problems; what they only remark is returned."""
-    answers = problems.attempt(lambda: plan.plugins.call_while_planning("marl_configure", run=plan.run)) or []
+    run = plan.run if problems else replace(plan.run, advantages=problems.attempt(lambda: estimator_of(plan)))
+    answers = problems.attempt(lambda: plan.plugins.call_while_planning("marl_configure", run=run)) or []
     lines: list[str] = []
     for answer in answers:
         if isinstance(answer, str):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 # Installs the host support, before upstream is imported below.
 import marl_plugins.runtime.policy_actor  # isort: skip  # noqa: F401
@@ -25,6 +26,7 @@ from marl_plugins.runtime.corrections import (
     weights_of,
 )
 from marl_plugins.runtime.experience import Prepared, sequence_experience, weightless
+from marl_plugins.runtime.gradients import MicroBatch as GradientBatch
 from marl_plugins.runtime.launch import TrainingProcesses
 from marl_plugins.runtime.upstream_trainer import ranks_of
 
@@ -163,6 +165,28 @@ def handed(
     return Handed(layout, parts, batches, corrections, total)
 
 
+def micro_batches(
+    sequences: Sequence[TokenSequence], items: Sequence[Experience], keys: Sequence[torch.Tensor], ranks: int, limit: Limit
+) -> tuple[list[int], list[list[GradientBatch]]]:
+    """The micro-batches of each rank whose gradients are taken beside a rollout, and the sequences in the order of all of them."""
+    layout = lay_out(sequences, ranks, 1, limit)
+    places: list[int] = []
+    parts: list[list[GradientBatch]] = []
+    for share, batches in zip(layout.ranks, layout.epochs[0], strict=True):
+        mine = [[share[i] for i in batch] for batch in batches if batch]
+        places += [n for batch in mine for n in batch]
+        parts.append(
+            [
+                GradientBatch(
+                    make_experience_batch([copy.copy(items[n]) for n in batch]),
+                    pad_sequence([keys[n] for n in batch], batch_first=True, padding_value=-1),
+                )
+                for batch in mine
+            ]
+        )
+    return places, parts
+
+
 async def hand_out(
     processes: TrainingProcesses,
     group: Any,
@@ -170,20 +194,29 @@ async def hand_out(
     steps: int,
     step: int,
     batching: Batching,
-    with_corrections: bool,
+    of_policy: bool,
 ) -> Handed:
-    """Give each rank of the policy's or the critic's processes its part of the sequences for the next fit."""
+    """Give each rank of the policy's or the critic's processes its part of the sequences for the next fit.
+
+    Args:
+        of_policy: The critic has no corrected actions, and nothing carried.
+    """
     args, doing = processes.args, f"was given its rows in step {step}"
     seed = derive_seed(args.train.seed, "fit", step, processes.policy)
     corrections = NO_CORRECTIONS
-    if with_corrections:
+    if of_policy:
         corrections = corrected_in(prepared.rows, processes.tokenizer, batching.longest)
-    given = handed(prepared, ranks_of(group), steps, batching.limit("train"), seed, args.train.max_epochs, corrections)
+    carried = of_policy and bool(prepared.carried)
+    rest = prepared.not_carried if carried else prepared
+    given = handed(rest, ranks_of(group), steps, batching.limit("train"), seed, args.train.max_epochs, corrections)
     await processes.await_work(doing, *group.async_run_method_batch("append", experience=given.parts))
     await processes.await_work(doing, *group.async_run_method_batch("lay_out", epochs=given.epochs))
     await processes.await_work(doing, *group.async_run_method("prepare_fit", given.layout.accumulation, seed))
     if given.weight:
         await processes.await_work(doing, *group.async_run_method("expect_corrections"))
+    if carried:
+        counts = (prepared.tokens_carried, len(prepared.carried), prepared.version)
+        await processes.await_work(doing, *group.async_run_method("carry", prepared.last, *counts))
     return given
 
 

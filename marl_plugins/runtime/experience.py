@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch import Tensor
@@ -118,6 +118,10 @@ class Prepared:
         items: One experience per sequence, without padding.
         drift: Of the forward passes.
         clipped: Number of rows whose return `--reward.clip_range` changed.
+        last: By the estimator's key, mean and deviation that its last stage took.
+        carried: Indices of sequences that were learned from beside the rollout: their gradients are in accumulators
+            (gradients.py), and the update takes them along.
+        version: Of the weights that the rows were sampled by, where some are carried.
     """
 
     policy: str
@@ -126,6 +130,38 @@ class Prepared:
     items: Sequence[Experience]
     drift: float
     clipped: int = 0
+    last: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    carried: frozenset[int] = frozenset()
+    version: int = 0
+
+    @property
+    def tokens_carried(self) -> float:
+        """Sampled tokens of those."""
+        return float(sum(self.items[n].action_mask.sum().item() for n in self.carried))
+
+    def means(self, kl_in_loss: bool) -> dict[str, float]:
+        """Where some is carried: how much, and upstream's metrics that are means over rows, of all of them; it has not seen these.
+
+        Args:
+            kl_in_loss: Whether upstream takes its metrics of the KL from the loss, over tokens.
+        """
+        if not self.carried:
+            return {}
+        rows = torch.stack([item.info["rows"] for item in self.items])
+        names = ["reward", "return", *([] if kl_in_loss else ["kl", "logprobs_diff"])]
+        values = {name: [item.info[name] for item in self.items] for name in names}
+        values |= {f: [getattr(item, f) for item in self.items] for f in ("response_length", "truncated", "total_length")}
+        means = {name: ((torch.stack(each) * rows).sum() / rows.sum()).item() for name, each in values.items()}
+        return {"carried": float(len(self.carried)), **means}
+
+    @property
+    def not_carried(self) -> Prepared:
+        """What the policy is still to be trained on: the other sequences, or a weightless one where there is none."""
+        left = [n for n in range(len(self.items)) if n not in self.carried]
+        if left:
+            return replace(self, sequences=[self.sequences[n] for n in left], items=[self.items[n] for n in left])
+        shortest = min(range(len(self.items)), key=lambda n: len(self.sequences[n].ids))
+        return replace(self, sequences=[self.sequences[shortest]], items=[weightless(self.items[shortest])])
 
 
 def forwarded(
@@ -174,12 +210,12 @@ async def completed(
         known: Of the same weights; a sequence is taken from there if it had the same rows merged, whatever their rewards were.
         forward: Computes the others.
     """
-    done = {_actions(sequence) for f in known for sequence in f.sequences}
-    left = [sequence for sequence in sequences if _actions(sequence) not in done]
+    done = {actions_of(sequence) for f in known for sequence in f.sequences}
+    left = [sequence for sequence in sequences if actions_of(sequence) not in done]
     return joined(rows, sequences, [*known, await forward(left)] if left else known)
 
 
-def _actions(sequence: TokenSequence) -> tuple[int, ...]:
+def actions_of(sequence: TokenSequence) -> tuple[int, ...]:
     """What makes a sequence what it is; its ids are stored in the actions."""
     return tuple(id(row.action) for row in sequence.rows)
 
@@ -191,13 +227,13 @@ def joined(rows: Sequence[Row], sequences: Sequence[TokenSequence], parts: Seque
         sequences: Of the rows, in their order.
         parts: Hold every one of the sequences, and may hold others.
     """
-    where = {_actions(s): (part, number) for part in parts for number, s in enumerate(part.sequences)}
+    where = {actions_of(s): (part, number) for part in parts for number, s in enumerate(part.sequences)}
     theirs = {id(part): places_of(part.rows) for part in parts}
     places, longest = places_of(rows), max(len(row.action.generation.ids) for row in rows)
     found: dict[str, Tensor] = {}
     diffs = []
     for sequence in sequences:
-        part, number = where[_actions(sequence)]
+        part, number = where[actions_of(sequence)]
         diffs.append(part.diffs[number])
         for row, same in zip(sequence.rows, part.sequences[number].rows, strict=True):
             place, count = theirs[id(part)][id(same)][0], len(row.action.generation.ids)
@@ -230,23 +266,31 @@ def estimate(given: Sequence[Forwarded], estimator: Estimator) -> list[Prepared]
     rows = [row for f in given for row in f.rows]
     shaped = estimator.shape(rows, torch.tensor([row.reward for row in rows], dtype=torch.float32))
     rewards = torch.split(shaped, [len(f.rows) for f in given])
-    penalised = [f.token_rewards(mine) for f, mine in zip(given, rewards, strict=True)]
-    estimates = [
-        estimator.estimate(reward, f.tokens.mask, f.tokens.values) for f, reward in zip(given, penalised, strict=True)
-    ]
-    statistics = estimator.statistics([(f.rows, a, f.tokens.mask) for f, (a, _) in zip(given, estimates, strict=True)])
+    estimates = [before_statistics(f, mine, estimator) for f, mine in zip(given, rewards, strict=True)]
+    statistics = estimator.statistics([(f.rows, a, f.tokens.mask) for f, (_, a, _) in zip(given, estimates, strict=True)])
     prepared = []
-    for f, mine, reward, (raw, returns) in zip(given, rewards, penalised, estimates, strict=True):
+    for f, mine, (reward, raw, returns) in zip(given, rewards, estimates, strict=True):
         advantages = estimator.apply(f.rows, raw, statistics)
         note_advantages(f, advantages)
         items = items_of(f, advantages, returns, (reward * f.tokens.mask).sum(-1))
-        prepared.append(Prepared(f.policy, f.rows, f.sequences, items, f.drift, f.outside_clip_range(mine)))
+        last = {key: estimator.late(statistics, key) for key in dict.fromkeys(map(estimator.key, f.rows))}
+        prepared.append(Prepared(f.policy, f.rows, f.sequences, items, f.drift, f.outside_clip_range(mine), last))
     if broken := [row for row in rows if not all(map(math.isfinite, row.action.advantages))]:
         raise RunEnded(
             f"{type(estimator).__name__}: {len(broken)} rows have advantages that are not finite, the first {broken[0].name}, "
             f"whose return is {broken[0].reward}; nothing of this step was trained on"
         )
     return prepared
+
+
+def before_statistics(f: Forwarded, shaped: Tensor, estimator: Estimator) -> tuple[Tensor, Tensor, Tensor]:
+    """Rewards, advantages and returns of a policy's rows, (rows, tokens) all, before the estimator's last stage.
+
+    Args:
+        shaped: (rows,).
+    """
+    reward = f.token_rewards(shaped)
+    return reward, *estimator.estimate(reward, f.tokens.mask, f.tokens.values)
 
 
 def note_advantages(f: Forwarded, advantages: Tensor) -> None:

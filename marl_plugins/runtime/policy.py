@@ -191,7 +191,7 @@ class UpstreamPolicy:
         """
         groups = {"": None if step <= self.args.critic.freezing_steps else self.group, "critic_": self.critic}
         given = {
-            name: await hand_out(self.processes, group, prepared, steps, step, self.batching, with_corrections=not name)
+            name: await hand_out(self.processes, group, prepared, steps, step, self.batching, of_policy=not name)
             for name, group in groups.items()
             if group and prepared.rows
         }
@@ -199,6 +199,7 @@ class UpstreamPolicy:
         if given:
             status = await self.processes.fit(step)
             metrics |= {k: float(v) for k, v in status.items() if isinstance(v, int | float)}
+            metrics |= prepared.means(self.args.algo.kl.use_loss)
         metrics |= {f"{name}{k}": v for name, handed in given.items() for k, v in handed.metrics(metrics).items()}
         check_steps(self.name, given, metrics, self.args.train.max_epochs)
         check_finite(self.name, metrics, prepared, step, self.args.ds.param_dtype)

@@ -9,7 +9,7 @@ cpu.install()  # before anything of upstream
 with cpu.flash_attn_stand_in():
     import openrlhf.models  # noqa: F401
 
-from collections.abc import Callable  # noqa: E402
+from collections.abc import Callable, Sequence  # noqa: E402
 from typing import Any  # noqa: E402
 
 import openrlhf.trainer.ray.ppo_actor as upstream_actor  # noqa: E402
@@ -18,6 +18,7 @@ import torch  # noqa: E402
 from openrlhf.trainer.ray.launcher import ReferenceModelActor as _UpstreamReference  # noqa: E402
 
 from marl_plugins.hosts.prebuild import load_operators  # noqa: E402
+from marl_plugins.runtime.gradients import Carried, Gradients, MicroBatch  # noqa: E402
 from marl_plugins.runtime.optimiser_settings import keep_settings_when_loading  # noqa: E402
 from marl_plugins.runtime.replay import LaidOutBuffer  # noqa: E402
 from marl_plugins.runtime.training_state import TrainingState, get_state, set_state  # noqa: E402
@@ -38,6 +39,8 @@ class WeighingTrainer(upstream_actor.ActorPPOTrainer):  # type: ignore[misc]
     The loss itself is fine there: a sum over no token, divided by the window's count. Where sequences are filtered
     (`--algo.advantage.is_correction_level seq`) one without tokens counts as filtered (models/loss.py:241-244).
 
+    What was learned from beside the rollout is carried by the first micro-batch of rows (gradients.py).
+
     A micro-batch of corrected actions has a step of its own; its metrics have the names of the micro-batches before it, because
     all ranks reduce theirs together, and weigh nothing.
     """
@@ -46,13 +49,15 @@ class WeighingTrainer(upstream_actor.ActorPPOTrainer):  # type: ignore[misc]
     """The names and weights of the metrics of the last micro-batch of rows."""
     corrections_loss: float = 0.0
     """Sum of the supervised term over this fit's micro-batches; its mean over the ranks is that of all of them."""
+    carried: Carried | None = None
+    actor_loss_fn: Any
 
     def training_step(self, experience: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         if CORRECTION in experience.labels:
             return self._corrections_step(experience, *args, **kwargs)
         ones = [1.0] * len(experience.action_mask)  # in upstream's own loop
         rows = torch.tensor([float(count) for count in experience.info.pop("rows", ones)])
-        status: dict[str, Any] = super().training_step(experience, *args, **kwargs)
+        status = self._step_of_rows(experience, *args, **kwargs)
         tokens, total = status["num_action_tokens"], float(rows.sum())
         for name, weight in status["weights"].items():
             value = status["metrics"][name]
@@ -64,6 +69,18 @@ class WeighingTrainer(upstream_actor.ActorPPOTrainer):  # type: ignore[misc]
                 status["metrics"][name] = (value.float().cpu() * rows).sum() / total if total else 0.0
         status["num_action_tokens"], status["num_samples"] = tokens or EMPTY, total or EMPTY
         self.last = {"metrics": dict.fromkeys(status["metrics"], 0.0), "weights": status["weights"]}
+        return status
+
+    def _step_of_rows(self, experience: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Upstream's own, with what is carried."""
+        own: Any = self.actor_loss_fn
+        if self.carried is not None:
+            kl_ctl, step, info = args
+            args, self.actor_loss_fn = (kl_ctl, step, self.carried.counted(info)), self.carried.in_loss(own)
+        try:
+            status: dict[str, Any] = super().training_step(experience, *args, **kwargs)
+        finally:
+            self.actor_loss_fn = own
         return status
 
     def _corrections_step(
@@ -188,6 +205,24 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
         if with_reference:
             self.reference = _reference(strategy, pretrain)
 
+    gradients: Gradients | None = None
+    """Of the rows that were learned from beside this step's rollout."""
+
+    def begin_gradients(self, version: int, late: bool) -> None:
+        """Forget what is accumulated and begin anew; see `Gradients`."""
+        self.gradients = Gradients(self.trainer, version, late)
+
+    def accumulate(self, batches: Sequence[MicroBatch], *args: Any) -> list[bool]:
+        """Take the gradients of some micro-batches; which of their sequences are in the accumulators now. See `Gradients.add`."""
+        assert self.gradients is not None, "begin_gradients comes first"
+        return [good for batch in batches for good in self.gradients.add(batch, *args)]
+
+    def carry(self, statistics: dict[str, tuple[float, float]], tokens: float, sequences: int, version: int) -> None:
+        """Before a fit, after `prepare_fit`: what its first micro-batch takes along; see `Carried`."""
+        assert self.gradients is not None, "begin_gradients comes first"
+        accumulation = self.strategy.accumulated_gradient
+        self.trainer.carried = Carried(self.gradients.sums, statistics, tokens, sequences, version, accumulation)
+
     with_corrections = False
     """Whether the next fit has corrected actions, on whatever rank."""
 
@@ -198,7 +233,10 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
     def fit(self, kl_ctl: float = 0) -> dict[str, Any]:
         """Upstream's fit; with corrected actions also their loss, summed over micro-batches and ranks."""
         fit = super().fit
-        status = self.in_whole_windows(lambda: fit(kl_ctl))
+        try:
+            status = self.in_whole_windows(lambda: fit(kl_ctl))
+        finally:
+            self.gradients = self.trainer.carried = None
         if self.with_corrections:
             self.with_corrections = False
             status["corrections_loss"] = self.strategy.all_reduce(self.trainer.corrections_loss, op="mean")

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.processes import Engines
 from marl_plugins.core.scoring import Outcome, ScoreAction, Seen, score_outcome
@@ -20,6 +20,7 @@ from marl_plugins.run import Run
 from marl_plugins.sandbox.workspace import Workspace, Workspaces
 
 if TYPE_CHECKING:
+    from marl_plugins.core.rows import Row
     from marl_plugins.runtime.experience import Forwarded
     from marl_plugins.runtime.policy import UpstreamPolicy
 
@@ -157,7 +158,9 @@ class Running:
         tasks: Sequence[Task],
         pools: Mapping[str, Engines],
         policies: Mapping[str, UpstreamPolicy],
+        early: Any = None,
     ):
+        self.early = early  # an `Early` of early.py, which knows the session
         self.step = step
         self.tasks = tasks
         self.pools = pools
@@ -182,6 +185,15 @@ class Running:
     def keep(self, forwarded: Forwarded) -> None:
         """See `RunningRollout.keep`."""
         self.forwarded.append(forwarded)
+
+    async def credited(self, trajectories: Sequence[Trajectory]) -> list[Row] | None:
+        """See `RunningRollout.credited`."""
+        rows: list[Row] | None = await self.early.credited(trajectories)
+        return rows
+
+    async def accumulate(self, forwarded: Forwarded) -> None:
+        """See `RunningRollout.accumulate`."""
+        await self.early.accumulate(forwarded)
 
     def _wake(self) -> None:
         self._changed.set()

@@ -16,11 +16,11 @@ from typing import Any
 
 from marl_plugins.core.circuit_breaker import CircuitBreaker
 from marl_plugins.core.concurrency import all_of
-from marl_plugins.core.credit import ActionScores, Scope, check_rewards, rewards_from_scores, sum_over_scope
-from marl_plugins.core.estimators import Estimator
+from marl_plugins.core.credit import Scope
+from marl_plugins.core.estimators import Centres, Estimator
 from marl_plugins.core.failures import RunEnded, RunPaused
 from marl_plugins.core.ledger import Ledger
-from marl_plugins.core.rows import Row, auxiliary_rows, rows_of
+from marl_plugins.core.rows import Row, auxiliary_rows
 from marl_plugins.core.tasks import batches
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.core.workflow import RoleSpec
@@ -30,10 +30,11 @@ from marl_plugins.plan.tasks import best_metric
 from marl_plugins.reinforce_pp import ReinforcePlusPlus
 from marl_plugins.runtime.best import Best, kept_apart
 from marl_plugins.runtime.checkpoints import Checkpoints
+from marl_plugins.runtime.crediting import Crediting, check_version
 from marl_plugins.runtime.display import Display
+from marl_plugins.runtime.early import Early
 from marl_plugins.runtime.experience import Forwarded, Prepared, estimate
 from marl_plugins.runtime.metrics import clipped_returns, evaluation, of_updates, signal, summary
-from marl_plugins.runtime.penalties import penalise_lengths
 from marl_plugins.runtime.policy import UpstreamPolicy
 from marl_plugins.runtime.records import Records, writing
 from marl_plugins.runtime.rollout import Running
@@ -116,16 +117,17 @@ class Trainer:
     ) -> tuple[dict[str, float], list[Trajectory], Ledger]:
         """One step: rollout, credit, advantages, update and weight sync."""
         seconds: dict[str, float] = {}
-        policies, phase = self.session.policies, timed_phase(self.display, seconds)
+        policies, phase, crediting = self.session.policies, timed_phase(self.display, seconds), Crediting(self.session, k)
+        early = Early(crediting, self.session.estimator, policies, self.run.state(Centres))
         with phase("rollout", len(tasks) * self.samples) as tick:
             await all_of(policy.wake() for policy in policies.values())
-            rollout = await self.rollout(tasks, step, tick)
+            rollout = await self.rollout(tasks, step, tick, early)
             await all_of(policy.sleep() for policy in policies.values())
         trajectories = self.session.rollout.in_order(rollout.trajectories)
         if prompts := first_prompts(trajectories, self.session.roles, self.shown):
             self.display.first_prompts(prompts)
         with phase("advantages"):
-            rows = await self.credited_rows(trajectories, k)
+            rows = await crediting.rows(trajectories)
             ledger = Ledger.of(step, trajectories, rows)
             beside = self.plugins.hook.marl_auxiliary(run=self.run, trajectories=trajectories)
             more, ledger.beside = rows_beside(beside, self.session, step)
@@ -135,7 +137,8 @@ class Trainer:
                     advantages(self.session.trained, more, BESIDE),
                 ]
             )
-            prepared = [p for each in found for p in each]
+            prepared = [*map(early.carried, found[0]), *found[1]]
+            early.note(found[0])
         metrics = {"step": float(step), **summary(trajectories, ledger), **signal(rows, self.session.estimator.group_by)}
         self.display.rollout(step, metrics, trajectories)
         with phase("update"):
@@ -154,10 +157,10 @@ class Trainer:
         self.breaker.check()
         return metrics, trajectories, ledger
 
-    async def rollout(self, tasks: Sequence[Task], step: int, tick: Any) -> Running:
+    async def rollout(self, tasks: Sequence[Task], step: int, tick: Any, early: Early) -> Running:
         """The rollout of a step, at its end: its trajectories, and what plugins have made of them beside it."""
         rollout = self.session.rollout
-        running = Running(step, tasks, rollout.pools, self.session.policies)
+        running = Running(step, tasks, rollout.pools, self.session.policies, early)
 
         async def collect() -> None:
             async with aclosing(rollout.train(tasks, self.samples, step)) as arriving:
@@ -168,23 +171,6 @@ class Trainer:
 
         await all_of([collect(), *self.plugins.hook.marl_beside(run=self.run, rollout=running)])
         return running
-
-    async def credited_rows(self, trajectories: list[Trajectory], k: int) -> list[Row]:
-        """Scores to rewards to returns to the rows that are trained on."""
-        rewards_from_scores(trajectories, self._actions_scored(trajectories))
-        trajectories = await self.plugins.chain("marl_credit", trajectories, check_rewards, run=self.run)
-        penalise_lengths(trajectories, self.run)
-        sum_over_scope(trajectories, self.session.estimator.return_scope)
-        rows = rows_of(trajectories, frozenset(self.session.trained))
-        kept = list(await self.plugins.chain("marl_select", rows, run=self.run, steps=k))
-        for row in kept:
-            check_version(row, self.session.trained[row.action.policy])
-        return kept
-
-    def _actions_scored(self, trajectories: Sequence[Trajectory]) -> bool:
-        grader = ["the recipe's grader"] if hasattr(self.run.grader_module, "score_action") else []
-        scorers = [*map("plugin {}".format, self.plugins.owners("marl_score_action")), *grader]
-        return self.run.state(ActionScores).of(trajectories, self.run.recipe.roles, scorers)
 
     async def _update(self, prepared: Sequence[Prepared], k: int, step: int) -> dict[str, dict[str, float]]:
         update, trained = self.plugins.hook.marl_update, self.session.trained
@@ -279,20 +265,6 @@ def remarks(prepared: Sequence[Prepared], policies: Iterable[UpstreamPolicy], sc
         found += policy.engines.remarks
         policy.engines.remarks.clear()
     return found
-
-
-def check_version(row: Row, policy: UpstreamPolicy) -> None:
-    """Training on rows sampled by other weights than those that are trained ends the run.
-
-    Raises:
-        RunEnded: The row is of another policy or version.
-    """
-    g = row.action.generation
-    if (g.policy, g.version) != (policy.name, policy.version):
-        raise RunEnded(
-            f"row {row.name} was sampled from policy {g.policy!r} version {g.version}, but would train policy "
-            f"{policy.name!r} at version {policy.version}; the run's engines and policies are out of step"
-        )
 
 
 async def advantages(

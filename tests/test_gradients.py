@@ -1,0 +1,476 @@
+"""Gradients beside a rollout: the step's gradient is that of the full batch, and its bits do not depend on what arrives first.
+
+Without processes: upstream's model, losses and `training_step`, two ranks one after the other, DeepSpeed's part a division.
+"""
+
+import asyncio
+import copy
+import random
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from simulated import conversations
+
+from marl_plugins.core.credit import ActionScores
+from marl_plugins.core.estimators import Centres, Estimator, Whitened
+from marl_plugins.core.failures import ConfigurationError, RunEnded
+from marl_plugins.core.layout import Limit
+from marl_plugins.core.sequences import sequences_of
+from marl_plugins.core.trajectory import Task
+from marl_plugins.gae import Gae
+from marl_plugins.groups import GroupMean, GroupNorm, LeaveOneOut, ReinforceBaseline
+from marl_plugins.plan.build import build_plan
+from marl_plugins.reinforce_pp import FlashReinforce, ReinforcePlusPlus
+from marl_plugins.runtime.batching import handed
+from marl_plugins.runtime.crediting import Crediting
+from marl_plugins.runtime.early import Early
+from marl_plugins.runtime.experience import completed, estimate, forwarded, sequence_experience
+from marl_plugins.runtime.policy_actor import PolicyActor, WeighingTrainer
+from marl_plugins.runtime.replay import LaidOutBuffer
+from marl_plugins.runtime.rollout import Running
+from marl_plugins.streaming import Streamed, forward_early
+
+from openrlhf.models import Actor, PolicyLoss  # isort: skip  # after the host support
+from openrlhf.models.loss import aggregate_loss  # isort: skip
+from openrlhf.models.utils import compute_approx_kl  # isort: skip
+from transformers import Qwen2Config, Qwen2ForCausalLM  # isort: skip
+
+RANKS, KL = 2, 0.3
+TURN = {"group_by": "task+role+turn"}
+ESTIMATORS = {
+    "reinforce": ReinforcePlusPlus(gamma=0.9),
+    "reinforce, by role": ReinforcePlusPlus(normalise="role"),
+    "reinforce, not divided": ReinforcePlusPlus(divide=False),
+    "reinforce_baseline": ReinforceBaseline(**TURN),
+    "gae": Gae(gamma=0.9, lambd=0.8),
+    "flash_reinforce": FlashReinforce(),
+    "rloo": LeaveOneOut(**TURN),
+    "dr_grpo": GroupMean(**TURN),
+    "group_norm": GroupNorm(**TURN),
+    "plain": Estimator(),
+}
+LOSSES = {
+    "token mean": {},
+    "dual clip": {"dual_clip": 1.1},
+    "sequence mean": {"token_level_loss": False},
+    "gspo": {"policy_loss_type": "gspo"},
+    "importance sampling": {"is_correction_level": "token"},
+}
+
+
+def small_model():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Qwen2Config(vocab_size=1000, num_key_value_heads=1, attn_implementation="eager", **sizes)
+    return Qwen2ForCausalLM(config).float()
+
+
+def viewed(model):
+    actor = Actor(model, temperature=0.7)
+    actor.packing_samples = False
+    return actor
+
+
+class Strategy:
+    """DeepSpeed's part of a step: it divides by the accumulation."""
+
+    ring_attn_group, accumulated_gradient = None, 1
+
+    def backward(self, loss, model, optimiser):
+        (loss / self.accumulated_gradient).backward()
+
+    def optimizer_step(self, *args, **more):
+        pass
+
+    def get_grad_norm(self, model):
+        return 0.0
+
+
+class Engine:
+    """The model of a rank as DeepSpeed holds it, under upstream's actor."""
+
+    temperature, packing_samples = 0.7, False
+
+    def __init__(self, model):
+        self.model, self.view = SimpleNamespace(module=model), viewed(model)
+
+    def __call__(self, *args, **more):
+        return self.view(*args, **more)
+
+    def train(self):
+        pass
+
+
+class Process(WeighingTrainer):
+    """Upstream's trainer of one rank."""
+
+    def __init__(self, model, loss, kl, entropy):
+        self.actor = Engine(model)
+        self.strategy, self.ema_model, self.aux_loss, self.actor_optim = Strategy(), None, False, None
+        self.actor_scheduler = SimpleNamespace(get_last_lr=lambda: [0.0])
+        clip = loss.get("dual_clip")
+        self.args = SimpleNamespace(
+            actor=SimpleNamespace(entropy_coef=entropy, eps_clip_low_high=[0.2, 0.2], dual_clip=clip),
+            algo=SimpleNamespace(
+                kl=SimpleNamespace(use_loss=bool(kl), init_coef=KL, estimator="k3", unbiased_gradient=False),
+                advantage=SimpleNamespace(is_correction_level=loss.get("is_correction_level", "off")),
+            ),
+            train=SimpleNamespace(dynamic_batch_enable=False),
+        )
+        self.actor_loss_fn = PolicyLoss(0.2, 0.2, **loss)
+
+
+class Rank:
+    """A training process, in this one, asked as Ray's handles are."""
+
+    gradients = None
+    begin_gradients, carry = PolicyActor.begin_gradients, PolicyActor.carry
+
+    def __init__(self, trainer):
+        self.trainer, self.strategy = trainer, trainer.strategy
+        self.accumulate = SimpleNamespace(remote=lambda *args: answer(PolicyActor.accumulate(self, *args)))
+
+
+async def answer(value):
+    return value
+
+
+class Local:
+    """A policy of two ranks in this process."""
+
+    name, spec, version = "p", SimpleNamespace(trainable=True), 3
+    batching = SimpleNamespace(limit=lambda stage: Limit(3))
+    trainer = SimpleNamespace(kl_ctl=SimpleNamespace(value=KL))
+
+    def __init__(self, loss="token mean", kl=False, entropy=0.0, noise=0.0):
+        self.loss, self.kl, self.entropy, self.noise = LOSSES[loss], kl, entropy, noise
+        self.ranks = [Rank(Process(small_model(), self.loss, kl, entropy or None)) for _ in range(RANKS)]
+        self.processes = self.group = self
+        self._actor_handlers = self.ranks
+
+    @asynccontextmanager
+    async def active(self):
+        yield
+
+    def async_run_method(self, name, *args):
+        return [answer(getattr(rank, name)(*args)) for rank in self.ranks]
+
+    async def await_work(self, doing, *work):
+        found = await asyncio.gather(*work)
+        return found[0] if len(found) == 1 else found
+
+    async def forward(self, rows, known=()):
+        return await completed(rows, sequences_of(rows), known, self._forward)
+
+    async def _forward(self, sequences):
+        batches = []
+        for s in sequences:
+            e = sequence_experience(s)
+            seen = torch.tensor(s.ids, dtype=torch.float32).cumsum(0)[1:][None] * e.action_mask
+            with torch.no_grad():
+                now = self.ranks[0].trainer.actor(e.sequences, e.action_mask, e.attention_mask)
+            e.action_log_probs = now + self.noise * torch.sin(seen) * e.action_mask
+            e.base_action_log_probs = now + 0.3 * torch.cos(seen) * e.action_mask
+            e.rollout_log_probs = now + 0.1 * torch.sin(seen + 1) * e.action_mask
+            e.values, e.kl = torch.sin(seen + 2), 0.01 * torch.cos(seen) * e.action_mask
+            batches.append(([s], e))
+        return forwarded("p", [row for s in sequences for row in s.rows], batches, 0.25)
+
+    def gradient(self, prepared):
+        """What DeepSpeed steps with: upstream's step of every micro-batch on each rank, and the mean over the ranks."""
+        given = handed(prepared.not_carried if prepared.carried else prepared, RANKS, 1, Limit(3), 7, 1)
+        own, gas = [], given.layout.accumulation
+        for part, epochs in zip(given.parts, given.epochs, strict=True):
+            buffer = LaidOutBuffer(1, cpu_offload=False)
+            buffer.append(part)
+            buffer.lay_out(epochs)
+            own.append([buffer.collate_fn([buffer[n]]) for n in range(len(buffer))])
+        masks = [e.action_mask for batches in own for e in batches]
+        info = {
+            "dp_size": RANKS,
+            "batch_num_tokens": torch.tensor(float(sum(m.sum() for m in masks))) / gas,
+            "global_batch_size": torch.tensor(float(sum((m.sum(-1) > 0).sum() for m in masks))) / gas,
+        }
+        for rank, batches in zip(self.ranks, own, strict=True):
+            rank.strategy.accumulated_gradient = gas
+            if prepared.carried:
+                rank.carry(prepared.last, prepared.tokens_carried, len(prepared.carried), prepared.version)
+            for number, batch in enumerate(batches):
+                rank.trainer.training_step(batch, KL, number, info)
+        models = [rank.trainer.actor.model.module for rank in self.ranks]
+        return torch.stack([flat([p.grad for p in model.parameters()]) for model in models]).mean(0)
+
+    def full_batch(self, prepared):
+        """The same in float64, all rows at once with their final advantages."""
+        model = copy.deepcopy(self.ranks[0].trainer.actor.model.module).double()
+        loss, items = PolicyLoss(0.2, 0.2, **self.loss), prepared.items
+        tokens = float(sum(item.action_mask.sum() for item in items))
+        counts = {"batch_num_tokens": tokens, "global_batch_size": float(len(items))}
+        total = 0.0
+        for item in items:
+            one = SimpleNamespace(**{n: v[None] for n, v in vars(item).items() if isinstance(v, torch.Tensor) and v.dim()})
+            mask, old = one.action_mask, one.action_log_probs.double()
+            arguments = (one.sequences, mask, one.attention_mask)
+            log_probs, out = viewed(model)(*arguments, return_output=True, return_entropy=bool(self.entropy))
+            total = total + loss(log_probs, old, one.advantages.double(), mask, one.rollout_log_probs.double(), **counts)[0]
+            if self.kl:
+                kl = compute_approx_kl(log_probs, one.base_action_log_probs, log_probs_old=old, kl_estimator="k3")
+                total = total + KL * aggregate_loss(kl, mask, **counts)
+            if self.entropy:
+                total = total - self.entropy * aggregate_loss(out.entropy, mask, **counts)
+        return flat(torch.autograd.grad(total, list(model.parameters())))
+
+
+def flat(gradients):
+    return torch.cat([g.double().flatten() for g in gradients])
+
+
+class Plugins:
+    def __init__(self, **chains):
+        self.chains = chains
+
+    async def chain(self, name, value, check=None, **more):
+        return self.chains.get(name, lambda v: v)(value)
+
+    def owners(self, hook):
+        return []
+
+
+def step_of(seed, tasks=5, samples=2):
+    """The trajectories of a step: ragged conversations of two roles, of which each begins with a context of its own."""
+    draw, made = random.Random(seed), []
+    for place in range(tasks):
+        for sample in range(samples):
+            t = conversations(draw.randrange(10**6), draw.randint(1, 4))
+            t.task, t.place, t.sample, t.outcome = Task(f"t{place}", "p"), place, sample, draw.random()
+            for action in t.actions:
+                action.generation = copy.copy(action.generation)
+                object.__setattr__(action.generation, "version", 3)
+                action.role = action.before.role if action.before else draw.choice("ab")
+            made.append(t)
+    return made
+
+
+def streamed(policy, estimator, trajectories, order, tasks=1, until="all", centres=None, plugins=None):
+    """A step with gradients beside its rollout, up to its update."""
+    run = SimpleNamespace(
+        grader_module=None,
+        state=lambda kind, made=ActionScores(): made,  # noqa: B008
+        recipe=SimpleNamespace(roles={}),
+        policies=[],
+        policy_args={"p": SimpleNamespace(critic=SimpleNamespace(freezing_steps=0))},
+        args=SimpleNamespace(
+            streaming=SimpleNamespace(tasks=tasks, until=until, gradients=True),
+            rollout=SimpleNamespace(n_samples_per_prompt=1 + max(t.sample for t in trajectories)),
+        ),
+    )
+    policies = {"p": policy}
+    plan = SimpleNamespace(run=run, plugins=plugins or Plugins())
+    session = SimpleNamespace(plan=plan, trained=policies, estimator=estimator)
+
+    async def work():
+        crediting = Crediting(session, 1)
+        early = Early(crediting, estimator, policies, Centres(centres or {}))
+        found = [Task(f"t{n}", "p") for n in range(1 + max(t.place for t in trajectories))]
+        rollout = Running(1, found, {}, policies, early)
+        beside = asyncio.create_task(forward_early(run, policy, rollout, Streamed()))
+        for number in order:
+            for _ in range(order[0]):
+                await asyncio.sleep(0)
+            rollout.arrive(trajectories[number])
+        rollout.end()
+        await beside
+        rows = await crediting.rows(trajectories)
+        (prepared,) = estimate([await policy.forward(rows, rollout.forwarded)], estimator)
+        return early.carried(prepared), early
+
+    return asyncio.run(work())
+
+
+def differs(one, other):
+    return ((one - other).norm() / other.norm()).item()
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("loss", ["token mean", "gspo"])
+def test_every_estimator_has_the_full_batchs_gradient(name, loss):
+    policy, trajectories = Local(loss, kl=True), step_of(3)
+    order = random.Random(4).sample(range(10), 10)
+    prepared, _ = streamed(policy, ESTIMATORS[name], trajectories, order, tasks=2)
+    assert len(prepared.carried) == len(prepared.items) > 10
+    assert differs(policy.gradient(prepared), policy.full_batch(prepared)) < 2e-6
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_rows_that_leave_the_clip_interval_take_the_late_path(loss):
+    policy, trajectories = Local(loss, noise=0.12 if loss == "dual clip" else 0.25), step_of(5)
+    prepared, _ = streamed(policy, ESTIMATORS["reinforce"], trajectories, list(range(10)), centres={"": 0.4})
+    assert 0 < len(prepared.carried) < len(prepared.items)
+    assert differs(policy.gradient(prepared), policy.full_batch(prepared)) < 2e-6
+
+
+def test_with_an_entropy_bonus_whose_compiled_graph_cannot_be_kept():
+    policy = Local(kl=True, entropy=0.1, noise=0.15)
+    prepared, _ = streamed(policy, ESTIMATORS["reinforce, by role"], step_of(5), list(range(10)))
+    assert prepared.carried
+    assert differs(policy.gradient(prepared), policy.full_batch(prepared)) < 2e-6
+
+
+def test_the_bits_are_the_same_whatever_arrives_first():
+    found = []
+    for seed in range(4):
+        policy = Local(noise=0.15)
+        order = random.Random(seed).sample(range(10), 10)
+        prepared, _ = streamed(policy, ESTIMATORS["reinforce, by role"], step_of(6), order, tasks=2)
+        found.append(policy.gradient(prepared))
+    assert prepared.carried and all(torch.equal(found[0], other) for other in found[1:])
+
+
+def test_what_is_not_accumulated_when_the_rollout_ends_goes_the_usual_way():
+    policy, estimator = Local(), ESTIMATORS["reinforce"]
+    prepared, _ = streamed(policy, estimator, step_of(6), [*range(2, 10), 1, 0], until="rollout")
+    assert not prepared.carried  # the first task was the last to come
+    assert differs(policy.gradient(prepared), policy.full_batch(prepared)) < 2e-6
+
+
+def test_what_float32_does_not_resolve_is_trained_the_usual_way():
+    """All returns are nearly the same and the centre is far off."""
+    trajectories = step_of(6)
+    for number, trajectory in enumerate(trajectories):
+        trajectory.outcome = 0.7 + 1e-6 * number
+    prepared, early = streamed(Local(), FlatReturns(), trajectories, list(range(10)))
+    assert early.added["p"] and not prepared.carried
+    early.note([prepared])
+    assert early.centres[""] == pytest.approx(0.7, abs=1e-4)
+
+
+class FlatReturns(Whitened):
+    """Without the penalty of the KL."""
+
+    def estimate(self, rewards, mask, values):
+        advantages, _ = super().estimate(rewards.round(decimals=1), mask, values)
+        return advantages, advantages
+
+
+def test_gradients_never_cross_a_version():
+    policy = Local()
+    prepared, _ = streamed(policy, ESTIMATORS["reinforce"], step_of(6), list(range(10)))
+    with pytest.raises(ValueError, match="gradients of version 3 cannot update version 4"):
+        policy.gradient(replace(prepared, version=4))
+
+
+@pytest.mark.parametrize(
+    ("estimator", "chains"),
+    [
+        (ESTIMATORS["reinforce"], {"marl_select": lambda rows: rows[: len(rows) - 7]}),
+        (Whitened(), {}),
+    ],
+)
+def test_a_plugin_or_estimator_that_needs_more_than_it_says_ends_the_run(estimator, chains, monkeypatch):
+    if not chains:
+        monkeypatch.setattr(Whitened, "shape", lambda self, rows, rewards: rewards * len(rows))
+    with pytest.raises(RunEnded, match=r"needs more of a step than it says .*nothing of this step was trained on"):
+        streamed(Local(), estimator, step_of(6), list(range(10)), plugins=Plugins(**chains))
+
+
+def test_credit_is_given_once():
+    """A plugin's terms are in the rewards once, of trajectories that came early and of the others."""
+    seen = []
+
+    def counted(trajectories):
+        seen.extend(id(t) for t in trajectories)
+        return trajectories
+
+    trajectories = step_of(6)
+    plugins = Plugins(marl_credit=counted)
+    streamed(Local(), ESTIMATORS["rloo"], trajectories, list(range(10)), until="rollout", plugins=plugins)
+    assert sorted(seen) == sorted(map(id, trajectories))
+
+
+# --- the plan -------------------------------------------------------------------------------------------------------------
+
+SUMS = ["--recipe", "tests/recipes/sums/tiny.yaml", "--plugin", "marl_plugins.streaming", "--streaming.gradients"]
+
+
+KEPT = "or leave out --streaming.gradients: forward passes are made beside the rollout without it too"
+
+
+def test_the_plan_says_what_the_accumulators_take():
+    def said(*words):
+        warnings = build_plan([*SUMS, *words]).run.warnings
+        return [w.removeprefix("marl_plugins.streaming: --streaming.gradients keeps ") for w in warnings if "keeps" in w]
+
+    parameter = "bytes of float32 a parameter on each rank of policy 'solver', whatever its ZeRO stage"
+    assert said()[0] == f"8 {parameter}" and len(said()) == 3
+    assert said("--algo.kl.init_coef", "0.1", "--algo.kl.use_loss", "--algo.kl.estimator", "k2")[0] == f"12 {parameter}"
+    shared = said("--mapping", "shared", "--reinforce_pp.normalise", "role")
+    assert len(shared) == 1 and shared[0].startswith("24 bytes")
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--train.batch_size", "8"], "a step has 4 optimiser steps .* set --train.batch_size 32, "),
+        (["--train.max_epochs", "2"], "policy 'coder': --train.max_epochs 2: .* set --policy.coder.train.max_epochs 1, "),
+        (
+            ["--ds.param_dtype", "fp16"],
+            "policy 'coder': --ds.param_dtype fp16: .* set --policy.coder.ds.param_dtype bf16, ",
+        ),
+        (
+            ["--actor.gradient_checkpointing_enable", "--actor.gradient_checkpointing_reentrant"],
+            "policy 'coder': --actor.gradient_checkpointing_reentrant: it forbids torch.autograd.grad; remove it, ",
+        ),
+        (
+            ["--actor.policy_loss_type", "gspo", "--algo.advantage.is_correction_level", "token"],
+            "policy 'coder': --actor.policy_loss_type gspo with --algo.advantage.is_correction_level: .* "
+            "set --policy.coder.algo.advantage.is_correction_level off, ",
+        ),
+        (
+            ["--algo.advantage.estimator", "flash_reinforce", "--reward.clip_range", "-1", "1"],
+            "policy 'coder': --algo.advantage.estimator flash_reinforce with --reward.clip_range: .* remove --reward.clip_range, ",
+        ),
+        (
+            ["--plugin", "marl_plugins.filter_agents_data"],
+            r"the whole step is needed by plugin marl_plugins.filter_agents_data \(marl_select\); leave it out, "
+            "or declare MARL_REACH where a trajectory is enough, ",
+        ),
+        (
+            ["--plugin", "marl_plugins.coach", "--coach.rubric", "recipes/mathchat/tiny_rubric.py"],
+            r".* by plugin marl_plugins.coach \(marl_credit\): --coach.max_missing 0.2 leaves all of it out .*; "
+            "set it to 1; leave the plugin out, ",
+        ),
+        (
+            ["--plugin", "marl_plugins.process_groups", "--process_groups.seats", "1"],
+            "training processes take turns at devices, .* leave out marl_plugins.process_groups, ",
+        ),
+    ],
+)
+def test_where_it_is_refused_the_policy_the_flag_and_the_cure_are_named(words, problem):
+    with pytest.raises(ConfigurationError, match=f"--streaming.gradients: {problem}{KEPT}"):
+        build_plan([*SUMS, *words])
+    without = [word for word in (*SUMS, *words) if word != "--streaming.gradients"]
+    assert build_plan(without)
+
+
+def test_zero_3_is_refused_on_gpus(monkeypatch):
+    """On CPU it is refused altogether."""
+    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
+    with pytest.raises(
+        ConfigurationError, match=r"policy 'coder': --ds\.zero_stage 3: .* set --policy\.coder\.ds\.zero_stage 2, "
+    ):
+        build_plan([*SUMS, "--ds.zero_stage", "3"])
+
+
+def test_an_estimator_that_says_nothing_of_itself_is_refused(tmp_path):
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "from marl_plugins import hookimpl\nfrom marl_plugins.core.estimators import Estimator\n\n\n"
+        "@hookimpl\ndef marl_estimator(run):\n    return Estimator(scope='batch')\n"
+    )
+    with pytest.raises(
+        ConfigurationError, match=r"Estimator has scope 'batch' and is not affine, .* use another estimator, "
+    ):
+        build_plan([*SUMS, "--plugin", str(plugin)])
