@@ -11,8 +11,9 @@ calls, their policies and order, the time of their tools, and `--token` seconds 
 policy. A further arm is one more entry of `ARMS`: hooks that run beside the rollout (`marl_beside`), and what is left to train
 after it.
 
-"if trained as it arrives" is computed, not run: rows of two consecutive tasks of the step are trained once both have ended, in the
-step's order, each policy by itself, at 7/5 of the cost (a second backward pass keeps the gradient exact).
+Beside a rollout the rows of two consecutive tasks of the step are computed once both have ended, in the step's order, each policy
+by itself. What is learned from there costs 7/5 of a row's training: the forward pass is made again, and a second backward
+pass keeps the gradient exact.
 """
 
 from __future__ import annotations
@@ -146,14 +147,16 @@ def balanced(rule: balance.Rule) -> Callable[[Any], Any]:
     return beside
 
 
-def streamed(tasks: int) -> Callable[[Any], Any]:
-    """Forward passes beside the rollout, of so many tasks at a time."""
+def streamed(tasks: int, gradients: bool = False, until: str = "all") -> Callable[[Any], Any]:
+    """Forward passes beside the rollout, of so many tasks at a time, and their gradients."""
     options = SimpleNamespace(
-        streaming=SimpleNamespace(tasks=tasks, until="all"), rollout=SimpleNamespace(n_samples_per_prompt=1)
+        streaming=SimpleNamespace(tasks=tasks, until=until, gradients=gradients),
+        rollout=SimpleNamespace(n_samples_per_prompt=1),
     )
 
     async def beside(rollout: Any) -> None:
-        run: Any = SimpleNamespace(args=options)
+        policy_args = {name: SimpleNamespace(critic=SimpleNamespace(freezing_steps=0)) for name in rollout.policies}
+        run: Any = SimpleNamespace(args=options, policy_args=policy_args)
         work = [streaming.forward_early(run, p, rollout, streaming.Streamed()) for p in rollout.policies.values()]
         await asyncio.gather(*work)
 
@@ -170,12 +173,19 @@ ARMS = {
     "the same with forward passes beside the rollout": Arm(
         in_flight=1, beside=(balanced(balance.idle_to_waiting), streamed(2))
     ),
-    "the same by FlexMARL's rule": Arm(in_flight=1, beside=(balanced(balance.shortest_to_longest(5)),)),
+    "the same with gradients beside it too": Arm(
+        in_flight=1, beside=(balanced(balance.idle_to_waiting), streamed(2, gradients=True))
+    ),
+    "the same until the rollout's end": Arm(
+        in_flight=1, beside=(balanced(balance.idle_to_waiting), streamed(2, gradients=True, until="rollout"))
+    ),
+    "engines change policy by FlexMARL's rule": Arm(in_flight=1, beside=(balanced(balance.shortest_to_longest(5)),)),
     "queue by arrival, idle engines change policy": Arm(
         in_flight=1, pool=ByArrival, beside=(balanced(balance.idle_to_waiting),)
     ),
 }
 REFERENCE = "queue, oldest task first"
+ALL = "the same with gradients beside it too"
 
 
 class Barrier:
@@ -251,9 +261,9 @@ class Result:
     """Share of the engines' time in which they worked."""
     half: float
     """When the first half of the tasks, in the step's order, had ended."""
-    arriving: float
-    """How long the step would be if rows were trained as they arrive."""
     sampled: list[Any]
+    beside: float
+    """Share of the rows that were forwarded, or learned from, beside the rollout or in the way in which that is done."""
 
 
 def rollout_of(profile: Profile, arm: Arm, pools: dict[str, EnginePool], plan: Plan) -> Rollout:
@@ -287,13 +297,30 @@ class Trained:
             await asyncio.sleep(rows * self.profile.train * part)
 
 
+class Learning:
+    """What takes gradients beside the rollout (`Running.early`): they last as long as a row's training, because a second backward
+    pass keeps them exact."""
+
+    def __init__(self, policies: dict[str, Trained]):
+        self.policies = policies
+        self.carried: set[int] = set()
+
+    async def credited(self, trajectories: Sequence[Trajectory]) -> list[Row]:
+        return [row for name in self.policies for row in rows_to_be(trajectories, name)]
+
+    async def accumulate(self, rows: Sequence[Row]) -> None:
+        await self.policies[rows[0].action.policy].train(len(rows), 1)
+        self.carried |= {id(row.action) for row in rows}
+
+
 async def one_step(profile: Profile, arm: Arm, seed: int) -> Result:
     """A step: its rollout with what runs beside it, then forward passes, updates and syncs, each policy's on one of the seats."""
     profile, now = replace(profile, **dict(arm.changes)), asyncio.get_running_loop().time
     plan, pools, seats = profile.plan(seed), pools_of(profile, arm), asyncio.Semaphore(profile.seats)
     rollout, tasks = rollout_of(profile, arm, pools, plan), [Task(name, "", "") for name in plan]
     policies: Any = {name: Trained(name, profile, seats) for name in pools}
-    running = Running(1, tasks, pools, policies)
+    early = Learning(policies)
+    running = Running(1, tasks, pools, policies, early)
     ends: dict[int, float] = {}
 
     async def collect() -> None:
@@ -309,7 +336,8 @@ async def one_step(profile: Profile, arm: Arm, seed: int) -> Result:
     known = {id(row.action) for forwarded in running.forwarded for row in cast("Sequence[Row]", forwarded)}
     left = {name: [row for row in mine if id(row.action) not in known] for name, mine in rows.items()}
     await asyncio.gather(*(policy.forward(left[name]) for name, policy in policies.items() if left[name]))
-    await asyncio.gather(*(policy.train(len(rows[name]), 3 / 5) for name, policy in policies.items()))
+    late = {name: [row for row in mine if id(row.action) not in early.carried] for name, mine in rows.items()}
+    await asyncio.gather(*(policy.train(len(late[name]), 3 / 5) for name, policy in policies.items()))
     await asyncio.sleep(profile.sync)
     finished = [ends[place] for place in range(len(tasks))]
     worked = sum(end - begun for pool in pools.values() for e in pool.engines for _, begun, end in e.served)
@@ -318,21 +346,9 @@ async def one_step(profile: Profile, arm: Arm, seed: int) -> Result:
         rollout=max(finished),
         busy=worked / (profile.engines * profile.places * max(finished)),
         half=max(finished[: len(finished) // 2]),
-        arriving=as_it_arrives(profile, finished, trajectories),
         sampled=[(t.task.id, [(a.path, a.generation) for a in t.actions]) for t in trajectories],
+        beside=len(early.carried or known) / sum(map(len, rows.values())),
     )
-
-
-def as_it_arrives(profile: Profile, ends: Sequence[float], trajectories: Sequence[Trajectory]) -> float:
-    """See the module's text; only where every policy has a seat of its own, else no better than what was run."""
-    free: dict[str, float] = defaultdict(float)
-    begun = 0.0
-    for first in range(0, len(ends), 2):
-        begun = max(begun, *ends[first : first + 2])
-        rows = Counter(a.policy for t in trajectories[first : first + 2] for a in t.actions)
-        for policy, count in rows.items():
-            free[policy] = max(begun, free[policy]) + count * profile.train * 7 / 5
-    return max(free.values()) + profile.sync if profile.seats >= len(free) else float("nan")
 
 
 def compare(profile: Profile, seeds: int) -> None:
@@ -342,23 +358,30 @@ def compare(profile: Profile, seeds: int) -> None:
         for name, arm in ARMS.items():
             found[name].append(run(one_step(profile, arm, seed))[0])
         assert all(r[-1].sampled == found[REFERENCE][-1].sampled for r in found.values()), "arms sampled something else"
-    print(f"\n{profile.train} s of training a row, {seeds} seeds")
-    print(
-        "| arm | step, s | of the queue's | rollout, s | engines busy | half of the tasks after | if trained as it arrives |"
-    )
-    print("|---|---|---|---|---|---|---|")
+    declared = {"of training a row": profile.train, "to change policy": profile.reload}
+    print(f"\n{', '.join(f'{v:g} s {k}' for k, v in declared.items())}, {profile.seats} seats, {seeds} seeds")
+    head = [
+        "arm",
+        "step, s",
+        "of the queue's",
+        "of all's",
+        "rollout, s",
+        "engines busy",
+        "half of the tasks after",
+        "beside",
+    ]
+    print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|")
     for name, results in found.items():
-        ratios = [one.step / other.step for one, other in zip(results, found[REFERENCE], strict=True)]
-        cells = [spread([r.step for r in results]), spread(ratios, 2), spread([r.rollout for r in results])]
-        cells += [f"{statistics.fmean(r.busy for r in results):.2f}", spread([r.half for r in results])]
-        cells.append(spread([r.arriving for r in results]))
+        cells = [spread([r.step for r in results])]
+        for other in (REFERENCE, ALL):
+            cells.append(spread([a.step / b.step for a, b in zip(results, found[other], strict=True)], 2))
+        cells += [spread([r.rollout for r in results]), f"{statistics.fmean(r.busy for r in results):.2f}"]
+        cells += [spread([r.half for r in results]), f"{statistics.fmean(r.beside for r in results):.2f}"]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 def spread(values: Sequence[float], digits: int = 0) -> str:
     """Mean, minimum and maximum."""
-    if any(value != value for value in values):
-        return "-"
     return f"{statistics.fmean(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
 
@@ -396,6 +419,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--train", type=float, nargs="+", default=[0.25], help="seconds of training a row")
+    parser.add_argument("--seats", type=int, help="policies that can train at the same time; default: all")
+    parser.add_argument(
+        "--reload", type=float, default=0.5, help="seconds in which an engine changes policy; a restart takes 16"
+    )
     parser.add_argument("--controller", action="store_true")
     parser.add_argument("--trajectories", type=int, default=10_000)
     parser.add_argument("--trace", type=Path, help="a recorded load, of `openrlhf trace RUN`")
@@ -407,6 +434,7 @@ def main() -> None:
         controller(args.trajectories)
     for seconds in () if args.controller else args.train:
         load = recorded(args.trace, args.token, seconds) if args.trace else Profile(train=seconds)
+        load = replace(load, seats=args.seats or load.seats, reload=args.reload)
         compare(load, len(load.steps) if isinstance(load, Recorded) else args.seeds)
 
 

@@ -8,10 +8,12 @@ hook's implementations are called is its kind (hookspecs.py).
 from __future__ import annotations
 
 import argparse
+import ast
 import functools
 import importlib
 import inspect
 import re
+import textwrap
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -347,6 +349,8 @@ def misused_hooks(module: ModuleType) -> list[str]:
             problems.append(f"{_line(function)}there is no hook {name!r}{nearest(name, KINDS)}")
         elif marked:
             problems += [_line(function) + problem for problem in _misused(name, KINDS[name], function.marl_impl)]
+            if KINDS[name].name == "chain" and _returns_nothing(function):
+                problems.append(f"{_line(function)}{name} returns nothing; return what it is given, changed or not")
         elif name.startswith("marl_") and inspect.isfunction(function):
             problems.append(f"{_line(function)}{name} is not marked with @marl_plugins.hookimpl and would never be called")
     hooks = {name for name, value in vars(module).items() if hasattr(value, "marl_impl")}
@@ -365,6 +369,18 @@ def _line(function: Any) -> str:
     """Where a hook stands in its plugin's file, to begin a problem with; empty where it is not a Python function."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f"line {code.co_firstlineno}: " if code else ""
+
+
+def _returns_nothing(function: Any) -> bool:
+    """Whether a function never returns a value, as far as its source says so."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
+    except (OSError, TypeError, SyntaxError):
+        return False
+    if not tree.body or not isinstance(tree.body[0], ast.FunctionDef | ast.AsyncFunctionDef):
+        return False
+    values = [n.value for n in ast.walk(tree) if isinstance(n, ast.Return | ast.Yield) and n.value is not None]
+    return all(isinstance(value, ast.Constant) and value.value is None for value in values)
 
 
 def _misused(name: str, kind: Kind, options: Any) -> list[str]:

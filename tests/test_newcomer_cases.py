@@ -185,6 +185,7 @@ A_RECIPE = {
     "role with a dash": recipe(
         "  pro: {", "  pro-side: {", "role 'pro-side' cannot be called", "letters, digits and underscores"
     ),
+    "role of 65 letters": recipe("  pro: {", f"  {'p' * 65}: {{", "cannot be called", "at most 64"),
     "role of the package's own name": recipe("  pro: {", "  _specs: {", "role '_specs' cannot be called", "a letter first"),
     "role of another case": recipe(
         "  pro: {", "  Pro: {", "workflow.py:4: the recipe has no role 'pro'; did you mean 'Pro'?"
@@ -440,7 +441,8 @@ C_WORKFLOW = {
     ),
     "metadata that some tasks lack": ending(
         f"task.metadata['hint']\n{LAST.strip()}",
-        "workflow.py:6: KeyError: 'hint' (the workflow, on task '1', raises it whatever the agents answer)",
+        "workflow.py:6: KeyError: 'hint'; the task has no such metadata: every field of the data but prompt and label is in it "
+        "(the workflow, on task '1', raises it whatever the agents answer)",
         data=rows(lambda row, n: row if n else row | {"hint": "x"}),
     ),
     "answers that some tasks cannot take": ending(

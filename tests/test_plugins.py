@@ -188,7 +188,7 @@ def test_chains_follow_the_order_given_and_await_what_is_async(plugin):
 
 
 def test_a_link_of_a_chain_that_returns_nothing_is_named(plugin):
-    file = plugin("mute", "@hookimpl\ndef marl_credit(trajectories): pass")
+    file = plugin("mute", "@hookimpl\ndef marl_credit(trajectories): return trajectories or None")
     with pytest.raises(RunPaused, match=r"mute\.py: marl_credit returned nothing"):
         asyncio.run(Plugins([file]).chain("marl_credit", [], run=None))
 
@@ -292,6 +292,12 @@ def test_a_reach_may_depend_on_the_run(plugin):
     assert [plugins.reach(name, "marl_credit", run) for run in (None, 1)] == ["it has no run", "trajectory"]
     assert need_step(None, plugins) == (f"{name} (marl_credit): it has no run",)
     assert need_step(1, plugins) == ()
+
+
+@pytest.mark.parametrize("body", ["pass", "trajectories.sort()", "if run:\n        return", "return None"])
+def test_a_chain_that_returns_nothing_is_refused(plugin, body):
+    (problem,) = problems(plugin("lost", f"@hookimpl\ndef marl_credit(trajectories, run):\n    {body}\n"))
+    assert "lost.py" in problem and "line 2: marl_credit returns nothing" in problem
 
 
 def test_a_chain_cannot_be_wrapped(plugin):

@@ -14,6 +14,8 @@ from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.rehearsal import Rehearsed, apart, rehearse, workflow_of
 from marl_plugins.plan.rehearsal.trial import MOST_CALLS, marked, word
 
+NONE = "; the task has no such metadata: every field of the data but prompt and label is in it"
+
 RECIPE = """
 name: debate
 roles:
@@ -179,7 +181,10 @@ def test_a_wrapped_workflow_and_a_notebook_are_fine(folder):
         ([JUDGE.format("pro").replace("history", "story")], "['history', 'question'], the workflow gave ['question', 'story']"),
         (["return await roles.judge(pro)"], "role 'judge' takes its fields by name: roles.judge(FIELD=...)"),
         (["await tools.serch('x')", JUDGE.format("pro")], "no tool 'serch'"),
-        ([JUDGE.format("task.metadata['subject']")], "KeyError: 'subject' (the workflow raises it whatever the agents answer)"),
+        (
+            [JUDGE.format("task.metadata['subject']")],
+            f"KeyError: 'subject'{NONE} (the workflow raises it whatever the agents answer)",
+        ),
         ([JUDGE.format("pro, after='pro'")], "after takes a list of actions, as in after=[x]; got 'pro'"),
         ([JUDGE.format("pro, after=None")], "after takes a list of actions, as in after=[x]; got None"),
         ([JUDGE.format("pro, after=pro")], "after takes a list of actions, as in after=[x]; got Action"),
@@ -438,7 +443,7 @@ def test_the_rehearsal_changes_no_task(folder):
         ("def score_outcome(t):\n    return 5 if t.answer == '1' else 0", 1, "is 5; scores lie in [0, 1]"),
         ("def score_outcome(t):\n    return 'good'", 1, "'good'"),
         ("async def score_outcome(t):\n    return [1]", 1, "[1]"),
-        ("def score_outcome(t):\n    return t.task.metadata['subject']", 2, "KeyError: 'subject' (score_outcome raises it"),
+        ("def score_outcome(t):\n    return t.task.metadata['subject']", 2, f"KeyError: 'subject'{NONE} (score_outcome raises it"),
         ("def score_outcome(t):\n    raise SystemExit", 2, "SystemExit() ends the program"),
         ("async def f(t):\n    return 1\ndef score_outcome(t):\n    f(t)\n    return 1.0", 4, "f is called, and nobody awaits"),
         ("def score_outcome(t):\n    return 1\ndef score_action(a):\n    return 1", 3, "score_action is called with action"),

@@ -20,7 +20,8 @@ from marl_plugins.plan.devices import needed_devices, shown_devices
 from marl_plugins.plan.models import positions_of
 from marl_plugins.run import Run
 
-NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+NAME = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
+"""Of a role or a policy, which names files and folders too."""
 
 
 def _where_mapping(origins: Origins, *key: str) -> str:
@@ -50,7 +51,7 @@ def check_roles(recipe: Recipe, origins: Origins, folder: Path, tool_names: set[
         if not re.fullmatch(NAME, name) or name.startswith("_"):
             problems.append(
                 f"{origins.where('roles', name)}: role {name!r} cannot be called: letters, digits and underscores only, a letter "
-                "first"
+                "first, at most 64"
             )
         for key in ("prompt", "system", "followup"):
             problems += _prompt_problems(name, key, getattr(config, key), origins, folder)
@@ -133,7 +134,7 @@ def check_policies(run: Run, policies: Sequence[Policy], without: Mapping[str, s
         if name not in names and name not in without
     ]
     problems += [
-        f"policy {p.name!r}: a policy's name is also a folder's: letters, digits and underscores only"
+        f"policy {p.name!r}: a policy's name is also a folder's: letters, digits and underscores only, at most 64"
         for p in policies
         if not re.fullmatch(NAME, p.name)
     ]

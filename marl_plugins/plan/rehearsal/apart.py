@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import linecache
 import socket
 import sys
 import threading
@@ -171,12 +172,23 @@ def failure_of(error: BaseException, where: str) -> Failure:
     if isinstance(error, SystemExit | KeyboardInterrupt):
         text = f"{error!r} ends the program; raise an exception that says what is wrong"
         return Failure(place, "", text, certain=True)
-    hint = (
-        "; an action's text is `action.text`" if isinstance(error, AttributeError) and isinstance(error.obj, Action) else ""
-    )
     return Failure(
-        place, type(error).__name__, f"{text_of(error)}{hint}", raised=line is not None, outside=_of_the_network(error)
+        place,
+        type(error).__name__,
+        f"{text_of(error)}{_hint(error, place)}",
+        raised=line is not None,
+        outside=_of_the_network(error),
     )
+
+
+def _hint(error: BaseException, place: str) -> str:
+    """What the exception itself does not say, to end its text with."""
+    if isinstance(error, AttributeError) and isinstance(error.obj, Action):
+        return "; an action's text is `action.text`"
+    file, _, number = place.rpartition(":")
+    if isinstance(error, KeyError) and ".metadata[" in linecache.getline(file, int(number) if number.isdigit() else 0):
+        return "; the task has no such metadata: every field of the data but prompt and label is in it"
+    return ""
 
 
 def _of_the_network(error: BaseException) -> bool:
