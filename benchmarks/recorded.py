@@ -45,7 +45,8 @@ def keep(name: str, out: Path) -> list[str]:
             (target / "metrics.jsonl").write_text("".join(evaluations(done.with_name("metrics.jsonl"))))
             kept.append(target.name)
         for extra in done.parent.glob("without-*.json"):
-            shutil.copy(extra, target)
+            numbers = {key: value for key, value in json.loads(extra.read_text()).items() if key != "models"}
+            (target / extra.name).write_text(json.dumps(numbers) + "\n")
     return kept
 
 
