@@ -372,12 +372,14 @@ def _line(function: Any) -> str:
 
 
 def _returns_nothing(function: Any) -> bool:
-    """Whether a function never returns a value, as far as its source says so."""
+    """Whether a function comes to its end and never returns a value, as far as its source says so."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
     except (OSError, TypeError, SyntaxError):
         return False
     if not tree.body or not isinstance(tree.body[0], ast.FunctionDef | ast.AsyncFunctionDef):
+        return False
+    if isinstance(tree.body[0].body[-1], ast.Raise):
         return False
     values = [n.value for n in ast.walk(tree) if isinstance(n, ast.Return | ast.Yield) and n.value is not None]
     return all(isinstance(value, ast.Constant) and value.value is None for value in values)

@@ -361,7 +361,8 @@ def model_problems(policy: Policy, args: SimpleNamespace, run: Run, request: Req
 
 def configure_plugins(plan: Plan, problems: Problems) -> list[str]:
     """Add what the plugins refuse to the problems; what they only remark is returned."""
-    run = plan.run if problems else replace(plan.run, advantages=problems.attempt(lambda: estimator_of(plan)))
+    elsewhere = Problems()  # what is wrong with the estimator is said by others
+    run = plan.run if problems else replace(plan.run, advantages=elsewhere.attempt(lambda: estimator_of(plan)))
     answers = problems.attempt(lambda: plan.plugins.call_while_planning("marl_configure", run=run)) or []
     lines: list[str] = []
     for answer in answers:
