@@ -185,6 +185,7 @@ ARMS = {
     ),
 }
 REFERENCE = "queue, oldest task first"
+BALANCED = "the same, idle engines change policy"
 ALL = "the same with gradients beside it too"
 
 
@@ -389,14 +390,18 @@ def controller(trajectories: int, repeats: int = 3) -> None:
     """CPU time of the controller per action: pool, router and rollout, and the simulated engine's."""
     profile = Profile(engines=64, places=16, calls=2)
     at_once = [n for n in (10, 100, 1000, 10_000, 100_000) if n <= trajectories]
-    print("| trajectories at once | no queue, ms an action | queue | ratio |\n|---|---|---|---|")
+    print("| trajectories at once | no queue, ms an action | queue | ratio | and engines that change policy | ratio |")
+    print("|---|---|---|---|---|---|")
     for count in at_once:
-        cpu_ms: dict[str, list[float]] = {"no queue": [], REFERENCE: []}
+        cpu_ms: dict[str, list[float]] = {"no queue": [], REFERENCE: [], BALANCED: []}
         for _ in range(repeats):
             for name, times in cpu_ms.items():
                 times.append(rolled_out(replace(profile, tasks=count), ARMS[name]))
-        ratios = [b / a for a, b in zip(*cpu_ms.values(), strict=True)]
-        print(f"| {count} | {' | '.join(spread(t, 3) for t in cpu_ms.values())} | {spread(ratios, 2)} |", flush=True)
+        first = cpu_ms["no queue"]
+        cells = [spread(first, 3)]
+        for name in (REFERENCE, BALANCED):
+            cells += [spread(cpu_ms[name], 3), spread([b / a for a, b in zip(first, cpu_ms[name], strict=True)], 2)]
+        print(f"| {count} | {' | '.join(cells)} |", flush=True)
 
 
 def rolled_out(profile: Profile, arm: Arm) -> float:
@@ -405,9 +410,16 @@ def rolled_out(profile: Profile, arm: Arm) -> float:
 
     async def rollout() -> float:
         work, tasks, actions = rollout_of(profile, arm, pools, plan), [Task(name, "", "") for name in plan], 0
+        running = Running(1, tasks, pools, {})
         started = time.process_time()
-        async for trajectory in work.train(tasks, 1, 1):
-            actions += len(trajectory.actions)
+
+        async def collect() -> None:
+            nonlocal actions
+            async for trajectory in work.train(tasks, 1, 1):
+                actions += len(trajectory.actions)
+            running.end()
+
+        await asyncio.gather(collect(), *(beside(running) for beside in arm.beside))
         assert actions == profile.tasks * profile.calls, "an action was lost"
         return (time.process_time() - started) / actions * 1e3
 
