@@ -37,6 +37,7 @@ SHIPPED = (
     "marl_plugins.balance",
     "marl_plugins.streaming",
     "marl_plugins.process_groups",
+    "marl_plugins.flat_sync",
     "marl_plugins.filter_agents_data",
 )
 """The capabilities in this package that a user names."""

@@ -34,6 +34,7 @@ ORDER = (
         "balance",
         "streaming",
         "process_groups",
+        "flat_sync",
         "filter_agents_data",
         "coach",
         "reward_backprop",

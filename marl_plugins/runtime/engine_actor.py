@@ -1,4 +1,4 @@
-"""Upstream's rollout actor with three methods more. Imported first in every engine process; never imports DeepSpeed."""
+"""Upstream's rollout actor with four methods more. Imported first in every engine process; never imports DeepSpeed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from marl_plugins.hosts import cpu
 cpu.install()  # before anything of upstream
 
 import os  # noqa: E402
+from collections.abc import Mapping  # noqa: E402
 from typing import Any  # noqa: E402
 
 import ray  # noqa: E402
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor as _Upstream  # noqa: E402
 from vllm import SamplingParams  # noqa: E402
+
+from marl_plugins.runtime import flat_sync  # noqa: E402
 
 cpu.fork_engine_processes()
 
@@ -72,6 +75,10 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
         self.policy, self.version = policy, version
         count: int = counts[0]
         return count
+
+    async def take_bucket(self, bucket: flat_sync.Bucket, handles: Mapping[str, Any] | None) -> None:
+        """Take over some of a policy's parameters (`flat_sync.send`)."""
+        await self.llm.collective_rpc(flat_sync.take, args=(bucket, handles))
 
     async def sample(self, ids: list[int], params: Any) -> tuple[list[int], list[float], str, str, int]:
         """Generate; sampled ids, their log-probs, why it stopped, and whose weights of which version were used."""

@@ -18,6 +18,7 @@ import torch  # noqa: E402
 from openrlhf.trainer.ray.launcher import ReferenceModelActor as _UpstreamReference  # noqa: E402
 
 from marl_plugins.hosts.prebuild import load_operators  # noqa: E402
+from marl_plugins.runtime import flat_sync  # noqa: E402
 from marl_plugins.runtime.gradients import Carried, Gradients, MicroBatch  # noqa: E402
 from marl_plugins.runtime.optimiser_settings import keep_settings_when_loading  # noqa: E402
 from marl_plugins.runtime.replay import LaidOutBuffer  # noqa: E402
@@ -70,6 +71,13 @@ class WeighingTrainer(upstream_actor.ActorPPOTrainer):  # type: ignore[misc]
         status["num_action_tokens"], status["num_samples"] = tokens or EMPTY, total or EMPTY
         self.last = {"metrics": dict.fromkeys(status["metrics"], 0.0), "weights": status["weights"]}
         return status
+
+    def broadcast_to_vllm(self) -> None:
+        """Upstream's weight sync, or with `marl_plugins.flat_sync` that in large pieces."""
+        if hasattr(self.args, "flat_sync"):
+            flat_sync.send(self, self.args.flat_sync.mb * 10**6)
+        else:
+            super().broadcast_to_vllm()
 
     def _step_of_rows(self, experience: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Upstream's own, with what is carried."""

@@ -1,0 +1,50 @@
+"""Weight sync on GPUs in a few large pieces: one call and one transfer for many parameters.
+
+Upstream brings a policy's weights to its engines parameter by parameter, and waits for each (ppo_actor.py:409-490): several
+hundred calls a sync. Here those of one dtype travel together, at most `--flat_sync.mb` at a time (runtime/flat_sync.py), on the
+group that upstream has made; where engines share their devices with training processes, as one handle per rank. Engines hold
+the same weights afterwards, bit for bit.
+
+Off unless it is named: no run on GPUs has been recorded. On a machine without GPUs the whole state is one object anyway, and the
+plugin changes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from marl_plugins import hookimpl
+from marl_plugins.core.failures import Remark
+from marl_plugins.core.options import at_least
+
+if TYPE_CHECKING:
+    from marl_plugins.run import Run
+
+may_differ = ("flat_sync.*",)
+
+
+@hookimpl
+def marl_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("weight sync on GPUs in large pieces (--plugin marl_plugins.flat_sync)")
+    group.add_argument(
+        "--flat_sync.mb",
+        type=at_least(1),
+        default=512,
+        metavar="MB",
+        help="parameters of one dtype that travel together; memory of that size is needed on the first rank and in every engine",
+    )
+
+
+@hookimpl
+def marl_configure(run: Run) -> list[str]:
+    who = "marl_plugins.flat_sync"
+    if run.device == "cpu":
+        return [
+            Remark(
+                f"{who}: on CPU the whole state is one object anyway; the plugin is for GPUs, and no run there has been recorded"
+            )
+        ]
+    if run.args.vllm.sync_with_ray:
+        return [f"{who}: --vllm.sync_with_ray uses groups of Ray's, and this one torch's; leave out either"]
+    return [Remark(f"{who}: no run of it on GPUs has been recorded; without it the sync is upstream's own")]

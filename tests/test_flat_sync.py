@@ -1,0 +1,52 @@
+"""Buckets of parameters, and what the plan says of a weight sync in large pieces."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.plan.build import build_plan
+from marl_plugins.runtime.flat_sync import buckets
+
+SUMS = Path(__file__).parent / "recipes" / "sums"
+SHAPES = st.lists(st.integers(0, 5), min_size=0, max_size=3).map(torch.Size)
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
+PARAMETERS = st.lists(st.tuples(DTYPES, SHAPES), max_size=20)
+
+
+@given(PARAMETERS, st.integers(1, 300))
+def test_every_parameter_travels_once_in_a_bucket_of_its_dtype_and_comes_out_as_it_was(parameters, limit):
+    values = {str(n): torch.randn(shape).to(dtype) for n, (dtype, shape) in enumerate(parameters)}
+    made = list(buckets(((name, value.dtype, value.shape) for name, value in values.items()), limit))
+    assert sorted(name for bucket in made for name in bucket.shapes) == sorted(values)
+    for bucket in made:
+        flat = bucket.pack([values[name] for name in bucket.shapes])
+        assert flat.dtype is bucket.dtype and flat.shape == bucket.empty("cpu").shape
+        assert len(bucket.shapes) == 1 or flat.nbytes <= limit
+        assert all(torch.equal(value, values[name]) for name, value in bucket.unpack(flat))
+    sizes = {dtype: sum(v.nbytes for v in values.values() if v.dtype is dtype) for dtype in (torch.float32, torch.bfloat16)}
+    assert len(made) <= sum(math.ceil(2 * size / limit) + 1 for size in sizes.values())
+
+
+def test_the_number_of_buckets_depends_on_bytes_and_not_on_the_number_of_parameters():
+    def count(parts):
+        return len(list(buckets(((str(n), torch.bfloat16, torch.Size([2**20 // parts])) for n in range(parts)), 2**19)))
+
+    assert {count(parts) for parts in (64, 256, 4096)} == {4}
+
+
+def test_what_cannot_be_synced_in_large_pieces_is_refused(monkeypatch):
+    words = ["--recipe", str(SUMS / "tiny.yaml"), "--plugin", "marl_plugins.flat_sync"]
+    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cpu")
+    assert any("the plugin is for GPUs" in line for line in build_plan(words).run.warnings)
+    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
+    words[1] = str(SUMS / "recipe.yaml")
+    assert any("no run of it on GPUs" in line for line in build_plan(words).run.warnings)
+    with pytest.raises(ConfigurationError, match=r"flat_sync: --vllm\.sync_with_ray uses groups of Ray's"):
+        build_plan([*words, "--vllm.sync_with_ray"])
+    with pytest.raises(ConfigurationError, match=r"--flat_sync\.mb"):
+        build_plan([*words, "--flat_sync.mb", "0"])
