@@ -9,9 +9,10 @@
     frozen    learning rate 0 (two evaluations: nothing changes between)
 
 More controls, which only run where they are named: the strict coach's scores summed over what comes later and normalised by role
-(to_go), each trajectory's mean for all of its actions (shared), the next action's (shifted), the same for all (constant). And the
-other end of the map (benchmarks/coach_map.py), in a copy of the recipe with fewer slips (5 % succeed at the start) and 128
-trajectories a step: easy_strict, easy_outcome.
+(to_go), each trajectory's mean for all of its actions (shared), the next action's (shifted), the same for all (constant); strict
+and outcome at three quarters of the learning rate (slow_strict, slow_outcome). And the other end of the map
+(benchmarks/coach_map.py), in a copy of the recipe with fewer slips (5 % succeed at the start) and 128 trajectories a step:
+easy_strict, easy_outcome.
 
 Success of the whole system on held-out tasks, sampled at the training temperature, before and after every twenty steps: means over
 seeds, and the difference to `outcome` at step 40 paired by seed, with its 95 % t-interval in percentage points. All arms of a seed
@@ -47,6 +48,7 @@ EASY = {"easy_strict": "tiny.yaml", "easy_outcome": "tiny_outcome.yaml"}
 NAMED: dict[str, list[str]] = {
     "to_go": [*TINY, "--reinforce_pp.scope", "trajectory", "--reinforce_pp.normalise", "role"],
     **{name: [*CONTROL, name] for name in ("shared", "shifted", "constant")},
+    **{f"slow_{name}": [*ARMS[name], "--actor.adam.lr", "1.5e-4"] for name in ("strict", "outcome")},
 }
 EVERY = 20
 COMPARED = 40

@@ -83,7 +83,7 @@ KILLER = """
             threading.Thread(target=later).start()
 """
 
-TIMED = {"engines/restarted", "tokens_per_second"}
+TIMED = {"engines/restarted", "engines/moves", "streaming/hidden", "process_groups/changes", "tokens_per_second"}
 
 
 def comparable(run: Started) -> tuple[Any, ...]:

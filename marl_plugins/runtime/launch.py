@@ -213,12 +213,17 @@ class TrainingProcesses:
         return RunEnded(f"a training process of policy {self.policy!r} died while the policy {doing}: {reason}")
 
 
-def not_started(policy: str, model: str, error: RayTaskError | RayActorError) -> ConfigurationError:
-    """The problem with a policy of which a process has failed while it was loading its model."""
+def not_started(policy: str, model: str, error: RayTaskError | RayActorError) -> ConfigurationError | RunEnded:
+    """What is wrong where a process of a policy has failed while it was loading its model, or was killed then."""
     cause = raised_by(error)
     if isinstance(cause, ConfigurationError):
         return ConfigurationError([f"policy {policy!r}: {problem}" for problem in cause.problems])
     reason = str(error).strip().splitlines()[-1].strip()
+    if isinstance(error, RayActorError) and not error.actor_init_failed:
+        return RunEnded(
+            f"policy {policy!r}: a process died while it was starting: {reason} Something has killed it, for example because "
+            "memory ran out; the same command starts again"
+        )
     return ConfigurationError(
         f"policy {policy!r}: model {model!r} could not be started: {reason} (--debug shows all of it)"
     )
