@@ -209,7 +209,7 @@ class TrainingProcesses:
                 f"the training processes of policy {self.policy!r} answered nothing for {self.silence:g} s "
                 f"(limits.silence_seconds) while the policy {doing}, and were ended: {', '.join(self.silent)}"
             )
-        reason = str(error).splitlines()[0]
+        reason = str(raised_by(error)).splitlines()[0]
         return RunEnded(f"a training process of policy {self.policy!r} died while the policy {doing}: {reason}")
 
 

@@ -1,0 +1,33 @@
+"""What a run says of training processes that could not be started, or have died."""
+
+import pytest
+from ray.exceptions import RayActorError, RayTaskError
+
+from marl_plugins.core.failures import ConfigurationError, RunEnded
+from marl_plugins.runtime.launch import TrainingProcesses, not_started
+
+
+def test_a_process_that_was_killed_while_it_started_is_no_error_of_the_model():
+    """Another exit code, and the same command starts again; one whose start raised is the model's."""
+    said = str(killed := not_started("solver", "some/model", RayActorError(error_msg="The actor never ran.")))
+    assert isinstance(killed, RunEnded)
+    assert "policy 'solver': a process died while it was starting: The actor never ran. Something has killed it" in said
+    raised = not_started(
+        "solver", "some/model", RayActorError(error_msg="ValueError: no such model", actor_init_failed=True)
+    )
+    assert isinstance(raised, ConfigurationError)
+    assert "model 'some/model' could not be started: ValueError: no such model" in str(raised)
+    raised = not_started("solver", "some/model", RayTaskError("load", "Traceback\nKeyError: 'x'", KeyError("x")))
+    assert isinstance(raised, ConfigurationError)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_death_is_told_by_its_reason_whoever_met_it(wrapped):
+    """The task of an engine fails where the value that it waits for dies with the training process that made it."""
+    death = RayActorError(error_msg="The actor died unexpectedly.\n\tclass_name: PolicyActor")
+    met = RayTaskError("ray::RolloutRayActor.load_state()", "Traceback", death).as_instanceof_cause() if wrapped else death
+    processes = object.__new__(TrainingProcesses)
+    processes.policy, processes.silent = "solver", []
+    assert str(processes.died("was synced", met)) == (
+        "a training process of policy 'solver' died while the policy was synced: The actor died unexpectedly."
+    )
