@@ -151,11 +151,12 @@ def main() -> None:
     heads = columns.split(", ")
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     with cluster():
+        from marl_plugins.core import tiny
         from marl_plugins.core.seats import Seating
         from marl_plugins.runtime.process_groups import Room
 
         for model in MODELS:
-            room = Room(Seating(1), False, 600.0)
+            room = Room(Seating(1), False, 600.0, 14.0 * tiny.parameters(model))
             room.open()
             made = policies_of(model, room)
             turns, count = asyncio.run(take_turns(made, args.turns))

@@ -175,10 +175,12 @@ class TrainingProcess:
         if broken:
             raise FloatingPointError(f"weights that are not finite: {', '.join(broken[:5])}")
 
-    def warm_up(self) -> None:
-        """Load DeepSpeed's operators, which takes seconds; this process belongs to no policy yet."""
+    def warm_up(self, memory: int) -> None:
+        """Load DeepSpeed's operators, which takes seconds, and touch so many bytes; this process belongs to no policy yet."""
         for _ in load_operators():
             pass
+        if ON_CPU:
+            cpu.touch_memory(memory)
 
     def assign(self, ranks: int, rank: int, address: str | None, port: int | None) -> tuple[str, int]:
         """Become a rank of a policy; the address and port at which its ranks meet, which rank 0 draws now."""

@@ -3,8 +3,8 @@
     async with processes.active():     the policy has its seats, and processes in them that know all that they knew before
 
 A process is not moved: its state is taken out (runtime/training_state.py), it is killed, and another one goes on with the state.
-That is a spare, one in each seat and used once, which has done beforehand what takes seconds: imports, and loading of DeepSpeed's
-operators. The controller owns the states, in Ray's store. Who computes when changes nothing that is computed.
+That is a spare, one in each seat and used once, which has done beforehand what takes time: imports, loading of operators, and the
+first touch of memory. The controller owns the states, in Ray's store. Who computes when changes nothing that is computed.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ from openrlhf.trainer.ray.launcher import RayActorGroup  # isort: skip  # after 
 
 SHARE = 0.2
 """Of a seat, for each process in it: the one that computes, its successors, and one that has been killed and is not gone yet."""
+TOUCHED = 2 * 10**9
+"""Most bytes that a spare touches beforehand, and so holds while it waits."""
 TRIES = 3
 """Spares that may die one after the other before one is ready."""
 
@@ -53,11 +55,13 @@ class Room:
     Args:
         critics: Whether there are critics, which have spares of their own kind.
         silence: Seconds after which a spare that is not ready ends the run.
+        state: Bytes of the largest policy's state. Loading takes as much again.
     """
 
-    def __init__(self, seating: Seating, critics: bool, silence: float):
+    def __init__(self, seating: Seating, critics: bool, silence: float, state: float = 0.0):
         self.seats = Seats(seating)
         self.silence = silence
+        self.touched = min(TOUCHED, int(2 * state))
         self.kinds = {"policy": RemotePolicyActor, **({"critic": RemoteCriticActor} if critics else {})}
         self.members: dict[str, SeatedProcesses] = {}
         self.changes: list[float] = []
@@ -96,7 +100,7 @@ class Room:
         here = PlacementGroupSchedulingStrategy(self._nodes[seat.node], placement_group_bundle_index=seat.number)
         process = self.kinds[kind].options(num_cpus=SHARE, num_gpus=SHARE, scheduling_strategy=here)
         handle = process.remote(1, 0, None, None)
-        return handle, handle.warm_up.remote()
+        return handle, handle.warm_up.remote(self.touched)
 
     async def spare(self, seat: Seat, kind: str) -> Any:
         """The spare of a seat, ready; it is the caller's.

@@ -12,6 +12,7 @@ from marl_plugins.core.workflow import Sampling
 from marl_plugins.plan.parts import estimator_of, has_critics, tools_of
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.rehearsal import workflow_of
+from marl_plugins.plan.states import state_bytes
 from marl_plugins.plan.tasks import check_tasks
 from marl_plugins.run import Connection
 from marl_plugins.runtime.display import Display
@@ -106,7 +107,8 @@ class Session:
         restarts = RestartBudget(limits.engine_restarts)
         lengths = self.schedule_lengths
         if run.seating is not None and any(policy.trainable for policy in run.policies):
-            self.room = Room(run.seating, self.critics, limits.silence_seconds)
+            largest = max(size or 0.0 for size in state_bytes(run).values())
+            self.room = Room(run.seating, self.critics, limits.silence_seconds, largest)
             self.room.open()
         self.policies = {
             p.name: (FollowingPolicy if p.follows else UpstreamPolicy)(

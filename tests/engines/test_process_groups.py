@@ -112,7 +112,7 @@ def test_policies_that_share_seats_compute_what_they_compute_alone(relay, name, 
     for policy in alone:
         policy.stop()
 
-    room = Room(Seating(seats), name == "gae", 600.0)
+    room = Room(Seating(seats), name == "gae", 600.0, state=1e8)
     room.open()
     sharing = policies(args, names, room)
     assert not any(list(policy.training.handles()) for policy in sharing)
