@@ -9,8 +9,8 @@ where G1_k is the gradient of the undivided loss with A in place of the advantag
 neither (KL loss, entropy); T counts the step's tokens, and N those too or, where the loss is a mean over sequences, these.
 
 Accumulated is A - centre_k, with a centre near the mean (the one of the version before): where rewards differ by little of what
-they are, G1_k and mean_k G0_k are large and nearly equal. Without a good centre the rounding of the one, divided by the deviation,
-is larger than what is left; `resolved` says so. So it is wherever all advantages of a key are equal: nothing is left then.
+they are, G1_k and mean_k G0_k are large and nearly equal. Without a good centre the rounding of the two is much of what is left,
+in bfloat16 soon more than that; `resolved` says so. So it is wherever all advantages of a key are equal: nothing is left then.
 
 Exact for one optimiser step per version: a second one is taken at other weights.
 """
@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from marl_plugins.core.advantages import Moments
 
 Sums = list[Tensor]
 """One per parameter, float32 or better."""
@@ -45,8 +47,6 @@ class Accumulators:
     with_ones: dict[Hashable, Sums] = field(default_factory=dict)
     rest: Sums | None = None
     centres: dict[Hashable, float] = field(default_factory=dict)
-    largest: dict[Hashable, float] = field(default_factory=dict)
-    """By key, the largest |A - centre| of all."""
 
     def add(
         self,
@@ -73,9 +73,7 @@ class Accumulators:
             if self.centres.setdefault(key, centre) != centre:
                 raise ValueError(f"key {key!r} was centred at {self.centres[key]} before, and is at {centre} now")
             inside = mask.bool()
-            centred = torch.where(inside, advantages - centre, 0.0)
-            self.largest[key] = max(self.largest.get(key, 0.0), centred.abs().max().item())
-            self._add(self.with_advantages, key, loss(centred))
+            self._add(self.with_advantages, key, loss(torch.where(inside, advantages - centre, 0.0)))
             if self.late:
                 self._add(self.with_ones, key, loss(inside.to(advantages.dtype)))
         if rest is not None:
@@ -93,10 +91,6 @@ class Accumulators:
             if gradient is not None:
                 total += gradient
         return sums
-
-    def resolved(self, statistics: Mapping[Any, tuple[float, float]]) -> bool:
-        """See `resolved` below."""
-        return not self.late or resolved(self.largest, statistics)
 
     def _zeros(self) -> Sums:
         return [torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)) for p in self.parameters]
@@ -127,14 +121,24 @@ class Accumulators:
         return total
 
 
-def resolved(largest: Mapping[Any, float], statistics: Mapping[Any, tuple[float, float]]) -> bool:
-    """Whether `gradient` keeps four digits or more of what it is divided by; else all rows are better trained the usual way.
+def resolved(
+    added: Mapping[Any, Moments], centres: Mapping[Any, float], means: Mapping[Any, float], dtype: torch.dtype
+) -> bool:
+    """Whether `gradient` is rounded to 1e-6, or to what the parameters' own type resolves where that is less; else all rows are
+    better trained the usual way.
+
+    (mean - centre) G0 is taken from G1, and what is left is of the size of A - mean: as many times as the one is larger than the
+    other, it is rounded by more than the usual gradient. In bfloat16 that is once at most.
 
     Args:
-        largest: By key, the largest |A - centre| of all that was accumulated.
-        statistics: By key, mean and deviation of the step's advantages.
+        added: By key, the advantages that were accumulated.
+        centres: What was taken off them; 0 where it is missing.
+        means: Of the step's advantages.
+        dtype: Of the parameters.
     """
-    return all(statistics[key][1] * 1000 >= most for key, most in largest.items())
+    most = max(1.0, 1e-6 / torch.finfo(dtype).eps)
+    left = {key: (a.variance + (a.mean - means[key]) ** 2) ** 0.5 for key, a in added.items()}
+    return all(abs(means[key] - centres.get(key, 0.0)) <= most * size for key, size in left.items())
 
 
 def linear(log_probs: Tensor, old: Tensor, mask: Tensor, low: float, high: float, dual: float | None = None) -> Tensor:

@@ -60,6 +60,8 @@ class Crediting:
         """Credit those that have not been credited; all of them, in the order of the step."""
         fresh: Sequence[Trajectory] = [t for t in trajectories if id(t) not in self._done]
         before = [t for t in trajectories if id(t) in self._done]
+        if before and not fresh:
+            return before
         rewards_from_scores(fresh, scored)
         fresh = await self.plugins.chain("marl_credit", fresh, check_rewards, run=self.run)
         penalise_lengths(fresh, self.run)

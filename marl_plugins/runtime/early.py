@@ -11,6 +11,7 @@ an estimator needs more of a step than it says.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from marl_plugins.core.accumulators import resolved
+from marl_plugins.core.advantages import Moments
 from marl_plugins.core.estimators import Centres, Estimator
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.rows import Row
@@ -29,6 +31,11 @@ from marl_plugins.runtime.experience import Forwarded, Prepared, actions_of, bef
 from marl_plugins.runtime.policy import UpstreamPolicy
 
 from openrlhf.trainer.ppo_utils.experience import Experience  # isort: skip  # after the host support
+
+Named = tuple[tuple[int, ...], int]
+"""A sequence by its actions, and how many of a step before it have the same: a plugin may select a row several times."""
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+"""What `--ds.param_dtype` means, where gradients are taken beside a rollout."""
 
 
 @dataclass(frozen=True)
@@ -45,21 +52,26 @@ class Added:
     keys: Tensor
     names: Sequence[str]
 
-    def parts(self) -> Iterator[tuple[str, Tensor]]:
-        """Each key that it has, and the advantages of its tokens."""
+    def moments(self) -> Iterator[tuple[str, Moments]]:
+        """Each key that it has, and the moments of its tokens' advantages."""
         for number, name in enumerate(self.names):
-            if (self.keys == number).any():
-                yield name, self.advantages[self.keys == number]
+            if (mine := self.keys == number).any():
+                yield name, Moments.of(self.advantages, mine)
 
-    def is_now(self, item: Experience, last: Mapping[str, tuple[float, float]]) -> bool:
-        """Whether the step gives it the same advantages, after the estimator's last stage."""
-        found = torch.zeros_like(self.advantages)
+    def is_now(self, item: Experience, last: Mapping[str, tuple[float, float]], largest: float) -> bool:
+        """Whether the step gives it the same advantages, after the estimator's last stage.
+
+        Args:
+            largest: The largest |advantage| of the policy's rows: a ten-thousandth of it is no difference, nor is rounding.
+        """
+        found, size = torch.zeros_like(self.advantages), torch.zeros_like(self.advantages)
         for number, name in enumerate(self.names):
             if name in last:
                 mean, deviation = last[name]
                 found = torch.where(self.keys == number, (self.advantages - mean) / deviation, found)
+                size = torch.where(self.keys == number, (self.advantages.abs() + abs(mean)) / deviation, size)
         now = torch.where(self.keys >= 0, item.advantages, 0.0)
-        return torch.allclose(found, now, rtol=1e-4, atol=1e-4)
+        return bool(((found - now).abs() <= 1e-4 * largest + 1e-5 * size).all())
 
 
 class Early:
@@ -74,8 +86,8 @@ class Early:
     ):
         self.crediting, self.estimator, self.policies, self.centres = crediting, estimator, policies, centres
         self.late = estimator.accumulators == 2
-        self.added: dict[str, dict[tuple[int, ...], Added]] = {}
-        """By policy and by the actions of each sequence."""
+        self.added: dict[str, dict[Named, Added]] = {}
+        """By policy, each sequence."""
         self._shaped: dict[int, float] = {}
         """By action, its row's return and what other rows of the task make of it."""
 
@@ -106,7 +118,7 @@ class Early:
         added = self.added.setdefault(f.policy, {})
         keys = [each.keys for each in given]
         good = await add(policy, f.sequences, items, keys, names, dict(self.centres))
-        added |= {actions_of(s): each for s, each, ok in zip(f.sequences, given, good, strict=True) if ok}
+        added |= {name: each for name, each, ok in zip(named(f.sequences), given, good, strict=True) if ok}
 
     def _keys(self, sequence: TokenSequence, item: Experience, names: Sequence[str]) -> Tensor:
         """The number of the key at each sampled token, (tokens,)."""
@@ -121,24 +133,24 @@ class Early:
         Raises:
             RunEnded: The step gives a sequence other advantages than it was accumulated with.
         """
-        added = self.added.get(prepared.policy, {})
-        places = {actions_of(sequence): n for n, sequence in enumerate(prepared.sequences)}
-        for actions, each in added.items():
-            if actions not in places or not each.is_now(prepared.items[places[actions]], prepared.last):
-                raise RunEnded(self._other(prepared, places.get(actions)))
-        if self.late and not resolved(self._largest(added), prepared.last):
+        added, items = self.added.get(prepared.policy, {}), prepared.items
+        places = {name: n for n, name in enumerate(named(prepared.sequences))}
+        largest = max(item.advantages.abs().max().item() for item in items)
+        for name, each in added.items():
+            if name not in places or not each.is_now(items[places[name]], prepared.last, largest):
+                raise RunEnded(self._other(prepared, places.get(name)))
+        if self.late and not self._resolved(prepared, added.values()):
             return prepared
-        carried = frozenset(places[actions] for actions in added)
+        carried = frozenset(places[name] for name in added)
         return replace(prepared, carried=carried, version=self.policies[prepared.policy].version) if carried else prepared
 
-    def _largest(self, added: Mapping[tuple[int, ...], Added]) -> dict[str, float]:
-        """By key, the largest |A - centre|."""
-        largest: dict[str, float] = {}
-        for each in added.values():
-            for name, advantages in each.parts():
-                most = (advantages - self.centres.get(name, 0.0)).abs().max().item()
-                largest[name] = max(largest.get(name, 0.0), most)
-        return largest
+    def _resolved(self, prepared: Prepared, added: Iterable[Added]) -> bool:
+        """See `resolved` in accumulators.py."""
+        moments: dict[str, Moments] = {}
+        for name, of_sequence in (pair for each in added for pair in each.moments()):
+            moments[name] = moments.get(name, Moments()) + of_sequence
+        means = {key: mean for key, (mean, _) in prepared.last.items()}
+        return resolved(moments, self.centres, means, DTYPES[self.policies[prepared.policy].args.ds.param_dtype])
 
     def note(self, prepared: Iterable[Prepared]) -> None:
         """The step's means are the next one's centres."""
@@ -155,6 +167,16 @@ class Early:
             "(scope, affine, MARL_REACH); nothing of this step was trained on. Correct what it says, or remove "
             "--streaming.gradients"
         )
+
+
+def named(sequences: Iterable[TokenSequence]) -> list[Named]:
+    """The names of sequences."""
+    seen: Counter[tuple[int, ...]] = Counter()
+    found = []
+    for actions in map(actions_of, sequences):
+        found.append((actions, seen[actions]))
+        seen[actions] += 1
+    return found
 
 
 async def begin(policy: UpstreamPolicy, late: bool) -> None:
