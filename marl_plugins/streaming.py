@@ -36,6 +36,7 @@ from marl_plugins.core.options import at_least
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.rows import rows_to_be
 from marl_plugins.plan.estimate import gb, parameters
+from marl_plugins.plan.models import dropout_of
 
 if TYPE_CHECKING:
     from marl_plugins.core.processes import PolicyProcesses, RunningRollout
@@ -148,6 +149,7 @@ def _of_the_run(run: Run) -> list[tuple[bool, str, str]]:
 def _of_a_policy(args: SimpleNamespace, name: str, run: Run) -> list[tuple[bool, str, str]]:
     """The same of one policy."""
     own = f"--policy.{name}."
+    dropout = ", ".join(dropout_of(args.actor.model_name_or_path))
     correcting = getattr(args.algo.advantage, "is_correction_level", "off") != "off"
     return [
         (
@@ -169,6 +171,12 @@ def _of_a_policy(args: SimpleNamespace, name: str, run: Run) -> list[tuple[bool,
             bool(args.actor.gradient_checkpointing_enable and args.actor.gradient_checkpointing_reentrant),
             "--actor.gradient_checkpointing_reentrant: it forbids torch.autograd.grad",
             "remove it",
+        ),
+        (
+            bool(dropout),
+            f"model {args.actor.model_name_or_path} has {dropout} in its config.json: which rows are carried would depend on what "
+            "it drops",
+            "set it to 0",
         ),
         (
             args.actor.policy_loss_type == "gspo" and correcting,

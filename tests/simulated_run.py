@@ -34,6 +34,7 @@ class SimulatedPolicy:
     """A policy whose updates change nothing but its version."""
 
     trained = True
+    args = SimpleNamespace(ds=SimpleNamespace(param_dtype="fp32"))
     engines = SimpleNamespace(restarted=0, remarks=[])
 
     def __init__(self, name, **more):

@@ -5,7 +5,9 @@ Without processes: upstream's model, losses and `training_step`, two ranks one a
 
 import asyncio
 import copy
+import json
 import random
+import shutil
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -31,6 +33,7 @@ from marl_plugins.runtime.experience import completed, estimate, forwarded, sequ
 from marl_plugins.runtime.policy_actor import PolicyActor, WeighingTrainer
 from marl_plugins.runtime.replay import LaidOutBuffer
 from marl_plugins.runtime.rollout import Running
+from marl_plugins.runtime.tiny_model import resolve
 from marl_plugins.streaming import Streamed, forward_early
 
 from openrlhf.models import Actor, PolicyLoss  # isort: skip  # after the host support
@@ -482,6 +485,17 @@ def test_where_it_is_refused_the_policy_the_flag_and_the_cure_are_named(words, p
         build_plan([*SUMS, *words])
     without = [word for word in (*SUMS, *words) if word != "--streaming.gradients"]
     assert build_plan(without)
+
+
+def test_a_model_that_drops_is_refused(tmp_path):
+    folder = shutil.copytree(resolve("tiny"), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    words = [*SUMS, "--policy.coder.actor.model_name_or_path", str(folder)]
+    assert build_plan(words)
+    (folder / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.1, "hidden_dropout_prob": 0.0}))
+    problem = f"policy 'coder': model {folder} has attention_dropout 0.1 in its config.json: .* set it to 0, {KEPT}"
+    with pytest.raises(ConfigurationError, match=problem):
+        build_plan(words)
 
 
 def test_zero_3_is_refused_on_gpus(monkeypatch):

@@ -97,15 +97,29 @@ def hub_warnings(models: Iterable[str]) -> list[str]:
 
 def positions_of(model: str) -> int | None:
     """The most tokens that a model takes; None where it is not known here or the model is wrong, which is reported by itself."""
-    try:
-        if is_tiny(model):
+    if is_tiny(model):
+        try:
             return parse_tiny(model)["positions"]
-        config = _read_object(Path(model) / "config.json") if Path(model).is_dir() else {}
-    except ConfigurationError:
-        return None
+        except ConfigurationError:
+            return None
+    config = _config_of(model)
     positions, scaling = config.get("max_position_embeddings"), config.get("rope_scaling")
     factor = scaling.get("factor", 1) if isinstance(scaling, dict) else 1
     return int(positions * factor) if isinstance(positions, int) and isinstance(factor, int | float) else None
+
+
+def dropout_of(model: str) -> list[str]:
+    """The dropouts above 0 in a model's configuration, as far as it is known here."""
+    rates = {name: rate for name, rate in _config_of(model).items() if "dropout" in name or name.endswith("pdrop")}
+    return [f"{name} {rate}" for name, rate in rates.items() if isinstance(rate, int | float) and rate > 0]
+
+
+def _config_of(model: str) -> dict[str, Any]:
+    """config.json of a model's folder; empty where there is none or it is wrong, which is reported by itself."""
+    try:
+        return _read_object(Path(model) / "config.json") if Path(model).is_dir() else {}
+    except ConfigurationError:
+        return {}
 
 
 def _config_problems(folder: Path) -> list[str]:
