@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import threading
+import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from marl_plugins.core.recipe import PythonToolConfig, SandboxConfig
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import File, Task, ToolResult, Trajectory
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
+from marl_plugins.sandbox import workspace as workspace_module
 from marl_plugins.sandbox.workspace import Workspaces
 from marl_plugins.tools.python import python_tool, sandbox_of
 
@@ -438,3 +440,22 @@ def test_the_last_writer_of_a_content_is_its_writer(history):
 
     got, expected = asyncio.run(main())
     assert got == {name: (sha(content), writer) for name, (content, writer) in expected.items()}
+
+
+def test_workspaces_that_are_made_at_the_same_time_lie_in_one_folder(monkeypatch):
+    """The sandbox takes no others; without a role that writes programs, the folder is made by the first workspace."""
+
+    def slow(shared, make=workspace_module.new_root):
+        time.sleep(0.05)
+        return make(shared)
+
+    monkeypatch.setattr(workspace_module, "new_root", slow)
+    workspaces = Workspaces()
+
+    async def go():
+        return await asyncio.gather(*(workspaces.of(Task(str(n), "p")).opened() for n in range(8)))
+
+    folders = asyncio.run(go())
+    assert {folder.parent for folder in folders} == {workspaces.root} and len(set(folders)) == 8
+    workspaces.close()
+    assert not any(folder.parent.exists() for folder in folders)

@@ -13,6 +13,7 @@ import os
 import shutil
 import stat
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +37,7 @@ class Workspaces:
 
     def __init__(self) -> None:
         self._root: Path | None = None
+        self._making = threading.Lock()
         self.threads = DaemonThreads()
         """Which read the tasks' files, from whatever disk they are on."""
 
@@ -46,8 +48,9 @@ class Workspaces:
         Raises:
             InfrastructureFailure: There is no room for it.
         """
-        self._root = self._root or new_root(shared=os.getuid() == 0)
-        return self._root
+        with self._making:  # workspaces are made in threads
+            self._root = self._root or new_root(shared=os.getuid() == 0)
+            return self._root
 
     def of(self, task: Task) -> Workspace:
         """A new one."""
