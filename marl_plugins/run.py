@@ -92,7 +92,7 @@ class Run:
         shares it); another plan in the same process has another.
         """
         if kind not in self._states:
-            self._states[kind] = kind()
+            self._states.setdefault(kind, kind())  # graders ask from threads, too
         state: S = self._states[kind]
         return state
 
