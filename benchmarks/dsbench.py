@@ -9,10 +9,10 @@
     frozen    learning rate 0 (two evaluations: nothing changes between)
 
 More controls, which only run where they are named: the strict coach's scores summed over what comes later and normalised by role
-(to_go), each trajectory's mean for all of its actions (shared), the next action's (shifted), the same for all (constant); strict
-and outcome at three quarters of the learning rate (slow_strict, slow_outcome). And the other end of the map
-(benchmarks/coach_map.py), in a copy of the recipe with fewer slips (5 % succeed at the start) and 128 trajectories a step:
-easy_strict, easy_outcome.
+(to_go), each trajectory's mean for all of its actions (shared), the next action's (shifted), the same for all (constant: one step,
+because every advantage is 0); strict and outcome at three quarters of the learning rate (slow_strict, slow_outcome). And the other
+end of the map (benchmarks/coach_map.py), in a copy of the recipe with fewer slips (5 % succeed at the start) and 128 trajectories a
+step: easy_strict, easy_outcome.
 
 Success of the whole system on held-out tasks, sampled at the training temperature, before and after every twenty steps: means over
 seeds, and the difference to `outcome` at step 40 paired by seed, with its 95 % t-interval in percentage points. All arms of a seed
@@ -35,19 +35,21 @@ from marl_plugins.core.shipped import recipes_root
 DSBENCH = recipes_root() / "dsbench"
 TINY = ["--recipe", str(DSBENCH / "tiny.yaml")]
 SYMPTOM = [*TINY, "--coach.rubric", str(DSBENCH / "symptom_rubric.py")]
+ONE_STEP = ["--eval.steps", "1", "--max_steps", "1"]
 ARMS: dict[str, list[str]] = {
     "strict": TINY,
     "outcome": ["--recipe", str(DSBENCH / "tiny_outcome.yaml")],
     "symptom": SYMPTOM,
     "traced": [*SYMPTOM, "--plugin", str(DSBENCH / "traced.py")],
-    "frozen": [*TINY, "--actor.adam.lr", "0", "--eval.steps", "1", "--max_steps", "1"],
+    "frozen": [*TINY, "--actor.adam.lr", "0", *ONE_STEP],
 }
 CONTROL = [*TINY, "--plugin", str(Path(__file__).with_name("controls.py")), "--controls.scores"]
 EASY = {"easy_strict": "tiny.yaml", "easy_outcome": "tiny_outcome.yaml"}
 """Arms of a copy of the recipe."""
 NAMED: dict[str, list[str]] = {
     "to_go": [*TINY, "--reinforce_pp.scope", "trajectory", "--reinforce_pp.normalise", "role"],
-    **{name: [*CONTROL, name] for name in ("shared", "shifted", "constant")},
+    **{name: [*CONTROL, name] for name in ("shared", "shifted")},
+    "constant": [*CONTROL, "constant", *ONE_STEP],
     **{f"slow_{name}": [*ARMS[name], "--actor.adam.lr", "1.5e-4"] for name in ("strict", "outcome")},
 }
 EVERY = 20
@@ -95,14 +97,14 @@ def main() -> None:
     seconds: dict[str, list[float]] = {arm: [] for arm in options.arms}
     for seed in options.seeds:  # by seed, so that a part of the table is a comparison already
         for arm in options.arms:
-            flags = arms[arm] if arm == "frozen" else [*arms[arm], *limit]
+            flags = arms[arm] if "--max_steps" in arms[arm] else [*arms[arm], *limit]
             seconds[arm].append(train(arm, flags, seed, options.out)["seconds"])
             curves[arm, seed] = curve(options.out / f"{arm}-{seed}")
     for arm in options.arms:
         of_arm = [curves[arm, seed] for seed in options.seeds]
         means = [cell([c[step] for c in of_arm if step in c]) for step in shown]
         over = ""
-        if arm not in ("outcome", "frozen") and "outcome" in options.arms and options.steps >= COMPARED:
+        if arm not in ("outcome", "frozen", "constant") and "outcome" in options.arms and options.steps >= COMPARED:
             over = points(
                 [c[COMPARED] - curves["outcome", s][COMPARED] for s, c in zip(options.seeds, of_arm, strict=True)]
             )

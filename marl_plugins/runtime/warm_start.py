@@ -62,7 +62,7 @@ def warm_start(
     def make(target: Path) -> None:
         display.say(f"warm start: {config.steps} supervised steps on demonstrations; once, then kept in {target.parent}")
         with display.phase("warm start", config.steps, announce=True) as tick:
-            _train(folder, target, rows, config, tick)
+            train(folder, target, rows, config, tick)
 
     return made_once(f"warm-{key}", make)
 
@@ -80,7 +80,7 @@ def _all_cores() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _train(
+def train(
     folder: str,
     target: Path,
     rows: Sequence[tuple[list[int], list[int]]],

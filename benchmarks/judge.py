@@ -1,0 +1,159 @@
+"""A judge that is trained while it judges, on real engines: `python -m benchmarks.judge --out FOLDER [--seeds 0 1 2] [--steps 25]`.
+
+    1. recipes/mathchat/tiny.yaml with its rubric, a few steps: what a coach says of each action
+    2. `openrlhf verdicts`: the same as a supervised data set, under the short prompts below
+    3. the coder's model of that run, which can copy, learns to answer like that: the judge
+    4. the recipe again with that policy as its coach, which is shown no label:
+
+    trained    --coach.train_every 1
+    frozen     the same with learning rate 0 for the judge, so that its answers are sampled in both
+
+Scores are measured against outcomes in every step before the judge is trained on it, and no task comes twice: the trajectories are
+held out. Calibration error: the mean over the roles of the mean distance of score and share of successes, in ten bins of equal
+size, over the last ten steps; beside it Brier's score, the area under the ROC curve, and success of the agents on held-out
+problems before and at the end. Means over seeds with each of them. Finished runs in FOLDER are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.demo import COACH, MATHCHAT, ROLES, points, train
+from benchmarks.dsbench import cell
+from benchmarks.learning import curve
+from benchmarks.trained_judge import measured
+from marl_plugins.coach.rejudge import read_trajectories
+from marl_plugins.core.recipe import WarmStartConfig
+from marl_plugins.runtime import warm_start
+
+ARMS: dict[str, list[str]] = {"trained": [], "frozen": ["--policy.judge.actor.adam.lr", "0"]}
+PROMPT = """\
+{task}
+{before}
+{role}: {action}
+{tools}
+{fence}
+{form}
+"""
+RECIPE = """\
+extends: tiny.yaml
+policies:
+  judge: {{model: "{model}", flags: {{data.max_len: 512, actor.adam.lr: 6e-4}}}}
+flags:
+  coach.rubric: null
+  coach.policy: judge
+  coach.train_every: 1
+  coach.prompt: judge.md
+  coach.ground_truth: none
+  coach.max_tokens: 24
+"""
+BLUR = 1.5
+"""Standard deviation, in points of ten."""
+LESSONS, BATCH = 1000, 32
+"""Supervised steps, and verdicts in each."""
+LAST = 10
+"""Steps over which scores are measured."""
+
+
+def shown_and_said(line: str, rng: random.Random, tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Ids of a verdict's question and of its line with the score, with a mask over the latter.
+
+    The nonce is drawn anew, and the score is blurred, so that the judge has more to say than the rubric's few numbers.
+    """
+    row = json.loads(line)
+    question, said = row["prompt"][0]["content"], row["completion"][0]["content"].splitlines()[-1]
+    nonce, fresh = said.split()[1].rstrip(":"), f"{rng.getrandbits(32):08x}"
+    score = min(10, max(0, round(10 * row["score"] + rng.gauss(0, BLUR))))
+    shown = tokenizer.apply_chat_template(
+        [{"role": "user", "content": question.replace(nonce, fresh)}], add_generation_prompt=True, return_dict=False
+    )
+    ids = [*tokenizer.encode(f"SCORE {fresh}: {score}", add_special_tokens=False), tokenizer.eos_token_id]
+    return [*shown, *ids], [0] * len(shown) + [1] * len(ids)
+
+
+def teach(folder: Path, data: Path, target: Path) -> None:
+    """A model that goes on learning, from a data set of verdicts."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rng = random.Random(0)
+    lines = data.read_text().splitlines()
+    drawn = [line for _ in range(1 + LESSONS * BATCH // len(lines)) for line in rng.sample(lines, len(lines))]
+    rows = [shown_and_said(line, rng, tokenizer) for line in drawn[: LESSONS * BATCH]]
+    config = WarmStartConfig(demonstrations=str(data), steps=LESSONS, batch_size=BATCH)
+    warm_start.train(str(folder), target, rows, config, done=lambda: None)
+
+
+def recipe(out: Path, model: str) -> str:
+    """A copy of the recipe, with a policy that judges."""
+    copy = out / "recipe"
+    shutil.copytree(MATHCHAT, copy, dirs_exist_ok=True)
+    (copy / "judge.md").write_text(PROMPT)
+    (copy / "judged.yaml").write_text(RECIPE.format(model=model))
+    return str(copy / "judged.yaml")
+
+
+def judge(out: Path) -> str:
+    """A model that has learned from the rubric's verdicts."""
+    target, rubric = out / "judge", out / "rubric-100"
+    if not target.exists():
+        train("rubric", [*COACH, "--max_steps", "8", "--eval.steps", "-1", "--coach.ground_truth", "none"], 100, out)
+        words = ["verdicts", str(rubric), "--recipe", recipe(out, str(rubric / "coder")), "--train.seed", "100"]
+        subprocess.run([sys.executable, "-m", "marl_plugins", *words], check=True)
+        teach(rubric / "coder", rubric / "verdicts" / "train.jsonl", target)
+    return str(target)
+
+
+def quality(folder: Path, steps: tuple[int, int]) -> list[float]:
+    """Calibration error, Brier's score and area under the ROC curve of the scores of some steps, and the share of missing ones."""
+    by_role, missing = defaultdict(list), []
+    for trajectory in read_trajectories(folder, steps, ROLES):
+        for action in trajectory.actions:
+            missing.append(action.score is None)
+            if action.score is not None and trajectory.outcome is not None:
+                by_role[action.role].append((action.score, trajectory.outcome))
+    each = []
+    for said in by_role.values():
+        scores, outcomes = map(torch.tensor, zip(*said, strict=True))
+        each.append(measured(scores[:, None], outcomes))
+    return [*map(statistics.fmean, zip(*each, strict=True)), statistics.fmean(missing)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.judge", description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("runs/bench-judge"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=25)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    words = ["--recipe", recipe(options.out, judge(options.out)), "--max_steps", str(options.steps)]
+    words += ["--rollout.batch_size", "32", "--train.batch_size", "32", "--eval.steps", str(options.steps)]
+    found: dict[str, list[list[float]]] = {arm: [] for arm in ARMS}
+    for seed in options.seeds:
+        for arm, flags in ARMS.items():
+            train(arm, [*words, *flags], seed, options.out)
+            folder = options.out / f"{arm}-{seed}"
+            success = list(curve(folder, "eval/outcome").values())
+            last = (options.steps - LAST + 1, options.steps)
+            found[arm].append([*quality(folder, last), success[0], success[-1]])
+    print("| arm | seeds | calibration error | Brier | area under ROC | no verdict | agents before | after |")
+    print("|---" * 8 + "|")
+    for arm, runs in found.items():
+        print(f"| {arm} | {len(runs)} | {' | '.join(cell(list(column)) for column in zip(*runs, strict=True))} |")
+    over = points([a[-1] - b[-1] for a, b in zip(found["trained"], found["frozen"], strict=True)])
+    print(f"\nagents with the trained judge over those with the frozen one, in points: {over}")
+
+
+if __name__ == "__main__":
+    main()
