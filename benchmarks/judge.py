@@ -49,7 +49,7 @@ PROMPT = """\
 RECIPE = """\
 extends: tiny.yaml
 policies:
-  judge: {{model: "{model}", flags: {{data.max_len: 512, actor.adam.lr: 6e-4}}}}
+  judge: {{model: "{model}", flags: {{data.max_len: 512, actor.adam.lr: 1e-3}}}}
 flags:
   coach.rubric: null
   coach.policy: judge
@@ -109,9 +109,11 @@ def judge(out: Path) -> str:
     target, rubric = out / "judge", out / "rubric-100"
     if not target.exists():
         train("rubric", [*COACH, "--max_steps", "8", "--eval.steps", "-1", "--coach.ground_truth", "none"], 100, out)
-        words = ["verdicts", str(rubric), "--recipe", recipe(out, str(rubric / "coder")), "--train.seed", "100"]
-        subprocess.run([sys.executable, "-m", "marl_plugins", *words], check=True)
-        teach(rubric / "coder", rubric / "verdicts" / "train.jsonl", target)
+        data = rubric / "verdicts" / "train.jsonl"
+        if not data.exists():
+            words = ["verdicts", str(rubric), "--recipe", recipe(out, str(rubric / "coder")), "--train.seed", "100"]
+            subprocess.run([sys.executable, "-m", "marl_plugins", *words], check=True)
+        teach(rubric / "coder", data, target)
     return str(target)
 
 
