@@ -49,7 +49,7 @@ PROMPT = """\
 RECIPE = """\
 extends: tiny.yaml
 policies:
-  judge: {{model: "{model}", flags: {{data.max_len: 512, actor.adam.lr: 1e-3}}}}
+  judge: {{model: "{model}", flags: {{data.max_len: 512, actor.adam.lr: 6e-4}}}}
 flags:
   coach.rubric: null
   coach.policy: judge
