@@ -122,7 +122,7 @@ async def take_turns(made: list[Any], turns: int) -> tuple[list[dict[str, float]
         await asyncio.gather(
             *(ready for _, ready in policy.training.room._spares.values())
         )  # as after a pass of some seconds
-    (state,) = made[0].training._states["policy"]
+    (state,) = made[0].training.states["policy"]
     return found, ray.get(state).nbytes
 
 

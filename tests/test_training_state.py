@@ -1,4 +1,4 @@
-"""The state of a training process as one value: whatever it holds comes back, in memory of its own."""
+"""The state of a training process as one value: whatever it holds comes back, and what goes on with it copies it."""
 
 from collections import OrderedDict
 
@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marl_plugins.runtime.training_state import TrainingState, packed, unpacked
+from marl_plugins.runtime.training_state import TrainingState, in_own_memory, packed, touch, unpacked
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 TENSORS = st.builds(
@@ -57,13 +57,43 @@ def test_any_tree_of_tensors_comes_back(tree):
     same(tree, found)
 
 
-def test_what_comes_back_is_nobody_elses_memory():
-    weights = torch.arange(6.0).reshape(2, 3)
-    state = through_ray(packed({"w": weights.T, "moment": [weights[1:]]}))
-    one, two = unpacked(state), unpacked(state)
-    one["w"].add_(1)
-    one["moment"][0].zero_()
-    assert torch.equal(two["w"], weights.T) and torch.equal(two["moment"][0], weights[1:])
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD])
+def test_an_optimiser_copies_what_it_is_given(kind, begun):
+    """Two of them go on alike from the same state, which neither changes; where one has tensors already, it keeps them."""
+
+    def made():
+        torch.manual_seed(3)
+        model = torch.nn.Linear(3, 2)
+        return model, kind(model.parameters(), lr=0.1, **({"momentum": 0.9} if kind is torch.optim.SGD else {}))
+
+    def stepped(model, optimizer, count):
+        for number in range(count):
+            optimizer.zero_grad()
+            model(torch.full((4, 3), float(number))).square().sum().backward()
+            optimizer.step()
+        return model.weight.detach().clone()
+
+    model, optimizer = made()
+    stepped(model, optimizer, 3)
+    state = through_ray(packed({"model": model.state_dict(), "optimizer": optimizer.state_dict()}))
+    bytes_before = [bytes(tensor) for tensor in state.tensors]
+    expected = stepped(model, optimizer, 2)
+    for _ in range(2):
+        touch(state)
+        found = unpacked(state)
+        other, its_optimizer = made()
+        if begun:
+            stepped(other, its_optimizer, 1)
+        tensors = {id(v): v for values in its_optimizer.state.values() for v in values.values() if torch.is_tensor(v)}
+        other.load_state_dict(found["model"])
+        its_optimizer.register_load_state_dict_pre_hook(in_own_memory)
+        its_optimizer.load_state_dict(found["optimizer"])
+        assert torch.equal(stepped(other, its_optimizer, 2), expected)
+        if begun:
+            kept = [id(v) for values in its_optimizer.state.values() for v in values.values() if torch.is_tensor(v)]
+            assert len(kept) == len(tensors) and set(kept) == set(tensors)
+    assert [bytes(tensor) for tensor in state.tensors] == bytes_before
 
 
 def test_tensors_are_neither_copied_nor_in_the_skeleton():

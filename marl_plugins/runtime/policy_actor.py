@@ -22,7 +22,7 @@ from marl_plugins.runtime import flat_sync  # noqa: E402
 from marl_plugins.runtime.gradients import Carried, Gradients, MicroBatch  # noqa: E402
 from marl_plugins.runtime.optimiser_settings import keep_settings_when_loading  # noqa: E402
 from marl_plugins.runtime.replay import LaidOutBuffer  # noqa: E402
-from marl_plugins.runtime.training_state import TrainingState, get_state, set_state  # noqa: E402
+from marl_plugins.runtime.training_state import TrainingState, get_state, set_state, touch  # noqa: E402
 
 ON_CPU = cpu.device() == "cpu"
 
@@ -175,12 +175,19 @@ class TrainingProcess:
         if broken:
             raise FloatingPointError(f"weights that are not finite: {', '.join(broken[:5])}")
 
-    def warm_up(self, memory: int) -> None:
-        """Load DeepSpeed's operators, which takes seconds, and touch so many bytes; this process belongs to no policy yet."""
+    def warm_up(self, memory: int, states: Sequence[Any]) -> None:
+        """Load DeepSpeed's operators, which takes seconds, and touch so many bytes; this process belongs to no policy yet.
+
+        Args:
+            memory: Bytes.
+            states: References to states, of which this process may be given one.
+        """
         for _ in load_operators():
             pass
         if ON_CPU:
             cpu.touch_memory(memory)
+            for state in ray.get(list(states)):
+                touch(state)
 
     def assign(self, ranks: int, rank: int, address: str | None, port: int | None) -> tuple[str, int]:
         """Become a rank of a policy; the address and port at which its ranks meet, which rank 0 draws now."""

@@ -4,7 +4,8 @@
 
 A process is not moved: its state is taken out (runtime/training_state.py), it is killed, and another one goes on with the state.
 That is a spare, one in each seat and used once, which has done beforehand what takes time: imports, loading of operators, and the
-first touch of memory. The controller owns the states, in Ray's store. Who computes when changes nothing that is computed.
+first touch of memory, its own and that of the states that wait. The controller owns the states, in Ray's store. Who computes when
+changes nothing that is computed.
 """
 
 from __future__ import annotations
@@ -100,7 +101,10 @@ class Room:
         here = PlacementGroupSchedulingStrategy(self._nodes[seat.node], placement_group_bundle_index=seat.number)
         process = self.kinds[kind].options(num_cpus=SHARE, num_gpus=SHARE, scheduling_strategy=here)
         handle = process.remote(1, 0, None, None)
-        return handle, handle.warm_up.remote(self.touched)
+        waiting = [state for member in self.members.values() for state in member.states.get(kind, ())]
+        if len(self._nodes) > 1:  # it would fetch those of other nodes
+            waiting = []
+        return handle, handle.warm_up.remote(self.touched, waiting)
 
     async def spare(self, seat: Seat, kind: str) -> Any:
         """The spare of a seat, ready; it is the caller's.
@@ -172,7 +176,7 @@ class SeatedProcesses(TrainingProcesses):
         super().__init__(*belongings)
         self.room = room
         room.members[self.policy] = self
-        self._states: dict[str, list[Any]] = {}
+        self.states: dict[str, list[Any]] = {}
         """By group, a reference to the state of each process; empty while the processes are there, and before their first time."""
         self._weights: Any = None
         """A reference to the current weights, as safetensors, once they are known."""
@@ -211,7 +215,7 @@ class SeatedProcesses(TrainingProcesses):
         except BaseException:  # it may be given up, and the run go on to save: these know only a part of the state
             self._empty()
             raise
-        self._states = {}
+        self.states = {}
         self.room.changes.append(time.monotonic() - started)
         self.room.refill(seats)
 
@@ -224,7 +228,7 @@ class SeatedProcesses(TrainingProcesses):
 
     async def _load(self) -> None:
         args = self.args
-        if self._states:
+        if self.states:
             args = copy.deepcopy(args)
             args.ckpt.load_enable = False  # the state is newer than any checkpoint
         try:
@@ -233,7 +237,7 @@ class SeatedProcesses(TrainingProcesses):
             raise not_started(self.policy, args.actor.model_name_or_path, error) from error
         given = [
             h.set_state.remote(s)
-            for kind, states in self._states.items()
+            for kind, states in self.states.items()
             for h, s in zip(self._in(kind), states, strict=True)
         ]
         await self.await_work("was given its state", *given)
@@ -270,7 +274,7 @@ class SeatedProcesses(TrainingProcesses):
             }
             sizes = [size for pairs in asked.values() for size, _ in pairs]
             await self.await_work("was asked for its state", *sizes)  # by then all of it is in Ray's store
-            self._states = {kind: [state for _, state in pairs] for kind, pairs in asked.items()}
+            self.states = {kind: [state for _, state in pairs] for kind, pairs in asked.items()}
             self._empty()
 
     async def fit(self, step: int) -> dict[str, Any]:
@@ -288,5 +292,5 @@ class SeatedProcesses(TrainingProcesses):
     def end(self) -> None:
         """End all processes at once and forget their state."""
         super().end()
-        self._states, self._weights, self._leaving = {}, None, None
+        self.states, self._weights, self._leaving = {}, None, None
         self.room.seats.leave(self.policy)

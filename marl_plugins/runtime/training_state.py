@@ -5,15 +5,18 @@ counters. Here its checkpoint engine keeps that in memory. To it come the random
 Every process keeps all weights, because none may wait for rank 0's.
 
 The value is one skeleton (a pickle) beside one array for each tensor (pickle's out-of-band buffers), so that Ray copies every byte
-once, from the process into its store. It belongs to whoever asked for it and outlives the process.
+once, from the process into its store, and the next process once, into the tensors that it has anyway. It belongs to whoever asked
+for it and outlives the process.
 """
 
 from __future__ import annotations
 
 import io
+import mmap
 import pickle
 import random
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -104,8 +107,12 @@ def get_state(engine: Any, strategy: Any) -> TrainingState:
 def set_state(engine: Any, strategy: Any, state: TrainingState) -> None:
     """Make a process that has just loaded its model the one whose state this is."""
     found = unpacked(state)
-    with _kept_in_memory(engine, found["files"]) as folder:
-        loaded, _ = engine.load_checkpoint(folder, TAG)
+    hook = engine.basic_optimizer.register_load_state_dict_pre_hook(in_own_memory)
+    try:
+        with _kept_in_memory(engine, found["files"]) as folder:
+            loaded, _ = engine.load_checkpoint(folder, TAG)
+    finally:
+        hook.remove()
     assert loaded is not None, "DeepSpeed did not find what it had saved"
     engine.set_train_batch_size(found["batch"])
     engine.micro_steps, engine._global_grad_norm = found["micro_steps"], found["grad_norm"]
@@ -115,6 +122,32 @@ def set_state(engine: Any, strategy: Any, state: TrainingState) -> None:
     random.setstate(of_python)
     numpy.random.set_state(of_numpy)
     torch.set_rng_state(of_torch)
+
+
+def in_own_memory(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """The state that an optimiser of torch's is about to load, copied to where it has one already.
+
+    Models copy what they load; optimisers keep the tensors (torch/optim/optimizer.py, `load_state_dict`), which here cannot be written to.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+    def copied(value: Any, mine: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        fits = isinstance(mine, torch.Tensor) and (mine.shape, mine.dtype) == (value.shape, value.dtype)
+        return mine.copy_(value) if fits else value.clone()
+
+    own = {
+        place: {name: copied(value, optimizer.state.get(parameters[place], {}).get(name)) for name, value in values.items()}
+        for place, values in state["state"].items()
+    }
+    return {**state, "state": own}
+
+
+def touch(state: TrainingState) -> None:
+    """Read a byte of each page, so that the memory is mapped: that takes a new process as long as copying it."""
+    for tensor in state.tensors:
+        tensor[:: mmap.PAGESIZE].max(initial=0)
 
 
 class _Pickler(pickle.Pickler):
@@ -142,5 +175,7 @@ def packed(tree: Any) -> TrainingState:
 
 
 def unpacked(state: TrainingState) -> Any:
-    """The value again. Its tensors are copies: torch's optimisers keep what they load, and Ray's store cannot be written to."""
-    return pickle.loads(state.skeleton, buffers=[tensor.copy() for tensor in state.tensors])
+    """The value again. Its tensors are not copied either; where the bytes cannot be written to, nor can they."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+        return pickle.loads(state.skeleton, buffers=state.tensors)
