@@ -127,9 +127,9 @@ def set_state(engine: Any, strategy: Any, state: TrainingState) -> None:
 def in_own_memory(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     """The state that an optimiser of torch's is about to load, copied to where it has one already.
 
-    Models copy what they load; optimisers keep the tensors (torch/optim/optimizer.py, `load_state_dict`), which here cannot be written to.
+    Models copy what they load; optimisers keep it (torch/optim/optimizer.py, `load_state_dict`), which here cannot be written to.
     """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
 
     def copied(value: Any, mine: Any) -> Any:
         if not isinstance(value, torch.Tensor):
