@@ -26,15 +26,15 @@ os.environ["MARL_PLUGINS_DEVICE"] = "cpu"
 MODELS = ("tiny", "tiny:hidden=512,layers=4,heads=4", "tiny:hidden=1024,layers=4,heads=4")
 SUMS = Path(__file__).resolve().parent.parent / "tests" / "recipes" / "sums" / "tiny.yaml"
 OUT, IN, LOAD = "was asked for its state", "was given its state", "was loaded"
-"""What the processes say that they are doing (runtime/process_groups.py)."""
+"""What the processes say that they are doing (processes/process_groups.py)."""
 
 
 @contextmanager
 def cluster() -> Iterator[None]:
     import ray
 
-    from marl_plugins.runtime.cluster import quiet
-    from marl_plugins.runtime.fork_server import fork_server
+    from marl_plugins.processes.cluster import quiet
+    from marl_plugins.processes.fork_server import fork_server
 
     env = {**quiet(False), **cpu.environment(), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
     with fork_server(debug=False) as python:
@@ -73,7 +73,7 @@ def policies_of(model: str, room: Any) -> list[Any]:
 
     from marl_plugins.core.policy import Policy
     from marl_plugins.plan.build import build_plan
-    from marl_plugins.runtime.engines import RestartBudget
+    from marl_plugins.processes.engines import RestartBudget
     from marl_plugins.runtime.policy import UpstreamPolicy
     from marl_plugins.runtime.tiny_model import resolve
 
@@ -153,7 +153,7 @@ def main() -> None:
     with cluster():
         from marl_plugins.core import tiny
         from marl_plugins.core.seats import Seating
-        from marl_plugins.runtime.process_groups import Room
+        from marl_plugins.processes.process_groups import Room
 
         for model in MODELS:
             room = Room(Seating(1), False, 600.0, 14.0 * tiny.parameters(model))

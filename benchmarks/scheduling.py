@@ -36,7 +36,7 @@ from marl_plugins.core.rows import Row, rows_to_be
 from marl_plugins.core.trace import read_trace
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.core.workflow import Call, RoleSpec, Sampling
-from marl_plugins.runtime.engines import EnginePool, RestartBudget
+from marl_plugins.processes.engines import EnginePool, RestartBudget
 from marl_plugins.runtime.rollout import Rollout, Running
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 import torch
 from simulated import conversations
 
-import marl_plugins.runtime.policy_actor  # isort: skip  # noqa: F401
+import marl_plugins.processes.policy_actor  # isort: skip  # noqa: F401
 from openrlhf.models import Actor, PolicyLoss
 from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch
 

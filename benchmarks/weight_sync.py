@@ -33,7 +33,7 @@ async def measure() -> None:
     import vllm
     from transformers import AutoModelForCausalLM
 
-    from marl_plugins.runtime.engine_actor import load_weights
+    from marl_plugins.processes.engine_actor import load_weights
     from marl_plugins.runtime.tiny_model import resolve
 
     path = resolve(MODEL)

@@ -1,7 +1,7 @@
 """Weight sync on GPUs in a few large pieces: one call and one transfer for many parameters.
 
 Upstream brings a policy's weights to its engines parameter by parameter, and waits for each (ppo_actor.py:409-490): several
-hundred calls a sync. Here those of one dtype travel together, at most `--flat_sync.mb` at a time (runtime/flat_sync.py), on the
+hundred calls a sync. Here those of one dtype travel together, at most `--flat_sync.mb` at a time (processes/flat_sync.py), on the
 group that upstream has made; where engines share their devices with training processes, as one handle per rank. Engines hold
 the same weights afterwards, bit for bit.
 

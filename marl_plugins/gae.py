@@ -1,6 +1,6 @@
 """Generalised advantage estimation with a critic per trained policy (`--algo.advantage.estimator gae`). Built in.
 
-The critics are upstream's, in processes of their own (runtime/critic_actor.py); by default each starts from its policy's
+The critics are upstream's, in processes of their own (processes/critic_actor.py); by default each starts from its policy's
 model with a fresh value head. They see what the policy sees: the row's ids up to each sampled token.
 """
 

@@ -4,7 +4,7 @@ The policies share seats, a device each. A policy with rows to compute gets all 
 the critic's and the reference among them, go on where they had stopped. Where no seat is free, the policy that has rested for the
 longest leaves its own: its state goes to the controller, its processes end. A step is one pass over the policies for log-probs and
 one for updates; with P policies of one rank on N seats, P - N change in each. What is computed is the same as with devices for
-each, bit for bit. core/seats.py has the order, runtime/process_groups.py the processes.
+each, bit for bit. core/seats.py has the order, processes/process_groups.py the processes.
 
 FlexMARL (arXiv 2602.09578) calls it suspend-to-destroy.
 """

@@ -12,7 +12,7 @@ have devices of their own, which would wait for the rollout, and where `--stream
 
 Gradients need credit as well, so every plugin that takes part in it has to do with a trajectory at a time, and the estimator with
 whole tasks but for a mean and a deviation (`Estimator.accumulators`). They are added up in the order of the step, the same
-micro-batches whatever arrives first, and carried by upstream's own optimiser step (runtime/early.py, runtime/gradients.py). A row
+micro-batches whatever arrives first, and carried by upstream's own optimiser step (runtime/early.py, processes/gradients.py). A row
 whose ratio leaves the clip interval is trained after the rollout. So are all rows of a run's first step where somebody may score
 actions, and of a step whose mean advantage is further from the one before than its deviation. A row costs two forward and two
 backward passes in place of two and one, of which the late rows leave little to be done after the rollout. Equal to the full batch

@@ -14,9 +14,9 @@ from marl_plugins.core.policy import Policy
 from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.trajectory import Task
 from marl_plugins.core.workflow import RoleSpec, Sampling
-from marl_plugins.runtime.display import Display
+from marl_plugins.records.display import Display
+from marl_plugins.records.write import Records
 from marl_plugins.runtime.experience import completed, forwarded, sequence_experience
-from marl_plugins.runtime.records import Records
 from marl_plugins.runtime.rollout import Rollout
 from marl_plugins.runtime.trainer import Trainer
 

@@ -19,8 +19,8 @@ from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.workflow import Call, Sampling
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.signature import differences, engine_signature
+from marl_plugins.processes.engines import EnginePool, RestartBudget
 from marl_plugins.routing import least_loaded
-from marl_plugins.runtime.engines import EnginePool, RestartBudget
 from marl_plugins.runtime.tiny_model import resolve
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -13,10 +13,10 @@ from marl_plugins.builtin import behaviour as plugin
 from marl_plugins.core.behaviour import ALARM, LEAST, Behaviour, alarms, welch
 from marl_plugins.core.intervals import wilson
 from marl_plugins.core.ledger import Ledger
-from marl_plugins.runtime.display import Display
+from marl_plugins.records.display import Display
+from marl_plugins.records.report import legend, summarise
+from marl_plugins.records.step_table import WIDTH, StepTable
 from marl_plugins.runtime.metrics import summary
-from marl_plugins.runtime.report import legend, summarise
-from marl_plugins.runtime.step_table import WIDTH, StepTable
 
 
 def run_of(*roles):

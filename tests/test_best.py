@@ -15,10 +15,10 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.shipped import recipes_root
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.resume import manifest_of, read_manifest, saved_steps, tag
-from marl_plugins.runtime.best import Best, kept_apart, put_back
+from marl_plugins.records.best import Best, kept_apart, put_back
+from marl_plugins.records.report import legend, read_metrics, summarise
 from marl_plugins.runtime.checkpoints import Checkpoints
 from marl_plugins.runtime.metrics import held_out
-from marl_plugins.runtime.report import legend, read_metrics, summarise
 from marl_plugins.runtime.trainer import Trainer
 
 numbers = st.lists(st.floats(0, 1), min_size=1, max_size=30)

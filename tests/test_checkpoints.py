@@ -7,8 +7,8 @@ import pytest
 
 from marl_plugins.core.failures import ConfigurationError, RunEnded
 from marl_plugins.plan.resume import sealed, tag
+from marl_plugins.records.write import cut_back, move_aside
 from marl_plugins.runtime.checkpoints import Checkpoints
-from marl_plugins.runtime.records import cut_back, move_aside
 
 RUN = {
     "mapping": {"a": "p"},

@@ -28,8 +28,8 @@ from marl_plugins.core.recipe import CoachConfig
 from marl_plugins.core.scoring import Seen
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.fingerprint import fingerprint
+from marl_plugins.records.run_folder import _named
 from marl_plugins.reward_backprop.rules import Rules
-from marl_plugins.runtime.run_folder import _named
 
 ROOT = Path(__file__).resolve().parent.parent
 ANSWERS = st.dictionaries(

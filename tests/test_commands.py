@@ -179,7 +179,7 @@ def test_an_evaluation_trains_nothing():
 
 
 @pytest.mark.parametrize(
-    ("command", "module"), [("train", "marl_plugins.runtime.driver"), ("eval", "marl_plugins.runtime.cluster")]
+    ("command", "module"), [("train", "marl_plugins.runtime.driver"), ("eval", "marl_plugins.processes.cluster")]
 )
 def test_a_run_says_where_programs_of_agents_run(command, module, tmp_path, monkeypatch, capsys):
     """Ended where it would begin to start processes."""

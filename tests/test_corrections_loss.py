@@ -14,12 +14,12 @@ from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.trajectory import Correction
 
-policy_actor = pytest.importorskip("marl_plugins.runtime.policy_actor")
+policy_actor = pytest.importorskip("marl_plugins.processes.policy_actor")
+from marl_plugins.processes.corrections import corrected_in  # noqa: E402
+from marl_plugins.processes.policy_actor import WeighingTrainer  # noqa: E402
+from marl_plugins.processes.replay import LaidOutBuffer  # noqa: E402
 from marl_plugins.runtime.batching import handed  # noqa: E402
-from marl_plugins.runtime.corrections import corrected_in  # noqa: E402
 from marl_plugins.runtime.experience import estimate, forwarded, sequence_experience  # noqa: E402
-from marl_plugins.runtime.policy_actor import WeighingTrainer  # noqa: E402
-from marl_plugins.runtime.replay import LaidOutBuffer  # noqa: E402
 
 from openrlhf.models import Actor, PolicyLoss  # noqa: E402  # isort: skip  # after the host support
 from transformers import Qwen2Config, Qwen2ForCausalLM  # noqa: E402  # isort: skip

@@ -22,10 +22,10 @@ from marl_plugins.core.trajectory import Task
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.fingerprint import fingerprint
 from marl_plugins.plan.resume import read_manifest, tag, with_resumption
+from marl_plugins.records.report import markdown, read_metrics, summarise, write_report
+from marl_plugins.records.run_folder import record_start, replayed
+from marl_plugins.records.write import FILES, cut_back
 from marl_plugins.runtime.checkpoints import Checkpoints
-from marl_plugins.runtime.records import FILES, cut_back
-from marl_plugins.runtime.report import markdown, read_metrics, summarise, write_report
-from marl_plugins.runtime.run_folder import record_start, replayed
 
 SUMS = Path(__file__).parent / "recipes" / "sums"
 PLUGIN = "from marl_plugins import hookimpl\n\n\n@hookimpl\ndef marl_log(step):\n    'é漢😀'\n"
@@ -295,8 +295,8 @@ FULL = """
     from marl_plugins.core.failures import ConfigurationError, RunEnded
     from marl_plugins.core.files import json_lines
     from marl_plugins.runtime.checkpoints import Checkpoints
-    from marl_plugins.runtime.records import FILES, cut_back
-    from marl_plugins.runtime.report import read_metrics
+    from marl_plugins.records.write import FILES, cut_back
+    from marl_plugins.records.report import read_metrics
     from marl_plugins.plan.resume import tag
 
     RUN = {"roles": {}, "policies": {}, "plugins": {}, "flags": {}, "mapping": {}, "estimator": "reinforce", "warm_start": None}

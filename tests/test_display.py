@@ -6,8 +6,8 @@ import re
 import pytest
 from simulated import make_trajectory
 
-from marl_plugins.runtime.display import Display
-from marl_plugins.runtime.step_table import HEADER_EVERY, WIDTH, StepTable, abbreviated, duration, short
+from marl_plugins.records.display import Display
+from marl_plugins.records.step_table import HEADER_EVERY, WIDTH, StepTable, abbreviated, duration, short
 
 ROLES = ["proponent_one", "opponent_two", "judge", "critic_three", "summarizer"]
 

@@ -28,9 +28,9 @@ from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
 from marl_plugins.loading import load_file
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.fingerprint import fingerprint
+from marl_plugins.records import run_folder
 from marl_plugins.reward_backprop import BackpropState
 from marl_plugins.reward_backprop.backward import backward, conserve
-from marl_plugins.runtime import run_folder
 from marl_plugins.sandbox.workspace import Workspaces
 
 FOLDER = recipes_root() / "dsbench"

@@ -25,13 +25,13 @@ from marl_plugins.core.trajectory import Task
 from marl_plugins.gae import Gae
 from marl_plugins.groups import GroupMean, GroupNorm, LeaveOneOut, ReinforceBaseline
 from marl_plugins.plan.build import build_plan
+from marl_plugins.processes.policy_actor import PolicyActor, WeighingTrainer
+from marl_plugins.processes.replay import LaidOutBuffer
 from marl_plugins.reinforce_pp import FlashReinforce, ReinforcePlusPlus
 from marl_plugins.runtime.batching import handed
 from marl_plugins.runtime.crediting import Crediting
 from marl_plugins.runtime.early import DTYPES, Early
 from marl_plugins.runtime.experience import completed, estimate, forwarded, sequence_experience
-from marl_plugins.runtime.policy_actor import PolicyActor, WeighingTrainer
-from marl_plugins.runtime.replay import LaidOutBuffer
 from marl_plugins.runtime.rollout import Running
 from marl_plugins.runtime.tiny_model import resolve
 from marl_plugins.streaming import Streamed, forward_early

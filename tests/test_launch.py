@@ -4,7 +4,7 @@ import pytest
 from ray.exceptions import RayActorError, RayTaskError
 
 from marl_plugins.core.failures import ConfigurationError, RunEnded
-from marl_plugins.runtime.launch import TrainingProcesses, not_started
+from marl_plugins.processes.launch import TrainingProcesses, not_started
 
 
 def test_a_process_that_was_killed_while_it_started_is_no_error_of_the_model():

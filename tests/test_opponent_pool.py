@@ -30,10 +30,10 @@ from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.describe import describe
 from marl_plugins.plan.fingerprint import fingerprint
 from marl_plugins.plan.resume import Comparison, manifest_of, read_manifest, saved_steps
+from marl_plugins.processes.engines import EnginePool, RestartBudget
+from marl_plugins.records.write import cut_back
 from marl_plugins.runtime.checkpoints import Checkpoints, broken_files
-from marl_plugins.runtime.engines import EnginePool, RestartBudget
 from marl_plugins.runtime.follower import FollowingPolicy
-from marl_plugins.runtime.records import cut_back
 
 ROOT = Path(__file__).resolve().parent.parent
 POOL = str(ROOT / "recipes" / "kuhn_poker" / "pool.yaml")
@@ -445,7 +445,7 @@ class Handle:
 @pytest.fixture
 def following(monkeypatch):
     """A follower over engines that are no processes."""
-    import marl_plugins.runtime.engines as engines
+    import marl_plugins.processes.engines as engines
     import marl_plugins.runtime.follower as follower
 
     async def nowhere(handle):

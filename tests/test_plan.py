@@ -362,7 +362,7 @@ def test_a_model_that_brings_code_needs_to_be_trusted(recipe, file, content, sai
 def test_code_is_refused_before_the_runtime_loads_a_model(tmp_path, monkeypatch):
     """Also what a plan does not see: models of the hub, and the saved weights of an evaluation."""
     hub = pytest.importorskip("huggingface_hub")
-    from marl_plugins.runtime.model_code import refuse_code
+    from marl_plugins.processes.model_code import refuse_code
 
     files = {
         "me/custom": ("config.json", {"auto_map": MINE}),

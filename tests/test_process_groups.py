@@ -16,8 +16,8 @@ from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.describe import describe
 from marl_plugins.plan.devices import needed_devices
 from marl_plugins.plan.states import state_bytes, states_together
-from marl_plugins.runtime.cluster import _check_devices
-from marl_plugins.runtime.process_groups import Room, SeatedProcesses
+from marl_plugins.processes.cluster import _check_devices
+from marl_plugins.processes.process_groups import Room, SeatedProcesses
 
 SUMS = ["--recipe", "tests/recipes/sums/tiny.yaml"]
 PLUGIN = ["--plugin", "marl_plugins.process_groups"]
@@ -122,7 +122,7 @@ def test_seats_of_one_node_are_on_one_node(seats, nodes, of_nodes, fits, monkeyp
     dead = {"Alive": False, "Resources": {"GPU": 100}}
     monkeypatch.setattr(ray, "nodes", lambda: [dead, *({"Alive": True, "Resources": {"GPU": n}} for n in of_nodes)])
     run = plan("--process_groups.seats", str(seats), "--process_groups.nodes", str(nodes)).run
-    monkeypatch.setattr("marl_plugins.runtime.cluster.needed_devices", lambda run: {"seats of training processes": 0})
+    monkeypatch.setattr("marl_plugins.processes.cluster.needed_devices", lambda run: {"seats of training processes": 0})
     if fits:
         _check_devices(run)
         return

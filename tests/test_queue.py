@@ -15,8 +15,8 @@ from marl_plugins.core.failures import InfrastructureFailure, RunEnded
 from marl_plugins.core.trajectory import Task
 from marl_plugins.core.workflow import Call, RoleSpec, Sampling
 from marl_plugins.plan.build import build_plan
+from marl_plugins.processes.engines import EnginePool, RestartBudget
 from marl_plugins.routing import IN_FLIGHT, least_loaded
-from marl_plugins.runtime.engines import EnginePool, RestartBudget
 from marl_plugins.runtime.rollout import Rollout
 
 SAMPLING = Sampling(1.0, 1.0, 8, 1000)

@@ -17,8 +17,8 @@ from marl_plugins.core.redaction import Redaction, holds_secret, inert, shown_ar
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.describe import describe
 from marl_plugins.plan.fingerprint import fingerprint
-from marl_plugins.runtime.display import Display
-from marl_plugins.runtime.run_folder import record_start, replayed
+from marl_plugins.records.display import Display
+from marl_plugins.records.run_folder import record_start, replayed
 
 KEY = "sk-not-to-be-seen-0123456789"
 PASSWORD = "p@ss/w:rd#not-to-be-seen"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_plugins.core.intervals import interval, student, t_quantile, wilson
-from marl_plugins.runtime.report import legend, read_metrics, summarise, table, write_report
+from marl_plugins.records.report import legend, read_metrics, summarise, table, write_report
 
 
 @given(st.integers(1, 2000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))

@@ -20,10 +20,10 @@ from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.fingerprint import FREE as FREE_FLAGS
 from marl_plugins.plan.fingerprint import fingerprint
 from marl_plugins.plan.resume import read_manifest, tag, with_resumption
+from marl_plugins.processes.optimiser_settings import keep_settings_when_loading
+from marl_plugins.records.run_folder import record_start, replayed
+from marl_plugins.records.write import move_aside
 from marl_plugins.runtime.checkpoints import Checkpoints
-from marl_plugins.runtime.optimiser_settings import keep_settings_when_loading
-from marl_plugins.runtime.records import move_aside
-from marl_plugins.runtime.run_folder import record_start, replayed
 
 SUMS = Path(__file__).parent / "recipes" / "sums"
 PLUGIN = """

@@ -16,7 +16,7 @@ from marl_plugins.core.workflow import RoleSpec, Sampling
 
 Rollout = pytest.importorskip("marl_plugins.runtime.rollout").Rollout
 Trainer = pytest.importorskip("marl_plugins.runtime.trainer").Trainer
-writing = pytest.importorskip("marl_plugins.runtime.records").writing
+writing = pytest.importorskip("marl_plugins.records.write").writing
 
 
 def made(chat, outcome, seconds=60.0):

@@ -23,6 +23,8 @@ ORDER = (
     ("hookspecs",),
     ("manager",),
     ("plan",),
+    ("processes",),
+    ("records",),
     ("asking", "tools"),
     (
         "routing",
@@ -51,7 +53,7 @@ LONGEST_FUNCTION, LONGEST_CLASS = 80, 200
 LONGER: dict[str, str] = {}
 """Functions and classes that may be longer, and why."""
 STATE: dict[str, str] = {
-    "runtime/engines.py _STARTING": "a lock: upstream's module is substituted for the whole process while engines start",
+    "processes/engines.py _STARTING": "a lock: upstream's module is substituted for the whole process while engines start",
 }
 """Module-level objects that change, and why."""
 CACHES = {
@@ -65,7 +67,7 @@ CACHES = {
     "plan/fingerprint.py _real": "where the file of a loaded module is",
 }
 """Functions whose results are kept, and what these are: nothing that a run can change."""
-INDIRECT = {"cli.py", "manager.py", "commands/__init__.py", "loading.py", "runtime/cluster.py", "sandbox/fork_server.py"}
+INDIRECT = {"cli.py", "manager.py", "commands/__init__.py", "loading.py", "processes/cluster.py", "sandbox/fork_server.py"}
 """Modules that import others by name, because a user or a table names them."""
 BORROWS = {("reward_backprop", "coach"), ("builtin", "builtin"), ("coach", "builtin")}
 """Plugins that use another one; all others know nothing of each other."""

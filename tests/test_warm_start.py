@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers")
 
 from marl_plugins.core.conversation import ChatFormat  # noqa: E402
 from marl_plugins.core.prompts import prompt_renderer  # noqa: E402
-from marl_plugins.runtime.display import Display  # noqa: E402
+from marl_plugins.records.display import Display  # noqa: E402
 from marl_plugins.runtime.tiny_model import resolve  # noqa: E402
 from marl_plugins.runtime.warm_start import draw, warm_start  # noqa: E402
 

@@ -129,9 +129,9 @@ def evaluate(plan: Plan) -> dict[str, Any]:
     Raises:
         ConfigurationError: There are no held-out tasks, or a model does not load.
     """
-    from marl_plugins.runtime.cluster import prepare_environment, ray_cluster
-    from marl_plugins.runtime.display import Display
-    from marl_plugins.runtime.fork_server import fork_server
+    from marl_plugins.processes.cluster import prepare_environment, ray_cluster
+    from marl_plugins.processes.fork_server import fork_server
+    from marl_plugins.records.display import Display
     from marl_plugins.runtime.lifetime import plugins_started, run_until_terminated, terminated_like_interrupted
     from marl_plugins.runtime.session import Session
 

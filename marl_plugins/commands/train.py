@@ -28,7 +28,7 @@ def main(words: Sequence[str]) -> int:
         )
     typed, remarks = words, list[str]()
     if any(w.partition("=")[0] == "--resume" for w in typed):
-        from marl_plugins.runtime.run_folder import replayed
+        from marl_plugins.records.run_folder import replayed
 
         words, remarks = replayed(typed)
     if not any(w.partition("=")[0] in ("--recipe", "--plugin") for w in words):
@@ -114,7 +114,7 @@ def pass_through(words: Sequence[str]) -> int:
     os.environ[cpu.DEVICE] = "cpu"
     os.environ.update(cpu.environment())
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    from marl_plugins.runtime.pass_through import run_upstream
+    from marl_plugins.processes.pass_through import run_upstream
 
     run_upstream(words)
     return 0

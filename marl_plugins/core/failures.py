@@ -104,3 +104,9 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     if not names:
         return ""
     return "; valid: " + ", ".join(names) if len(names) <= 12 else ""
+
+
+def raised_by(error: Exception) -> Exception:
+    """What a remote method raised, without Ray's wrapping."""
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, Exception) else error

@@ -1,7 +1,7 @@
 """What hooks are handed of a running policy: its engines, its processes, and its rows on the way to an update; and a rollout.
 
 These protocols are the whole surface that a plugin may rely on; they import neither Ray nor upstream. The runtime implements
-them on upstream's classes (runtime/engines.py, runtime/policy.py, runtime/experience.py, runtime/rollout.py).
+them on upstream's classes (processes/engines.py, runtime/policy.py, runtime/experience.py, runtime/rollout.py).
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class Correction:
     """What an action should have been.
 
     Args:
-        coef: Of the cross-entropy on the text that is added to the policy's loss (runtime/corrections.py).
+        coef: Of the cross-entropy on the text that is added to the policy's loss (processes/corrections.py).
     """
 
     text: str

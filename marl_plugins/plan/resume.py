@@ -33,7 +33,7 @@ SCHEMA_VERSION = 3
 READ_SCHEMAS = (1, 2, 3)
 MANIFEST = "manifest.json"
 COMMAND_FILE = Path("run") / "command.json"
-"""In a run's folder: how it was started (runtime/run_folder.py)."""
+"""In a run's folder: how it was started (records/run_folder.py)."""
 
 FIXED = ("*.optim", "ds.param_dtype")
 """Flags whose change makes the saved optimiser states unreadable."""
@@ -59,7 +59,7 @@ class _RunForm(TypedDict):
 
 
 class _BestForm(TypedDict):
-    """What runtime/best.py keeps."""
+    """What records/best.py keeps."""
 
     key: str
     smoothed: float | None

@@ -1,4 +1,4 @@
-"""What the states of training processes take that come and go (runtime/process_groups.py), in Ray's object store."""
+"""What the states of training processes take that come and go (processes/process_groups.py), in Ray's object store."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The run itself: Ray processes around upstream's classes, the training loop, checkpoints and records."""
+"""The training loop: session, rollout, credit, forward passes, advantages, updates, checkpoints."""

@@ -11,24 +11,24 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 # Installs the host support, before upstream is imported below.
-import marl_plugins.runtime.policy_actor  # isort: skip  # noqa: F401
+import marl_plugins.processes.policy_actor  # isort: skip  # noqa: F401
 from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch
 
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.layout import Layout, Limit, MicroBatch, beside, plan_layout
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.sequences import TokenSequence
-from marl_plugins.runtime.corrections import (
+from marl_plugins.processes.corrections import (
     NO_CORRECTIONS,
     Corrections,
     corrected_in,
     correction_experience,
     weights_of,
 )
+from marl_plugins.processes.gradients import MicroBatch as GradientBatch
+from marl_plugins.processes.launch import TrainingProcesses
+from marl_plugins.processes.upstream_trainer import ranks_of
 from marl_plugins.runtime.experience import Prepared, sequence_experience, weightless
-from marl_plugins.runtime.gradients import MicroBatch as GradientBatch
-from marl_plugins.runtime.launch import TrainingProcesses
-from marl_plugins.runtime.upstream_trainer import ranks_of
 
 
 class Batching:

@@ -8,7 +8,7 @@
 
 A step without a manifest does not exist: whatever a killed run left half-written is not named, and is overwritten. The manifest
 lists every file of the step with its size and digest, which are checked before a run is resumed. Older steps are deleted after
-the new manifest is in place, never the one that it names, nor the best one (runtime/best.py). `changes` in the manifest lists
+the new manifest is in place, never the one that it names, nor the best one (records/best.py). `changes` in the manifest lists
 what was changed when the run was resumed (`--resume_with_changes`), and after which step. The place in the data and all seeds
 follow from the step (core/tasks.py, core/seeds.py), so no random state needs to be kept.
 """
@@ -47,7 +47,7 @@ from marl_plugins.plan.resume import (
     tag,
     taken,
 )
-from marl_plugins.runtime.records import writing
+from marl_plugins.records.write import writing
 
 T = TypeVar("T")
 READERS = 8

@@ -15,15 +15,15 @@ from marl_plugins.plan.fingerprint import fingerprint
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.resume import accepted, saved_steps
 from marl_plugins.plan.sandbox import where_programs_run
-from marl_plugins.runtime.best import put_back
+from marl_plugins.processes.cluster import prepare_environment, ray_cluster
+from marl_plugins.processes.fork_server import fork_server
+from marl_plugins.records.best import put_back
+from marl_plugins.records.display import Display
+from marl_plugins.records.report import legend, table, write_report
+from marl_plugins.records.run_folder import record_start
+from marl_plugins.records.write import Records, cut_back, held, move_aside, writing
 from marl_plugins.runtime.checkpoints import Checkpoints
-from marl_plugins.runtime.cluster import prepare_environment, ray_cluster
-from marl_plugins.runtime.display import Display
-from marl_plugins.runtime.fork_server import fork_server
 from marl_plugins.runtime.lifetime import plugins_started, run_until_terminated, terminated_like_interrupted
-from marl_plugins.runtime.records import Records, cut_back, held, move_aside, writing
-from marl_plugins.runtime.report import legend, table, write_report
-from marl_plugins.runtime.run_folder import record_start
 from marl_plugins.runtime.session import Session
 
 if TYPE_CHECKING:

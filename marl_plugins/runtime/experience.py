@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 # Installs the host support, before upstream is imported below.
-import marl_plugins.runtime.policy_actor  # isort: skip  # noqa: F401
+import marl_plugins.processes.policy_actor  # isort: skip  # noqa: F401
 from openrlhf.models.utils import compute_reward
 from openrlhf.trainer.ppo_utils.experience import Experience
 

@@ -15,7 +15,7 @@ from marl_plugins.core.intervals import interval
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.rows import Row
 from marl_plugins.core.trajectory import Action, Task, ToolResult, Trajectory
-from marl_plugins.runtime.display import Display
+from marl_plugins.records.display import Display
 from marl_plugins.runtime.rollout import Rollout
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import torch
 
 # Installs the host support, before upstream is imported below.
-import marl_plugins.runtime.policy_actor  # isort: skip  # noqa: F401
+import marl_plugins.processes.policy_actor  # isort: skip  # noqa: F401
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
 from marl_plugins.core.trajectory import Action, Trajectory

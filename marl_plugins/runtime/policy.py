@@ -25,13 +25,13 @@ from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import TokenSequence, sequences_of
 from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.plan.signature import engine_signature
+from marl_plugins.processes.engines import EnginePool, RestartBudget, start_engine, start_engines
+from marl_plugins.processes.launch import TrainingProcesses, bundles, not_started
+from marl_plugins.processes.process_groups import Room, SeatedProcesses
+from marl_plugins.processes.upstream_trainer import UpstreamTrainer, ranks_of
+from marl_plugins.processes.watchdog import locate
 from marl_plugins.runtime.batching import Batching, check_steps, hand_out
-from marl_plugins.runtime.engines import EnginePool, RestartBudget, start_engine, start_engines
 from marl_plugins.runtime.experience import NAMES, Forwarded, Prepared, completed, forwarded
-from marl_plugins.runtime.launch import TrainingProcesses, bundles, not_started
-from marl_plugins.runtime.process_groups import Room, SeatedProcesses
-from marl_plugins.runtime.upstream_trainer import UpstreamTrainer, ranks_of
-from marl_plugins.runtime.watchdog import locate
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -14,15 +14,15 @@ from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.rehearsal import workflow_of
 from marl_plugins.plan.states import state_bytes
 from marl_plugins.plan.tasks import check_tasks
+from marl_plugins.processes.model_code import refuse_code
+from marl_plugins.records.display import Display
 from marl_plugins.run import Connection
-from marl_plugins.runtime.display import Display
-from marl_plugins.runtime.model_code import refuse_code
 from marl_plugins.runtime.roles import make_roles
 from marl_plugins.runtime.tiny_model import resolve
 
 if TYPE_CHECKING:
+    from marl_plugins.processes.process_groups import Room
     from marl_plugins.runtime.policy import UpstreamPolicy
-    from marl_plugins.runtime.process_groups import Room
     from marl_plugins.runtime.rollout import Rollout
 
 
@@ -96,10 +96,10 @@ class Session:
 
     def start(self) -> None:
         """Start every process of every policy at once and wait for all of them."""
-        from marl_plugins.runtime.engines import RestartBudget
+        from marl_plugins.processes.engines import RestartBudget
+        from marl_plugins.processes.process_groups import Room
         from marl_plugins.runtime.follower import FollowingPolicy
         from marl_plugins.runtime.policy import UpstreamPolicy, wait_until_loaded
-        from marl_plugins.runtime.process_groups import Room
         from marl_plugins.runtime.questions import make_ask
         from marl_plugins.runtime.rollout import Rollout
 

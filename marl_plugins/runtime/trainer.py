@@ -27,16 +27,16 @@ from marl_plugins.core.workflow import RoleSpec
 from marl_plugins.hosts import cpu
 from marl_plugins.plan.resume import tag
 from marl_plugins.plan.tasks import best_metric
+from marl_plugins.records.best import Best, kept_apart
+from marl_plugins.records.display import Display
+from marl_plugins.records.write import Records, writing
 from marl_plugins.reinforce_pp import ReinforcePlusPlus
-from marl_plugins.runtime.best import Best, kept_apart
 from marl_plugins.runtime.checkpoints import Checkpoints
 from marl_plugins.runtime.crediting import Crediting, check_version
-from marl_plugins.runtime.display import Display
 from marl_plugins.runtime.early import Early
 from marl_plugins.runtime.experience import Forwarded, Prepared, estimate
 from marl_plugins.runtime.metrics import clipped_returns, evaluation, of_updates, signal, summary
 from marl_plugins.runtime.policy import UpstreamPolicy
-from marl_plugins.runtime.records import Records, writing
 from marl_plugins.runtime.rollout import Running
 from marl_plugins.runtime.session import Session
 

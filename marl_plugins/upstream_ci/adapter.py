@@ -16,7 +16,7 @@ import sys
 from typing import Any
 
 # Installs the host support, before upstream is imported.
-from marl_plugins.runtime.policy_actor import PolicyActor  # isort: skip
+from marl_plugins.processes.policy_actor import PolicyActor  # isort: skip
 import openrlhf
 import torch
 from openrlhf.utils import get_strategy
@@ -24,7 +24,7 @@ from openrlhf.utils import get_strategy
 from marl_plugins.core.rows import Row
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
 from marl_plugins.hosts import upstream_cli
-from marl_plugins.runtime.critic_actor import CriticActor
+from marl_plugins.processes.critic_actor import CriticActor
 from marl_plugins.runtime.experience import row_experience, weightless
 from marl_plugins.runtime.tiny_model import resolve
 

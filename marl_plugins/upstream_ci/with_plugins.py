@@ -6,7 +6,7 @@ from marl_plugins.manager import Plugins
 PLUGINS = Plugins([*SHIPPED])
 
 # Importing each of them puts its subclass where upstream looks it up.
-import marl_plugins.runtime.policy_actor  # noqa: E402  # isort: skip
-import marl_plugins.runtime.critic_actor  # noqa: E402
-import marl_plugins.runtime.engine_actor  # noqa: E402
+import marl_plugins.processes.policy_actor  # noqa: E402  # isort: skip
+import marl_plugins.processes.critic_actor  # noqa: E402
+import marl_plugins.processes.engine_actor  # noqa: E402
 import marl_plugins.runtime.policy  # noqa: E402, F401

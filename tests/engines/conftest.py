@@ -24,8 +24,8 @@ os.environ.update(cpu.environment())  # of this process, as `openrlhf train` set
 def cluster():
     import ray
 
-    from marl_plugins.runtime.cluster import quiet
-    from marl_plugins.runtime.fork_server import fork_server
+    from marl_plugins.processes.cluster import quiet
+    from marl_plugins.processes.fork_server import fork_server
 
     env = {**quiet(False), **cpu.environment()}
     with fork_server(debug=False) as python:

@@ -12,7 +12,7 @@ import pytest
 RUN = """
     import json, os, signal, sys, time
     from marl_plugins.plan.build import build_plan
-    from marl_plugins.runtime.cluster import prepare_environment, ray_cluster
+    from marl_plugins.processes.cluster import prepare_environment, ray_cluster
 
     run = build_plan(["--recipe", sys.argv[1]]).run
     prepare_environment(run, False)
@@ -45,7 +45,7 @@ RUN = """
 STOPPED = """
     import json, signal, sys
     from marl_plugins.plan.build import build_plan
-    from marl_plugins.runtime import cluster
+    from marl_plugins.processes import cluster
 
     run = build_plan(["--recipe", sys.argv[1]]).run
     cluster.prepare_environment(run, False)

@@ -75,7 +75,7 @@ class Engine:
             torch.empty = empty
 
     def take_bucket(self, bucket, handles):
-        from marl_plugins.runtime import flat_sync
+        from marl_plugins.processes import flat_sync
 
         self.calls += 1
         flat_sync.take(self.worker, bucket, handles)

@@ -14,8 +14,8 @@ from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.workflow import Call, Sampling
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.signature import differences
+from marl_plugins.processes.engines import RestartBudget, sampling_params
 from marl_plugins.routing import least_loaded
-from marl_plugins.runtime.engines import RestartBudget, sampling_params
 from marl_plugins.runtime.policy import UpstreamPolicy, wait_until_loaded
 from marl_plugins.runtime.session import Session
 

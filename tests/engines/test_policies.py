@@ -35,18 +35,18 @@ from marl_plugins.hosts import cpu
 from marl_plugins.hosts.devices import training_gpus
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.fingerprint import fingerprint
+from marl_plugins.processes.engines import RestartBudget
+from marl_plugins.processes.upstream_trainer import ExperienceMaker, RemoteExperienceMaker
 from marl_plugins.reinforce_pp import FlashReinforce, ReinforcePlusPlus
 from marl_plugins.runtime.batching import upstream_order
 from marl_plugins.runtime.checkpoints import Checkpoints, tag
 from marl_plugins.runtime.crediting import check_version
-from marl_plugins.runtime.engines import RestartBudget
 from marl_plugins.runtime.experience import estimate, forwarded, row_experience
 from marl_plugins.runtime.follower import FollowingPolicy
 from marl_plugins.runtime.penalties import apply_length_penalties
 from marl_plugins.runtime.policy import UpstreamPolicy
 from marl_plugins.runtime.session import Session
 from marl_plugins.runtime.tiny_model import resolve
-from marl_plugins.runtime.upstream_trainer import ExperienceMaker, RemoteExperienceMaker
 
 from openrlhf.trainer.ppo_utils.experience import split_experience_batch  # isort: skip  # after the host support
 from openrlhf.trainer.ppo_utils.replay_buffer import remove_padding_in_sequences  # isort: skip

@@ -16,12 +16,12 @@ from transformers import AutoTokenizer
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.seats import Seat, Seating
 from marl_plugins.gae import Gae
+from marl_plugins.processes.engines import RestartBudget
+from marl_plugins.processes.process_groups import Room
+from marl_plugins.processes.watchdog import locate
 from marl_plugins.reinforce_pp import ReinforcePlusPlus
-from marl_plugins.runtime.engines import RestartBudget
 from marl_plugins.runtime.experience import estimate
 from marl_plugins.runtime.policy import UpstreamPolicy, wait_until_loaded
-from marl_plugins.runtime.process_groups import Room
-from marl_plugins.runtime.watchdog import locate
 
 FLAGS = ["--actor.adam.lr", "1e-3", "--algo.kl.init_coef", "0.05", "--actor.lr_scheduler", "cosine"]
 

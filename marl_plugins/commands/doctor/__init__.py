@@ -103,7 +103,7 @@ def examine(options: argparse.Namespace, words: Sequence[str]) -> list[Finding]:
     ]
     if options.static:
         return inspected + services.report_untried_coach(plan, endpoint)
-    from marl_plugins.runtime.display import Display
+    from marl_plugins.records.display import Display
 
     trials: list[Check] = [
         lambda: engines.try_engine(device),

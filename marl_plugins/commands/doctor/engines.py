@@ -25,18 +25,18 @@ GRACE = 5.0
 """Seconds to wait for the output of a trial that was killed."""
 
 ENGINE = """
-import marl_plugins.runtime.engine_actor, json, torch, vllm, vllm.platforms
+import marl_plugins.processes.engine_actor, json, torch, vllm, vllm.platforms
 device = vllm.platforms.current_platform.device_type
 print(json.dumps({"vllm": vllm.__version__, "device": device, "gpus": torch.cuda.device_count()}))
 """
 TRAINING = """
-import marl_plugins.runtime.policy_actor, json, deepspeed, deepspeed.accelerator
+import marl_plugins.processes.policy_actor, json, deepspeed, deepspeed.accelerator
 device = deepspeed.accelerator.get_accelerator()._name
 print(json.dumps({"deepspeed": deepspeed.__version__, "device": device}))
 """
 RAY = """
 import json, os, sys
-from marl_plugins.runtime.cluster import closed, own_cluster
+from marl_plugins.processes.cluster import closed, own_cluster
 if own_cluster():
     os.environ.update(closed())
 ray = __import__("ray")

@@ -14,7 +14,7 @@ import ray  # noqa: E402
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor as _Upstream  # noqa: E402
 from vllm import SamplingParams  # noqa: E402
 
-from marl_plugins.runtime import flat_sync  # noqa: E402
+from marl_plugins.processes import flat_sync  # noqa: E402
 
 cpu.fork_engine_processes()
 

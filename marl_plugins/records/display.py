@@ -28,7 +28,7 @@ from marl_plugins.core.behaviour import alarms
 from marl_plugins.core.ledger import Loss, lost_trajectories, unscored_actions
 from marl_plugins.core.redaction import inert
 from marl_plugins.core.trajectory import Trajectory
-from marl_plugins.runtime.step_table import StepTable
+from marl_plugins.records.step_table import StepTable
 
 
 class Display:

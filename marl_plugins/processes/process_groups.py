@@ -2,7 +2,7 @@
 
     async with processes.active():     the policy has its seats, and processes in them that know all that they knew before
 
-A process is not moved: its state is taken out (runtime/training_state.py), it is killed, and another one goes on with the state.
+A process is not moved: its state is taken out (processes/training_state.py), it is killed, and another one goes on with the state.
 That is a spare, one in each seat and used once, which has done beforehand what takes time: imports, loading of operators, and the
 first touch of memory, its own and that of the states that wait. The controller owns the states, in Ray's store. Who computes when
 changes nothing that is computed.
@@ -28,10 +28,10 @@ from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.seats import Grant, Seat, Seating, SeatRequest, Seats
 from marl_plugins.hosts.devices import critic_gpus, training_gpus
 from marl_plugins.hosts.prebuild import clear_abandoned_locks
-from marl_plugins.runtime.critic_actor import RemoteCriticActor
-from marl_plugins.runtime.launch import TrainingProcesses, not_started
-from marl_plugins.runtime.policy_actor import RemotePolicyActor
-from marl_plugins.runtime.watchdog import locate
+from marl_plugins.processes.critic_actor import RemoteCriticActor
+from marl_plugins.processes.launch import TrainingProcesses, not_started
+from marl_plugins.processes.policy_actor import RemotePolicyActor
+from marl_plugins.processes.watchdog import locate
 
 from openrlhf.trainer.ray.launcher import RayActorGroup  # isort: skip  # after the host support, installed above
 

@@ -11,14 +11,13 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from marl_plugins.core.failures import ConfigurationError, RunEnded
+from marl_plugins.core.failures import ConfigurationError, RunEnded, raised_by
 from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.hosts.devices import critic_gpus, training_gpus
-from marl_plugins.runtime.critic_actor import RemoteCriticActor
-from marl_plugins.runtime.policy_actor import RemotePolicyActor, RemoteReferenceActor
-from marl_plugins.runtime.records import raised_by
-from marl_plugins.runtime.upstream_trainer import ReferenceInPolicy, UpstreamTrainer
-from marl_plugins.runtime.watchdog import Process, Watchdog
+from marl_plugins.processes.critic_actor import RemoteCriticActor
+from marl_plugins.processes.policy_actor import RemotePolicyActor, RemoteReferenceActor
+from marl_plugins.processes.upstream_trainer import ReferenceInPolicy, UpstreamTrainer
+from marl_plugins.processes.watchdog import Process, Watchdog
 
 from openrlhf.trainer.ray.launcher import RayActorGroup  # isort: skip  # after the host support, installed above
 from openrlhf.utils import get_strategy  # isort: skip

@@ -95,8 +95,8 @@ def serve(listener: socket.socket) -> None:
         request, streams = _receive(connection)
         if "ray" not in sys.modules:
             os.environ.update({name: value for name, value in request["environment"].items() if name.startswith("RAY_")})
-            import marl_plugins.runtime.engine_actor
-            import marl_plugins.runtime.policy_actor  # noqa: F401
+            import marl_plugins.processes.engine_actor
+            import marl_plugins.processes.policy_actor  # noqa: F401
 
             gc.collect()
             gc.freeze()  # a collection in a worker would copy the shared pages

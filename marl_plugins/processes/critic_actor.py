@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 from marl_plugins.hosts import cpu
-from marl_plugins.runtime.optimiser_settings import keep_settings_when_loading
+from marl_plugins.processes.optimiser_settings import keep_settings_when_loading
 
 # Installs the host support, before upstream is imported below.
-from marl_plugins.runtime.policy_actor import ON_CPU, TrainingProcess  # isort: skip
+from marl_plugins.processes.policy_actor import ON_CPU, TrainingProcess  # isort: skip
 import openrlhf.trainer.ray.ppo_critic as upstream_critic
 import ray
 
-from marl_plugins.runtime.replay import LaidOutBuffer
+from marl_plugins.processes.replay import LaidOutBuffer
 
 
 class CriticTrainer(upstream_critic.CriticPPOTrainer):  # type: ignore[misc]

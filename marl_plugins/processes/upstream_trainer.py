@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 # Installs the host support, before upstream is imported below.
-import marl_plugins.runtime.policy_actor  # isort: skip  # noqa: F401
+import marl_plugins.processes.policy_actor  # isort: skip  # noqa: F401
 from openrlhf.trainer.ppo_trainer import BasePPOTrainer
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker

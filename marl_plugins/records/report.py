@@ -1,6 +1,6 @@
 """What a finished run amounts to: a table and the curves, for people and as files, from `metrics.jsonl` alone.
 
-report.md    the table         curves.png   held-out outcome, rewards, KL and response lengths over the steps (runtime/curves.py)
+report.md    the table         curves.png   held-out outcome, rewards, KL and response lengths over the steps (records/curves.py)
 
 "Before" and "after" never share a step: the first and the last third of the steps, or the first and the last of fewer than six;
 the first evaluation, and the last ones. What is lost to infrastructure is in no mean and is counted beside it.
@@ -228,7 +228,7 @@ def write_report(folder: Path, roles: Sequence[str], title: str) -> tuple[dict[s
         ConfigurationError: The metrics cannot be read.
         OSError: A file cannot be written.
     """
-    from marl_plugins.runtime.curves import plot
+    from marl_plugins.records.curves import plot
 
     metrics = read_metrics(folder)
     summary = summarise(metrics, roles)

@@ -18,18 +18,18 @@ import torch  # noqa: E402
 from openrlhf.trainer.ray.launcher import ReferenceModelActor as _UpstreamReference  # noqa: E402
 
 from marl_plugins.hosts.prebuild import load_operators  # noqa: E402
-from marl_plugins.runtime import flat_sync  # noqa: E402
-from marl_plugins.runtime.gradients import Carried, Gradients, MicroBatch  # noqa: E402
-from marl_plugins.runtime.optimiser_settings import keep_settings_when_loading  # noqa: E402
-from marl_plugins.runtime.replay import LaidOutBuffer  # noqa: E402
-from marl_plugins.runtime.training_state import TrainingState, get_state, set_state, touch  # noqa: E402
+from marl_plugins.processes import flat_sync  # noqa: E402
+from marl_plugins.processes.gradients import Carried, Gradients, MicroBatch  # noqa: E402
+from marl_plugins.processes.optimiser_settings import keep_settings_when_loading  # noqa: E402
+from marl_plugins.processes.replay import LaidOutBuffer  # noqa: E402
+from marl_plugins.processes.training_state import TrainingState, get_state, set_state, touch  # noqa: E402
 
 ON_CPU = cpu.device() == "cpu"
 
 EMPTY = 1e-30
 """Weight of a micro-batch without a single row in upstream's weighted means, whose denominators must not be 0."""
 CORRECTION = "marl_plugins: correction"
-"""The label of corrected actions among the rows (runtime/corrections.py), which have none."""
+"""The label of corrected actions among the rows (processes/corrections.py), which have none."""
 
 
 class WeighingTrainer(upstream_actor.ActorPPOTrainer):  # type: ignore[misc]

@@ -6,8 +6,8 @@
     evaluations.jsonl    trajectories of the evaluations: all of the first one, those of a few tasks of the others
     evaluation-last.jsonl   all trajectories of the last evaluation
     plan.json            the resolved plan
-    report.md, curves.png   the result, once the run is finished (runtime/report.py)
-    run/                 what the run was started from (runtime/run_folder.py)
+    report.md, curves.png   the result, once the run is finished (records/report.py)
+    run/                 what the run was started from (records/run_folder.py)
 
 A resumed run cuts them back to the step that it continues from, so that no step is recorded twice, and completes a last line
 whose end was lost. A fresh run moves what an earlier one left to `earlier-1/`, `earlier-2/`, ...
@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from marl_plugins.core.failures import ConfigurationError, RunEnded
+from marl_plugins.core.failures import ConfigurationError, RunEnded, raised_by
 from marl_plugins.core.files import json_lines, replace_text, sync
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.redaction import shown_args
@@ -182,12 +182,6 @@ def writing(what: str, folder: Path) -> Iterator[None]:
         reason = cause.strerror or cause if isinstance(cause, OSError) else "writing failed, as it does on a full disk"
         free = shutil.disk_usage(folder).free / 2**20 if folder.exists() else 0
         raise RunEnded(f"{what} could not be written to {folder} ({free:.0f} MB free): {reason}") from error
-
-
-def raised_by(error: Exception) -> Exception:
-    """What a remote method raised, without Ray's wrapping."""
-    cause = getattr(error, "cause", None)
-    return cause if isinstance(cause, Exception) else error
 
 
 def unwritable(flag: str, folder: Path, error: OSError) -> ConfigurationError:

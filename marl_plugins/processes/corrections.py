@@ -18,12 +18,12 @@ from typing import Any
 import torch
 
 # Installs the host support, before upstream is imported below.
-import marl_plugins.runtime.policy_actor  # isort: skip  # noqa: F401
+import marl_plugins.processes.policy_actor  # isort: skip  # noqa: F401
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from marl_plugins.core.layout import Layout
 from marl_plugins.core.rows import Row
-from marl_plugins.runtime.policy_actor import CORRECTION
+from marl_plugins.processes.policy_actor import CORRECTION
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.core.workflow import Call
 from marl_plugins.plan.signature import differences
-from marl_plugins.runtime.request_queue import RequestQueue
-from marl_plugins.runtime.watchdog import Process, Watchdog, locate
+from marl_plugins.processes.request_queue import RequestQueue
+from marl_plugins.processes.watchdog import Process, Watchdog, locate
 
 _STARTING = threading.Lock()
 
@@ -394,7 +394,7 @@ def _start(args: Any, count: int, shared_group: Any) -> list[Engine]:
     """Start engines through upstream's own function, with our actor class in the place of upstream's."""
     import openrlhf.trainer.ray.vllm_engine as upstream
 
-    from marl_plugins.runtime.engine_actor import RemoteRolloutActor
+    from marl_plugins.processes.engine_actor import RemoteRolloutActor
 
     groups: list[Any] = []
 

@@ -10,7 +10,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 
-from marl_plugins.runtime import engine_actor, policy_actor  # isort: skip  # first: they install the host support
+from marl_plugins.processes import engine_actor, policy_actor  # isort: skip  # first: they install the host support
 
 import openrlhf.trainer.ppo_trainer as ppo_trainer
 import openrlhf.trainer.ray.launcher as launcher
@@ -46,7 +46,7 @@ PROCESSES = {
 
 def run_upstream(words: Sequence[str]) -> None:
     """Run upstream's command in this process."""
-    from marl_plugins.runtime.cluster import quiet
+    from marl_plugins.processes.cluster import quiet
 
     ppo_actor.PolicyModelActor = policy_actor.RemotePolicyActor
     launcher.ReferenceModelActor = policy_actor.RemoteReferenceActor
