@@ -37,6 +37,7 @@ from marl_plugins.core.trace import read_trace
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.core.workflow import Call, RoleSpec, Sampling
 from marl_plugins.processes.engines import EnginePool, RestartBudget
+from marl_plugins.runtime.roles import Cast
 from marl_plugins.runtime.rollout import Rollout, Running
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
@@ -279,7 +280,7 @@ def rollout_of(profile: Profile, arm: Arm, pools: dict[str, EnginePool], plan: P
     recipe = SimpleNamespace(limits=SimpleNamespace(task_seconds=None))
     stub: Any = SimpleNamespace(recipe=recipe, args=SimpleNamespace(train=SimpleNamespace(seed=0)))
     plugins: Any = SimpleNamespace(hook=hook)
-    return Rollout(stub, plugins, workflow_of(plan, arm), roles_of(profile), {}, pools)
+    return Rollout(stub, plugins, workflow_of(plan, arm), Cast(roles_of(profile)), {}, pools)
 
 
 class Trained:

@@ -47,12 +47,13 @@ if TYPE_CHECKING:
     from marl_plugins.core.estimators import Estimator
     from marl_plugins.core.policy import Policy
     from marl_plugins.core.processes import Engines, PolicyProcesses, Prepared, RunningRollout
+    from marl_plugins.core.roles import Call
     from marl_plugins.core.rows import Row
     from marl_plugins.core.scoring import Outcome, Seen
     from marl_plugins.core.seats import Seating
     from marl_plugins.core.tools import Tool
     from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
-    from marl_plugins.core.workflow import Call, Workflow
+    from marl_plugins.core.workflow import Workflow
     from marl_plugins.run import Run
 
 VERSION = "2.6"

@@ -17,8 +17,8 @@ from marl_plugins.core.options import at_least
 
 if TYPE_CHECKING:
     from marl_plugins.core.processes import Engine, Engines
+    from marl_plugins.core.roles import Call
     from marl_plugins.core.trajectory import Generation
-    from marl_plugins.core.workflow import Call
 
 
 IN_FLIGHT = 256

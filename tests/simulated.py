@@ -4,7 +4,8 @@ import asyncio
 import hashlib
 import random
 
-from marl_plugins.core.trajectory import TIMED, Action, Generation, Task, Trajectory
+from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
+from marl_plugins.core.trajectory_record import TIMED
 
 
 class CharacterChat:

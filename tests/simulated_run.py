@@ -17,6 +17,7 @@ from marl_plugins.core.workflow import RoleSpec, Sampling
 from marl_plugins.records.display import Display
 from marl_plugins.records.write import Records
 from marl_plugins.runtime.experience import completed, forwarded, sequence_experience
+from marl_plugins.runtime.roles import Cast
 from marl_plugins.runtime.rollout import Rollout
 from marl_plugins.runtime.trainer import Trainer
 
@@ -153,17 +154,17 @@ def simulated_trainer(
     chat = CharacterChat()
     chat.tokenizer = SimpleNamespace(decode=lambda ids, skip_special_tokens: chat.text(ids))
     role = RoleSpec("a", "p", lambda f: [{"role": "user", "content": f["q"]}], chat, Sampling(1.0, 1.0, 8, 100))
-
+    cast = Cast({"a": role})
     session = SimpleNamespace(
         plan=SimpleNamespace(run=run, plugins=plugins),
         policies=policies,
         trained=policies,
         room=None,
-        roles={"a": role},
+        cast=cast,
         train_tasks=[Task(f"t{n}", f"q{n}", "l") for n in range(tasks * steps)],
         eval_tasks=[Task(f"e{n}", f"held {n}", "l") for n in range(10)],
         estimator=estimator or Estimator(),
-        rollout=Rollout(run, plugins, workflow, {"a": role}, {}, {"p": None}),
+        rollout=Rollout(run, plugins, workflow, cast, {}, {"p": None}),
     )
     trainer = Trainer(session, Records(folder, args, {}), None, Display(False, ["a"]))
 

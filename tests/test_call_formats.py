@@ -16,7 +16,8 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.tools import Function, Tool
-from marl_plugins.core.trajectory import Generation, Task, ToolResult, Trajectory
+from marl_plugins.core.trajectory import Generation, Task, ToolResult
+from marl_plugins.core.trajectory_record import from_record, to_record
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
 from marl_plugins.hosts.vllm_parsers import parser_names
 
@@ -26,7 +27,7 @@ from transformers import AutoTokenizer
 
 from marl_plugins.plan.build import build_plan
 from marl_plugins.runtime.call_formats import find_calls
-from marl_plugins.runtime.roles import make_roles
+from marl_plugins.runtime.roles import make_cast
 from marl_plugins.runtime.tiny_model import resolve
 
 TEMPLATE = (  # as Qwen's: tools in the system message, tools' answers in one message of the user
@@ -213,7 +214,7 @@ def role_of(template, *tools, limit=4000):
     ((policy, args),) = copy.deepcopy(dict(made.policy_args)).items()
     args.data.max_len = limit
     chats = {policy: ChatFormat(make_tokenizer(template), policy)}
-    return make_roles(made, {policy: args}, chats, {tool.name: tool for tool in tools})["clerk"]
+    return make_cast(made, {policy: args}, chats, {tool.name: tool for tool in tools}).roles["clerk"]
 
 
 def test_a_role_is_tried_before_anything_starts():
@@ -375,6 +376,6 @@ def test_coach_and_records_see_what_was_offered():
         assert messages[0] == ("system", "sell")
     assert [bool(a.offered) for a in got.actions] == [True, False, False]  # kept once
     assert third.opening[-1] == ("user", "question 1")
-    back = Trajectory.from_record(json.loads(json.dumps(got.record())))
+    back = from_record(json.loads(json.dumps(to_record(got))))
     assert [a.opening for a in back.actions] == [a.opening for a in got.actions]
     assert [a.context_ids for a in back.actions] == [a.context_ids for a in got.actions]

@@ -11,6 +11,7 @@ from simulated import make_trajectory
 from marl_plugins.cli import main
 from marl_plugins.core.options import step_range
 from marl_plugins.core.trajectory import ToolResult
+from marl_plugins.core.trajectory_record import to_record
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = str(ROOT / "recipes" / "mathchat" / "tiny.yaml")
@@ -45,7 +46,7 @@ def recorded(step, sample, texts, scores, outcome, answer="x"):
 def write(folder, *trajectories):
     folder.mkdir(exist_ok=True)
     file = folder / "trajectories.jsonl"
-    file.write_text("".join(json.dumps(t.record()) + "\n" for t in trajectories))
+    file.write_text("".join(json.dumps(to_record(t)) + "\n" for t in trajectories))
     return file
 
 

@@ -13,7 +13,8 @@ from marl_plugins.core.fields import Miscalled
 from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.tools import Tool
-from marl_plugins.core.trajectory import Generation, Task, ToolResult, Trajectory
+from marl_plugins.core.trajectory import Generation, Task, ToolResult
+from marl_plugins.core.trajectory_record import from_record, to_record
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
 
 TASK = Task("t", "2+2", "4")
@@ -176,7 +177,7 @@ def test_a_truncated_turn_is_continued_and_its_end_is_shown():
 
 def test_a_record_keeps_the_conversation():
     got = run(three_calls)
-    back = Trajectory.from_record(got.record())
+    back = from_record(to_record(got))
     assert [a.context_ids for a in back.actions] == [a.context_ids for a in got.actions]
     assert [(a.call, a.extends, a.messages) for a in back.actions] == [(a.call, a.extends, a.messages) for a in got.actions]
 

@@ -20,6 +20,7 @@ from marl_plugins.core.credit import rewards_from_scores
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.scoring import score_trajectory
 from marl_plugins.core.trajectory import Action, Correction, Generation, Task, ToolResult, Trajectory
+from marl_plugins.core.trajectory_record import from_record, to_record
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.describe import describe
 
@@ -130,7 +131,7 @@ def test_a_rubric_gives_corrections_too(tmp_path):
     asyncio.run(score_trajectory(trajectory, scorer, None, roles=list(plan.run.recipe.roles)))
     notes = [a.notes[NOTES] for a in trajectory.actions]
     assert [n.get("correction") for n in notes] == [None, "x!", None] and not notes[1]["knew_the_label"]
-    assert Trajectory.from_record(json.loads(json.dumps(trajectory.record()))).actions[1].notes == {NOTES: notes[1]}
+    assert from_record(json.loads(json.dumps(to_record(trajectory)))).actions[1].notes == {NOTES: notes[1]}
 
 
 @pytest.mark.parametrize(
@@ -310,7 +311,7 @@ def run(tmp_path):
         second.notes = {NOTES: {"correction": better, "knew_the_label": True}}
         last = action_of("\\boxed{1}", "So?", role="verifier", path="verifier.1")
         trajectory = Trajectory(Task("t", "5 pens", "42"), sample, 1 + sample, actions=[first, second, last], outcome=0.0)
-        lines.append(json.dumps(trajectory.record()) + "\n")
+        lines.append(json.dumps(to_record(trajectory)) + "\n")
     (folder / "trajectories.jsonl").write_text("".join(lines))
     return folder
 

@@ -19,6 +19,7 @@ from marl_plugins.coach.notes import NOTES
 from marl_plugins.coach.verdict import Verdict
 from marl_plugins.core.scoring import score_trajectory
 from marl_plugins.core.trajectory import Task, ToolResult
+from marl_plugins.core.trajectory_record import to_record
 from marl_plugins.plan.build import build_plan
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -89,7 +90,7 @@ def judge(tmp_path, *words, tasks=1, recipe=RECIPE):
             action.shown, action.text = (("user", f"Do {number} as {action.role}."),), f"done by {action.role}"
         trajectories.append(trajectory)
     asyncio.run(score())
-    lines = [json.dumps(trajectory.record()) + "\n" for trajectory in trajectories]
+    lines = [json.dumps(to_record(trajectory)) + "\n" for trajectory in trajectories]
     (folder / "trajectories.jsonl").write_text("".join(lines))
     return folder
 

@@ -18,7 +18,7 @@ from marl_plugins.core.failures import AgentFailure, InfrastructureFailure, RunE
 from marl_plugins.core.ledger import Ledger, lost_trajectories, unscored_actions
 from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import sequences_of
-from marl_plugins.core.trajectory import Trajectory
+from marl_plugins.core.trajectory_record import from_record
 from marl_plugins.records.write import KEPT_TASKS, cut_back
 from marl_plugins.runtime.metrics import held_out, of_updates, signal, summary
 
@@ -272,7 +272,7 @@ def test_evaluations_are_kept_whole_first_and_last_and_in_part_between(tmp_path)
     tasks = {step: {r["task"] for r in kept if r["step"] == step} for step in range(5)}
     assert len(tasks[0]) == 10 and all(tasks[step] == tasks[1] for step in (2, 3, 4)) and len(tasks[1]) == KEPT_TASKS
     assert {r["step"] for r in last} == {4} and len(last) == 10
-    assert Trajectory.from_record(kept[0]).actions[0].text
+    assert from_record(kept[0]).actions[0].text
     cut_back(tmp_path, 2)
     assert {r["step"] for r in lines(tmp_path, "evaluations.jsonl")} == {0, 1, 2}
     assert not lines(tmp_path, "evaluation-last.jsonl")

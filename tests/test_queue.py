@@ -13,10 +13,12 @@ from virtual_time import SimulatedEngine, run
 
 from marl_plugins.core.failures import InfrastructureFailure, RunEnded
 from marl_plugins.core.trajectory import Task
+from marl_plugins.core.trajectory_record import to_record
 from marl_plugins.core.workflow import Call, RoleSpec, Sampling
 from marl_plugins.plan.build import build_plan
 from marl_plugins.processes.engines import EnginePool, RestartBudget
 from marl_plugins.routing import IN_FLIGHT, least_loaded
+from marl_plugins.runtime.roles import Cast
 from marl_plugins.runtime.rollout import Rollout
 
 SAMPLING = Sampling(1.0, 1.0, 8, 1000)
@@ -390,7 +392,7 @@ def rolled_out(in_flight, engines=2, deaths=()):
     stub = SimpleNamespace(recipe=SimpleNamespace(limits=limits), args=args)
     role = RoleSpec("a", "p", lambda f: [{"role": "user", "content": f["q"]}], CharacterChat(), SAMPLING)
     roles = {"a": role, "b": replace(role, name="b", policy="q")}
-    rollout = Rollout(stub, SimpleNamespace(hook=hook), three_calls, roles, {}, pools)
+    rollout = Rollout(stub, SimpleNamespace(hook=hook), three_calls, Cast(roles), {}, pools)
     tasks = [Task(f"t{(7 * n) % 10}", f"q{n}", "l") for n in range(10)]
 
     async def collected():
@@ -399,7 +401,7 @@ def rolled_out(in_flight, engines=2, deaths=()):
         return [t async for t in rollout.train(tasks, 2, 1)]
 
     found, _ = run(collected())
-    return without_seconds([t.record() for t in rollout.in_order(found)]), [(t.place, t.sample) for t in found]
+    return without_seconds([to_record(t) for t in rollout.in_order(found)]), [(t.place, t.sample) for t in found]
 
 
 def test_a_rollout_is_the_same_whatever_waits_and_dies():

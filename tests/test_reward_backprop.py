@@ -12,7 +12,8 @@ from simulated import make_trajectory
 from marl_plugins import reward_backprop as plugin
 from marl_plugins.core.credit import rewards_from_scores
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
-from marl_plugins.core.trajectory import ToolResult, Trajectory
+from marl_plugins.core.trajectory import ToolResult
+from marl_plugins.core.trajectory_record import from_record, to_record
 from marl_plugins.plan.build import build_plan
 from marl_plugins.reward_backprop import BackpropState
 from marl_plugins.reward_backprop.backward import Attribution, backward, conserve
@@ -257,7 +258,7 @@ def test_a_reward_joins_the_score_with_the_contribution():
     assert [sum(a.terms.values()) for a in t.actions[:2]] == [a.reward for a in t.actions[:2]]
     assert t.actions[2].terms == {}
     assert t.actions[1].notes == {"reward_backprop": {"contribution": pytest.approx(deltas["b"]), "passed_on": "from b"}}
-    assert Trajectory.from_record(json.loads(json.dumps(t.record()))).record() == t.record()
+    assert to_record(from_record(json.loads(json.dumps(to_record(t))))) == to_record(t)
     assert "contribution -0.33: told to; passed on: from b" in t.actions[1].explanation
     assert metrics["backprop/gap"] == pytest.approx(0.25)
 

@@ -13,6 +13,7 @@ from simulated import simulated_engine
 from marl_plugins.core.failures import InfrastructureFailure, RunEnded
 from marl_plugins.core.trajectory import Task
 from marl_plugins.core.workflow import RoleSpec, Sampling
+from marl_plugins.runtime.roles import Cast
 
 Rollout = pytest.importorskip("marl_plugins.runtime.rollout").Rollout
 Trainer = pytest.importorskip("marl_plugins.runtime.trainer").Trainer
@@ -33,7 +34,7 @@ def made(chat, outcome, seconds=60.0):
     role = RoleSpec("a", "p", lambda f: [{"role": "user", "content": f["q"]}], chat, Sampling(1.0, 1.0, 8, 100))
     limits = SimpleNamespace(task_seconds=seconds)
     run = SimpleNamespace(recipe=SimpleNamespace(limits=limits), args=SimpleNamespace(train=SimpleNamespace(seed=1)))
-    return Rollout(run, SimpleNamespace(hook=hook), workflow, {"a": role}, {}, {"p": None})
+    return Rollout(run, SimpleNamespace(hook=hook), workflow, Cast({"a": role}), {}, {"p": None})
 
 
 def rollout(chat, outcome, seconds=60.0):

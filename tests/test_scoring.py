@@ -13,6 +13,7 @@ from simulated import make_trajectory
 from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.scoring import SeenLast, score_outcome, score_trajectory, set_outcome
 from marl_plugins.core.trajectory import Action, Generation, Task, ToolResult, Trajectory
+from marl_plugins.core.trajectory_record import from_record, to_record
 from marl_plugins.plan.build import build_plan
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -88,9 +89,9 @@ def trajectories(draw):
 
 @given(trajectories())
 def test_a_record_gives_back_what_was_recorded(trajectory):
-    record = json.loads(json.dumps(trajectory.record()))
-    assert Trajectory.from_record(record) == trajectory
-    assert [a.context_ids for a in Trajectory.from_record(record).actions] == [a.context_ids for a in trajectory.actions]
+    record = json.loads(json.dumps(to_record(trajectory)))
+    assert from_record(record) == trajectory
+    assert [a.context_ids for a in from_record(record).actions] == [a.context_ids for a in trajectory.actions]
 
 
 NEW = ("metadata", "returned", "actions_scored", "seconds", "outcomes")
@@ -100,10 +101,10 @@ NEW_OF_ACTIONS = ("shown", "unscored", "terms", "notes", "advantages")
 @given(trajectories())
 def test_a_record_of_an_earlier_release_is_read_too(trajectory):
     """It lacks what was added since."""
-    record = trajectory.record()
+    record = to_record(trajectory)
     old = {name: value for name, value in record.items() if name not in NEW}
     old["actions"] = [{n: v for n, v in a.items() if n not in NEW_OF_ACTIONS} for a in record["actions"]]
-    got = Trajectory.from_record(old)
+    got = from_record(old)
     assert [a.generation for a in got.actions] == [a.generation for a in trajectory.actions]
     assert [a.score for a in got.actions] == [a.score for a in trajectory.actions]
     assert (got.outcome, got.outcomes) == (trajectory.outcome, {})
@@ -111,7 +112,7 @@ def test_a_record_of_an_earlier_release_is_read_too(trajectory):
 
 def test_another_schema_is_refused():
     with pytest.raises(ValueError, match="a record of schema 2; this release reads 1"):
-        Trajectory.from_record({**make_trajectory({"a": []}).record(), "schema": 2})
+        from_record({**to_record(make_trajectory({"a": []})), "schema": 2})
 
 
 def test_a_recorded_trajectory_is_scored_as_in_its_rollout():
@@ -122,7 +123,7 @@ def test_a_recorded_trajectory_is_scored_as_in_its_rollout():
     trajectory.returned, trajectory.answer, trajectory.outcome = "c", "7", 0.25
     for action in trajectory.actions:
         action.score, action.explanation = 0.9, "before"
-    record = json.loads(json.dumps(trajectory.record()))
+    record = json.loads(json.dumps(to_record(trajectory)))
     seen = {}
 
     async def score_action(action, view):
@@ -131,7 +132,7 @@ def test_a_recorded_trajectory_is_scored_as_in_its_rollout():
             raise InfrastructureFailure("coach_busy", "later")
         return len(view.before) / 10
 
-    got = Trajectory.from_record(record)
+    got = from_record(record)
     asyncio.run(score_trajectory(got, score_action, None, roles=["x", "y"]))
     assert {a.path: a.score for a in got.actions} == {"a": 0.0, "b": None, "c": 0.1, "d": 0.2}
     assert {a.path: a.unscored for a in got.actions} == {"a": "", "b": "coach_busy", "c": "", "d": ""}

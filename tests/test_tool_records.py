@@ -14,7 +14,8 @@ from simulated import CharacterChat, simulated_engine, without_seconds
 from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.tools import Tool
-from marl_plugins.core.trajectory import Task, ToolResult, Trajectory
+from marl_plugins.core.trajectory import Task, ToolResult
+from marl_plugins.core.trajectory_record import from_record, to_record
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
 
 metrics = pytest.importorskip("marl_plugins.runtime.metrics")
@@ -73,11 +74,11 @@ def test_every_call_is_recorded_with_status_seconds_and_bytes():
     for result in (r for a in got.actions for r in a.tool_results):
         assert result.status == ("ok" if result.ok else "failed")
         assert result.seconds >= 0.001 and result.bytes == len(result.output) + 1
-    record = json.loads(json.dumps(got.record()))
+    record = json.loads(json.dumps(to_record(got)))
     first = record["actions"][0]["tools"][0]
     assert {"tool", "output", "ok", "start", "seconds", "bytes"} <= first.keys() and "failure" not in first
     assert [t["call"] for t in record["tools"]] == ["a1", "b2"]  # the workflow's own
-    assert Trajectory.from_record(record).record() == record
+    assert to_record(from_record(record)) == record
 
 
 def test_a_tools_own_seconds_are_kept():
@@ -97,7 +98,7 @@ def test_a_call_that_is_lost_is_recorded_too(tool, status):
     assert action.end >= result.start + result.seconds
     counted = metrics.summary([got], Ledger(1))
     assert (counted["tool/echo/calls"], counted["tool/echo/lost"], counted["tool/echo/failed"]) == (1, 1, 0)
-    read = Trajectory.from_record(json.loads(json.dumps(got.record())))
+    read = from_record(json.loads(json.dumps(to_record(got))))
     assert read.actions[0].tool_results == action.tool_results
 
 
@@ -113,7 +114,7 @@ def test_records_do_not_depend_on_which_of_the_workflows_calls_is_first():
         await asyncio.sleep(0.02 * ("a" in call.text))
         return await echo(call)
 
-    assert without_seconds(run(calling).record()) == without_seconds(run(calling, later).record())
+    assert without_seconds(to_record(run(calling))) == without_seconds(to_record(run(calling, later)))
 
 
 results = st.builds(

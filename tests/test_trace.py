@@ -15,7 +15,7 @@ from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.options import step_range
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trace import TracedAction, read_trace, trace_of
-from marl_plugins.core.trajectory import Trajectory
+from marl_plugins.core.trajectory_record import from_record
 
 simulated = pytest.importorskip("simulated_run")
 PAGE = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text()
@@ -48,7 +48,7 @@ def recorded(tmp_path_factory):
     rollout = trainer.session.rollout
     tool = Tool("echo", echo, find)
     rollout.tools = {"echo": tool}
-    rollout.roles["a"] = replace(rollout.roles["a"], tools=(tool,), max_turns=3, endless_tools_fail=False)
+    rollout.cast.roles["a"] = replace(rollout.cast.roles["a"], tools=(tool,), max_turns=3, endless_tools_fail=False)
     asyncio.run(trainer.fit(0))
     return folder
 
@@ -101,7 +101,7 @@ def test_its_sums_are_the_metrics(recorded):
 def test_tokens_are_those_of_the_records(recorded):
     expected = Counter()
     for record in lines(recorded, "trajectories.jsonl"):
-        for action in Trajectory.from_record(record).actions:
+        for action in from_record(record).actions:
             expected[len(action.context_ids), len(action.generation.ids)] += 1
     assert Counter((a.tokens_in, a.tokens_out) for a in of_run(recorded) if a.role) == expected
 

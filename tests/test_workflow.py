@@ -14,6 +14,7 @@ from marl_plugins.core.failures import AgentFailure, InfrastructureFailure, RunP
 from marl_plugins.core.scoring import SeenLast
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import Task, ToolResult
+from marl_plugins.core.trajectory_record import to_record
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
 
 TASK = Task("t1", "2+2", "4")
@@ -94,9 +95,9 @@ def test_a_branching_workflow_takes_one_branch(chat):
 
 @pytest.mark.parametrize("workflow", [diamond, looping, branching])
 def test_results_do_not_depend_on_arrival_order(chat, workflow):
-    calm = without_seconds(run(workflow, chat).record())
+    calm = without_seconds(to_record(run(workflow, chat)))
     for _ in range(5):
-        assert without_seconds(run(workflow, chat, simulated_engine(delays=True)).record()) == calm
+        assert without_seconds(to_record(run(workflow, chat, simulated_engine(delays=True)))) == calm
 
 
 def test_samples_and_actions_get_their_own_seeds(chat):
@@ -247,10 +248,24 @@ def test_a_call_that_nobody_awaits_ends_the_run_with_its_place(chat, use, recwar
 def test_a_failure_before_the_await_is_the_failure(chat, recwarn):
     async def fails(task, roles, tools):
         later = roles.b(q="later")
+        await roles.a(q="now")
         raise AgentFailure("no_answer", "none")
         await later
 
     assert run(fails, chat).agent_failure == "no_answer"
+    gc.collect()
+    assert not recwarn
+
+
+def test_a_workflow_that_fails_without_any_action_has_forgotten_to_await_one(chat, recwarn):
+    async def forgets(task, roles, tools):
+        route = roles.b(q="forgotten")
+        if str(route) not in ("left", "right"):
+            raise AgentFailure("no_answer", "no such route")
+
+    line = forgets.__code__.co_firstlineno + 1
+    with pytest.raises(TypeError, match=rf"test_workflow\.py:{line}: role 'b' is called, and nobody awaits it"):
+        run(forgets, chat)
     gc.collect()
     assert not recwarn
 

@@ -20,7 +20,8 @@ from simulated import simulated_engine
 from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.recipe import PythonToolConfig, SandboxConfig
 from marl_plugins.core.tools import Tool
-from marl_plugins.core.trajectory import File, Task, ToolResult, Trajectory
+from marl_plugins.core.trajectory import File, Task, ToolResult
+from marl_plugins.core.trajectory_record import from_record, to_record
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
 from marl_plugins.sandbox import workspace as workspace_module
 from marl_plugins.sandbox.workspace import Workspaces
@@ -130,7 +131,7 @@ def test_files_stay_between_calls_and_know_their_writers(chat, tmp_path):
     assert got.workspace is None
     assert not folder.exists()
     assert source.read_bytes() == b"id,x\n1,2\n"
-    assert Trajectory.from_record(got.record()).files == got.files
+    assert from_record(to_record(got)).files == got.files
 
 
 def test_without_a_call_there_is_no_folder(chat, tmp_path, monkeypatch):

@@ -27,6 +27,7 @@ from marl_plugins.core.options import step_range
 from marl_plugins.core.recipe import find_recipe
 from marl_plugins.core.scoring import Seen, score_trajectory
 from marl_plugins.core.trajectory import Action, Trajectory
+from marl_plugins.core.trajectory_record import from_record
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -148,7 +149,7 @@ def read_trajectories(source: Path, steps: tuple[int, int | None], roles: Sequen
     found, problems, unknown = [], list[str](), set[str]()
     for number, line in enumerate(lines_of(file), 1):
         try:
-            trajectory = Trajectory.from_record(json.loads(line))
+            trajectory = from_record(json.loads(line))
         except ValueError as error:  # half a line, or another schema
             torn = "" if line.endswith(b"\n") else "; it is half written: remove it, or wait until the run has written it"
             problems.append(f"{file}:{number}: cannot be read: {error}{torn}")

@@ -22,6 +22,7 @@ from marl_plugins.core.files import Record, json_lines
 from marl_plugins.core.options import step_range
 from marl_plugins.core.redaction import encodable
 from marl_plugins.core.trajectory import Action, Trajectory
+from marl_plugins.core.trajectory_record import from_record
 from marl_plugins.hosts.upstream_cli import Parser
 
 FILE = "trajectories.jsonl"
@@ -129,7 +130,7 @@ def rows_of(file: Path, steps: tuple[int, int | None] = (0, None)) -> Iterator[d
 
 def _trajectory(file: Path, record: Record) -> Trajectory:
     try:
-        return Trajectory.from_record(record.value)
+        return from_record(record.value)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(
             f"{file}:{record.number}: is not a record of a trajectory: {type(error).__name__}: {error}"

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from marl_plugins.core.roles import RoleSpec
 from marl_plugins.core.trajectory import ToolResult
-from marl_plugins.core.workflow import RoleSpec
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from typing import Any, Protocol
 
 from marl_plugins.core.policy import Policy
+from marl_plugins.core.roles import Call
 from marl_plugins.core.rows import Row
 from marl_plugins.core.trajectory import Generation, Task, Trajectory
-from marl_plugins.core.workflow import Call
 
 
 class Engine(Protocol):

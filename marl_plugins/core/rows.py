@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from marl_plugins.core.trajectory import Action, Trajectory
+from marl_plugins.core.trajectory import Action, Trajectory, path_order
 
 
 @dataclass
@@ -25,9 +25,9 @@ class Row:
         return f"{self.trajectory.task.id}/{self.trajectory.sample}/{self.action.path}"
 
     @property
-    def order(self) -> tuple[str, int, str]:
+    def order(self) -> tuple[str, int, tuple[str, int]]:
         """Where the row belongs among all rows, whatever order they arrived in."""
-        return (self.trajectory.task.id, self.trajectory.sample, self.action.path)
+        return (self.trajectory.task.id, self.trajectory.sample, path_order(self.action.path))
 
 
 def impossible(trajectory: Trajectory, action: Action, trainable: Collection[str]) -> str | None:

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import Record, json_lines
 from marl_plugins.core.trajectory import ToolResult, Trajectory
+from marl_plugins.core.trajectory_record import from_record
 
 
 class TracedCall(BaseModel):
@@ -81,7 +82,7 @@ def trace_of(file: Path, steps: tuple[int, int | None] = (0, None)) -> Iterator[
 
 def _recorded(file: Path, record: Record) -> list[TracedAction]:
     try:
-        return list(traced(Trajectory.from_record(record.value)))
+        return list(traced(from_record(record.value)))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(f"{file}:{record.number}: cannot be traced: {type(error).__name__}: {error}") from None
 

@@ -13,18 +13,14 @@ import asyncio
 import hashlib
 import time
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from marl_plugins.core.failures import InfrastructureFailure
-
-SCHEMA_VERSION = 1
-"""Version of the records in `trajectories.jsonl`."""
-TIMED = ("seconds", "start", "times")
-"""Keys of records whose values are measured, and differ between runs that are otherwise the same."""
 
 
 @dataclass(frozen=True)
@@ -255,21 +251,24 @@ class Action:
         return self.text
 
 
-def action_path(role: str, seen: tuple[str, ...], context_ids: Sequence[int], taken: set[str]) -> str:
+def action_path(role: str, seen: tuple[str, ...], context_ids: Sequence[int], twins: Counter[str]) -> str:
     """The path of a role's action that saw the actions at paths `seen` in the context `context_ids`.
 
-    `taken` are the paths used so far. Only actions that saw the very same are numbered by arrival, where nothing tells them
-    apart anyway.
+    Only actions that saw the very same are numbered by arrival, where nothing tells them apart anyway: `twins` counts them by
+    the path of the first.
     """
     digest = hashlib.blake2b("\x1f".join(sorted(seen)).encode(), digest_size=4)
     digest.update(array("q", context_ids).tobytes())
     path = f"{role}.{digest.hexdigest()}"
-    if path not in taken:
-        return path
-    twin = 1
-    while f"{path}+{twin}" in taken:
-        twin += 1
-    return f"{path}+{twin}"
+    twin = twins[path]
+    twins[path] += 1
+    return f"{path}+{twin}" if twin else path
+
+
+def path_order(path: str) -> tuple[str, int]:
+    """What sorts paths: twins are ordered by their numbers, `+2` before `+10`."""
+    first, _, twin = path.partition("+")
+    return first, int(twin or 0)
 
 
 class LostAfter:
@@ -359,14 +358,8 @@ class Trajectory:
     def sort(self) -> None:
         """Put the actions into an order that depends on the graph alone: by depth, then by path; and the workflow's calls into one
         that depends on their content."""
-        self.actions = self._sorted()
+        self.actions = in_graph_order(self.actions)
         self.tool_results = tuple(sorted(self.tool_results, key=lambda t: (t.tool, t.call, t.output)))
-
-    def _sorted(self) -> list[Action]:
-        depth: dict[str, int] = {}
-        for action in self.actions:  # an action is appended after everything that it saw
-            depth[action.path] = 1 + max((depth[p] for p in action.parents if p in depth), default=-1)
-        return sorted(self.actions, key=lambda a: (depth[a.path], a.path))
 
     def ancestors(self, path: str) -> list[Action]:
         """The actions that the one at `path` depends on, directly or through others, ordered as by `sort`."""
@@ -377,7 +370,7 @@ class Trajectory:
             if parent not in reached and parent in by_path:
                 reached.add(parent)
                 wanted += by_path[parent].parents
-        return [a for a in self._sorted() if a.path in reached]
+        return in_graph_order([a for a in self.actions if a.path in reached]) if reached else []
 
     def descendants(self, path: str) -> set[str]:
         """Paths of all actions that depend on the action at `path`, itself included, along the dependency graph."""
@@ -387,157 +380,14 @@ class Trajectory:
                 reached.add(action.path)
         return reached
 
-    def record(self) -> dict[str, Any]:
-        """The trajectory as JSON values, one line of `trajectories.jsonl`; `from_record` reads it back."""
-        return {
-            "schema": SCHEMA_VERSION,
-            "step": self.step,
-            "task": self.task.id,
-            "sample": self.sample,
-            "prompt": self.task.prompt,
-            "label": self.task.label,
-            "metadata": self.task.metadata,
-            "answer": self.answer,
-            "returned": self.returned,
-            "outcome": self.outcome,
-            "outcomes": self.outcomes,
-            "outcome_parts": self.outcome_parts,
-            "actions_scored": self.actions_scored,
-            "agent_failure": self.agent_failure,
-            "infrastructure_failure": self.infrastructure_failure,
-            "detail": self.detail,
-            "start": self.start,
-            "seconds": self.seconds,
-            **({"files": [asdict(file) for file in self.files]} if self.files else {}),
-            **({"tools": list(map(_tool_record, self.tool_results))} if self.tool_results else {}),
-            "actions": [_record(action) for action in self.actions],
-        }
 
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Trajectory:
-        """Read back what `record` wrote, in this or an earlier release of the same schema; what that left out is empty.
+def in_graph_order(actions: Sequence[Action]) -> list[Action]:
+    """Actions by their depth in the graph, then by path.
 
-        Raises:
-            ValueError: The record is of something else, or has another schema.
-            KeyError: A required field is missing.
-        """
-        if record.get("schema") is None:
-            raise ValueError("it is no trajectory; expected a line of a run's trajectories.jsonl, or of its evaluations")
-        if record["schema"] != SCHEMA_VERSION:
-            raise ValueError(f"a record of schema {record['schema']!r}; this release reads {SCHEMA_VERSION}")
-        task = Task(record["task"], record["prompt"], record["label"], record.get("metadata", {}))
-        trajectory = cls(task, record["sample"], record["step"])
-        for name in ("answer", "outcome", "outcome_parts", "agent_failure", "infrastructure_failure", "detail"):
-            setattr(trajectory, name, record[name])
-        trajectory.outcomes = dict(record.get("outcomes", {}))
-        trajectory.returned = record.get("returned")
-        trajectory.start, trajectory.seconds = record.get("start", 0.0), record.get("seconds", 0.0)
-        trajectory.tool_results = tuple(map(_tool_result, record.get("tools", ())))
-        trajectory.files = tuple(File(**file) for file in record.get("files", ()))
-        actions: dict[str, Action] = {}
-        for given in record["actions"]:  # an action stands after the one that it continues
-            actions[given["action"]] = _action(given, actions)
-        trajectory.actions = list(actions.values())
-        trajectory.actions_scored = record.get("actions_scored", any(a.score is not None for a in trajectory.actions))
-        return trajectory
-
-
-def _record(action: Action) -> dict[str, Any]:
-    """An action as JSON values. Advantages per token are left out where all are the mean, which is recorded."""
-    uneven = any(value != action.advantage for value in action.advantages)
-    return {
-        "action": action.path,
-        "role": action.role,
-        "policy": action.policy,
-        "version": action.generation.version,
-        "turn": action.turn,
-        "parents": list(action.parents),
-        "continues": action.before.path if action.before else None,
-        **({"call": action.call} if action.call else {}),
-        **({} if action.extends else {"extends": False}),
-        **({"offered": action.offered} if action.offered else {}),
-        "shown": [list(message) for message in action.shown],
-        "shown_ids": list(action.shown_ids),
-        "ids": list(action.generation.ids),
-        "logprobs": list(action.generation.logprobs),
-        "finish": action.generation.finish,
-        "text": action.text,
-        "times": [action.start, action.answered, action.end],
-        "tools": list(map(_tool_record, action.tool_results)),
-        "score": action.score,
-        "unscored": action.unscored,
-        "explanation": action.explanation,
-        "reward": action.reward,
-        "terms": action.terms,
-        "notes": action.notes,
-        "return": action.returns,
-        "advantage": action.advantage,
-        **({"advantages": list(action.advantages)} if uneven else {}),
-        "left_out": action.left_out,
-    }
-
-
-def _tool_record(result: ToolResult) -> dict[str, Any]:
-    """A call of a tool as JSON values."""
-    return {
-        "tool": result.tool,
-        "call": result.call,
-        "output": result.output,
-        "ok": result.ok,
-        **({"failure": result.failure} if result.failure else {}),
-        "start": result.start,
-        "seconds": result.seconds,
-        "bytes": result.bytes,
-        "files": list(result.files),
-    }
-
-
-def _tool_result(record: Mapping[str, Any]) -> ToolResult:
-    """The call of a record."""
-    return ToolResult(
-        tool=record["tool"],
-        call=record["call"],
-        output=record["output"],
-        ok=record["ok"],
-        seconds=record.get("seconds", 0.0),
-        files=tuple(record.get("files", ())),
-        start=record.get("start"),
-        failure=record.get("failure", ""),
-    )
-
-
-def _action(record: Mapping[str, Any], earlier: Mapping[str, Action]) -> Action:
-    """The action of a record, `earlier` being those read before it."""
-    ids = tuple(record["ids"])
-    advantage = record["advantage"]
-    even = () if advantage is None else (advantage,) * len(ids)
-    start, answered, end = record.get("times", (0.0, 0.0, 0.0))
-    return Action(
-        path=record["action"],
-        role=record["role"],
-        policy=record["policy"],
-        turn=record["turn"],
-        shown_ids=tuple(record["shown_ids"]),
-        generation=Generation(ids, tuple(record["logprobs"]), record["finish"], record["policy"], record["version"]),
-        text=record["text"],
-        shown=tuple((role, text) for role, text in record.get("shown", ())),
-        before=earlier[record["continues"]] if record["continues"] else None,
-        call=record.get("call", 0),
-        extends=record.get("extends", True),
-        offered=record.get("offered", ""),
-        parents=tuple(record["parents"]),
-        tool_results=tuple(map(_tool_result, record["tools"])),
-        score=record["score"],
-        unscored=record.get("unscored", ""),
-        explanation=record["explanation"],
-        reward=record["reward"],
-        terms=dict(record.get("terms", {})),
-        notes=dict(record.get("notes", {})),
-        returns=record["return"],
-        advantage=advantage,
-        advantages=tuple(record.get("advantages", even)),
-        left_out=record["left_out"],
-        start=start,
-        answered=answered,
-        end=end,
-    )
+    Args:
+        actions: With all ancestors of each that count; every one stands after those that it saw.
+    """
+    depth: dict[str, int] = {}
+    for action in actions:
+        depth[action.path] = 1 + max((depth[p] for p in action.parents if p in depth), default=-1)
+    return sorted(actions, key=lambda a: (depth[a.path], path_order(a.path)))

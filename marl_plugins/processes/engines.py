@@ -13,9 +13,9 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from marl_plugins.core.failures import InfrastructureFailure, RunEnded
+from marl_plugins.core.roles import Call
 from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.core.trajectory import Generation
-from marl_plugins.core.workflow import Call
 from marl_plugins.plan.signature import differences
 from marl_plugins.processes.request_queue import RequestQueue
 from marl_plugins.processes.watchdog import Process, Watchdog, locate

@@ -8,7 +8,8 @@ import itertools
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
-from marl_plugins.core.workflow import Call
+from marl_plugins.core.roles import Call
+from marl_plugins.core.trajectory import path_order
 
 
 class Answering(Protocol):
@@ -46,7 +47,7 @@ class RequestQueue(Generic[E]):
 
     def order(self, call: Call) -> Any:
         """What sorts the requests that wait: the task's place, then sample and path."""
-        return call.place, call.sample, call.path
+        return call.place, call.sample, path_order(call.path)
 
     def refusal(self) -> BaseException | None:
         """Why no request will ever be answered, as an exception for one of them; None as long as one may be."""

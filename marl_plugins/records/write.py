@@ -32,6 +32,7 @@ from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.redaction import shown_args
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.trajectory import Trajectory
+from marl_plugins.core.trajectory_record import to_record
 from marl_plugins.plan.resume import COMMAND_FILE
 
 FILES = ("metrics.jsonl", "trajectories.jsonl", "ledger.jsonl", "evaluations.jsonl", "evaluation-last.jsonl")
@@ -80,7 +81,7 @@ class Records:
         """
         if evaluated:
             self._evaluation(step, evaluated)
-        self._append("trajectories.jsonl", [t.record() for t in trajectories])
+        self._append("trajectories.jsonl", [to_record(t) for t in trajectories])
         self._append("ledger.jsonl", [ledger.record()] if ledger else [])
         self._append("metrics.jsonl", [{"step": step, **{k: _plain(v) for k, v in metrics.items()}}])
         train = {k: v for k, v in metrics.items() if not k.startswith("eval/")}
@@ -97,7 +98,7 @@ class Records:
 
         The step of these records is the one that the evaluation followed.
         """
-        lines = [t.record() | {"step": step} for t in trajectories]
+        lines = [to_record(t) | {"step": step} for t in trajectories]
         replace_text(self.folder / "evaluation-last.jsonl", _lines(lines))
         if (self.folder / "evaluations.jsonl").exists():
             tasks = sorted({t.task.id for t in trajectories}, key=lambda task: derive_seed(self.seed, "evaluations", task))

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, nearest
 from marl_plugins.core.redaction import encodable
+from marl_plugins.core.roles import Call, Generate, Sampling
 from marl_plugins.core.seeds import derive_seed
-from marl_plugins.core.workflow import Call, Generate, Sampling
 from marl_plugins.run import Answer, Ask
 
 

@@ -1,4 +1,4 @@
-"""The roles of a run, ready to be called: with their model's chat template, which is tried before anything is started."""
+"""Who plays a role: the one place where a role meets its policy, with its chat template and sampling, tried before a run starts."""
 
 from __future__ import annotations
 
@@ -11,18 +11,39 @@ from marl_plugins.core.calls import clashes, functions_of
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.prompts import followup_renderer, prompt_renderer
+from marl_plugins.core.roles import RoleSpec, Sampling
 from marl_plugins.core.tools import Tool
-from marl_plugins.core.trajectory import ToolResult
-from marl_plugins.core.workflow import RoleSpec, Sampling
+from marl_plugins.core.trajectory import Task, ToolResult
 from marl_plugins.plan.lengths import empty_messages
 from marl_plugins.run import Run
 from marl_plugins.runtime.call_formats import find_calls
 
 
-def make_roles(
+class Cast:
+    """Says who plays a role on a task: `cast(role, task)` is the role as the policy plays it that has it on this task.
+
+    Today a role has one policy in all tasks, that of the recipe's mapping.
+
+    Args:
+        roles: Every role by name, in the recipe's order.
+    """
+
+    def __init__(self, roles: Mapping[str, RoleSpec]):
+        self.roles = dict(roles)
+
+    def __call__(self, role: str, task: Task) -> RoleSpec:
+        return self.roles[role]
+
+    @property
+    def policies(self) -> set[str]:
+        """The policies that play a role."""
+        return {spec.policy for spec in self.roles.values()}
+
+
+def make_cast(
     run: Run, args: Mapping[str, SimpleNamespace], chats: Mapping[str, ChatFormat], tools: Mapping[str, Tool]
-) -> dict[str, RoleSpec]:
-    """All roles.
+) -> Cast:
+    """The roles of a run with their policies.
 
     Args:
         args, chats: By policy: its flags, and its chat format.
@@ -41,7 +62,7 @@ def make_roles(
             problems |= dict.fromkeys(error.problems)
     if problems:
         raise ConfigurationError(problems)
-    return roles
+    return Cast(roles)
 
 
 def _role(run: Run, name: str, args: SimpleNamespace, chat: ChatFormat, tools: Mapping[str, Tool]) -> RoleSpec:

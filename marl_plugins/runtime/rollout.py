@@ -11,12 +11,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.processes import Engines
+from marl_plugins.core.roles import Call
 from marl_plugins.core.scoring import Outcome, ScoreAction, Seen, score_outcome
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
-from marl_plugins.core.workflow import Call, RoleSpec, Workflow, run_workflow
+from marl_plugins.core.workflow import Workflow, run_workflow
 from marl_plugins.manager import Plugins
 from marl_plugins.run import Run
+from marl_plugins.runtime.roles import Cast
 from marl_plugins.sandbox.workspace import Workspace, Workspaces
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ class Rollout:
     """Runs the workflow on tasks, through the plugins' hooks.
 
     Args:
+        cast: Is asked who plays each role in every trajectory.
         pools: The engines of each policy.
     """
 
@@ -40,32 +43,28 @@ class Rollout:
         run: Run,
         plugins: Plugins,
         workflow: Workflow,
-        roles: Mapping[str, RoleSpec],
+        cast: Cast,
         tools: Mapping[str, Tool],
         pools: Mapping[str, Engines],
     ):
         self.run = run
         self.hook = plugins.hook
         self.workflow = workflow
-        self.roles = roles
+        self.cast = cast
         self.tools = tools
         self.pools = pools
         self.task_seconds = run.recipe.limits.task_seconds
 
     def train(self, tasks: Sequence[Task], samples: int, step: int) -> AsyncGenerator[Trajectory, None]:
         """Trajectories to train on, actions and outcomes scored, as they finish."""
-        return self._all(tasks, samples, step, self.roles, self.score_action)
+        return self._all(tasks, samples, step, self.score_action)
 
     def evaluate(self, tasks: Sequence[Task], samples: int, temperature: float) -> AsyncGenerator[Trajectory, None]:
         """Trajectories that are only counted, as they finish: outcomes scored by the verifier, no coach calls.
 
         Their seeds are the same in every evaluation, and other than training's, so that evaluations can be compared in pairs.
         """
-        roles = {
-            name: replace(role, sampling=replace(role.sampling, temperature=temperature))
-            for name, role in self.roles.items()
-        }
-        return self._all(tasks, samples, EVALUATION, roles, None)
+        return self._all(tasks, samples, EVALUATION, None, temperature)
 
     @staticmethod
     def in_order(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
@@ -77,13 +76,13 @@ class Rollout:
         tasks: Sequence[Task],
         samples: int,
         step: int,
-        roles: Mapping[str, RoleSpec],
         score_action: ScoreAction | None,
+        temperature: float | None = None,
     ) -> AsyncGenerator[Trajectory, None]:
         finished: asyncio.Queue[asyncio.Task[Trajectory]] = asyncio.Queue()
         began = time.monotonic()
         running = [
-            asyncio.create_task(self._one(task, place, sample, step, roles, score_action, began))
+            asyncio.create_task(self._one(task, place, sample, step, score_action, temperature, began))
             for place, task in enumerate(tasks)
             for sample in range(samples)
         ]
@@ -103,12 +102,16 @@ class Rollout:
         place: int,
         sample: int,
         step: int,
-        roles: Mapping[str, RoleSpec],
         score_action: ScoreAction | None,
+        temperature: float | None,
         began: float,
     ) -> Trajectory:
+        roles = {name: self.cast(name, task) for name in self.cast.roles}
+        if temperature is not None:
+            roles = {n: replace(r, sampling=replace(r.sampling, temperature=temperature)) for n, r in roles.items()}
+
         async def score(trajectory: Trajectory) -> None:
-            await score_outcome(trajectory, self.score_outcome, self.task_seconds, self.roles)
+            await score_outcome(trajectory, self.score_outcome, self.task_seconds, roles)
 
         async with self.workspace_of(task) as workspace:
             return await run_workflow(

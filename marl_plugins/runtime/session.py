@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.roles import Sampling
 from marl_plugins.core.tiny import is_tiny
-from marl_plugins.core.workflow import Sampling
 from marl_plugins.plan.parts import estimator_of, has_critics, tools_of
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.rehearsal import workflow_of
@@ -17,7 +17,7 @@ from marl_plugins.plan.tasks import check_tasks
 from marl_plugins.processes.model_code import refuse_code
 from marl_plugins.records.display import Display
 from marl_plugins.run import Connection
-from marl_plugins.runtime.roles import make_roles
+from marl_plugins.runtime.roles import make_cast
 from marl_plugins.runtime.tiny_model import resolve
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Session:
         self.tools = tools_of(plan.plugins, plan.run)
         self.estimator = estimator_of(plan)
         self.chats = self._chats(self._tokenizers())
-        self.roles = make_roles(plan.run, self.args, self.chats, self.tools)
+        self.cast = make_cast(plan.run, self.args, self.chats, self.tools)
 
     @property
     def critics(self) -> bool:
@@ -78,11 +78,12 @@ class Session:
         if config is None or module is None:
             return
         demonstrations = draw(module.demonstrate, self.train_tasks, config)
-        playing = {role.policy for role in self.roles.values()}  # a policy without a role has nothing to learn from them
         for policy in self.plan.run.policies:
-            if is_tiny(policy.model) and policy.name in playing:
+            if is_tiny(policy.model) and policy.name in self.cast.policies:  # another one has nothing to learn from them
                 folder = self.args[policy.name].actor.model_name_or_path
-                self._load_from(policy.name, warm_start(policy.model, folder, demonstrations, self.roles, config, display))
+                self._load_from(
+                    policy.name, warm_start(policy.model, folder, demonstrations, self.cast.roles, config, display)
+                )
 
     def _load_from(self, policy: str, folder: str) -> None:
         """The folder that a policy's model is loaded from, and its critic's, unless that has a model of its own.
@@ -137,7 +138,7 @@ class Session:
             raise
         pools = {name: policy.engines for name, policy in self.policies.items()}
         workflow = workflow_of(self.plan.plugins, run)
-        self.rollout = Rollout(run, self.plan.plugins, workflow, self.roles, self.tools, pools)
+        self.rollout = Rollout(run, self.plan.plugins, workflow, self.cast, self.tools, pools)
         samplings = {
             name: Sampling(args.rollout.temperature, args.rollout.top_p, None, args.data.max_len)
             for name, args in self.args.items()

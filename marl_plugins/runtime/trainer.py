@@ -20,10 +20,10 @@ from marl_plugins.core.credit import Scope
 from marl_plugins.core.estimators import Centres, Estimator
 from marl_plugins.core.failures import RunEnded, RunPaused
 from marl_plugins.core.ledger import Ledger
+from marl_plugins.core.roles import RoleSpec
 from marl_plugins.core.rows import Row, auxiliary_rows
 from marl_plugins.core.tasks import batches
 from marl_plugins.core.trajectory import Task, Trajectory
-from marl_plugins.core.workflow import RoleSpec
 from marl_plugins.hosts import cpu
 from marl_plugins.plan.resume import tag
 from marl_plugins.plan.tasks import best_metric
@@ -124,7 +124,7 @@ class Trainer:
             rollout = await self.rollout(tasks, step, tick, early)
             await all_of(policy.sleep() for policy in policies.values())
         trajectories = self.session.rollout.in_order(rollout.trajectories)
-        if prompts := first_prompts(trajectories, self.session.roles, self.shown):
+        if prompts := first_prompts(trajectories, self.session.cast.roles, self.shown):
             self.display.first_prompts(prompts)
         with phase("advantages"):
             rows = await crediting.rows(trajectories)
@@ -295,7 +295,7 @@ def rows_beside(given: Iterable[Sequence[Trajectory]], session: Session, step: i
     """
     beside = [trajectory for each in given for trajectory in each]
     rows = auxiliary_rows(beside, {name for name, p in session.trained.items() if p.spec.is_due(step)})
-    playing = {role.policy for role in session.roles.values()}
+    playing = session.cast.policies
     for row in rows:
         check_version(row, session.trained[row.action.policy])
         if row.action.policy in playing:

@@ -17,8 +17,8 @@ from typing import Any
 
 from marl_plugins.core.demonstrations import Demonstration, encode
 from marl_plugins.core.recipe import WarmStartConfig
+from marl_plugins.core.roles import RoleSpec
 from marl_plugins.core.trajectory import Task
-from marl_plugins.core.workflow import RoleSpec
 from marl_plugins.records.display import Display
 from marl_plugins.runtime.tiny_model import made_once
 

@@ -28,6 +28,7 @@ from marl_plugins.core.rows import Row, rows_of, rows_to_be
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
+from marl_plugins.core.trajectory_record import from_record, to_record
 from marl_plugins.core.workflow import Call, Sampling
 from marl_plugins.gae import Gae
 from marl_plugins.groups import ESTIMATORS
@@ -422,7 +423,7 @@ def test_a_replayed_row_is_trained_again(hosts):
     """A row may be in several values, read back from its record too."""
     host, (row, *rest) = hosts["ours"], recorded_rows(4, seed=33)
     row.trajectory.task = Task("t0", "p")
-    again = Trajectory.from_record(json.loads(json.dumps(row.trajectory.record())))
+    again = from_record(json.loads(json.dumps(to_record(row.trajectory))))
     replayed = Row(again, again.actions[0], row.reward)
     freeze(host)
     metrics = [asyncio.run(step(host, [first, *rest], 1)) for first in (row, replayed)]

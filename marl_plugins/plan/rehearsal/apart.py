@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 from marl_plugins.core import workflow
 from marl_plugins.core.failures import leaves_of
 from marl_plugins.core.fields import Miscalled
+from marl_plugins.core.roles import NotInRecipe
 from marl_plugins.core.trajectory import Action
-from marl_plugins.core.workflow import NotInRecipe
 from marl_plugins.loading import line_of, text_of, users_line
 
 T = TypeVar("T")

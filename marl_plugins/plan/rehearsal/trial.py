@@ -14,9 +14,10 @@ from typing import Any
 from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.fields import Miscalled
 from marl_plugins.core.prompts import followup_renderer, prompt_renderer
+from marl_plugins.core.roles import Call, RoleSpec, Sampling
 from marl_plugins.core.tools import Tool, ToolCall
 from marl_plugins.core.trajectory import Generation, Task, ToolResult, Trajectory
-from marl_plugins.core.workflow import Call, RoleCall, RoleSpec, Sampling, Workflow, calls_of, run_workflow
+from marl_plugins.core.workflow import RoleCall, Workflow, calls_of, run_workflow
 from marl_plugins.loading import users_line
 from marl_plugins.plan.rehearsal.apart import Caught, Failure, failure_of, failures_kept, run_on_a_loop
 from marl_plugins.run import Run
@@ -176,7 +177,7 @@ async def _run(
         return Generation((answered,), (0.0,), "stop", call.policy, 0)
 
     async def watched(task: Task, roles: Any, tools: Any) -> Any:
-        trial.calls = calls_of(roles)
+        trial.calls = calls_of(roles).made
         awaitable = workflow(task, roles, tools)
         if not inspect.isawaitable(awaitable):
             kind = type(awaitable).__name__

@@ -1,0 +1,376 @@
+"""Builds one trajectory from what its roles are shown, whoever drives them: a workflow, a graph, a server's handlers.
+
+    builder = TrajectoryBuilder(task, sample, step=3, run_seed=11, roles=specs, tools=tools, generate=generate)
+
+    async def work():
+        plan = await builder.answer("planner", [{"role": "user", "content": task.prompt}])
+        return await builder.answer("solver", [{"role": "user", "content": f"{task.prompt}\n{plan}"}], parents=[plan])
+
+    trajectory = await builder.build(work)
+
+Paths, seeds, contexts, tool calls and scores of an action depend on its role, on what that is shown and on its parents, and
+not on who asks for it: `roles.solver(...)` of a workflow (core/workflow.py) is one caller of `answer`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from marl_plugins.core.calls import calls_in
+from marl_plugins.core.conversation import ChatFormat
+from marl_plugins.core.failures import AgentFailure, InfrastructureFailure, RunEnded, leaves_of, nearest
+from marl_plugins.core.fields import Miscalled, as_text
+from marl_plugins.core.roles import Call, Generate, NotInRecipe, RoleSpec
+from marl_plugins.core.scoring import ScoreAction, Scoring
+from marl_plugins.core.seeds import derive_seed
+from marl_plugins.core.tools import OpenTools, Tool, Wanted, Workspace
+from marl_plugins.core.trajectory import Action, Task, ToolResult, Trajectory, action_path
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the next turn of a conversation is shown, see `Action`; `context` is all of it."""
+
+    number: int
+    before: Action | None
+    call: int
+    shown: tuple[tuple[str, str], ...]
+    shown_ids: tuple[int, ...]
+    context: tuple[int, ...]
+    extends: bool = True
+
+
+def next_turn(chat: ChatFormat, before: Action | None, messages: Sequence[dict[str, str]], call: int) -> Turn:
+    """The turn that begins with some messages.
+
+    Args:
+        before: The conversation's last turn, which the messages follow; None: they open a conversation.
+        call: Number of the call in its conversation.
+    """
+    shown = tuple((m["role"], m["content"]) for m in messages)
+    if before is None:
+        context = chat.opening(messages)
+        return Turn(0, None, call, shown, context, context)
+    number = before.turn + 1
+    history = said_so_far(chat, before)
+    if not chat.keeps(history, messages):
+        context = chat.opening([*history, *messages])
+        return Turn(number, before, call, shown, context, context, extends=False)
+    ids = chat.continuation(before.generation.ids, messages)
+    return Turn(number, before, call, shown, ids, (*before.context_ids, *before.generation.ids, *ids))
+
+
+def said_so_far(chat: ChatFormat, last: Action) -> list[dict[str, str]]:
+    """The messages of a conversation up to a turn, that included, as a chat template takes them."""
+    turns = [last]
+    while turns[-1].before is not None:
+        turns.append(turns[-1].before)
+    messages: list[dict[str, str]] = []
+    for turn in reversed(turns):
+        messages += [{"role": role, "content": content} for role, content in turn.shown]
+        messages.append({"role": "assistant", "content": chat.said(turn.generation.ids)})
+    return messages
+
+
+class Branches:
+    """The asyncio tasks in which a trajectory's work asks for something."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._ended = False
+
+    def enter(self) -> None:
+        """Note which branch asks.
+
+        Raises:
+            CancelledError: The branch slept through the end of its trajectory.
+        """
+        if self._ended:
+            raise asyncio.CancelledError("this trajectory has ended")
+        branch = asyncio.current_task()
+        assert branch is not None
+        self._tasks.add(branch)
+
+    async def settle(self) -> None:
+        """After an agent failure in one branch: let the others run to their own end.
+
+        Cancelling them would make it a matter of timing which of their actions exist.
+        """
+        main = asyncio.current_task()
+        running = [b for b in self._tasks if b is not main and not b.done()]  # earlier failures: the work's to handle
+        for result in await asyncio.gather(*running, return_exceptions=True):
+            if isinstance(result, BaseException) and not isinstance(result, AgentFailure | asyncio.CancelledError):
+                raise result
+
+    async def cancel(self, others: Iterable[asyncio.Task[Any]]) -> None:
+        """End what still runs for the trajectory, `others` too."""
+        self._ended = True
+        main = asyncio.current_task()
+        mine = [task for task in (*self._tasks, *others) if task is not main]
+        for task in mine:
+            task.cancel()
+        # Finished ones are awaited too, or asyncio logs their exceptions as never retrieved.
+        await asyncio.gather(*mine, return_exceptions=True)
+
+
+class TrajectoryBuilder:
+    """Builds one trajectory. `answer` and `call_tool` may be called at the same time, but only while `build` runs.
+
+    Args:
+        sample: Index among the samples of the task.
+        step, run_seed: Part of every request's seed, with the task's id, `sample` and the action's path.
+        roles: The roles that may answer, by name, each with the policy that plays it on this task.
+        tools: The tools that may be called without a role, by name.
+        place: The task's place among those that run at the same time.
+        score_action: Scores each action when it ends; None: actions are not scored.
+        workspace: Where tools with `in_workspace` work; whoever opened it closes it.
+        last_role: The role whose last action is scored with the label.
+        rollout: When the step's rollout began, by `time.monotonic`; default: now.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        sample: int,
+        *,
+        step: int,
+        run_seed: int,
+        roles: Mapping[str, RoleSpec],
+        tools: Mapping[str, Tool],
+        generate: Generate,
+        place: int = 0,
+        score_action: ScoreAction | None = None,
+        workspace: Workspace | None = None,
+        last_role: str | None = None,
+        rollout: float | None = None,
+    ):
+        self.trajectory = Trajectory(task=task, sample=sample, step=step, place=place)
+        """The trajectory, which holds the actions made so far."""
+        if rollout is not None:
+            self.trajectory.rollout, self.trajectory.start = rollout, time.monotonic() - rollout
+        self.roles = roles
+        self.tools = tools
+        self._run_seed = run_seed
+        self._generate = generate
+        self._scoring = Scoring(self.trajectory, score_action, last_role)
+        self._opened = OpenTools(self.trajectory, workspace)
+        self._branches = Branches()
+        self._actions: dict[str, Action] = {}
+        self._twins: Counter[str] = Counter()
+
+    async def build(
+        self,
+        work: Callable[[], Awaitable[Any]],
+        *,
+        score: Callable[[Trajectory], Awaitable[None]] | None = None,
+        seconds: float | None = None,
+    ) -> Trajectory:
+        """Run `work` and return the trajectory: finished, failed or lost, never an exception of the agents'.
+
+        Args:
+            work: Calls `answer` and `call_tool`, itself or through others; what it returns becomes the trajectory's answer.
+            score: Gives the finished trajectory its outcome, while its workspace and its tools' sessions are there.
+            seconds: Deadline of the agents' work; past it the trajectory is lost to infrastructure (`deadline`), because the
+                agents themselves are bounded by turns, tokens and their tools' limits. Scores that are outstanding then have
+                the same time again.
+
+        Raises:
+            Exception: Whatever `work` raises by mistake, and no agent's or infrastructure's failure is.
+        """
+        trajectory = self.trajectory
+        async with self._opened:
+            try:
+                async with trajectory.lost_after(seconds, "not finished"):
+                    try:
+                        returned = await work()
+                        trajectory.answer = None if returned is None else as_text(returned, "what run returns", None)[0]
+                        trajectory.returned = returned.path if isinstance(returned, Action) else None
+                    except (AgentFailure, BaseExceptionGroup) as error:
+                        failure = agent_failure_in(error)
+                        trajectory.agent_failure, trajectory.detail = failure.kind, str(failure)
+                        await self._branches.settle()
+                if not trajectory.infrastructure_failure:
+                    self._scoring.ended()
+                    await self._scoring.finish(seconds)
+            finally:
+                await self._branches.cancel(self._scoring.running)
+            trajectory.seconds = trajectory.now() - trajectory.start
+            trajectory.sort()
+            if score is not None:
+                await score(trajectory)
+        return trajectory
+
+    async def answer(
+        self,
+        role: str,
+        messages: Sequence[dict[str, str]],
+        *,
+        parents: Sequence[Action] = (),
+        continues: Action | None = None,
+    ) -> Action:
+        """Show a role messages and return its last action: its only turn, or the one after which it calls no more tools.
+
+        Args:
+            messages: Chat messages (`role`, `content`): all that opens a conversation, or what follows the one continued.
+            parents: The actions of this trajectory that the messages were made from; `continues` is one of them anyway.
+            continues: The role's action whose conversation this call continues; None: it opens one.
+
+        Raises:
+            NotInRecipe: There is no such role.
+            Miscalled: `continues` is no action of the role in this trajectory.
+            AgentFailure: The context leaves no room, or the role still calls a tool in the last of several turns.
+            InfrastructureFailure: The engine or a tool is down.
+        """
+        self._branches.enter()
+        if role not in self.roles:
+            raise NotInRecipe(f"the recipe has no role {role!r}{nearest(role, self.roles)}")
+        if continues is not None:
+            check_continues(role, continues, self._actions)
+            parents = (continues, *parents)
+        seen = tuple(dict.fromkeys(action.path for action in parents))
+        return await self._converse(self.roles[role], messages, seen, continues)
+
+    async def call_tool(self, call: Wanted) -> ToolResult:
+        """Call a tool without a role: the result is the trajectory's and no action's.
+
+        Raises:
+            InfrastructureFailure: The tool is down.
+        """
+        self._branches.enter()
+        (result,) = await self._opened.run([call])
+        return result
+
+    async def _converse(
+        self, spec: RoleSpec, messages: Sequence[dict[str, str]], parents: tuple[str, ...], continues: Action | None
+    ) -> Action:
+        """The role's turns, to the last action."""
+        before, call = continues, continues.call + 1 if continues else 0
+        for number in range(spec.max_turns):
+            action = await self._act(spec, next_turn(spec.chat, before, messages, call), parents)
+            calls = (
+                calls_in(spec.tools, spec.find_calls, action.text, spec.chat.said(action.generation.ids))
+                if spec.tools
+                else []
+            )
+            try:
+                await self._opened.run(calls, action)
+            finally:
+                action.end = self.trajectory.now()
+            self._scoring.acted(action)
+            before = action
+            if not calls:
+                return action
+            if number + 1 == spec.max_turns:
+                break
+            messages = spec.answers(action.tool_results)
+            parents = (action.path,)
+        assert before is not None
+        if spec.max_turns > 1 and spec.endless_tools_fail:
+            raise AgentFailure(
+                "endless_tool_calls", f"role {spec.name!r} still called a tool in its last turn of {spec.max_turns}"
+            )
+        return before
+
+    async def _act(self, spec: RoleSpec, turn: Turn, parents: tuple[str, ...]) -> Action:
+        t = self.trajectory
+        room = room_after(spec, turn)
+        path = action_path(spec.name, parents, turn.context, self._twins)
+        seed = derive_seed(self._run_seed, t.step, t.task.id, t.sample, path)
+        start = t.now()
+        generation = await self._generate(request(spec, turn, t, path, room, seed))
+        action = Action(
+            path=path,
+            role=spec.name,
+            policy=spec.policy,
+            turn=turn.number,
+            shown_ids=turn.shown_ids,
+            generation=generation,
+            text=spec.chat.text(generation.ids),
+            shown=turn.shown,
+            before=turn.before,
+            call=turn.call,
+            extends=turn.extends,
+            offered=json.dumps(spec.chat.tools) if spec.find_calls and turn.before is None else "",
+            parents=parents,
+            start=start,
+            answered=t.now(),
+        )
+        t.actions.append(action)
+        self._actions[path] = action
+        return action
+
+
+def check_continues(role: str, action: object, known: Mapping[str, Action]) -> None:
+    """Raise `Miscalled` where a call of a role continues something else than one of the role's `known` actions, by path."""
+    if not isinstance(action, Action):
+        raise Miscalled(f"role {role!r}: continues takes an action of the role, got {type(action).__name__}", None)
+    if known.get(action.path) is not action:
+        raise Miscalled(f"role {role!r}: continues takes an action of this trajectory, got one of another", None)
+    if action.role != role:
+        raise Miscalled(
+            f"role {role!r} cannot continue a conversation of role {action.role!r}; give that action as a field, and in "
+            f"`continues` the last action of role {role!r} itself",
+            None,
+        )
+
+
+def request(spec: RoleSpec, turn: Turn, trajectory: Trajectory, path: str, room: int, seed: int) -> Call:
+    """What an engine is asked for the action at `path`, which has at most `room` tokens."""
+    limit = spec.sampling.max_new_tokens
+    return Call(
+        policy=spec.policy,
+        context_ids=turn.context,
+        sampling=spec.sampling,
+        max_tokens=room if limit is None else min(limit, room),
+        seed=seed,
+        role=spec.name,
+        task=trajectory.task.id,
+        sample=trajectory.sample,
+        path=path,
+        step=trajectory.step,
+        place=trajectory.place,
+    )
+
+
+def room_after(spec: RoleSpec, turn: Turn) -> int:
+    """How many tokens a role may answer in a turn.
+
+    Raises:
+        AgentFailure: None.
+    """
+    length, most = len(turn.context), spec.sampling.max_len
+    if length >= most:
+        raise AgentFailure(
+            "context",
+            f"role {spec.name!r}, turn {turn.number + 1}: a context of {length} tokens leaves no room in {most} (--data.max_len)",
+        )
+    return most - length
+
+
+def agent_failure_in(error: AgentFailure | BaseExceptionGroup[BaseException]) -> AgentFailure:
+    """The agents' failure, also out of the group that an `asyncio.TaskGroup` of the workflow makes of it.
+
+    Raises:
+        RunEnded: The group holds one; nothing else counts then.
+        InfrastructureFailure: The group holds one; it counts before the agents' failures.
+        BaseExceptionGroup: The group holds something else: a bug of the recipe.
+    """
+    if isinstance(error, AgentFailure):
+        return error
+    _, bugs = error.split((RunEnded, AgentFailure, InfrastructureFailure, asyncio.CancelledError))
+    if bugs is not None:
+        raise error
+    leaves = list(leaves_of(error))
+    for kind in (RunEnded, InfrastructureFailure, AgentFailure):
+        for leaf in leaves:
+            if isinstance(leaf, kind):
+                if isinstance(leaf, AgentFailure):
+                    return leaf
+                raise leaf
+    raise error

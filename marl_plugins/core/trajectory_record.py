@@ -1,0 +1,170 @@
+"""Trajectories as JSON values, one line of `trajectories.jsonl` each, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from marl_plugins.core.trajectory import Action, File, Generation, Task, ToolResult, Trajectory
+
+SCHEMA_VERSION = 1
+"""Version of the records in `trajectories.jsonl`."""
+TIMED = ("seconds", "start", "times")
+"""Keys of records whose values are measured, and differ between runs that are otherwise the same."""
+
+
+def to_record(trajectory: Trajectory) -> dict[str, Any]:
+    """A trajectory as JSON values, one line of `trajectories.jsonl`; `from_record` reads it back."""
+    return {
+        "schema": SCHEMA_VERSION,
+        "step": trajectory.step,
+        "task": trajectory.task.id,
+        "sample": trajectory.sample,
+        "prompt": trajectory.task.prompt,
+        "label": trajectory.task.label,
+        "metadata": trajectory.task.metadata,
+        "answer": trajectory.answer,
+        "returned": trajectory.returned,
+        "outcome": trajectory.outcome,
+        "outcomes": trajectory.outcomes,
+        "outcome_parts": trajectory.outcome_parts,
+        "actions_scored": trajectory.actions_scored,
+        "agent_failure": trajectory.agent_failure,
+        "infrastructure_failure": trajectory.infrastructure_failure,
+        "detail": trajectory.detail,
+        "start": trajectory.start,
+        "seconds": trajectory.seconds,
+        **({"files": [asdict(file) for file in trajectory.files]} if trajectory.files else {}),
+        **({"tools": list(map(_tool_record, trajectory.tool_results))} if trajectory.tool_results else {}),
+        "actions": [_record(action) for action in trajectory.actions],
+    }
+
+
+def from_record(record: Mapping[str, Any]) -> Trajectory:
+    """Read back what `to_record` wrote, in this or an earlier release of the same schema; what that left out is empty.
+
+    Raises:
+        ValueError: The record is of something else, or has another schema.
+        KeyError: A required field is missing.
+    """
+    if record.get("schema") is None:
+        raise ValueError("it is no trajectory; expected a line of a run's trajectories.jsonl, or of its evaluations")
+    if record["schema"] != SCHEMA_VERSION:
+        raise ValueError(f"a record of schema {record['schema']!r}; this release reads {SCHEMA_VERSION}")
+    task = Task(record["task"], record["prompt"], record["label"], record.get("metadata", {}))
+    trajectory = Trajectory(task, record["sample"], record["step"])
+    for name in ("answer", "outcome", "outcome_parts", "agent_failure", "infrastructure_failure", "detail"):
+        setattr(trajectory, name, record[name])
+    trajectory.outcomes = dict(record.get("outcomes", {}))
+    trajectory.returned = record.get("returned")
+    trajectory.start, trajectory.seconds = record.get("start", 0.0), record.get("seconds", 0.0)
+    trajectory.tool_results = tuple(map(_tool_result, record.get("tools", ())))
+    trajectory.files = tuple(File(**file) for file in record.get("files", ()))
+    actions: dict[str, Action] = {}
+    for given in record["actions"]:  # an action stands after the one that it continues
+        actions[given["action"]] = _action(given, actions)
+    trajectory.actions = list(actions.values())
+    trajectory.actions_scored = record.get("actions_scored", any(a.score is not None for a in trajectory.actions))
+    return trajectory
+
+
+def _record(action: Action) -> dict[str, Any]:
+    """An action as JSON values. Advantages per token are left out where all are the mean, which is recorded."""
+    uneven = any(value != action.advantage for value in action.advantages)
+    return {
+        "action": action.path,
+        "role": action.role,
+        "policy": action.policy,
+        "version": action.generation.version,
+        "turn": action.turn,
+        "parents": list(action.parents),
+        "continues": action.before.path if action.before else None,
+        **({"call": action.call} if action.call else {}),
+        **({} if action.extends else {"extends": False}),
+        **({"offered": action.offered} if action.offered else {}),
+        "shown": [list(message) for message in action.shown],
+        "shown_ids": list(action.shown_ids),
+        "ids": list(action.generation.ids),
+        "logprobs": list(action.generation.logprobs),
+        "finish": action.generation.finish,
+        "text": action.text,
+        "times": [action.start, action.answered, action.end],
+        "tools": list(map(_tool_record, action.tool_results)),
+        "score": action.score,
+        "unscored": action.unscored,
+        "explanation": action.explanation,
+        "reward": action.reward,
+        "terms": action.terms,
+        "notes": action.notes,
+        "return": action.returns,
+        "advantage": action.advantage,
+        **({"advantages": list(action.advantages)} if uneven else {}),
+        "left_out": action.left_out,
+    }
+
+
+def _tool_record(result: ToolResult) -> dict[str, Any]:
+    """A call of a tool as JSON values."""
+    return {
+        "tool": result.tool,
+        "call": result.call,
+        "output": result.output,
+        "ok": result.ok,
+        **({"failure": result.failure} if result.failure else {}),
+        "start": result.start,
+        "seconds": result.seconds,
+        "bytes": result.bytes,
+        "files": list(result.files),
+    }
+
+
+def _tool_result(record: Mapping[str, Any]) -> ToolResult:
+    """The call of a record."""
+    return ToolResult(
+        tool=record["tool"],
+        call=record["call"],
+        output=record["output"],
+        ok=record["ok"],
+        seconds=record.get("seconds", 0.0),
+        files=tuple(record.get("files", ())),
+        start=record.get("start"),
+        failure=record.get("failure", ""),
+    )
+
+
+def _action(record: Mapping[str, Any], earlier: Mapping[str, Action]) -> Action:
+    """The action of a record, `earlier` being those read before it."""
+    ids = tuple(record["ids"])
+    advantage = record["advantage"]
+    even = () if advantage is None else (advantage,) * len(ids)
+    start, answered, end = record.get("times", (0.0, 0.0, 0.0))
+    return Action(
+        path=record["action"],
+        role=record["role"],
+        policy=record["policy"],
+        turn=record["turn"],
+        shown_ids=tuple(record["shown_ids"]),
+        generation=Generation(ids, tuple(record["logprobs"]), record["finish"], record["policy"], record["version"]),
+        text=record["text"],
+        shown=tuple((role, text) for role, text in record.get("shown", ())),
+        before=earlier[record["continues"]] if record["continues"] else None,
+        call=record.get("call", 0),
+        extends=record.get("extends", True),
+        offered=record.get("offered", ""),
+        parents=tuple(record["parents"]),
+        tool_results=tuple(map(_tool_result, record["tools"])),
+        score=record["score"],
+        unscored=record.get("unscored", ""),
+        explanation=record["explanation"],
+        reward=record["reward"],
+        terms=dict(record.get("terms", {})),
+        notes=dict(record.get("notes", {})),
+        returns=record["return"],
+        advantage=advantage,
+        advantages=tuple(record.get("advantages", even)),
+        left_out=record["left_out"],
+        start=start,
+        answered=answered,
+        end=end,
+    )
