@@ -42,8 +42,8 @@ from marl_plugins.loading import load_file
 
 Array = NDArray[Any]
 RECIPE = recipes_root() / "dsbench"
-pipeline = load_file(RECIPE / "pipeline.py", "marl_recipe_dsbench_pipeline")
-tables = load_file(RECIPE / "tables.py", "marl_recipe_dsbench_tables")
+pipeline = load_file(RECIPE / "pipeline.py")
+tables = load_file(RECIPE / "tables.py")
 RECORDED = Path(__file__).with_name("recorded") / "dsbench"
 
 STAGES = [stage.name for stage in pipeline.STAGES]

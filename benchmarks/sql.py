@@ -96,7 +96,7 @@ def attack(database: Path) -> None:
 
 
 def main() -> None:
-    store = load_file(recipes_root() / "ecommerce" / "store.py", "marl_recipe_ecommerce_store")
+    store = load_file(recipes_root() / "ecommerce" / "store.py")
     database = store.database(0)
     print(f"sqlite {sqlite3.sqlite_version}, {database.stat().st_size / 1e6:.1f} MB")
     asyncio.run(compare(database))

@@ -1,7 +1,8 @@
 """Importing what a user names: a plugin by dotted name, entry point or `.py` file, and the Python files of a recipe.
 
-A `.py` file is loaded under a stable module name, once; only this package's own types cross processes. Whatever a user's code
-raises while it is imported, or called before a run starts, is reported with the user's own line (`users_code`).
+A `.py` file is a module of its folder's package and is loaded once, so the files of a recipe import each other by
+`from .tasks import load`; only this package's own types cross processes. Whatever a user's code raises while it is imported, or
+called before a run starts, is reported with the user's own line (`users_code`).
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ SHIPPED = (
     "marl_plugins.filter_agents_data",
 )
 """The capabilities in this package that a user names."""
-OF_FILES = ("marl_plugin_", "marl_recipe_")
-"""Beginnings of the module names of `.py` files."""
+FOLDERS = "marl_folder_"
+"""Beginning of the names of packages that stand for a user's folder."""
 NOT_USERS = (Path(__file__).resolve().parent, *{Path(sysconfig.get_path(p)) for p in ("stdlib", "purelib", "platlib")})
 """Folders of this package, of Python and of what is installed: code in them is not a user's, unless a plugin is."""
 
@@ -54,8 +55,7 @@ def load(name: str) -> ModuleType:
         ConfigurationError: It cannot be found; or its own import failed, with the reason.
     """
     if name.endswith(".py"):
-        path = Path(name).resolve()
-        return load_file(path, f"marl_plugin_{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}")
+        return load_file(Path(name))
     if not all(part.isidentifier() for part in name.replace("-", "_").split(".")):
         raise ConfigurationError(f"plugin {name!r}: expected a dotted module name, an entry-point name or a .py file")
     if name not in SHIPPED:  # reading the entry points of all that is installed takes 15 ms
@@ -75,8 +75,11 @@ def load(name: str) -> ModuleType:
         raise ConfigurationError(f"plugin {name}: it imports {module!r}, which is not installed") from None
 
 
-def load_file(path: Path, module_name: str) -> ModuleType:
-    """Import a `.py` file under a stable module name; the same file is imported once.
+def load_file(path: Path, module_name: str = "") -> ModuleType:
+    """Imports a `.py` file as a module of its folder's package; the same file is imported once.
+
+    Args:
+        module_name: Unused; recipes of earlier versions give one.
 
     Raises:
         ConfigurationError: The file is missing, cannot be read or cannot be imported.
@@ -84,19 +87,39 @@ def load_file(path: Path, module_name: str) -> ModuleType:
     if problem := _unreadable(path):
         raise ConfigurationError(f"{path}: {problem}")
     path = path.resolve()
-    known = sys.modules.get(module_name)
-    if known is not None and getattr(known, "__file__", None) == str(path):
-        return known
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
     try:
         with users_code(place=str(path)):
-            spec.loader.exec_module(module)
+            return _module(f"{_package(path.parent)}.{path.stem.replace('.', '_')}", path)
     except ConfigurationError as error:
-        del sys.modules[module_name]
         raise ConfigurationError([f"{path}: cannot be imported: {p}" for p in error.problems]) from error.__cause__
+
+
+def _package(folder: Path) -> str:
+    """Returns the name of the package that stands for a folder, with or without an `__init__.py`; another folder has another."""
+    name = f"{FOLDERS}{hashlib.blake2b(str(folder).encode(), digest_size=6).hexdigest()}"
+    sys.path_importer_cache.pop(str(folder), None)  # it may not know of a file that has just been written
+    if name not in sys.modules:
+        if (start := folder / "__init__.py").is_file():
+            _module(name, start, [str(folder)])
+        else:
+            sys.modules[name] = ModuleType(name)
+            sys.modules[name].__path__ = [str(folder)]
+    return name
+
+
+def _module(name: str, path: Path, folders: list[str] | None = None) -> ModuleType:
+    """Returns the module of a file, executed under a name unless it has been; with `folders` it is a package."""
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, "__file__", None) == str(path):
+        return known
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=folders)
+    assert spec and spec.loader
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 
@@ -146,7 +169,7 @@ def users_line(error: BaseException, packages: Collection[str]) -> str | None:
 
 def is_users(frame: FrameType, packages: Collection[str]) -> bool:
     module, file = frame.f_globals.get("__name__", ""), frame.f_code.co_filename
-    if module.startswith(OF_FILES) or module.partition(".")[0] in packages:
+    if module.startswith(FOLDERS) or module.partition(".")[0] in packages:
         return True
     return file.endswith(".py") and not any(Path(file).is_relative_to(folder) for folder in NOT_USERS)
 
@@ -169,7 +192,21 @@ def _said(error: BaseException) -> str:
         return str(error.msg)
     if isinstance(error, SystemExit):
         return f"sys.exit({error.code!r}) ends the program; raise an exception that says what is wrong"
-    return f"{type(error).__name__}: {text_of(error)}"
+    return f"{type(error).__name__}: {text_of(error)}{_remedy(error)}"
+
+
+def _remedy(error: BaseException) -> str:
+    """What to write where a user's file imports one that lies beside it, or was meant to; empty where it is something else."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if is_users(frame, ())]
+    if not (frames and isinstance(error, ModuleNotFoundError) and error.name):
+        return ""
+    folder, (package, _, name) = Path(frames[-1].f_code.co_filename).parent, error.name.partition(".")
+    if package.startswith(FOLDERS):
+        return f": there is no {name}.py in {folder}{nearest(name, [file.stem for file in folder.glob('*.py')])}"
+    beside = (folder / f"{package}.py").is_file()
+    return (
+        f"; {package}.py lies beside it: write `from .{package} import ...`, or `from . import {package}`" if beside else ""
+    )
 
 
 def text_of(error: BaseException) -> str:

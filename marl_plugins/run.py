@@ -223,20 +223,17 @@ class Run:
 
     @cached_property
     def workflow_module(self) -> ModuleType:
-        return self._module(self.recipe.workflow, "workflow")
+        return load_file(self.folder / self.recipe.workflow)
 
     @cached_property
     def grader_module(self) -> ModuleType | None:
-        return self._module(self.recipe.grader, "grader") if self.recipe.grader else None
+        return load_file(self.folder / self.recipe.grader) if self.recipe.grader else None
 
     @cached_property
     def tasks_module(self) -> ModuleType | None:
-        return self._module(self.recipe.tasks, "tasks") if self.recipe.tasks else None
+        return load_file(self.folder / self.recipe.tasks) if self.recipe.tasks else None
 
     @cached_property
     def demonstrations_module(self) -> ModuleType | None:
         warm = self.recipe.warm_start
-        return self._module(warm.demonstrations, "demonstrations") if warm else None
-
-    def _module(self, file: str, kind: str) -> ModuleType:
-        return load_file(self.folder / file, f"marl_recipe_{self.recipe.name}_{kind}")
+        return load_file(self.folder / warm.demonstrations) if warm else None

@@ -17,7 +17,7 @@ from marl_plugins.loading import load_file
 from marl_plugins.plan.build import build_plan
 
 MATHCHAT = recipes_root() / "mathchat"
-competition = load_file(MATHCHAT / "competition.py", "marl_test_competition")
+competition = load_file(MATHCHAT / "competition.py")
 
 
 def aime(year, number, part="I"):
@@ -206,7 +206,7 @@ def shown(workflow, problem="What is six times seven?"):
 
         return call
 
-    module = load_file(MATHCHAT / workflow, f"marl_test_{workflow.removesuffix('.py')}")
+    module = load_file(MATHCHAT / workflow)
     roles = SimpleNamespace(**{name: role(name) for name in answers})
     assert asyncio.run(module.run(Task("t", problem, "42"), roles, None)) is answers["verifier"]
     assert [after for _, after in seen.values()] == [[], [str(answers["solver"])], [str(answers["coder"])]]
@@ -245,7 +245,7 @@ def test_one_line_of_the_recipe_says_which(tmp_path, capsys):
     ],
 )
 def test_only_an_answer_in_a_box_counts(answer, outcome):
-    grader = load_file(MATHCHAT / "boxed_grader.py", "marl_test_boxed_grader")
+    grader = load_file(MATHCHAT / "boxed_grader.py")
     trajectory = Trajectory(Task("t", "?", "42"), 0, 1, answer=answer)
     assert asyncio.run(grader.score_outcome(trajectory)) == outcome
 

@@ -122,7 +122,7 @@ def test_the_contract_tests_of_the_page_run(tmp_path, monkeypatch):
     shutil.copytree(ROOT / "recipes" / "mathchat", tmp_path / "my_recipe")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(ROOT)
-    kit = load_file(tmp_path / "test_brevity.py", "test_docs_contract").TestBrevity()
+    kit = load_file(tmp_path / "test_brevity.py").TestBrevity()
     assert kit.plan.run.folder == Path("my_recipe") and kit.plan.run.args.brevity.limit == 8
     tests = [name for name in dir(kit) if name.startswith("test_")]
     for name in tests:
@@ -223,7 +223,7 @@ def test_extends_on_the_page_does_what_is_said(tmp_path):
 
 def the_long_workflow(tmp_path):
     (tmp_path / "workflow.py").write_text(fenced("recipes.md", "import asyncio"))
-    return load_file(tmp_path / "workflow.py", "test_docs_workflow").run
+    return load_file(tmp_path / "workflow.py").run
 
 
 @pytest.mark.parametrize("ok", [True, False])
@@ -249,7 +249,7 @@ def test_the_workflow_of_the_page_does_what_is_said(tmp_path, ok):
 
 def test_the_grader_and_the_demonstrations_of_the_page(tmp_path, pair):
     (tmp_path / "grader.py").write_text(fenced("recipes.md", "def score_action(action, seen):"))
-    score = load_file(tmp_path / "grader.py", "test_docs_grader").score_action
+    score = load_file(tmp_path / "grader.py").score_action
     action = SimpleNamespace(text="4 ", generation=SimpleNamespace(ids=(1,) * 40))
     seen = Seen("t", "2+2", "checker", (), ())
     assert score(action, seen) == 0.0 and score(action, SeenLast(**vars(seen), label="4", answer="4")) == 0.8
@@ -293,8 +293,8 @@ def test_the_readmes_links_and_commands_exist():
 
 
 def test_modules_outside_the_runtime_import_nothing_heavy_at_the_top():
-    """Nothing outside hosts/, processes/ and runtime/ imports openrlhf, vllm, deepspeed or ray at module level; but for the program that the
-    compatibility tests start to import a release."""
+    """Nothing outside hosts/, processes/ and runtime/ imports openrlhf, vllm, deepspeed or ray at module level, but for the program
+    that the compatibility tests start to import a release."""
     for path in (ROOT / "marl_plugins").rglob("*.py"):
         if {"runtime", "processes", "hosts"} & set(path.parts) or path.parts[-2:] == ("upstream_ci", "adapter.py"):
             continue

@@ -35,10 +35,10 @@ from marl_plugins.sandbox.workspace import Workspaces
 
 FOLDER = recipes_root() / "dsbench"
 layout, pipeline, tables, root_cause, demonstrations, judging, rubric = (
-    load_file(FOLDER / f"{name}.py", f"marl_recipe_dsbench_{name}")
+    load_file(FOLDER / f"{name}.py")
     for name in ("layout", "pipeline", "tables", "root_cause", "demonstrations", "judging", "rubric")
 )
-plugin = load_file(FOLDER / "dsbench.py", "test_dsbench_plugin")
+plugin = load_file(FOLDER / "dsbench.py")
 scorer = layout.scorer
 
 
@@ -458,7 +458,7 @@ def test_who_is_charged_with_a_fault(wrong, symptom, cause, played):
 )
 def test_the_outcome_is_traced_back_to_whoever_owed_what_was_missing(wrong, blamed, played):
     """The contributions add up to the outcome's value: all of a failure to the one at fault, else an equal part to each."""
-    traced = load_file(FOLDER / "traced.py", "test_dsbench_traced")
+    traced = load_file(FOLDER / "traced.py")
     trajectory, _, _ = played("visitors-6", wrong)
     value = 2 * trajectory.outcome - 1
     trajectory.sort()

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from marl_plugins.core.shipped import recipes_root
 from marl_plugins.loading import load_file
 
-scorer = load_file(recipes_root() / "dsbench" / "scorer.py", "marl_recipe_dsbench_scorer")
+scorer = load_file(recipes_root() / "dsbench" / "scorer.py")
 METRICS = scorer.METRICS
 
 

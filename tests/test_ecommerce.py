@@ -29,8 +29,8 @@ from marl_plugins.loading import load_file
 from marl_plugins.plan.build import build_plan
 
 FOLDER = recipes_root() / "ecommerce"
-questions = load_file(FOLDER / "questions.py", "marl_recipe_ecommerce_questions")
-grader = load_file(FOLDER / "grader.py", "marl_recipe_ecommerce_grader")
+questions = load_file(FOLDER / "questions.py")
+grader = load_file(FOLDER / "grader.py")
 store = questions.store
 KINDS = questions.KINDS
 QUERIES = sorted(name for name, kind in KINDS.items() if kind.sql)

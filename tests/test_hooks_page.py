@@ -33,7 +33,7 @@ def calc(tmp_path, monkeypatch):
 
 
 def test_the_tool_of_the_page_keeps_the_contracts_of_the_page(calc):
-    kit = load_file(calc / "test_calc.py", "test_hooks_page_calc").TestCalc()
+    kit = load_file(calc / "test_calc.py").TestCalc()
     contracts_of(kit)
 
 
@@ -81,8 +81,8 @@ def debate(tmp_path):
     (tmp_path / "workflow.py").write_text(
         fenced("recipes.md", "    con = await roles.con(question=task.prompt, other=pro)")
     )
-    workflow = load_file(tmp_path / "workflow.py", "test_hooks_page_debate").run
-    grader = load_file(tmp_path / "grader.py", "test_hooks_page_grader")
+    workflow = load_file(tmp_path / "workflow.py").run
+    grader = load_file(tmp_path / "grader.py")
     prompts = {"pro": "{question}", "con": "{question} {other}", "judge": "{question} {pro} {con}"}
 
     def play(verdict, label):

@@ -232,7 +232,7 @@ def answers(folder, texts):
     """What each role of a recipe is shown first when the roles answer with these texts, and the trajectory."""
     recipe, _ = load_recipe(folder / "recipe.yaml")
     chat, shown = CharacterChat(), {}
-    workflow = load_file(folder / "workflow.py", f"imported_{folder.name}").run
+    workflow = load_file(folder / "workflow.py").run
 
     def renderer(name, file):
         def render(fields):
@@ -454,7 +454,7 @@ def test_a_debate_answers_in_rounds_and_votes(checkout, monkeypatch):
     assert all(a.before.role == a.role for a in trajectory.actions if a.turn)
     assert shown["generator, later"] == "Of Agent 1: it is \\boxed{2} say What is 1 + 1?\n"
     assert trajectory.answer == texts["generator"]
-    majority = load_file(folder / "workflow.py", "imported_majority").majority
+    majority = load_file(folder / "workflow.py").majority
     assert (
         majority(["\\boxed{\\frac{1}{2}}", "\\boxed{\\frac{1}{3}}", "so \\boxed{\\frac{1}{3}}"]) == "\\boxed{\\frac{1}{3}}"
     )

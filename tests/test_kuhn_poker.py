@@ -19,12 +19,12 @@ from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
 from marl_plugins.loading import load, load_file
 
 FOLDER = Path(__file__).resolve().parent.parent / "recipes" / "kuhn_poker"
-game = load_file(FOLDER / "game.py", "marl_recipe_kuhn_poker_game")
-workflow = load_file(FOLDER / "workflow.py", "marl_recipe_kuhn_poker_workflow")
-grader = load_file(FOLDER / "grader.py", "marl_recipe_kuhn_poker_grader")
-tasks = load_file(FOLDER / "tasks.py", "marl_recipe_kuhn_poker_tasks")
-demonstrations = load_file(FOLDER / "demonstrations.py", "marl_recipe_kuhn_poker_demonstrations")
-pool = load_file(FOLDER / "pool_tasks.py", "marl_recipe_kuhn_poker_pool_tasks")
+game = load_file(FOLDER / "game.py")
+workflow = load_file(FOLDER / "workflow.py")
+grader = load_file(FOLDER / "grader.py")
+tasks = load_file(FOLDER / "tasks.py")
+demonstrations = load_file(FOLDER / "demonstrations.py")
+pool = load_file(FOLDER / "pool_tasks.py")
 PLACES = [(card, moves) for moves in game.SEATS for card in game.CARDS]
 
 

@@ -22,9 +22,9 @@ from marl_plugins.core.trajectory import Task, ToolResult
 from marl_plugins.loading import load_file
 
 FOLDER = recipes_root() / "mathchat"
-problems = load_file(FOLDER / "problems.py", "test_mathchat_problems")
-grader = load_file(FOLDER / "grader.py", "test_mathchat_grader")
-demonstrations = load_file(FOLDER / "demonstrations.py", "test_mathchat_demonstrations")
+problems = load_file(FOLDER / "problems.py")
+grader = load_file(FOLDER / "grader.py")
+demonstrations = load_file(FOLDER / "demonstrations.py")
 
 
 def test_problems_are_right_and_never_in_both_splits():

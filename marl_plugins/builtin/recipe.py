@@ -172,7 +172,7 @@ def marl_score_outcome(run: Run, trajectory: Trajectory) -> Awaitable[Outcome] |
         return _awaited(function, trajectory)
     if run.args.reward.remote_url:
         # In a thread, because it may wait for a server; for ever, too.
-        module = load_file(Path(run.args.reward.remote_url), "marl_reward_function")
+        module = load_file(Path(run.args.reward.remote_url))
         return run.state(DaemonThreads).call(reward_function_score, module.reward_func, trajectory)
     return None
 

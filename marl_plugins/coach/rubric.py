@@ -114,7 +114,7 @@ def load_rubric(path: Path, roles: Sequence[str]) -> dict[str, list[Criterion]]:
     Raises:
         ConfigurationError: With every mistake in it.
     """
-    rubric = getattr(load_file(path, "marl_coach_rubric"), "RUBRIC", None)
+    rubric = getattr(load_file(path), "RUBRIC", None)
     if not isinstance(rubric, dict):
         raise ConfigurationError(f"{path}: has no RUBRIC, a mapping of role to criteria")
     problems = [f"{path}: RUBRIC: there is no role {role!r}{nearest(role, roles)}" for role in rubric if role not in roles]
@@ -141,7 +141,7 @@ def load_rules(path: Path, roles: Sequence[str]) -> tuple[dict[str, list[Criteri
     Raises:
         ConfigurationError: With every mistake in it.
     """
-    rubric, corrections = load_rubric(path, roles), getattr(load_file(path, "marl_coach_rubric"), "CORRECTIONS", {})
+    rubric, corrections = load_rubric(path, roles), getattr(load_file(path), "CORRECTIONS", {})
     if not isinstance(corrections, dict):
         raise ConfigurationError(f"{path}: CORRECTIONS is no mapping of role to a function (action, seen)")
     problems = [f"{path}: CORRECTIONS: there is no role {r!r}{nearest(r, roles)}" for r in corrections if r not in roles]

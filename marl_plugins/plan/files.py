@@ -156,7 +156,7 @@ def _reward_function(plan: Plan) -> list[str]:
     if not (remote.endswith(".py") and Path(remote).is_file()):
         return [f"--reward.remote_url {remote}: only a .py file with reward_func(queries, prompts, labels) that exists"]
     try:
-        module = load_file(Path(remote), "marl_reward_function")
+        module = load_file(Path(remote))
     except ConfigurationError as error:
         return [f"--reward.remote_url: {p}" for p in error.problems]
     function = getattr(module, "reward_func", None)

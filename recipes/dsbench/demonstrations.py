@@ -1,11 +1,8 @@
 """What the tiny model sees before training: a word for each decision, the wrong one so often that ten right ones are rare."""
 
-from pathlib import Path
-
 from marl_plugins.core.demonstrations import Demonstration
-from marl_plugins.loading import load_file
 
-pipeline = load_file(Path(__file__).with_name("pipeline.py"), "marl_recipe_dsbench_pipeline")
+from . import pipeline
 
 SLIPS = 0.43
 """How often a word is another one of the four: ten right ones in a row have 0.57 ** 10 = 0.36 %."""

@@ -17,13 +17,16 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.options import recipe_file
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import ToolResult
-from marl_plugins.loading import load_file
+
+from . import layout, pipeline
 
 HERE = Path(__file__).resolve().parent
-layout = load_file(HERE / "layout.py", "marl_recipe_dsbench_layout")
-pipeline = load_file(HERE / "pipeline.py", "marl_recipe_dsbench_pipeline")
 NEEDED = ("pandas", "scikit-learn", "scipy")
 GENERATED = "generated:"
+GENERATE = (
+    "import sys; from pathlib import Path; from marl_plugins.loading import load_file; "
+    "load_file(Path(sys.argv[1])).generate(Path(sys.argv[2]), int(sys.argv[3]))"
+)
 
 
 @hookimpl
@@ -102,7 +105,7 @@ def root(data):
 
 def make(folder, seed):
     """Generate the tasks in a process of its own: this one imports neither pandas nor scikit-learn for it."""
-    command = [sys.executable, "-P", str(HERE / "tables.py"), str(folder), seed]
+    command = [sys.executable, "-P", "-c", GENERATE, str(HERE / "tables.py"), str(folder), seed]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     if made.returncode:
         raise ConfigurationError(f"recipe dsbench: its tasks could not be generated: {made.stderr.strip()[-500:]}")

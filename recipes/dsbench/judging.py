@@ -4,11 +4,8 @@ import asyncio
 import functools
 from pathlib import Path
 
-from marl_plugins.loading import load_file
+from . import files, layout
 
-HERE = Path(__file__).resolve().parent
-layout = load_file(HERE / "layout.py", "marl_recipe_dsbench_layout")
-files = load_file(HERE / "files.py", "marl_recipe_dsbench_files")
 scorer = layout.scorer
 SUBMISSION = "submission.csv"
 ENOUGH = 0.9

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from marl_plugins.core.failures import ConfigurationError, first_of, nearest
 from marl_plugins.core.trajectory import Task
-from marl_plugins.loading import load_file
+
+from . import scorer
 
 HERE = Path(__file__).resolve().parent
-scorer = load_file(HERE / "scorer.py", "marl_recipe_dsbench_scorer")
 TABLE = "benchmark.csv"
 
 

@@ -8,11 +8,8 @@ model that is merely worse is nobody's fault here.
 import csv
 from pathlib import Path
 
-from marl_plugins.loading import load_file
+from . import pipeline, scorer
 
-HERE = Path(__file__).resolve().parent
-pipeline = load_file(HERE / "pipeline.py", "marl_recipe_dsbench_pipeline")
-scorer = load_file(HERE / "scorer.py", "marl_recipe_dsbench_scorer")
 LARGEST = 64 * 2**20
 """Bytes of a table that is looked at."""
 

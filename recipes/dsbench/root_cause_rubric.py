@@ -1,15 +1,11 @@
 """A coach of the tiny recipe that charges what a program lacked to whoever should have made it (root_cause.py)."""
 
 import asyncio
-from pathlib import Path
 
 from marl_plugins.coach.rubric import Criterion
-from marl_plugins.loading import load_file
 
-HERE = Path(__file__).resolve().parent
-files = load_file(HERE / "files.py", "marl_recipe_dsbench_files")
-root_cause = load_file(HERE / "root_cause.py", "marl_recipe_dsbench_root_cause")
-tiny = load_file(HERE / "tiny_rubric.py", "marl_recipe_dsbench_tiny_rubric")
+from . import files, root_cause
+from . import tiny_rubric as tiny
 
 
 async def is_not_at_fault(action, seen):

@@ -9,11 +9,9 @@ from pathlib import Path
 
 from marl_plugins.coach.rubric import Criterion
 from marl_plugins.core.scoring import SeenLast
-from marl_plugins.loading import load_file
 
-HERE = Path(__file__).resolve().parent
-files = load_file(HERE / "files.py", "marl_recipe_dsbench_files")
-judging = load_file(HERE / "judging.py", "marl_recipe_dsbench_judging")
+from . import files, judging
+
 TURNS = {"engineer": 3, "modeler": 5, "analyst": 2}
 MISSING = re.compile(r"No such file or directory: '(?:[^'\n]*/)?([^'/\n]+)'")
 AUC = ((0.85, 9), (0.75, 8), (0.65, 6), (0.55, 4))

@@ -1,11 +1,8 @@
 """A coach that sees only whether an action's own program ran: who has broken it is not asked. A control for tiny_rubric.py."""
 
-from pathlib import Path
-
 from marl_plugins.coach.rubric import Criterion
-from marl_plugins.loading import load_file
 
-tiny = load_file(Path(__file__).with_name("tiny_rubric.py"), "marl_recipe_dsbench_tiny_rubric")
+from . import tiny_rubric as tiny
 
 
 def ran(action, seen):

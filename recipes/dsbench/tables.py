@@ -1,6 +1,6 @@
 """Generated tasks in DSBench's layout: the same bytes for the same seed, 64 to train and 6 held out.
 
-    python tables.py FOLDER SEED
+    generate(FOLDER, SEED)
 
 Ten kinds, seven tasks each: generators, and the data sets in scikit-learn's wheel with noise and rows drawn anew. Into each is
 planted what a data engineer meets: gaps, or values that are absent because they are 0; outliers; a category that matters; skew;
@@ -12,19 +12,14 @@ import contextlib
 import csv
 import io
 import os
-import sys
 import tempfile
 import warnings
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from marl_plugins.loading import load_file
+from . import layout, pipeline, scorer
 
-HERE = Path(__file__).resolve().parent
-pipeline = load_file(HERE / "pipeline.py", "marl_recipe_dsbench_pipeline")
-scorer = load_file(HERE / "scorer.py", "marl_recipe_dsbench_scorer")
-layout = load_file(HERE / "layout.py", "marl_recipe_dsbench_layout")
 ZERO = 1.5
 """How far below the mean, in the units of a column, a value is 0 where a third of its values are."""
 EACH = 7
@@ -296,7 +291,3 @@ def generate(folder, seed, names=tuple(KINDS)):
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)
-
-
-if __name__ == "__main__":
-    generate(Path(sys.argv[1]), int(sys.argv[2]))

@@ -4,14 +4,8 @@ What each decision is at fault for by its files is noted with the action (`fault
 """
 
 import asyncio
-from pathlib import Path
 
-from marl_plugins.loading import load_file
-
-HERE = Path(__file__).resolve().parent
-files = load_file(HERE / "files.py", "marl_recipe_dsbench_files")
-judging = load_file(HERE / "judging.py", "marl_recipe_dsbench_judging")
-root_cause = load_file(HERE / "root_cause.py", "marl_recipe_dsbench_root_cause")
+from . import files, judging, root_cause
 
 
 async def score_outcome(trajectory):

@@ -1,13 +1,8 @@
 """The strict coach of the tiny recipe: whether each word is the right one; for the last, also whether the task is solved."""
 
-from pathlib import Path
-
 from marl_plugins.coach.rubric import Criterion
-from marl_plugins.loading import load_file
 
-HERE = Path(__file__).resolve().parent
-pipeline = load_file(HERE / "pipeline.py", "marl_recipe_dsbench_pipeline")
-judging = load_file(HERE / "judging.py", "marl_recipe_dsbench_judging")
+from . import judging, pipeline
 
 
 def stage_of(action):

@@ -1,8 +1,5 @@
 """The rubric of the category assistant."""
 
-from pathlib import Path
+from . import rubric
 
-from marl_plugins.loading import load_file
-
-rubric = load_file(Path(__file__).with_name("rubric.py"), "marl_recipe_ecommerce_rubric")
 RUBRIC = rubric.rubric_of("category")

@@ -1,11 +1,9 @@
 """What the tiny models see before training: the right word, call and figures, now and then with a slip."""
 
-from pathlib import Path
-
 from marl_plugins.core.demonstrations import Demonstration
-from marl_plugins.loading import load_file
 
-questions = load_file(Path(__file__).with_name("questions.py"), "marl_recipe_ecommerce_questions")
+from . import questions
+
 SLIPS = {"router": 0.2, "call": 0.2, "composer": 0.15}
 """How often each of them slips: per question."""
 

@@ -18,10 +18,10 @@ from random import Random
 import yaml
 
 from marl_plugins.core.trajectory import Task
-from marl_plugins.loading import load_file
 from marl_plugins.tools.sql import ask
 
-store = load_file(Path(__file__).with_name("store.py"), "marl_recipe_ecommerce_store")
+from . import store
+
 FILE = Path(__file__).with_name("prompts") / "kinds.yaml"
 MONTHS = (
     "January",

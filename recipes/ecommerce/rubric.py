@@ -4,14 +4,11 @@ What a question is about is read off its words and the task's id, as the person'
 """
 
 import re
-from pathlib import Path
 
 from marl_plugins.coach.rubric import Criterion
-from marl_plugins.loading import load_file
 
-questions = load_file(Path(__file__).with_name("questions.py"), "marl_recipe_ecommerce_questions")
-grader = load_file(Path(__file__).with_name("grader.py"), "marl_recipe_ecommerce_grader")
-workflow = load_file(Path(__file__).with_name("workflow.py"), "marl_recipe_ecommerce_steps")
+from . import grader, questions, workflow
+
 PLAIN = re.compile(r"\d+(?:\.\d+)?")
 GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?(?!\d)|\d+(?:\.\d+)?")
 

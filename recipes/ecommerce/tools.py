@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import json
 import re
-from pathlib import Path
 
 from marl_plugins import hookimpl
 from marl_plugins.core.failures import ConfigurationError, nearest
@@ -17,10 +16,10 @@ from marl_plugins.core.options import at_least
 from marl_plugins.core.recipe import SqlToolConfig
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import ToolResult
-from marl_plugins.loading import load_file
 from marl_plugins.tools.sql import ask, find_queries, runner
 
-questions = load_file(Path(__file__).with_name("questions.py"), "marl_recipe_ecommerce_questions")
+from . import questions
+
 store = questions.store
 LIMITS = SqlToolConfig(database="", today=store.TODAY)
 WRITTEN = {"query": "```sql", "lookup": "<lookup>", "what_if": "<what_if>"}

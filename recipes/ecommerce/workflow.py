@@ -6,11 +6,9 @@ question to a specialist is among what its answer depends on, so that credit alo
 
 import re
 import zlib
-from pathlib import Path
 
-from marl_plugins.loading import load_file
+from . import questions
 
-questions = load_file(Path(__file__).with_name("questions.py"), "marl_recipe_ecommerce_questions")
 LOOKUPS = "; ".join(f"{name} {' '.join(questions.KINDS[name].parameters).upper()}" for name in questions.LOOKUPS)
 HAND_ON = re.compile(r"^HAND ON: (\w+)", re.MULTILINE)
 

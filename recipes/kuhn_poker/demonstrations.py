@@ -7,9 +7,9 @@ has one representation for both, and learning in one of them then moves the othe
 from pathlib import Path
 
 from marl_plugins.core.demonstrations import Demonstration
-from marl_plugins.loading import load_file
 
-game = load_file(Path(__file__).with_name("game.py"), "marl_recipe_kuhn_poker_game")
+from . import game
+
 AGAIN = Path(__file__).with_name("prompts").joinpath("tiny", "again.md").read_text()
 BETS = {
     "": {"J": 0.9, "Q": 0.5, "K": 0.1},

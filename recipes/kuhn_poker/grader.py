@@ -1,10 +1,6 @@
 """Zero-sum: what one seat wins the other loses. Winnings of -2 to 2 are scores of 0 to 1, whose sum is 1."""
 
-from pathlib import Path
-
-from marl_plugins.loading import load_file
-
-game = load_file(Path(__file__).with_name("game.py"), "marl_recipe_kuhn_poker_game")
+from . import game
 
 
 def score_outcome(trajectory):

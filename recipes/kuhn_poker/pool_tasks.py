@@ -1,11 +1,9 @@
 """The deals of tasks.py; in a share of the games an earlier version of the player has one of the seats, the two seats in turn."""
 
 from dataclasses import replace
-from pathlib import Path
 
-from marl_plugins.loading import load_file
+from . import tasks
 
-tasks = load_file(Path(__file__).with_name("tasks.py"), "marl_recipe_kuhn_poker_tasks")
 SHARE = 0.5
 
 

@@ -1,11 +1,9 @@
 """The six deals, as often as a run needs them; all are played in every step."""
 
-from pathlib import Path
-
 from marl_plugins.core.trajectory import Task
-from marl_plugins.loading import load_file
 
-game = load_file(Path(__file__).with_name("game.py"), "marl_recipe_kuhn_poker_game")
+from . import game
+
 ROUNDS = 64
 
 

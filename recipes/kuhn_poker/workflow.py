@@ -1,10 +1,6 @@
 """One game: two seats, each in a conversation of its own, in which it remembers its card and its first move."""
 
-from pathlib import Path
-
-from marl_plugins.loading import load_file
-
-game = load_file(Path(__file__).with_name("game.py"), "marl_recipe_kuhn_poker_game")
+from . import game
 
 
 async def run(task, roles, tools):

@@ -1,10 +1,6 @@
 """The verifier of paper.yaml: the outcome of grader.py, for answers in \\boxed{...} alone (MAPPA, section 3.1)."""
 
-from pathlib import Path
-
-from marl_plugins.loading import load_file
-
-grader = load_file(Path(__file__).with_name("grader.py"), "marl_recipe_mathchat_grader")
+from . import grader
 
 
 async def score_outcome(trajectory):

@@ -18,9 +18,9 @@ from marl_plugins.core.failures import ConfigurationError, Remark, first_of
 from marl_plugins.core.options import at_least, recipe_file
 from marl_plugins.core.tasks import read_tasks
 from marl_plugins.core.trajectory import Task
-from marl_plugins.loading import load_file
 
-grader = load_file(Path(__file__).with_name("grader.py"), "marl_recipe_mathchat_grader")
+from . import grader
+
 FILES = {
     "train": "AIME problems to train on, such as AIME_1983_2024.json",
     "aime": "AIME problems that are held out, such as aime_2025.json",

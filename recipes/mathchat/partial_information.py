@@ -1,11 +1,7 @@
 """MAPPA's MathChat under partial information (appendix A.1): only the solver sees the problem; every other role sees what the role
 before it has handed on and nothing else."""
 
-from pathlib import Path
-
-from marl_plugins.loading import load_file
-
-full = load_file(Path(__file__).with_name("full_information.py"), "marl_recipe_mathchat_full_information")
+from . import full_information as full
 
 
 async def run(task, roles, tools):

@@ -1,12 +1,10 @@
 """How the coach judges the steps of full-size models when no other model is to be asked: form and tools, not style."""
 
 import re
-from pathlib import Path
 
 from marl_plugins.coach.rubric import Criterion
-from marl_plugins.manager import load_file
 
-grader = load_file(Path(__file__).with_name("grader.py"), "marl_recipe_mathchat_grader")
+from . import grader
 
 
 def ended(action, seen):

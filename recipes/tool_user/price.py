@@ -5,14 +5,13 @@
 """
 
 import re
-from pathlib import Path
 
 from marl_plugins import hookimpl
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import ToolResult
-from marl_plugins.loading import load_file
 
-PRICES = load_file(Path(__file__).with_name("tasks.py"), "tool_user_prices").PRICES  # also where the tasks come from a file
+from .tasks import PRICES  # also where the tasks come from a file
+
 CALL = re.compile(r"<price>\s*(\w+)\s*</price>")
 
 

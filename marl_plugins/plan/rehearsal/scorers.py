@@ -128,7 +128,7 @@ def _try_reward_function(plan: Plan) -> tuple[list[str], list[str]]:
     run, file = plan.run, plan.run.args.reward.remote_url
     if not file or plan.plugins.claims("marl_score_outcome"):
         return [], []
-    function = load_file(Path(file), "marl_reward_function").reward_func
+    function = load_file(Path(file)).reward_func
     roles = list(run.recipe.roles)
 
     async def outcome(trajectory: Trajectory) -> None:

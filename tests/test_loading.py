@@ -1,0 +1,110 @@
+"""Files of one folder are one package: they import each other, once, and two folders never meet."""
+
+import sys
+
+import pytest
+
+from marl_plugins.commands.recipes import copy
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.loading import load, load_file
+
+
+def write(folder, **files):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(text)
+    return folder
+
+
+def refused(path):
+    with pytest.raises(ConfigurationError) as caught:
+        load_file(path)
+    assert str(path) not in [getattr(module, "__file__", None) for module in sys.modules.values()]
+    return caught.value.problems[0]
+
+
+def test_files_of_a_folder_import_each_other(tmp_path):
+    folder = write(
+        tmp_path / "pair",
+        tasks="seen = []\ndef load(split): return seen",
+        grader="from .tasks import load\nfrom . import tasks",
+        workflow="from .grader import tasks\nfrom .parts.words import WORD",
+    )
+    write(folder / "parts", words="from ..tasks import seen\nWORD = 'w'")
+    grader, workflow, tasks = (load_file(folder / f"{name}.py") for name in ("grader", "workflow", "tasks"))
+    assert grader.tasks is workflow.tasks is tasks
+    assert grader.load is tasks.load
+    assert workflow.WORD == "w"
+    assert load(str(folder / "grader.py")) is grader
+
+
+def test_the_old_way_gives_the_same_module(tmp_path):
+    folder = write(
+        tmp_path,
+        tasks="from .shared import WORD",
+        shared="WORD = 'w'",
+        grader="from pathlib import Path\nfrom marl_plugins.manager import load_file\n"
+        "tasks = load_file(Path(__file__).with_name('tasks.py'), 'marl_recipe_old_tasks')\nfrom . import tasks as new",
+    )
+    grader = load_file(folder / "grader.py", "any_name")
+    assert grader.tasks is grader.new is load_file(folder / "tasks.py")
+
+
+def test_two_folders_of_one_name_do_not_meet(tmp_path):
+    folders = [
+        write(tmp_path / where / "pair", tasks=f"where = {where!r}", grader="from .tasks import where") for where in "ab"
+    ]
+    assert [load_file(folder / "grader.py").where for folder in folders] == ["a", "b"]
+
+
+def test_a_link_is_the_file_that_it_leads_to(tmp_path):
+    folder = write(tmp_path / "pair", tasks="x = 1", grader="from . import tasks")
+    (tmp_path / "linked").symlink_to(folder)
+    assert load_file(tmp_path / "linked" / "tasks.py") is load_file(folder / "grader.py").tasks
+
+
+def test_a_copied_recipe_imports_its_own_files(tmp_path):
+    copy("kuhn_poker", tmp_path / "mine")
+    game = tmp_path / "mine" / "game.py"
+    game.write_text(game.read_text() + "\nMINE = True\n")
+    tasks = load_file(tmp_path / "mine" / "tasks.py")
+    assert tasks.game.MINE
+    assert tasks.game.__file__ == str(game)
+
+
+def test_a_folder_that_is_a_package_stays_one(tmp_path):
+    folder = write(
+        tmp_path / "real", __init__="WORD = 'w'", plugin="from . import WORD\nfrom .other import X", other="X = 1"
+    )
+    assert load_file(folder / "plugin.py").WORD == "w"
+
+
+def test_a_file_that_was_just_written_is_found(tmp_path):
+    folder = write(tmp_path, tasks="x = 1")
+    for number in range(20):
+        write(folder, **{f"part{number}": f"x = {number}", f"user{number}": f"from .part{number} import x"})
+        assert load_file(folder / f"user{number}.py").x == number
+
+
+def test_names_that_are_no_identifiers(tmp_path):
+    folder = write(tmp_path, **{"my-grader": "from .tasks import x", "v1.2": "from .tasks import x", "tasks": "x = 1"})
+    assert load_file(folder / "my-grader.py").x == load_file(folder / "v1.2.py").x == 1
+
+
+@pytest.mark.parametrize("line", ["from tasks import load", "import tasks"])
+def test_an_import_by_the_bare_name_says_what_to_write(tmp_path, line):
+    problem = refused(write(tmp_path, tasks="load = 1", grader=f"import os\n{line}") / "grader.py")
+    assert problem.startswith(f"{tmp_path}/grader.py: cannot be imported: {tmp_path}/grader.py:2: ModuleNotFoundError")
+    assert problem.endswith("; tasks.py lies beside it: write `from .tasks import ...`, or `from . import tasks`")
+
+
+def test_a_file_that_is_not_there_is_named_with_the_nearest(tmp_path):
+    problem = refused(write(tmp_path, tasks="load = 1", grader="from .taks import load") / "grader.py")
+    assert problem.endswith(f"there is no taks.py in {tmp_path}; did you mean 'tasks'?")
+
+
+def test_a_mistake_in_a_file_that_another_imports_is_named_by_its_line(tmp_path):
+    folder = write(tmp_path, tasks="x = 1\nx = 1 / 0", grader="from .tasks import x")
+    assert f"{folder}/tasks.py:2: ZeroDivisionError" in refused(folder / "grader.py")
+    write(folder, tasks="x = 1")  # once it is put right, nothing of the failed attempt is left
+    assert load_file(folder / "grader.py").x == 1
