@@ -26,7 +26,6 @@ is that to `outcome`, paired by seed, with its 95 % t-interval.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +38,7 @@ from numpy.typing import NDArray
 from benchmarks.demo import points
 from marl_plugins.core.shipped import recipes_root
 from marl_plugins.loading import load_file
+from marl_plugins.records.read import RunReader
 
 Array = NDArray[Any]
 RECIPE = recipes_root() / "dsbench"
@@ -255,7 +255,7 @@ def recorded(arm: str) -> dict[int, list[float]]:
     """Held-out success of the real loop's runs by step, as benchmarks.dsbench has recorded it."""
     found: dict[int, list[float]] = {}
     for run in sorted(RECORDED.glob(f"{arm}-*")):
-        for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
+        for line in RunReader(run).metrics():
             found.setdefault(int(line["step"]), []).append(line["eval/outcome"])
     return found
 

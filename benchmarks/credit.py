@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 from pathlib import Path
 
 from benchmarks.demo import ARMS as DEMO
 from benchmarks.demo import COACH, points, train
+from marl_plugins.records.read import RunReader
 
 STEPS = 40
 ARMS: dict[str, list[str]] = {
@@ -42,8 +42,8 @@ ARMS: dict[str, list[str]] = {
 
 def successes(folder: Path) -> dict[int, float]:
     """Held-out success by the step after which it was evaluated, up to `STEPS`."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return {int(m["step"]): m["eval/outcome"] for m in lines if "eval/outcome" in m and m["step"] <= STEPS}
+    metrics = RunReader(folder).metrics()
+    return {int(m["step"]): m["eval/outcome"] for m in metrics if "eval/outcome" in m and m["step"] <= STEPS}
 
 
 def steps_to(curve: dict[int, float], success: float) -> float:

@@ -29,6 +29,7 @@ from typing import Any
 
 from benchmarks.startup import memory
 from marl_plugins.core.shipped import recipes_root
+from marl_plugins.records.read import RunReader
 
 MATHCHAT = recipes_root() / "mathchat"
 ROLES = ("solver", "coder", "verifier")
@@ -130,8 +131,7 @@ def without_each(seeds: int, out: Path) -> None:
 def steps_to(folder: Path, success: float) -> int:
     """The step of the first evaluation with at least this success, or the run's last step."""
     step = 0
-    for line in (folder / "metrics.jsonl").read_text().splitlines():
-        metrics = json.loads(line)
+    for metrics in RunReader(folder).metrics():
         step = metrics["step"]
         if metrics.get("eval/outcome", 0.0) >= success:
             break

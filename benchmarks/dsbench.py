@@ -22,7 +22,6 @@ start from one warm start. Finished runs in FOLDER are not repeated.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import statistics
 import sys
@@ -31,6 +30,7 @@ from pathlib import Path
 from benchmarks.demo import points, train
 from benchmarks.recorded import add_flag, restore
 from marl_plugins.core.shipped import recipes_root
+from marl_plugins.records.read import RunReader
 
 DSBENCH = recipes_root() / "dsbench"
 TINY = ["--recipe", str(DSBENCH / "tiny.yaml")]
@@ -59,8 +59,7 @@ COMPARED = 40
 def curve(folder: Path) -> dict[int, float]:
     """Held-out success by step."""
     found = {}
-    for line in (folder / "metrics.jsonl").read_text().splitlines():
-        metrics = json.loads(line)
+    for metrics in RunReader(folder).metrics():
         if "eval/outcome" in metrics:
             found[int(metrics["step"])] = float(metrics["eval/outcome"])
     return found

@@ -14,13 +14,13 @@ steps. Means over seeds with minimum and maximum. All runs start from the same w
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.demo import train
 from marl_plugins.core.shipped import recipes_root
+from marl_plugins.records.read import RunReader
 
 KUHN = recipes_root() / "kuhn_poker"
 TINY = ["--recipe", str(KUHN / "tiny.yaml")]
@@ -34,8 +34,7 @@ LAST = 10
 
 def curve(folder: Path) -> list[float]:
     """Exploitability by step."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line["kuhn/exploitability"] for line in lines if "kuhn/exploitability" in line]
+    return [line["kuhn/exploitability"] for line in RunReader(folder).metrics() if "kuhn/exploitability" in line]
 
 
 def spread(values: Sequence[float]) -> str:

@@ -26,6 +26,7 @@ from pathlib import Path
 from benchmarks.demo import points, train, watched
 from benchmarks.recorded import add_flag, restore
 from marl_plugins.core.shipped import recipes_root
+from marl_plugins.records.read import RunReader
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,7 @@ FROZEN = ("--actor.adam.lr", "0", "--max_steps", "2", "--eval.steps", "2")
 
 def curve(folder: Path, outcome: str) -> dict[int, float]:
     """Held-out success by step."""
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return {line["step"]: line[outcome] for line in lines if outcome in line}
+    return {line["step"]: line[outcome] for line in RunReader(folder).metrics() if outcome in line}
 
 
 def row(name: str, arm: str, seeds: Sequence[int], out: Path) -> str:

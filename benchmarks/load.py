@@ -1,8 +1,8 @@
 """How skewed the load of a run is, and how long its tails are: `python -m benchmarks.load FILE`
 
-FILE is what `openrlhf trace RUN` has printed. By role its share of the actions and of the sampled tokens, and median, 95th
-percentile and maximum of what it was shown, what it sampled, and how long that took, alone and with its tools; by tool the
-same of its calls. And how many actions were in progress at once.
+FILE is what `openrlhf export RUN --table trace --to FILE` has written. By role its share of the actions and of the sampled tokens,
+and median, 95th percentile and maximum of what it was shown, what it sampled, and how long that took, alone and with its tools; by
+tool the same of its calls. And how many actions were in progress at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from marl_plugins.core.trace import TracedAction, read_trace
+from marl_plugins.records.trace import TracedAction, read_trace
 
 
 def spread(values: Sequence[float], unit: str = "") -> str:

@@ -12,12 +12,14 @@ import argparse
 import json
 import statistics
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from benchmarks.coach import server, stats
 from benchmarks.credit import successes
 from benchmarks.demo import MATHCHAT, points, watched
+from marl_plugins.records.read import RunReader
 
 KINDS = ("429", "500", "hang", "reset", "empty", "broken", "out of range", "injected")
 FAILING = dict.fromkeys(KINDS, 0.2 / len(KINDS))
@@ -53,19 +55,16 @@ def train(arm: str, seed: int, out: Path, max_steps: int) -> dict[str, Any]:
 
 def account(folder: Path) -> dict[str, Any]:
     """The ledger of a run, which has to add up, and agree with the records of the actions."""
-    missing: dict[str, int] = {}
-    generated = 0
-    for line in (folder / "ledger.jsonl").read_text().splitlines():
-        for role in json.loads(line)["roles"].values():
-            assert role["generated"] == role["trained"] + sum(role["left_out"].values())
-            generated += role["generated"]
-            for reason, count in role["left_out"].items():
-                missing[reason] = missing.get(reason, 0) + count
-    unscored = 0
-    for line in (folder / "trajectories.jsonl").read_text().splitlines():
-        unscored += sum(a["score"] is None for a in json.loads(line)["actions"])
-    assert unscored == sum(missing.values()), (unscored, missing)
-    return {"generated": generated, "missing": missing}
+    missing, generated, run = Counter[str](), 0, RunReader(folder)
+    for ledger in run.ledgers():
+        for role, count in ledger.generated.items():
+            left_out = ledger.left_out.get(role, Counter())
+            assert count == ledger.trained[role] + left_out.total()
+            generated += count
+            missing.update(left_out)
+    unscored = sum(action.score is None for _, action in run.actions())
+    assert unscored == missing.total(), (unscored, missing)
+    return {"generated": generated, "missing": dict(missing)}
 
 
 def main() -> None:

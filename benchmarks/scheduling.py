@@ -1,7 +1,7 @@
 """How long a step takes by how its requests and updates are scheduled: many agents on few engines, on virtual time.
 
     python -m benchmarks.scheduling [--seeds 20] [--train 0.15 0.25 0.4]      # a minute
-    python -m benchmarks.scheduling --trace FILE [--token 0.05]               # a recorded load: what `openrlhf trace RUN` printed
+    python -m benchmarks.scheduling --trace FILE [--token 0.05]               # a recorded load, of `openrlhf export`
     python -m benchmarks.scheduling --controller [--trajectories 10000]       # CPU time per action of pool, router and rollout
 
 The real pool, router and rollout, on an event loop whose clock jumps to the next timer (tests/virtual_time.py). Engines and
@@ -33,10 +33,10 @@ from typing import Any, cast
 
 from marl_plugins import balance, routing, streaming
 from marl_plugins.core.rows import Row, rows_to_be
-from marl_plugins.core.trace import read_trace
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.core.workflow import Call, RoleSpec, Sampling
 from marl_plugins.processes.engines import EnginePool, RestartBudget
+from marl_plugins.records.trace import read_trace
 from marl_plugins.runtime.roles import Cast
 from marl_plugins.runtime.rollout import Rollout, Running
 
@@ -438,7 +438,7 @@ def main() -> None:
     )
     parser.add_argument("--controller", action="store_true")
     parser.add_argument("--trajectories", type=int, default=10_000)
-    parser.add_argument("--trace", type=Path, help="a recorded load, of `openrlhf trace RUN`")
+    parser.add_argument("--trace", type=Path, help="a recorded load, of `openrlhf export RUN --table trace`")
     parser.add_argument(
         "--token", type=float, default=0.05, help="seconds that an engine takes for a token of a recorded load"
     )

@@ -16,7 +16,8 @@ from marl_plugins.core.shipped import recipes_root
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.resume import manifest_of, read_manifest, saved_steps, tag
 from marl_plugins.records.best import Best, kept_apart, put_back
-from marl_plugins.records.report import legend, read_metrics, summarise
+from marl_plugins.records.read import RunReader
+from marl_plugins.records.report import legend, summarise
 from marl_plugins.runtime.checkpoints import Checkpoints
 from marl_plugins.runtime.metrics import held_out
 from marl_plugins.runtime.trainer import Trainer
@@ -159,7 +160,7 @@ def test_a_run_keeps_the_best_step_of_all_policies_apart_from_the_last(tmp_path)
     # 0, .03, .32, .51, .41, .37, .32: step 3 is the best, though 2 has the same outcome
     assert trainer.best.step == 3 and saved_steps(tmp_path / "checkpoints") == [3, 6]
     assert (tmp_path / "best" / "p" / "version").read_text() == "3"
-    metrics = read_metrics(tmp_path)
+    metrics = RunReader(tmp_path).metrics()
     assert [m["best/step"] for m in metrics[1:]] == [1, 2, 3, 3, 3, 3] and metrics[0]["best/smoothed"] == 0.0
     told = "Best step: 3 (0.515 on average over the evaluations so far); its weights are in best/."
     assert told in legend(summarise(metrics, ["a"]))
@@ -176,7 +177,7 @@ def test_an_evaluation_without_the_metric_is_said(tmp_path, capsys):
 def test_without_the_flag_only_the_last_steps_are_saved(tmp_path):
     trained(tmp_path, "none")
     assert saved_steps(tmp_path / "checkpoints") == [6] and not (tmp_path / "best").exists()
-    assert not any(name.startswith("best/") for m in read_metrics(tmp_path) for name in m)
+    assert not any(name.startswith("best/") for m in RunReader(tmp_path).metrics() for name in m)
 
 
 TINY = str(recipes_root() / "mathchat" / "tiny.yaml")

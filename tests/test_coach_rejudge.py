@@ -181,20 +181,22 @@ def test_lines_that_cannot_be_read_are_named(run, capsys):
     lines = file.read_text().splitlines()
     other = json.loads(lines[1])
     other["actions"][0]["role"] = "sovler"
-    lines[1:3] = [json.dumps(other), json.dumps({"schema": 99}), "[]", json.dumps({"schema": 1})]
+    lines[1:3] = [json.dumps(other), json.dumps({"schema": 99, "step": 1}), "[]", json.dumps({"schema": 1, "step": 1})]
     file.write_text("\n".join([*lines, lines[0][:100]]))
     err = problems(capsys, run, "--recipe", RECIPE)
     for part in (
-        f"{file}:2: the recipe has no role 'sovler'; did you mean 'solver'?",
         f"{file}:3: cannot be read: a record of schema 99; this release reads 1",
-        f"{file}:4: is not a record of a trajectory",
-        f"{file}:5: is not a record of a trajectory: KeyError: 'task'",
-        f"{file}:8: cannot be read: Expecting value: line 1 column 101 (char 100); it is half written: remove it",
+        f"{file}:4: not a record of a run: expected an object, got []",
+        f"{file}:5: cannot be read: it has another form: KeyError('task')",
     ):
         assert part in err
+    assert f"{file}:8" not in err  # half a line, as a run in progress has it
+    file.write_text("\n".join([lines[0], lines[1]]))
+    err = problems(capsys, run, "--recipe", RECIPE)
+    assert f"{file}:2: the recipe has no role 'sovler'; did you mean 'solver'?" in err
     file.write_text("{\n" * 30)
     err = problems(capsys, run, "--recipe", RECIPE)
-    assert f"{file}:10: cannot be read" in err and f"{file}:11:" not in err and "20 more such lines" in err
+    assert f"{file}:20: not a record of a run" in err and f"{file}:21:" not in err and "9 more problems" in err
 
 
 def test_records_of_an_earlier_release_are_judged_and_what_they_lack_is_reported(run, capsys):

@@ -381,8 +381,8 @@ def test_mistakes_have_exit_code_2_and_say_what_to_do(run, capsys, tmp_path):
     lines = (run / "trajectories.jsonl").read_text().replace('"correction"', '"other"')
     (run / "trajectories.jsonl").write_text(lines)
     assert "holds no corrected action; a coach gives them with --coach.corrections" in problem(run)
-    (run / "trajectories.jsonl").write_text(lines + '{"schema":')
-    assert "trajectories.jsonl:6: cannot be read" in problem(run)
+    (run / "trajectories.jsonl").write_text(lines + '{"schema":\n' + lines.splitlines()[-1])
+    assert "trajectories.jsonl:6: not a record of a run" in problem(run)
     del plan["roles"]["coder"]["max_new_tokens"]
     (run / "plan.json").write_text(json.dumps(plan))
     assert "an earlier release wrote it" in problem(run)

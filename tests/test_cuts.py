@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 from simulated_run import simulated_trainer
 
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.files import json_lines, replace_text
+from marl_plugins.core.files import replace_text
 from marl_plugins.core.trajectory import Task
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.fingerprint import fingerprint
 from marl_plugins.plan.resume import read_manifest, tag, with_resumption
-from marl_plugins.records.report import markdown, read_metrics, summarise, write_report
+from marl_plugins.records.read import RunReader, records
+from marl_plugins.records.report import markdown, summarise, write_report
 from marl_plugins.records.run_folder import record_start, replayed
 from marl_plugins.records.write import FILES, cut_back
 from marl_plugins.runtime.checkpoints import Checkpoints
@@ -127,7 +128,7 @@ def cuts(content):
 
 def report(folder):
     """A report without its picture."""
-    assert "| before | after |" in markdown(summarise(read_metrics(folder), ["a"]), "a run")
+    assert "| before | after |" in markdown(summarise(RunReader(folder).metrics(), ["a"]), "a run")
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +256,7 @@ def test_a_line_of_another_form_is_left_out_at_the_end_and_named_before_it(tmp_p
     assert all("remove this line" in p and len(p) < 700 for p in error.value.problems)
     assert path.read_bytes() == before
     with pytest.raises(ConfigurationError, match=r"metrics\.jsonl:2: not a record of a run"):
-        read_metrics(tmp_path)
+        RunReader(tmp_path).metrics()
 
 
 def test_a_step_that_was_damaged_does_not_hide_the_steps_after_it(tmp_path):
@@ -273,14 +274,14 @@ def test_a_line_without_its_line_feed_is_completed(tmp_path):
     assert cut_back(tmp_path, 2) == []
     with path.open("a") as file:
         file.write('{"step": 3}\n')
-    assert [record.step for record in json_lines(path)] == [1, 2, 3]
+    assert [record.step for record in records(path, dict)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("value", ['"high"', "[]", "{}", "NaN", "Infinity", "1e999", "9" * 400])
 def test_metrics_that_are_no_numbers_are_named(tmp_path, value):
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1, "role/a/reward": ' + value + "}\n")
     with pytest.raises(ConfigurationError, match=r"metrics\.jsonl:2: .*expected a number as role/a/reward"):
-        read_metrics(tmp_path)
+        RunReader(tmp_path).metrics()
 
 
 def test_a_run_without_metrics_has_an_empty_report(tmp_path):
@@ -293,10 +294,9 @@ FULL = """
     from pathlib import Path
     from simulated_run import simulated_trainer
     from marl_plugins.core.failures import ConfigurationError, RunEnded
-    from marl_plugins.core.files import json_lines
     from marl_plugins.runtime.checkpoints import Checkpoints
     from marl_plugins.records.write import FILES, cut_back
-    from marl_plugins.records.report import read_metrics
+    from marl_plugins.records.read import RunReader, records
     from marl_plugins.plan.resume import tag
 
     RUN = {"roles": {}, "policies": {}, "plugins": {}, "flags": {}, "mapping": {}, "estimator": "reinforce", "warm_start": None}
@@ -331,9 +331,9 @@ FULL = """
         assert not cut_back(folder, step) or not step
         for name in FILES:
             if (folder / name).exists():
-                assert all(r.step <= step for r in json_lines(folder / name)), name
+                assert all(r.step <= step for r in records(folder / name, dict)), name
         if step:
-            assert [m["step"] for m in read_metrics(folder)] == list(range(step + 1))
+            assert [m["step"] for m in RunReader(folder).metrics()] == list(range(step + 1))
     print(ended, number + 1)
 """
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_plugins.core.intervals import interval, student, t_quantile, wilson
-from marl_plugins.records.report import legend, read_metrics, summarise, table, write_report
+from marl_plugins.records.read import RunReader
+from marl_plugins.records.report import legend, summarise, table, write_report
 
 
 @given(st.integers(1, 2000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
@@ -76,7 +77,7 @@ def metrics(folder: Path, steps=25, every=10):
 
 def test_the_summary_compares_the_first_evaluation_with_the_mean_of_the_last_three(tmp_path):
     metrics(tmp_path)
-    summary = summarise(read_metrics(tmp_path), ["solver", "coder"])
+    summary = summarise(RunReader(tmp_path).metrics(), ["solver", "coder"])
     held_out = summary["held_out"]
     assert held_out["before"] == {"step": 0, "outcome": 0.5, "low": 0.4, "high": 0.9, "lost": 1}
     assert held_out["steps_of_after"] == [10, 20, 25]

@@ -1,4 +1,4 @@
-"""`openrlhf trace`: parents precede, intervals nest, sums are the metrics'; and who cannot be traced is told."""
+"""The trace of `openrlhf export`: parents precede, intervals nest, sums are the metrics'; and who cannot be traced is told."""
 
 import asyncio
 import json
@@ -14,8 +14,9 @@ from marl_plugins.cli import main
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.options import step_range
 from marl_plugins.core.tools import Tool
-from marl_plugins.core.trace import TracedAction, read_trace, trace_of
 from marl_plugins.core.trajectory_record import from_record
+from marl_plugins.records.read import RunReader
+from marl_plugins.records.trace import TracedAction, read_trace, trace_of
 
 simulated = pytest.importorskip("simulated_run")
 PAGE = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text()
@@ -53,8 +54,11 @@ def recorded(tmp_path_factory):
     return folder
 
 
+TRACE = ("--table", "trace", "--to")
+
+
 def of_run(folder):
-    return list(trace_of(folder / "trajectories.jsonl"))
+    return list(trace_of(RunReader(folder)))
 
 
 def lines(folder, name):
@@ -107,15 +111,14 @@ def test_tokens_are_those_of_the_records(recorded):
 
 
 def test_what_is_printed_is_read_back(recorded, tmp_path, capsys):
-    assert main(["trace", str(recorded), "--steps", "2:3"]) == 0
-    (tmp_path / "trace.jsonl").write_text(capsys.readouterr().out)
+    assert main(["export", str(recorded), *TRACE, str(tmp_path / "trace.jsonl"), "--steps", "2:3"]) == 0
     assert read_trace(tmp_path / "trace.jsonl") == [action for action in of_run(recorded) if action.step >= 2]
-    assert main(["trace", str(recorded / "trajectories.jsonl"), "--steps", "1"]) == 0
+    assert main(["export", str(recorded / "trajectories.jsonl"), *TRACE, "-", "--steps", "1"]) == 0
     assert {json.loads(line)["step"] for line in capsys.readouterr().out.splitlines()} == {1}
 
 
 def test_every_field_is_in_the_page():
-    section = PAGE.partition("## The trace")[2].partition("\n## ")[0]
+    section = PAGE.partition("### The trace")[2].partition("\n## ")[0]
     assert not [field for field in TracedAction.model_fields if f"`{field}`" not in section]
 
 
@@ -124,30 +127,30 @@ def test_every_field_is_in_the_page():
     [
         (lambda record: record["actions"][0].pop("times"), "has no times, because an earlier release has written it"),
         (lambda record: record.update(schema=0), "schema 0"),
-        (lambda record: record.pop("actions"), "KeyError: 'actions'"),
+        (lambda record: record.pop("actions"), "KeyError('actions')"),
     ],
 )
 def test_a_record_that_cannot_be_traced_is_named(recorded, tmp_path, capsys, change, part):
     records = lines(recorded, "trajectories.jsonl")
     change(records[1])
     (tmp_path / "trajectories.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert main(["trace", str(tmp_path)]) == 2
+    assert main(["export", str(tmp_path), *TRACE, "-"]) == 2
     said = capsys.readouterr().err
-    assert f"{tmp_path}/trajectories.jsonl:2: cannot be traced: " in said and part in said
+    assert f"{tmp_path}/trajectories.jsonl:2: cannot be " in said and part in said
 
 
 def test_what_is_no_run_is_said(tmp_path, recorded, capsys):
-    assert main(["trace", str(tmp_path)]) == 2
+    assert main(["export", str(tmp_path), *TRACE, "-"]) == 2
     assert "No such file" in capsys.readouterr().err
-    assert main(["trace", str(recorded), "--steps", "7:"]) == 2
-    assert "holds no actions of these steps" in capsys.readouterr().err
-    assert main(["trace", str(recorded), "--steps", "x"]) == 2
-    assert main(["trace", str(recorded), "--steps", "3:1"]) == 2
+    assert main(["export", str(recorded), *TRACE, "-", "--steps", "7:"]) == 2
+    assert "holds no actions that were asked for" in capsys.readouterr().err
+    assert main(["export", str(recorded), *TRACE, "-", "--steps", "x"]) == 2
+    assert main(["export", str(recorded), *TRACE, "-", "--steps", "3:1"]) == 2
     assert "there is no step from 3 to 1" in capsys.readouterr().err
     (tmp_path / "tasks.jsonl").write_text('{"prompt": "x"}\n')
-    assert main(["trace", str(tmp_path / "tasks.jsonl")]) == 2
+    assert main(["export", str(tmp_path / "tasks.jsonl"), *TRACE, "-"]) == 2
     assert "expected the trajectories or evaluations of a run" in capsys.readouterr().err
-    assert main(["trace", str(recorded / "metrics.jsonl")]) == 2
+    assert main(["export", str(recorded / "metrics.jsonl"), *TRACE, "-"]) == 2
     assert "it is no trajectory; expected a line of a run's trajectories.jsonl" in capsys.readouterr().err
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read_trace(tmp_path / "none")

@@ -25,11 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from marl_plugins.coach.notes import NOTES
-from marl_plugins.coach.rejudge import FILE, read_trajectories
+from marl_plugins.coach.rejudge import read_trajectories
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.files import json_value, replace_text
+from marl_plugins.core.files import json_value, read_bytes, replace_text
 from marl_plugins.core.options import step_range
 from marl_plugins.core.trajectory import Action, Correction, Trajectory
+from marl_plugins.records.read import TRAJECTORIES
 
 NUMBER = re.compile(r"(?<![\w.])[+-]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?!\d)")
 """Of a text; a unit may follow at once, as in 42kg."""
@@ -73,12 +74,12 @@ def main(words: Sequence[str]) -> int:
     """
     options = make_parser().parse_args(list(words))
     plan = read_plan(options.run)
-    trajectories = read_trajectories(options.run / FILE, options.steps, list(plan["roles"]))
+    trajectories = read_trajectories(options.run, options.steps, list(plan["roles"]))
     rows, counts = usable(trajectories, room_of(options.run, plan))
     if not counts:
         raise ConfigurationError(
-            f"{options.run / FILE}: holds no corrected action; a coach gives them with --coach.corrections (a model), or with "
-            "CORRECTIONS in its rubric"
+            f"{options.run / TRAJECTORIES}: holds no corrected action; a coach gives them with --coach.corrections (a model), or "
+            "with CORRECTIONS in its rubric"
         )
     report = {"files": write(rows, options.to or options.run / "corrections"), "roles": counts}
     if options.json:
@@ -96,7 +97,7 @@ def read_plan(run: Path) -> dict[str, Any]:
     """
     path = run / "plan.json"
     try:
-        plan: dict[str, Any] = json_value(path.read_bytes())
+        plan: dict[str, Any] = json_value(read_bytes(path))
         complete = all("max_new_tokens" in role for role in plan["roles"].values())
         if complete and all("max_len" in policy for policy in plan["policies"].values()):
             return plan

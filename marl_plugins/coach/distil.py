@@ -27,7 +27,7 @@ from marl_plugins.coach import correcting, verdict
 from marl_plugins.coach.corrections import print_report
 from marl_plugins.coach.flags import add_flags
 from marl_plugins.coach.notes import NOTES, digest_of
-from marl_plugins.coach.rejudge import FILE, read_trajectories, read_words
+from marl_plugins.coach.rejudge import read_trajectories, read_words
 from marl_plugins.coach.state import CoachState
 from marl_plugins.coach.verdict import Verdict
 from marl_plugins.core.failures import ConfigurationError
@@ -35,6 +35,7 @@ from marl_plugins.core.files import replace_text
 from marl_plugins.core.options import between, step_range
 from marl_plugins.core.scoring import Seen, SeenLast
 from marl_plugins.core.seeds import derive_seed
+from marl_plugins.records.read import TRAJECTORIES
 
 if TYPE_CHECKING:
     from marl_plugins.asking.request import Request
@@ -101,7 +102,7 @@ def main(words: Sequence[str]) -> int:
     if taken := [path for path in files.values() if path.exists()]:
         raise ConfigurationError(f"{taken[0]} is there already: remove it, or name another folder with --to")
     run = build_plan(passed_on).run
-    trajectories = read_trajectories(options.run / FILE, options.steps, list(run.recipe.roles))
+    trajectories = read_trajectories(options.run, options.steps, list(run.recipe.roles))
     rows, counts = rows_of(run, trajectories, options.form)
     if not rows:
         raise ConfigurationError(nothing_to_write(options.run, counts))
@@ -222,4 +223,4 @@ def nothing_to_write(run: Path, counts: Mapping[str, Mapping[str, int]]) -> str:
     fix = "a run with a coach records them"
     if totals["other_question"]:
         fix = "give the recipe and the coach's flags of the run"
-    return f"{run / FILE}: holds no verdict that can be used ({told}); {fix}"
+    return f"{run / TRAJECTORIES}: holds no verdict that can be used ({told}); {fix}"

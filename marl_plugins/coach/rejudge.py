@@ -27,7 +27,7 @@ from marl_plugins.core.options import step_range
 from marl_plugins.core.recipe import find_recipe
 from marl_plugins.core.scoring import Seen, score_trajectory
 from marl_plugins.core.trajectory import Action, Trajectory
-from marl_plugins.core.trajectory_record import from_record
+from marl_plugins.records.read import EXPECTED, TRAJECTORIES, Filter, RunReader, Steps
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
     from marl_plugins.plan.plan import Plan
     from marl_plugins.run import Run
 
-FILE = "trajectories.jsonl"
-EXPECTED = f"expected a run's output folder or its {FILE}"
-MOST_PROBLEMS = 10
-"""Lines of a file that are reported at once."""
 EXAMPLE = """\
 Example: how far does a language model agree with the rubric that a run was trained with?
 
@@ -62,7 +58,7 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("source", type=Path, metavar="RUN", help=f"a run's output folder, or its {FILE}")
+    add("source", type=Path, metavar="RUN", help=f"a run's output folder, or its {TRAJECTORIES}")
     add("--recipe", required=True, metavar="PATH", help="the run's recipe: a YAML file, its folder, or a shipped recipe")
     add("--plugin", action="append", default=[], metavar="NAME", help="a further plugin; marl_plugins.coach is always used")
     add("--steps", type=step_range, default=(0, None), metavar="A:B", help="steps A to B only, both included")
@@ -120,7 +116,7 @@ def read_words(
         return None
     if not words or words[0].startswith("-"):
         raise ConfigurationError(
-            f"{parser.prog}: give the run first, its output folder or its {FILE}; then --recipe RECIPE"
+            f"{parser.prog}: give the run first, its output folder or its {TRAJECTORIES}; then --recipe RECIPE"
         )
     flags = split_flags(words[1:], COMMAND_LINE)
     problems = [] if Path(words[0]).exists() else [f"{words[0]}: No such file or directory; {EXPECTED}"]
@@ -135,7 +131,7 @@ def read_words(
     return options, [*passed_on, "--plugin", "marl_plugins.coach"]
 
 
-def read_trajectories(source: Path, steps: tuple[int, int | None], roles: Sequence[str]) -> list[Trajectory]:
+def read_trajectories(source: Path, steps: Steps, roles: Sequence[str]) -> list[Trajectory]:
     """The recorded trajectories of some steps that infrastructure did not lose.
 
     Args:
@@ -145,42 +141,20 @@ def read_trajectories(source: Path, steps: tuple[int, int | None], roles: Sequen
     Raises:
         ConfigurationError: A file is missing, lines cannot be read, an action's role is unknown, or nothing is left.
     """
-    file = source / FILE if source.is_dir() else source
-    found, problems, unknown = [], list[str](), set[str]()
-    for number, line in enumerate(lines_of(file), 1):
-        try:
-            trajectory = from_record(json.loads(line))
-        except ValueError as error:  # half a line, or another schema
-            torn = "" if line.endswith(b"\n") else "; it is half written: remove it, or wait until the run has written it"
-            problems.append(f"{file}:{number}: cannot be read: {error}{torn}")
-            continue
-        except (KeyError, TypeError, AttributeError) as error:
-            problems.append(f"{file}:{number}: is not a record of a trajectory: {type(error).__name__}: {error}")
-            continue
-        others = {action.role for action in trajectory.actions} - {*roles, *unknown}  # each is said once
-        problems += [f"{file}:{number}: the recipe has no role {role!r}{nearest(role, roles)}" for role in sorted(others)]
-        unknown |= others
-        if steps[0] <= trajectory.step and (steps[1] is None or trajectory.step <= steps[1]):
-            found.append(trajectory)
-    if problems:
-        more = len(problems) - MOST_PROBLEMS
-        raise ConfigurationError([*problems[:MOST_PROBLEMS], *([f"{file}: {more} more such lines"] if more > 0 else [])])
-    kept = [t for t in found if t.actions and not t.infrastructure_failure]
+    kept, unknown = [], dict[str, str]()
+    for record in RunReader(source).recorded(Filter(steps)):
+        for role in {action.role for action in record.value.actions}.difference(roles, unknown):
+            unknown[role] = f"{record.place}: the recipe has no role {role!r}{nearest(role, roles)}"
+        if record.value.actions and not record.value.infrastructure_failure:
+            kept.append(record.value)
+    if unknown:
+        raise ConfigurationError(list(unknown.values()))
     if not kept:
-        raise ConfigurationError(f"{file}: holds no trajectory with actions to judge in steps {shown_steps(steps)}")
+        raise ConfigurationError(f"{source}: holds no trajectory with actions to judge in steps {shown_steps(steps)}")
     return kept
 
 
-def lines_of(file: Path) -> Iterator[bytes]:
-    """The lines of a run's records, one at a time: those of a long run do not fit into memory beside what is made of them."""
-    try:
-        with file.open("rb") as lines:
-            yield from lines
-    except OSError as error:
-        raise ConfigurationError(f"{file}: {error.strerror}; {EXPECTED}") from None
-
-
-def shown_steps(steps: tuple[int, int | None]) -> str:
+def shown_steps(steps: Steps) -> str:
     return f"{steps[0]} to {'the last' if steps[1] is None else steps[1]}"
 
 

@@ -1,20 +1,19 @@
-"""Files that a run writes, so that a killed process, a full disk or a power cut leaves what can be read.
+"""Files that a run writes and reads again: a killed process, a full disk or a power cut leaves what can be read.
 
-replace_text   a file written as a whole: it holds the old text or the new one (replace_bytes: the same of bytes)
-json_lines     a file that grows by lines: what was being written when the run ended is its last line
+replace_text   writes a file as a whole: it holds the old text or the new one (replace_bytes: the same of bytes)
+open_file      opens a file to be read, if it is one: a pipe that nobody writes to would be waited for, for ever
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
-import reprlib
-from collections.abc import Iterator
+import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from marl_plugins.core.failures import ConfigurationError
+from typing import Any
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -62,61 +61,20 @@ def json_value(data: bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-class Record(NamedTuple):
-    """A line of a file that grows by lines; what follows it begins at the offset `end`."""
-
-    number: int
-    end: int
-    value: dict[str, Any]
-
-    @property
-    def step(self) -> int:
-        return int(self.value["step"])
-
-
-def json_lines(path: Path) -> Iterator[Record]:
-    """The records of a file, each an object with the number of its `step`, which never decreases.
-
-    A last line that is no record is left out: a run that was killed, or whose disk was full, leaves a part of one.
+def open_file(path: Path) -> BufferedReader:
+    """Open a file to be read.
 
     Raises:
-        ConfigurationError: Another line is no record.
+        OSError: It cannot be read, or is a pipe, a socket, a folder or a device.
     """
-    end, last, broken = 0, 0, ""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            end += len(line)
-            if not line.strip():
-                continue
-            if broken:
-                raise ConfigurationError(broken)
-            try:
-                record = Record(number, end, _record(line))
-            except ValueError as error:
-                broken = unusable_line(path, number, str(error))
-                continue
-            if record.step < last:
-                raise ConfigurationError(
-                    f"{path}:{number}: step {record.step} follows step {last}: this line or the one before it is damaged; remove "
-                    "that line (what it recorded is lost), or restore the file from a copy"
-                )
-            last = record.step
-            yield record
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
 
 
-def unusable_line(path: Path, number: int, why: str) -> str:
-    """The problem with a line of a file of records."""
-    return (
-        f"{path}:{number}: not a record of a run: {why}; remove this line (what it recorded is lost), or restore the file from "
-        "a copy"
-    )
-
-
-def _record(line: bytes) -> dict[str, Any]:
-    value = json_value(line)
-    if not isinstance(value, dict):
-        raise ValueError(f"expected an object, got {reprlib.repr(value)}")
-    step = value.get("step")
-    if isinstance(step, bool) or not isinstance(step, int | float) or not 0 <= step < 2**53 or step != int(step):
-        raise ValueError(f"expected the number of a step as `step`, got {reprlib.repr(step)}")
-    return value
+def read_bytes(path: Path) -> bytes:
+    """The content of a file; raises as `open_file`."""
+    with open_file(path) as file:
+        return file.read()

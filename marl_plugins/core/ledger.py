@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,3 +119,23 @@ class Ledger:
             },
             **({"beside": self.beside.record()["roles"]} if self.beside else {}),
         }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Ledger:
+        """Read back what `record` wrote.
+
+        Raises:
+            KeyError: A required field is missing.
+        """
+        ledger = cls(record["step"], record["trajectories"], Counter(record["lost"]), Counter(record["failed"]))
+        ledger._add_roles(record["roles"])
+        if "beside" in record:
+            ledger.beside = cls(record["step"])
+            ledger.beside._add_roles(record["beside"])
+        return ledger
+
+    def _add_roles(self, roles: Mapping[str, Mapping[str, Any]]) -> None:
+        for role, counts in roles.items():
+            self.generated[role], self.trained[role] = counts["generated"], counts["trained"]
+            if counts["left_out"]:
+                self.left_out[role] = Counter(counts["left_out"])

@@ -92,3 +92,15 @@ def step_range(word: str) -> tuple[int, int | None]:
             f"{word!r}: there is no step from {first} to {last}; the first one stands first: {last}:{first}"
         )
     return int(first or 0), int(last) if last else None
+
+
+def score_range(word: str) -> tuple[float, float]:
+    """The type of --outcome: the lowest and the highest outcome."""
+    low, colon, high = word.partition(":")
+    try:
+        found = float(low or 0), float(high or 1) if colon else float(low)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{word!r}: expected A:B, A:, :B or A, outcomes being from 0 to 1") from None
+    if not 0 <= found[0] <= found[1] <= 1:
+        raise argparse.ArgumentTypeError(f"{word!r}: expected A:B with 0 <= A <= B <= 1")
+    return found

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from marl_plugins.core.files import open_file
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.redaction import shown_flag
 from marl_plugins.hosts.devices import critic_gpus, training_gpus
@@ -87,7 +88,7 @@ def digest(value: Any) -> str:
 def file_digest(path: Path) -> str:
     """A short digest of a file's content; empty where it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
     except OSError:
         return ""

@@ -22,7 +22,7 @@ from pydantic import Field, StrictBool, StrictInt, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from marl_plugins.core.failures import ConfigurationError, first_of
-from marl_plugins.core.files import json_value
+from marl_plugins.core.files import json_value, read_bytes
 from marl_plugins.manager import labels_of
 from marl_plugins.plan.fingerprint import digest, fingerprint, matches, values_of
 from marl_plugins.plan.parts import has_critics
@@ -247,7 +247,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     """
     path = folder / MANIFEST
     try:
-        return _manifest(path.read_bytes())
+        return _manifest(read_bytes(path))
     except FileNotFoundError:
         if not (steps := saved_steps(folder)):
             return None
@@ -290,7 +290,7 @@ def _manifest(data: bytes) -> dict[str, Any]:
 def named_files(path: Path) -> set[str]:
     """The files that a step's manifest names, relative to `--ckpt.path`; none where it cannot be used."""
     with contextlib.suppress(OSError, ValueError):
-        return set(_manifest(path.read_bytes()).get("files", {}))
+        return set(_manifest(read_bytes(path)).get("files", {}))
     return set()
 
 
@@ -304,7 +304,7 @@ def way_out(folder: Path, step: int | None = None) -> str:
         path = manifest_of(folder, older)
         if step is None or older < step:
             with contextlib.suppress(OSError, ValueError):
-                if not _missing(folder, _manifest(path.read_bytes())):
+                if not _missing(folder, _manifest(read_bytes(path))):
                     before = "the last saved step" if step is None else "the step before"
                     return f"use {before}, {older}: cp {path} {folder / MANIFEST}"
     return "no other step is saved: choose another --ckpt.path"

@@ -8,56 +8,20 @@ the first evaluation, and the last ones. What is lost to infrastructure is in no
 
 from __future__ import annotations
 
-import math
 import os
-import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from marl_plugins.core.behaviour import alarms
-from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.files import json_lines, replace_text, unusable_line
+from marl_plugins.core.files import replace_text
+from marl_plugins.records.read import RunReader
 
 LAST_EVALUATIONS = 3
 FEW_STEPS = 6
 """With fewer steps than this the first is compared with the last."""
 
 Metrics = Sequence[Mapping[str, Any]]
-
-
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The metrics of all finished steps; step 0 is the evaluation before the first.
-
-    Raises:
-        ConfigurationError: The file cannot be read, or a line of it is no record of metrics.
-    """
-    path, found = folder / "metrics.jsonl", []
-    try:
-        for number, _, metrics in json_lines(path) if path.exists() else ():
-            if fault := _fault(metrics):
-                raise ConfigurationError(unusable_line(path, number, fault))
-            found.append(metrics)
-    except OSError as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
-    return found
-
-
-def _fault(metrics: Mapping[str, Any]) -> str:
-    """Why these are no metrics of a step; empty if they are."""
-    for name, value in metrics.items():
-        if not (value is None or _is_number(value)):
-            return f"expected a number as {name}, got {reprlib.repr(value)}"
-    evaluated = ("eval/tasks", "eval/lost")
-    missing = [name for name in evaluated if metrics.get(name) is None] if metrics.keys() & set(evaluated) else []
-    return f"an evaluation without {missing[0]}" if missing else ""
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        return isinstance(value, int | float) and math.isfinite(value)
-    except OverflowError:  # an integer of hundreds of digits
-        return False
 
 
 def summarise(metrics: Metrics, roles: Sequence[str]) -> dict[str, Any]:
@@ -230,7 +194,7 @@ def write_report(folder: Path, roles: Sequence[str], title: str) -> tuple[dict[s
     """
     from marl_plugins.records.curves import plot
 
-    metrics = read_metrics(folder)
+    metrics = RunReader(folder).metrics()
     summary = summarise(metrics, roles)
     replace_text(folder / "report.md", markdown(summary, title))
     fresh = folder / "curves.new.png"

@@ -28,7 +28,7 @@ from typing_extensions import TypedDict
 
 from marl_plugins import __version__
 from marl_plugins.core.failures import ConfigurationError, first_of
-from marl_plugins.core.files import json_value, replace_text
+from marl_plugins.core.files import json_value, read_bytes, replace_text
 from marl_plugins.core.options import recipe_file
 from marl_plugins.core.recipe import find_recipe
 from marl_plugins.core.redaction import holds_secret, shown_flag
@@ -174,7 +174,7 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
         ConfigurationError: The file cannot be read or has another form.
     """
     try:
-        entries: list[dict[str, Any]] = json_value(path.read_bytes())
+        entries: list[dict[str, Any]] = json_value(read_bytes(path))
         ENTRIES_FORM.validate_python(entries)
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None

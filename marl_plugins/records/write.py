@@ -27,15 +27,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from marl_plugins.core.failures import ConfigurationError, RunEnded, raised_by
-from marl_plugins.core.files import json_lines, replace_text, sync
+from marl_plugins.core.files import replace_text, sync
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.redaction import shown_args
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.core.trajectory_record import to_record
 from marl_plugins.plan.resume import COMMAND_FILE
+from marl_plugins.records.read import EVALUATIONS, LAST_EVALUATION, LEDGER, METRICS, TRAJECTORIES, records
 
-FILES = ("metrics.jsonl", "trajectories.jsonl", "ledger.jsonl", "evaluations.jsonl", "evaluation-last.jsonl")
+FILES = (METRICS, TRAJECTORIES, LEDGER, EVALUATIONS, LAST_EVALUATION)
 """The files that grow by a step, and are cut back when a run is resumed."""
 OF_EVERY_STEP = FILES[:3]
 """Those to which every step adds."""
@@ -81,9 +82,9 @@ class Records:
         """
         if evaluated:
             self._evaluation(step, evaluated)
-        self._append("trajectories.jsonl", [to_record(t) for t in trajectories])
-        self._append("ledger.jsonl", [ledger.record()] if ledger else [])
-        self._append("metrics.jsonl", [{"step": step, **{k: _plain(v) for k, v in metrics.items()}}])
+        self._append(TRAJECTORIES, [to_record(t) for t in trajectories])
+        self._append(LEDGER, [ledger.record()] if ledger else [])
+        self._append(METRICS, [{"step": step, **{k: _plain(v) for k, v in metrics.items()}}])
         train = {k: v for k, v in metrics.items() if not k.startswith("eval/")}
         evaluation = {k.removeprefix("eval/"): v for k, v in metrics.items() if k.startswith("eval/")}
         for logger in (self.tensorboard, self.wandb):
@@ -99,11 +100,11 @@ class Records:
         The step of these records is the one that the evaluation followed.
         """
         lines = [to_record(t) | {"step": step} for t in trajectories]
-        replace_text(self.folder / "evaluation-last.jsonl", _lines(lines))
-        if (self.folder / "evaluations.jsonl").exists():
+        replace_text(self.folder / LAST_EVALUATION, _lines(lines))
+        if (self.folder / EVALUATIONS).exists():
             tasks = sorted({t.task.id for t in trajectories}, key=lambda task: derive_seed(self.seed, "evaluations", task))
             lines = [line for line in lines if line["task"] in tasks[:KEPT_TASKS]]
-        self._append("evaluations.jsonl", lines)
+        self._append(EVALUATIONS, lines)
 
     def _append(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
         with (self.folder / name).open("a", encoding="utf-8", errors="backslashreplace") as file:  # see `replace_text`
@@ -248,13 +249,11 @@ def cut_back(folder: Path, last_step: int) -> list[str]:
     for path in (folder / name for name in FILES if (folder / name).exists()):
         end = step = 0
         try:
-            for record in json_lines(path):
+            for record in records(path, dict):
                 if record.step <= last_step:
                     end, step = record.end, record.step
         except ConfigurationError as error:
             problems += error.problems
-        except OSError as error:
-            problems.append(f"{path}: cannot be read: {error.strerror}")
         ends[path] = end
         if path.name in OF_EVERY_STEP and step < last_step:
             remarks.append(f"{path}: holds no records of steps {step + 1} to {last_step}, though step {last_step} is saved")

@@ -30,7 +30,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from marl_plugins.core.failures import ConfigurationError, RunEnded, first_of
-from marl_plugins.core.files import replace_text, sync
+from marl_plugins.core.files import open_file, read_bytes, replace_text, sync
 from marl_plugins.plan.resume import (
     MANIFEST,
     SCHEMA_VERSION,
@@ -106,7 +106,7 @@ class Checkpoints:
         with self._writing():
             for part in saved_folders(self.folder, manifest["policies"], self.critics):
                 replace_text(part / "latest", tag(step))
-            self.last_step, self._seen = step, self.manifest_path.read_bytes()
+            self.last_step, self._seen = step, read_bytes(self.manifest_path)
             if step not in saved_steps(self.folder):  # of an earlier release, or of a run killed between the two files
                 replace_text(manifest_of(self.folder, step), self._seen.decode("utf-8"))
         return manifest
@@ -189,7 +189,7 @@ class Checkpoints:
 
     def _on_disk(self) -> bytes | None:
         try:
-            return self.manifest_path.read_bytes()
+            return read_bytes(self.manifest_path)
         except OSError:
             return None
 
@@ -234,7 +234,7 @@ def content_of(path: Path, flush: bool = False) -> tuple[int, str]:
     Args:
         flush: Wait until it is on disk.
     """
-    with path.open("rb") as file:
+    with open_file(path) as file:
         if flush:
             os.fsync(file.fileno())
         found = hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=16))

@@ -1,4 +1,4 @@
-"""`openrlhf store`: every recorded action is one row, with the account of the ledger and the ids of the records."""
+"""`openrlhf export`: every recorded action is one row, with the account of the ledger and the ids of the records."""
 
 import asyncio
 import json
@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 
 from marl_plugins.cli import main
-from marl_plugins.commands import store
+from marl_plugins.commands import export
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.records import tables
 
 simulated = pytest.importorskip("simulated_run")
 pytest.importorskip("pyarrow")
@@ -40,11 +41,11 @@ def actions(folder):
 @pytest.mark.parametrize(("name", "read"), [("rows.parquet", "read_parquet"), ("rows.arrow", "read_feather")])
 def test_the_table_has_every_action_as_it_was_recorded(recorded, tmp_path, name, read, monkeypatch):
     pandas = pytest.importorskip("pandas")
-    monkeypatch.setattr(store, "PORTION", 5)
-    assert main(["store", str(recorded), "--to", str(tmp_path / name)]) == 0
+    monkeypatch.setattr(tables, "PORTION", 5)
+    assert main(["export", str(recorded), "--to", str(tmp_path / name)]) == 0
     assert [path.name for path in tmp_path.iterdir()] == [name]
     frame = getattr(pandas, read)(tmp_path / name)
-    assert list(frame.columns) == list(store.COLUMNS) and len(frame) > 5
+    assert list(frame.columns) == list(tables.ACTIONS) and len(frame) > 5
     found = [{k: v.tolist() if hasattr(v, "tolist") else v for k, v in row.items()} for row in frame.to_dict("records")]
     for row, (record, action) in zip(found, actions(recorded), strict=True):
         assert all(row[name] == record[name] for name in ("step", "task", "sample"))
@@ -60,38 +61,38 @@ def test_the_table_has_every_action_as_it_was_recorded(recorded, tmp_path, name,
 
 def test_its_account_is_the_ledgers(recorded, capsys):
     metrics = lines(recorded, "metrics.jsonl")
-    assert main(["store", str(recorded), "--json"]) == 0
+    assert main(["export", str(recorded), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    for number, name in (("rows", "rows/generated"), ("trained", "rows/trained"), ("tokens_sampled", "tokens/sampled")):
+    for number, name in (("actions", "rows/generated"), ("trained", "rows/trained"), ("tokens_sampled", "tokens/sampled")):
         assert sum(account[number] for account in found.values()) == sum(step[name] for step in metrics) > 0
-    assert all(a["rows"] == a["trained"] + sum(a["left_out"].values()) for a in found.values())
-    assert main(["store", str(recorded), "--steps", "2", "--json"]) == 0
+    assert all(a["actions"] == a["trained"] + sum(a["left_out"].values()) for a in found.values())
+    assert main(["export", str(recorded), "--steps", "2", "--json"]) == 0
     of_two = json.loads(capsys.readouterr().out)
-    assert sum(a["rows"] for a in of_two.values()) == Counter(record["step"] for record, _ in actions(recorded))[2]
-    assert main(["store", str(recorded)]) == 0
+    assert sum(a["actions"] for a in of_two.values()) == Counter(record["step"] for record, _ in actions(recorded))[2]
+    assert main(["export", str(recorded)]) == 0
     assert "left out" in capsys.readouterr().out
 
 
 def test_a_run_that_goes_on_is_read_as_far_as_it_has_got(recorded, tmp_path, capsys):
     text = (recorded / "trajectories.jsonl").read_text()
     (tmp_path / "trajectories.jsonl").write_text(text[: len(text) - 20])
-    assert main(["store", str(tmp_path), "--json"]) == 0
+    assert main(["export", str(tmp_path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     last = json.loads(text.splitlines()[-1])
-    assert sum(a["rows"] for a in found.values()) == len(actions(recorded)) - len(last["actions"])
+    assert sum(a["actions"] for a in found.values()) == len(actions(recorded)) - len(last["actions"])
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["nowhere"], "nowhere: No such file or directory; expected a run's output folder"),
-        (["RUN", "--steps", "9:"], "holds no actions of these steps"),
-        (["RUN", "--to", "rows.csv"], r"--to rows.csv: expected a name that ends in .parquet or .arrow"),
+        (["RUN", "--steps", "9:"], "holds no actions that were asked for"),
+        (["RUN", "--to", "rows.csv"], r"--to rows.csv: expected a name that ends in .parquet, .arrow or .jsonl, or -"),
         (["RUN", "--to", "nowhere/rows.parquet"], "--to nowhere/rows.parquet: cannot be written"),
     ],
 )
 def test_what_cannot_be_done_is_said(recorded, tmp_path, monkeypatch, words, said):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigurationError, match=said):
-        store.main([str(recorded) if word == "RUN" else word for word in words])
+        export.main([str(recorded) if word == "RUN" else word for word in words])
     assert not list(tmp_path.iterdir())

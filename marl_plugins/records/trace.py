@@ -20,9 +20,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.files import Record, json_lines
 from marl_plugins.core.trajectory import ToolResult, Trajectory
-from marl_plugins.core.trajectory_record import from_record
+from marl_plugins.records.read import EVERYTHING, Filter, RunReader
 
 
 class TracedCall(BaseModel):
@@ -61,43 +60,36 @@ class TracedAction(BaseModel):
     tools: tuple[TracedCall, ...] = ()
 
 
-def trace_of(file: Path, steps: tuple[int, int | None] = (0, None)) -> Iterator[TracedAction]:
-    """The trace of recorded trajectories.
+def trace_of(run: RunReader, wanted: Filter = EVERYTHING) -> Iterator[TracedAction]:
+    """Yields the trace of the recorded actions that are wanted.
 
     Args:
-        file: A run's `trajectories.jsonl`, or its evaluations.
-        steps: The first and the last step; None for no last one.
+        wanted: The calls of a workflow have no role and no policy: they are left out where one is asked for.
 
     Raises:
-        ConfigurationError: The file is missing, or a line cannot be traced.
+        ConfigurationError: A file is missing, or a line cannot be traced.
     """
-    first, last = steps
-    try:
-        for step, records in groupby(json_lines(file), lambda record: record.step):
-            if first <= step and (last is None or step <= last):
-                yield from sorted((a for r in records for a in _recorded(file, r)), key=lambda action: action.start)
-    except OSError as error:
-        raise ConfigurationError(f"{file}: {error.strerror}; expected a run's output folder, or its records") from None
+    for _, steps in groupby(run.recorded(wanted), lambda record: record.step):
+        found: list[TracedAction] = []
+        for record in steps:
+            try:
+                found += traced(record.value, wanted)
+            except ValueError as error:
+                raise ConfigurationError(f"{record.place}: cannot be traced: {error}") from None
+        yield from sorted(found, key=lambda action: action.start)
 
 
-def _recorded(file: Path, record: Record) -> list[TracedAction]:
-    try:
-        return list(traced(from_record(record.value)))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigurationError(f"{file}:{record.number}: cannot be traced: {type(error).__name__}: {error}") from None
-
-
-def traced(trajectory: Trajectory) -> Iterator[TracedAction]:
-    """The actions of a trajectory, and the calls of its workflow.
+def traced(trajectory: Trajectory, wanted: Filter = EVERYTHING) -> Iterator[TracedAction]:
+    """Yields the actions of a trajectory, and the calls of its workflow.
 
     Raises:
         ValueError: It was recorded without times.
     """
     of: dict[str, Any] = {"step": trajectory.step, "task": trajectory.task.id, "sample": trajectory.sample}
-    if calls := _calls(trajectory.tool_results):
+    if not wanted.of_actions and (calls := _calls(trajectory.tool_results)):
         start, end = min(call.start for call in calls), max(call.start + call.seconds for call in calls)
         yield TracedAction(**of, start=start, answered=start, end=end, tools=calls)
-    for action in trajectory.actions:
+    for action in filter(wanted.has_action, trajectory.actions):
         if not action.end:
             raise ValueError("it has no times, because an earlier release has written it")
         yield TracedAction(
@@ -134,7 +126,7 @@ def read_trace(path: Path) -> list[TracedAction]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error}; expected what `openrlhf trace RUN` prints") from None
+        raise ConfigurationError(f"{path}: cannot be read: {error}; expected what `openrlhf export` writes") from None
     for number, line in enumerate(lines, 1):
         try:
             found.append(TracedAction.model_validate_json(line))

@@ -1,0 +1,227 @@
+"""The one reader of a run's folder: against plain JSON, with filters, half lines, damage, runs in progress and resumed ones."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.ledger import Ledger
+from marl_plugins.core.trajectory_record import from_record, to_record
+from marl_plugins.records.read import Filter, RunReader, Tail, records
+from marl_plugins.records.write import FILES, cut_back
+
+simulated = pytest.importorskip("simulated_run")
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run of four steps with an evaluation after every one, in whose third step a trajectory is lost."""
+    folder = tmp_path_factory.mktemp("run")
+
+    def answer(call):
+        if call.step == 3 and call.sample == 1 and call.task.endswith("1"):
+            raise InfrastructureFailure("calculator", "Connection refused")
+
+    trainer = simulated.simulated_trainer(folder, lambda t: 1.0 / (1 + t.sample), answer, steps=STEPS, eval_steps=1)
+    asyncio.run(trainer.fit(0))
+    return folder
+
+
+def plain(folder, name="trajectories.jsonl"):
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def keys(trajectories):
+    return [(t.step, t.task.id, t.sample) for t in trajectories]
+
+
+FILTERS = st.builds(
+    Filter,
+    steps=st.tuples(st.integers(0, 5), st.none() | st.integers(0, 5)),
+    task=st.sampled_from([None, "t0", "t1", "q1", "nowhere"]),
+    outcome=st.sampled_from([None, (0.0, 0.5), (0.6, 1.0), (0.5, 0.5)]),
+    role=st.sampled_from([None, "a", "b"]),
+    policy=st.sampled_from([None, "p", "q"]),
+    left_out=st.sampled_from([None, "infrastructure:calculator", "frozen"]),
+)
+
+
+@given(FILTERS)
+def test_a_filter_selects_what_plain_json_says(folder, wanted):
+    first, last = wanted.steps
+
+    def has(action):
+        fields = (("role", wanted.role), ("policy", wanted.policy), ("left_out", wanted.left_out))
+        return all(value is None or action[name] == value for name, value in fields)
+
+    expected = [
+        record
+        for record in plain(folder)
+        if first <= record["step"] <= (10**9 if last is None else last)
+        and wanted.task in (None, record["task"])
+        and (
+            not wanted.outcome
+            or (record["outcome"] is not None and wanted.outcome[0] <= record["outcome"] <= wanted.outcome[1])
+        )
+        and ((wanted.role, wanted.policy, wanted.left_out) == (None,) * 3 or any(map(has, record["actions"])))
+    ]
+    run = RunReader(folder)
+    assert keys(run.trajectories(wanted)) == [(r["step"], r["task"], r["sample"]) for r in expected]
+    assert [a.path for _, a in run.actions(wanted)] == [a["action"] for r in expected for a in r["actions"] if has(a)]
+
+
+def test_what_is_read_is_what_was_written(folder):
+    run = RunReader(folder)
+    assert [to_record(t) for t in run.trajectories()] == plain(folder)
+    assert [ledger.record() for ledger in run.ledgers()] == plain(folder, "ledger.jsonl")
+    assert run.metrics() == plain(folder, "metrics.jsonl")
+    assert [ledger.lost for ledger in run.ledgers((3, 3))] == [Counter(calculator=2)] or len(list(run.ledgers((3, 3)))) == 1
+
+
+def test_an_evaluation_is_read_once_from_its_two_files(folder):
+    """All of the first and the last one, and some tasks of the others; nothing twice."""
+    found = keys(RunReader(folder).trajectories(Filter(split="eval")))
+    kept = [(r["step"], r["task"], r["sample"]) for r in plain(folder, "evaluations.jsonl")]
+    last = [(r["step"], r["task"], r["sample"]) for r in plain(folder, "evaluation-last.jsonl")]
+    assert found == [key for key in kept if key[0] != STEPS] + last and len(set(found)) == len(found)
+    assert keys(RunReader(folder / "evaluations.jsonl").trajectories()) == kept
+    some = keys(RunReader(folder).trajectories(Filter(split="eval", steps=(1, 2))))
+    assert some == [key for key in kept if 1 <= key[0] <= 2]
+
+
+counts = st.dictionaries(st.text(min_size=1, max_size=5), st.integers(1, 9), max_size=3)
+
+
+@given(st.integers(0, 9), counts, counts, st.dictionaries(st.sampled_from("abc"), counts), st.booleans())
+def test_a_ledger_is_read_back(step, lost, failed, roles, auxiliary):
+    ledger = Ledger(step, 7, Counter(lost), Counter(failed))
+    for role, reasons in roles.items():
+        ledger.left_out |= {role: Counter(reasons)} if reasons else {}
+        ledger.trained[role] = 2
+        ledger.generated[role] = 2 + sum(reasons.values())
+    ledger.beside = Ledger.from_record(ledger.record()) if auxiliary else None
+    again = Ledger.from_record(json.loads(json.dumps(ledger.record())))
+    assert again.record() == ledger.record() and again.left_out == ledger.left_out
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("lines", [1, 2])
+def test_what_is_recorded_twice_is_named(folder, tmp_path, name, lines):
+    """A line, or two lines of a step, that stand in a file twice, anywhere."""
+    whole = (folder / name).read_bytes().splitlines(keepends=True)
+    steps = [json.loads(line)["step"] for line in whole]
+    for at in range(len(whole) - lines + 1):
+        if len(set(steps[at : at + lines])) > 1:
+            continue
+        (tmp_path / name).write_bytes(b"".join(whole[: at + lines] + whole[at : at + lines] + whole[at + lines :]))
+        with pytest.raises(ConfigurationError) as error:
+            cut_back(tmp_path, STEPS)
+        place = f"{tmp_path / name}:{at + lines + 1}: step {int(steps[at])} is recorded twice: remove this line"
+        assert error.value.problems[0].startswith(place)
+
+
+def test_all_that_is_wrong_is_said_at_once_and_the_rest_is_read(folder, tmp_path):
+    lines = (folder / "trajectories.jsonl").read_text().splitlines()
+    lines[1], lines[3] = lines[1][:50], json.dumps({**json.loads(lines[3]), "schema": 9})
+    path = tmp_path / "trajectories.jsonl"
+    path.write_text("\n".join(lines))
+    found = []
+    with pytest.raises(ConfigurationError) as error:
+        found.extend(RunReader(tmp_path).trajectories())
+    assert len(found) == len(lines) - 2
+    assert [p.split(": ")[0] for p in error.value.problems] == [f"{path}:2", f"{path}:4"]
+
+
+def test_a_run_in_progress_is_followed_line_by_line(folder, tmp_path):
+    """However the file grows, and every line once."""
+    content, path = (folder / "trajectories.jsonl").read_bytes(), tmp_path / "trajectories.jsonl"
+    tail, found = Tail(path, from_record), []
+    assert tail.read() == (False, [])
+    for size in range(0, len(content), 997):
+        path.write_bytes(content[:size])
+        again, fresh = tail.read()
+        assert not again
+        found += fresh
+    path.write_bytes(content)
+    found += tail.read()[1]
+    assert [to_record(r.value) for r in found] == plain(folder)
+    assert [r.place for r in found] == [f"{path}:{n}" for n in range(1, len(found) + 1)]
+    assert tail.read() == (False, [])
+
+
+@given(st.integers(0, STEPS), st.integers(0, 3))
+def test_a_run_that_was_resumed_is_read_again_from_its_beginning(folder, tmp_path_factory, saved, more):
+    """Its records are cut back, and those of the steps that are made again may be as long as before."""
+    directory = tmp_path_factory.mktemp("again")
+    path = directory / "trajectories.jsonl"
+    lines = (folder / "trajectories.jsonl").read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines))
+    tail = Tail(path, dict)
+    tail.read()
+    kept = [line for line in lines if json.loads(line)["step"] <= saved]
+    cut_back(directory, saved)
+    with path.open("ab") as file:
+        file.writelines(line.replace(b'"seconds": 0.', b'"seconds": 9.') for line in lines[len(kept) : len(kept) + more])
+    again, found = tail.read()
+    expected = [json.loads(line) for line in path.read_bytes().splitlines()]
+    if again:
+        assert [r.value for r in found] == expected
+    else:
+        assert expected[: len(lines)] == [json.loads(line) for line in lines] and not found
+    assert again or path.read_bytes() == b"".join(lines)
+
+
+def test_an_evaluation_that_replaces_another_is_read_anew(tmp_path):
+    path = tmp_path / "evaluation-last.jsonl"
+    tail = Tail(path, dict)
+    for step in (1, 2):
+        (tmp_path / "new").write_text("".join(json.dumps({"step": step, "n": n}) + "\n" for n in range(step, 4)))
+        os.replace(tmp_path / "new", path)
+        again, found = tail.read()
+        assert again == (step == 2) and [r.value["n"] for r in found] == list(range(step, 4))
+    path.unlink()
+    assert tail.read() == (True, [])
+
+
+@pytest.mark.parametrize("name", [*FILES, "run/command.json", "checkpoints/manifest.json", "checkpoints/manifest-2.json"])
+def test_what_is_no_file_is_not_waited_for(tmp_path, name):
+    """A pipe that nobody writes to would be waited for, for ever."""
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    os.mkfifo(path)
+    code = """if True:
+        import sys
+        from pathlib import Path
+        from marl_plugins.core.failures import ConfigurationError
+        from marl_plugins.plan.fingerprint import file_digest
+        from marl_plugins.plan.resume import read_manifest
+        from marl_plugins.records.run_folder import replayed
+        from marl_plugins.records.write import cut_back
+        folder, name = Path(sys.argv[1]), sys.argv[2]
+        assert file_digest(folder / name) == ""
+        works = (cut_back, folder, 2), (read_manifest, folder / "checkpoints"), (replayed, ["--resume", str(folder)])
+        for work, *given in works:
+            try:
+                work(*given)
+            except ConfigurationError as error:
+                print(*error.problems, sep="\\n")
+    """
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path), name], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert name.split("/")[-1].partition("-2")[0] in done.stdout
+
+
+def test_the_file_must_be_there(tmp_path):
+    assert RunReader(tmp_path).metrics() == [] == list(RunReader(tmp_path).ledgers())
+    with pytest.raises(ConfigurationError, match=r"trajectories\.jsonl: No such file or directory; expected a run's"):
+        list(RunReader(tmp_path).trajectories())
+    with pytest.raises(ConfigurationError, match="not a regular file"):
+        list(records(tmp_path, dict))
