@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins import hookimpl
-from marl_plugins.core.failures import Remark
 from marl_plugins.core.options import at_least
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.plan.signature import differences, engine_signature
 
 if TYPE_CHECKING:
@@ -56,42 +56,49 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 
 
 @hookimpl
-def marl_configure(run: Run) -> list[str]:
+def marl_configure(run: Run) -> list[Problem]:
     trained = [policy.name for policy in run.policies if policy.trainable]
-    who = "marl_plugins.balance"
+    who, leave_out = at(plugin="marl_plugins.balance"), "leave out the plugin"
     if run.device != "cpu":
-        return [
-            f"{who}: not on GPUs yet: upstream's weight sync has one broadcast group per policy, made at the start; "
-            "leave out the plugin"
-        ]
+        got = "not on GPUs yet: upstream's weight sync has one broadcast group per policy, made at the start"
+        return [Problem("balance.gpus", who, got, fix=leave_out)]
     if len(trained) < 2:
-        return [
-            f"{who}: engines go from one trained policy to another, and {len(trained)} of {len(run.policies)} are trained; "
-            "give the roles more policies, or leave out the plugin"
-        ]
+        got = f"engines go from one trained policy to another, and {len(trained)} of {len(run.policies)} are trained"
+        return [Problem("balance.one_policy", who, got, fix=f"give the roles more policies, or {leave_out}")]
     groups = run.state(Balanced).groups = exchanging(run)
     if not groups:
         differing = {name: differences(_signature(run, trained[0]), _signature(run, name)) for name in trained[1:]}
         return [
-            f"{who}: no two trained policies have engines that are started alike; {trained[0]!r} and {name!r} differ in "
-            f"{', '.join(parts)}; give them equal models and flags, or leave out the plugin"
+            Problem(
+                "balance.unlike",
+                who + at(policy=(trained[0], name)),
+                f"no two trained policies have engines that are started alike; these two differ in {', '.join(parts)}",
+                fix=f"give them equal models and flags, or {leave_out}",
+            )
             for name, parts in differing.items()
         ]
-    remarks = [
-        f"{who}: the engines of policy {name!r} stay: no other trained policy's were started alike"
+    return [problem.as_warning() for problem in _idle(run, trained, groups)]
+
+
+def _idle(run: Run, trained: Sequence[str], groups: Sequence[Sequence[str]]) -> list[Problem]:
+    """What keeps engines from moving."""
+    who, in_flight = at(plugin="marl_plugins.balance"), run.args.balance.in_flight
+    problems = [
+        Problem("balance.alone", who + at(policy=name), "its engines stay: no other trained policy's were started alike")
         for name in trained
         if not any(name in group for group in groups)
     ]
     if all(run.policy_args[name].vllm.num_engines == 1 for group in groups for name in group):
-        remarks.append(
-            f"{who}: every policy has one engine (--vllm.num_engines) and keeps at least one: none will ever move"
+        got = "every policy has one engine (--vllm.num_engines) and keeps at least one: none will ever move"
+        problems.append(Problem("balance.one_engine", who, got, flags=("vllm.num_engines",)))
+    if run.trajectories <= in_flight:
+        got = (
+            f"a step has {run.trajectories} trajectories, and an engine takes {in_flight} requests, so hardly any will wait and "
+            "no engine will move"
         )
-    if run.trajectories <= run.args.balance.in_flight:
-        remarks.append(
-            f"{who}: a step has {run.trajectories} trajectories, and an engine takes {run.args.balance.in_flight} requests, "
-            "so hardly any will wait and no engine will move; lower --balance.in_flight to what an engine computes at a time"
-        )
-    return [Remark(remark) for remark in remarks]
+        fix = "lower --balance.in_flight to what an engine computes at a time"
+        problems.append(Problem("balance.in_flight", who, got, fix=fix, flags=("balance.in_flight",)))
+    return problems
 
 
 def exchanging(run: Run) -> list[list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from marl_plugins import __version__
 from marl_plugins.commands import COMMANDS
 from marl_plugins.core.command import Command
 from marl_plugins.core.failures import ConfigurationError, RunEnded, nearest
+from marl_plugins.core.problems import as_json
 from marl_plugins.core.redaction import inert
 
 USAGE = """\
@@ -37,8 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigurationError as error:
         if debug:
             raise
+        if "--json" in words:
+            print(json.dumps({"problems": [as_json(problem) for problem in error.problems]}, indent=2))
         for problem in error.problems:
-            print(f"error: {inert(problem)}", file=sys.stderr)
+            print(f"error: {inert(str(problem))}", file=sys.stderr)
         if error.count > 1:
             print(f"{error.count} problems; nothing was done", file=sys.stderr)
         return 2

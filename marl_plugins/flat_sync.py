@@ -15,8 +15,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 from marl_plugins import hookimpl
-from marl_plugins.core.failures import Remark
 from marl_plugins.core.options import at_least
+from marl_plugins.core.problems import Problem, at
 
 if TYPE_CHECKING:
     from marl_plugins.run import Run
@@ -37,14 +37,14 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 
 
 @hookimpl
-def marl_configure(run: Run) -> list[str]:
-    who = "marl_plugins.flat_sync"
+def marl_configure(run: Run) -> list[Problem]:
+    who = at(plugin="marl_plugins.flat_sync")
     if run.device == "cpu":
-        return [
-            Remark(
-                f"{who}: on CPU the whole state is one object anyway; the plugin is for GPUs, and no run there has been recorded"
-            )
-        ]
+        got = "on CPU the whole state is one object anyway"
+        fix = "the plugin is for GPUs, and no run there has been recorded"
+        return [Problem("flat_sync.cpu", who, got, fix=fix, severity="warning")]
     if run.args.vllm.sync_with_ray:
-        return [f"{who}: --vllm.sync_with_ray uses groups of Ray's, and this one torch's; leave out either"]
-    return [Remark(f"{who}: no run of it on GPUs has been recorded; without it the sync is upstream's own")]
+        got = "--vllm.sync_with_ray uses groups of Ray's, and this plugin torch's"
+        return [Problem("flat_sync.ray", who, got, fix="leave out either", flags=("vllm.sync_with_ray",))]
+    got, fix = "no run of it on GPUs has been recorded", "without it the sync is upstream's own"
+    return [Problem("flat_sync.unrecorded", who, got, fix=fix, severity="warning")]

@@ -16,6 +16,7 @@ from marl_plugins.core.estimators import Estimator, Whitened, add_scope_flag
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from marl_plugins.core.problems import Problem
     from marl_plugins.run import Run
 
 
@@ -53,7 +54,7 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 
 
 @hookimpl
-def marl_configure(run: Run) -> list[str]:
+def marl_configure(run: Run) -> list[Problem]:
     return run.unused_flag("gae.scope", ["gae"])
 
 

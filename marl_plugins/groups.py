@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from marl_plugins import hookimpl
 from marl_plugins.core.estimators import Estimator, GroupBy, Reach, Whitened, add_scope_flag, check_estimator, group_key
 from marl_plugins.core.failures import RunEnded
+from marl_plugins.core.problems import Problem
 from marl_plugins.core.rows import Row
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 
 
 @hookimpl
-def marl_configure(run: Run) -> list[str]:
+def marl_configure(run: Run) -> list[Problem | str]:
     if run.estimator not in ESTIMATORS:
         return [p for flag in ("groups.by", "groups.scope") for p in run.unused_flag(flag, ESTIMATORS)]
     # too few samples is upstream's own check

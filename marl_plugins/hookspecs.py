@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from marl_plugins.core.command import Command
     from marl_plugins.core.estimators import Estimator
     from marl_plugins.core.policy import Policy
+    from marl_plugins.core.problems import Problem
     from marl_plugins.core.processes import Engines, PolicyProcesses, Prepared, RunningRollout
     from marl_plugins.core.roles import Call
     from marl_plugins.core.rows import Row
@@ -128,19 +129,21 @@ def marl_commands() -> Sequence[Command] | None:
 
 
 @hook("each")
-def marl_configure(run: Run) -> Sequence[str] | None:
+def marl_configure(run: Run) -> Sequence[Problem | str] | None:
     """Check the configuration. *each*; once, before anything is started; also for `--dry-run`: nothing may be opened or asked
     over a network here (`marl_start` is for that).
 
-    Returns: problems, each saying what was got, what was expected and the fix; they are reported together with all others. A
-    `Remark` (marl_plugins.core.failures) among them is a warning and prevents nothing.
+    Returns: problems (marl_plugins.core.problems), each saying where, what was got, what was expected and the fix; they are
+    reported together with all others. One of severity `warning` prevents nothing. A plain sentence is an error of code `other`.
 
     Example:
 
         @hookimpl
         def marl_configure(run):
-            if run.args.brevity.limit > run.args.data.max_len:
-                return [Remark(f"--brevity.limit {run.args.brevity.limit} is above --data.max_len: no answer is that long")]
+            limit, longest = run.args.brevity.limit, run.args.data.max_len
+            if limit > longest:
+                where, got = at(flag="brevity.limit"), f"{limit} is above --data.max_len {longest}: no answer is that long"
+                return [Problem("brevity.limit", where, got, fix="lower it", severity="warning")]
     """
 
 

@@ -24,6 +24,7 @@ import pluggy
 
 from marl_plugins import __version__, hookspecs
 from marl_plugins.core.failures import ConfigurationError, RunEnded, RunPaused, nearest
+from marl_plugins.core.problems import Problem
 from marl_plugins.hookspecs import KINDS, Kind, Purpose, Reach
 from marl_plugins.loading import load, users_code, version_of
 from marl_plugins.loading import load_file as load_file  # copied recipes import it from here
@@ -122,7 +123,7 @@ class Plugins:
         Raises:
             ConfigurationError: A flag exists already, or does not carry a name that says whose it is.
         """
-        problems = []
+        problems: list[Problem | str] = []
         for impl in reversed(self.implementations("marl_options")):
             before = list(parser._actions)
             try:
@@ -291,7 +292,7 @@ def with_requirements(names: Iterable[str], problems: list[str]) -> dict[str, Mo
             module = load(name)
         except ConfigurationError as error:
             because = f" (required by {wanted_by})" if wanted_by else ""
-            problems.extend(p + because for p in error.problems)
+            problems.extend(f"{p}{because}" for p in error.problems)
             return
         canonical = module.__name__ if not name.endswith(".py") else str(Path(name).resolve())
         if canonical in found:

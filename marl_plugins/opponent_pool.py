@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from marl_plugins import hookimpl
-from marl_plugins.core.failures import Remark, RunEnded
+from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.files import replace_bytes
 from marl_plugins.core.options import at_least
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.run import Run
 
@@ -103,10 +104,11 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 
 
 @hookimpl
-def marl_configure(run: Run) -> list[str]:
+def marl_configure(run: Run) -> list[Problem]:
     if any(policy.follows for policy in run.policies):
         return []
-    return [Remark("marl_plugins.opponent_pool: no policy follows another one: `policies: {NAME: {follows: POLICY}}`")]
+    who, fix = at(plugin="marl_plugins.opponent_pool"), "add `policies: {NAME: {follows: POLICY}}` to the recipe"
+    return [Problem("opponent_pool.unused", who, "no policy follows another one", fix=fix, severity="warning")]
 
 
 @hookimpl

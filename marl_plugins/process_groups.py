@@ -15,8 +15,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 from marl_plugins import hookimpl
-from marl_plugins.core.failures import Remark
 from marl_plugins.core.options import above, at_least
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.seats import Seating
 from marl_plugins.plan.seating import SHIPPED
 from marl_plugins.plan.states import seats_needed
@@ -59,14 +59,18 @@ def marl_seats(run: Run) -> Seating:
 
 
 @hookimpl
-def marl_configure(run: Run) -> list[str]:
+def marl_configure(run: Run) -> list[Problem]:
     """What is wrong with seats is said of every plugin's (plan/seating.py)."""
     needed = [seats_needed(run.policy_args[p.name]) for p in run.policies if p.trainable]
     if (seating := run.seating) is None or not needed or sum(needed) > seating.total:
         return []
     return [
-        Remark(
-            f"{SHIPPED}: {seating.total} seats are enough for all {len(needed)} trained policies, so none will ever leave its own; "
-            "lower --process_groups.seats, or leave out the plugin"
+        Problem(
+            "process_groups.enough",
+            at(plugin=SHIPPED),
+            f"{seating.total} seats are enough for all {len(needed)} trained policies, so none will ever leave its own",
+            fix="lower --process_groups.seats, or leave out the plugin",
+            severity="warning",
+            flags=("process_groups.seats",),
         )
     ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from marl_plugins import hookimpl
 from marl_plugins.core.estimators import Batch, Estimator, Reach, Whitened, add_scope_flag
-from marl_plugins.core.failures import Remark
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.rows import Row
 
 if TYPE_CHECKING:
@@ -83,14 +83,18 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 
 
 @hookimpl
-def marl_configure(run: Run) -> list[str]:
+def marl_configure(run: Run) -> list[Problem]:
     options = run.args.reinforce_pp
     if run.estimator == "reinforce":
         if options.scope == "trajectory" and options.normalise == "global" and len(run.recipe.roles) > 1:
             return [
-                Remark(
-                    "--reinforce_pp.scope trajectory with --reinforce_pp.normalise global: the first role's return sums the "
-                    "rewards of all that follow, so its advantages lie above the others'; consider --reinforce_pp.normalise role"
+                Problem(
+                    "reinforce_pp.trajectory_scope",
+                    at(flag=("reinforce_pp.scope", "reinforce_pp.normalise")),
+                    "trajectory returns are normalised over all rows: the first role's return sums the rewards of all that "
+                    "follow, so its advantages lie above the others'",
+                    fix="consider --reinforce_pp.normalise role",
+                    severity="warning",
                 )
             ]
         return []

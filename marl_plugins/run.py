@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from marl_plugins.core.estimators import Estimator
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.policy import Policy as Policy  # copied recipes and plugins import it from here
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe import PolicyConfig, Recipe, RoleConfig
 from marl_plugins.core.seats import Seating
 from marl_plugins.core.texts import read_text
@@ -80,7 +81,7 @@ class Run:
     seating: Seating | None = None
     need_step: tuple[str, ...] = ()
     advantages: Estimator | None = None
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Problem, ...] = ()
     max_steps: int | None = None
     logical_gpus: int | None = None
     _states: dict[type, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -211,15 +212,17 @@ class Run:
         sizes = [min(size, tasks - start) for start in range(0, tasks, size)]
         return [k for k in (n * samples // self.args.train.batch_size for n in sizes) if k]
 
-    def unused_flag(self, flag: str, estimators: Iterable[str]) -> list[str]:
+    def unused_flag(self, flag: str, estimators: Iterable[str]) -> list[Problem]:
         """The problem with a plugin's flag that was given although it does not belong to the run's estimator."""
         names = list(estimators)
         if flag not in self.given or self.estimator in names:
             return []
-        return [
-            f"--{flag} belongs to --algo.advantage.estimator {' or '.join(names)}; the run has "
-            f"{self.estimator or 'an estimator of a plugin'}: remove one of the two"
-        ]
+        got = (
+            f"belongs to --algo.advantage.estimator {' or '.join(names)}, and the run has "
+            f"{self.estimator or 'an estimator of a plugin'}"
+        )
+        flags = ("algo.advantage.estimator",)
+        return [Problem("flags.other_estimator", at(flag=flag), got, fix="remove one of the two", flags=flags)]
 
     @cached_property
     def workflow_module(self) -> ModuleType:

@@ -11,11 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import briefs, refused
 from safetensors.torch import save_file
 from virtual_time import SimulatedEngine, run
 
 from marl_plugins.balance import Balanced, balance, exchanging, idle_to_waiting, marl_beside, shortest_to_longest
-from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunEnded
+from marl_plugins.core.failures import InfrastructureFailure, RunEnded
 from marl_plugins.core.workflow import Call, Sampling
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.signature import differences, engine_signature
@@ -427,18 +428,15 @@ def plan(tmp_path):
 def test_policies_whose_engines_were_started_alike_exchange_them(plan):
     built = plan()
     assert built.run.state(Balanced).groups == [["solver", "coder", "verifier"]] == exchanging(built.run)
-    assert not any("marl_plugins.balance" in warning for warning in built.run.warnings)
+    assert not any("marl_plugins.balance" in warning for warning in [*map(str, built.run.warnings)])
     one_apart = plan("--policy.coder.data.max_len", "320")
     assert exchanging(one_apart.run) == [["solver", "verifier"]]
-    assert "the engines of policy 'coder' stay: no other trained policy's were started alike" in "".join(
-        one_apart.run.warnings
-    )
+    assert ("balance.alone", "marl_plugins.balance", "coder") in briefs(one_apart.run.warnings)
 
 
 def test_what_would_never_move_is_said(plan):
-    warnings = "".join(plan("--vllm.num_engines", "1", "--balance.in_flight", "256").run.warnings)
-    assert "every policy has one engine (--vllm.num_engines) and keeps at least one" in warnings
-    assert "a step has 32 trajectories, and an engine takes 256 requests, so" in warnings
+    warnings = plan("--vllm.num_engines", "1", "--balance.in_flight", "256").run.warnings
+    assert [w.code for w in warnings] == ["balance.one_engine", "balance.in_flight"]
 
 
 def test_without_a_second_trained_policy_it_is_refused(plan):
@@ -446,20 +444,20 @@ def test_without_a_second_trained_policy_it_is_refused(plan):
         "mapping: shared\npolicies: null",
         "policies: {coder: {trainable: false}, verifier: {trainable: false}}",
     ):
-        with pytest.raises(ConfigurationError, match="engines go from one trained policy to another, and 1 of"):
+        with refused(("balance.one_policy", "marl_plugins.balance")):
             plan(recipe=recipe)
 
 
 def test_without_two_alike_it_is_refused_with_what_differs(plan):
-    with pytest.raises(ConfigurationError) as error:
+    who = ("balance.unlike", "marl_plugins.balance", "solver")
+    with refused((*who, "coder"), (*who, "verifier")) as error:
         plan("--policy.verifier.data.max_len", "320", "--policy.coder.actor.model_name_or_path", "tiny:hidden=64")
-    assert "'solver' and 'coder' differ in model" in str(error.value)
-    assert "'solver' and 'verifier' differ in --data.max_len; give them equal models and flags" in str(error.value)
+    assert [p.got.rpartition(" in ")[2] for p in error.value.problems] == ["model", "--data.max_len"]
 
 
 def test_on_gpus_it_is_refused_with_the_reason(plan, monkeypatch):
     monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
-    with pytest.raises(ConfigurationError, match=r"marl_plugins\.balance: not on GPUs yet: upstream's weight sync"):
+    with refused(("balance.gpus", "marl_plugins.balance")):
         plan()
 
 

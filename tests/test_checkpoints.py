@@ -223,7 +223,7 @@ def test_a_file_that_is_not_what_was_saved_is_named_with_the_way_out(checkpoints
     damage(broken)
     with pytest.raises(ConfigurationError) as error:
         checkpoints.open(resume=True)
-    problem, way_out = error.value.problems
+    problem, way_out = [*map(str, error.value.problems)]
     assert problem.startswith(f"{broken} {said}")
     command = f"cp {checkpoints.folder}/manifest-2.json {checkpoints.folder}/manifest.json"
     assert way_out == f"step 4 in {checkpoints.folder} cannot be resumed; use the step before, 2: {command}"

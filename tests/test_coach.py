@@ -72,7 +72,7 @@ def test_mistakes_in_a_rubric_are_reported_together(tmp_path):
     )
     with pytest.raises(ConfigurationError) as caught:
         load_rubric(file, ["solver", "coder", "judge"])
-    text = "\n".join(caught.value.problems)
+    text = "\n".join([*map(str, caught.value.problems)])
     for part in (
         "no role 'sovler'; did you mean 'solver'?",
         "no criteria for role 'solver'",
@@ -191,7 +191,7 @@ def test_request_fields_reach_the_endpoint_as_they_are():
 
 
 def test_a_limit_at_which_verdicts_cannot_come_in_time_is_a_warning():
-    slow = build_plan([*TINY, "--dry-run", "--coach.model", "m", "--coach.per_minute", "60"]).run.warnings
+    slow = [*map(str, build_plan([*TINY, "--dry-run", "--coach.model", "m", "--coach.per_minute", "60"]).run.warnings)]
     (warning,) = slow
     assert "300 verdicts within --coach.deadline 300 s, and a step has some 384 actions" in warning
     assert build_plan([*TINY, "--dry-run", "--coach.model", "m", "--coach.per_minute", "600"]).run.warnings == ()

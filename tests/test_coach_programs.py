@@ -261,7 +261,7 @@ def test_the_plan_says_that_the_coach_has_tools_and_where_they_run(recipe):
 def refused(*words):
     with pytest.raises(ConfigurationError) as caught:
         build_plan([*map(str, words), "--dry-run"])
-    return "\n".join(caught.value.problems)
+    return "\n".join([*map(str, caught.value.problems)])
 
 
 def test_what_cannot_be_is_refused_with_key_and_cure(recipe):

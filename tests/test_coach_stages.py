@@ -104,7 +104,7 @@ def recipe(tmp_path):
 def problems(words):
     with pytest.raises(ConfigurationError) as caught:
         build_plan([*words, "--dry-run"])
-    return caught.value.problems
+    return [*map(str, caught.value.problems)]
 
 
 def score(run, role="solver"):

@@ -191,7 +191,7 @@ def recipe(tmp_path):
 def refused(*words):
     with pytest.raises(ConfigurationError) as caught:
         build_plan([*map(str, words), "--dry-run"])
-    return "\n".join(caught.value.problems)
+    return "\n".join([*map(str, caught.value.problems)])
 
 
 def test_it_is_planned_as_a_policy_that_is_trained_in_every_nth_step(recipe):

@@ -246,7 +246,7 @@ def test_runs_are_refused_with_a_release_whose_loss_cannot_be_filled(monkeypatch
 def test_runs_with_a_checked_release_warn(monkeypatch):
     monkeypatch.setattr(upstream_cli, "upstream_version", lambda: "0.11.0")
     run = build_plan(["--recipe", str(TINY)]).run
-    assert any("0.11.0 is checked" in warning for warning in run.warnings)
+    assert any("0.11.0 is checked" in warning for warning in [*map(str, run.warnings)])
 
 
 def test_a_new_flag_of_upstreams_is_refused_when_set(checkout, monkeypatch):
@@ -259,7 +259,7 @@ def test_a_new_flag_of_upstreams_is_refused_when_set(checkout, monkeypatch):
     build_plan(["--recipe", str(TINY)])
     with pytest.raises(ConfigurationError) as caught:
         build_plan(["--recipe", str(TINY), "--train.brand_new", "1"])
-    assert "--train.brand_new is new in openrlhf" in caught.value.problems[0]
+    assert "--train.brand_new is new in openrlhf" in next(map(str, caught.value.problems))
 
 
 def test_an_unreadable_version_counts_as_the_trained_one(checkout):

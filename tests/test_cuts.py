@@ -109,7 +109,7 @@ class Run:
             assert step == SAVED
             return False
         name = str(path.relative_to(self.folder))
-        assert any(name in problem for problem in error.problems), (path, error.problems)
+        assert any(name in problem for problem in [*map(str, error.problems)]), (path, [*map(str, error.problems)])
         return True
 
 
@@ -250,10 +250,10 @@ def test_a_line_of_another_form_is_left_out_at_the_end_and_named_before_it(tmp_p
     (tmp_path / "metrics.jsonl").write_bytes(before)
     with pytest.raises(ConfigurationError) as error:
         cut_back(tmp_path, 2)
-    assert [p.split(": ")[0] for p in error.value.problems] == [
+    assert [p.split(": ")[0] for p in [*map(str, error.value.problems)]] == [
         f"{tmp_path / n}:2" for n in ("metrics.jsonl", "ledger.jsonl")
     ]
-    assert all("remove this line" in p and len(p) < 700 for p in error.value.problems)
+    assert all("remove this line" in p and len(p) < 700 for p in [*map(str, error.value.problems)])
     assert path.read_bytes() == before
     with pytest.raises(ConfigurationError, match=r"metrics\.jsonl:2: not a record of a run"):
         RunReader(tmp_path).metrics()

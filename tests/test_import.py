@@ -219,7 +219,7 @@ def problems(source, **wanted):
     with pytest.raises(ConfigurationError) as caught:
         convert(source, Wanted(folder, **{"model": "hub/small", **wanted}))
     assert not folder.exists()
-    return caught.value.problems
+    return [*map(str, caught.value.problems)]
 
 
 def only(found, *parts):
@@ -628,8 +628,8 @@ def test_broken_items_are_named(tmp_path):
     path.write_text('{"prompt": "a", "answer": 1}\n{"prompt": ""}\n{"prompt": "c"}')
     with pytest.raises(ConfigurationError) as caught:
         items.read_items(path, None, None, None)
-    only(caught.value.problems, "d.jsonl:2: no text under 'prompt'")
-    only(caught.value.problems, "1 of 2 items have no label")
+    only([*map(str, caught.value.problems)], "d.jsonl:2: no text under 'prompt'")
+    only([*map(str, caught.value.problems)], "1 of 2 items have no label")
     path.write_text('{"prompt": "a"}\n{')
     with pytest.raises(ConfigurationError, match=r"d\.jsonl:2: not JSON"):
         items.read_items(path, None, None, None)

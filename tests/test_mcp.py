@@ -351,7 +351,7 @@ def test_servers_that_cannot_be_had_are_reported_together():
         servers.of(recipe, HERE)
         with pytest.raises(ConfigurationError) as error:
             await servers.try_all()
-        gone, ends, clock = error.value.problems
+        gone, ends, clock = [*map(str, error.value.problems)]
         assert gone.startswith("tools.mcp.gone: MCP server 'gone' (http://***@127.0.0.1:9/mcp?***): cannot be reached")
         assert "it is broken" in ends
         assert clock == "tools.mcp.time.tools: it has no tool 'convert_tim'; did you mean 'convert_time'?"

@@ -49,7 +49,7 @@ def line_of(path, text):
 def problems(*words):
     with pytest.raises(ConfigurationError) as caught:
         build_plan([str(word) for word in words])
-    return caught.value.problems
+    return [*map(str, caught.value.problems)]
 
 
 def only(found, *parts):
@@ -170,7 +170,7 @@ def test_wrong_flags_on_the_command_line(words, parts):
         ("train.colocate_all: true", "there is none here"),
         ("rollout.temperature: 0", "is out of range"),
         ("algo.advantage.lambd: 0.9", "has no effect with --algo.advantage.estimator reinforce"),
-        ("groups.by: task", "--groups.by belongs to"),
+        ("groups.by: task", "--groups.by: belongs to"),
         ("actor: {adam: {lr: 1}}", "flags are written flat: actor.adam.lr"),
         ("logger.wandb.group:", "has no value"),
     ],

@@ -68,11 +68,11 @@ class Files:
         """The only problem of the plan."""
         with pytest.raises(ConfigurationError) as caught:
             self.plan(*words)
-        assert len(caught.value.problems) == 1, caught.value.problems
-        return caught.value.problems[0]
+        assert len([*map(str, caught.value.problems)]) == 1, [*map(str, caught.value.problems)]
+        return next(map(str, caught.value.problems))
 
     def warnings(self, *words):
-        return self.plan(*words).run.warnings
+        return [*map(str, self.plan(*words).run.warnings)]
 
     def model(self, config, tokenizer=None, template="x"):
         """A model folder, named by the recipe."""
@@ -100,7 +100,7 @@ def says(text, *parts):
 
 
 def test_a_good_recipe_has_no_warnings(recipe):
-    assert recipe.warnings() == ()
+    assert recipe.warnings() == []
 
 
 # --- data files -----------------------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def test_a_broken_csv_file_says_where(recipe, content, parts):
     recipe.write(data_csv=content)
     with pytest.raises(ConfigurationError) as caught:
         read_tasks(recipe.folder / "data.csv")
-    says(caught.value.problems[0], *parts)
+    says(next(map(str, caught.value.problems)), *parts)
 
 
 @pytest.mark.parametrize(
@@ -238,17 +238,17 @@ def test_two_fields_that_may_be_the_prompt_are_a_warning(recipe):
     recipe.write(data_jsonl="\n".join(json.dumps({**row, "question": "?"}) for row in ROWS))
     (warning,) = recipe.warnings()
     says(warning, "taken from field 'problem'", "there is 'question' too", "--data.input_key")
-    assert recipe.warnings("--data.input_key", "problem") == ()
+    assert recipe.warnings("--data.input_key", "problem") == []
 
 
 def test_no_labels_are_a_warning_where_the_grader_reads_them(recipe):
     recipe.write(data_jsonl="\n".join(json.dumps({"problem": r["problem"], "result": r["answer"]}) for r in ROWS))
     (warning,) = recipe.warnings()
     says(warning, "64 of 64 train tasks have no label", "grader.py", "fields besides the prompt: result")
-    assert recipe.warnings("--data.label_key", "result") == ()
+    assert recipe.warnings("--data.label_key", "result") == []
     recipe.write(grader_py="def score_outcome(trajectory):\n    return 1.0 if trajectory.answer else 0.0\n")
     os.utime(recipe.folder / "grader.py")
-    assert recipe.warnings() == ()
+    assert recipe.warnings() == []
 
 
 def test_an_evaluation_without_data_is_a_warning(recipe):
@@ -330,7 +330,7 @@ def test_a_model_that_cannot_be_trained_is_refused(recipe, config, parts):
     ],
 )
 def test_models_that_may_be_trained_are_not(recipe, config):
-    assert recipe.model(config).warnings() == ()
+    assert recipe.model(config).warnings() == []
 
 
 MINE = {"AutoModelForCausalLM": "modeling.Mine"}
@@ -382,7 +382,7 @@ def test_code_is_refused_before_the_runtime_loads_a_model(tmp_path, monkeypatch)
     refuse_code(["me/plain", str(tmp_path / "me" / "plain")])
     with pytest.raises(ConfigurationError) as refused:
         refuse_code(["me/custom", "me/adapter", "me/plain", str(tmp_path / "me" / "custom")])
-    first, second, third = refused.value.problems
+    first, second, third = [*map(str, refused.value.problems)]
     assert first == third
     says(first, "me/custom/config.json: ", "modeling.Mine")
     says(second, "me/adapter is an adapter", "--trust_remote_code")
@@ -572,7 +572,7 @@ def test_a_right_tool_is_there(recipe):
     words = plugin(recipe.folder, "marl_tools", "[Tool('calc', run_tool, find)]")
     file = recipe.folder / "marl_tools.py"
     file.write_text(file.read_text().replace("async def run(", "async def run_tool("))
-    assert recipe.warnings(*words) == ()
+    assert recipe.warnings(*words) == []
     says(recipe.problem(), "there is no tool 'calc'", "valid: python", "--plugin")
 
 

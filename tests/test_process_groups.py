@@ -139,7 +139,7 @@ def test_on_gpus_it_is_refused(monkeypatch):
 
 
 def test_seats_for_all_are_remarked():
-    (remark,) = [w for w in plan("--process_groups.seats", "3").run.warnings if "process_groups" in w]
+    (remark,) = [w for w in [*map(str, plan("--process_groups.seats", "3").run.warnings)] if "process_groups" in w]
     assert "3 seats are enough for all 3 trained policies" in remark
 
 

@@ -86,14 +86,14 @@ class Folder:
     def problems(self, *words):
         with pytest.raises(ConfigurationError) as error:
             self.plan(*words)
-        return error.value.problems
+        return [*map(str, error.value.problems)]
 
     def problem(self, *words):
         (problem,) = self.problems(*words)
         return problem
 
     def warnings(self):
-        return list(self.plan().run.warnings)
+        return [*map(str, self.plan().run.warnings)]
 
     def warning(self):
         (warning,) = self.warnings()
@@ -549,7 +549,7 @@ def test_a_criterion_with_other_arguments_is_wrong(folder):
 def test_a_criterion_that_needs_other_answers_is_a_warning(folder):
     folder.write("rubric.py", RUBRIC.format(rule="int(action.text) == 1"))
     words = ("--plugin", "marl_plugins.coach", "--coach.rubric", str(folder.path / "rubric.py"))
-    (warning,) = folder.plan(*words).run.warnings
+    (warning,) = [*map(str, folder.plan(*words).run.warnings)]
     assert "rubric.py:3: " in warning and "does not run when every answer is a word: ValueError" in warning
 
 

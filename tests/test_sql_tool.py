@@ -375,7 +375,9 @@ def test_a_wrong_database_is_an_error_of_the_plan(name, tmp_path):
         (tmp_path / "shop.db").write_bytes(content)
     with pytest.raises(ConfigurationError, match=message) as raised:
         recipe(tmp_path, sql)
-    assert all("recipe.yaml:9" in problem for problem in raised.value.problems), raised.value.problems
+    assert all("recipe.yaml:9" in problem for problem in [*map(str, raised.value.problems)]), [
+        *map(str, raised.value.problems)
+    ]
 
 
 def test_changes_that_are_not_in_the_file_yet_are_an_error(tmp_path):

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from simulated import conversations, without_seconds
 from simulated_run import simulated_trainer
 
-from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.rows import Row, rows_to_be
 from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.trajectory import Task, Trajectory
@@ -26,6 +25,7 @@ from marl_plugins.streaming import Streamed, arriving, forward_early, marl_besid
 from openrlhf.models import Actor  # isort: skip  # after the host support
 from openrlhf.trainer.ppo_utils.experience import Experience  # isort: skip
 from transformers import Qwen2Config, Qwen2ForCausalLM  # isort: skip
+from refusals import briefs, refused
 
 SUMS = ["--recipe", "tests/recipes/sums/tiny.yaml", "--plugin", "marl_plugins.streaming"]
 
@@ -238,21 +238,22 @@ def test_a_run_has_the_same_records_with_it_and_computes_no_row_twice(tmp_path, 
 # --- the plan -------------------------------------------------------------------------------------------------------------
 
 
+LINES = ("recipe.yaml:26", "recipe.yaml:29", "recipe.yaml:30")
+
+
 def test_devices_that_are_shared_with_engines_are_refused(monkeypatch):
     monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
     words = ["--recipe", "mathchat", "--plugin", "marl_plugins.streaming"]
-    with pytest.raises(ConfigurationError) as refused:
+    shared = [
+        ("streaming.shared_devices", *LINES, policy, "marl_plugins.streaming") for policy in ("solver", "coder", "verifier")
+    ]
+    with refused(*shared) as error:
         build_plan(words)
-    assert len(refused.value.problems) == 3
-    assert (
-        "policy 'coder': marl_plugins.streaming: its training processes have no devices of their own while engines generate "
-        "(--train.colocate_all, --vllm.enable_sleep, --ds.enable_sleep); switch that off for it, or leave out the plugin"
-    ) in str(refused.value)
+    assert "(--train.colocate_all, --vllm.enable_sleep, --ds.enable_sleep)" in str(error.value)
 
 
 def test_on_cpu_it_is_said_that_nothing_is_won():
-    (warning,) = [w for w in build_plan(SUMS).run.warnings if "streaming" in w]
-    assert "share the cores" in warning
+    assert briefs(build_plan(SUMS).run.warnings) == [("streaming.cpu", "marl_plugins.streaming")]
 
 
 def test_a_resumed_run_may_compute_in_other_portions():

@@ -62,7 +62,7 @@ def plan(tmp_path):
 def problems(plan, *arguments):
     with pytest.raises(ConfigurationError) as error:
         plan(*arguments)
-    return error.value.problems
+    return [*map(str, error.value.problems)]
 
 
 def test_a_plan_starts_no_server_and_a_run_tries_it_first(plan, tmp_path):

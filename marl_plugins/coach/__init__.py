@@ -37,6 +37,7 @@ from marl_plugins.coach.state import asker_of as asker_of
 from marl_plugins.coach.state import askers_of as askers_of
 from marl_plugins.core.command import Command
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
+from marl_plugins.core.problems import Problem
 from marl_plugins.core.scoring import Seen, SeenLast
 
 if TYPE_CHECKING:
@@ -111,12 +112,12 @@ def marl_policies(run: Run) -> Generator[None, Sequence[Policy], list[Policy]]:
 
 
 @hookimpl
-def marl_configure(run: Run) -> list[str]:
+def marl_configure(run: Run) -> list[Problem | str]:
     from marl_plugins.coach.kinds import make_coach
     from marl_plugins.coach.rubric import RubricCoach, try_rubric
 
     members = members_of(run)
-    problems = check_members(run) if members else check_flags(run)
+    problems: list[Problem | str] = [*check_members(run)] if members else check_flags(run)
     if (config := run.recipe.coach) is not None and (config.tools or "max_calls" in config.model_fields_set):
         from marl_plugins.coach.programs import check_tools
 
@@ -128,7 +129,7 @@ def marl_configure(run: Run) -> list[str]:
     try:
         state.coach, state.askers = make_coach(run)
     except ConfigurationError as error:
-        problems += [problem for problem in error.problems if problem not in problems]
+        problems += [problem for problem in error.problems if str(problem) not in map(str, problems)]
     if state.coach is None:
         return problems
     coaches = state.coach.members if isinstance(state.coach, Ensemble) else {"": state.coach}
@@ -168,13 +169,13 @@ async def marl_start(run: Run, purpose: Purpose) -> None:
         return
     from marl_plugins.coach.model import trial_request
 
-    problems: list[str] = []
+    problems: list[Problem] = []
     for name, asker in run.state(CoachState).askers.items():
         try:
             asker.open(run.output / f"coach_spent{name and f'_{name}'}.json", run.args.ckpt.load_enable)
             await asker.probe(trial_request())
         except ConfigurationError as error:
-            problems += [f"coach.members.{name}: {problem}" if name else problem for problem in error.problems]
+            problems += [problem.within(key=f"coach.members.{name}") if name else problem for problem in error.problems]
     if problems:
         raise ConfigurationError(problems)
 

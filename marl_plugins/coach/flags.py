@@ -11,8 +11,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from marl_plugins.core.failures import ConfigurationError, Remark, nearest
+from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.core.options import above, at_least, between, recipe_file
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.redaction import shown_url
 
 if TYPE_CHECKING:
@@ -188,15 +189,15 @@ def kind_of(args: Any) -> str | None:
     return next((kind for kind in KINDS if getattr(args, kind)), None)
 
 
-def check_flags(run: Run) -> list[str]:
-    """What is wrong with the flags beyond the range of each, and `Remark`s."""
+def check_flags(run: Run) -> list[Problem | str]:
+    """What is wrong with the flags beyond the range of each, and warnings."""
     kind = kind_of(run.args.coach)
     if kind is None:
         return [
             "marl_plugins.coach needs one of --coach.rubric FILE, --coach.model NAME and --coach.policy NAME, got none; several "
             "together are `coach: {members: ...}` in the recipe"
         ]
-    problems = _irrelevant_flags(run, kind)
+    problems: list[Problem | str] = [*_irrelevant_flags(run, kind)]
     if kind == "policy":
         problems += policy_problems(run, run.args.coach)
     problems += _short_corrections(run)
@@ -270,16 +271,19 @@ def _training_problems(run: Run, coach: Any) -> list[str]:
     return []
 
 
-def judging_themselves(run: Run, coaches: Iterable[str | None]) -> list[Remark]:
+def judging_themselves(run: Run, coaches: Iterable[str | None]) -> list[Problem]:
     """Policies of the run that judge roles which they play themselves.
 
     Args:
         coaches: The policies that judge.
     """
     return [
-        Remark(
-            f"policy {name!r} judges its own actions, as {' and '.join(map(repr, roles))}: such scores favour what it would say "
-            "itself; let another policy judge, or map the role to another one"
+        Problem(
+            "coach.judges_itself",
+            at(policy=name),
+            f"judges its own actions, as {' and '.join(map(repr, roles))}: such scores favour what it would say itself",
+            fix="let another policy judge, or map the role to another one",
+            severity="warning",
         )
         for name in dict.fromkeys(filter(None, coaches))
         if (roles := run.recipe.roles_of(name))
@@ -321,20 +325,20 @@ def _key_problems(variable: str) -> list[str]:
     return [f"${variable} (--coach.api_key_env) holds characters that no HTTP header can carry; is it a key?"]
 
 
-def _short_corrections(run: Run) -> list[Remark]:
+def _short_corrections(run: Run) -> list[Problem]:
     """Room for a verdict that does not hold a correction as long as an action may be."""
     longest = max(role.max_new_tokens or run.args.rollout.max_new_tokens or 0 for role in run.recipe.roles.values())
     if not run.args.coach.corrections or run.args.coach.max_tokens > longest:
         return []
-    return [
-        Remark(
-            f"--coach.max_tokens {run.args.coach.max_tokens} leaves no room for a correction of {longest} tokens, which an action "
-            "may have; a verdict that is cut off is missing: raise it, or lower --rollout.max_new_tokens"
-        )
-    ]
+    got = (
+        f"{run.args.coach.max_tokens} leaves no room for a correction of {longest} tokens, which an action may have; a verdict "
+        "that is cut off is missing"
+    )
+    where, fix = at(flag="coach.max_tokens"), "raise it, or lower --rollout.max_new_tokens"
+    return [Problem("coach.short_corrections", where, got, fix=fix, severity="warning")]
 
 
-def _too_slow(run: Run) -> list[Remark]:
+def _too_slow(run: Run) -> list[Problem]:
     """A limit per minute at which a step's verdicts cannot come in time."""
     args, rollout = run.args.coach, run.args.rollout
     if not args.per_minute:
@@ -343,12 +347,12 @@ def _too_slow(run: Run) -> list[Remark]:
     in_time = args.per_minute * args.deadline / 60
     if in_time >= actions:
         return []
-    return [
-        Remark(
-            f"--coach.per_minute {args.per_minute:g} is {in_time:.0f} verdicts within --coach.deadline {args.deadline:g} s, and a "
-            f"step has some {actions} actions: verdicts will be missing; raise one of the two, or lower --rollout.batch_size"
-        )
-    ]
+    got = (
+        f"{args.per_minute:g} is {in_time:.0f} verdicts within --coach.deadline {args.deadline:g} s, and a step has some {actions} "
+        "actions: verdicts will be missing"
+    )
+    where, fix = at(flag="coach.per_minute"), "raise one of the two, or lower --rollout.batch_size"
+    return [Problem("coach.too_slow", where, got, fix=fix, severity="warning")]
 
 
 def endpoint_of(args: Any) -> Endpoint:

@@ -15,6 +15,7 @@ from marl_plugins.coach.memory import training_text
 from marl_plugins.coach.rubric import RubricCoach, load_rules
 from marl_plugins.coach.state import CoachState
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem
 
 if TYPE_CHECKING:
     from marl_plugins.asking.asker import Asker
@@ -39,12 +40,12 @@ def make_coach(run: Run) -> tuple[Coach | None, dict[str, Asker]]:
         return coach, {"": asker} if asker is not None else {}
     coaches: dict[str, Coach] = {}
     askers: dict[str, Asker] = {}
-    problems: list[str] = []
+    problems: list[Problem] = []
     for name, member in members.items():
         try:
             coach, asker = make_one(run, member_args(run, member), shared)
         except ConfigurationError as error:
-            problems += [f"coach.members.{name}: {problem}" for problem in error.problems]
+            problems += [problem.within(key=f"coach.members.{name}") for problem in error.problems]
             continue
         coaches |= {name: coach} if coach is not None else {}
         askers |= {name: asker} if asker is not None else {}
@@ -74,7 +75,7 @@ def make_one(run: Run, args: Any, shared: Callable[[], KeptAnswers]) -> tuple[Co
     from marl_plugins.asking.limits import SpendingBudget
     from marl_plugins.coach.model import PROMPTS, ModelCoach, Questions, duties_of, read_prompt
 
-    problems: list[str] = []
+    problems: list[Problem] = []
 
     def attempt(make: Callable[[], T]) -> T | None:
         try:

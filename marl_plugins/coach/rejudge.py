@@ -124,7 +124,7 @@ def read_words(
         options, _ = parser.parse_known_args([words[0], *(w for f in flags for w in f.argv)])
         find_recipe(options.recipe)
     except ConfigurationError as error:
-        problems += error.problems
+        problems += map(str, error.problems)
     if problems:
         raise ConfigurationError(problems)
     passed_on = [w for f in flags if f.name not in own for w in f.argv]

@@ -31,7 +31,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.coach.verdict import Verdict
-from marl_plugins.core.failures import ConfigurationError, Remark, nearest
+from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.core.problems import Problem, problem_of
 from marl_plugins.core.scoring import Seen, SeenLast, score_trajectory
 from marl_plugins.core.trajectory import Action, Trajectory
 from marl_plugins.loading import load_file
@@ -155,14 +156,14 @@ def load_rules(path: Path, roles: Sequence[str]) -> tuple[dict[str, list[Criteri
     return rubric, dict(corrections)
 
 
-def try_rubric(run: Run, coach: RubricCoach, place: str) -> list[str]:
+def try_rubric(run: Run, coach: RubricCoach, place: str) -> list[Problem]:
     """What is wrong with the criteria when they judge what the rehearsal of the run left; remarks are among it.
 
     Args:
         place: Where the rubric is named, for messages.
     """
     problems = [
-        f"{problem}; criterion {criterion.name!r} is called with action and seen"
+        problem_of(f"{problem}; criterion {criterion.name!r} is called with action and seen")
         for criteria in coach.rubric.values()
         for criterion in criteria
         if (problem := arity_problem(criterion.holds, 2))
@@ -177,4 +178,4 @@ def try_rubric(run: Run, coach: RubricCoach, place: str) -> list[str]:
         await score_trajectory(trajectory, share, None, roles=list(run.recipe.roles))
 
     wrong, unclear = try_scorer(run, place, score, None)
-    return [*wrong, *map(Remark, unclear)]
+    return [*map(problem_of, wrong), *(problem_of(problem).as_warning() for problem in unclear)]

@@ -95,7 +95,7 @@ def _check_command_line(tree: SourceTree) -> list[Finding]:
         parser = upstream_cli.build_parser(tree.package)
         nested = upstream_cli.hierarchize(parser.parse_args([]), tree.package)
     except ConfigurationError as wrong:
-        return [error("command line", problem, REPAIR) for problem in wrong.problems]
+        return [error("command line", str(problem), REPAIR) for problem in wrong.problems]
     known, found = flags_of(tree.version), parser.of_upstream
     gone = [error("flags", f"--{name} is gone", REPAIR) for name in sorted(known - found)]
     new = [

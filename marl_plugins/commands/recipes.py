@@ -18,7 +18,8 @@ from marl_plugins.core.shipped import recipes_root
 from marl_plugins.hosts.cpu import device
 from marl_plugins.hosts.upstream_cli import Parser
 from marl_plugins.manager import Plugins
-from marl_plugins.plan.build import Problems, draft_plan, recipe_plugins
+from marl_plugins.plan.build import draft_plan, recipe_plugins
+from marl_plugins.plan.problems import Problems
 from marl_plugins.plan.rehearsal import rehearse, rehearse_plan, workflow_of
 from marl_plugins.plan.resume import COMMAND_FILE
 from marl_plugins.run import Run

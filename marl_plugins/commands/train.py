@@ -139,7 +139,7 @@ def print_plan(plan: Plan, more: dict[str, object]) -> int:
                 elif key == "warnings" and isinstance(inner, list) and inner:
                     print(f"{pad}{key}:")
                     for warning in inner:
-                        print(f"{pad}  - {inert(warning)}")
+                        print(f"{pad}  - {inert(warning['sentence'])}")
                 else:
                     print(f"{pad}{key}: {inert(_inline(inner))}")
 

@@ -10,49 +10,30 @@ Anything else that is raised in a run is a bug, of this package or of a recipe, 
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+
+from marl_plugins.core.problems import Problem, meant, problem_of
 
 
 class ConfigurationError(Exception):
     """One or more things that the user has to fix; exit code 2, no traceback.
 
     Args:
-        problems: One message each: what was got, what was expected, where, and the fix.
+        problems: What is wrong (problems.py); a plain sentence of a user's plugin or recipe becomes a problem of code `other`.
     """
 
-    def __init__(self, problems: str | Iterable[str]):
-        self.problems = [problems] if isinstance(problems, str) else list(problems)
-        super().__init__("\n".join(self.problems))
+    def __init__(self, problems: Problem | str | Iterable[Problem | str]):
+        listed = [problems] if isinstance(problems, Problem | str) else problems
+        self.problems = [problem_of(problem) for problem in listed]
+        super().__init__("\n".join(map(str, self.problems)))
+
+    def __reduce__(self) -> tuple[type[ConfigurationError], tuple[list[Problem]]]:
+        return type(self), (self.problems,)  # from another process with its codes and places
 
     @property
     def count(self) -> int:
         """The number of problems, those included that are only counted."""
-        return sum(problem.number if isinstance(problem, More) else 1 for problem in self.problems)
-
-
-class More(str):
-    """Among problems: the last line of a long list, instead of those that are only counted."""
-
-    number: int
-
-
-SHOWN = 20
-"""Maximum number of problems listed per file."""
-
-
-def first_of(problems: Sequence[str], place: str) -> list[str]:
-    """The first problems of a file, and how many more there are."""
-    shown = list(problems[:SHOWN])
-    if len(problems) > SHOWN:
-        more = More(f"{place}: {len(problems) - SHOWN} more problems like these")
-        more.number = len(problems) - SHOWN
-        shown.append(more)
-    return shown
-
-
-class Remark(str):
-    """Among the problems that `marl_configure` returns: worth knowing before the run starts, and no obstacle."""
+        return sum(problem.count for problem in self.problems)
 
 
 class RunEnded(Exception):
@@ -97,13 +78,8 @@ def leaves_of(error: BaseException) -> Iterator[BaseException]:
 
 def nearest(name: str, valid: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the valid name closest to `name`, or the list of valid names where none is close."""
-    names = sorted(valid)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    if not names:
-        return ""
-    return "; valid: " + ", ".join(names) if len(names) <= 12 else ""
+    fix = meant(name, valid)
+    return fix and f"; {fix}"
 
 
 def raised_by(error: Exception) -> Exception:

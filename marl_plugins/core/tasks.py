@@ -14,7 +14,8 @@ from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.core.failures import ConfigurationError, first_of, nearest
+from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.core.problems import first_of
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.texts import read_text
 from marl_plugins.core.trajectory import Task

@@ -214,7 +214,7 @@ def check_seams(root: Path, seams: Sequence[Seam], package: str = "openrlhf") ->
                 read[path] = _names(path)
             except ConfigurationError as error:
                 read[path] = None
-                problems += error.problems
+                problems += map(str, error.problems)
         found = read[path]
         if found is None:
             continue

@@ -11,15 +11,15 @@ import argparse
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-from marl_plugins.core.failures import ConfigurationError, Remark
+from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.policy import Policy
+from marl_plugins.core.problems import Problem, problem_of
 from marl_plugins.core.recipe import Origins, Recipe, RoleConfig, find_recipe, load_recipe
 from marl_plugins.hosts import cpu, releases, upstream_cli
 from marl_plugins.loading import line_of
@@ -48,6 +48,7 @@ from marl_plugins.plan.mcp import check_mcp
 from marl_plugins.plan.models import check_models, hub_warnings
 from marl_plugins.plan.parts import estimator_of, of_plugin, policies_of, seating_of, tools_of
 from marl_plugins.plan.plan import Plan
+from marl_plugins.plan.problems import Problems, placed
 from marl_plugins.plan.rehearsal import check_workflow
 from marl_plugins.plan.sandbox import check_sandbox
 from marl_plugins.plan.seating import check_seating
@@ -56,22 +57,6 @@ from marl_plugins.run import Run
 
 SLOW = 10.0
 """Seconds of planning after which the user's line that is executed is named, and again after as many."""
-
-
-class Problems(list[str]):
-    """What is wrong with a plan, collected while it is built."""
-
-    def attempt(self, build: Callable[[], Any]) -> Any:
-        """The result of `build`, or None with its problems kept."""
-        try:
-            return build()
-        except ConfigurationError as error:
-            self += error.problems
-            return None
-
-    def raise_if_any(self) -> None:
-        if self:
-            raise ConfigurationError(list(dict.fromkeys(self)))
 
 
 @dataclass(frozen=True)
@@ -145,7 +130,7 @@ def build_plan(words: Sequence[str]) -> Plan:
     plugins = problems.attempt(lambda: Plugins(request.plugins))
     if plugins is None:  # the flags of unknown plugins are unknown too
         problems += check_roles(request.recipe, request.origins, request.folder, tool_names=None)
-        raise ConfigurationError(list(dict.fromkeys(problems)))
+        raise ConfigurationError(problems.errors)
     flags = read_flags(request, plugins, problems)
     run = draft_run(request, plugins, flags)
     if run.estimator is not None:
@@ -160,14 +145,15 @@ def build_plan(words: Sequence[str]) -> Plan:
     problems += check_numbers(run)
     problems += check_files(plan, request.origins)
     problems += check_seating(run, " or ".join(plugins.owners("marl_seats"))) if run.policies else []
-    warnings = [*repeated_plugins(request), *hub_warnings(p.model for p in run.policies)]
+    warnings = Problems()
+    warnings += [*repeated_plugins(request), *hub_warnings(p.model for p in run.policies)]
     if owners := plugins.owners("marl_estimator"):
         estimator = problems.attempt(lambda: estimator_of(plan))
         if estimator is not None and not of_plugin(estimator):
             name = run.args.algo.advantage.estimator
-            warnings.append(
+            warnings += [
                 f"plugin {' or '.join(owners)}: marl_estimator gave nothing, so {name} trains; does it end with `return`?"
-            )
+            ]
     if not request.options.resume:  # what follows `--resume FOLDER` is meant to replace what was recorded
         warnings += repeated_flags(split_flags(words, COMMAND_LINE), flags.actions)
     if not problems and not from_hub(run):
@@ -183,9 +169,16 @@ def build_plan(words: Sequence[str]) -> Plan:
         warnings += lengths.warnings
         plan = replace(plan, lengths=lengths.lines)
     warnings += configure_plugins(plan, problems)
-    problems[:] = [flags.placed(request.origins.placed(problem)) for problem in problems]
+    for found in (problems, warnings):
+        found[:] = [_placed(problem, request.origins, flags) for problem in found]
     problems.raise_if_any()
-    return replace(plan, run=replace(run, warnings=(*run.warnings, *warnings)))
+    return replace(plan, run=replace(run, warnings=(*run.warnings, *(warning.as_warning() for warning in warnings))))
+
+
+def _placed(problem: Problem, origins: Origins, flags: Flags) -> Problem:
+    if problem.code == "other" and not problem.where:
+        return problem_of(flags.placed(origins.placed(problem.got)))
+    return placed(problem, origins, flags.lines)
 
 
 def draft_plan(words: Sequence[str], plugins: Plugins) -> Plan:
@@ -267,7 +260,7 @@ def draft_run(request: Request, plugins: Plugins, flags: Flags) -> Run:
         estimator=None if plugins.claims("marl_estimator") else args.algo.advantage.estimator,
         given=flags.given,
         on_command_line=flags.on_command_line,
-        warnings=tuple(other_release),
+        warnings=tuple(map(problem_of, other_release)),
         max_steps=request.options.max_steps,
         logical_gpus=request.options.logical_gpus,
     )
@@ -321,7 +314,7 @@ def with_policies(run: Run, request: Request, plugins: Plugins, flags: Flags, pr
         run,
         policies=tuple(replace(p, model=policy_args[p.name].actor.model_name_or_path) for p in policies),
         policy_args=policy_args,
-        warnings=tuple(dict.fromkeys([*run.warnings, *idle, *printed])),
+        warnings=tuple(dict.fromkeys([*run.warnings, *map(problem_of, (*idle, *printed))])),
     )
     return replace(known, seating=problems.attempt(lambda: seating_of(plugins, known)))
 
@@ -356,25 +349,25 @@ def model_problems(policy: Policy, args: SimpleNamespace, run: Run, request: Req
     key = next((key for key in keys if key in origins.lines), None)
     place = f"{origins.where(*key)}: " if own and key and policy.model else ""
     problems = check_models(args, request.options.trust_remote_code)
-    return [problem if problem.startswith("--") else place + problem for problem in problems]
+    return [str(problem) if str(problem).startswith("--") else f"{place}{problem}" for problem in problems]
 
 
-def configure_plugins(plan: Plan, problems: Problems) -> list[str]:
-    """Add what the plugins refuse to the problems; what they only remark is returned."""
+def configure_plugins(plan: Plan, problems: Problems) -> list[Problem]:
+    """Add what the plugins refuse to the problems; their warnings are returned."""
     elsewhere = Problems()  # what is wrong with the estimator is said by others
     run = plan.run if problems else replace(plan.run, advantages=elsewhere.attempt(lambda: estimator_of(plan)))
     answers = problems.attempt(lambda: plan.plugins.call_while_planning("marl_configure", run=run)) or []
-    lines: list[str] = []
+    found = Problems()
     for answer in answers:
-        if isinstance(answer, str):
-            lines.append(answer)
-        elif isinstance(answer, list | tuple) and all(isinstance(line, str) for line in answer):
-            lines += answer
+        if isinstance(answer, Problem | str):
+            found += [answer]
+        elif isinstance(answer, list | tuple) and all(isinstance(problem, Problem | str) for problem in answer):
+            found += answer
         else:
             owners = " or ".join(plan.plugins.owners("marl_configure"))
-            lines.append(f"plugin {owners}: marl_configure returned {answer!r:.80}, expected a list of texts, or None")
-    problems += [line for line in lines if not isinstance(line, Remark)]
-    return [str(line) for line in lines if isinstance(line, Remark)]
+            found += [f"plugin {owners}: marl_configure returned {answer!r:.80}, expected a list of texts, or None"]
+    problems += found.errors
+    return found.warnings
 
 
 def single_folder() -> Path:

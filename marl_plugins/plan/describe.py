@@ -6,6 +6,7 @@ import copy
 from types import SimpleNamespace
 from typing import Any
 
+from marl_plugins.core.problems import as_json
 from marl_plugins.core.redaction import shown_flag
 from marl_plugins.core.tasks import FileTasks
 from marl_plugins.hosts import upstream_cli
@@ -77,7 +78,7 @@ def describe(plan: Plan) -> dict[str, Any]:
             for name in sorted(run.given)
             if not name.startswith("policy.")
         },
-        "warnings": list(run.warnings),
+        "warnings": [as_json(warning) for warning in run.warnings],
     }
 
 

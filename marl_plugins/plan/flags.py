@@ -25,6 +25,7 @@ from marl_plugins.hosts import upstream_cli
 from marl_plugins.hosts.flags import FLAGS
 from marl_plugins.hosts.old_flags import OTHER_VALUES, successor
 from marl_plugins.loading import SHIPPED, users_code
+from marl_plugins.plan.problems import Problems
 from marl_plugins.plan.ranges import CHOICES, RANGES
 
 OWN_FLAGS = (
@@ -32,6 +33,7 @@ OWN_FLAGS = (
     *("trust_remote_code", "sequences", "dry-run", "debug", "json"),
 )
 COMMAND_LINE = "command line"
+DEFAULT = "default"
 DEFAULTS = {"algo.advantage.estimator": "reinforce", "vllm.num_engines": 1, "ckpt.best_metric_key": "none"}
 """Where this project's default differs from upstream's."""
 CPU_DEFAULTS = {
@@ -59,6 +61,11 @@ class Given:
     """`false` in a recipe: takes back a switch that was set before."""
     policy: str = ""
     """The policy that it is for, where it was typed as --policy.NAME.FLAG."""
+
+    @property
+    def in_recipe(self) -> bool:
+        """Whether it stands on a line of the recipe."""
+        return self.where not in (COMMAND_LINE, DEFAULT)
 
     @property
     def argv(self) -> list[str]:
@@ -226,9 +233,9 @@ def parse_alone(flag: Given, parser: argparse.ArgumentParser) -> list[str]:
         with users_code(f"--{flag.name}", place=flag.where):  # a plugin's `type` may raise anything
             parser.parse_args(flag.argv)
     except ConfigurationError as error:
-        if any(p.startswith("unrecognized arguments") for p in error.problems):
+        if any(str(p).startswith("unrecognized arguments") for p in error.problems):
             return [f"{flag.where}: --{flag.name} takes fewer values, got {' '.join(flag.words)}"]
-        if any("ignored explicit argument" in p for p in error.problems):
+        if any("ignored explicit argument" in str(p) for p in error.problems):
             return [f"{flag.where}: --{flag.name} is a switch: it is on when given and takes no value, got {flag.words[0]}"]
         return [f"{flag.where}: {p}{meant}" for p in error.problems]
     return []
@@ -247,7 +254,7 @@ def repeated_flags(flags: Iterable[Given], actions: Mapping[str, argparse.Action
     ]
 
 
-def own_options(flags: Iterable[Given], problems: list[str]) -> argparse.Namespace:
+def own_options(flags: Iterable[Given], problems: Problems) -> argparse.Namespace:
     """This project's own flags, without those that are wrong, which are reported."""
     parser, right = own_parser(), []
     for flag in flags:
@@ -338,7 +345,7 @@ class Flags:
         recipe: Sequence[Given],
         folder: Path,
         device: str,
-        problems: list[str],
+        problems: Problems,
         output: str | None = None,
     ):
         self.parser = parser
@@ -370,7 +377,7 @@ class Flags:
             chosen = [f.words[0] for f in in_force(given) if f.name == "ckpt.output_dir" and f.words]
             output = chosen[-1] if chosen else output
             defaults |= {"ckpt.output_dir": output, "ckpt.path": f"{output}/checkpoints"}
-        self.shared = [*recipe_flags(defaults, lambda _: "default"), *self._checked(given, per_policy=False)]
+        self.shared = [*recipe_flags(defaults, lambda _: DEFAULT), *self._checked(given, per_policy=False)]
 
     def _checked(self, flags: Iterable[Given], per_policy: bool) -> list[Given]:
         """The flags that nothing is wrong with."""
@@ -404,11 +411,9 @@ class Flags:
         for flag in self.of_policies:
             name, _, upstream_name = flag.name.partition(".")[2].partition(".")
             if not upstream_name:
-                self.problems.append(
-                    f"{flag.where}: --{flag.name}: expected --policy.NAME.FLAG, FLAG being one of upstream's"
-                )
+                self.problems += [f"{flag.where}: --{flag.name}: expected --policy.NAME.FLAG, FLAG being one of upstream's"]
             elif name not in own:
-                self.problems.append(f"{flag.where}: --{flag.name}: there is no policy {name!r}{nearest(name, own)}")
+                self.problems += [f"{flag.where}: --{flag.name}: there is no policy {name!r}{nearest(name, own)}"]
             else:
                 own[name].append(Given(upstream_name, flag.words, flag.where, policy=name))
         for name, flags in own.items():
@@ -421,6 +426,18 @@ class Flags:
             for flags in checked.values():
                 self.problems += check_estimator_flags(flags, self.actions, estimator)
         return checked
+
+    def lines(self, names: Iterable[str], policies: Iterable[str]) -> list[str]:
+        """Lines of the recipe on which flags stand, by their names.
+
+        Args:
+            policies: Where one has a flag of its own, the line for all policies is left out; all policies where none is named.
+        """
+        wanted, chosen = set(names), [name for name in policies if name in self.in_policies] or list(self.in_policies)
+        own = [flag for name in chosen for flag in self.in_policies[name]]
+        given = [flag.name for flag in own]
+        shared = [flag for flag in self.in_recipe if given.count(flag.name) < max(1, len(chosen))]
+        return [flag.where for flag in (*shared, *own) if flag.in_recipe and flag.name in wanted]
 
     def placed(self, problem: str) -> str:
         """A problem with the lines of the recipe in front on which the flags stand that it names."""

@@ -48,7 +48,7 @@ def code_problems(find: Callable[[str], Path | None]) -> list[str]:
             try:
                 config = _read_object(file)
             except ConfigurationError as error:
-                return error.problems
+                return [*map(str, error.problems)]
             if named := _named_code(config):
                 reasons[file] = f"`auto_map` names code of the model's own ({named!r:.100})"
             elif "configuration_files" in config:
@@ -74,7 +74,7 @@ def model_problems(model: str, trusted: bool) -> list[str]:
         try:
             parse_tiny(model)
         except ConfigurationError as error:
-            return error.problems
+            return [*map(str, error.problems)]
         return []
     path = Path(model)
     if not path.exists():
@@ -130,7 +130,7 @@ def _config_problems(folder: Path) -> list[str]:
     try:
         config = _read_object(file)
     except ConfigurationError as error:
-        return error.problems
+        return [*map(str, error.problems)]
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         return [f"{file}: names no architecture (`architectures`), got {names!r}; a causal language model is expected"]
@@ -151,7 +151,7 @@ def _tokenizer_problems(folder: Path) -> list[str]:
     try:
         config = _read_object(file)
     except ConfigurationError as error:
-        return error.problems
+        return [*map(str, error.problems)]
     templates = [folder / "chat_template.jinja", folder / "chat_template.json"]
     if config.get("chat_template") or any(template.is_file() for template in templates):
         return []

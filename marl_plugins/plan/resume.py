@@ -21,8 +21,9 @@ from typing import Annotated, Any, NamedTuple, NotRequired
 from pydantic import Field, StrictBool, StrictInt, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from marl_plugins.core.failures import ConfigurationError, first_of
+from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import json_value, read_bytes
+from marl_plugins.core.problems import first_of, problem_of
 from marl_plugins.manager import labels_of
 from marl_plugins.plan.fingerprint import digest, fingerprint, matches, values_of
 from marl_plugins.plan.parts import has_critics
@@ -332,7 +333,7 @@ def saved_folders(folder: Path, policies: Iterable[str], critics: bool) -> list[
 def missing_parts(folder: Path, manifest: Mapping[str, Any], critics: bool = False) -> list[str]:
     """What of a saved step is not on disk, as far as names and sizes show, and how to go on without it."""
     problems = _missing(folder, manifest, critics)
-    return [*first_of(problems, str(folder)), damaged(folder, manifest["step"])] if problems else []
+    return [*map(str, first_of(problems, str(folder))), damaged(folder, manifest["step"])] if problems else []
 
 
 def damaged(folder: Path, step: int) -> str:
@@ -383,12 +384,12 @@ def with_resumption(plan: Plan, remarks: Sequence[str] = ()) -> tuple[Plan, int]
     if manifest and not load:
         raise ConfigurationError(taken(folder, manifest["step"], run.output))
     if manifest:
-        step, problems = manifest["step"], []
+        step, problems = manifest["step"], list[str]()
         try:
             changes = differences(step, manifest["run"], fingerprint(plan), options.resume_with_changes)
             warnings += accepted(changes)
         except ConfigurationError as error:
-            problems += error.problems
+            problems += map(str, error.problems)
         problems += missing_parts(folder, manifest, has_critics(run))
         if problems:
             raise ConfigurationError(problems)
@@ -400,7 +401,8 @@ def with_resumption(plan: Plan, remarks: Sequence[str] = ()) -> tuple[Plan, int]
             )
     elif load:
         warnings.append(f"no step is saved in {folder} (--ckpt.path): the run starts from the beginning")
-    return replace(plan, run=replace(run, warnings=(*run.warnings, *warnings))), step
+    found = [problem_of(warning).as_warning() for warning in warnings]
+    return replace(plan, run=replace(run, warnings=(*run.warnings, *found))), step
 
 
 def taken(folder: Path, step: int, output: Path) -> str:

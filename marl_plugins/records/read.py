@@ -21,9 +21,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, Generic, Literal, NamedTuple, TypeVar
 
-from marl_plugins.core.failures import ConfigurationError, first_of
+from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import json_value, open_file
 from marl_plugins.core.ledger import Ledger
+from marl_plugins.core.problems import first_of
 from marl_plugins.core.trajectory import Action, Trajectory
 from marl_plugins.core.trajectory_record import from_record
 

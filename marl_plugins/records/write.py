@@ -29,6 +29,7 @@ from typing import IO, Any
 from marl_plugins.core.failures import ConfigurationError, RunEnded, raised_by
 from marl_plugins.core.files import replace_text, sync
 from marl_plugins.core.ledger import Ledger
+from marl_plugins.core.problems import Problem
 from marl_plugins.core.redaction import shown_args
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.trajectory import Trajectory
@@ -245,7 +246,8 @@ def cut_back(folder: Path, last_step: int) -> list[str]:
     Raises:
         ConfigurationError: A line is no record, or a file cannot be read or written.
     """
-    ends, problems, remarks = {}, [], []
+    ends, remarks = {}, []
+    problems: list[Problem | str] = []
     for path in (folder / name for name in FILES if (folder / name).exists()):
         end = step = 0
         try:

@@ -92,7 +92,7 @@ def marl_configure(run: Run) -> list[str]:
     try:
         run.state(BackpropState).attributor = make_attributor(run)
     except ConfigurationError as error:
-        problems += error.problems
+        problems += map(str, error.problems)
     return problems
 
 

@@ -29,8 +29,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from marl_plugins.core.failures import ConfigurationError, RunEnded, first_of
+from marl_plugins.core.failures import ConfigurationError, RunEnded
 from marl_plugins.core.files import open_file, read_bytes, replace_text, sync
+from marl_plugins.core.problems import first_of
 from marl_plugins.plan.resume import (
     MANIFEST,
     SCHEMA_VERSION,

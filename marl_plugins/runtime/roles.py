@@ -59,7 +59,7 @@ def make_cast(
             roles[name] = _role(run, name, args[policy], chats[policy], tools)
             _try_template(run, roles[name])
         except ConfigurationError as error:
-            problems |= dict.fromkeys(error.problems)
+            problems |= dict.fromkeys(map(str, error.problems))
     if problems:
         raise ConfigurationError(problems)
     return Cast(roles)

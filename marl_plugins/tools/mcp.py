@@ -67,7 +67,7 @@ class Servers:
         problems: list[str] = []
         for error in tried:
             if isinstance(error, ConfigurationError):
-                problems += error.problems
+                problems += map(str, error.problems)
             elif error is not None:
                 raise error
         if problems:

@@ -15,7 +15,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from marl_plugins.core.failures import ConfigurationError, first_of, nearest
+from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.core.problems import first_of
 from marl_plugins.core.trajectory import Task
 
 from . import scorer

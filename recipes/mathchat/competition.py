@@ -14,8 +14,9 @@ import re
 from pathlib import Path
 
 from marl_plugins import hookimpl
-from marl_plugins.core.failures import ConfigurationError, Remark, first_of
+from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.options import at_least, recipe_file
+from marl_plugins.core.problems import Problem, at, first_of
 from marl_plugins.core.tasks import read_tasks
 from marl_plugins.core.trajectory import Task
 
@@ -45,11 +46,14 @@ def marl_configure(run):
     args, problems = run.args.mathchat, []
     if args.train is None:
         if lone := [name for name in FILES if getattr(args, name)]:
-            return [f"--mathchat.{lone[0]} holds out problems, and none are trained on: give --mathchat.train FILE as well"]
+            where, got = at(flag=f"mathchat.{lone[0]}"), "holds out problems, and none are trained on"
+            return [Problem("mathchat.no_training", where, got, fix="give --mathchat.train FILE as well")]
         instead = "--data.prompt_dataset's problems" if run.recipe.tasks is None else "generated word problems"
-        problems.append(Remark(f"{instead} take the place of AIME and AMC, for which give --mathchat.train FILE"))
+        got, fix = f"{instead} take the place of AIME and AMC", "for these give --mathchat.train FILE"
+        problems.append(Problem("mathchat.generated", got=got, fix=fix, severity="warning"))
     elif not (args.aime or args.amc):
-        problems.append(Remark("nothing is held out: give --mathchat.aime FILE, --mathchat.amc FILE or both"))
+        fix = "give --mathchat.aime FILE, --mathchat.amc FILE or both"
+        problems.append(Problem("mathchat.nothing_held_out", got="nothing is held out", fix=fix, severity="warning"))
     return problems
 
 

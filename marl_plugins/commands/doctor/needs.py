@@ -45,7 +45,7 @@ def try_plan(words: Sequence[str]) -> tuple[Run | None, list[Finding]]:
         with contextlib.redirect_stdout(sys.stderr):  # what a user's code prints is no finding
             run = build_plan(words).run
     except ConfigurationError as wrong:
-        return None, [problem_finding(problem) for problem in wrong.problems]
+        return None, [problem_finding(str(problem)) for problem in wrong.problems]
     roles = ", ".join(run.recipe.roles)
     return run, [ok("plan", f"{run.recipe.name}: {len(run.recipe.roles)} roles ({roles}) on {len(run.policies)} policies")]
 

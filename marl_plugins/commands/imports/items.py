@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.core.failures import ConfigurationError, first_of
+from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import json_value
+from marl_plugins.core.problems import first_of
 from marl_plugins.core.tasks import as_text, choose_keys
 
 METADATA = ("metadata", "extra_info")

@@ -75,7 +75,7 @@ def read_tasks(source: Source, train_data: Path | None, eval_data: Path | None, 
         items = read_items(train, *keys)
         held_out = [item for path in evaluations for item in read_items(path, *keys)]
     except ConfigurationError as error:
-        report.problems += error.problems
+        report.problems += map(str, error.problems)
         return None
     held_out, removed = remove_trained(items, held_out)
     if removed:
