@@ -19,6 +19,7 @@ from marl_plugins.plan.build import build_plan
 ROOT = Path(__file__).resolve().parent.parent
 text = st.text(max_size=8)
 number = st.floats(-2, 2, allow_nan=False)
+float32 = st.floats(-2, 0, width=32)
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | text, lambda v: st.lists(v, max_size=2), max_leaves=4
 )
@@ -33,7 +34,9 @@ def actions(draw, earlier):
     if earlier:
         parents += draw(st.lists(st.sampled_from([a.path for a in earlier]), max_size=2))
     advantage = draw(st.none() | number)
-    each = st.tuples(*[number for _ in ids]) | st.just((advantage,) * len(ids))
+    advantages = draw(st.tuples(*[number for _ in ids]) | st.just((advantage,) * len(ids)))
+    if advantage is not None and len(set(advantages)) == 1:
+        advantage = advantages[0]
     return Action(
         path=f"a{len(earlier)}",
         role=draw(st.sampled_from("xy")),
@@ -41,7 +44,7 @@ def actions(draw, earlier):
         turn=before.turn + 1 if before else 0,
         shown_ids=tuple(draw(st.lists(st.integers(0, 99), max_size=3))),
         generation=Generation(
-            ids, tuple(draw(st.tuples(*[number for _ in ids]))), draw(st.sampled_from(["stop", "length"])), "p", 3
+            ids, tuple(draw(st.tuples(*[float32 for _ in ids]))), draw(st.sampled_from(["stop", "length"])), "p", 3
         ),
         text=draw(text),
         shown=tuple(draw(st.lists(st.tuples(st.sampled_from(["user", "system"]), text), max_size=2))),
@@ -58,7 +61,7 @@ def actions(draw, earlier):
         notes=draw(st.dictionaries(text, values, max_size=2)),
         returns=draw(st.none() | number),
         advantage=advantage,
-        advantages=() if advantage is None else draw(each),
+        advantages=() if advantage is None else advantages,
         left_out=draw(st.none() | text),
     )
 

@@ -99,7 +99,7 @@ class Generation:
 
     Args:
         ids: Sampled token ids, the end-of-sequence token included when it was sampled.
-        logprobs: One per id, of the distribution that was sampled from (temperature and top-p applied).
+        logprobs: One float32 value per id, of the distribution that was sampled from (temperature and top-p applied).
         finish: `stop`, or `length` when the token limit cut it off.
         policy, version: Whose weights the engine held, and of which update.
     """

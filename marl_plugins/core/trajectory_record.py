@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -70,8 +71,8 @@ def from_record(record: Mapping[str, Any]) -> Trajectory:
 
 
 def _record(action: Action) -> dict[str, Any]:
-    """An action as JSON values. Advantages per token are left out where all are the mean, which is recorded."""
-    uneven = any(value != action.advantage for value in action.advantages)
+    """An action as JSON values. Advantages per token are left out where all are the same, which is then `advantage`."""
+    uneven = len(set(action.advantages)) > 1
     return {
         "action": action.path,
         "role": action.role,
@@ -86,7 +87,7 @@ def _record(action: Action) -> dict[str, Any]:
         "shown": [list(message) for message in action.shown],
         "shown_ids": list(action.shown_ids),
         "ids": list(action.generation.ids),
-        "logprobs": list(action.generation.logprobs),
+        "logprobs": _spelled(action.generation.logprobs),
         "finish": action.generation.finish,
         "text": action.text,
         "times": [action.start, action.answered, action.end],
@@ -98,10 +99,20 @@ def _record(action: Action) -> dict[str, Any]:
         "terms": action.terms,
         "notes": action.notes,
         "return": action.returns,
-        "advantage": action.advantage,
+        "advantage": action.advantages[0] if action.advantages and not uneven else action.advantage,
         **({"advantages": list(action.advantages)} if uneven else {}),
         "left_out": action.left_out,
     }
+
+
+def _spelled(values: Sequence[float]) -> list[float]:
+    """Float32 values with the nine digits that tell any two of them apart, where their float64 would have seventeen."""
+    return [float(f"{value:.9g}") for value in array("f", values)]
+
+
+def _read(values: Sequence[float]) -> tuple[float, ...]:
+    """The float32 values that were spelled, in this or an earlier release."""
+    return tuple(array("f", values))
 
 
 def _tool_record(result: ToolResult) -> dict[str, Any]:
@@ -145,7 +156,7 @@ def _action(record: Mapping[str, Any], earlier: Mapping[str, Action]) -> Action:
         policy=record["policy"],
         turn=record["turn"],
         shown_ids=tuple(record["shown_ids"]),
-        generation=Generation(ids, tuple(record["logprobs"]), record["finish"], record["policy"], record["version"]),
+        generation=Generation(ids, _read(record["logprobs"]), record["finish"], record["policy"], record["version"]),
         text=record["text"],
         shown=tuple((role, text) for role, text in record.get("shown", ())),
         before=earlier[record["continues"]] if record["continues"] else None,
