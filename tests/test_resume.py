@@ -22,7 +22,7 @@ from marl_plugins.plan.fingerprint import fingerprint
 from marl_plugins.plan.resume import read_manifest, tag, with_resumption
 from marl_plugins.processes.optimiser_settings import keep_settings_when_loading
 from marl_plugins.records.run_folder import record_start, replayed
-from marl_plugins.records.write import move_aside
+from marl_plugins.records.write import cut_back, move_aside
 from marl_plugins.runtime.checkpoints import Checkpoints
 
 SUMS = Path(__file__).parent / "recipes" / "sums"
@@ -606,3 +606,25 @@ def test_a_copy_that_was_half_made_is_not_used(monkeypatch):
 def test_the_page_names_every_flag_that_may_differ():
     page = (Path(__file__).parent.parent / "docs" / "resume.md").read_text()
     assert not [flag for flag in FREE_FLAGS if f"`--{flag}`" not in page]
+
+
+def test_a_run_that_has_finished_says_so_and_starts_nothing(project, capsys, monkeypatch):
+    """Where its weights and its report are there, whatever step was the last that was saved; else it is started to write them."""
+    started = []
+    monkeypatch.setattr("marl_plugins.runtime.driver.train", lambda plan, words: started.append(words) or 0)
+    plan, folder = start(*WORDS), project / "runs/a"
+    resume = ["train", "--resume", "runs/a", "--max_steps", "5"]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": n}) + "\n" for n in range(6)))
+    for policy in plan.run.policies:
+        assert main(resume) == 0 and started.pop()
+        (folder / policy.name).mkdir(exist_ok=True)
+    assert main(resume) == 0 and started.pop()
+    (folder / "report.md").write_text("# a")
+    capsys.readouterr()
+    before = {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}
+    assert main(resume) == 0 and not started
+    assert "runs/a: the run has finished: all 5 steps are trained" in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in project.rglob("*") if path.is_file()} == before
+    assert main(["train", "--resume", "runs/a", "--max_steps", "6"]) == 0 and started.pop()
+    cut_back(folder, 4)
+    assert main(resume) == 0 and started.pop()

@@ -48,9 +48,34 @@ def main(words: Sequence[str]) -> int:
             plan, step = with_resumption(build_plan(words), remarks)
         if plan.options.dry_run:
             return print_plan(plan, {"resume": f"would resume after step {step}"} if step else {})
+    if text := finished(plan, step):
+        print(text, file=sys.stderr if plan.options.json else sys.stdout)
+        return 0
     from marl_plugins.runtime.driver import train
 
     return train(plan, typed)
+
+
+def finished(plan: Plan, step: int) -> str:
+    """What is said of a resumed run of which nothing is left to do; empty where there is something, or where that is not known yet.
+
+    Args:
+        step: The saved step that it would continue from; 0 for none.
+
+    Raises:
+        ConfigurationError: The run's metrics cannot be read.
+    """
+    from marl_plugins.records.read import RunReader
+
+    run, steps = plan.run, plan.counted.get("steps", plan.run.max_steps)
+    if not (run.args.ckpt.load_enable and (step or plan.options.resume)) or steps is None:
+        return ""
+    if not RunReader(run.output).has_finished([policy.name for policy in run.policies if policy.trainable], steps):
+        return ""
+    return (
+        f"{run.output}: the run has finished: all {steps} steps are trained, and its weights and report are there; raise "
+        "--max_steps or --train.num_episodes to train on"
+    )
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import math
 import os
 import re
 import reprlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +32,8 @@ METRICS, LEDGER = "metrics.jsonl", "ledger.jsonl"
 TRAJECTORIES, EVALUATIONS, LAST_EVALUATION = "trajectories.jsonl", "evaluations.jsonl", "evaluation-last.jsonl"
 ONE_PER_STEP = (METRICS, LEDGER)
 """The files in which a step has one line."""
+REPORT = "report.md"
+"""Written when a run has finished; a resumed run removes it."""
 EXPECTED = "expected a run's output folder, or a file of its trajectories"
 STEP = re.compile(rb'\{(?:"schema": \d+, )?"step": (\d+)[,}]')
 """How a line of a run begins; the step of any other is known once it is parsed."""
@@ -209,6 +211,17 @@ class RunReader:
         """
         path = self.folder / METRICS
         return [record.value for record in records(path, _metrics)] if path.exists() else []
+
+    def has_finished(self, policies: Iterable[str], steps: int) -> bool:
+        """Whether the run has been trained to the end of so many steps, the weights of the policies saved, and the report written.
+
+        Raises:
+            ConfigurationError: As `metrics`.
+        """
+        if not (self.folder / REPORT).is_file() or not all((self.folder / policy).is_dir() for policy in policies):
+            return False
+        metrics = self.metrics()
+        return bool(metrics) and int(metrics[-1]["step"]) >= steps
 
     def ledgers(self, steps: Steps = ALL_STEPS) -> Iterator[Ledger]:
         """Yields the ledger of every step. Without a file there are none.

@@ -15,7 +15,7 @@ from typing import Any
 
 from marl_plugins.core.behaviour import alarms
 from marl_plugins.core.files import replace_text
-from marl_plugins.records.read import RunReader
+from marl_plugins.records.read import REPORT, RunReader
 
 LAST_EVALUATIONS = 3
 FEW_STEPS = 6
@@ -196,7 +196,7 @@ def write_report(folder: Path, roles: Sequence[str], title: str) -> tuple[dict[s
 
     metrics = RunReader(folder).metrics()
     summary = summarise(metrics, roles)
-    replace_text(folder / "report.md", markdown(summary, title))
+    replace_text(folder / REPORT, markdown(summary, title))
     fresh = folder / "curves.new.png"
     try:
         plot(metrics, roles, fresh, title)

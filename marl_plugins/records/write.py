@@ -35,13 +35,13 @@ from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.core.trajectory_record import to_record
 from marl_plugins.plan.resume import COMMAND_FILE
-from marl_plugins.records.read import EVALUATIONS, LAST_EVALUATION, LEDGER, METRICS, TRAJECTORIES, records
+from marl_plugins.records.read import EVALUATIONS, LAST_EVALUATION, LEDGER, METRICS, REPORT, TRAJECTORIES, records
 
 FILES = (METRICS, TRAJECTORIES, LEDGER, EVALUATIONS, LAST_EVALUATION)
 """The files that grow by a step, and are cut back when a run is resumed."""
 OF_EVERY_STEP = FILES[:3]
 """Those to which every step adds."""
-LEFT = (*FILES, "plan.json", "report.md", "curves.png", "best")
+LEFT = (*FILES, "plan.json", REPORT, "curves.png", "best")
 """Everything that an earlier run may have left."""
 KEPT_TASKS = 8
 """Number of held-out tasks whose trajectories are kept of every evaluation; the same ones each time, chosen by the seed."""
@@ -241,7 +241,8 @@ def move_aside(folder: Path, keep_start: bool = False) -> Path | None:
 
 
 def cut_back(folder: Path, last_step: int) -> list[str]:
-    """Keep only the records of steps up to `last_step`, and no half-written line; remarks on steps whose records are missing.
+    """Keep only the records of steps up to `last_step`, no half-written line and no report; remarks on steps whose records are
+    missing.
 
     Raises:
         ConfigurationError: A line is no record, or a file cannot be read or written.
@@ -263,6 +264,7 @@ def cut_back(folder: Path, last_step: int) -> list[str]:
         raise ConfigurationError(problems)
     for path, end in ends.items():
         try:
+            (folder / REPORT).unlink(missing_ok=True)
             _truncate(path, end)
         except OSError as error:
             raise ConfigurationError(f"{path}: cannot be written: {error.strerror}") from None
