@@ -124,8 +124,8 @@ def test_what_is_recorded_twice_is_named(folder, tmp_path, name, lines):
         (tmp_path / name).write_bytes(b"".join(whole[: at + lines] + whole[at : at + lines] + whole[at + lines :]))
         with pytest.raises(ConfigurationError) as error:
             cut_back(tmp_path, STEPS)
-        place = f"{tmp_path / name}:{at + lines + 1}: step {int(steps[at])} is recorded twice: remove this line"
-        assert error.value.problems[0].startswith(place)
+        (problem, *_) = error.value.problems
+        assert problem.code == "records.twice" and problem.names("line") == (f"{tmp_path / name}:{at + lines + 1}",)
 
 
 def test_all_that_is_wrong_is_said_at_once_and_the_rest_is_read(folder, tmp_path):
@@ -137,7 +137,8 @@ def test_all_that_is_wrong_is_said_at_once_and_the_rest_is_read(folder, tmp_path
     with pytest.raises(ConfigurationError) as error:
         found.extend(RunReader(tmp_path).trajectories())
     assert len(found) == len(lines) - 2
-    assert [p.split(": ")[0] for p in error.value.problems] == [f"{path}:2", f"{path}:4"]
+    found = [(p.code, *p.names("line")) for p in error.value.problems]
+    assert found == [("records.damaged", f"{path}:2"), ("records.form", f"{path}:4")]
 
 
 def test_a_run_in_progress_is_followed_line_by_line(folder, tmp_path):

@@ -24,7 +24,7 @@ from typing import IO, Any, Generic, Literal, NamedTuple, TypeVar
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import json_value, open_file
 from marl_plugins.core.ledger import Ledger
-from marl_plugins.core.problems import first_of
+from marl_plugins.core.problems import Problem, at, first_of
 from marl_plugins.core.trajectory import Action, Trajectory
 from marl_plugins.core.trajectory_record import from_record
 
@@ -115,41 +115,38 @@ def records(path: Path, form: Callable[[dict[str, Any]], T], wanted: Filter = EV
         ConfigurationError: At the end, names all lines that are damaged, recorded twice, or of another form. A damaged last line
             is none: a run that was killed, is in progress, or whose disk was full leaves a part of one.
     """
-    problems, broken, last, seen = list[str](), "", 0, set[int]()
+    problems, broken, last, seen = list[Problem](), list[Problem](), 0, set[int]()
     for number, end, line in _lines(path):
-        if broken:
-            problems, broken = [*problems, broken], ""
+        problems, broken = [*problems, *broken], []
         try:
             stated = STEP.match(line)
             step = int(stated[1]) if stated and len(stated[1]) < 16 else None
             value = None if step is not None and not _concerns(line, step, wanted) else _object(line)
             step = step if value is None else _step_of(value)
         except ValueError as error:
-            broken = _unusable(path, number, str(error))
+            broken = [_unusable(path, number, str(error))]
             continue
         assert step is not None
         if step < last:
-            problems.append(
-                f"{path}:{number}: step {step} follows step {last}: this line or the one before it is damaged; remove "
-                "that line (what it recorded is lost), or restore the file from a copy"
-            )
+            got = f"step {step} follows step {last}: this line or the one before it is damaged"
+            fix = "remove that line (what it recorded is lost), or restore the file from a copy"
+            problems.append(Problem("records.order", at(line=f"{path}:{number}"), got, fix=fix))
             continue
         if step > last:
             last, seen = step, set()
         same = step if path.name in ONE_PER_STEP else hash(line.rstrip())
         if same in seen:
-            problems.append(
-                f"{path}:{number}: step {step} is recorded twice: remove this line, or restore the file from a copy"
-            )
+            got, fix = f"step {step} is recorded twice", "remove this line, or restore the file from a copy"
+            problems.append(Problem("records.twice", at(line=f"{path}:{number}"), got, fix=fix))
         elif value is not None and wanted.has_step(step):
             try:
                 yield Record(f"{path}:{number}", end, step, form(value))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 why = str(error) if isinstance(error, ValueError) else f"it has another form: {error!r}"
-                problems.append(f"{path}:{number}: cannot be read: {why}")
+                problems.append(Problem("records.form", at(line=f"{path}:{number}"), f"cannot be read: {why}"))
         seen.add(same)
     if problems:
-        raise ConfigurationError(first_of(problems, str(path)))
+        raise ConfigurationError(first_of(problems, path))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
@@ -162,7 +159,7 @@ def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
                 if line.strip():
                     yield number, end, line
     except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror}; {EXPECTED}") from None
+        raise ConfigurationError(_unreadable(path, error)) from None
 
 
 def _concerns(line: bytes, step: int, wanted: Filter) -> bool:
@@ -184,11 +181,13 @@ def _step_of(value: Mapping[str, Any]) -> int:
     return int(step)
 
 
-def _unusable(path: Path, number: int, why: str) -> str:
-    return (
-        f"{path}:{number}: not a record of a run: {why}; remove this line (what it recorded is lost), or restore the file from "
-        "a copy"
-    )
+def _unreadable(path: Path, error: OSError) -> Problem:
+    return Problem("records.unreadable", at(file=path), error.strerror or str(error), fix=EXPECTED)
+
+
+def _unusable(path: Path, number: int, why: str) -> Problem:
+    fix = "remove this line (what it recorded is lost), or restore the file from a copy"
+    return Problem("records.damaged", at(line=f"{path}:{number}"), f"not a record of a run: {why}", fix=fix)
 
 
 class RunReader:
@@ -322,7 +321,7 @@ class Tail(Generic[T]):
             again, self._start, self._end, self._number = bool(self._end), 0, 0, 0
             return again, []
         except OSError as error:
-            raise ConfigurationError(f"{self.path}: {error.strerror}; {EXPECTED}") from None
+            raise ConfigurationError(_unreadable(self.path, error)) from None
 
     def _holds(self, file: IO[bytes]) -> bool:
         """Whether the last line that was read is still where it was."""
