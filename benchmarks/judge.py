@@ -34,7 +34,7 @@ from benchmarks.dsbench import cell
 from benchmarks.learning import curve
 from benchmarks.trained_judge import measured
 from marl_plugins.coach.rejudge import read_trajectories
-from marl_plugins.core.recipe import WarmStartConfig
+from marl_plugins.core.demonstrations import WarmStartConfig
 from marl_plugins.runtime import warm_start
 
 ARMS: dict[str, list[str]] = {"trained": [], "frozen": ["--policy.judge.actor.adam.lr", "0"]}

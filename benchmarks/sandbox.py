@@ -19,9 +19,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from hostile_programs import LEVELS, Stalls
 
-from marl_plugins.core.recipe import SandboxConfig
 from marl_plugins.sandbox import Program, open_sandbox
 from marl_plugins.sandbox.local import LocalSandbox
+from marl_plugins.sandbox.section import SandboxConfig
 
 ROUNDS = 60
 AT_ONCE = 50

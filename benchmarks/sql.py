@@ -19,11 +19,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from hostile_programs import Stalls
 from hostile_queries import REFUSED, SLOW_STEPS, STOPPED
 
-from marl_plugins.core.recipe import SqlToolConfig
 from marl_plugins.core.shipped import recipes_root
 from marl_plugins.core.tools import ToolCall
 from marl_plugins.loading import load_file
-from marl_plugins.tools.sql import ask, sql_tool
+from marl_plugins.tools.sql import SqlToolConfig, ask, sql_tool
 
 ROUNDS, AT_ONCE = 301, 200
 CONFIG = SqlToolConfig(database="", today="2025-12-31")

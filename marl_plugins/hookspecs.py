@@ -33,7 +33,7 @@ refused, and so is a minor that does not exist yet.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -42,9 +42,11 @@ import pluggy
 if TYPE_CHECKING:
     import argparse
     from pathlib import Path
+    from types import SimpleNamespace
 
     from marl_plugins.core.command import Command
     from marl_plugins.core.estimators import Estimator
+    from marl_plugins.core.findings import Finding
     from marl_plugins.core.policy import Policy
     from marl_plugins.core.problems import Problem
     from marl_plugins.core.processes import Engines, PolicyProcesses, Prepared, RunningRollout
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from marl_plugins.core.rows import Row
     from marl_plugins.core.scoring import Outcome, Seen
     from marl_plugins.core.seats import Seating
+    from marl_plugins.core.section import Section
     from marl_plugins.core.tools import Tool
     from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
     from marl_plugins.core.workflow import Workflow
@@ -128,6 +131,26 @@ def marl_commands() -> Sequence[Command] | None:
     """
 
 
+@hook("each", own=True)
+def marl_sections() -> Mapping[str, type[Section]] | None:
+    """The recipe's keys that the plugin owns, each with its model. *each*; when a recipe is read, so there is no run yet; heavy
+    imports are not allowed here.
+
+    A name is a key of the recipe (`brevity`), or one below another (`tools.browser`). What is wrong with its values is reported
+    with file, line and key. `run.section(Brevity)` is the section in all hooks that take `run`; None where the recipe does not have
+    it and a key is required. A field's type may be a `Model` of `marl_plugins.core.section`, or a list or mapping of such.
+
+    Example:
+
+        class Brevity(Section):
+            words: int = pydantic.Field(64, ge=1)
+
+        @hookimpl
+        def marl_sections():
+            return {"brevity": Brevity}
+    """
+
+
 @hook("each")
 def marl_configure(run: Run) -> Sequence[Problem | str] | None:
     """Check the configuration. *each*; once, before anything is started; also for `--dry-run`: nothing may be opened or asked
@@ -144,6 +167,36 @@ def marl_configure(run: Run) -> Sequence[Problem | str] | None:
             if limit > longest:
                 where, got = at(flag="brevity.limit"), f"{limit} is above --data.max_len {longest}: no answer is that long"
                 return [Problem("brevity.limit", where, got, fix="lower it", severity="warning")]
+    """
+
+
+@hook("each", own=True)
+def marl_describe(run: Run) -> Mapping[str, Any] | None:
+    """Parts of the plan, by name, as JSON values. *each*; when the configuration is right, for `--dry-run` and `plan.json`.
+
+    A text is also the first that is said when a run starts, as `NAME: TEXT`.
+
+    Example:
+
+        @hookimpl
+        def marl_describe(run):
+            return {"brevity": f"answers of more than {run.args.brevity.limit} tokens are penalised"}
+    """
+
+
+@hook("each", own=True)
+def marl_doctor(run: Run | None, args: SimpleNamespace, static: bool) -> Sequence[Finding] | None:
+    """Lines of `openrlhf doctor`: whether what the plugin needs is there, and works. *each*; of all plugins that are built in,
+    shipped, or named.
+
+    `run` is the checked run of `--recipe` or `--plugin`, None without them; `args` are the plugin's flags on doctor's own command
+    line (`args.brevity.limit`). With `static` nothing is started and no request is sent.
+
+    Example:
+
+        @hookimpl
+        def marl_doctor(run, static):
+            return [check_extra("brevity", ["tiktoken"], "counting words", used=run is not None)]
     """
 
 
@@ -243,8 +296,8 @@ def marl_seats(run: Run) -> Seating | None:
 
 @hook("each")
 def marl_tools(run: Run) -> Sequence[Tool] | None:
-    """Tools that roles may name. *each*; while the configuration is checked, and again at start. Built-in: `python`, and the
-    recipe's MCP servers.
+    """Tools that roles may name. *each*; while the configuration is checked, and again at start. Built-in: `python`, and `sql`
+    and MCP servers where the recipe has them.
 
     Two tools of one name are an error.
 

@@ -11,6 +11,7 @@ import argparse
 import ast
 import functools
 import importlib
+import importlib.util
 import inspect
 import re
 import textwrap
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 BUILTINS = (
     "marl_plugins.builtin.recipe",
+    "marl_plugins.tools.python",
+    "marl_plugins.tools.sql",
+    "marl_plugins.tools.mcp",
     "marl_plugins.routing",
     "marl_plugins.reinforce_pp",
     "marl_plugins.groups",
@@ -42,6 +46,11 @@ BUILTINS = (
     "marl_plugins.builtin.behaviour",
 )
 """Always active and asked last: what a run does where no named plugin answers."""
+
+
+def built_in_plugins() -> list[str]:
+    """Returns the built-in plugins that are there: a capability's folder may be taken out of the package."""
+    return [name for name in BUILTINS if importlib.util.find_spec(name) is not None]
 
 
 def wraps(options: Any) -> bool:
@@ -65,7 +74,7 @@ class Plugins:
         self.manager.add_hookspecs(hookspecs)
         problems: list[str] = []
         named = with_requirements(names, problems)
-        for name in BUILTINS:
+        for name in built_in_plugins():
             self.manager.register(importlib.import_module(name), name)
         self.names = tuple(name for name in named if name not in BUILTINS)
         for name in reversed(self.names):  # pluggy asks the last registered first

@@ -9,17 +9,21 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, TypeVar
 
+from marl_plugins.core.demonstrations import WarmStartConfig
 from marl_plugins.core.estimators import Estimator
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.policy import Policy as Policy  # copied recipes and plugins import it from here
-from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.recipe import PolicyConfig, Recipe, RoleConfig
+from marl_plugins.core.problems import Problem, at, meant
+from marl_plugins.core.recipe import PolicyConfig, Recipe, RoleConfig, Sections
 from marl_plugins.core.seats import Seating
+from marl_plugins.core.section import Section
 from marl_plugins.core.texts import read_text
+from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.loading import load_file
 
 S = TypeVar("S")
+SectionT = TypeVar("SectionT", bound=Section)
 
 
 @dataclass(frozen=True)
@@ -53,12 +57,13 @@ class Run:
     Args:
         recipe: The checked recipe.
         folder: The recipe's folder; its files are relative to it.
+        sections: The recipe's sections that plugins own, by name; see `section`.
+        tools: The tools that roles may name, by name; known once the plugins have brought them.
         args: All flags for the whole run, nested as upstream has them (`args.actor.adam.lr`), the plugins' included.
         device: `cpu` or `cuda`.
         plugins: Names of the plugins, in order, without the built-in ones.
         estimator: `--algo.advantage.estimator`, which names a built-in one; None where a plugin brings its own.
-        given: Flags that were given by name, on the command line or in the recipe.
-        on_command_line: Those of them that were given on the command line, for all policies.
+        given, on_command_line: Flags that were given by name, anywhere; on the command line, for all policies.
         policies: In the order of their first role; then those that play none.
         policy_args: All flags for each policy, with its own applied.
         seating: Seats that the training processes of all policies share; None where each has devices of its own.
@@ -73,6 +78,8 @@ class Run:
     args: SimpleNamespace
     device: str
     plugins: tuple[str, ...] = ()
+    sections: Sections = field(default_factory=dict)
+    tools: Mapping[str, Tool] = field(default_factory=dict, compare=False)
     estimator: str | None = None
     given: frozenset[str] = frozenset()
     on_command_line: frozenset[str] = frozenset()
@@ -96,6 +103,10 @@ class Run:
             self._states.setdefault(kind, kind())  # graders ask from threads, too
         state: S = self._states[kind]
         return state
+
+    def section(self, kind: type[SectionT]) -> SectionT | None:
+        """The section that a plugin has declared as this model, with defaults; None where it is absent and a key is required."""
+        return next((section for section in self.sections.values() if isinstance(section, kind)), None)
 
     async def ask(self, policy: str, messages: Sequence[Mapping[str, str]], *, max_tokens: int) -> str:
         """A policy's answer to chat messages, from its own engines with its own chat template: for plugins.
@@ -238,5 +249,35 @@ class Run:
 
     @cached_property
     def demonstrations_module(self) -> ModuleType | None:
-        warm = self.recipe.warm_start
+        warm = self.section(WarmStartConfig)
         return load_file(self.folder / warm.demonstrations) if warm else None
+
+
+class ToolUsers:
+    """The users of the run's tools that are no roles, by the tool's name."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, list[str]] = {}
+
+
+def use_tool(run: Run, name: str, user: str) -> Tool:
+    """Returns a tool of the run for a plugin that calls it itself, from `marl_configure` on.
+
+    Args:
+        user: Whose calls they are, in messages: `the coach`.
+
+    Raises:
+        ConfigurationError: The run has no such tool.
+    """
+    if name not in run.tools:
+        got, fix = f"{user} uses it, and the run does not have it", meant(name, run.tools)
+        raise ConfigurationError(Problem("tools.unknown", at(tool=name), got, fix=fix))
+    users = run.state(ToolUsers).names.setdefault(name, [])
+    users += [user] if user not in users else []
+    return run.tools[name]
+
+
+def tool_users(run: Run, name: str) -> list[str]:
+    """Returns who uses a tool, as far as it is known: `agents`, where a role names it, and users of `use_tool`."""
+    agents = ["agents"] if any(name in role.tools for role in run.recipe.roles.values()) else []
+    return [*agents, *run.state(ToolUsers).names.get(name, ())]

@@ -18,8 +18,8 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from marl_plugins.core.recipe import SandboxConfig
 from marl_plugins.sandbox import Limits, Program, levels, open_sandbox
+from marl_plugins.sandbox.section import SandboxConfig
 
 OUT = "print('OUT')"
 LIMITS = Limits(seconds=3.0, memory_mb=128, processes=64, file_mb=16, disk_mb=32, output_mb=64)

@@ -14,12 +14,19 @@ from pathlib import Path
 import escapes
 
 from marl_plugins import hookspecs
+from marl_plugins.coach.section import CoachConfig, CoachMemberConfig, CoachStageConfig
 from marl_plugins.commands import evaluate
 from marl_plugins.core import recipe as config
+from marl_plugins.core.demonstrations import WarmStartConfig
+from marl_plugins.core.section import Model
 from marl_plugins.hosts import flags, old_flags
 from marl_plugins.loading import SHIPPED, load
 from marl_plugins.manager import BUILTINS
 from marl_plugins.plan.flags import own_parser
+from marl_plugins.sandbox.section import SandboxConfig
+from marl_plugins.tools.mcp.section import MCPServerConfig
+from marl_plugins.tools.python import PythonToolConfig
+from marl_plugins.tools.sql import SqlToolConfig
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -27,33 +34,29 @@ RECIPE = {
     "The recipe": config.Recipe,
     "`roles: NAME:`": config.RoleConfig,
     "`policies: NAME:`": config.PolicyConfig,
-    "`tools:`": config.ToolsConfig,
-    "`tools: python:`": config.PythonToolConfig,
-    "`tools: sql:`": config.SqlToolConfig,
-    "`tools: sandbox:`": config.SandboxConfig,
-    "`tools: mcp: NAME:`": config.MCPServerConfig,
-    "`coach:`": config.CoachConfig,
-    "`coach: members: NAME:`": config.CoachMemberConfig,
-    "`coach: stages:`": config.CoachStageConfig,
     "`limits:`": config.LimitsConfig,
-    "`warm_start:`": config.WarmStartConfig,
+    "`tools: python:`": PythonToolConfig,
+    "`tools: sql:`": SqlToolConfig,
+    "`tools: sandbox:`": SandboxConfig,
+    "`tools: mcp: NAME:`": MCPServerConfig,
+    "`coach:`": CoachConfig,
+    "`coach: members: NAME:`": CoachMemberConfig,
+    "`coach: stages:`": CoachStageConfig,
+    "`warm_start:`": WarmStartConfig,
 }
 """Headings of recipes.md."""
 SAYS_ITSELF = {
     "Recipe.name": "Lower-case letters, digits and underscores, a letter first.",
     "Recipe.description": "One line, for `openrlhf recipes list`.",
     "Recipe.roles": "Each role by its name. The last one is scored with the label, where a coach is.",
-    "Recipe.tools": "Settings of the built-in tools.",
     "Recipe.plugins": "As after `--plugin`, which adds to them.",
     "Recipe.limits": "Bounds of a run.",
-    "ToolsConfig.python": "Limits of one run of a program.",
-    "ToolsConfig.sandbox": "Where programs run.",
     "PythonToolConfig.seconds": "Wall time; a program that is not done by then is stopped.",
     "WarmStartConfig.steps": "Optimiser steps.",
     "WarmStartConfig.learning_rate": "At its height.",
     "WarmStartConfig.seed": "Of the order and of the demonstrations.",
 }
-"""Keys that core/recipe.py has no text for."""
+"""Keys that their models have no text for."""
 KINDS = {
     "str": "text",
     "int": "whole number",
@@ -67,7 +70,7 @@ KINDS = {
 }
 
 
-def recipe_table(model: type[config.Model]) -> str:
+def recipe_table(model: type[Model]) -> str:
     """A model's keys as Markdown."""
     lines = ["| key | value | default | meaning |", "|---|---|---|---|"]
     for name, (annotation, text) in _fields(model).items():
@@ -81,14 +84,18 @@ def recipe_table(model: type[config.Model]) -> str:
     return "\n".join(lines)
 
 
-def _fields(model: type[config.Model]) -> dict[str, tuple[str, str]]:
+def _fields(model: type[Model]) -> dict[str, tuple[str, str]]:
     """Annotation and docstring of each key, from the source."""
     (body,) = (
         node.body for node in ast.parse(textwrap.dedent(inspect.getsource(model))).body if isinstance(node, ast.ClassDef)
     )
     found: dict[str, tuple[str, str]] = {}
     for statement, following in zip(body, [*body[1:], None], strict=True):
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+        if (
+            isinstance(statement, ast.AnnAssign)
+            and isinstance(statement.target, ast.Name)
+            and statement.target.id != "EXAMPLE"
+        ):
             text = ""
             if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
                 text = " ".join(str(following.value.value).split())
@@ -116,9 +123,23 @@ def anchor(heading: str) -> str:
 
 
 def _default(value: object) -> str:
-    if isinstance(value, config.Model) or value in (None, "", [], {}):
+    if isinstance(value, Model) or value in (None, "", [], {}):
         return ""
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def sections_table() -> str:
+    """The keys that shipped plugins read in a recipe, as Markdown."""
+    lines = ["| key | plugin | |", "|---|---|---|"]
+    headings = {re.sub(r"[`: ]+", ".", heading).strip("."): heading for heading in RECIPE}
+    for plugin in [*BUILTINS, *SHIPPED]:
+        for name in load(plugin).marl_sections() if hasattr(load(plugin), "marl_sections") else ():
+            heading = next(h for key, h in headings.items() if key.removesuffix(".NAME") == name)
+            key = ": ".join(name.split("."))
+            lines.append(
+                f"| `{key}:` | `{plugin}`{', built in' if plugin in BUILTINS else ''} | [keys](#{anchor(heading)}) |"
+            )
+    return "\n".join(lines)
 
 
 def own_flags() -> Iterator[tuple[str, argparse.Action]]:
@@ -171,6 +192,7 @@ def table_under(text: str, heading: str) -> tuple[int, int]:
 TABLES = {
     **{("recipes.md", heading): lambda model=model: recipe_table(model) for heading, model in RECIPE.items()},
     ("sandbox.md", "What was tried"): escapes.table,
+    ("recipes.md", "Keys that plugins read"): sections_table,
     ("flags.md", "This project's own"): own_flags_table,
     ("flags.md", "Upstream's, and what becomes of each"): flags.table,
     ("from_openrlhf.md", "Old flag names"): old_flags.table,

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marl_plugins.core.calls import FunctionCall, calls_in, outside_thinking, parse_call
+from marl_plugins.core.calls import calls_in, outside_thinking, parse_call
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import sequences_of
-from marl_plugins.core.tools import Function, Tool
+from marl_plugins.core.tools import Function, FunctionCall, Tool
 from marl_plugins.core.trajectory import Generation, Task, ToolResult
 from marl_plugins.core.trajectory_record import from_record, to_record
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow

@@ -16,14 +16,14 @@ from marl_plugins.coach.notes import note_of
 from marl_plugins.coach.programs import MOST_BYTES, Programs
 from marl_plugins.coach.training import TrainedCoach
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
-from marl_plugins.core.recipe import PythonToolConfig, SandboxConfig
 from marl_plugins.core.scoring import Seen
 from marl_plugins.core.trajectory import File, Generation
 from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.describe import describe
-from marl_plugins.plan.sandbox import where_programs_run
+from marl_plugins.plan.describe import describe, first_lines
 from marl_plugins.run import Answer
 from marl_plugins.sandbox import OnDemand
+from marl_plugins.sandbox.section import SandboxConfig
+from marl_plugins.tools.python import PythonToolConfig, python_tool
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -70,8 +70,9 @@ def program(text):
 
 def with_programs(coach, most=3, **limits):
     sandbox = OnDemand(SandboxConfig(isolation="process"), packages=False)
-    programs = Programs(sandbox, PythonToolConfig(**{"packages": False, **limits}), most)
+    programs = Programs(python_tool(PythonToolConfig(**{"packages": False, **limits}), sandbox), most)
     coach.questions = replace(coach.questions, programs=programs)
+    coach.sandbox = sandbox
     return coach
 
 
@@ -82,7 +83,7 @@ def judge(coach, *pairs):
         finally:
             await coach.asker.transport.close()
             if coach.questions.programs:
-                await coach.questions.programs.sandbox.close()
+                await coach.sandbox.close()
 
     return asyncio.run(all_of_them())
 
@@ -126,7 +127,7 @@ def test_a_program_that_fails_is_shown_and_a_sandbox_that_fails_is_a_missing_ver
         async def down(*arguments, **named):
             raise InfrastructureFailure("sandbox", "no process could be started")
 
-        monkeypatch.setattr("marl_plugins.coach.programs.run_program", down)
+        monkeypatch.setattr("marl_plugins.tools.python.run_program", down)
         (failure,) = judge(coach, left)
     assert failure.kind == "sandbox" and len(bodies) == 1
 
@@ -221,6 +222,7 @@ def test_of_a_judge_that_is_trained_the_verdict_is_a_row_and_its_programs_are_no
             return text
 
         coach.asker.questioner.inner.send = as_a_policy
+        trained.sandbox = coach.sandbox
         judge(trained, (action, seen))
     ((one,),) = said.values()
     assert one.score == 0.7 and one.answer.context_ids == (3,)
@@ -253,8 +255,9 @@ def recipe(tmp_path):
 def test_the_plan_says_that_the_coach_has_tools_and_where_they_run(recipe):
     plan = build_plan(["--recipe", str(recipe)])
     told = describe(plan)
-    assert told["coach_tools"] == {"tools": ["python"], "max_calls": 2, "isolation": told["sandbox"]}
-    assert where_programs_run(plan.run.recipe)[0].startswith("programs of agents and of the coach run in the sandbox: ")
+    assert told["coach_tools"] == {"tools": ["python"], "max_calls": 2}
+    assert told["sandbox"].startswith("programs of agents and of the coach run in the sandbox: ")
+    assert first_lines(plan) == [f"sandbox: {told['sandbox']}"]
     assert "coach_tools" not in describe(build_plan(["--recipe", str(recipe.with_name("tiny.yaml"))]))
 
 

@@ -13,11 +13,11 @@ from simulated import make_trajectory
 
 from marl_plugins import coach as plugin
 from marl_plugins.coach.bias import Sums
+from marl_plugins.coach.section import CoachStageConfig
 from marl_plugins.coach.stages import MARGIN, Stages
 from marl_plugins.coach.state import CoachState
 from marl_plugins.core.behaviour import Behaviour
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.recipe import CoachStageConfig
 from marl_plugins.core.scoring import Seen
 from marl_plugins.plan.build import build_plan
 
@@ -218,7 +218,7 @@ def test_everything_that_is_wrong_with_stages_is_said_at_once_with_its_line(reci
     [
         ("  stages: [{weights: {runs: -1}}]\n", "coach.stages.0.weights.runs: expected at least 0"),
         ("  stages: [{until_outcome: 2}, {}]\n", "coach.stages.0.until_outcome: expected "),
-        ("  stages: [{untill_step: 2}, {}]\n", "unknown key 'coach.stages.0.untill_step'; did you mean 'until_step'?"),
+        ("  stages: [{untill_step: 2}, {}]\n", "coach.stages.0.untill_step: unknown key; did you mean 'until_step'?"),
         ("  stages: {a: {}}\n", "coach.stages: expected a list"),
     ],
 )

@@ -13,10 +13,12 @@ import pytest
 from marl_plugins.cli import main
 from marl_plugins.commands.evaluate import only_players, with_models
 from marl_plugins.core.failures import ConfigurationError, RunEnded
-from marl_plugins.core.recipe import SandboxConfig, load_recipe
+from marl_plugins.core.recipe import base_of
+from marl_plugins.core.recipe_yaml import read_recipe
 from marl_plugins.core.shipped import recipes_root
 from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.sandbox import describe_sandbox
+from marl_plugins.sandbox.checks import describe_sandbox
+from marl_plugins.sandbox.section import SandboxConfig
 
 TINY = str(recipes_root() / "mathchat" / "tiny.yaml")
 
@@ -57,7 +59,7 @@ def test_a_copied_recipe_plans_from_anywhere(tmp_path, monkeypatch, capsys):
     shown = capsys.readouterr().out.splitlines()
     assert shown[1].strip() == "openrlhf train --recipe mine/tiny.yaml --dry-run"  # what this machine can train comes first
     assert "  openrlhf train --recipe mine --dry-run" in shown
-    assert load_recipe(Path("mine/tiny.yaml"))[0].name == "mine"
+    assert base_of(read_recipe(Path("mine/tiny.yaml"))).name == "mine"
     assert not list(Path("mine").rglob("__pycache__"))
     assert main(["train", "--recipe", "mine/tiny.yaml", "--dry-run"]) == 0
     assert main(["recipes", "copy", "mathchat", "mine"]) == 2
@@ -76,18 +78,18 @@ def test_only_a_recipe_is_copied_and_without_its_runs(tmp_path, monkeypatch, cap
     assert not (tmp_path / "again" / "run_1").exists()
     assert (tmp_path / "again" / "services.yaml").read_text() == "name: postgres\n"
     assert main(["recipes", "copy", "mine/services.yaml", "other"]) == 2
-    assert "key 'roles' is missing" in capsys.readouterr().err and not (tmp_path / "other").exists()
+    assert "roles: this key is missing" in capsys.readouterr().err and not (tmp_path / "other").exists()
 
 
 def test_the_file_that_was_named_is_the_first_to_be_tried(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["recipes", "copy", "mathchat/tiny_outcome.yaml", "My-Recipe"]) == 0
     assert "recipe My-Recipe/tiny_outcome.yaml" in capsys.readouterr().out.splitlines()[1]
-    assert load_recipe(Path("My-Recipe/recipe.yaml"))[0].name == "my_recipe"
+    assert base_of(read_recipe(Path("My-Recipe/recipe.yaml"))).name == "my_recipe"
     monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
     assert main(["recipes", "copy", "mathchat", "2nd"]) == 0
     assert "--recipe 2nd --dry-run" in capsys.readouterr().out.splitlines()[1]
-    assert load_recipe(Path("2nd/recipe.yaml"))[0].name == "mathchat"  # a name cannot begin with a digit
+    assert base_of(read_recipe(Path("2nd/recipe.yaml"))).name == "mathchat"  # a name cannot begin with a digit
 
 
 @pytest.mark.parametrize(

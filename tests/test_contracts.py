@@ -58,9 +58,13 @@ class TestVotersCredit(PluginContract):
 
 
 class TestRecipesPlugin(PluginContract):
-    """The built-in tool among others: it starts processes."""
-
     plugin = "marl_plugins.builtin.recipe"
+
+
+class TestPythonTool(PluginContract):
+    """It starts processes."""
+
+    plugin = "marl_plugins.tools.python"
     calls: ClassVar = {"python": ["print(1 + 1)", "import math\nprint(math.pi)"]}
     bad_calls: ClassVar = {"python": ["1 / 0", "print("]}
     answers: ClassVar = {"python": ["So:\n```python\nprint(1 + 1)\n```\n"]}

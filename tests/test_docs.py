@@ -14,13 +14,14 @@ from types import SimpleNamespace
 
 import pages
 import pytest
+from reading import load as load_recipe
 from simulated import CharacterChat, make_trajectory
 
 from marl_plugins import hookspecs
 from marl_plugins.coach.rubric import RubricCoach, load_rubric
-from marl_plugins.core import recipe as config
 from marl_plugins.core.demonstrations import Demonstration
 from marl_plugins.core.scoring import Seen, SeenLast
+from marl_plugins.core.section import Model
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import Generation, Task, ToolResult
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
@@ -69,7 +70,11 @@ def test_every_table_is_the_codes(page, heading):
 
 
 def test_the_tables_leave_nothing_out():
-    models = {m for m in vars(config).values() if inspect.isclass(m) and issubclass(m, config.Model)} - {config.Model}
+    models, found = set(), [Model]
+    while found:
+        models |= (below := {m for m in found.pop().__subclasses__() if m.__module__.startswith("marl_plugins.")})
+        found += below
+    models = {model for model in models if model.model_fields}
     assert models == set(pages.RECIPE.values())
     keys = {f"{model.__name__}.{name}": text for model in models for name, (_, text) in pages._fields(model).items()}
     assert {name for name, text in keys.items() if not text} == pages.SAYS_ITSELF.keys()
@@ -110,7 +115,10 @@ def test_the_words_live_where_the_page_says(name, module, about):
 def test_every_word_of_the_hooks_is_in_the_table():
     named = {name.strip("`") for name, _, _ in words()}
     said = {w for f in HOOKS.values() for w in re.findall(r"[A-Z]\w+", str(inspect.signature(f)))}
-    assert said - {"Sequence", "Awaitable", "Any", "None", "ArgumentParser", "Literal", "Path"} <= named
+    assert (
+        said - {"Sequence", "Awaitable", "Any", "None", "ArgumentParser", "Literal", "Path", "Mapping", "SimpleNamespace"}
+        <= named
+    )
 
 
 def test_the_contract_tests_of_the_page_run(tmp_path, monkeypatch):
@@ -135,7 +143,7 @@ def test_the_contract_tests_of_the_page_run(tmp_path, monkeypatch):
 
 def test_the_rubric_of_the_page_judges(tmp_path):
     (tmp_path / "rules.py").write_text(fenced("coach.md", "# rules.py"))
-    coach = RubricCoach(load_rubric(tmp_path / "rules.py", list(implicit_recipe().roles)))
+    coach = RubricCoach(load_rubric(tmp_path / "rules.py", list(implicit_recipe().values["roles"])))
     action = make_trajectory({"agent": []}).actions[0]
     action.text = "4"
     seen = Seen("t", "2+2", "agent", (), ())
@@ -215,8 +223,8 @@ def test_extends_on_the_page_does_what_is_said(tmp_path):
     with (tmp_path / "mine" / "recipe.yaml").open("a") as file:
         file.write("\nwarm_start: {demonstrations: demonstrations.py, steps: 1}\n")
     (tmp_path / "mine" / "other.yaml").write_text(textwrap.dedent(text))
-    recipe, _ = config.load_recipe(tmp_path / "mine" / "other.yaml")
-    assert recipe.model == "tiny" and recipe.warm_start is None and recipe.grader == "grader.py"
+    recipe, sections, _ = load_recipe(tmp_path / "mine" / "other.yaml")
+    assert recipe.model == "tiny" and "warm_start" not in sections and recipe.grader == "grader.py"
     assert recipe.roles["coder"].max_turns == 2 and recipe.roles["coder"].tools == ["python"]
     assert recipe.flags["train.colocate_all"] is False and "rollout.max_new_tokens" not in recipe.flags
 

@@ -14,12 +14,29 @@ import pytest
 from openai_server import Reply, openai_server, verdict
 
 from marl_plugins.cli import main
-from marl_plugins.commands.doctor import build_parser, engines, gpus, machine, needs, services, upstream, versions
+from marl_plugins.coach.doctor import try_coach
+from marl_plugins.coach.flags import endpoint_of
+from marl_plugins.commands.doctor import (
+    build_parser,
+    engines,
+    gpus,
+    lines_of,
+    machine,
+    needs,
+    nested,
+    services,
+    upstream,
+    versions,
+)
 from marl_plugins.commands.doctor.gpus import Card, Cards
 from marl_plugins.commands.tables import print_table
-from marl_plugins.core.recipe import PythonToolConfig, ToolsConfig
+from marl_plugins.core import findings as findings_module
 from marl_plugins.core.shipped import recipes_root
 from marl_plugins.hosts import prebuild
+from marl_plugins.loading import load
+from marl_plugins.sandbox.section import SandboxConfig
+from marl_plugins.sandbox.trial import try_sandbox
+from marl_plugins.tools.python import PythonToolConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = str(recipes_root() / "mathchat" / "tiny.yaml")
@@ -513,26 +530,30 @@ def test_running_ray_and_its_old_sessions(tmp_path):
 # --- the python tool ----------------------------------------------------------------------------------------------------
 
 
+def tried(python=None, packages=True, used=True):
+    return try_sandbox(SandboxConfig(), (python or PythonToolConfig()).limits, packages, used)
+
+
 def test_the_python_tool_runs_and_stops_programs():
-    level, *missing, finding = services.try_python_tool(ToolsConfig(python=PythonToolConfig(packages=False)))
+    level, *missing, finding = tried(packages=False)
     assert level.good is finding.good is True, finding
     assert level.what == "sandbox" and all(f.good is None and f.what == "sandbox" for f in missing)
 
 
 def test_a_python_tool_that_cannot_run_is_an_error_only_if_a_role_uses_it(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
-    assert [f.good for f in services.try_python_tool(None) + services.try_python_tool(ToolsConfig())] == [None, False]
+    assert [f.good for f in tried(used=False) + tried()] == [None, False]
 
 
 def test_a_python_tool_without_a_folder_for_its_programs(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
-    (finding,) = services.try_python_tool(ToolsConfig())
+    (finding,) = tried()
     assert finding.good is False and "Not a directory" in finding.found
 
 
 def test_limits_in_which_no_program_can_run():
-    *_, finding = services.try_python_tool(ToolsConfig(python=PythonToolConfig(seconds=0.001)))
+    *_, finding = tried(PythonToolConfig(seconds=0.001))
     assert finding.good is False and finding.found
 
 
@@ -540,7 +561,12 @@ def test_limits_in_which_no_program_can_run():
 
 
 def asked(*words):
-    return services.try_coach(None, services.endpoint_of(build_parser().parse_args(words)))
+    return try_coach(None, endpoint_in(*words))
+
+
+def endpoint_in(*words):
+    parser = build_parser([load("marl_plugins.coach")])
+    return endpoint_of(nested(vars(parser.parse_args(words))).coach)
 
 
 def test_a_coach_that_judges():
@@ -607,10 +633,10 @@ def test_a_recipes_own_coach_is_asked():
     with openai_server(lambda body, n: verdict(body, 7)) as (url, bodies):
         words = ["--recipe", TINY, "--coach.model", "m", "--coach.base_url", url]
         run, _ = needs.try_plan(words)
-        assert services.try_coach(run, services.endpoint_of(build_parser().parse_args(words)))[0].good is True
+        assert try_coach(run, endpoint_in(*words))[0].good is True
     assert len(bodies) == 1
     run, _ = needs.try_plan(["--recipe", TINY])  # judged by rules
-    assert services.try_coach(run, services.endpoint_of(build_parser().parse_args([]))) == []
+    assert try_coach(run, endpoint_in()) == []
 
 
 # --- what a recipe needs ------------------------------------------------------------------------------------------------
@@ -700,22 +726,37 @@ def test_optional_modules_are_not_required(tmp_path):
         )
     (tmp_path / "mine" / "helpers").mkdir()
     run, _ = needs.try_plan(["--recipe", str(tmp_path / "mine" / "tiny.yaml")])
-    assert all(f.good is not False for f in needs.check_extras(run, endpoint=False))
+    assert all(f.good is not False for f in needs.check_extras(run))
     assert not {"faster_one", "types_only"} & needs.imported_modules(run).keys()
 
 
 def test_missing_extras_are_errors_only_if_used(monkeypatch):
-    monkeypatch.setattr(needs, "find_spec", lambda name: None)
+    for module in (needs, findings_module):
+        monkeypatch.setattr(module, "find_spec", lambda name: None)
     run, _ = needs.try_plan(["--recipe", TINY])
-    assert {f.fix: f.good for f in needs.check_extras(run, endpoint=False) if "openrlhf-marl[" in f.fix} == {
-        "pip install 'openrlhf-marl[coach]'": None,
-        "pip install 'openrlhf-marl[fusion]'": None,
+    assert {f.fix: f.good for f in needs.check_extras(run) if "openrlhf-marl[" in f.fix} == {
         "pip install 'openrlhf-marl[math]'": False,
-        "pip install 'openrlhf-marl[mcp]'": None,
         "pip install 'openrlhf-marl[plots]'": None,
         "pip install 'openrlhf-marl[tables]'": None,
     }
-    assert [f.good for f in needs.check_extras(None, endpoint=True)] == [False, *[None] * 5]
+    assert [f.good for f in needs.check_extras(None)] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("plugin", "words", "good"),
+    [
+        ("marl_plugins.coach", [], None),
+        ("marl_plugins.coach", ["--coach.model", "m"], False),
+        ("marl_plugins.tools.python", [], None),
+        ("marl_plugins.tools.mcp", [], None),
+    ],
+)
+def test_a_plugins_own_extra_is_an_error_only_if_it_is_used(plugin, words, good, monkeypatch):
+    monkeypatch.setattr(findings_module, "find_spec", lambda name: None)
+    module = load(plugin)
+    options = build_parser([module]).parse_args(words)
+    extras = [f for f in lines_of(module, None, options, static=True) if f.what == "extras"]
+    assert [(f.good, "pip install 'openrlhf-marl[" in f.fix) for f in extras] == [(good, True)]
 
 
 def test_the_extras_are_the_packages():

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from hostile_programs import LEVELS, LIMITS, NAP, PROGRAMS, files_left, processes_left, run_answer
 
-from marl_plugins.core.recipe import PythonToolConfig, SandboxConfig
 from marl_plugins.sandbox import OnDemand, files, supervisor
-from marl_plugins.tools.python import find_programs, python_tool, run_program
+from marl_plugins.sandbox.section import SandboxConfig
+from marl_plugins.tools.python import PythonToolConfig, find_programs, python_tool, run_program
 
 SAYS = {
     "a disk full of files": (False, "stopped: its files took more than 50 MB"),
@@ -177,7 +177,7 @@ def test_programs_end_with_whoever_runs_them(program, level, tmp_path):
     script = f"""
         import asyncio, tempfile
         tempfile.tempdir = {str(tmp_path)!r}
-        from marl_plugins.core.recipe import SandboxConfig
+        from marl_plugins.sandbox.section import SandboxConfig
         from marl_plugins.sandbox import Limits, Program, open_sandbox
         program = {PROGRAMS[program]!r} + "\\nimport time; time.sleep(99)"
         async def main():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from reading import load
 from simulated import CharacterChat
 
 from marl_plugins.coach.model import read_prompt
@@ -19,13 +20,13 @@ from marl_plugins.commands.imports.read import read
 from marl_plugins.commands.imports.write import Wanted, convert
 from marl_plugins.commands.recipes import main
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.recipe import load_recipe
 from marl_plugins.core.tasks import read_tasks
 from marl_plugins.core.trajectory import Generation, Task
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
 from marl_plugins.hosts.flags import FLAGS
 from marl_plugins.loading import load_file
 from marl_plugins.plan.build import build_plan
+from marl_plugins.tools.python import PythonToolConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -230,7 +231,7 @@ def only(found, *parts):
 
 def answers(folder, texts):
     """What each role of a recipe is shown first when the roles answer with these texts, and the trajectory."""
-    recipe, _ = load_recipe(folder / "recipe.yaml")
+    recipe, *_ = load(folder / "recipe.yaml")
     chat, shown = CharacterChat(), {}
     workflow = load_file(folder / "workflow.py").run
 
@@ -263,7 +264,7 @@ def test_mappas_configuration_becomes_a_recipe_that_loads(config, monkeypatch, c
     assert list(run.recipe.roles) == ["thinker", "coder", "checker"]
     coder = run.recipe.roles["coder"]
     assert (coder.tools, coder.max_turns, coder.endless_tools) == (["python"], 2, "go_on")
-    assert run.recipe.tools.python.seconds == 7
+    assert run.section(PythonToolConfig).seconds == 7
     assert run.args.algo.advantage.estimator == "reinforce"
     assert (run.args.rollout.n_samples_per_prompt, run.args.train.batch_size) == (2, 8)
     assert run.args.data.max_len == 1024 and run.args.rollout.max_new_tokens == 24

@@ -15,14 +15,13 @@ from pathlib import Path
 import pytest
 from simulated import CharacterChat
 
-from marl_plugins.core.calls import FunctionCall
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
-from marl_plugins.core.recipe import MCPServerConfig, Origins, load_recipe
-from marl_plugins.core.tools import ToolCall
+from marl_plugins.core.tools import FunctionCall, ToolCall
 from marl_plugins.core.trajectory import Generation, Task
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
-from marl_plugins.plan.mcp import check_mcp
-from marl_plugins.tools.mcp import Server, Servers
+from marl_plugins.tools.mcp.checks import check_mcp
+from marl_plugins.tools.mcp.section import MCPConfig, MCPServerConfig
+from marl_plugins.tools.mcp.servers import Server, Servers
 
 pytest.importorskip("mcp")
 HERE = Path(__file__).parent / "mcp_servers"
@@ -346,9 +345,7 @@ def test_servers_that_cannot_be_had_are_reported_together():
             "ends": MCPServerConfig(command=["python", "-c", "raise SystemExit('it is broken')"]),
             "time": MCPServerConfig(command=["mcp-server-time"], tools=["convert_tim"]),
         }
-        recipe, _ = load_recipe(Path(__file__).parent / "recipes" / "sums" / "recipe.yaml")
-        recipe = recipe.model_copy(update={"tools": recipe.tools.model_copy(update={"mcp": tools})})
-        servers.of(recipe, HERE)
+        servers.of(tools, HERE)
         with pytest.raises(ConfigurationError) as error:
             await servers.try_all()
         gone, ends, clock = [*map(str, error.value.problems)]
@@ -384,24 +381,16 @@ def test_servers_that_cannot_be_had_are_reported_together():
     ],
 )
 def test_a_plan_finds_what_is_wrong_without_starting_anything(config, problem, tmp_path):
-    recipe, _ = load_recipe(Path(__file__).parent / "recipes" / "sums" / "recipe.yaml")
-    tools = recipe.tools.model_copy(update={"mcp": {"mine": MCPServerConfig(**config)}})
-    origins = Origins()
-    origins.lines[()] = (tmp_path / "recipe.yaml", 1)
-    (found,) = check_mcp(recipe.model_copy(update={"tools": tools}), origins, tmp_path)
-    assert found.startswith(f"{tmp_path / 'recipe.yaml'}:1: tools.mcp.mine{problem}")
+    (found,) = map(str, check_mcp(MCPConfig(mine=MCPServerConfig(**config)), tmp_path))
+    assert found.startswith(f"tools.mcp.mine{problem}")
     assert "secret" not in re.sub("a secret|holds a secret", "", found)
 
 
 def test_any_part_of_an_address_may_be_a_variable(monkeypatch, tmp_path):
     monkeypatch.setenv("PROBE_PORT", "8000")
     monkeypatch.setenv("PROBE_URL", "http://u:secret@127.0.0.1:8000/mcp")
-    recipe, _ = load_recipe(Path(__file__).parent / "recipes" / "sums" / "recipe.yaml")
-    origins = Origins()
-    origins.lines[()] = (tmp_path / "recipe.yaml", 1)
     for url in ("http://127.0.0.1:${PROBE_PORT}/mcp", "$PROBE_URL"):
-        tools = recipe.tools.model_copy(update={"mcp": {"mine": MCPServerConfig(url=url)}})
-        assert check_mcp(recipe.model_copy(update={"tools": tools}), origins, tmp_path) == []
+        assert check_mcp(MCPConfig(mine=MCPServerConfig(url=url)), tmp_path) == []
 
 
 HOLDING = """\

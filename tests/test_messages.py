@@ -217,7 +217,7 @@ def test_policies_without_a_model_are_named(recipe):
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("- a\n", "a recipe is a mapping of keys, as in `name: mine`, got a list"),
+        ("- a\n", "expected a recipe, which is a mapping of keys, as in `name: mine`, got a list"),
         (
             "name: r\nroles: [a]\nworkflow: w.py\n",
             ":2: roles: expected a mapping such as {judge: {prompt: prompts/judge.md}}",

@@ -179,9 +179,9 @@ A_RECIPE = {
     ),
     "role without a value": recipe("  pro: {prompt: prompts/pro.md}", "  pro:", "roles.pro: expected a mapping such as"),
     "unknown key of a role": recipe(
-        "max_new_tokens: 8", "max_tokens: 8", ":8: unknown key 'roles.judge.max_tokens'", "max_new_t"
+        "max_new_tokens: 8", "max_tokens: 8", ":8: roles.judge.max_tokens: unknown key", "max_new_t"
     ),
-    "role without a prompt": recipe("    prompt: prompts/judge.md\n", "", ":6: key 'roles.judge.prompt' is missing"),
+    "role without a prompt": recipe("    prompt: prompts/judge.md\n", "", ":6: roles.judge.prompt: this key is missing"),
     "role with a dash": recipe(
         "  pro: {", "  pro-side: {", "role 'pro-side' cannot be called", "letters, digits and underscores"
     ),
@@ -209,9 +209,9 @@ A_RECIPE = {
     "choice that does not exist": recipe(
         "max_new_tokens: 8", "endless_tools: no_idea", "expected 'fail' or 'go_on', got 'no_idea'"
     ),
-    "mapping misspelt": key("mapping: seperate", f":12: mapping: 'seperate': {MAPPING}; did you mean 'separate'?"),
-    "mapping that is a list": key("mapping: [a]", f":12: mapping: ['a']: {MAPPING}"),
-    "mapping without a value": key("mapping:", f":12: mapping: None: {MAPPING}"),
+    "mapping misspelt": key("mapping: seperate", f":12: mapping: {MAPPING}, got 'seperate'; did you mean 'separate'?"),
+    "mapping that is a list": key("mapping: [a]", f":12: mapping: {MAPPING}, got ['a']"),
+    "mapping without a value": key("mapping:", f":12: mapping: {MAPPING}, got None"),
     "mapping to a number": key("mapping: {pro: 3, con: b, judge: b}", "mapping.pro: expected the name of a policy, got 3"),
     "mapping without a role": key("mapping: {pro: a, con: b}", ":12: role 'judge' is mapped to no policy"),
     "mapping of nobody": key("mapping: {}", "role 'pro' is mapped to no policy", "role 'judge' is mapped to no policy"),
@@ -226,7 +226,7 @@ A_RECIPE = {
         "every policy is frozen (trainable: false); at least one must be trained",
     ),
     "unknown key of a policy": key(
-        "policies: {pro: {trainble: no}}", "unknown key 'policies.pro.trainble'; did you mean 'trainable'"
+        "policies: {pro: {trainble: no}}", "policies.pro.trainble: unknown key; did you mean 'trainable'"
     ),
     "trainable maybe": key(
         "policies: {pro: {trainable: maybe}}", "policies.pro.trainable: expected true or false, got 'maybe'"
@@ -244,12 +244,14 @@ A_RECIPE = {
     "deadline that is no number": key(
         "limits: {task_seconds: .nan}", "limits.task_seconds: expected a number above 0, got nan"
     ),
-    "unknown limit": key("limits: {seconds: 3}", "unknown key 'limits.seconds'; did you mean 'task_seconds'?"),
+    "unknown limit": key("limits: {seconds: 3}", "limits.seconds: unknown key; did you mean 'task_seconds'?"),
     "setting of a tool that does not exist": key(
-        "tools: {calc: {seconds: 1}}", "unknown key 'tools.calc'; valid: mcp, python, sandbox, sql"
+        "tools: {calc: {seconds: 1}}", "tools.calc: unknown key; valid: mcp, python, sandbox, sql"
     ),
     "extends what is not there": key("extends: base.yaml", ":12: extends: base.yaml: no such file: base.yaml"),
-    "extends two": key("extends: [a, b]", ":12: extends: ['a', 'b']: expected one file in the same folder"),
+    "extends two": key(
+        "extends: [a, b]", ":12: extends: expected one file in the same folder, with its prompts, got ['a', 'b']"
+    ),
     "merge key": recipe(
         "  con: {prompt: prompts/con.md}", "  con:\n    <<: {prompt: p}", ":6: `<<` is not read", "`extends: FILE`"
     ),
@@ -929,8 +931,11 @@ COMMANDS = {
         ["train", "--recipe", "prompts"],
         "--recipe prompts: no such file, no folder with a recipe",
     ),
-    "recipe that is a grader": (["train", "--recipe", "grader.py"], "grader.py:1: key 'roles' is missing"),
-    "recipe that is data": (["train", "--recipe", "train.json"], "train.json: a recipe is a mapping of keys"),
+    "recipe that is a grader": (["train", "--recipe", "grader.py"], "grader.py:1: roles: this key is missing"),
+    "recipe that is data": (
+        ["train", "--recipe", "train.json"],
+        "train.json: expected a recipe, which is a mapping of keys",
+    ),
     "recipe without a name": (["train", "--recipe", "--dry-run"], "command line: --recipe: expected one argument"),
     "resume without a folder": (
         ["train", "--resume"],

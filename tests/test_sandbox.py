@@ -17,12 +17,12 @@ import pytest
 from hostile_programs import LEVELS, processes_left
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reading import load
 
-from marl_plugins.contracts.sandbox import SandboxContract
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
-from marl_plugins.core.recipe import Level, SandboxConfig, load_recipe
 from marl_plugins.core.trajectory import Task
-from marl_plugins.plan.sandbox import check_sandbox, describe_sandbox
+from marl_plugins.core.workspace import path_problem, read_files
+from marl_plugins.plan.problems import placed
 from marl_plugins.sandbox import (
     Limits,
     Program,
@@ -33,9 +33,11 @@ from marl_plugins.sandbox import (
     open_sandbox,
     supervisor,
 )
-from marl_plugins.sandbox.files import read_files, write_files
+from marl_plugins.sandbox.checks import check_sandbox, describe_sandbox
+from marl_plugins.sandbox.contract import SandboxContract
+from marl_plugins.sandbox.files import write_files
 from marl_plugins.sandbox.local import LocalSandbox
-from marl_plugins.sandbox.program import path_problem
+from marl_plugins.sandbox.section import Level, SandboxConfig
 from marl_plugins.sandbox.workspace import Workspaces
 
 LONG = Limits(seconds=60.0)
@@ -155,15 +157,16 @@ def test_without_bubblewrap_that_works_there_are_no_namespaces(script, cure, tmp
 
 def recipe_with(folder, text):
     (folder / "recipe.yaml").write_text(f"name: mine\nroles: {{a: {{prompt: p.md}}}}\nworkflow: w.py\n{text}\n")
-    recipe, origins = load_recipe(folder / "recipe.yaml")
-    return check_sandbox(recipe, origins)
+    _, sections, origins = load(folder / "recipe.yaml")
+    found = check_sandbox(sections["tools.sandbox"], folder, sections["tools.python"].packages)
+    return [str(placed(problem, origins, lambda flags, policies: ())) for problem in found]
 
 
 def test_a_recipes_sandbox_is_checked_before_anything_starts(tmp_path, monkeypatch):
     assert recipe_with(tmp_path, "tools: {sandbox: {imports: [json, xml.dom]}}") == []
     (found,) = recipe_with(tmp_path, "tools:\n  sandbox:\n    imports: [json, nowhere.at.all]")
     assert found.startswith(
-        f"{tmp_path}/recipe.yaml:6: tools.sandbox.imports: 'nowhere.at.all' is not installed; pip install"
+        f"{tmp_path}/recipe.yaml:6: tools.sandbox.imports.1: 'nowhere.at.all' is not installed; pip install"
     )
     (found,) = recipe_with(tmp_path, "tools: {sandbox: {imports: [json]}, python: {packages: false}}")
     assert "packages is false" in found
@@ -172,7 +175,7 @@ def test_a_recipes_sandbox_is_checked_before_anything_starts(tmp_path, monkeypat
     assert found.startswith(f"{tmp_path}/recipe.yaml:6: tools.sandbox.isolation: namespaces is unavailable: ")
     with pytest.raises(ConfigurationError, match=r"tools.sandbox.isolation: expected 'auto', 'process', .*, got 'docker'"):
         recipe_with(tmp_path, "tools: {sandbox: {isolation: docker}}")
-    with pytest.raises(ConfigurationError, match=r"unknown key 'tools.sandbox.import'; did you mean 'imports'"):
+    with pytest.raises(ConfigurationError, match=r"tools.sandbox.import: unknown key; did you mean 'imports'"):
         recipe_with(tmp_path, "tools: {sandbox: {import: [json]}}")
 
 
@@ -473,7 +476,7 @@ def test_what_nobody_closes_ends_with_its_process(tmp_path):
     script = f"""
         import asyncio, tempfile
         tempfile.tempdir = {str(tmp_path)!r}
-        from marl_plugins.core.recipe import PythonToolConfig
+        from marl_plugins.tools.python import PythonToolConfig
         from marl_plugins.core.tools import ToolCall
         from marl_plugins.tools.python import runner
         run = runner(PythonToolConfig())
@@ -490,7 +493,7 @@ def test_what_nobody_closes_ends_with_a_process_that_is_killed(tmp_path):
     script = f"""
         import asyncio, os, tempfile
         tempfile.tempdir = {str(tmp_path)!r}
-        from marl_plugins.core.recipe import PythonToolConfig
+        from marl_plugins.tools.python import PythonToolConfig
         from marl_plugins.core.workflow import ToolCall
         from marl_plugins.tools.python import runner
         run = runner(PythonToolConfig(packages=False))

@@ -21,7 +21,7 @@ from sandbox_fusion import RunCodeRequest, RunStatus, run_code, run_code_async, 
 from sandbox_fusion.models import CommandRunStatus
 
 from marl_plugins.cli import main
-from marl_plugins.sandbox.program import path_problem
+from marl_plugins.core.workspace import path_problem
 from marl_plugins.sandbox.service import Most, Refused, RunCode
 
 ROOT = Path(__file__).resolve().parent.parent

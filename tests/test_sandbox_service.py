@@ -18,17 +18,20 @@ from fusion_servers import SERVERS, answering, free_port, http, ours
 from hostile_programs import processes_left
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reading import load
 
-from marl_plugins.builtin.recipe import marl_start
-from marl_plugins.commands.doctor import services
-from marl_plugins.contracts.sandbox import SandboxContract
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
-from marl_plugins.core.recipe import SandboxConfig, ToolsConfig, find_recipe, load_recipe
+from marl_plugins.core.recipe import find_recipe
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.describe import describe
-from marl_plugins.plan.sandbox import check_sandbox, describe_sandbox
+from marl_plugins.plan.problems import placed
 from marl_plugins.sandbox import Limits, Program, fusion, open_sandbox, remote
+from marl_plugins.sandbox.checks import check_sandbox, describe_sandbox
+from marl_plugins.sandbox.contract import SandboxContract
 from marl_plugins.sandbox.fusion import ServiceSandbox
+from marl_plugins.sandbox.section import SandboxConfig
+from marl_plugins.sandbox.trial import try_sandbox
+from marl_plugins.tools.python import marl_start
 
 LONG = Limits(seconds=60.0)
 BEGUN = {"status": "Finished", "return_code": 0, "stdout": f"{remote.BEGUN}\n", "stderr": "", "execution_time": 0.1}
@@ -452,7 +455,7 @@ def test_a_run_whose_service_is_not_there_does_not_start(tmp_path):
     tools = f"{{sandbox: {{isolation: service, url: '{url}'}}, python: {{packages: true}}}}"
     (folder / "mine.yaml").write_text(f"extends: tiny.yaml\ntools: {tools}")
     plan = build_plan(["--recipe", str(folder / "mine.yaml")])
-    assert describe(plan)["sandbox"] == f"service {url}"
+    assert describe(plan)["sandbox"] == f"programs of agents run in the sandbox: service {url}"
     with pytest.raises(ConfigurationError, match=r"tools.sandbox.url: .*cannot be reached"):
         asyncio.run(marl_start(plan.run))
 
@@ -484,8 +487,9 @@ def test_credentials_are_sent_and_never_shown(monkeypatch):
 
 def checked(folder, text):
     (folder / "recipe.yaml").write_text(f"name: mine\nroles: {{a: {{prompt: p.md}}}}\nworkflow: w.py\n{text}\n")
-    recipe, origins = load_recipe(folder / "recipe.yaml")
-    return check_sandbox(recipe, origins)
+    _, sections, origins = load(folder / "recipe.yaml")
+    found = check_sandbox(sections["tools.sandbox"], folder, sections["tools.python"].packages)
+    return [str(placed(problem, origins, lambda flags, policies: ())) for problem in found]
 
 
 @pytest.mark.parametrize(
@@ -524,9 +528,9 @@ def test_it_is_named_without_its_password():
 
 def test_the_doctor_tries_it(service):
     config = SandboxConfig(isolation="service", url=service[1]._url)
-    named, tried = services.try_python_tool(ToolsConfig(sandbox=config))
+    named, tried = try_sandbox(config, Limits(), packages=True, used=True)
     assert (named.good, tried.good) == (True, True), (named, tried)
     assert named.found == f"programs run at the {describe_sandbox(config)}"
     gone = SandboxConfig(isolation="service", url=f"http://127.0.0.1:{free_port()}")
-    (finding,) = services.try_python_tool(ToolsConfig(sandbox=gone))
+    (finding,) = try_sandbox(gone, Limits(), packages=True, used=True)
     assert finding.good is False and "cannot be reached" in finding.found and "openrlhf sandbox serve" in finding.fix

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from marl_plugins.contracts.tools import ToolContract
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
-from marl_plugins.core.recipe import SqlToolConfig
 from marl_plugins.core.tools import ToolCall
 from marl_plugins.plan.build import build_plan
-from marl_plugins.tools import sql
-from marl_plugins.tools.sql import EXPANSIONS, STEPS_WITH_PATTERNS, ask, expansions, find_queries, read_call, sql_tool
+from marl_plugins.tools.sql import SqlToolConfig, ask, find_queries, sql_tool
+from marl_plugins.tools.sql import queries as sql
+from marl_plugins.tools.sql.queries import EXPANSIONS, STEPS_WITH_PATTERNS, expansions, read_call
 
 CONFIG = SqlToolConfig(database="shop.db", today="2025-12-31")
 
@@ -293,7 +293,7 @@ def test_it_keeps_the_contract_of_tools(shop, tmp_path):
     plugin = tmp_path / "shop_plugin.py"
     plugin.write_text(
         "from datetime import date\nfrom pathlib import Path\nfrom marl_plugins import hookimpl\n"
-        "from marl_plugins.core.recipe import SqlToolConfig\nfrom marl_plugins.tools.sql import sql_tool\n\n"
+        "from marl_plugins.tools.sql import SqlToolConfig, sql_tool\n\n"
         f"@hookimpl\ndef marl_tools(run):\n    return [sql_tool(SqlToolConfig(database='x'), Path({str(shop)!r}))]\n"
     )
     fence = "```sql\nSELECT count(*) FROM orders\n```"
@@ -343,7 +343,7 @@ def recipe(folder, sql):
 def test_a_role_has_it_where_the_recipe_names_a_database(tmp_path):
     make_shop(tmp_path / "shop.db")
     plan = recipe(tmp_path, "{database: shop.db, tables: [orders], today: 2025-12-31}")
-    assert plan.run.recipe.tools.sql.today == date(2025, 12, 31)
+    assert plan.run.section(SqlToolConfig).today == date(2025, 12, 31)
     (tool,) = [t for given in plan.plugins.hook.marl_tools(run=plan.run) for t in given if t.name == "sql"]
     assert call("SELECT date('now')", tool).output.endswith("2025-12-31")
     assert not call("SELECT * FROM secrets", tool).ok
@@ -359,8 +359,8 @@ WRONG = {
     ),
     "empty": ("{database: shop.db}", b"", "has no table; give a database with"),
     "a table is missing": ("{database: shop.db, tables: [ordres]}", "shop", "no table 'ordres'; did you mean 'orders'"),
-    "no database": ("{rows: 3}", None, "recipe.yaml:9: key 'tools.sql.database' is missing"),
-    "an unknown key": ("{database: a, row: 3}", None, "unknown key 'tools.sql.row'; did you mean 'rows'"),
+    "no database": ("{rows: 3}", None, "recipe.yaml:9: tools.sql.database: this key is missing"),
+    "an unknown key": ("{database: a, row: 3}", None, "tools.sql.row: unknown key; did you mean 'rows'"),
     "no day": ("{database: a, today: soon}", None, "tools.sql.today: expected"),
     "no settings": ("shop.db", None, "tools.sql: expected a mapping such as {database: shop.db}"),
 }
@@ -392,11 +392,14 @@ def test_changes_that_are_not_in_the_file_yet_are_an_error(tmp_path):
 
 
 def test_a_role_with_the_tool_and_no_database_is_told_and_the_command_ends_with_2(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"no tool 'sql'.*it needs a database: `tools: {sql: {database: FILE}}`"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"no tool 'sql'.*it is there where the recipe has its settings: `tools: {sql: {database: shop.db}}`",
+    ):
         recipe(tmp_path, "null")
     ended = subprocess.run(
         [sys.executable, "-m", "marl_plugins", "train", "--recipe", str(tmp_path), "--dry-run"],
         capture_output=True,
         text=True,
     )
-    assert ended.returncode == 2 and "it needs a database" in ended.stderr
+    assert ended.returncode == 2 and "where the recipe has its settings" in ended.stderr

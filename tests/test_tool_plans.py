@@ -13,7 +13,7 @@ from marl_plugins.hosts import vllm_parsers
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.describe import describe
 from marl_plugins.plan.fingerprint import fingerprint
-from marl_plugins.tools.mcp import Servers
+from marl_plugins.tools.mcp.servers import Servers
 
 RECIPE = """\
 name: shop
@@ -119,16 +119,16 @@ def test_roles_that_cannot_call_their_tools(plan, role, problem):
             "started: {command: [no-such-program]}",
             "recipe.yaml:10: tools.mcp.started.command: there is no program 'no-such-program'",
         ),
-        ("started: {comand: [python]}", "recipe.yaml:10: unknown key 'tools.mcp.started.comand'; did you mean 'command'?"),
+        ("started: {comand: [python]}", "recipe.yaml:10: tools.mcp.started.comand: unknown key; did you mean 'command'?"),
         ("started: [python]", "tools.mcp.started: expected a mapping such as {command: [mcp-server-time]}"),
         ("started: {command: [python], env: {TOKEN: 123456}}", "tools.mcp.started.env.TOKEN: expected a text in quotes"),
         (
             "started: {command: [python], env: [123456]}",
             "tools.mcp.started.env: expected a mapping such as {API_KEY: $API_KEY}",
         ),
-        ("Started!: {command: [python]}", "tools.mcp.Started!: a server's name is a tool's"),
-        (f"python: {STARTED}", "tools.mcp.python: there is a tool of that name"),
-        (f"find: {STARTED}", "two tools are called 'find'"),
+        ("Started!: {command: [python]}", "tools.mcp.Started!: expected a tool's name"),
+        (f"python: {STARTED}", "tool 'python': two tools have this name"),
+        (f"find: {STARTED}", "tool 'find': two tools have this name"),
     ],
 )
 def test_servers_that_cannot_be(plan, server, problem):

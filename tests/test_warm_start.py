@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from marl_plugins.core.demonstrations import Demonstration, encode
-from marl_plugins.core.recipe import WarmStartConfig
+from marl_plugins.core.demonstrations import Demonstration, WarmStartConfig, encode
 from marl_plugins.core.trajectory import Task
 from marl_plugins.core.workflow import RoleSpec, Sampling
 

@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from simulated import simulated_engine
 
 from marl_plugins.core.failures import InfrastructureFailure
-from marl_plugins.core.recipe import PythonToolConfig, SandboxConfig
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import File, Task, ToolResult
 from marl_plugins.core.trajectory_record import from_record, to_record
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
 from marl_plugins.sandbox import workspace as workspace_module
+from marl_plugins.sandbox.section import SandboxConfig
 from marl_plugins.sandbox.workspace import Workspaces
-from marl_plugins.tools.python import python_tool, sandbox_of
+from marl_plugins.tools.python import PythonToolConfig, python_tool, sandbox_of
 
 
 def writing(work):

@@ -1,4 +1,4 @@
-"""What the recipe says, as the plugin that is asked last: tasks, workflow, policies, tools and grader."""
+"""What the recipe says, as the plugin that is asked last: tasks, workflow, policies, grader and warm start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from marl_plugins import hookimpl
 from marl_plugins.core.credit import ActionScores
-from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.demonstrations import WarmStartConfig
+from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.scoring import reward_function_score
 from marl_plugins.core.tasks import SUFFIXES, as_text, choose_keys, read_tasks
 from marl_plugins.core.threads import DaemonThreads
@@ -20,10 +21,14 @@ from marl_plugins.loading import load_file
 if TYPE_CHECKING:
     from marl_plugins.core.policy import Policy
     from marl_plugins.core.scoring import Outcome, Seen
-    from marl_plugins.core.tools import Tool
+    from marl_plugins.core.section import Section
     from marl_plugins.core.workflow import Workflow
     from marl_plugins.run import Run
-    from marl_plugins.sandbox import OnDemand
+
+
+@hookimpl
+def marl_sections() -> dict[str, type[Section]]:
+    return {"warm_start": WarmStartConfig}
 
 
 @hookimpl
@@ -37,66 +42,6 @@ def marl_policies(run: Run) -> list[Policy]:
 def marl_workflow(run: Run) -> Workflow:
     workflow: Workflow = run.workflow_module.run
     return workflow
-
-
-@hookimpl
-def marl_tools(run: Run) -> list[Tool]:
-    from marl_plugins.tools.mcp import Servers
-    from marl_plugins.tools.python import python_tool
-
-    tools = [python_tool(run.recipe.tools.python, programs_of(run))]
-    if (sql := run.recipe.tools.sql) is not None:
-        from marl_plugins.tools.sql import sql_tool
-
-        tools.append(sql_tool(sql, run.folder / sql.database))
-    servers = run.state(Servers).of(run.recipe, run.folder)
-    return [*tools, *(server.tool() for server in servers)]
-
-
-@hookimpl
-async def marl_start(run: Run) -> None:
-    """Import what programs need before any of them runs, if a role writes programs; try the MCP servers, and learn what they
-    offer."""
-    from marl_plugins.tools.mcp import Servers
-
-    if run.recipe.uses_programs:
-        try:
-            await programs_of(run).sandbox.start()
-        except InfrastructureFailure as failure:
-            raise ConfigurationError(f"tools.sandbox: {failure}") from failure
-    await run.state(Servers).try_all()
-
-
-@hookimpl
-async def marl_stop(run: Run) -> None:
-    from marl_plugins.sandbox.workspace import Workspaces
-    from marl_plugins.tools.mcp import Servers
-
-    await run.state(Servers).close()
-    await programs_of(run).close()
-    run.state(Workspaces).close()
-
-
-class _Programs:
-    """Where a run's programs run."""
-
-    sandbox: OnDemand | None = None
-
-
-def programs_of(run: Run) -> OnDemand:
-    """Where the programs of a run's roles run; also for the tools of plugins."""
-    from marl_plugins.sandbox.workspace import Workspaces
-    from marl_plugins.tools.python import sandbox_of
-
-    kept = run.state(_Programs)
-    if kept.sandbox is None:
-        python = run.recipe.tools.python
-        workspaces = (lambda: run.state(Workspaces).root) if python.workspace else None
-        config = run.recipe.tools.sandbox
-        if config.warm_up:
-            config = config.model_copy(update={"warm_up": str(run.folder / config.warm_up)})
-        kept.sandbox = sandbox_of(python, config, workspaces)
-    return kept.sandbox
 
 
 @hookimpl

@@ -26,11 +26,13 @@ from marl_plugins import hookimpl
 from marl_plugins.coach.bias import debias
 from marl_plugins.coach.ensemble import Ensemble, weigh_by_agreement
 from marl_plugins.coach.flags import NEEDED as NEEDED  # named here for `openrlhf doctor`
-from marl_plugins.coach.flags import OF_AN_ENDPOINT, add_flags, check_flags, judging_themselves, kind_of
+from marl_plugins.coach.flags import add_flags, check_flags, judging_themselves, kind_of
 from marl_plugins.coach.flags import endpoint_of as endpoint_of
-from marl_plugins.coach.members import check_members, coaches_of, members_of
+from marl_plugins.coach.members import check_members, coaches_of, config_of, members_of
 from marl_plugins.coach.metrics import Judged, measure, measure_members
 from marl_plugins.coach.notes import NOTES, note_of
+from marl_plugins.coach.section import CoachConfig
+from marl_plugins.coach.section import may_differ as may_differ
 from marl_plugins.coach.stages import Stages, check_stages
 from marl_plugins.coach.state import CoachState, judged_in
 from marl_plugins.coach.state import asker_of as asker_of
@@ -42,14 +44,19 @@ from marl_plugins.core.scoring import Seen, SeenLast
 
 if TYPE_CHECKING:
     import argparse
+    from types import SimpleNamespace
 
+    from marl_plugins.core.findings import Finding
     from marl_plugins.core.policy import Policy
+    from marl_plugins.core.section import Section
     from marl_plugins.core.trajectory import Action, Trajectory
     from marl_plugins.hookspecs import Purpose
     from marl_plugins.run import Run
 
-may_differ = tuple(f"coach.{name}" for name in (*OF_AN_ENDPOINT, "deadline") if name not in ("form", "body"))
-"""Flags that a resumed run may change freely: where a model answers, how fast, and what it may cost."""
+
+@hookimpl
+def marl_sections() -> dict[str, type[Section]]:
+    return {"coach": CoachConfig}
 
 
 @hookimpl
@@ -95,7 +102,7 @@ def marl_policies(run: Run) -> Generator[None, Sequence[Policy], list[Policy]]:
     policies = list((yield))
     present = {p.name for p in policies}
     of_recipe = [run.recipe.flags.get("coach.policy")]
-    of_recipe += [member.policy for member in (run.recipe.coach.members or {}).values()] if run.recipe.coach else []
+    of_recipe += [member.policy for member in (config_of(run).members or {}).values()]
     members, alone = members_of(run), run.args.coach.policy
     chosen = [member.policy for member in members.values()] if members else [alone]
     for name in dict.fromkeys(chosen):
@@ -118,14 +125,14 @@ def marl_configure(run: Run) -> list[Problem | str]:
 
     members = members_of(run)
     problems: list[Problem | str] = [*check_members(run)] if members else check_flags(run)
-    if (config := run.recipe.coach) is not None and (config.tools or "max_calls" in config.model_fields_set):
+    config = config_of(run)
+    if config.tools or "max_calls" in config.model_fields_set:
         from marl_plugins.coach.programs import check_tools
 
         problems += check_tools(config, [args.form if args.model else None for args in coaches_of(run) if not args.rubric])
     problems += judging_themselves(run, [m.policy for m in members.values()] if members else [run.args.coach.policy])
     state = run.state(CoachState)
-    if run.recipe.coach is not None:
-        state.stages = Stages(run.recipe.coach.stages)
+    state.stages = Stages(config.stages)
     try:
         state.coach, state.askers = make_coach(run)
     except ConfigurationError as error:
@@ -156,6 +163,20 @@ def marl_configure(run: Run) -> list[Problem | str]:
             "add --coach.corrections (a model), or CORRECTIONS to its rubric"
         )
     return problems
+
+
+@hookimpl
+def marl_describe(run: Run) -> dict[str, Any] | None:
+    """What models that judge may use; nothing without any."""
+    config = config_of(run)
+    return {"coach_tools": {"tools": config.tools, "max_calls": config.max_calls}} if config.tools else None
+
+
+@hookimpl
+def marl_doctor(run: Run | None, args: SimpleNamespace, static: bool) -> list[Finding]:
+    from marl_plugins.coach.doctor import check_coach
+
+    return check_coach(run, args, static)
 
 
 @hookimpl

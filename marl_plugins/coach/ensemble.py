@@ -22,8 +22,8 @@ from marl_plugins.core.failures import InfrastructureFailure
 
 if TYPE_CHECKING:
     from marl_plugins.coach.metrics import Judged
+    from marl_plugins.coach.section import CoachConfig
     from marl_plugins.coach.state import Coach
-    from marl_plugins.core.recipe import CoachConfig
     from marl_plugins.core.scoring import Seen
     from marl_plugins.core.trajectory import Action
 

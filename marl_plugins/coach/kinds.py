@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from marl_plugins.coach.ensemble import Ensemble
 from marl_plugins.coach.flags import PREFIX, endpoint_of, kind_of, require_modules
-from marl_plugins.coach.members import member_args, members_of
+from marl_plugins.coach.members import config_of, member_args, members_of
 from marl_plugins.coach.memory import training_text
 from marl_plugins.coach.rubric import RubricCoach, load_rules
 from marl_plugins.coach.state import CoachState
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem
+from marl_plugins.run import use_tool
 
 if TYPE_CHECKING:
     from marl_plugins.asking.asker import Asker
@@ -51,8 +52,7 @@ def make_coach(run: Run) -> tuple[Coach | None, dict[str, Asker]]:
         askers |= {name: asker} if asker is not None else {}
     if problems:
         raise ConfigurationError(problems)
-    assert run.recipe.coach is not None
-    return Ensemble(coaches, run.recipe.coach), askers
+    return Ensemble(coaches, config_of(run)), askers
 
 
 def make_one(run: Run, args: Any, shared: Callable[[], KeptAnswers]) -> tuple[Coach | None, Asker | None]:
@@ -109,13 +109,12 @@ def make_one(run: Run, args: Any, shared: Callable[[], KeptAnswers]) -> tuple[Co
 
 def _programs(run: Run) -> Programs | None:
     """What models run programs with, where the recipe lets them."""
-    config = run.recipe.coach
-    if config is None or not config.tools:
+    config = config_of(run)
+    if not config.tools:
         return None
-    from marl_plugins.builtin.recipe import programs_of
     from marl_plugins.coach.programs import Programs
 
-    return Programs(programs_of(run), run.recipe.tools.python, config.max_calls)
+    return Programs(use_tool(run, "python", "the coach"), config.max_calls)
 
 
 def told(run: Run, role: str) -> str:

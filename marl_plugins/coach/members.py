@@ -16,13 +16,13 @@ from marl_plugins.coach.flags import (
     endpoint_problems,
     policy_problems,
 )
+from marl_plugins.coach.section import CoachConfig, CoachMemberConfig
 from marl_plugins.core.failures import nearest
 from marl_plugins.core.options import recipe_file
 from marl_plugins.hosts.upstream_cli import Parser
 from marl_plugins.plan.flags import Given, actions_of, parse_alone
 
 if TYPE_CHECKING:
-    from marl_plugins.core.recipe import CoachMemberConfig
     from marl_plugins.run import Run
 
 SHARED = ("cache", "record", "replay", "memory")
@@ -34,9 +34,13 @@ MODELS = ("model", "policy")
 
 def members_of(run: Run) -> dict[str, CoachMemberConfig]:
     """The members of the recipe's ensemble; empty where it has none, or the command line names a coach."""
-    config = run.recipe.coach
     replaced = any(f"coach.{kind}" in run.on_command_line for kind in KINDS)
-    return dict(config.members or {}) if config is not None and not replaced else {}
+    return {} if replaced else dict(config_of(run).members or {})
+
+
+def config_of(run: Run) -> CoachConfig:
+    """Returns the recipe's `coach:`."""
+    return run.section(CoachConfig) or CoachConfig()
 
 
 def coaches_of(run: Run) -> list[SimpleNamespace]:
@@ -60,8 +64,7 @@ def member_args(run: Run, member: CoachMemberConfig) -> SimpleNamespace:
 
 def check_members(run: Run) -> list[str]:
     """Everything that is wrong with the ensemble, each beginning with its key."""
-    members, config = members_of(run), run.recipe.coach
-    assert config is not None
+    members, config = members_of(run), config_of(run)
     problems = [
         f"coach.members: the recipe has a coach in `flags` too (coach.{kind}); remove one of the two"
         for kind in KINDS

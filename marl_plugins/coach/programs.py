@@ -21,18 +21,18 @@ from typing import TYPE_CHECKING
 
 from marl_plugins.coach.verdict import ProgramRun
 from marl_plugins.core.failures import InfrastructureFailure, nearest
-from marl_plugins.sandbox.files import read_files
-from marl_plugins.sandbox.program import MOST_FILES, path_problem
-from marl_plugins.tools.python import find_programs, run_program
+from marl_plugins.core.tools import Tool, ToolCall
+from marl_plugins.core.workspace import path_problem, read_files
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from marl_plugins.core.recipe import CoachConfig, PythonToolConfig
+    from marl_plugins.coach.section import CoachConfig
     from marl_plugins.core.trajectory import File
-    from marl_plugins.sandbox import OnDemand
 
 TOOLS = ("python",)
+MOST_FILES = 1000
+"""Files that a coach's programs are given."""
 MOST_BYTES = 16 * 2**20
 """Of all files together that a coach's programs are given."""
 
@@ -77,11 +77,11 @@ class Programs:
     """What a coach's programs are run with.
 
     Args:
+        tool: The run's tool `python`.
         most: Number of programs for one verdict.
     """
 
-    sandbox: OnDemand
-    config: PythonToolConfig
+    tool: Tool
     most: int
 
     @property
@@ -106,7 +106,7 @@ class Work:
     def depends_on(self) -> str:
         """Names all that decides what a program prints: limits, and the files that it is given."""
         contents = {path: hashlib.sha256(content).hexdigest() for path, content in self.copies.contents.items()}
-        limits = self.programs.config.model_dump(mode="json")
+        limits = dict(self.programs.tool.settings)
         return json.dumps([limits, self.programs.most, contents, list(self.copies.missing)], sort_keys=True)
 
     async def answer(self, text: str, nonce: str) -> str | None:
@@ -116,13 +116,13 @@ class Work:
             InfrastructureFailure: One could not be run.
         """
         left = self.programs.most - len(self.runs)
-        wanted = find_programs(text)
+        find = self.programs.tool.find
+        wanted = find(text) if find else []
         if not wanted or not left:
             return None
         shown = []
         for program in wanted[:left]:
-            p = self.programs
-            result = await run_program(program, p.config, p.sandbox.sandbox, files=self.copies.contents)
+            result = await self.programs.tool.run(ToolCall(program, "", 0, 0, files=self.copies.contents))
             self.runs.append(ProgramRun(program=program, output=result.output, ok=result.ok))
             shown.append(f"{'ok' if result.ok else 'failed'}: {result.output}")
         if len(wanted) > left:

@@ -15,7 +15,7 @@ from marl_plugins.core.failures import nearest
 
 if TYPE_CHECKING:
     from marl_plugins.coach.rubric import Criterion
-    from marl_plugins.core.recipe import CoachStageConfig
+    from marl_plugins.coach.section import CoachStageConfig
 
 MARGIN = 0.05
 """Of the outcome, so that a bound that is just reached is not crossed back and forth."""

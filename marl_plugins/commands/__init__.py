@@ -26,7 +26,6 @@ COMMANDS = (
     _command("plugins", "[--json]", "plugins that are found, and what they hook into"),
     _command("compat", "PATH | VERSION", "whether another release of upstream still fits"),
     _command("patch", "status | apply | revert", "thin patches for those who carry a checkout of upstream"),
-    _command("sandbox", "serve [--host H] [--port N]", "this machine's sandbox for runs on others, as SandboxFusion"),
     _command("docs", "[PAGE]", "the documentation, page by page"),
     _command("doctor", "[--recipe RECIPE] [--static]", "whether training can work here, and what to do if not"),
 )

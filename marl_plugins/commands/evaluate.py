@@ -15,10 +15,10 @@ from marl_plugins.commands.train import print_plan
 from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.hosts.upstream_cli import Parser
 from marl_plugins.plan.build import build_plan, use_engines_only
+from marl_plugins.plan.describe import first_lines
 from marl_plugins.plan.flags import COMMAND_LINE, split_flags
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.resume import COMMAND_FILE
-from marl_plugins.plan.sandbox import where_programs_run
 from marl_plugins.plan.tasks import from_hub
 from marl_plugins.run import Run
 
@@ -137,7 +137,7 @@ def evaluate(plan: Plan) -> dict[str, Any]:
 
     run, debug = plan.run, plan.options.debug
     display = Display(plan.options.json)
-    for line in where_programs_run(run.recipe):
+    for line in first_lines(plan):
         display.say(line)
     prepare_environment(run, debug)
     with (

@@ -16,8 +16,8 @@ from marl_plugins.manager import BUILTINS, Plugins
 
 
 def found() -> list[str]:
-    """Names of the plugins that are found: shipped ones and entry points."""
-    return list(dict.fromkeys([*SHIPPED, *(e.value for e in metadata.entry_points(group=GROUP))]))
+    """Names of the plugins that are found: shipped ones, built-in ones and entry points."""
+    return list(dict.fromkeys([*SHIPPED, *BUILTINS, *(e.value for e in metadata.entry_points(group=GROUP))]))
 
 
 def hooks_of(module: ModuleType) -> Iterator[str]:

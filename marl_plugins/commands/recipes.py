@@ -12,16 +12,18 @@ from typing import Any
 
 from marl_plugins.commands.imports.shapes import KINDS
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.recipe import find_recipe, load_recipe
+from marl_plugins.core.recipe import base_of, find_recipe
+from marl_plugins.core.recipe_yaml import read_recipe
 from marl_plugins.core.redaction import inert, shown_flag
 from marl_plugins.core.shipped import recipes_root
 from marl_plugins.hosts.cpu import device
 from marl_plugins.hosts.upstream_cli import Parser
 from marl_plugins.manager import Plugins
-from marl_plugins.plan.build import draft_plan, recipe_plugins
+from marl_plugins.plan.build import draft_plan
 from marl_plugins.plan.problems import Problems
 from marl_plugins.plan.rehearsal import rehearse, rehearse_plan, workflow_of
 from marl_plugins.plan.resume import COMMAND_FILE
+from marl_plugins.plan.sections import load_recipe
 from marl_plugins.run import Run
 
 
@@ -76,7 +78,7 @@ def list_all(as_json: bool) -> int:
     """Every YAML of every shipped recipe."""
     found: list[dict[str, Any]] = []
     for path in sorted(recipes_root().glob("*/*.yaml")):
-        recipe, _ = load_recipe(path)
+        recipe = base_of(read_recipe(path))
         folder = path.parent.name
         name = folder if path.name == "recipe.yaml" else f"{folder}/{path.name}"
         found.append({"name": name, "model": recipe.model, "roles": list(recipe.roles), "description": recipe.description})
@@ -97,16 +99,15 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
         ConfigurationError: There is nothing to draw, because the workflow does not run.
     """
     path = find_recipe(name)
-    recipe, _ = load_recipe(path)
+    tree = read_recipe(path)
+    plugins, unread = Plugins(tree.plugins), Problems()
+    recipe, sections = load_recipe(tree, plugins)
     settings = recipe.model_dump(exclude_defaults=True, exclude={"roles", "name", "description"})
     settings |= {"flags": {f: shown_flag(f, value) for f, value in recipe.flags.items()}} if recipe.flags else {}
-    for member in settings.get("coach", {}).get("members", {}).values():
-        if "flags" in member:
-            member["flags"] = {f: shown_flag(f"coach.{f}", value) for f, value in member["flags"].items()}
-    plugins, unread = Plugins(recipe_plugins(recipe, path.parent)), Problems()
+    settings |= {section: shown for section, value in sections.items() if (shown := value.shown())}
     seen = unread.attempt(lambda: rehearse_plan(draft_plan(["--recipe", str(path)], plugins), ["python"]))
     if seen is None:  # without the recipe's own tasks
-        run = Run(recipe, path.parent, SimpleNamespace(), device="")
+        run = Run(recipe, path.parent, SimpleNamespace(), device="", sections=sections)
         seen = rehearse(run, workflow_of(plugins, run), None, ["python"])
     if as_mermaid:
         if not seen.graph.nodes:
@@ -158,7 +159,7 @@ def copy(name: str, folder: Path) -> int:
         ConfigurationError: What is named is no recipe; or the target exists or cannot be written.
     """
     named = find_recipe(name)
-    load_recipe(named)
+    base_of(read_recipe(named))
     source = named.parent
     if folder.exists():
         raise ConfigurationError(f"{folder}: exists already; give a folder that does not")
@@ -171,7 +172,7 @@ def copy(name: str, folder: Path) -> int:
         raise ConfigurationError(f"{folder}: cannot be written: {error.strerror or error}") from None
     print(f"copied {source.resolve().name} to {folder}")
     for path in files:
-        outside = [p for p in load_recipe(path)[0].plugins if p.endswith(".py") and p.startswith("..")]
+        outside = [p for p in base_of(read_recipe(path)).plugins if p.endswith(".py") and p.startswith("..")]
         missing = [p for p in outside if not (folder / p).is_file()]
         if missing:
             print(f"  {path}: {', '.join(missing)} lies outside the recipe's folder and was not copied; change `plugins:`")
@@ -188,7 +189,7 @@ def _not_copied(folder: str, names: list[str]) -> set[str]:
 def _is_recipe(path: Path) -> bool:
     """Whether a YAML file is a recipe, and no other file beside one."""
     try:
-        load_recipe(path)
+        base_of(read_recipe(path))
     except ConfigurationError:
         return False
     return True

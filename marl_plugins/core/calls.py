@@ -13,34 +13,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from marl_plugins.core.failures import nearest
-from marl_plugins.core.tools import Function, Tool, Wanted
+from marl_plugins.core.tools import Function, FunctionCall, Tool, Wanted
 
 TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 """As Hermes writes a call; the last one of an answer may be unclosed, as vLLM's parser has it."""
 THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 THOUGHT = "</think>"
 """Ends thinking that the chat template has begun, where no beginning stands in the answer."""
-
-
-@dataclass(frozen=True)
-class FunctionCall:
-    """A call of a function by its name.
-
-    Args:
-        arguments: A JSON value; anything but an object is the model's mistake.
-    """
-
-    name: str
-    arguments: Any
-
-    @property
-    def text(self) -> str:
-        """The call as one text, which `parse_call` reads."""
-        return json.dumps({"name": self.name, "arguments": self.arguments}, ensure_ascii=False)
 
 
 FindCalls = Callable[[str], list[FunctionCall]]
@@ -107,7 +89,7 @@ def wanted(tools: Sequence[Tool], call: FunctionCall) -> Wanted:
     if not isinstance(call.arguments, Mapping):
         return Wanted(call.name, call.text, refusal=f"arguments of {call.name!r}: expected a JSON object")
     if not function.text:
-        return Wanted(call.name, call.text, tool)
+        return Wanted(call.name, call.text, tool, function=call)
     text = call.arguments.get(function.text)
     if not isinstance(text, str) or len(call.arguments) > 1:
         expected = json.dumps({function.text: "..."})

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from marl_plugins.core.failures import ConfigurationError
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises `ConfigurationError` instead of printing and exiting."""
+
+    def error(self, message: str) -> Any:
+        raise ConfigurationError(message.removeprefix("argument "))
 
 
 @dataclass(frozen=True)

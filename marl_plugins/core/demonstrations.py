@@ -7,9 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
+
+import pydantic
 
 from marl_plugins.core.roles import RoleSpec
+from marl_plugins.core.section import Section
 from marl_plugins.core.trajectory import ToolResult
+
+
+class WarmStartConfig(Section):
+    """Supervised training of `tiny` models before the run: a fixed number of steps, cached."""
+
+    EXAMPLE: ClassVar[str] = "{demonstrations: demonstrations.py, steps: 100}"
+
+    demonstrations: str
+    """File with `demonstrate(task, rng)`, yielding `Demonstration`s of a training task."""
+    steps: int = pydantic.Field(ge=1)
+    batch_size: int = pydantic.Field(64, ge=1)
+    """Demonstrations per step."""
+    learning_rate: float = pydantic.Field(2e-3, gt=0)
+    seed: int = 0
+
+    def files(self) -> dict[str, str]:
+        return {"demonstrations": self.demonstrations}
 
 
 @dataclass(frozen=True)

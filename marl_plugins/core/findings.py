@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 
 @dataclass(frozen=True)
@@ -38,3 +39,18 @@ def error_if(used: bool, what: str, found: str, fix: str) -> Finding:
 def all_good(findings: Iterable[Finding]) -> bool:
     """Whether no finding is an error."""
     return all(finding.good is not False for finding in findings)
+
+
+def check_extra(extra: str, modules: Sequence[str], what: str, used: bool) -> Finding:
+    """Whether an extra of this package is installed; a missing one is an error if a run would use it.
+
+    Args:
+        modules: The modules that it brings.
+        what: Its purpose.
+    """
+    missing = [name for name in modules if find_spec(name) is None]
+    if not missing:
+        return ok("extras", f"{extra}: installed, for {what}")
+    return error_if(
+        used, "extras", f"{', '.join(missing)} not installed, for {what}", f"pip install 'openrlhf-marl[{extra}]'"
+    )

@@ -6,16 +6,35 @@ A role's answer -> `Wanted` calls (core/calls.py) -> `ToolCall`, as the tool get
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from marl_plugins.core.failures import InfrastructureFailure
-from marl_plugins.core.trajectory import Action, File, ToolResult, Trajectory
+from marl_plugins.core.trajectory import Action, Task, ToolResult, Trajectory
+from marl_plugins.core.workspace import TooManyFiles, Workspace
+
+
+@dataclass(frozen=True)
+class FunctionCall:
+    """A call of a function by its name.
+
+    Args:
+        arguments: A JSON value; anything but an object is the model's mistake.
+    """
+
+    name: str
+    arguments: Any
+
+    @property
+    def text(self) -> str:
+        """The call as one text, for records and for people."""
+        return json.dumps({"name": self.name, "arguments": self.arguments}, ensure_ascii=False)
 
 
 @dataclass(frozen=True)
@@ -24,6 +43,8 @@ class ToolCall:
 
     Args:
         text: What the agent or the workflow wrote.
+        function: The function that was called by its name, and its arguments; None where the text is all.
+        files: Written into the tool's folder first, by their path in it, for a tool that runs programs.
         task, sample, step: Whose trajectory it belongs to.
         role, action: The role and the path of the action that made the call; empty when the workflow made it.
         turn: Of that action, counted from 0 in its conversation.
@@ -40,6 +61,8 @@ class ToolCall:
     turn: int = 0
     session: Any = None
     workspace: Path | None = None
+    function: FunctionCall | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -81,6 +104,8 @@ class Tool:
         open: For a tool with a state per trajectory: `open(task, sample, step)` is entered before the first call of a
             trajectory and left when that has been scored; what it gives is `ToolCall.session`.
         in_workspace: Whether calls work in the trajectory's folder. They are then made one after the other.
+        workspaces: `workspaces(task)` is the folder of one trajectory, an asynchronous context, for all tools with `in_workspace`.
+        settings: What an answer depends on in addition to the call, as JSON values, such as limits.
         functions: What it offers by name, for roles with `calls:` and for tools without `find`; empty where that is known only
             once the tool has started (an MCP server's).
     """
@@ -93,6 +118,8 @@ class Tool:
     seconds_per_trajectory: float = math.inf
     open: Callable[[str, int, int], AbstractAsyncContextManager[Any]] | None = None
     in_workspace: bool = False
+    workspaces: Callable[[Task], AbstractAsyncContextManager[Workspace]] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
     functions: tuple[Function, ...] | None = None
 
     def function(self, name: str) -> Function | None:
@@ -107,45 +134,14 @@ class Wanted:
     Args:
         name: What was called: a tool, or a function that there is not.
         tool: Who answers it; None: nobody, because of the agent's mistake in `refusal`.
+        function: The call itself, where a function was called by its name.
     """
 
     name: str
     text: str
     tool: Tool | None = None
     refusal: str = ""
-
-
-class TooManyFiles(Exception):
-    """A call left more files than a workspace may hold."""
-
-
-class Workspace(Protocol):
-    """The folder of one trajectory (sandbox/workspace.py)."""
-
-    turn: asyncio.Lock
-    """Held during a call, so that what appears meanwhile is that call's."""
-
-    @property
-    def files(self) -> tuple[File, ...]:
-        """The manifest, by path."""
-
-    async def opened(self) -> Path:
-        """The folder, made now if it was not there.
-
-        Raises:
-            InfrastructureFailure: There is no room for it, or a file of the task cannot be read.
-        """
-
-    async def note(self, writer: str) -> tuple[str, ...]:
-        """Bring the manifest up to date: what has appeared or changed since the last time was written by `writer`.
-
-        Returns:
-            The paths of what has appeared or changed.
-
-        Raises:
-            TooManyFiles: The manifest is as it was.
-            InfrastructureFailure: They cannot be read; likewise.
-        """
+    function: FunctionCall | None = None
 
 
 class OpenTools:
@@ -194,7 +190,7 @@ class OpenTools:
             if call.tool is None:
                 results.append(self._kept(ToolResult(call.name, call.text, call.refusal, ok=False), action))
                 continue
-            results.append(await self._timed(call.tool, call.text, action))
+            results.append(await self._timed(call.tool, call, action))
             # other branches add to it meanwhile
             self._seconds[name] = self._seconds.get(name, 0.0) + results[-1].seconds
         return tuple(results)
@@ -213,21 +209,21 @@ class OpenTools:
         caller.tool_results = (*caller.tool_results, result)
         return result
 
-    async def _timed(self, tool: Tool, text: str, action: Action | None) -> ToolResult:
+    async def _timed(self, tool: Tool, wanted: Wanted, action: Action | None) -> ToolResult:
         """Make a call, and keep its result, also where it is lost."""
         start = self._trajectory.now()
         try:
-            result = await self._run(tool, text, action)
+            result = await self._run(tool, wanted, action)
         except (InfrastructureFailure, asyncio.CancelledError) as error:
             kind = error.kind if isinstance(error, InfrastructureFailure) else "cancelled"
             took = self._trajectory.now() - start
-            self._kept(ToolResult(tool.name, text, str(error), False, took, start=start, failure=kind), action)
+            self._kept(ToolResult(tool.name, wanted.text, str(error), False, took, start=start, failure=kind), action)
             raise
         return self._kept(replace(result, start=start, seconds=result.seconds or self._trajectory.now() - start), action)
 
-    async def _run(self, tool: Tool, text: str, action: Action | None) -> ToolResult:
+    async def _run(self, tool: Tool, wanted: Wanted, action: Action | None) -> ToolResult:
         t = self._trajectory
-        call = ToolCall(text, t.task.id, t.sample, t.step)
+        call = ToolCall(wanted.text, t.task.id, t.sample, t.step, function=wanted.function)
         if action is not None:
             call = replace(call, role=action.role, action=action.path, turn=action.turn)
         if tool.open is not None:

@@ -29,8 +29,9 @@ from marl_plugins.core.fields import Miscalled, as_text
 from marl_plugins.core.roles import Call, Generate, NotInRecipe, RoleSpec
 from marl_plugins.core.scoring import ScoreAction, Scoring
 from marl_plugins.core.seeds import derive_seed
-from marl_plugins.core.tools import OpenTools, Tool, Wanted, Workspace
+from marl_plugins.core.tools import OpenTools, Tool, Wanted
 from marl_plugins.core.trajectory import Action, Task, ToolResult, Trajectory, action_path
+from marl_plugins.core.workspace import Workspace
 
 
 @dataclass(frozen=True)

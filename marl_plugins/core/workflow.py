@@ -22,14 +22,15 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable,
 from types import FrameType
 from typing import Any
 
-from marl_plugins.core.calls import FunctionCall, wanted
+from marl_plugins.core.calls import wanted
 from marl_plugins.core.failures import AgentFailure, nearest
 from marl_plugins.core.fields import Miscalled, as_text, listed
 from marl_plugins.core.roles import Call, Generate, NotInRecipe, RoleSpec, Sampling
 from marl_plugins.core.scoring import ScoreAction
-from marl_plugins.core.tools import Tool, Wanted, Workspace
+from marl_plugins.core.tools import FunctionCall, Tool, Wanted
 from marl_plugins.core.trajectory import Action, Task, ToolResult, Trajectory
 from marl_plugins.core.trajectory_builder import TrajectoryBuilder
+from marl_plugins.core.workspace import Workspace
 
 __all__ = [  # what workflows, and plugins that run or answer them, import from here
     "Call", "Generate", "NotInRecipe", "RoleSpec", "Roles", "Sampling", "Tools", "Workflow", "builder_of", "run_workflow",
@@ -259,7 +260,7 @@ class BoundTool:
 
         async def call(**arguments: Any) -> ToolResult:
             made = FunctionCall(function, arguments)
-            known = wanted([tool], made) if tool.functions else Wanted(tool.name, made.text, tool)
+            known = wanted([tool], made) if tool.functions else Wanted(tool.name, made.text, tool, function=made)
             return await self._builder.call_tool(known)
 
         call.__qualname__ = f"tools.{tool.name}.{function}"

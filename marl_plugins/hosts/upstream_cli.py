@@ -24,6 +24,7 @@ from pathlib import Path
 from types import CodeType, SimpleNamespace
 from typing import Any, cast
 
+from marl_plugins.core import command
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.hosts.seams import syntax_tree
 
@@ -119,14 +120,11 @@ def _cannot_run(path: Path, error: Exception, what: str) -> ConfigurationError:
     return ConfigurationError(f"{path}: {what} without importing it ({type(error).__name__}: {error})")
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser that raises `ConfigurationError` instead of printing and exiting."""
+class Parser(command.Parser):
+    """A parser of upstream's flags and of ours."""
 
     of_upstream: frozenset[str] = frozenset()
     """Names of upstream's own flags; plugins add theirs later."""
-
-    def error(self, message: str) -> Any:
-        raise ConfigurationError(message.removeprefix("argument "))
 
 
 def build_parser(root: Path) -> Parser:

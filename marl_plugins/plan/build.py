@@ -20,7 +20,8 @@ from types import SimpleNamespace
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.problems import Problem, problem_of
-from marl_plugins.core.recipe import Origins, Recipe, RoleConfig, find_recipe, load_recipe
+from marl_plugins.core.recipe import Recipe, Sections, base_of, find_recipe
+from marl_plugins.core.recipe_yaml import Origins, RecipeTree, read_recipe
 from marl_plugins.hosts import cpu, releases, upstream_cli
 from marl_plugins.loading import line_of
 from marl_plugins.manager import Plugins
@@ -44,14 +45,13 @@ from marl_plugins.plan.flags import (
     split_flags,
 )
 from marl_plugins.plan.lengths import Lengths, check_lengths
-from marl_plugins.plan.mcp import check_mcp
 from marl_plugins.plan.models import check_models, hub_warnings
 from marl_plugins.plan.parts import estimator_of, of_plugin, policies_of, seating_of, tools_of
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.problems import Problems, placed
 from marl_plugins.plan.rehearsal import check_workflow
-from marl_plugins.plan.sandbox import check_sandbox
 from marl_plugins.plan.seating import check_seating
+from marl_plugins.plan.sections import load_recipe, sections_of
 from marl_plugins.plan.tasks import check_tasks, from_hub, task_warnings
 from marl_plugins.run import Run
 
@@ -66,19 +66,17 @@ class Request:
     Args:
         options: This project's own flags.
         flags: All others on the command line.
-        recipe, origins, folder: The recipe, where its keys stand, and where its files are.
+        plugins: Those that the recipe and the command line name, the recipe's first.
+        recipe, sections, origins, folder: The recipe, what its plugins read in it, where its keys stand, and where its files are.
     """
 
     options: argparse.Namespace
     flags: Sequence[Given]
+    plugins: Plugins
     recipe: Recipe
+    sections: Sections
     origins: Origins
     folder: Path
-
-    @property
-    def plugins(self) -> list[str]:
-        """Names of the plugins, the recipe's first."""
-        return [*recipe_plugins(self.recipe, self.folder), *self.options.plugin]
 
     @property
     def without(self) -> dict[str, str]:
@@ -127,19 +125,16 @@ def build_plan(words: Sequence[str]) -> Plan:
         raise ConfigurationError(impossible)
     problems = Problems()
     request = read_request(words, problems)
-    plugins = problems.attempt(lambda: Plugins(request.plugins))
-    if plugins is None:  # the flags of unknown plugins are unknown too
-        problems += check_roles(request.recipe, request.origins, request.folder, tool_names=None)
-        raise ConfigurationError(problems.errors)
+    plugins = request.plugins
     flags = read_flags(request, plugins, problems)
     run = draft_run(request, plugins, flags)
     if run.estimator is not None:
         flags.check_estimator(run.estimator)
     tools = problems.attempt(lambda: tools_of(plugins, run))
-    problems += check_roles(request.recipe, request.origins, request.folder, None if tools is None else set(tools))
+    run = replace(run, tools=tools or {})
+    names = None if tools is None else set(tools)
+    problems += check_roles(request.recipe, request.origins, request.folder, names, sections_of(plugins))
     problems += check_calls(request.recipe, request.origins, tools or {})
-    problems += check_sandbox(request.recipe, request.origins)
-    problems += check_mcp(request.recipe, request.origins, request.folder)
     run = with_policies(run, request, plugins, flags, problems)
     plan = Plan(run, plugins, request.options)
     problems += check_numbers(run)
@@ -187,15 +182,19 @@ def draft_plan(words: Sequence[str], plugins: Plugins) -> Plan:
     Raises:
         ConfigurationError: Upstream's flags cannot be read.
     """
-    request = read_request(words, Problems())
+    request = read_request(words, Problems(), plugins)
     return Plan(draft_run(request, plugins, read_flags(request, plugins, Problems())), plugins, request.options)
 
 
-def read_request(words: Sequence[str], problems: Problems) -> Request:
-    """The command line and the recipe that it names.
+def read_request(words: Sequence[str], problems: Problems, plugins: Plugins | None = None) -> Request:
+    """The command line, the recipe that it names, and the plugins that both name.
+
+    Args:
+        problems: Those of the command line are added.
+        plugins: Take part in place of those that are named.
 
     Raises:
-        ConfigurationError: There is no recipe, or it cannot be read.
+        ConfigurationError: There is no recipe, it is wrong, or a plugin cannot be used.
     """
     command_line = split_flags(words, COMMAND_LINE)
     if len(recipes := [" ".join(f.words) for f in command_line if f.name == "recipe"]) > 1:
@@ -204,19 +203,29 @@ def read_request(words: Sequence[str], problems: Problems) -> Request:
         )
     options = own_options([f for f in command_line if f.name in OWN_FLAGS], problems)
     if options.recipe is not None:
-        path = find_recipe(options.recipe)
-        folder = path.parent
-        recipe, origins = load_recipe(path)
+        tree = read_recipe(find_recipe(options.recipe))
     elif options.plugin:
-        recipe, origins, folder = implicit_recipe(), Origins(), single_folder()
+        tree = implicit_recipe()
     else:
         raise ConfigurationError(problems or "nothing multi-agent was asked for: give --recipe, --plugin, or both")
+    origins, folder = tree.origins, tree.path.parent
+    if plugins is None:
+        plugins = problems.attempt(lambda: Plugins([*tree.plugins, *options.plugin]))
+    if plugins is None:  # the keys and flags of unknown plugins are unknown too
+        recipe = problems.attempt(lambda: base_of(tree))
+        problems += check_roles(recipe, origins, folder, tool_names=None) if recipe is not None else []
+        raise ConfigurationError(problems.errors)
+    loaded = problems.attempt(lambda: load_recipe(tree, plugins))
+    if loaded is None:
+        raise ConfigurationError(problems.errors)
+    recipe, sections = loaded
     if options.mapping is not None:
         recipe = _remap(recipe, options.mapping)
         origins.lines = {k: v for k, v in origins.lines.items() if k[:1] != ("mapping",)}
     if recipe.tasks and any(f.name == "data.prompt_dataset" for f in command_line):  # the command line beats the recipe
         recipe = recipe.model_copy(update={"tasks": None})
-    return Request(options, [f for f in command_line if f.name not in OWN_FLAGS], recipe, origins, folder)
+    flags = [f for f in command_line if f.name not in OWN_FLAGS]
+    return Request(options, flags, plugins, recipe, sections, origins, folder)
 
 
 def repeated_plugins(request: Request) -> list[str]:
@@ -257,6 +266,7 @@ def draft_run(request: Request, plugins: Plugins, flags: Flags) -> Run:
         args=args,
         device=cpu.device(),
         plugins=plugins.names,
+        sections=request.sections,
         estimator=None if plugins.claims("marl_estimator") else args.algo.advantage.estimator,
         given=flags.given,
         on_command_line=flags.on_command_line,
@@ -370,14 +380,10 @@ def configure_plugins(plan: Plan, problems: Problems) -> list[Problem]:
     return found.warnings
 
 
-def single_folder() -> Path:
-    """Folder of the one-role recipe that is used where `--plugin` is given without `--recipe`."""
-    return Path(__file__).resolve().parent / "single"
-
-
-def implicit_recipe() -> Recipe:
-    """One role on one policy, from upstream's own data and model flags."""
-    return Recipe(name="single", roles={"agent": RoleConfig(prompt="prompt.md")}, workflow="workflow.py")
+def implicit_recipe() -> RecipeTree:
+    """One role on one policy, from upstream's own data and model flags: used where `--plugin` is given without `--recipe`."""
+    values = {"name": "single", "roles": {"agent": {"prompt": "prompt.md"}}, "workflow": "workflow.py"}
+    return RecipeTree(Path(__file__).resolve().parent / "single" / "recipe.yaml", values, Origins())
 
 
 def _remap(recipe: Recipe, mapping: str) -> Recipe:
@@ -394,5 +400,5 @@ def mentioned_plugins(words: Sequence[str]) -> Plugins:
     """The plugins that a command line and its recipe name, whatever else is wrong with it: for `--help`."""
     flags = [f for f in split_flags([w for w in words if w not in ("--help", "-h")], COMMAND_LINE) if f.words]
     recipes: Iterable[Path] = [find_recipe(f.words[0]) for f in flags if f.name == "recipe"]
-    names = [name for path in recipes for name in recipe_plugins(load_recipe(path)[0], path.parent)]
+    names = [name for path in recipes for name in read_recipe(path).plugins]
     return Plugins([*names, *(f.words[0] for f in flags if f.name == "plugin")])

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from marl_plugins.core.calls import clashes
 from marl_plugins.core.failures import nearest
-from marl_plugins.core.recipe import Origins, Recipe, RoleConfig
+from marl_plugins.core.recipe import Recipe, RoleConfig
+from marl_plugins.core.recipe_yaml import Origins
 from marl_plugins.core.tools import Tool
 from marl_plugins.hosts.vllm_parsers import KINDS, parser_names
 

@@ -7,11 +7,14 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.core.policy import Policy
-from marl_plugins.core.recipe import Origins, PolicyConfig, Recipe, RoleConfig
+from marl_plugins.core.recipe import PolicyConfig, Recipe, RoleConfig
+from marl_plugins.core.recipe_yaml import Origins
+from marl_plugins.core.section import Section
 from marl_plugins.core.texts import read_text
 from marl_plugins.core.tiny import is_tiny
 from marl_plugins.hosts import cpu
@@ -28,8 +31,19 @@ def _where_mapping(origins: Origins, *key: str) -> str:
     return origins.where("mapping", *key) if ("mapping",) in origins.lines else "--mapping"
 
 
-def check_roles(recipe: Recipe, origins: Origins, folder: Path, tool_names: set[str] | None) -> list[str]:
-    """What is wrong with the roles: mapping, names, prompt files, tools, turns."""
+def check_roles(
+    recipe: Recipe,
+    origins: Origins,
+    folder: Path,
+    tool_names: set[str] | None,
+    sections: Mapping[str, type[Section]] = MappingProxyType({}),
+) -> list[str]:
+    """What is wrong with the roles: mapping, names, prompt files, tools, turns.
+
+    Args:
+        tool_names: None: the run's tools are not known.
+        sections: The model of each section that the recipe may have.
+    """
     problems = []
     if isinstance(recipe.mapping, dict):
         mapping = recipe.mapping
@@ -59,7 +73,7 @@ def check_roles(recipe: Recipe, origins: Origins, folder: Path, tool_names: set[
             problems.append(
                 f"{origins.where('roles', name, 'stop')}: roles.{name}.stop: '' occurs in every text; remove it"
             )
-        problems += _tool_problems(name, config, origins, tool_names)
+        problems += _tool_problems(name, config, origins, tool_names, sections)
     return problems
 
 
@@ -95,12 +109,15 @@ def _prompt_problems(role: str, key: str, file: str | None, origins: Origins, fo
     return problems
 
 
-def _tool_problems(role: str, config: RoleConfig, origins: Origins, tool_names: set[str] | None) -> list[str]:
+def _tool_problems(
+    role: str, config: RoleConfig, origins: Origins, tool_names: set[str] | None, sections: Mapping[str, type[Section]]
+) -> list[str]:
+    settings = {tool: sections.get(f"tools.{tool}") for tool in config.tools}
     problems = [
         f"{origins.where('roles', role, 'tools')}: there is no tool {tool!r}{nearest(tool, tool_names)}; "
         + (
-            "it needs a database: `tools: {sql: {database: FILE}}`"
-            if tool == "sql"
+            f"it is there where the recipe has its settings: `tools: {{{tool}: {model.EXAMPLE}}}`"
+            if (model := settings[tool])
             else "a plugin's tools are there where the plugin is named (--plugin, or `plugins:` in the recipe)"
         )
         for tool in config.tools

@@ -16,7 +16,6 @@ from marl_plugins.plan.estimate import estimate
 from marl_plugins.plan.lengths import longest_answer
 from marl_plugins.plan.parts import of_plugin
 from marl_plugins.plan.plan import Plan
-from marl_plugins.plan.sandbox import describe_sandbox
 
 PENALTIES = ("reward.overlong_buffer_len", "reward.stop_properly_penalty_coef")
 """Upstream's flags that change rewards after credit."""
@@ -68,9 +67,8 @@ def describe(plan: Plan) -> dict[str, Any]:
         "lengths": dict(plan.lengths),
         "estimator": _estimator(plan),
         "scores": _scorers(plan),
-        **_coach_tools(plan),
         "rewards": _reward_range(plan),
-        "sandbox": describe_sandbox(run.recipe.tools.sandbox),
+        **of_plugins(plan),
         "output": str(run.output),
         "checkpoints": run.args.ckpt.path,
         "flags": {
@@ -169,13 +167,15 @@ def _scorers(plan: Plan) -> dict[str, str]:
     }
 
 
-def _coach_tools(plan: Plan) -> dict[str, Any]:
-    """What models that judge may use, and where; nothing without any."""
-    config = plan.run.recipe.coach
-    if config is None or not config.tools:
-        return {}
-    where = describe_sandbox(plan.run.recipe.tools.sandbox)
-    return {"coach_tools": {"tools": config.tools, "max_calls": config.max_calls, "isolation": where}}
+def of_plugins(plan: Plan) -> dict[str, Any]:
+    """Returns the parts of the plan that plugins describe."""
+    answers = plan.plugins.call_while_planning("marl_describe", run=plan.run)
+    return {name: value for answer in answers for name, value in answer.items()}
+
+
+def first_lines(plan: Plan) -> list[str]:
+    """Returns what plugins say at the start of a run: the texts among what they describe."""
+    return [f"{name}: {value}" for name, value in of_plugins(plan).items() if isinstance(value, str)]
 
 
 def shortened(text: str, most: int = 200) -> str:

@@ -9,8 +9,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from marl_plugins.core.demonstrations import WarmStartConfig
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.recipe import Origins
+from marl_plugins.core.recipe_yaml import Origins
 from marl_plugins.core.tasks import SUFFIXES
 from marl_plugins.loading import load_file
 from marl_plugins.plan.describe import flag_value
@@ -29,8 +30,6 @@ def check_files(plan: Plan, origins: Origins) -> list[str]:
     """The recipe's Python files, who scores, flags that the recipe makes pointless, and folders to write to."""
     return [
         *_modules(plan, origins),
-        *_database(plan, origins),
-        *_warm_up(plan, origins),
         *_scorers(plan),
         *_pointless(plan),
         *_data(plan),
@@ -41,7 +40,7 @@ def check_files(plan: Plan, origins: Origins) -> list[str]:
 
 def _modules(plan: Plan, origins: Origins) -> list[str]:
     run, recipe, problems = plan.run, plan.run.recipe, []
-    warm = recipe.warm_start
+    warm = run.section(WarmStartConfig)
     files: list[tuple[str, str, str | None, str]] = [
         ("workflow", "workflow", recipe.workflow, "run"),
         ("grader", "grader", recipe.grader, "score_outcome"),
@@ -63,33 +62,6 @@ def _modules(plan: Plan, origins: Origins) -> list[str]:
         elif key in ARGUMENTS:
             problems += [f"{place}: {problem}" for problem in _signature_problems(called, function, ARGUMENTS[key])]
     return problems
-
-
-def _warm_up(plan: Plan, origins: Origins) -> list[str]:
-    """What is wrong with the file that the sandbox runs before any program."""
-    if (name := plan.run.recipe.tools.sandbox.warm_up) is None:
-        return []
-    where = f"{origins.where('tools', 'sandbox', 'warm_up')}: tools.sandbox.warm_up"
-    try:
-        compile((plan.run.folder / name).read_text(encoding="utf-8"), name, "exec")
-    except (OSError, UnicodeDecodeError) as problem:
-        return [f"{where}: {plan.run.folder / name} cannot be read: {problem}"]
-    except SyntaxError as problem:
-        return [f"{where}: {plan.run.folder / name}:{problem.lineno}: {problem.msg}"]
-    return []
-
-
-def _database(plan: Plan, origins: Origins) -> list[str]:
-    """What is wrong with the file that the `sql` tool reads."""
-    if (sql := plan.run.recipe.tools.sql) is None:
-        return []
-    from marl_plugins.core.databases import database_problems
-
-    problems = database_problems(plan.run.folder / sql.database, sql.tables)
-    return [
-        f"{origins.where('tools', 'sql', key := 'tables' if 'no table ' in problem else 'database')}: tools.sql.{key}: {problem}"
-        for problem in problems
-    ]
 
 
 def _signature_problems(called: Any, name: str, arguments: Sequence[str]) -> list[str]:
@@ -117,9 +89,7 @@ def _scorers(plan: Plan) -> list[str]:
 
 def _pointless(plan: Plan) -> list[str]:
     run, recipe = plan.run, plan.run.recipe
-    unread = recipe.coach is not None and "marl_plugins.coach" not in run.plugins
-    problems = ["coach: nobody reads it: add marl_plugins.coach to `plugins`, or remove the key"] if unread else []
-    problems += [
+    problems = [
         f"--{flag} would have no effect: the recipe has `{key}: {value}`; remove one of the two"
         for flag, key, value in (
             ("data.prompt_dataset", "tasks", recipe.tasks),

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from marl_plugins.core.demonstrations import WarmStartConfig
 from marl_plugins.core.files import open_file
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.redaction import shown_flag
@@ -57,16 +58,18 @@ def fingerprint(plan: Plan) -> dict[str, Any]:
         name: first[name] if all(flags[name] == first[name] for flags in own.values()) else value
         for name, value in compared_flags(plan, run.args).items()
     }
-    values = dict(values_of(run.recipe.model_dump(include={"roles", "workflow", "grader", "tasks", "tools"})))
-    values = {n: v for n, v in values.items() if n != "tools.python.concurrency" and not n.startswith("tools.sandbox.")}
-    values |= coach_values(plan)
+    values = dict(values_of(run.recipe.model_dump(include={"roles", "workflow", "grader", "tasks"})))
+    for name, section in run.sections.items():
+        if not isinstance(section, WarmStartConfig):
+            values |= values_of(section.compared(), name)
+    warm = run.section(WarmStartConfig)
     found: dict[str, Any] = {
         "mapping": run.recipe.mapping,
         "roles": {r: run.recipe.policy_of(r) for r in run.recipe.roles},
         "policies": {p.name: _policy(run, p) for p in run.policies},
         "estimator": type(estimator).__name__ if of_plugin(estimator) else run.args.algo.advantage.estimator,
         "recipe": values,
-        "warm_start": run.recipe.warm_start.model_dump() if run.recipe.warm_start else None,
+        "warm_start": warm.compared() if warm else None,
         "files": {what: [shown, file_digest(path)] for what, (shown, path) in _files(plan).items()},
         "flags": shared,
         "policy_flags": {p: {n: v for n, v in flags.items() if v != shared.get(n)} for p, flags in own.items()},
@@ -133,21 +136,6 @@ def compared_flags(plan: Plan, args: SimpleNamespace) -> dict[str, Any]:
     }
 
 
-def coach_values(plan: Plan) -> dict[str, Any]:
-    """The recipe's `coach:` by dotted keys, without what `compared_flags` leaves out of the coach's flags."""
-    config = plan.run.recipe.coach
-    if config is None:
-        return {}
-    found = {}
-    for name, value in values_of(config.model_dump(exclude_none=True), "coach"):
-        flag = "coach." + name.rpartition(".flags.")[2]
-        if ".flags." not in name:
-            found[name] = value
-        elif not matches(flag, _free(plan)):
-            found[name] = shown_flag(flag, value)
-    return found
-
-
 def _free(plan: Plan) -> list[str]:
     """The flags that may differ or are compared otherwise, the plugins' included."""
     modules = (plan.plugins.manager.get_plugin(name) for name in plan.plugins.names)
@@ -186,17 +174,10 @@ def _files(plan: Plan) -> dict[str, tuple[str, Path]]:
             found[f"system prompt of role {role}"] = (config.system, run.folder / config.system)
         if config.followup:
             found[f"followup prompt of role {role}"] = (config.followup, run.folder / config.followup)
-    warm = recipe.warm_start
-    sql = recipe.tools.sql
     parts = {"workflow": recipe.workflow, "grader": recipe.grader, "tasks": recipe.tasks}
-    more = {"demonstrations": warm.demonstrations if warm else None, "database": sql.database if sql else None}
-    more["warm-up of the sandbox"] = recipe.tools.sandbox.warm_up
-    for name, member in (recipe.coach.members or {}).items() if recipe.coach else ():
-        more |= {f"rubric of coach {name}": member.rubric}
-        more |= {
-            f"{flag} of coach {name}": file for flag, file in member.flags.items() if flag in ("prompt", "last_prompt")
-        }
-    for what, file in {**parts, **more}.items():
+    for section in run.sections.values():
+        parts |= section.files()
+    for what, file in parts.items():
         if file:
             found[what] = (file, run.folder / file)
     compared = compared_flags(plan, run.args)

@@ -18,7 +18,7 @@ from typing import Any
 from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.core.options import at_least, recipe_file
 from marl_plugins.core.policy import Policy
-from marl_plugins.core.recipe import Origins
+from marl_plugins.core.recipe_yaml import Origins
 from marl_plugins.core.redaction import SECRETS
 from marl_plugins.core.tasks import SUFFIXES
 from marl_plugins.hosts import upstream_cli

@@ -9,6 +9,7 @@ from typing import Any
 from marl_plugins.core.estimators import Estimator, check_estimator
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.policy import Policy
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.seats import Seating
 from marl_plugins.core.tools import Function, Tool
 from marl_plugins.hosts.devices import critic_gpus
@@ -55,7 +56,7 @@ def tools_of(plugins: Plugins, run: Run) -> dict[str, Tool]:
         ConfigurationError: Some are not tools, or two have the same name.
     """
     place = f"plugin {' or '.join(plugins.owners('marl_tools'))}: marl_tools"
-    problems: list[str] = []
+    problems: list[Problem | str] = []
     tools: dict[str, Tool] = {}
     for answer in plugins.call_while_planning("marl_tools", run=run):
         if not isinstance(answer, Iterable):
@@ -65,11 +66,14 @@ def tools_of(plugins: Plugins, run: Run) -> dict[str, Tool]:
             if wrong := _tool_problems(tool):
                 problems += [f"{place}: {problem}" for problem in wrong]
             elif tool.name in tools:
-                problems.append(
-                    f"{place}: two tools are called {tool.name!r}; rename one (`python` and `sql` are built in)"
-                )
+                got = "two tools have this name"
+                problems.append(Problem("tools.twice", at(tool=tool.name), got, fix="rename one of them"))
             else:
                 tools[tool.name] = tool
+    if not any(tool.workspaces for tool in tools.values()):
+        working = [name for name, tool in tools.items() if tool.in_workspace]
+        got = "it works in the trajectory's folder, and no tool gives one"
+        problems += [Problem("tools.workspace", at(tool=name), got) for name in working]
     if problems:
         raise ConfigurationError(problems)
     return tools

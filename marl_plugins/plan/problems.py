@@ -9,7 +9,7 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, problem_of
 
 if TYPE_CHECKING:
-    from marl_plugins.core.recipe import Origins
+    from marl_plugins.core.recipe_yaml import Origins
 
 T = TypeVar("T")
 

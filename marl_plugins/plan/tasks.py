@@ -13,10 +13,9 @@ from marl_plugins.core.failures import nearest
 from marl_plugins.core.tasks import SUFFIXES, FileTasks, not_json
 from marl_plugins.core.texts import read_text
 from marl_plugins.core.trajectory import Task
+from marl_plugins.core.workspace import MOST_FILES, folders_of, path_problem, tree_problem
 from marl_plugins.plan.plan import Plan
 from marl_plugins.run import Run
-from marl_plugins.sandbox.program import folders_of, path_problem, tree_problem
-from marl_plugins.sandbox.workspace import MOST_FILES
 
 MOST_NAMED = 5
 """Tasks that a message names."""

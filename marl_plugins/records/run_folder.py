@@ -349,12 +349,10 @@ def _named(plan: Plan, folder: Path) -> Iterator[str]:
     """The files that a recipe names relative to its folder."""
     recipe = plan.run.recipe
     files: list[str | None] = [recipe.workflow, recipe.grader, recipe.tasks]
-    files += [recipe.warm_start.demonstrations if recipe.warm_start else None, recipe.tools.sandbox.warm_up]
+    files += [file for section in plan.run.sections.values() for file in section.files().values()]
     files += [file for role in recipe.roles.values() for file in (role.prompt, role.system, role.followup)]
     files += [name for name in recipe.plugins if name.endswith(".py")]
     files += [value for value in recipe.flags.values() if isinstance(value, str) and Path(value).suffix]
-    members = (recipe.coach.members or {}).values() if recipe.coach else ()
-    files += [file for m in members for file in (m.rubric, m.flags.get("prompt"), m.flags.get("last_prompt"))]
     for file in dict.fromkeys(files):
         if file and not Path(file).is_absolute() and (folder / file).is_file():
             yield file

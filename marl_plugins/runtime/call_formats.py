@@ -9,9 +9,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from marl_plugins.core.calls import FindCalls, FunctionCall, functions_of, json_of, outside_thinking
+from marl_plugins.core.calls import FindCalls, functions_of, json_of, outside_thinking
 from marl_plugins.core.failures import ConfigurationError, nearest
-from marl_plugins.core.tools import Tool
+from marl_plugins.core.tools import FunctionCall, Tool
 
 
 def find_calls(calls: str, reasoning: str | None, tokenizer: Any, tools: Sequence[Tool]) -> FindCalls:

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marl_plugins.core.failures import RunEnded
-from marl_plugins.plan.describe import describe
+from marl_plugins.plan.describe import describe, first_lines
 from marl_plugins.plan.fingerprint import fingerprint
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.resume import accepted, saved_steps
-from marl_plugins.plan.sandbox import where_programs_run
 from marl_plugins.processes.cluster import prepare_environment, ray_cluster
 from marl_plugins.processes.fork_server import fork_server
 from marl_plugins.records.best import put_back
@@ -44,7 +43,7 @@ def train(plan: Plan, words: Sequence[str]) -> int:
     run, debug = plan.run, plan.options.debug
     output, checkpoint_folder = Path(run.args.ckpt.output_dir).absolute(), Path(run.args.ckpt.path).absolute()
     display = Display(plan.options.json, list(run.recipe.roles))
-    for line in (*(f"warning: {warning}" for warning in run.warnings), *where_programs_run(run.recipe)):
+    for line in (*(f"warning: {warning}" for warning in run.warnings), *first_lines(plan)):
         display.say(line)
     prepare_environment(run, debug)
     with (

@@ -16,10 +16,10 @@ from marl_plugins.core.scoring import Outcome, ScoreAction, Seen, score_outcome
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
 from marl_plugins.core.workflow import Workflow, run_workflow
+from marl_plugins.core.workspace import Workspace
 from marl_plugins.manager import Plugins
 from marl_plugins.run import Run
 from marl_plugins.runtime.roles import Cast
-from marl_plugins.sandbox.workspace import Workspace, Workspaces
 
 if TYPE_CHECKING:
     from marl_plugins.core.rows import Row
@@ -135,7 +135,7 @@ class Rollout:
     def workspace_of(self, task: Task) -> AbstractAsyncContextManager[Workspace | None]:
         """A trajectory's folder, if any tool works in one."""
         if any(tool.in_workspace for tool in self.tools.values()):
-            return self.run.state(Workspaces).of(task)
+            return next(tool.workspaces for tool in self.tools.values() if tool.workspaces)(task)
         return nullcontext()
 
     async def generate(self, call: Call) -> Generation:

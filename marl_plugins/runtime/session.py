@@ -6,6 +6,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.conversation import ChatFormat
+from marl_plugins.core.demonstrations import WarmStartConfig
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.roles import Sampling
 from marl_plugins.core.tiny import is_tiny
@@ -74,7 +75,7 @@ class Session:
         """Train the tiny models on the recipe's demonstrations, where it has some; seconds when they are in the cache."""
         from marl_plugins.runtime.warm_start import draw, warm_start
 
-        config, module = self.plan.run.recipe.warm_start, self.plan.run.demonstrations_module
+        config, module = self.plan.run.section(WarmStartConfig), self.plan.run.demonstrations_module
         if config is None or module is None:
             return
         demonstrations = draw(module.demonstrate, self.train_tasks, config)

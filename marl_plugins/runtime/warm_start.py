@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.core.demonstrations import Demonstration, encode
-from marl_plugins.core.recipe import WarmStartConfig
+from marl_plugins.core.demonstrations import Demonstration, WarmStartConfig, encode
 from marl_plugins.core.roles import RoleSpec
 from marl_plugins.core.trajectory import Task
 from marl_plugins.records.display import Display

@@ -31,12 +31,12 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt,
 
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
 from marl_plugins.core.redaction import Redaction, shown_url
+from marl_plugins.core.workspace import MOST_FILES, folders_of, path_problem, read_files, tree_problem
 from marl_plugins.sandbox import remote
-from marl_plugins.sandbox.files import NAMES, read_files, remove_files, write_files
+from marl_plugins.sandbox.files import NAMES, remove_files, write_files
 from marl_plugins.sandbox.fork_server import TEST_WORDS
 from marl_plugins.sandbox.local import RETURNED
-from marl_plugins.sandbox.program import Completed, Program, Status, excess, folders_of, judge, path_problem, tree_problem
-from marl_plugins.sandbox.workspace import MOST_FILES
+from marl_plugins.sandbox.program import Completed, Program, Status, excess, judge
 
 ATTEMPTS, FIRST_PAUSE = 5, 0.5
 """How often a program is sent, and seconds between: random, up to the first, then up to twice that, ..."""

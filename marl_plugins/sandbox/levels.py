@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Literal
 
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.recipe import Level
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.sandbox import confine
+from marl_plugins.sandbox.section import Level
 
 LEVELS: tuple[Level, ...] = ("process", "landlock", "namespaces")
 SYSTEM = (
@@ -92,10 +93,9 @@ def choose(isolation: Literal["auto", "service"] | Level, machine: Machine) -> L
     if isolation == "service":
         raise ValueError("a service is no level of this machine")
     if isolation in machine.missing:
-        raise ConfigurationError(
-            f"tools.sandbox.isolation: {isolation} is unavailable: {machine.missing[isolation]}; or take what this machine has: "
-            f"{machine.strongest}"
-        )
+        got = f"{isolation} is unavailable: {machine.missing[isolation]}"
+        fix = f"or take what this machine has: {machine.strongest}"
+        raise ConfigurationError(Problem("sandbox.level", at(key="tools.sandbox.isolation"), got, fix=fix))
     return isolation
 
 

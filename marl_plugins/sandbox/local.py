@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.failures import InfrastructureFailure
-from marl_plugins.core.recipe import Level, SandboxConfig
+from marl_plugins.core.workspace import read_files
 from marl_plugins.sandbox import levels
-from marl_plugins.sandbox.files import first_names, read_files, write_files
+from marl_plugins.sandbox.files import first_names, write_files
 from marl_plugins.sandbox.program import Completed, Program, Status, excess, judge
+from marl_plugins.sandbox.section import Level, SandboxConfig
 from marl_plugins.sandbox.server import Server, new_root, python, unavailable
 from marl_plugins.sandbox.streams import Stream
 

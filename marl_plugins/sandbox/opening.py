@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.recipe import SandboxConfig
 from marl_plugins.sandbox.program import Startable
+from marl_plugins.sandbox.section import SandboxConfig
 
 NEEDED = ("sandbox_fusion", "aiohttp", "tenacity")
 """Modules of the extra `fusion`."""

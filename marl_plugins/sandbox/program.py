@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Literal, Protocol, get_args
+
+from marl_plugins.core.workspace import path_problem, tree_problem
 
 Language = Literal["python", "bash", "pytest"]
 """How a program is run: pytest runs its tests."""
 Status = Literal["finished", "failed", "time", "memory", "output", "killed"]
 """finished: exit code 0; failed: another one; killed: by a signal, or for a limit that has no word of its own."""
-LONGEST_PATH, LONGEST_NAME = 1024, 255
-"""Maximum number of bytes in a file's path, and in each part of it (NAME_MAX of linux/limits.h)."""
 MOST_FILES = 1000
 """Maximum number of files that a program brings, and that it can be asked for."""
 
@@ -90,33 +90,6 @@ class Program:
                     raise ValueError(f"{what}: path {path[:200]!r} {problem}")
         if problem := tree_problem(self.files):
             raise ValueError(f"files: {problem}")
-
-
-def path_problem(path: str) -> str:
-    """Why a path is none of a file in a workspace; empty where it is one."""
-    parts = path.split("/")
-    if path.startswith("/"):
-        return "is absolute; expected one in the workspace"
-    if ".." in parts:
-        return "leaves the workspace"
-    if not all(part not in ("", ".") for part in parts):
-        return "has an empty part or `.`"
-    if not path.isprintable():
-        return "has characters that cannot be shown"
-    if any(len(part.encode()) > LONGEST_NAME for part in parts):
-        return f"has a name longer than {LONGEST_NAME} bytes"
-    return f"is longer than {LONGEST_PATH} bytes" if len(path.encode()) > LONGEST_PATH else ""
-
-
-def folders_of(paths: Collection[str]) -> set[str]:
-    """The folders that files lie in, by the files' paths."""
-    return {str(folder) for path in paths for folder in PurePosixPath(path).parents} - {"."}
-
-
-def tree_problem(paths: Collection[str]) -> str:
-    """Why files cannot lie in one workspace, by their paths, of which none has a `path_problem`; empty where they can."""
-    both = min(folders_of(paths) & set(paths), default="")
-    return f"{both[:200]!r} is a file and a folder" if both else ""
 
 
 @dataclass(frozen=True)

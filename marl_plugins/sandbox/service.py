@@ -22,7 +22,7 @@ from aiohttp import web
 from pydantic_core import PydanticCustomError
 
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
-from marl_plugins.core.recipe import SandboxConfig
+from marl_plugins.core.workspace import path_problem, tree_problem
 from marl_plugins.sandbox.opening import open_sandbox
 from marl_plugins.sandbox.program import (
     MOST_FILES,
@@ -31,9 +31,8 @@ from marl_plugins.sandbox.program import (
     Limits,
     Program,
     Sandbox,
-    path_problem,
-    tree_problem,
 )
+from marl_plugins.sandbox.section import SandboxConfig
 
 OUTPUT_CHARS = 1 << 20
 """How much of each stream is returned: its first and its last half."""

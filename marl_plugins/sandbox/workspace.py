@@ -19,14 +19,11 @@ from pathlib import Path
 
 from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.threads import DaemonThreads
-from marl_plugins.core.tools import TooManyFiles
 from marl_plugins.core.trajectory import File, Task
-from marl_plugins.sandbox.files import OURS
+from marl_plugins.core.workspace import MOST_FILES, OURS, TooManyFiles
 from marl_plugins.sandbox.server import new_root
 from marl_plugins.sandbox.supervisor import remove
 
-MOST_FILES = 2000
-"""Files beyond that are not looked at, and the call that left them has failed."""
 Mark = tuple[int, int, int, int]
 """What a file cannot keep when it is changed: inode, bytes, times of the change in ns, of the content and of the entry. The
 last one is the kernel's; programs cannot set it."""

@@ -3,9 +3,8 @@
 The tester is not paid for tests that fail, nor for tests that pass, but for tests that say what the hidden asserts say.
 """
 
-from marl_plugins.core.recipe import PythonToolConfig
 from marl_plugins.core.tools import ToolCall
-from marl_plugins.tools.python import find_programs, runner
+from marl_plugins.tools.python import PythonToolConfig, find_programs, runner
 
 run_limited = runner(PythonToolConfig(seconds=5, packages=False))  # as many programs at a time as there are cores
 

@@ -56,10 +56,9 @@ def marl_tasks(run, split):
 @hookimpl
 def marl_tools(run):
     """The word's program runs as those of the tool `python` do, with the same limits, in the trajectory's workspace."""
-    from marl_plugins.builtin.recipe import programs_of
-    from marl_plugins.tools.python import python_tool
+    from marl_plugins.tools.python import tool_of
 
-    python, known = python_tool(run.recipe.tools.python, programs_of(run)), {}
+    python, known = tool_of(run), {}
 
     async def word(call):
         if not known:

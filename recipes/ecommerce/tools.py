@@ -13,10 +13,9 @@ import re
 from marl_plugins import hookimpl
 from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.core.options import at_least
-from marl_plugins.core.recipe import SqlToolConfig
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import ToolResult
-from marl_plugins.tools.sql import ask, find_queries, runner
+from marl_plugins.tools.sql import SqlToolConfig, ask, find_queries, runner
 
 from . import questions
 

@@ -1,24 +1,35 @@
 """`openrlhf doctor`: whether training can work on this machine, and how to fix every error.
 
 `--static` only inspects files, installed packages and drivers. Without it, everything is also tried, concurrently: the
-engines and the training processes are imported in separate processes, Ray starts, the `python` tool runs a program, the coach
-answers. What only some runs require is a note, unless `--recipe` (with any flags of `openrlhf train`) names such a run.
+engines and the training processes are imported in separate processes, Ray starts, and plugins try what they need (`marl_doctor`):
+the `python` tool runs a program, the coach answers. What only some runs require is a note, unless `--recipe` (with any flags of
+`openrlhf train`) names such a run.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-from marl_plugins import __version__, coach
+from marl_plugins import __version__
 from marl_plugins.commands.doctor import engines, gpus, machine, needs, services, upstream, versions
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.findings import Finding, all_good
 from marl_plugins.core.recipe import find_recipe
 from marl_plugins.hosts import cpu, upstream_cli
+from marl_plugins.loading import SHIPPED, load, users_code
+from marl_plugins.manager import built_in_plugins
+from marl_plugins.plan.flags import COMMAND_LINE, split_flags
+
+if TYPE_CHECKING:
+    from marl_plugins.run import Run
 
 EXAMPLES = """\
   openrlhf doctor                                    everything, in under a minute
@@ -36,7 +47,8 @@ Check = Callable[[], list[Finding]]
 
 def main(words: Sequence[str]) -> int:
     """Print the findings; exit code 0 only when training can work."""
-    parser = build_parser()
+    plugins = checking_plugins(words)
+    parser = build_parser(plugins)
     if "--help" in words or "-h" in words:
         print(parser.format_help(), end="")
         return 0
@@ -48,7 +60,7 @@ def main(words: Sequence[str]) -> int:
         )
     if options.recipe:
         find_recipe(options.recipe)  # a missing recipe is a wrong command: exit code 2
-    findings = examine(options, [w for w in words if w not in ("--json", "--static")])
+    findings = examine(options, [w for w in words if w not in ("--json", "--static")], plugins)
     good = all_good(findings)
     if options.json:
         print(json.dumps({"version": __version__, "good": good, "findings": [asdict(f) for f in findings]}, indent=2))
@@ -60,8 +72,20 @@ def main(words: Sequence[str]) -> int:
     return 0 if good else 1
 
 
-def build_parser() -> upstream_cli.Parser:
-    """The command's own flags, and the coach plugin's."""
+def checking_plugins(words: Sequence[str]) -> list[ModuleType]:
+    """Returns the plugins that have lines of their own: of those that are found, and those that are named.
+
+    Raises:
+        ConfigurationError: One that is named cannot be loaded.
+    """
+    flags = split_flags([word for word in words if word not in ("--help", "-h")], COMMAND_LINE)
+    named = [flag.words[0] for flag in flags if flag.name == "plugin" and flag.words]
+    modules = [load(name) for name in dict.fromkeys([*SHIPPED, *built_in_plugins(), *named])]
+    return list({m.__name__: m for m in modules if hasattr(getattr(m, "marl_doctor", None), "marl_impl")}.values())
+
+
+def build_parser(plugins: Sequence[ModuleType]) -> upstream_cli.Parser:
+    """The command's own flags, and those of plugins with lines of their own."""
     parser = upstream_cli.Parser(
         prog="openrlhf doctor",
         usage="openrlhf doctor [--json] [--static] [--recipe RECIPE] [flags of openrlhf train]",
@@ -78,13 +102,36 @@ def build_parser() -> upstream_cli.Parser:
     parser.add_argument(
         "--plugin", metavar="NAME", action="append", default=[], help="also check what this plugin requires"
     )
-    coach.marl_options(parser)
+    for plugin in plugins:
+        if hasattr(plugin, "marl_options"):
+            plugin.marl_options(parser)
     return parser
 
 
-def examine(options: argparse.Namespace, words: Sequence[str]) -> list[Finding]:
+def lines_of(plugin: ModuleType, run: Run | None, options: argparse.Namespace, static: bool) -> list[Finding]:
+    """Returns a plugin's own lines."""
+    given = {"run": run, "args": nested(vars(options)), "static": static}
+    wanted = inspect.signature(plugin.marl_doctor).parameters
+    with users_code("marl_doctor", place=f"plugin {plugin.__name__}"):
+        return list(plugin.marl_doctor(**{name: given[name] for name in wanted if name in given}) or ())
+
+
+def nested(flags: Mapping[str, Any]) -> SimpleNamespace:
+    """Returns flags by their dotted names as nested attributes."""
+    root = SimpleNamespace()
+    for name, value in flags.items():
+        *parts, last = name.split(".")
+        below = root
+        for part in parts:
+            below.__dict__.setdefault(part, SimpleNamespace())
+            below = getattr(below, part)
+        setattr(below, last, value)
+    return root
+
+
+def examine(options: argparse.Namespace, words: Sequence[str], plugins: Sequence[ModuleType]) -> list[Finding]:
     """All findings, in display order."""
-    device, endpoint = cpu.device(), services.endpoint_of(options)
+    device = cpu.device()
     installed, cards = versions.find_installed(), gpus.query_gpus()
     plan, planned = needs.try_plan(words) if options.recipe or options.plugin else (None, [])
     inspected = [
@@ -96,21 +143,20 @@ def examine(options: argparse.Namespace, words: Sequence[str]) -> list[Finding]:
         *upstream.check_upstream(),
         *versions.check_versions(installed, device, cards),
         *upstream.check_operators(device),
-        *needs.check_extras(plan, bool(endpoint.model)),
+        *needs.check_extras(plan),
         *services.check_trackers(plan.args.logger if plan else None),
         *planned,
         *(needs.check_devices(plan, cards) if plan else []),
     ]
     if options.static:
-        return inspected + services.report_untried_coach(plan, endpoint)
+        return inspected + [line for plugin in plugins for line in lines_of(plugin, plan, options, static=True)]
     from marl_plugins.records.display import Display
 
     trials: list[Check] = [
         lambda: engines.try_engine(device),
         lambda: engines.try_training(device),
         engines.try_ray,
-        lambda: services.try_python_tool(needs.tools_in_use(plan)),
-        lambda: services.try_coach(plan, endpoint),
+        *(functools.partial(lines_of, plugin, plan, options, False) for plugin in plugins),
     ]
-    with Display(as_json=True).phase("trying the engines, Ray, the python tool"), ThreadPoolExecutor() as pool:
+    with Display(as_json=True).phase("trying the engines, Ray, what plugins need"), ThreadPoolExecutor() as pool:
         return inspected + [finding for found in pool.map(lambda check: check(), trials) for finding in found]

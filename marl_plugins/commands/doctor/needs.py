@@ -11,10 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marl_plugins import coach
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.findings import Finding, error, error_if, note, ok
-from marl_plugins.core.recipe import ToolsConfig
+from marl_plugins.core.findings import Finding, check_extra, error, note, ok
 from marl_plugins.core.tiny import is_tiny
 
 if TYPE_CHECKING:
@@ -22,14 +20,11 @@ if TYPE_CHECKING:
     from marl_plugins.run import Run
 
 EXTRAS = {
-    "coach": (coach.NEEDED, "a coach at an endpoint"),
     "math": (("math_verify",), "grading formulas"),
-    "fusion": (("sandbox_fusion", "aiohttp", "tenacity"), "a sandbox at a service, and `openrlhf sandbox serve`"),
-    "mcp": (("mcp",), "servers under `tools: mcp:`"),
     "plots": (("matplotlib",), "curves.png"),
     "tables": (("pandas", "pyarrow", "scipy", "sklearn"), "the recipe dsbench, and tables of rows"),
 }
-"""Modules of this package's extras, and their purpose; for TensorBoard see services.check_trackers."""
+"""Modules of this package's extras that are no plugin's, and their purpose; for TensorBoard see services.check_trackers."""
 
 
 def try_plan(words: Sequence[str]) -> tuple[Run | None, list[Finding]]:
@@ -65,11 +60,6 @@ def uses_hub_models(run: Run | None) -> bool:
     return run is not None and any(not is_tiny(p.model) and not Path(p.model).is_dir() for p in run.policies)
 
 
-def tools_in_use(run: Run | None) -> ToolsConfig | None:
-    """The settings of the tools, if a role uses the `python` tool."""
-    return run.recipe.tools if run is not None and run.recipe.uses_programs else None
-
-
 def check_devices(run: Run, cards: Cards) -> list[Finding]:
     """The GPUs that the run's layout requires, against those of this machine."""
     from marl_plugins.plan.devices import needed_devices
@@ -88,43 +78,28 @@ def check_devices(run: Run, cards: Cards) -> list[Finding]:
     return [ok("layout", f"needs {total} GPUs ({parts}), {cards.visible} are available")]
 
 
-def check_extras(run: Run | None, endpoint: bool) -> list[Finding]:
-    """Installed extras; a missing one is an error if the recipe's own files or the coach's flags require it.
-
-    Args:
-        endpoint: Whether the flags name a model at an endpoint.
-    """
+def check_extras(run: Run | None) -> list[Finding]:
+    """Installed extras that are no plugin's, and modules that the recipe's own files import; a missing one is an error if they
+    import it."""
     imported = imported_modules(run) if run is not None else {}
-    findings, installed = [], []
-    for extra, (modules, what) in EXTRAS.items():
-        missing = [name for name in modules if find_spec(name) is None]
-        if not missing:
-            installed.append(extra)
-            continue
-        used = any(name in imported for name in missing) or (extra == "coach" and endpoint)
-        fix = f"pip install 'openrlhf-marl[{extra}]'"
-        findings.append(error_if(used, "extras", f"{', '.join(missing)} not installed, for {what}", fix))
+    findings = [
+        check_extra(extra, modules, what, any(name in imported for name in modules if find_spec(name) is None))
+        for extra, (modules, what) in EXTRAS.items()
+    ]
     known = {name for modules, _ in EXTRAS.values() for name in modules}
     for name, file in imported.items():
         siblings = file.parent / f"{name}.py", file.parent / name
         if name not in known and find_spec(name) is None and not any(path.exists() for path in siblings):
             fix = f"pip install {name}, or its distribution if that has another name"
             findings.append(error("extras", f"{file} imports {name}, which is not installed", fix))
-    return [ok("extras", ", ".join(installed)), *findings] if installed else findings
+    return findings
 
 
 def imported_modules(run: Run) -> dict[str, Path]:
     """Top-level modules that the recipe's own files require, also inside functions, each with a file that imports it."""
     recipe = run.recipe
-    demonstrations = recipe.warm_start.demonstrations if recipe.warm_start else None
-    names = [
-        recipe.workflow,
-        recipe.grader,
-        recipe.tasks,
-        demonstrations,
-        recipe.tools.sandbox.warm_up,
-        *(p for p in recipe.plugins if p.endswith(".py")),
-    ]
+    names = [recipe.workflow, recipe.grader, recipe.tasks, *(p for p in recipe.plugins if p.endswith(".py"))]
+    names += [file for section in run.sections.values() for file in section.files().values() if file.endswith(".py")]
     found: dict[str, Path] = {}
     for file in (run.folder / name for name in names if name):
         for node in _required_nodes(ast.parse(file.read_bytes())):

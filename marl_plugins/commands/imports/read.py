@@ -18,7 +18,7 @@ import yaml
 
 from marl_plugins.commands.imports.shell import Word, commands
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.recipe import Origins, build
+from marl_plugins.core.recipe_yaml import Origins, build
 
 Key = tuple[str, ...]
 

@@ -28,11 +28,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.core.databases import columns_of, open_read_only, tables_of
 from marl_plugins.core.failures import InfrastructureFailure, nearest
-from marl_plugins.core.recipe import SqlToolConfig
 from marl_plugins.core.tools import Tool, ToolCall
 from marl_plugins.core.trajectory import ToolResult
+from marl_plugins.tools.sql.databases import columns_of, open_read_only, tables_of
+from marl_plugins.tools.sql.section import SqlToolConfig
 
 FENCE = re.compile(r"```sql[^\S\n]*\n(.*?)```", re.DOTALL)
 """A query is a fenced block marked as SQL."""

@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from marl_plugins.core.calls import parse_call
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, leaves_of, nearest
-from marl_plugins.core.recipe import MCPServerConfig, Recipe
 from marl_plugins.core.redaction import Redaction, shown_url
 from marl_plugins.core.tools import Function, Tool, ToolCall
 from marl_plugins.core.trajectory import ToolResult
+from marl_plugins.tools.mcp.section import MCPServerConfig
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -51,9 +51,9 @@ class Servers:
     def __init__(self) -> None:
         self._servers: dict[str, Server] = {}
 
-    def of(self, recipe: Recipe, folder: Path) -> list[Server]:
-        """Those of the recipe, which lies in `folder`."""
-        for name, config in recipe.tools.mcp.items():
+    def of(self, configs: Mapping[str, MCPServerConfig], folder: Path) -> list[Server]:
+        """Returns the servers of a recipe, which lies in `folder`."""
+        for name, config in configs.items():
             self._servers.setdefault(name, Server(name, config, folder))
         return list(self._servers.values())
 
@@ -106,7 +106,7 @@ class Server:
         )
 
     async def run(self, call: ToolCall) -> ToolResult:
-        """Answer one call, `{"name": ..., "arguments": {...}}`.
+        """Answer one call: of a function by its name, or a text `{"name": ..., "arguments": {...}}`.
 
         Raises:
             InfrastructureFailure: The server is down, late, or breaks the protocol.
@@ -116,7 +116,7 @@ class Server:
         return ToolResult(self.name, call.text, self.shown(output), ok, time.monotonic() - started)
 
     async def _answer(self, call: ToolCall) -> tuple[bool, str]:
-        made = parse_call(call.text)
+        made = call.function or parse_call(call.text)
         if made is None or not isinstance(made.arguments, Mapping):
             return False, 'expected {"name": ..., "arguments": {...}}'
         names = [function.name for function in self.functions]

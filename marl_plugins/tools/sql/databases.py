@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from marl_plugins.core.failures import nearest
+from marl_plugins.core.problems import Problem, at, meant
 
 LOGS = ("-wal", "-journal")
 """Files beside a database that hold changes of it; a file that is opened as immutable is read without them."""
@@ -36,14 +37,15 @@ def columns_of(connection: sqlite3.Connection, table: str) -> list[str]:
     return [name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))]
 
 
-def database_problems(path: Path, tables: Sequence[str]) -> list[str]:
-    """Why agents cannot query a file, each with the fix.
+def database_problems(path: Path, tables: Sequence[str]) -> list[Problem]:
+    """Returns why agents cannot query a file, each with the fix.
 
     Args:
         tables: What has to be in it; none: at least one table.
     """
+    wrong = partial(Problem, "sql.database", at(key="tools.sql.database", file=path))
     if not path.is_file():
-        return [f"{path}: {'is not a file' if path.exists() else 'no such file'}; give an SQLite file"]
+        return [wrong("is not a file" if path.exists() else "no such file", fix="give an SQLite file")]
     try:
         connection = open_read_only(path)
         try:
@@ -51,14 +53,13 @@ def database_problems(path: Path, tables: Sequence[str]) -> list[str]:
         finally:
             connection.close()
     except sqlite3.Error as error:
-        return [f"{path}: is not an SQLite database that can be read ({error}); give an SQLite file"]
+        return [wrong(f"is not an SQLite database that can be read ({error})", fix="give an SQLite file")]
     logs = [log for log in (Path(f"{path}{end}") for end in LOGS) if log.is_file() and log.stat().st_size]
     if logs:
-        return [
-            f"{path}: has changes that are only in {logs[0].name}; write them into the file with "
-            "`sqlite3 FILE 'PRAGMA wal_checkpoint(TRUNCATE); PRAGMA journal_mode=DELETE'`"
-        ]
+        fix = "write them into the file with `sqlite3 FILE 'PRAGMA wal_checkpoint(TRUNCATE); PRAGMA journal_mode=DELETE'`"
+        return [wrong(f"has changes that are only in {logs[0].name}", fix=fix)]
     if not known:
-        return [f"{path}: has no table; give a database with the tables that the agents are to query"]
-    folded = {name.lower() for name in known}
-    return [f"{path}: has no table {name!r}{nearest(name, known)}" for name in tables if name.lower() not in folded]
+        return [wrong("has no table", fix="give a database with the tables that the agents are to query")]
+    folded, where = {name.lower() for name in known}, at(key="tools.sql.tables", file=path)
+    absent = [name for name in tables if name.lower() not in folded]
+    return [Problem("sql.table", where, f"has no table {name!r}", fix=meant(name, known)) for name in absent]

@@ -9,12 +9,12 @@ import os
 import sys
 from collections.abc import Sequence
 
+from marl_plugins.core.command import Parser
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.options import Number, at_least
-from marl_plugins.core.recipe import SandboxConfig
-from marl_plugins.hosts.upstream_cli import Parser
 from marl_plugins.sandbox.levels import LEVELS
 from marl_plugins.sandbox.opening import missing_extra
+from marl_plugins.sandbox.section import SandboxConfig
 
 ABOUT = """\
 Runs programs of agents for runs on other machines.

@@ -1,0 +1,126 @@
+"""Lines of `openrlhf doctor` about the coach: what it needs, and whether its endpoint answers."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import time
+from dataclasses import replace
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from marl_plugins.coach.flags import NEEDED, add_flags, endpoint_of
+from marl_plugins.coach.state import askers_of
+from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.core.findings import Finding, check_extra, error, note, ok
+
+if TYPE_CHECKING:
+    from marl_plugins.asking.asker import Asker
+    from marl_plugins.asking.endpoint import Endpoint
+    from marl_plugins.run import Run
+
+LISTING_SECONDS = 10.0
+"""Time limit for listing an endpoint's models."""
+
+
+def check_coach(run: Run | None, args: SimpleNamespace, static: bool) -> list[Finding]:
+    """Returns all findings; see `marl_doctor`.
+
+    Raises:
+        ConfigurationError: The flags are wrong.
+    """
+    endpoint = endpoint_of(args.coach)
+    extra = check_extra("coach", NEEDED, "a coach at an endpoint", bool(endpoint.model))
+    return [extra, *(report_untried_coach(run, endpoint) if static else try_coach(run, endpoint))]
+
+
+def try_coach(run: Run | None, endpoint: Endpoint) -> list[Finding]:
+    """Ask the run's coach, or the one in the flags, the question that a run asks at start; with only a key, list its models."""
+    from marl_plugins.asking.asker import endpoint_asker
+
+    if run is not None:
+        return [found for asker, own in endpoints_of_run(run) for found in probe_coach(asker, own)]
+    if any(find_spec(name) is None for name in NEEDED):
+        return []  # said of the extra
+    if endpoint.model:
+        return probe_coach(endpoint_asker(endpoint), endpoint)
+    chosen = endpoint.base_url != default_of("base_url")
+    if chosen or os.environ.get(endpoint.api_key_env):
+        return report_models(endpoint)
+    return []
+
+
+def endpoints_of_run(run: Run) -> list[tuple[Asker, Endpoint]]:
+    """The endpoints of the run's coaches, as far as they are models at one."""
+    from marl_plugins.asking.transport import EndpointTransport
+
+    askers = [(asker, asker.transport) for asker in askers_of(run)]
+    return [(asker, t.endpoint) for asker, t in askers if isinstance(t, EndpointTransport)]
+
+
+def report_untried_coach(run: Run | None, endpoint: Endpoint) -> list[Finding]:
+    """With `--static`: report that the coach's endpoint was not tried."""
+    chosen = bool(endpoint.model) or endpoint.base_url != default_of("base_url")
+    if run is not None:
+        chosen = bool(endpoints_of_run(run))
+    return [note("coach", "not tried (--static)", "openrlhf doctor, without --static, asks it")] if chosen else []
+
+
+def default_of(flag: str) -> Any:
+    """The default of a flag of the coach's."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_flags(parser)
+    return parser.get_default(f"coach.{flag}")
+
+
+def probe_coach(asker: Asker, endpoint: Endpoint) -> list[Finding]:
+    """Ask one small question in the form that the run would use."""
+    from marl_plugins.coach.model import trial_request
+
+    if asker.replays:
+        return [ok("coach", "answers from a recording")]
+    started = time.monotonic()
+    try:
+        asyncio.run(asker.probe(trial_request()))
+    except ConfigurationError as problem:
+        return [error("coach", str(problem), _fix(endpoint, str(problem)))]
+    form = {"json": "structured output", "text": "lines of text"}[asker.form]
+    return [ok("coach", f"{endpoint} judges, in {form}, within {time.monotonic() - started:.1f} s")]
+
+
+def _fix(endpoint: Endpoint, problem: str) -> str:
+    """What to type after the endpoint's answer; if it does not have this model, the models it has."""
+    if "refuses the key" in problem:
+        return f"export {endpoint.api_key_env}=..., or name another variable: --coach.api_key_env NAME"
+    if "cannot be reached" in problem:
+        return f"start it (vllm serve {endpoint.model}; ollama serve), or --coach.base_url URL"
+    names, _ = fetch_model_names(endpoint)
+    if names and endpoint.model not in names:
+        return f"--coach.model: it has {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}{nearest(endpoint.model, names)}"
+    return "openrlhf docs coach, Endpoints"
+
+
+def report_models(endpoint: Endpoint) -> list[Finding]:
+    """Which models an endpoint has: a note in any case, because no flag says that a run would use it."""
+    names, problem = fetch_model_names(endpoint)
+    place = urlsplit(endpoint.shown_url).netloc
+    if problem:
+        return [note("coach", f"{place}: {problem}", "matters only with --coach.model NAME")]
+    key = f"takes the key in {endpoint.api_key_env} and has" if os.environ.get(endpoint.api_key_env) else "has"
+    return [note("coach", f"{place} {key} {len(names)} models", "openrlhf doctor --coach.model NAME asks one of them")]
+
+
+def fetch_model_names(endpoint: Endpoint) -> tuple[list[str], str | None]:
+    """The models that an endpoint lists, or why it lists none."""
+    from marl_plugins.asking.limits import SpendingBudget
+    from marl_plugins.asking.request import Tally
+    from marl_plugins.asking.transport import EndpointTransport
+
+    transport = EndpointTransport(replace(endpoint, timeout=LISTING_SECONDS), SpendingBudget(endpoint.prefix), Tally())
+    try:
+        return asyncio.run(transport.model_names()), None
+    except ConfigurationError as problem:
+        return [], str(problem)

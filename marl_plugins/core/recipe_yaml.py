@@ -1,0 +1,173 @@
+"""Reading a recipe's YAML: its values, and the file and line of every key.
+
+`extends: other.yaml` starts from another recipe and changes keys of it; `key: null` takes one of its keys back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at
+
+LARGEST = 10_000
+"""Values of a YAML file, with what its aliases stand for; nine lines of aliases of aliases stand for 10^9."""
+
+
+class Origins:
+    """Where each key of a recipe stands, for messages."""
+
+    def __init__(self) -> None:
+        self.lines: dict[tuple[str, ...], tuple[Path, int]] = {}
+
+    def where(self, *key: str | int) -> str:
+        """`file:line` of a key, or of the closest key around it."""
+        path = tuple(str(k) for k in key)
+        while path and path not in self.lines:
+            path = path[:-1]
+        file, line = self.lines[path]
+        return f"{file}:{line}"
+
+    def placed(self, problem: str) -> str:
+        """A problem with `file:line` in front where it begins with a key, as in `coach.members: ...`."""
+        key = tuple(problem.partition(": ")[0].split("."))
+        return f"{self.where(*key)}: {problem}" if key in self.lines else problem
+
+
+@dataclass(frozen=True)
+class RecipeTree:
+    """A recipe's YAML as it was read, with what it extends; nothing of it is checked yet."""
+
+    path: Path
+    values: dict[str, Any]
+    origins: Origins
+
+    @property
+    def plugins(self) -> list[str]:
+        """Names of its plugins, as far as they are texts; a file's name is relative to the recipe."""
+        named = self.values.get("plugins")
+        names = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+        return [str(self.path.parent / name) if name.endswith(".py") else name for name in names]
+
+
+def read_recipe(path: Path) -> RecipeTree:
+    """Reads a recipe and those that it extends.
+
+    Raises:
+        ConfigurationError: A file cannot be read, or is no YAML that a recipe may have.
+    """
+    origins = Origins()
+    return RecipeTree(path, _read(path, origins, []), origins)
+
+
+YAML_HINTS = {
+    "mapping values are not allowed here": "indent keys of one mapping alike, and quote a text that contains a colon",
+    "expected <block end>": "this line is indented differently from those that it belongs to",
+    "'\\t' that cannot start any token": "indent with spaces, not tabs",
+    "cannot start any token": "quote a text that begins with this character",
+    "unexpected end of stream": "a quotation mark is never closed",
+    "<stream end>": "a bracket is never closed",
+}
+"""What the parser's words mean in a recipe, by a part of them."""
+
+
+def yaml_hint(problem: str) -> str:
+    """Returns what to do about a fault that the parser of YAML has found."""
+    return next((hint for part, hint in YAML_HINTS.items() if part in problem), "")
+
+
+def _read(path: Path, origins: Origins, chain: list[Path]) -> dict[str, Any]:
+    if path in chain:
+        got = f"extends itself: {' -> '.join(str(p) for p in [*chain, path])}"
+        raise ConfigurationError(Problem("recipe.extends", at(file=path), got))
+    own = _read_one(path, origins)
+    base_name = own.pop("extends", None)
+    if base_name is None:
+        return own
+    mine, where = dict(origins.lines), at(line=origins.where("extends"), key="extends")
+    if not isinstance(base_name, str) or Path(base_name).name != base_name:
+        expected, fix = "one file in the same folder, with its prompts", "copy the recipe"
+        raise ConfigurationError(Problem("recipe.extends", where, str(base_name), expected, fix))
+    base_path = path.parent / base_name
+    if not base_path.is_file():
+        raise ConfigurationError(Problem("recipe.extends", where, f"{base_name}: no such file: {base_path}"))
+    base = _read(base_path, origins, [*chain, path])
+    origins.lines.update(mine)
+    merged: dict[str, Any] = _merge(base, own)
+    return merged
+
+
+def _read_one(path: Path, origins: Origins) -> dict[str, Any]:
+    """Returns the values of one file, without those of the file that it extends."""
+    unreadable = partial(Problem, "recipe.unreadable")
+    try:
+        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        origins.lines[()] = (path, 1)
+        if not isinstance(node, yaml.MappingNode):
+            got = "nothing" if node is None else "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
+            expected = "a recipe, which is a mapping of keys, as in `name: mine`"
+            raise ConfigurationError(Problem("recipe.value", at(file=path), got, expected))
+        values: dict[str, Any] = build(node, path, (), origins, yaml.SafeLoader(""))
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(unreadable(at(file=path), f"is not UTF-8 text (byte {error.start})")) from None
+    except RecursionError:
+        got = "an alias refers to itself, or values are nested too deep"
+        raise ConfigurationError(unreadable(at(file=path), got)) from None
+    except OSError as error:
+        raise ConfigurationError(unreadable(at(file=path), f"cannot be read: {error.strerror}")) from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        fix = yaml_hint(error.problem or "")
+        raise ConfigurationError(unreadable(at(line=f"{path}:{line}"), f"not YAML: {error.problem}", fix=fix)) from None
+    except (yaml.YAMLError, ValueError) as error:
+        got = f"not YAML that can be read: {' '.join(str(error).split())}"
+        raise ConfigurationError(unreadable(at(file=path), got)) from None
+    return values
+
+
+def build(node: yaml.Node, path: Path, key: tuple[str, ...], origins: Origins, loader: yaml.SafeLoader) -> Any:
+    if len(origins.lines) > LARGEST:
+        got = f"has more than {LARGEST} values, counting what its aliases (`*name`) stand for"
+        raise ConfigurationError(Problem("recipe.too_large", at(file=path), got))
+    if isinstance(node, yaml.MappingNode):
+        built: dict[str, Any] = {}
+        for name_node, value_node in node.value:
+            where = at(line=f"{path}:{name_node.start_mark.line + 1}")
+            if name_node.tag == "tag:yaml.org,2002:merge":
+                fix = "repeat the keys, or use `extends: FILE`"
+                raise ConfigurationError(Problem("recipe.merge_key", where, "`<<` is not read", fix=fix))
+            if not isinstance(name_node, yaml.ScalarNode):
+                raise ConfigurationError(Problem("recipe.value", where, "a key is a word, not a list or a mapping"))
+            name = str(loader.construct_object(name_node))
+            here = (*key, name)
+            if name in built:
+                raise ConfigurationError(Problem("recipe.repeated_key", where, f"key {name!r} is given twice"))
+            origins.lines[here] = (path, name_node.start_mark.line + 1)
+            built[name] = build(value_node, path, here, origins, loader)
+        return built
+    if isinstance(node, yaml.SequenceNode):
+        for number, item in enumerate(node.value):
+            origins.lines[(*key, str(number))] = (path, item.start_mark.line + 1)
+        return [build(item, path, (*key, str(n)), origins, loader) for n, item in enumerate(node.value)]
+    value = loader.construct_object(node)
+    if (
+        isinstance(value, str) and isinstance(node, yaml.ScalarNode) and node.style is None
+    ):  # YAML 1.1 reads 1e-6 as a string
+        try:
+            return float(value) if any(c in value for c in "eE") and value[0] in "+-.0123456789" else value
+        except ValueError:
+            return value
+    return value
+
+
+def _merge(base: Any, own: Any) -> Any:
+    if isinstance(base, Mapping) and isinstance(own, Mapping):
+        merged = {**base, **{k: _merge(base[k], v) if k in base else v for k, v in own.items()}}
+        return {k: v for k, v in merged.items() if k not in own or own[k] is not None or k not in base}
+    return own

@@ -1,0 +1,61 @@
+"""Models of a recipe's keys, and the sections that plugins own.
+
+A plugin declares its sections in `marl_sections`: `{"coach": CoachConfig}` is the recipe's key `coach:`, and
+`{"tools.sql": SqlToolConfig}` the key `sql:` under `tools:`. In a hook it reads them: `run.section(CoachConfig)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+import pydantic
+from pydantic_core import PydanticCustomError
+
+
+def _flag_value(value: Any) -> Any:
+    if value is None or isinstance(value, Mapping):
+        raise PydanticCustomError("flag_value", "")  # worded where the key is known
+    return value
+
+
+Factor = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
+FlagValue = Annotated[Any, pydantic.AfterValidator(_flag_value)]
+"""A flag's value or, as a list, its values."""
+
+
+class Model(pydantic.BaseModel):
+    """Strict, frozen, unknown keys are errors.
+
+    A field with `repr=False` may hold a secret: messages do not show what was given.
+    """
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    EXAMPLE: ClassVar[str] = "{actor.adam.lr: 1.0e-6}"
+    """What such a mapping looks like, for messages; a field that is a mapping or a list has its own (`examples`)."""
+
+    @pydantic.field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_value_as_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+        """YAML's `true` and `yes` would pass for 1."""
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+            raise PydanticCustomError("truth_value", "expected another value than true or false")
+        return value
+
+
+class Section(Model):
+    """A recipe's key that a plugin owns, with all that is below it."""
+
+    def files(self) -> Mapping[str, str]:
+        """Returns the files that it names, relative to the recipe's folder, by what they are: a run keeps copies of them, and a
+        resumed run compares their content."""
+        return {}
+
+    def compared(self) -> Mapping[str, Any]:
+        """Returns what a resumed run must have in common with the saved one, as JSON values."""
+        return self.model_dump(mode="json")
+
+    def shown(self) -> Mapping[str, Any]:
+        """Returns what `openrlhf recipes show` shows, without secrets: all that is not the default."""
+        return self.model_dump(mode="json", exclude_defaults=True)

@@ -1,0 +1,34 @@
+"""The recipe's `tools: sandbox:`."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from marl_plugins.core.section import Section
+
+Level = Literal["process", "landlock", "namespaces"]
+"""What isolates a program from its machine, the strongest last (marl_plugins/sandbox/levels.py)."""
+
+
+class SandboxConfig(Section):
+    """Where programs of agents run."""
+
+    EXAMPLE: ClassVar[str] = "{isolation: auto}"
+
+    isolation: Literal["auto", "process", "landlock", "namespaces", "service"] = "auto"
+    """What isolates programs from the machine ([sandbox.md](sandbox.md)); `auto` is the strongest that this machine has. One that
+    it does not have is an error. `service`: they run elsewhere, at `url`."""
+    url: str = ""
+    """With `isolation: service`: address of a SandboxFusion, or of `openrlhf sandbox serve`. `$NAME` stands for a variable of the
+    run's environment, where a password belongs."""
+    imports: list[str] = []
+    """Modules that are imported once, before any program: importing them in a program then takes no time."""
+    warm_up: str | None = None
+    """A Python file that is run once, after the imports: what it imports late and caches, no program has to do again."""
+
+    def files(self) -> dict[str, str]:
+        return {"warm-up of the sandbox": self.warm_up} if self.warm_up else {}
+
+    def compared(self) -> dict[str, str]:
+        """Returns nothing: where programs run changes nothing of what they print."""
+        return {}

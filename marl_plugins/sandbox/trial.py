@@ -1,0 +1,80 @@
+"""Whether programs can be run on this machine: lines of `openrlhf doctor`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.findings import Finding, check_extra, error_if, note, ok
+from marl_plugins.sandbox import levels
+from marl_plugins.sandbox.checks import describe_sandbox
+from marl_plugins.sandbox.opening import NEEDED, open_sandbox
+from marl_plugins.sandbox.program import Completed, Limits, Program
+from marl_plugins.sandbox.section import SandboxConfig
+
+LONGEST_SECONDS = 10.0
+"""An endless program that is limited to a second has been stopped by then."""
+
+
+def check_service_client(used: bool) -> list[Finding]:
+    """Whether the client of a service is installed.
+
+    Args:
+        used: Whether the run would use it.
+    """
+    return [check_extra("fusion", NEEDED, "a sandbox at a service, and `openrlhf sandbox serve`", used)]
+
+
+def try_sandbox(config: SandboxConfig, limits: Limits, packages: bool, used: bool) -> list[Finding]:
+    """Returns the sandbox's level, or service, and what came of three programs: a correct one, an endless one, one that needs too
+    much memory.
+
+    Args:
+        packages: Whether programs may import installed packages.
+        used: Whether the run runs programs.
+    """
+    machine = None if config.isolation == "service" else levels.examine()
+    sources = {
+        "print(6 * 7)": limits,
+        "while True: pass": replace(limits, seconds=1.0),
+        f"print(len(bytearray({2 * limits.memory_mb * 2**20})))": limits,
+    }
+
+    async def programs() -> list[Completed]:
+        async with open_sandbox(config, packages=packages) as sandbox:
+            return [await sandbox.run(Program(source, limits=own, merged=True)) for source, own in sources.items()]
+
+    started = time.monotonic()
+    try:
+        where = describe_sandbox(config) if machine is None else levels.choose(config.isolation, machine)
+        correct, endless, hungry = asyncio.run(programs())
+    except ConfigurationError as problem:
+        found, _, fix = str(problem).rpartition("; ")
+        return [error_if(used, "sandbox", found or fix, fix)]
+    except (InfrastructureFailure, OSError) as failure:
+        return [error_if(used, "python tool", str(failure), "ulimit -u shows how many processes are allowed")]
+    if machine is None:
+        findings = [ok("sandbox", f"programs run at the {where}")]
+    else:
+        findings = [ok("sandbox", f"isolates programs at level {where}")]
+        missing = machine.missing.items()
+        findings += [note("sandbox", f"no level {name}: {what}", "openrlhf docs sandbox") for name, what in missing]
+    problems = []
+    if correct.status != "finished" or correct.stdout.strip() != "42":
+        problems.append(f"print(6 * 7) gave {said(correct)!r}")
+    if endless.status == "finished" or endless.seconds > LONGEST_SECONDS:
+        problems.append("an endless program was not stopped")
+    if hungry.status == "finished" or "MemoryError" not in hungry.stdout:
+        problems.append(f"a program took more than its {limits.memory_mb} MB: {said(hungry)!r}")
+    if problems:
+        fix = "raise the recipe's tools.python.memory_mb or seconds; see ulimit -a"
+        return [*findings, error_if(used, "python tool", "; ".join(problems), fix)]
+    seconds = time.monotonic() - started
+    return [*findings, ok("python tool", f"runs programs, stops those that exceed its limits ({seconds:.1f} s)")]
+
+
+def said(completed: Completed) -> str:
+    """Returns the end of what a program printed, and why it was stopped."""
+    return "\n".join(filter(None, [completed.stdout.rstrip("\n"), completed.reason]))[-200:]

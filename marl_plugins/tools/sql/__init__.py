@@ -1,0 +1,46 @@
+"""The tool `sql`: a role queries an SQLite file that nothing can change (queries.py).
+
+tools:
+  sql: {database: shop.db}
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from marl_plugins import hookimpl
+from marl_plugins.tools.sql.queries import Answer as Answer
+from marl_plugins.tools.sql.queries import ask as ask
+from marl_plugins.tools.sql.queries import find_queries as find_queries
+from marl_plugins.tools.sql.queries import runner as runner
+from marl_plugins.tools.sql.queries import sql_tool as sql_tool
+from marl_plugins.tools.sql.section import SqlToolConfig as SqlToolConfig
+
+if TYPE_CHECKING:
+    from marl_plugins.core.problems import Problem
+    from marl_plugins.core.section import Section
+    from marl_plugins.core.tools import Tool
+    from marl_plugins.run import Run
+
+
+@hookimpl
+def marl_sections() -> dict[str, type[Section]]:
+    return {"tools.sql": SqlToolConfig}
+
+
+@hookimpl
+def marl_tools(run: Run) -> list[Tool]:
+    """The tool, where the recipe has a database for it."""
+    config = run.section(SqlToolConfig)
+    return [sql_tool(config, run.folder / config.database)] if config is not None else []
+
+
+@hookimpl
+def marl_configure(run: Run) -> list[Problem]:
+    """What is wrong with the database."""
+    from marl_plugins.tools.sql.databases import database_problems
+
+    config = run.section(SqlToolConfig)
+    if config is None:
+        return []
+    return database_problems(run.folder / config.database, config.tables)
