@@ -17,6 +17,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "marl_plugins"
 ORDER = (
     ("core",),
     ("sandbox",),
+    ("grading",),
     ("hosts",),
     ("loading",),
     ("run",),

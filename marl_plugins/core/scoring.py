@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from marl_plugins.core.deadlines import counted
 from marl_plugins.core.failures import InfrastructureFailure, nearest
 from marl_plugins.core.trajectory import Action, File, Trajectory
 
@@ -207,7 +208,8 @@ async def score_outcome(
 ) -> None:
     """Write the outcome: the verifier's score, 0 for an agent failure (for every role), none where infrastructure failed.
 
-    A verifier that fails or exceeds `seconds` loses the trajectory to infrastructure, like any other failure there.
+    A verifier that fails or exceeds `seconds` loses the trajectory to infrastructure, like any other failure there. Its wait in a
+    queue does not count (`not_counted` of deadlines.py).
 
     Args:
         roles: Those of the recipe, which may have outcomes of their own.
@@ -217,7 +219,8 @@ async def score_outcome(
     if trajectory.agent_failure:
         set_outcome(trajectory, 0.0, roles)
         return
-    async with trajectory.lost_after(seconds, "its outcome was not scored"):
+    lost = trajectory.lost_after(seconds, "its outcome was not scored")
+    async with lost, counted(lost.deadline):
         answer = scorer(trajectory)
         if answer is not None:
             set_outcome(trajectory, await answer, roles)

@@ -29,6 +29,7 @@ from pydantic.v1 import ValidationError as NotInProtocol
 from sandbox_fusion.models import CommandRunStatus, RunCodeRequest, RunCodeResponse, RunStatus
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
+from marl_plugins.core.deadlines import in_turn
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
 from marl_plugins.core.redaction import Redaction, shown_url
 from marl_plugins.core.workspace import MOST_FILES, folders_of, path_problem, read_files, tree_problem
@@ -151,7 +152,7 @@ class ServiceSandbox:
             workspace = workspace.resolve(strict=True)  # noqa: ASYNC240
             if self._workspaces is None or self._workspaces not in workspace.parents:
                 raise ValueError(f"workspace {workspace}: expected a folder in the sandbox's own, {self._workspaces}")
-        async with self._free:
+        async with in_turn(self._free):
             try:
                 job = await asyncio.to_thread(_Job, program, workspace)
                 body = await asyncio.to_thread(job.body, self._source)

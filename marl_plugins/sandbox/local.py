@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from marl_plugins.core.deadlines import not_counted
 from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.workspace import read_files
 from marl_plugins.sandbox import levels
@@ -90,7 +91,8 @@ class LocalSandbox:
             if self._workspaces is None or self._workspaces not in workspace.parents:
                 raise ValueError(f"workspace {workspace}: expected a folder in the sandbox's own, {self._workspaces}")
         imports = (*self._imports, "pytest") if program.language == "pytest" else self._imports
-        await self._free.acquire()
+        async with not_counted():
+            await self._free.acquire()
         slot, run = self._slots.pop(), None
         try:
             for _ in range(ATTEMPTS):

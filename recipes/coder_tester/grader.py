@@ -1,28 +1,21 @@
 """An outcome for each role: whether the last program passes the hidden asserts, and whether the tests were right about the first.
 
-The tester is not paid for tests that fail, nor for tests that pass, but for tests that say what the hidden asserts say.
+The tester is not paid for tests that fail, nor for tests that pass, but for tests that say what the hidden asserts say; tests
+that a function passes which returns nothing are none. Programs and asserts are run apart, so that no program can say that it has passed.
 """
 
-from marl_plugins.core.tools import ToolCall
-from marl_plugins.tools.python import PythonToolConfig, find_programs, runner
+from marl_plugins.grading.programs import Checker
 
-run_limited = runner(PythonToolConfig(seconds=5, packages=False))  # as many programs at a time as there are cores
+from .workflow import code
 
-
-def code(text):
-    return (find_programs(text) or [text])[-1]
-
-
-async def passes(program, checks, trajectory):
-    call = ToolCall(f"{code(program)}\n{code(checks)}", trajectory.task.id, trajectory.sample, trajectory.step)
-    return (await run_limited(call)).ok
+checker = Checker(seconds=5)  # as many programs at a time as there are cores
 
 
 async def score_outcome(trajectory):
     hidden = trajectory.task.label
     first = next(a.text for a in trajectory.actions if a.role == "coder" and not a.parents)
-    tests = next(a.text for a in trajectory.actions if a.role == "tester")
-    first_is_right = await passes(first, hidden, trajectory)
-    last_is_right = first_is_right if trajectory.answer == first else await passes(trajectory.answer, hidden, trajectory)
-    tests_are_right = "assert" in tests and await passes(first, tests, trajectory) == first_is_right
+    tests = code(next(a.text for a in trajectory.actions if a.role == "tester"))
+    right = (await checker.passed(code(first), hidden)).passed
+    last_is_right = right if trajectory.answer == first else (await checker.passed(code(trajectory.answer), hidden)).passed
+    tests_are_right = await checker.fail_without(tests) and (await checker.passed(code(first), tests)).passed == right
     return {"coder": float(last_is_right), "tester": float(tests_are_right)}

@@ -1,0 +1,286 @@
+"""What runs in the sandbox for `programs.py`: the program alone, answering calls; or the checks alone, with its answers.
+
+    answers()    loads the program and writes one line of JSON for each call that it was asked for
+    verdict()    runs the checks; writes how they ended, or the calls whose answers they still need
+
+Two programs that never meet: what passes between them is JSON. Each leaves its report in a file of a random name, so what it prints
+is no report, and one that leaves early has made none. Standard library only: this file is sent to the sandbox as text.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import json
+import sys
+import types
+from typing import Any
+
+LARGEST = 1 << 20
+"""Characters of one answer."""
+MOST_CALLS = 1000
+"""Maximum number of calls that checks make."""
+if hasattr(sys, "set_int_max_str_digits"):
+    sys.set_int_max_str_digits(100_000)
+
+
+# --- values -----------------------------------------------------------------------------------------------------------------
+
+
+def packed(value: Any) -> Any:
+    """A plain value as JSON values: of a subclass only what its plain class holds.
+
+    Raises:
+        TypeError: It holds something else.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    for kind in (list, tuple, set, frozenset):
+        if isinstance(value, kind):
+            return {kind.__name__: [packed(part) for part in kind.__iter__(value)]}  # type: ignore[arg-type]
+    if isinstance(value, dict):
+        return {"dict": [[packed(key), packed(part)] for key, part in dict.items(value)]}
+    if isinstance(value, bytes):
+        return {"bytes": bytes.hex(value)}
+    if isinstance(value, complex):
+        return {"complex": [complex.__getattribute__(value, "real"), complex.__getattribute__(value, "imag")]}
+    if type(value).__module__ == "numpy":
+        return packed(value.tolist())
+    raise TypeError(f"{type(value).__name__} is no plain value (None, numbers, text, bytes, lists, tuples, sets, dicts)")
+
+
+def unpacked(value: Any) -> Any:
+    """The plain value that `packed` has packed."""
+    if not isinstance(value, dict):
+        return value
+    ((kind, parts),) = value.items()
+    if kind == "dict":
+        return {unpacked(key): unpacked(part) for key, part in parts}
+    if kind == "bytes":
+        return bytes.fromhex(parts)
+    if kind == "complex":
+        return complex(*parts)
+    return {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[kind](map(unpacked, parts))
+
+
+# --- the program ------------------------------------------------------------------------------------------------------------
+
+
+def answers(request: dict[str, Any]) -> None:
+    """Load the program as a module, and answer the calls in turn; the first line says whether it was loaded."""
+    report, program = request["report"], types.ModuleType("program")
+    sys.modules["program"] = program
+    names = program.__dict__
+    try:
+        exec(compile(request["program"], "program.py", "exec"), names)
+    except BaseException as error:
+        write(report, raised(error))
+        return
+    write(report, {"loaded": True})
+    for call in request["calls"]:
+        write(report, answered(names, json.loads(call)))
+
+
+def write(report: str, answer: dict[str, Any]) -> None:
+    """Add a line to the report."""
+    text = json.dumps(answer)
+    if len(text) > LARGEST:
+        text = json.dumps({"raised": "OverflowError", "text": f"the answer has more than {LARGEST} characters"})
+    with open(report, "a", encoding="utf-8", errors="replace") as file:
+        file.write(text + "\n")
+
+
+def answered(names: dict[str, Any], call: dict[str, Any]) -> dict[str, Any]:
+    """What comes of one call: `value`, with the arguments where they were changed; `raised`; `callable` or `missing` of a name."""
+    if call["name"] not in names:
+        return {"missing": True}
+    found = names[call["name"]]
+    try:
+        if "given" not in call:
+            return {"callable": True} if callable(found) else {"value": packed(found)}
+        given, named = map(unpacked, call["given"])
+        value = packed(found(*given, **named))
+        after = [packed(given), packed(named)]
+        return {"value": value, "changed": after} if after != call["given"] else {"value": value}
+    except BaseException as error:
+        return raised(error)
+
+
+def raised(error: BaseException) -> dict[str, Any]:
+    """An exception by the first of its classes that is Python's own."""
+    kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
+    text = ""
+    with contextlib.suppress(BaseException):
+        text = str(error)[:1000]
+    return {"raised": kind, "text": text}
+
+
+# --- the checks -------------------------------------------------------------------------------------------------------------
+
+
+class Unanswered(BaseException):
+    """The checks need an answer that there is not yet."""
+
+
+class Unknown:
+    """Stands for an answer that there is not yet: an assert passes with it, anything else has to wait."""
+
+    def __init__(self, asked: Asked, name: str = ""):
+        self._asked, self._name = asked, name
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        if not self._name:
+            raise Unanswered
+        return self._asked.call(self._name, given, named)
+
+    def __bool__(self) -> bool:
+        if sys._getframe(1).f_lineno in self._asked.asserts:
+            return True
+        raise Unanswered
+
+    def _as_unknown(self, *others: Any) -> Any:
+        return self
+
+    def _waits(self, *others: Any) -> Any:
+        raise Unanswered
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _as_unknown
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __mod__ = __pow__ = _as_unknown
+    __neg__ = __abs__ = __round__ = _as_unknown
+    __iter__ = __len__ = __getitem__ = __contains__ = __int__ = __float__ = __index__ = __str__ = __repr__ = _waits
+    __getattr__ = __hash__ = _waits
+
+
+class Asked(dict[str, Any]):
+    """The names of the checks: one that they do not define is the program's.
+
+    Args:
+        known: What the program has answered, as pairs (call, answer) in JSON.
+        asserts: The lines of the checks that are asserts.
+    """
+
+    def __init__(self, known: list[tuple[str, str]], asserts: set[int]):
+        super().__init__(__name__="checks", __builtins__=builtins)
+        self.known: dict[str, list[str]] = {}
+        for call, answer in known:
+            self.known.setdefault(call, []).append(answer)
+        self.asserts = asserts
+        self.unknown: list[str] = []
+        """The calls that the program has to answer."""
+        self.blamed: BaseException | None = None
+        """The last exception that is the program's, and not the checks' own."""
+        self._made = 0
+        self._values: dict[str, Any] = {}
+
+    def __missing__(self, name: str) -> Any:
+        if hasattr(builtins, name):
+            return getattr(builtins, name)
+        if name not in self._values:
+            answer = self._answer({"name": name})
+            if answer is None:
+                self._values[name] = Unknown(self, name)
+            elif answer.get("callable"):
+                self._values[name] = lambda *given, **named: self.call(name, given, named)
+            elif "missing" in answer:
+                raise self._blame(NameError(f"the program has no {name!r}"))
+            else:
+                self._values[name] = self._told(answer)
+        return self._values[name]
+
+    def call(self, name: str, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Call a function of the program."""
+        if any(isinstance(part, Unknown) for part in (*given, *named.values())):
+            raise Unanswered
+        answer = self._answer({"name": name, "given": [packed(list(given)), packed(named)]})
+        if answer is None:
+            return Unknown(self)
+        return self._told(answer, (*given, *named.values()))
+
+    def _answer(self, call: dict[str, Any]) -> dict[str, Any] | None:
+        """The program's answer, which a call takes once; None where there is none yet, and it is asked for."""
+        text = json.dumps(call)
+        self._made += 1
+        if self._made > MOST_CALLS:
+            raise RuntimeError(f"the checks call the program more than {MOST_CALLS} times")
+        if not self.known.get(text):
+            self.unknown.append(text)
+            return None
+        try:
+            answer = json.loads(self.known[text].pop(0))
+        except (ValueError, RecursionError):
+            answer = None
+        return answer if isinstance(answer, dict) else {"raised": "ValueError", "text": "the answer cannot be read"}
+
+    def _told(self, answer: dict[str, Any], given: tuple[Any, ...] = ()) -> Any:
+        """The value of an answer; what was given becomes what the program has made of it.
+
+        Raises:
+            Exception: What the program raised, as Python's own class.
+        """
+        if "raised" in answer:
+            kind = getattr(builtins, str(answer["raised"]), None)
+            usual = isinstance(kind, type) and issubclass(kind, Exception)
+            try:
+                error = kind(answer.get("text")) if usual else Exception(f"{answer['raised']}: {answer.get('text')}")  # type: ignore[misc]
+            except TypeError:  # of a class that takes more than a text
+                error = Exception(f"{answer['raised']}: {answer.get('text')}")
+            raise self._blame(error)
+        try:
+            if "changed" in answer:
+                after, others = map(unpacked, answer["changed"])
+                for mine, new in zip(given, (*after, *others.values())):  # noqa: B905
+                    renew(mine, new)
+            return unpacked(answer["value"])
+        except Exception:  # whatever the program has written in the place of an answer
+            raise self._blame(ValueError("the answer cannot be read")) from None
+
+    def _blame(self, error: BaseException) -> BaseException:
+        self.blamed = error
+        return error
+
+
+def renew(mine: Any, new: Any) -> None:
+    """Give a list, a set or a dict the content that the program has left in it."""
+    if isinstance(mine, list):
+        mine[:] = new
+    elif isinstance(mine, (set, dict)):
+        mine.clear()
+        mine.update(new)
+
+
+def verdict(request: dict[str, Any]) -> None:
+    """Run the checks to their end, with functions called `test_*` that take nothing; the first line says what came of it."""
+    asked = None
+    try:
+        tree = ast.parse(request["checks"])
+        spans = [(node.lineno, node.end_lineno or node.lineno) for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+        asked = Asked(request["known"], {line for first, last in spans for line in range(first, last + 1)})
+        exec(compile(tree, "checks.py", "exec"), asked)
+        for name, test in list(asked.items()):
+            if name.startswith("test_") and callable(test):
+                test()
+        said = "passed"
+    except BaseException as error:
+        told = raised(error)
+        ours = asked is not None and (isinstance(error, AssertionError) or error is asked.blamed)
+        where = f"checks.py:{line_of(error)}: " if asked is not None else ""
+        said = f"{'failed' if ours else 'broken'} {where}{told['raised']}" + (f": {told['text']}" if told["text"] else "")
+    unknown = asked.unknown if asked is not None else []
+    with open(request["report"], "w", encoding="utf-8", errors="replace") as file:
+        file.write("\n".join(["asks" if unknown else " ".join(said.split())[:500], *unknown]))
+
+
+def line_of(error: BaseException) -> int:
+    """The innermost line of the checks that led to an exception."""
+    line, frame = 0, error.__traceback__
+    while frame is not None:
+        line = frame.tb_lineno if frame.tb_frame.f_code.co_filename == "checks.py" else line
+        frame = frame.tb_next
+    return line

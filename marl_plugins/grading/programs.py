@@ -1,0 +1,131 @@
+"""Whether a program that an agent wrote passes checks, such that it cannot say so itself.
+
+    checker = Checker(seconds=5)
+    found = await checker.passed(program, "assert f(3) == 7")
+    found.passed, found.reason
+
+The program and the checks run one after the other in sandboxes of their own (inside.py). The checks are run first: they ask for the
+program's names and calls. The program is loaded alone, as a module, and answers them. The checks are run again with its answers,
+until they have come to their end. So
+
+    leaving    (`raise SystemExit`, `os._exit`, at exit, in a thread) gives no answers, and what has left no report has not passed
+    pretending to be equal, by a class with an `__eq__` of its own, is in vain: answers are plain values that crossed as JSON
+    reaching   for the checks, what they expect or their report is in vain: the program shares no process with them
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from marl_plugins.sandbox import Completed, Limits, OnDemand, Program
+from marl_plugins.sandbox.section import SandboxConfig
+
+SOURCE = Path(__file__).with_name("inside.py").read_text()
+FUNCTION, NONE = '{"callable": true}', '{"value": null}'
+"""Answers of a program whose functions all return None."""
+ROUNDS = 50
+"""Maximum number of times that checks ask for answers which depend on answers before."""
+FILE_MB = 64
+"""Size of one file that a program or its answers may have."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What came of a program's checks.
+
+    Args:
+        passed: Whether the checks came to their end and nothing failed.
+        reason: Why not: the check that failed, by line, or what kept the program from answering; empty where it passed.
+        broken: Whether it is the checks that cannot be run: they do not parse, leave early, take too long, raise something
+            of their own.
+    """
+
+    passed: bool
+    reason: str = ""
+    broken: bool = False
+
+
+class Checker:
+    """Runs programs and their checks.
+
+    Args:
+        seconds: Wall time of the program in all, and of each run of the checks.
+        memory_mb: Memory of each of the two.
+        packages: Whether they may import installed packages; without them each starts in less than half the time.
+        sandbox: Where they run; default: a sandbox of its own, at the strongest level of the machine.
+    """
+
+    def __init__(
+        self, *, seconds: float = 5.0, memory_mb: int = 512, packages: bool = False, sandbox: OnDemand | None = None
+    ):
+        self._limits = Limits(seconds=seconds, memory_mb=memory_mb, file_mb=FILE_MB, disk_mb=2 * FILE_MB)
+        self._sandbox = sandbox or OnDemand(SandboxConfig(imports=["ast", "json"]), packages=packages)
+
+    async def passed(self, program: str | None, checks: str) -> Checked:
+        """Runs checks on a program.
+
+        Args:
+            program: Python that defines what the checks use, loaded as a module (`__name__` is not `__main__`); None: one whose
+                functions all return None.
+            checks: Python with `assert`, and functions `test_*` without parameters. A name that they do not define is the
+                program's. What they give the program and get from it are plain values: None, numbers, texts, bytes, lists,
+                tuples, sets and dicts. What the program raises comes as the nearest of Python's own exceptions.
+
+        Raises:
+            InfrastructureFailure: They could not be run; no program is to blame for that.
+        """
+        known: list[tuple[str, str]] = []
+        left = self._limits.seconds
+        for _ in range(ROUNDS):
+            completed, report = await self._run("verdict", self._limits, checks=checks, known=known)
+            said, *unknown = report or ["broken"]
+            if said != "asks":
+                status, _, reason = said.partition(" ")
+                return Checked(
+                    status == "passed", reason or _why(completed, "the checks"), status not in ("passed", "failed")
+                )
+            if program is None:
+                known += [(call, NONE if '"given": ' in call else FUNCTION) for call in unknown]
+                continue
+            calls = [*(call for call, _ in known), *unknown]
+            limits = replace(self._limits, seconds=max(left, 0.1))
+            completed, answers = await self._run("answers", limits, program=program, calls=calls)
+            left -= completed.seconds
+            if len(answers) <= len(calls):  # the first line says that it was loaded
+                return Checked(False, _unanswered(answers, calls, completed))
+            known += zip(unknown, answers[1 + len(known) :], strict=False)
+        return Checked(False, f"the checks need more than {ROUNDS} answers in turn, each for the next call", broken=True)
+
+    async def fail_without(self, checks: str) -> bool:
+        """Whether checks fail a program whose functions all return None; those that do not have checked nothing."""
+        found = await self.passed(None, checks)
+        return not (found.passed or found.broken)
+
+    async def _run(self, what: str, limits: Limits, **request: Any) -> tuple[Completed, list[str]]:
+        """Run one side; its report by lines, which is empty where it has left none."""
+        report = secrets.token_hex(16)
+        stdin = json.dumps({**request, "report": report}).encode()
+        program = Program(
+            f"{SOURCE}\n{what}(json.load(sys.stdin))\n", stdin=stdin, wanted=(report,), limits=limits, merged=True
+        )
+        completed = await self._sandbox.sandbox.run(program)
+        return completed, completed.files.get(report, b"").decode(errors="replace").splitlines()
+
+
+def _why(completed: Completed, what: str) -> str:
+    """Why a side has left no report, or not all of it."""
+    return f"{what} were {completed.reason}" if completed.reason else f"{what} ended early, with exit code {completed.code}"
+
+
+def _unanswered(answers: list[str], calls: list[str], completed: Completed) -> str:
+    """Why a program has not answered all calls."""
+    if len(answers) == 1 and (failed := re.match(r'\{"raised": "(\w+)"', answers[0])):
+        return f"the program raises {failed[1]} when it is loaded"
+    call = calls[len(answers) - 1] if answers else ""
+    at = f" before it answered {call[:200]}" if answers else " while it was loaded"
+    return f"the program was {completed.reason}{at}" if completed.reason else f"the program ended{at}"
