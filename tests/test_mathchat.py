@@ -19,6 +19,9 @@ from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.scoring import Seen, SeenLast
 from marl_plugins.core.shipped import recipes_root
 from marl_plugins.core.trajectory import Task, ToolResult
+from marl_plugins.grading import right
+from marl_plugins.grading.math_process import CPU_SECONDS
+from marl_plugins.grading.math_verify import helper
 from marl_plugins.loading import load_file
 
 FOLDER = recipes_root() / "mathchat"
@@ -51,7 +54,7 @@ def test_the_grader_judges_as_a_person_does():
     """Nothing of another value is accepted, and less than 3 % of what is right is refused."""
 
     async def graded(pairs):
-        return [(answer, label, judged, await grader.right(answer, label)) for answer, label, judged in pairs]
+        return [(answer, label, judged, await right(answer, label)) for answer, label, judged in pairs]
 
     pairs = [(f"So it is \\boxed{{{answer}}}", label, judged) for answer, label, judged in BOXED] + TEXTS
     found = asyncio.run(graded(pairs))
@@ -88,8 +91,8 @@ def test_no_answer_ends_the_grader_or_holds_up_others(kind):
 
     async def beside():
         longest, begun = 0.0, time.monotonic()
-        hostile = asyncio.create_task(grader.right(HOSTILE[kind], "42"))
-        innocent = asyncio.create_task(grader.right("\\boxed{\\sqrt{4}\\cdot 21}", "42"))
+        hostile = asyncio.create_task(right(HOSTILE[kind], "42"))
+        innocent = asyncio.create_task(right("\\boxed{\\sqrt{4}\\cdot 21}", "42"))
         while not (hostile.done() and innocent.done()):
             await asyncio.sleep(0.01)
             longest, begun = max(longest, time.monotonic() - begun), time.monotonic()
@@ -97,17 +100,16 @@ def test_no_answer_ends_the_grader_or_holds_up_others(kind):
 
     wrong, fine, longest = asyncio.run(beside())
     assert (wrong, fine) == (False, True)
-    assert longest < grader.SECONDS  # not a measurement: a computation on the event loop takes more, and may never end
-    helper, _ = grader.helper()
-    assert ended(lambda: psutil.Process(helper.pid).children())
+    assert longest < CPU_SECONDS  # not a measurement: a computation on the event loop takes more, and may never end
+    process, _ = helper()
+    assert ended(lambda: psutil.Process(process.pid).children())
 
 
 def test_what_runs_math_verify_ends_with_the_process_that_asked():
     code = (
-        "import asyncio, os, signal; from pathlib import Path; from marl_plugins.loading import load_file\n"
-        f"grader = load_file(Path({str(FOLDER / 'grader.py')!r}), 'grader_to_be_killed')\n"
-        "assert asyncio.run(grader.right('\\\\boxed{\\\\sqrt{4}}', '2'))\n"
-        "print(grader.helper()[0].pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+        "import asyncio, os, signal; from marl_plugins.grading.math_verify import helper, verified\n"
+        "assert asyncio.run(verified('\\\\sqrt{4}', '2'))\n"
+        "print(helper()[0].pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
@@ -116,7 +118,7 @@ def test_what_runs_math_verify_ends_with_the_process_that_asked():
 
 def test_a_grader_whose_process_ended_is_infrastructure_and_starts_again():
     assert outcome("\\boxed{\\sqrt{4}}", "2") == 1.0
-    process, _ = grader.helper()
+    process, _ = helper()
     process.kill()
     process.wait()
     with pytest.raises(InfrastructureFailure, match="ended with -9"):

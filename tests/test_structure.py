@@ -58,6 +58,7 @@ STATE: dict[str, str] = {
 }
 """Module-level objects that change, and why."""
 CACHES = {
+    "grading/math_verify.py helper": "the process that runs math-verify, for all graders of this process",
     "sandbox/levels.py examine": "what isolation this machine has: programs get the level that the plan named",
     "coach/verdict.py _patterns": "compiled patterns",
     "hosts/upstream_cli.py upstream_root": "where a package is installed",

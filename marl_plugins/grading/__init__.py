@@ -1,8 +1,13 @@
 """What graders are made of (docs/recipes.md, "The grader").
 
-programs.py   whether a program passes checks, without being able to say so itself
+places.py      where an answer stands, and in which form: a box, a line `answer: X`, one word, a number
+values.py      whether it has the value of the label: numbers, lists, words, formulas
+programs.py    whether a program passes checks, without being able to say so itself
 """
 
+from marl_plugins.grading.numbers import number
+from marl_plugins.grading.places import boxed, final, lone_number, stated, word
 from marl_plugins.grading.programs import Checked, Checker
+from marl_plugins.grading.values import ACCEPTED, right, same
 
-__all__ = ["Checked", "Checker"]
+__all__ = ["ACCEPTED", "Checked", "Checker", "boxed", "final", "lone_number", "number", "right", "same", "stated", "word"]

@@ -1,7 +1,7 @@
 """An outcome for each role: whether the last program passes the hidden asserts, and whether the tests were right about the first.
 
-The tester is not paid for tests that fail, nor for tests that pass, but for tests that say what the hidden asserts say; tests
-that a function passes which returns nothing are none. Programs and asserts are run apart, so that no program can say that it has passed.
+The tester is not paid for tests that fail, nor for tests that pass, but for tests that say what the hidden asserts say; tests that
+a function passes which returns nothing are none. Programs and asserts are run apart: no program can say itself that it passes.
 """
 
 from marl_plugins.grading.programs import Checker

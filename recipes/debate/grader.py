@@ -1,14 +1,13 @@
 """The judge is right or not; what one debater wins the other loses: the judge's word for it, whether that is right or not."""
 
-import re
+from marl_plugins.grading import word
 
-SIDE = re.compile(r"\b(n|s)(?:orth|outh)?\b", re.IGNORECASE)
+SIDES = {"north": "north", "n": "north", "south": "south", "s": "south"}
 
 
 def decision(text):
-    """The last side that a text names; empty where it names none."""
-    found = SIDE.findall(text or "")
-    return {"n": "north", "s": "south"}[found[-1].lower()] if found else ""
+    """The side that a text decides for: stated, alone on its last line, or the only one that it names; empty where it is none."""
+    return SIDES.get(word(text, SIDES), "")
 
 
 def score_outcome(trajectory):

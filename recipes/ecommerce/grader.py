@@ -5,8 +5,12 @@ Nothing but what the composer says is read. The parts of the outcome are the que
 
 import re
 
-LINE = re.compile(r"^\W*(\d+)[*_]*[:.)]+[*_]*\s*(.*\S)", re.MULTILINE)
-NUMBER = re.compile(r"(?:(?<![\w.])[-\u2212])?\d+(?:,\d{3})*(?:\.\d+)?")
+from marl_plugins.grading import lone_number, number
+
+BEGIN = re.compile(
+    r"(?:^\W*|(?<=[\s,;|]))(?:(?:answer|question|a|q)\W?\s*)?(\d{1,3})[*_]*(?::|[.)](?!\d))[*_:.)]*", re.I | re.M
+)
+"""Where the answer to a question begins: `2: `, `**2.** `, `Answer 2: `, at the start of a line or after the answer before."""
 NAME = re.compile(r"[a-z]+-\d{3}|\d{4}-\d\d-\d\d")
 """Products and days, which are names where a question gives no options."""
 
@@ -19,8 +23,16 @@ def score_outcome(trajectory):
 
 
 def lines(answer):
-    """What the numbered lines of an answer say, by number; the last one counts."""
-    return {int(number): text for number, text in LINE.findall(answer or "")}
+    """What the numbered lines of an answer say, by number; the last one counts. Several may stand on one line, in order."""
+    text, begins = answer or "", []
+    for found in BEGIN.finditer(text):
+        inside = begins and "\n" not in text[begins[-1].end() : found.start()]
+        if not inside or (int(found[1]) == int(begins[-1][1]) + 1 and ":" in found[0]):
+            begins.append(found)
+    said = {}
+    for found, after in zip(begins, [*begins[1:], None], strict=False):
+        said[int(found[1])] = text[found.end() : after.start() if after else None].partition("\n")[0].strip()
+    return {number: one for number, one in said.items() if one}
 
 
 def score(label, text):
@@ -37,18 +49,19 @@ def score(label, text):
 
 
 def number_in(text):
-    """The last number of a line."""
-    found = NUMBER.findall(text)
-    return float(found[-1].replace(",", "").replace("\u2212", "-")) if found else None
+    """The number of a line that says one."""
+    found = number(lone_number(text))
+    return None if found is None else float(found)
 
 
 def names_in(text, options):
     """The options that a line names, in order, each once."""
     words = "|".join(sorted(map(re.escape, options), key=len, reverse=True)).lower()
-    pattern = re.compile(rf"(?<![\w-])(?:{words})(?![\w-])") if options else NAME
-    return [
-        next((o for o in options if o.lower() == found), found) for found in dict.fromkeys(pattern.findall(text.lower()))
-    ]
+    pattern = re.compile(rf"(?<![\w-])(?:{words})(?![\w-])", re.IGNORECASE) if options else NAME
+    found = pattern.findall(text if options else text.lower())
+    exact = [one for one in found if one in options]  # "It may be June" names one month
+    said = dict.fromkeys(one.lower() for one in exact or found)
+    return [next((option for option in options if option.lower() == one), one) for one in said]
 
 
 def of_number(label, said):

@@ -8,9 +8,10 @@ higher card wins. A bet that is answered by a pass wins at once. After pass and 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from itertools import permutations
+
+from marl_plugins.grading import word
 
 CARDS = "JQK"
 DEALS = ["".join(deal) for deal in permutations(CARDS, 2)]
@@ -26,20 +27,16 @@ def seat_of(role: str) -> str:
     return role.removeprefix("earlier_")
 
 
-MOVE = re.compile(r"\b(p|b)(?:ass|et)?\b", re.IGNORECASE)
-
-
 def letter(card: str, move: str) -> str:
     """A move as a tiny model makes it: the letter of the card it holds, large for a bet and small for a pass."""
     return card if move == "b" else card.lower()
 
 
 def move_of(text: str) -> str:
-    """`b` or `p`: a letter's move (see `letter`), or the last one that a text names; who names none passes."""
+    """`b` or `p`: a letter's move (see `letter`), or the move that a text states, ends with, or alone names; else a pass."""
     if len(text) == 1 and text.upper() in CARDS:
         return "b" if text.isupper() else "p"
-    found = MOVE.findall(text)
-    return found[-1].lower() if found else "p"
+    return word(text, ("pass", "bet", "p", "b"))[:1] or "p"
 
 
 def ended(moves: str) -> bool:

@@ -19,8 +19,7 @@ from marl_plugins.core.options import at_least, recipe_file
 from marl_plugins.core.problems import Problem, at, first_of
 from marl_plugins.core.tasks import read_tasks
 from marl_plugins.core.trajectory import Task
-
-from . import grader
+from marl_plugins.grading import ACCEPTED, number
 
 FILES = {
     "train": "AIME problems to train on, such as AIME_1983_2024.json",
@@ -103,8 +102,8 @@ def name_of(task):
 
 def label_of(answer, kind):
     """The label of an answer, and what is wrong with it; several answers that are all right are a list."""
-    text = grader.ACCEPTED.sub("", str(answer)).strip()
-    values = [grader.number(part) for part in re.split(r"\s+or\s+", text)]
+    text = ACCEPTED.sub("", str(answer)).strip()
+    values = [number(part) for part in re.split(r"\s+or\s+", text)]
     whole = [value is not None and value.denominator == 1 for value in values]
     if kind == "aime" and not all(whole):
         return None, f"{answer!r} is no integer, which every answer of AIME is; correct it, or remove the problem"

@@ -3,8 +3,7 @@
 import re
 
 from marl_plugins.coach.rubric import Criterion
-
-from . import grader
+from marl_plugins.grading import boxed, right, same
 
 
 def ended(action, seen):
@@ -36,12 +35,12 @@ def prints(action, seen):
 
 async def boxes_what_was_computed(action, seen):
     printed = [word for a in seen.before for r in a.tool_results if r.ok for word in r.output.split()]
-    answer = grader.boxed(action.text)
-    return bool(printed) and answer is not None and await grader.same(answer, printed[-1])
+    answer = boxed(action.text)
+    return bool(printed) and answer is not None and await same(answer, printed[-1])
 
 
 async def is_right(action, seen):
-    return await grader.right(action.text, seen.label)
+    return await right(action.text, seen.label)
 
 
 RUBRIC = {

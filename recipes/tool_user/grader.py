@@ -1,10 +1,8 @@
-"""The last number of the final answer is the sum."""
+"""The number of the final answer is the sum: in a box, after `answer:`, or the last one of the text."""
 
-import re
-
-NUMBER = re.compile(r"(?:(?<![\w.])-)?\d+(?:,\d{3})*(?:\.\d+)?")
+from marl_plugins.grading import final, number
 
 
 def score_outcome(trajectory):
-    found = NUMBER.findall(trajectory.answer or "")
-    return float(bool(found) and found[-1].replace(",", "") == str(trajectory.task.label))
+    found = number(final(trajectory.answer or ""))
+    return float(found is not None and found == number(trajectory.task.label))

@@ -1,15 +1,11 @@
-"""An answer is the last of its letters A and B that stands alone."""
+"""An answer is the letter A or B, stated (`answer: B`, a box) or alone on the last line."""
 
-import re
-
-LETTER = re.compile(r"\b[AB]\b")
+from marl_plugins.grading import word
 
 
 def letter(text):
-    found = LETTER.findall(text or "")
-    return found[-1] if found else ""
+    return word(text, "AB")
 
 
 def score_outcome(trajectory):
-    found = letter(trajectory.answer)
-    return float(found != "" and found == trajectory.task.label)
+    return float(letter(trajectory.answer) == trajectory.task.label)

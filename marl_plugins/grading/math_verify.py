@@ -1,0 +1,79 @@
+"""Questions to math-verify, which knows LaTeX, in a process of its own.
+
+An answer is whatever an agent wrote, and LaTeX of a few characters can keep a computer algebra system busy for ever. So math-verify
+runs in math_process.py, where every question has limits of CPU time and memory, and as many are answered at a time as there are
+cores; it ends with the process that asks. An answer that reaches a limit is wrong. Waiting for others does not count against the
+deadline of who asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from marl_plugins.core.deadlines import not_counted
+from marl_plugins.core.failures import InfrastructureFailure
+from marl_plugins.grading.math_process import BEGUN, YES
+
+PROCESS = Path(__file__).with_name("math_process.py")
+
+
+async def verified(answer: str, label: str) -> bool:
+    """What math-verify says; False where it needs too long, or too much memory.
+
+    Raises:
+        InfrastructureFailure: The process that runs it does not work.
+    """
+    ours, theirs = socket.socketpair()
+    process, control = helper()
+    said = b""
+    try:
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        try:
+            writer.write(json.dumps([answer, label]).encode() + b"\n")
+            async with not_counted():
+                with theirs:  # the helper's end, which it hands to a process for this question alone
+                    await _hand_over(control, theirs)
+                begun = await reader.read(1)
+            said = await reader.read(1) if begun == BEGUN else b""
+        finally:
+            writer.close()
+    except OSError:
+        pass
+    finally:
+        ours.close()
+    if not said and process.poll() is not None:
+        helper.cache_clear()
+        raise InfrastructureFailure("grader", f"the process that runs math-verify ended with {process.returncode}")
+    return said == YES
+
+
+async def _hand_over(control: socket.socket, end: socket.socket) -> None:
+    """Give the helper the end of a connection, once it has taken those before."""
+    while True:
+        try:
+            socket.send_fds(control, [b"?"], [end.fileno()])
+            return
+        except BlockingIOError:
+            await asyncio.sleep(0.05)
+
+
+@functools.cache
+def helper() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """The process that runs math-verify, and the socket that it is asked through; it ends when that is closed."""
+    ours, theirs = socket.socketpair()
+    with theirs:  # -P: the modules beside that file are no libraries
+        process = subprocess.Popen(
+            [sys.executable, "-P", str(PROCESS)],
+            stdin=theirs.fileno(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    ours.setblocking(False)
+    return process, ours

@@ -1,0 +1,75 @@
+"""Numbers as models write them, exactly."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+LONGEST = 1000
+"""Maximum number of characters, and of digits, of an answer that is read as a value."""
+
+PLAIN = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
+POWER = r"(?:[eE][+-]?\d+|\s*(?:\\times|\\cdot|[*x×])\s*10\s*\^\s*(?:\{\s*[+-]?\d+\s*\}|[+-]?\d+))"
+LAST = rf"(?<![\w.])\d+ \d+/\d+|{PLAIN}{POWER}?(?:/{PLAIN})?"
+"""A number in a sentence: mixed, or plain with a power of ten or a denominator."""
+NUMBER = re.compile(rf"([+-]?)\s*({PLAIN}|\d{{1,3}}(?: \d{{3}})+|\d+\.)({POWER})?")
+RATIO = re.compile(r"([+-]?)\s*(?:(\d+)\s+)?(\d+)\s*/\s*(\d+)|([+-]?)\s*(\d+)?\s*\\frac\s*\{(-?\d+)\}\s*\{(\d+)\}")
+BASED = re.compile(r"([+-]?)\s*([0-9A-Za-z]+)\s*_\s*(?:\{\s*)?(\d{1,2})(?:\s*\})?")
+"""A number in another base: `2016_8`."""
+
+FIGURE = rf"(?<![\w.])[-+]?(?:\d{{1,3}}(?: \d{{3}})+(?![\d.])|{PLAIN}(?:[eE][+-]?\d+)?)"
+"""A number with its sign in a line that says one figure; its thousands may be apart."""
+
+FUNCTION = r"(?:log|ln|sin|cos|tan|sqrt|exp|max|min|gcd|lcm|abs)(?![A-Za-z])"
+COMMAND = r"\\(?:[A-Za-z]+|.)"
+LETTER = r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])"
+SIGN = r"[-+*/^_=<>×·÷√π%°!|()\[\]{},:≤≥≈±]"
+TIGHT = rf"(?:{LAST}|{COMMAND}|{FUNCTION}|{LETTER}|{SIGN})"
+LOOSE = rf"[ \t]*(?:{COMMAND}|{FUNCTION}|[-+*/^=<>×·÷√π,≤≥≈±])[ \t]*"
+RUN = re.compile(rf"(?:(?:{FUNCTION}|{COMMAND}|[-√])[ \t]+)?{TIGHT}(?:{LOOSE}(?={TIGHT})|{TIGHT}|[ \t]+{COMMAND})*")
+"""Mathematics in a sentence: what hangs together without blanks, or by signs that may have blanks around them."""
+SUM = re.compile(rf"[(\s]*[+-]?\s*{PLAIN}[)\s]*(?:(?:[-+*/×·÷]|\\times|\\cdot|\\div)\s*[(\s]*[+-]?\s*{PLAIN}[)\s]*)+")
+"""A calculation with plain numbers and no result."""
+
+
+def number(text: str) -> Fraction | None:
+    """The text as a number if it is one and nothing else, or None; also where it has more digits than anybody needs."""
+    text = text.replace("\u2212", "-").replace("$", "").strip()
+    if len(text) > LONGEST:
+        return None
+    if ratio := RATIO.fullmatch(text):
+        sign, whole, above, below = ratio.groups()[:4] if ratio[3] else ratio.groups()[4:]
+        if not int(below):
+            return None
+        value = int(whole or 0) + Fraction(int(above), int(below))
+        return -value if sign == "-" else value
+    if based := BASED.fullmatch(text):
+        return _in_base(*based.groups())
+    found = NUMBER.fullmatch(text)
+    if not found:
+        return None
+    sign, digits, power = found.groups()
+    exponent = int(re.findall(r"[+-]?\d+", power)[-1]) if power else 0
+    if abs(exponent) > LONGEST:
+        return None
+    return Fraction(sign + digits.replace(",", "").replace(" ", "")) * Fraction(10) ** exponent
+
+
+def _in_base(sign: str, digits: str, base: str) -> Fraction | None:
+    try:
+        value = int(digits, int(base))
+    except ValueError:
+        return None
+    return Fraction(-value if sign == "-" else value)
+
+
+def unfinished(text: str) -> bool:
+    """Whether a text is a calculation that was not carried out; a single fraction is a number."""
+    return number(text) is None and SUM.fullmatch(text.strip()) is not None
+
+
+def close(a: Fraction, b: Fraction) -> bool:
+    """Whether two numbers are the same but for the rounding of the sixth digit; whole numbers are not rounded."""
+    if a.denominator == b.denominator == 1:
+        return a == b
+    return abs(a - b) <= Fraction(1, 10**6) * min(Fraction(1), abs(b))

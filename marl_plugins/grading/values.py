@@ -1,0 +1,175 @@
+"""Whether what was said has the value that the label has.
+
+Numbers are compared as numbers, lists part by part and words as words; anything else (radicals, expressions, units) is left to
+math-verify (math_verify.py).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from marl_plugins.grading.math_verify import verified
+from marl_plugins.grading.numbers import BASED, LONGEST, NUMBER, RATIO, close, number, unfinished
+from marl_plugins.grading.places import TAIL, boxed, final, stated
+
+DEEPEST = 16
+"""Maximum number of braces within each other in an answer; a deeper one is right only as the label's text."""
+WORDS = re.compile(r"[A-Za-z][A-Za-z '.-]*")
+ACCEPTED = re.compile(r"\((?:both|either|each|all)\b[^()]*\baccepted\)")
+SEPARATORS = re.compile(r"\s+(?:or|and)\s+")
+CHOICE = re.compile(r"\(?([A-Z])\)[\s.:]*\S.*|([A-Z])[.:]\s+\S.*", re.DOTALL)
+"""A choice with what it says: `(C) 7`."""
+
+
+async def right(text: str | None, label: Any) -> bool:
+    """Whether a text's final answer has the value of a label.
+
+    Args:
+        label: A text or a number; several that are all right are a JSON list, or end with `(both were accepted)`.
+
+    Raises:
+        ValueError: There is no label.
+        InfrastructureFailure: What compares formulas does not work.
+    """
+    answers = [one for one in accepted(label) if label is not None and one.strip()]
+    if not answers:
+        raise ValueError(
+            f"the label is {label!r}; there is nothing to compare answers with (--data.label_key names its field)"
+        )
+    text = text or ""
+    inside = boxed(text)
+    for one in answers:
+        if await same(_final(text, one) if inside is None else inside, one):
+            return True
+    return False
+
+
+def _final(text: str, label: str) -> str:
+    """The final answer of a text without a box: its number, or what it says last where the label is words."""
+    if not WORDS.fullmatch(_words(label)):
+        return final(text)
+    said = stated(text)
+    return re.split(r"[:=\n]", text[-TAIL:].strip())[-1].strip(" *`\"'") if said is None else said
+
+
+def accepted(label: Any) -> list[str]:
+    """The answers that a label accepts: a JSON list has several, and so has `80 or 81 (both were accepted)`."""
+    if isinstance(label, list):
+        return [one for each in label for one in accepted(each)]
+    text = str(label)
+    text = text.rpartition("####")[2].strip()  # GSM8K's layout: the solution, then the number
+    text = boxed(text) or text
+    if not ACCEPTED.search(text):
+        return [text]
+    text = ACCEPTED.sub("", text).strip()
+    return [text, *parts(text)[1]]
+
+
+async def same(answer: str, label: str) -> bool:
+    """Whether two answers are the same value.
+
+    Raises:
+        InfrastructureFailure: What compares formulas does not work.
+    """
+    a, b = clean(answer), clean(label)
+    if a == b:
+        return bool(a)
+    if not a or len(a) > LONGEST or _depth(a) > DEEPEST:
+        return False
+    (kind, mine), (other, theirs) = parts(a), parts(b)
+    if "=" in a and "=" not in b:
+        a = value(a) if len(mine) == 1 else a
+    x, y = _number(a), _number(b)
+    if x is not None and y is not None:
+        return close(x, y) or (("%" in a) != ("%" in b) and close(x / 100 if "%" in a else x, y / 100 if "%" in b else y))
+    if y is not None and (unfinished(a) or kind):  # a calculation that was not carried out, a set or a point
+        return False
+    if max(len(mine), len(theirs)) > 1 and not (kind == other == "("):
+        if len(mine) != len(theirs) or {kind, other} == {"(", "{"}:
+            return False
+        return await _same_parts(mine, theirs, ordered="(" in (kind, other))
+    if x is None and (NUMBER.fullmatch(a) or RATIO.fullmatch(a) or BASED.fullmatch(a)):  # out of any range, or divided by 0
+        return False
+    if re.fullmatch("[A-Z]", letter := _words(b)) and (choice := CHOICE.fullmatch(_untypeset(a))):
+        return letter == (choice[1] or choice[2])
+    if WORDS.fullmatch(words := _words(a)) and (y is not None or WORDS.fullmatch(_words(b))):
+        return words == _words(b)
+    if "\\\\" in a and "\\begin" not in a:  # two lines are two answers
+        return False
+    return await verified(a, b)
+
+
+async def _same_parts(mine: list[str], theirs: list[str], ordered: bool) -> bool:
+    if ordered:
+        return all([await same(a, b) for a, b in zip(mine, theirs, strict=True)])
+    left = list(theirs)
+    for a in mine:
+        for b in left:
+            if await same(a, b):
+                left.remove(b)
+                break
+        else:
+            return False
+    return True
+
+
+def clean(text: str) -> str:
+    """A final answer without what only typesets it."""
+    text = text.replace("\u2212", "-").replace("\u2013", "-").replace("{,}", ",").replace("\\$", "")
+    text = text.replace("π", "\\pi ").replace("×", "\\times ").replace("·", "\\cdot ").replace("°", "^\\circ")
+    text = re.sub(r"(?:√|\\sqrt(?![a-z{\[]))\s*(\d+(?:\.\d+)?|[A-Za-z])", r"\\sqrt{\1}", text)
+    text = re.sub(r"(?<=\d)\s*\\[,;:! ]\s*(?=\d{3}(?!\d))", ",", text)  # 1\,234
+    text = re.sub(r"\\left(?![a-z])|\\right(?![a-z])|\\displaystyle(?![a-z])|\\[()\[\],;:!]|\$|~", " ", text)
+    text = re.sub(r"\\[dt]frac(?![a-z])", r"\\frac", text)
+    text = re.sub(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{(\s*(?:or|and)\s*)\}", r" \1 ", text).strip()
+    text = text.removesuffix(".").strip()
+    while whole := re.fullmatch(r"(?:\\(?:text|textbf|mathrm|mathbf|mbox|boxed)\s*)?\{([^{}]*)\}", text):
+        text = whole[1].strip()
+    return text
+
+
+def _number(text: str) -> Any:
+    """A number, also with a percent sign."""
+    return number(re.sub(r"\s*\\?%$", "", text))
+
+
+def parts(text: str) -> tuple[str, list[str]]:
+    """How a list is enclosed (`(`, `{` or nothing) and its parts; one part where it is no list."""
+    text, kind = text.strip(), ""
+    if text.startswith("\\{") and text.endswith("\\}"):
+        kind, text = "{", text[2:-2]
+    elif re.fullmatch(r"\([^()\[\]]*\)", text):
+        kind, text = "(", text[1:-1]
+    found, depth, begin = [], 0, 0
+    text = SEPARATORS.sub(",", text)
+    for place, char in enumerate(text):
+        depth += (char in "([{") - (char in ")]}")
+        if char in ",;" and depth == 0:
+            found.append(text[begin:place])
+            begin = place + 1
+    return kind, [part.strip() for part in (*found, text[begin:]) if part.strip()]
+
+
+def value(text: str) -> str:
+    """What stands behind the last equals sign."""
+    return re.split(r"(?<![<>!=:])=(?!=)", text)[-1].strip()
+
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for char in text:
+        depth += (char in "({[") - (char in ")]}")
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _untypeset(text: str) -> str:
+    text = re.sub(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}", r"\1", text)
+    return " ".join(text.strip().removesuffix(".").split())
+
+
+def _words(text: str) -> str:
+    """A text of words without what only typesets it; letters alone are variables or choices, whose case counts."""
+    text = re.sub(r"^\(([A-Za-z])\)$", r"\1", _untypeset(text))
+    return text if len(text) == 1 else text.lower()
