@@ -183,12 +183,14 @@ def test_what_was_never_sampled_is_the_rest():
         ("b", "b"),
         ("P", "p"),
         ("I pass? No: bet", "b"),
+        ("I'd bet.", "b"),
+        ("I'd bet; it's better than to pass", "p"),
         ("", "p"),
         ("x", "p"),
         ("ace", "p"),
     ],
 )
-def test_a_move_is_a_letter_or_the_last_word_that_names_one(text, move):
+def test_a_move_is_a_letter_or_the_move_that_a_text_states(text, move):
     assert game.move_of(text) == move
 
 

@@ -552,7 +552,9 @@ D_DATA = {
     "a grader that gives a text": case(
         "expected a number in [0, 1]", grader="def score_outcome(trajectory):\n    return '1.0'\n"
     ),
-    "labels that are empty": good("16 of 16 train tasks have no label", data=rows(lambda r, n: r | {"answer": ""})),
+    "labels that are empty": case(
+        "train.json:1: item 1: field 'answer' is empty; give every item a label", data=rows(lambda r, n: r | {"answer": ""})
+    ),
     "two messages": case(
         "item 1: field 'prompt' must be a non-empty string, or chat messages of which one is there",
         "got a list of 2",

@@ -668,10 +668,10 @@ def test_every_key_of_the_plan_is_in_the_page(recipe):
 
 
 @pytest.mark.parametrize("empty", ["", "  ", []])
-def test_labels_that_are_empty_are_counted(recipe, empty):
+def test_a_label_that_is_empty_is_refused_like_one_that_is_null(recipe, empty):
     recipe.write(data_jsonl="\n".join(json.dumps({**r, "answer": empty} if n == 3 else r) for n, r in enumerate(ROWS)))
-    (warning,) = recipe.warnings()
-    says(warning, "1 of 64 train tasks have no label", "grader.py")
+    with pytest.raises(ConfigurationError, match=r"data.jsonl:4: field 'answer' is empty; give every item a label"):
+        recipe.plan()
 
 
 def test_an_id_that_no_file_can_hold_is_an_error(recipe):

@@ -274,9 +274,9 @@ def _task(where: str, item: Any, fields: Fields, number: int, problems: list[str
         problems.append(f"{where}: field {fields.prompt!r} must be a non-empty string, got {_kind(prompt)}")
     if fields.label and fields.label not in item:
         problems.append(f"{where}: no field {fields.label!r} (--data.label_key){nearest(fields.label, item)}")
-    elif fields.label and item[fields.label] is None:
+    elif fields.label and (empty := _empty(item[fields.label])):
         problems.append(
-            f"{where}: field {fields.label!r} is null; give every item a label, or name another field (--data.label_key)"
+            f"{where}: field {fields.label!r} is {empty}; give every item a label, or name another field (--data.label_key)"
         )
     identity = item.get("id", number)
     if not isinstance(identity, str | int):
@@ -287,6 +287,13 @@ def _task(where: str, item: Any, fields: Fields, number: int, problems: list[str
         return None
     rest = {k: v for k, v in item.items() if k not in (fields.prompt, fields.label, "id")}
     return Task(str(identity), str(prompt), item.get(fields.label) if fields.label else None, rest)
+
+
+def _empty(label: Any) -> str:
+    """Why a label is none; empty where it is one."""
+    if label is None:
+        return "null"
+    return "empty" if label == [] or (isinstance(label, str) and not label.strip()) else ""
 
 
 def as_text(prompt: Any) -> Any:

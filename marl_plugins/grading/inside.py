@@ -129,6 +129,10 @@ class Unanswered(BaseException):
     """The checks need an answer that there is not yet."""
 
 
+class TooManyCalls(BaseException):
+    """The checks do not come to an end."""
+
+
 class Unknown:
     """Stands for an answer that there is not yet: an assert passes with it, anything else has to wait."""
 
@@ -174,8 +178,6 @@ class Asked(dict[str, Any]):
         self.asserts = asserts
         self.unknown: list[str] = []
         """The calls that the program has to answer."""
-        self.blamed: BaseException | None = None
-        """The last exception that is the program's, and not the checks' own."""
         self._made = 0
         self._values: dict[str, Any] = {}
 
@@ -189,7 +191,7 @@ class Asked(dict[str, Any]):
             elif answer.get("callable"):
                 self._values[name] = lambda *given, **named: self.call(name, given, named)
             elif "missing" in answer:
-                raise self._blame(NameError(f"the program has no {name!r}"))
+                raise NameError(f"the program has no {name!r}")
             else:
                 self._values[name] = self._told(answer)
         return self._values[name]
@@ -208,7 +210,7 @@ class Asked(dict[str, Any]):
         text = json.dumps(call)
         self._made += 1
         if self._made > MOST_CALLS:
-            raise RuntimeError(f"the checks call the program more than {MOST_CALLS} times")
+            raise TooManyCalls(f"at most {MOST_CALLS} of the program")
         if not self.known.get(text):
             self.unknown.append(text)
             return None
@@ -231,7 +233,7 @@ class Asked(dict[str, Any]):
                 error = kind(answer.get("text")) if usual else Exception(f"{answer['raised']}: {answer.get('text')}")  # type: ignore[misc]
             except TypeError:  # of a class that takes more than a text
                 error = Exception(f"{answer['raised']}: {answer.get('text')}")
-            raise self._blame(error)
+            raise error
         try:
             if "changed" in answer:
                 after, others = map(unpacked, answer["changed"])
@@ -239,11 +241,7 @@ class Asked(dict[str, Any]):
                     renew(mine, new)
             return unpacked(answer["value"])
         except Exception:  # whatever the program has written in the place of an answer
-            raise self._blame(ValueError("the answer cannot be read")) from None
-
-    def _blame(self, error: BaseException) -> BaseException:
-        self.blamed = error
-        return error
+            raise ValueError("the answer cannot be read") from None
 
 
 def renew(mine: Any, new: Any) -> None:
@@ -269,9 +267,10 @@ def verdict(request: dict[str, Any]) -> None:
         said = "passed"
     except BaseException as error:
         told = raised(error)
-        ours = asked is not None and (isinstance(error, AssertionError) or error is asked.blamed)
         where = f"checks.py:{line_of(error)}: " if asked is not None else ""
-        said = f"{'failed' if ours else 'broken'} {where}{told['raised']}" + (f": {told['text']}" if told["text"] else "")
+        said = f"{'failed' if isinstance(error, Exception) and asked is not None else 'broken'} {where}{told['raised']}" + (
+            f": {told['text']}" if told["text"] else ""
+        )
     unknown = asked.unknown if asked is not None else []
     with open(request["report"], "w", encoding="utf-8", errors="replace") as file:
         file.write("\n".join(["asks" if unknown else " ".join(said.split())[:500], *unknown]))

@@ -41,8 +41,7 @@ class Checked:
     Args:
         passed: Whether the checks came to their end and nothing failed.
         reason: Why not: the check that failed, by line, or what kept the program from answering; empty where it passed.
-        broken: Whether it is the checks that cannot be run: they do not parse, leave early, take too long, raise something
-            of their own.
+        broken: Whether the checks do not come to their end, whatever the program: they do not parse, leave early, take too long.
     """
 
     passed: bool
@@ -86,9 +85,9 @@ class Checker:
             said, *unknown = report or ["broken"]
             if said != "asks":
                 status, _, reason = said.partition(" ")
-                return Checked(
-                    status == "passed", reason or _why(completed, "the checks"), status not in ("passed", "failed")
-                )
+                if status == "passed":
+                    return Checked(True)
+                return Checked(False, reason or _why(completed, "the checks"), broken=status != "failed")
             if program is None:
                 known += [(call, NONE if '"given": ' in call else FUNCTION) for call in unknown]
                 continue
@@ -105,6 +104,10 @@ class Checker:
         """Whether checks fail a program whose functions all return None; those that do not have checked nothing."""
         found = await self.passed(None, checks)
         return not (found.passed or found.broken)
+
+    async def close(self) -> None:
+        """End the sandbox of the running event loop; what nobody closes ends with this process."""
+        await self._sandbox.close()
 
     async def _run(self, what: str, limits: Limits, **request: Any) -> tuple[Completed, list[str]]:
         """Run one side; its report by lines, which is empty where it has left none."""

@@ -1,0 +1,225 @@
+"""Graders' parts: programs that are checked apart, deadlines that wait, places of answers. The kits of recipes: tests/graders."""
+
+import asyncio
+
+import pytest
+from leaving_programs import HOSTILE
+
+from marl_plugins.core.deadlines import counted, in_turn, not_counted
+from marl_plugins.core.scoring import score_outcome
+from marl_plugins.core.trajectory import Task, Trajectory
+from marl_plugins.grading import Checker, right
+
+RIGHT = "def f(x):\n    return x * 2 + 1"
+CHECKS = "\n".join(f"assert f({x}) == {2 * x + 1}" for x in (0, 1, 4, 7, 13))
+
+PASSING = {
+    "right": (RIGHT, CHECKS),
+    "right, with a main": (f"{RIGHT}\nif __name__ == '__main__':\n    raise SystemExit(3)", CHECKS),
+    "prints": (f"{RIGHT}\nprint('passed', flush=True)", CHECKS),
+    "expected exception": (
+        "def f(x):\n    raise KeyError(x)",
+        "try:\n    f(1)\nexcept KeyError:\n    pass\nelse:\n    assert False",
+    ),
+    "exception of its own": (
+        "class Mine(ValueError):\n    pass\ndef f(x):\n    raise Mine('no')",
+        "try:\n    f(1)\nexcept ValueError as error:\n    assert str(error) == 'no'",
+    ),
+    "one answer for the next call": ("def f(x): return x + 1", "x = 0\nfor _ in range(10):\n    x = f(x)\nassert x == 10"),
+    "in place": ("def f(x): x.sort()", "a = [3, 1]\nf(a)\nassert a == [1, 3]"),
+    "a constant": ("LIMIT = 5", "assert LIMIT == 5"),
+    "handed on": ("def f(x): return x + 1", "assert list(map(f, [1, 2])) == [2, 3]"),
+    "functions": ("def f(x): return x + 1", "def test_one():\n    assert f(1) == 2\ndef test_two():\n    assert f(2) == 3"),
+    "all kinds": (
+        "def f(x): return x",
+        "for x in (None, True, 7, 2.5, 'a\\n', b'\\0', 1j, (1, (2,)), [1, []], {1, 2}, {'a': [1], 2: None}, float('inf'), ()):\n"
+        "    y = f(x)\n    assert y == x\n    assert type(y) is type(x)",
+    ),
+    "of a class": ("class N(int):\n    pass\ndef f(x): return N(x)", "assert f(3) == 3\nassert type(f(3)) is int"),
+    "remembers": (
+        "n = 0\ndef f():\n    global n\n    n += 1\n    return n",
+        "assert f() == 1\nassert f() == 2\nassert f() == 3",
+    ),
+    "draws": ("import random\ndef f(): return random.random()", "a, b = f(), f()\nassert a != b"),
+    "close": ("def f(x): return x / 3", "import math\nassert math.isclose(f(1), 1 / 3)\nassert round(f(2), 2) == 0.67"),
+    "future dataclass": (
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\n"
+        "def f(x): return P(x).x",
+        "assert f(3) == 3",
+    ),
+    "redefines what checks use": ("def len(x): return 0\ndef f(x): return [x]", "assert len(f(1)) == 1"),
+}
+FAILING = {
+    "wrong": ("def f(x): return x", CHECKS),
+    "wrong at the last": ("def f(x): return 2 * x + 1 if x < 13 else 0", CHECKS),
+    "nothing": ("", CHECKS),
+    "another name": ("def g(x): return 2 * x + 1", CHECKS),
+    "no Python": ("def f(x: return", CHECKS),
+    "no value": ("def f(x): return object()", CHECKS),
+    "second test": (
+        "def f(x): return x + 1",
+        "def test_one():\n    assert f(1) == 2\ndef test_two():\n    assert f(2) == 9",
+    ),
+    "raises": ("def f(x): return 1 / 0", CHECKS),
+    "never ends": ("def f(x):\n    while True:\n        pass", CHECKS),
+    "never loads": ("while True:\n    pass", CHECKS),
+}
+
+
+@pytest.fixture(scope="module")
+def passed():
+    """`passed(program, checks)` of one checker, in one event loop."""
+    with asyncio.Runner() as runner:
+        checker = Checker(seconds=2)
+        yield lambda program, checks: runner.run(checker.passed(program, checks))
+        runner.run(checker.close())
+
+
+@pytest.mark.parametrize("kind", PASSING)
+def test_a_program_that_is_right_passes(passed, kind):
+    assert passed(*PASSING[kind]).reason == ""
+
+
+@pytest.mark.parametrize("kind", FAILING)
+def test_a_program_that_is_wrong_does_not(passed, kind):
+    found = passed(*FAILING[kind])
+    assert not found.passed and not found.broken
+    assert found.reason
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_no_program_passes_without_solving_anything(passed, kind):
+    found = passed(HOSTILE[kind], CHECKS)
+    assert not found.passed and not found.broken
+    assert found.reason
+
+
+@pytest.mark.parametrize(
+    "checks",
+    [
+        *("assert f(1", "raise SystemExit", "import os\nos._exit(0)", "while True: pass"),
+        *("for n in range(10_000):\n    f(n)", "x = 0\nfor _ in range(100):\n    x = f(x)"),
+    ],
+)
+def test_checks_that_cannot_be_run_are_broken(passed, checks):
+    found = passed(RIGHT, checks)
+    assert found.broken and not found.passed
+
+
+def test_what_failed_is_named(passed):
+    assert passed("def f(x): return 1", "\nassert f(1) == 2").reason == "checks.py:2: AssertionError"
+    assert passed("", "assert f(1) == 2").reason == "checks.py:1: NameError: the program has no 'f'"
+    assert "raises SyntaxError when it is loaded" in passed("def f(", CHECKS).reason
+    assert "stopped after 2 s" in passed("while True: pass", CHECKS).reason
+    assert "E is no plain value" in passed(HOSTILE["equal to all"], CHECKS).reason
+
+
+@pytest.mark.parametrize(
+    ("checks", "fail"),
+    [
+        *[("assert f(1) == 3", True), ("assert f(1) == f(1)", False), ("assert True", False), ("", False)],
+        *[("raise SystemExit", False), ("assert f(1", False), ("f(1)", False), ("assert f(1)", True)],
+    ],
+)
+def test_checks_of_nothing_pass_a_program_that_returns_nothing(checks, fail):
+    async def asked():
+        checker = Checker(seconds=2)
+        try:
+            return await checker.fail_without(checks)
+        finally:
+            await checker.close()
+
+    assert asyncio.run(asked()) is fail
+
+
+# --- deadlines --------------------------------------------------------------------------------------------------------------
+
+
+def scored(seconds, grade):
+    trajectory = Trajectory(Task("t", "p", "1"), 0, 0, answer="1")
+
+    async def outcome(given):
+        return await grade()
+
+    asyncio.run(score_outcome(trajectory, outcome, seconds, ["a"]))
+    return trajectory
+
+
+async def waits():
+    async with not_counted():
+        await asyncio.sleep(0.5)
+    return 1.0
+
+
+async def waits_twice_at_once():
+    await asyncio.gather(waits(), waits())
+    return 1.0
+
+
+async def works():
+    async with not_counted():
+        pass
+    await asyncio.sleep(0.5)
+    return 1.0
+
+
+async def works_after_it_has_waited():
+    await waits()
+    return await works()
+
+
+@pytest.mark.parametrize(
+    ("grade", "lost"),
+    [(waits, None), (waits_twice_at_once, None), (works, "deadline"), (works_after_it_has_waited, "deadline")],
+)
+def test_a_wait_does_not_count_against_the_deadline_and_work_does(grade, lost):
+    trajectory = scored(0.25, grade)
+    assert trajectory.infrastructure_failure == lost
+    assert trajectory.outcome == (None if lost else 1.0)
+
+
+def test_a_wait_that_outlives_its_deadline_harms_nobody():
+    async def main():
+        async with asyncio.timeout(0.05) as deadline, counted(deadline):
+            late = asyncio.create_task(waits())
+            await asyncio.sleep(0)
+        return await late
+
+    assert asyncio.run(main()) == 1.0
+
+
+def test_an_innocent_answer_is_not_lost_behind_those_that_take_long():
+    """More power towers than cores, each of which takes a second of CPU; the innocent has a tenth of the time that they take."""
+    towers = [f"\\boxed{{9^{{9^{{9}}}}+{n}}}" for n in range(12)]
+    innocent = Trajectory(Task("t", "p", "\\sqrt{8}"), 0, 0, answer="\\boxed{2\\sqrt{2}}")
+
+    async def outcome(trajectory):
+        return float(await right(trajectory.answer, trajectory.task.label))
+
+    async def main():
+        others = [asyncio.create_task(right(tower, "42")) for tower in towers]
+        await asyncio.sleep(0.3)
+        await score_outcome(innocent, outcome, 1.5, ["a"])
+        for other in others:
+            other.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    assert asyncio.run(right("\\boxed{2\\sqrt{2}}", "\\sqrt{8}"))  # the process has started
+    asyncio.run(main())
+    assert (innocent.infrastructure_failure, innocent.outcome) == (None, 1.0)
+
+
+def test_a_turn_is_given_back_where_its_holder_fails():
+    async def main():
+        slots = asyncio.Semaphore(1)
+        for _ in range(3):
+            with pytest.raises(RuntimeError):
+                async with in_turn(slots):
+                    raise RuntimeError
+        return slots.locked()
+
+    assert asyncio.run(main()) is False
+
+
+def test_a_trajectory_without_a_deadline_has_none_that_waits():
+    assert scored(None, waits).outcome == 1.0
