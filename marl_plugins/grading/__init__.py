@@ -7,7 +7,6 @@ programs.py    whether a program passes checks, without being able to say so its
 
 from marl_plugins.grading.numbers import number
 from marl_plugins.grading.places import boxed, final, lone_number, stated, word
-from marl_plugins.grading.programs import Checked, Checker
 from marl_plugins.grading.values import ACCEPTED, right, same
 
-__all__ = ["ACCEPTED", "Checked", "Checker", "boxed", "final", "lone_number", "number", "right", "same", "stated", "word"]
+__all__ = ["ACCEPTED", "boxed", "final", "lone_number", "number", "right", "same", "stated", "word"]

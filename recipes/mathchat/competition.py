@@ -109,8 +109,6 @@ def label_of(answer, kind):
         return None, f"{answer!r} is no integer, which every answer of AIME is; correct it, or remove the problem"
     if kind == "aime" and not all(0 <= value <= 999 for value in values):
         return None, f"{answer!r} is not between 0 and 999, as every answer of AIME is; correct it, or remove the problem"
-    if not text:
-        return None, "is empty; give the answer, or remove the problem"
     labels = [
         str(value) if one else part for value, one, part in zip(values, whole, re.split(r"\s+or\s+", text), strict=True)
     ]
