@@ -251,7 +251,8 @@ def marl_tasks(run: Run, split: str) -> Sequence[Task] | None:
 @hook("first")
 def marl_workflow(run: Run) -> Workflow | None:
     """How roles and tools call each other on one task. *first*; when the configuration is checked, and again at start. Built-in:
-    the recipe's `workflow.py`. The check runs the workflow on invented answers, in another thread, before `marl_start`.
+    the recipe's `workflow.py`. The check runs the workflow on invented answers, in another thread, before `marl_start`. Its
+    attribute `variants`, if it has one, names answers and workflows that it runs too ([recipes.md](recipes.md#variants)).
 
     Example:
 

@@ -361,7 +361,7 @@ C_WORKFLOW = {
     ),
     "exception after one answer": ending(
         f"if str(pro).startswith('again'): 1 / 0\n{LAST.strip()}",
-        "workflow.py:6: the workflow does not run when every answer is the text 'again': ZeroDivisionError",
+        "workflow.py:6: the workflow does not run when role 'pro' says 'again': ZeroDivisionError",
         exit=0,
     ),
     "agents that always fail": ending(

@@ -12,7 +12,10 @@ from marl_plugins.commands.recipes import show
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.rehearsal import Rehearsed, apart, rehearse, workflow_of
-from marl_plugins.plan.rehearsal.trial import MOST_CALLS, marked, word
+from marl_plugins.plan.rehearsal.labels import marked
+from marl_plugins.plan.rehearsal.script import WORDS, word
+from marl_plugins.plan.rehearsal.search import LONG
+from marl_plugins.plan.rehearsal.trial import MOST_CALLS
 
 NONE = "; the task has no such metadata: every field of the data but prompt and label is in it"
 
@@ -245,7 +248,7 @@ MORE = ("async def more():", "    return await roles.pro(question='')")
         ([NEW, JUDGE.format("[con, new]")], 6, "role 'judge' was given, as 'history', a call"),
         ([NEW, JUDGE.format("f'{new}'")], 6, "role 'pro' is called, and nobody awaits it"),
         ([NEW, JUDGE.format("con, after=[new]")], 6, "role 'judge' was given, in `after`, a call"),
-        ([NEW, JUDGE.format("new.text")], 7, "has no attribute 'text'"),
+        ([NEW, JUDGE.format("new.text")], 6, "role 'pro' is called, and nobody awaits it"),
         ([BOTH, JUDGE.format("both")], 6, "as 'history', a call"),
         ([BOTH, JUDGE.format("con")], 6, "a task that nobody"),
         ([BOTH, "return both"], 6, "run returns a call"),
@@ -316,7 +319,8 @@ def test_what_one_kind_of_answer_raises_is_said(folder, lines, kind, error):
 
 def test_errors_at_two_places_are_two_warnings(folder):
     folder.ending("if str(pro) == '1':", "    raise ValueError('one')", "raise ValueError('word')")
-    assert [w.partition(": ")[0] for w in folder.warnings()] == [folder.at(n).rstrip(": ") for n in (8, 7)]
+    *raised, uncalled = (w.partition(": ")[0] for w in folder.warnings())
+    assert raised == [folder.at(n).rstrip(": ") for n in (8, 7)] and uncalled == folder.at(3).rstrip(": ")
 
 
 def test_a_role_that_nobody_calls_is_said(folder):
@@ -342,14 +346,14 @@ def test_of_an_invented_task_nothing_is_said_that_another_could_change(folder):
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_workflow_that_blocks_after_a_name_has_not_called_it(folder):
-    warning = folder.ending("if str(con) == 'judge':", "    time.sleep(3)", "return con").warning()
-    assert "role 'judge' is never called" in warning
+def test_a_workflow_that_blocks_after_an_answer_is_wrong(folder):
+    problem = folder.ending("if str(con) == 'judge':", "    time.sleep(3)", "return con").problem()
+    assert problem.startswith(folder.at(LAST + 1)) and "run was still here after 0.5 s" in problem
 
 
 def test_a_loop_that_no_answer_ends_is_said(folder):
     warning = folder.ending("while True:", "    con = await roles.con(question=con)", JUDGE.format("con")).warning()
-    assert warning.startswith(folder.at(7)) and f"still calling roles after {MOST_CALLS} calls" in warning
+    assert warning.startswith(folder.at(7)) and f"still calling roles after {LONG} calls" in warning
     assert len(rehearsed(folder).graph.nodes) == MOST_CALLS
 
 
@@ -498,7 +502,7 @@ def test_a_grader_is_not_asked_about_failures_and_leaves_nothing_behind(folder):
         "from marl_plugins.core.failures import AgentFailure", JUDGE.format("con"), "raise AgentFailure('no_answer', '')"
     )
     assert folder.warnings() == []
-    assert len(folder.plan().run.state(Rehearsed).trajectories["a word"].actions) == 3
+    assert len(folder.plan().run.state(Rehearsed).trajectories[WORDS.when].actions) == 3
 
 
 def test_a_plugin_that_scores_takes_the_graders_place_and_is_not_called(folder):

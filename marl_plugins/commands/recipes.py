@@ -20,8 +20,11 @@ from marl_plugins.hosts.cpu import device
 from marl_plugins.hosts.upstream_cli import Parser
 from marl_plugins.manager import Plugins
 from marl_plugins.plan.build import draft_plan
+from marl_plugins.plan.parts import tools_of
+from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.problems import Problems
 from marl_plugins.plan.rehearsal import rehearse, rehearse_plan, workflow_of
+from marl_plugins.plan.rehearsal.rehearser import Rehearsal
 from marl_plugins.plan.resume import COMMAND_FILE
 from marl_plugins.plan.sections import load_recipe
 from marl_plugins.run import Run
@@ -105,10 +108,10 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
     settings = recipe.model_dump(exclude_defaults=True, exclude={"roles", "name", "description"})
     settings |= {"flags": {f: shown_flag(f, value) for f, value in recipe.flags.items()}} if recipe.flags else {}
     settings |= {section: shown for section, value in sections.items() if (shown := value.shown())}
-    seen = unread.attempt(lambda: rehearse_plan(draft_plan(["--recipe", str(path)], plugins), ["python"]))
+    seen = unread.attempt(lambda: _rehearsed(draft_plan(["--recipe", str(path)], plugins)))
     if seen is None:  # without the recipe's own tasks
         run = Run(recipe, path.parent, SimpleNamespace(), device="", sections=sections)
-        seen = rehearse(run, workflow_of(plugins, run), None, ["python"])
+        seen = rehearse(run, workflow_of(plugins, run), None, unread.attempt(lambda: tools_of(plugins, run)) or {})
     if as_mermaid:
         if not seen.graph.nodes:
             raise ConfigurationError(seen.wrong + seen.unclear)
@@ -150,6 +153,11 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
     print("\nSettings:")
     print("\n".join("  " + line for line in yaml.safe_dump(settings, sort_keys=False).splitlines()))
     return 0
+
+
+def _rehearsed(plan: Plan) -> Rehearsal:
+    """The rehearsal of a plan, with all of its tools."""
+    return rehearse_plan(plan, tools_of(plan.plugins, plan.run))
 
 
 def copy(name: str, folder: Path) -> int:

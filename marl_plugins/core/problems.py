@@ -77,6 +77,9 @@ class Problem:
     def as_warning(self) -> Problem:
         return replace(self, severity="warning")
 
+    def as_error(self) -> Problem:
+        return replace(self, severity="error")
+
     def names(self, kind: str) -> tuple[str, ...]:
         """Names of its places of a kind."""
         return tuple(place.name for place in self.where if place.kind == kind)

@@ -79,7 +79,15 @@ class RoleSpec:
 
 
 class NotInRecipe(AttributeError):
-    """A workflow uses a role or a tool that the recipe does not have."""
+    """A workflow uses a role or a tool that the recipe does not have.
+
+    Args:
+        written: Whether the name stands in the code (`roles.NAME`), and does not depend on an answer (`getattr(roles, text)`).
+    """
+
+    def __init__(self, problem: str, *, written: bool = True):
+        self.written = written
+        super().__init__(problem)
 
 
 Generate = Callable[[Call], Awaitable[Generation]]

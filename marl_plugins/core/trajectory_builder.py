@@ -297,7 +297,7 @@ class TrajectoryBuilder:
             before=turn.before,
             call=turn.call,
             extends=turn.extends,
-            offered=json.dumps(spec.chat.tools) if spec.find_calls and turn.before is None else "",
+            offered=json.dumps(spec.chat.tools) if spec.find_calls and spec.chat.tools and turn.before is None else "",
             parents=parents,
             start=start,
             answered=t.now(),

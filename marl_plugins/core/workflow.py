@@ -179,9 +179,9 @@ class Roles:
             spec = calls.builder.roles[name]
         except KeyError:
             problem = f"the recipe has no role {name!r}{nearest(name, calls.builder.roles)}"
-            if _reads_attribute(frame):
+            if written := _reads_attribute(frame):
                 calls.misspelt.append(Miscalled(problem, _place(frame)))
-            raise NotInRecipe(problem) from None
+            raise NotInRecipe(problem, written=written) from None
 
         def call(*nameless: Any, after: Sequence[Action] = (), continues: Action | None = None, **fields: Any) -> RoleCall:
             place = _place(sys._getframe(1))
@@ -228,7 +228,8 @@ class Tools:
         try:
             return BoundTool(self._builder, self._builder.tools[name])
         except KeyError:
-            raise NotInRecipe(f"the recipe has no tool {name!r}{nearest(name, self._builder.tools)}") from None
+            problem = f"the recipe has no tool {name!r}{nearest(name, self._builder.tools)}"
+            raise NotInRecipe(problem, written=_reads_attribute(sys._getframe(1))) from None
 
 
 class BoundTool:

@@ -22,7 +22,7 @@ from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.plan.parts import tools_of
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.rehearsal.scorers import Rehearsed
-from marl_plugins.plan.rehearsal.trial import WORDS
+from marl_plugins.plan.rehearsal.script import WORDS
 from marl_plugins.plan.tasks import from_hub
 from marl_plugins.run import Run
 
@@ -185,7 +185,7 @@ def answers_shown(run: Run, role: str) -> int:
         (
             tokens(t, number)
             for kind, t in run.state(Rehearsed).trajectories.items()
-            if kind == WORDS.name  # each of which is another word
+            if kind == WORDS.when  # each of which is another word
             for number, action in enumerate(t.actions)
             if action.role == role
         ),

@@ -8,6 +8,7 @@ import linecache
 import socket
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,12 +18,13 @@ from typing import Any, TypeVar
 from marl_plugins.core import workflow
 from marl_plugins.core.failures import leaves_of
 from marl_plugins.core.fields import Miscalled
+from marl_plugins.core.problems import Problem, Where, at
 from marl_plugins.core.roles import NotInRecipe
 from marl_plugins.core.trajectory import Action
 from marl_plugins.loading import line_of, text_of, users_line
+from marl_plugins.plan.rehearsal.script import WORD
 
 T = TypeVar("T")
-Caught = list[warnings.WarningMessage]
 NEVER_AWAITED = "was never awaited"
 SECONDS = 10.0
 """User code that takes longer is left behind."""
@@ -48,8 +50,39 @@ class Failure:
     raised: bool = True
     outside: bool = False
 
-    def __str__(self) -> str:
-        return ": ".join(filter(None, [self.place, self.kind, self.text]))
+    @property
+    def said(self) -> str:
+        """What was raised, as a reader of a traceback knows it."""
+        return ": ".join(filter(None, [self.kind, self.text]))
+
+    @property
+    def mistake(self) -> Problem:
+        """The problem of a certain failure."""
+        return Problem("rehearsal.mistake", where_of(self.place), self.said)
+
+    def warning(self, what: str, when: str) -> Problem:
+        """The problem of one that other answers may avoid; `when` is empty where all of those tried led to it."""
+        said = f"{what} does not run{f' when {when}' if when else ''}: {self.said}"
+        return Problem("rehearsal.may_raise", where_of(self.place), said, severity="warning")
+
+
+def where_of(place: str) -> Where:
+    """The place of `FILE:LINE`, or of a file alone."""
+    file, _, number = place.rpartition(":")
+    return at(line=place) if file and number.isdigit() else at(file=place)
+
+
+@dataclass
+class Caught:
+    """What is kept while user code runs apart.
+
+    Args:
+        warnings: Python's, of which some are mistakes.
+        failed: Whether user code has raised something.
+    """
+
+    warnings: list[warnings.WarningMessage]
+    failed: bool = False
 
 
 class Stuck(Exception):
@@ -63,11 +96,13 @@ class Stuck(Exception):
         self.place = place
         super().__init__(place)
 
-    def problem(self, what: str, where: str) -> str:
+    def problem(self, what: str, where: str) -> Problem:
         """The problem for the user; `where` is named where nothing else is known."""
-        return (
-            f"{self.place or where}: {what} was still here after {SECONDS:g} s: it blocks or never ends; wait with `await` "
-            "(asyncio.sleep, asyncio.to_thread), and bound loops"
+        return Problem(
+            "rehearsal.blocks",
+            where_of(self.place or where),
+            f"{what} was still here after {SECONDS:g} s: it blocks or never ends",
+            fix="wait with `await` (asyncio.sleep, asyncio.to_thread), and bound loops",
         )
 
 
@@ -75,7 +110,7 @@ def run_apart(work: Callable[[Caught], T]) -> T:
     """Run `work` in a thread of its own: nothing else stops code that blocks, and a notebook has an event loop already.
 
     Args:
-        work: Is given the list to which Python's warnings are added, of which some are mistakes.
+        work: Is given what keeps Python's warnings.
 
     Raises:
         Stuck: It was not done after `SECONDS`.
@@ -89,14 +124,17 @@ def run_apart(work: Callable[[Caught], T]) -> T:
             results.append(work(caught))
         except BaseException as error:  # raised again below, in the caller's thread
             raised.append(error)
+        if caught.failed:
+            gc.collect()  # the frames of tracebacks keep coroutines, of which Python would complain later
 
     thread = threading.Thread(target=body, daemon=True, name="rehearsal")
-    with warnings.catch_warnings(record=True) as caught:  # here, so that they are put back when the thread is left behind
+    with warnings.catch_warnings(record=True) as recorded:  # here, so that they are put back when the thread is left behind
         warnings.simplefilter("always", RuntimeWarning)
+        caught = Caught(recorded)
         thread.start()
         for _ in range(round(SECONDS / TICK)):  # while the whole machine stands still, one tick passes
             thread.join(TICK)
-    for warning in caught:
+    for warning in recorded:
         if NEVER_AWAITED not in str(warning.message):
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     if thread.is_alive():
@@ -113,10 +151,29 @@ class LeftBehind(SystemExit):
 
 
 def _ask_to_end(thread: threading.Thread) -> None:
-    """Raise `LeftBehind` in a thread as soon as it executes Python again, so that a busy loop does not go on for ever."""
+    """Raise `LeftBehind` in a thread that executes Python, so that a busy loop does not last for ever.
+
+    One that waits is left to it: as long as an exception waits for a thread, CPython 3.11 does not get past the first call of
+    another one that is traced (reached.py).
+    """
+    if not _is_busy(thread):
+        return
     import ctypes
 
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(LeftBehind))
+
+
+def _is_busy(thread: threading.Thread) -> bool:
+    """Whether a thread uses the processor; where that is not known, it does."""
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return True
+    try:
+        clock = time.pthread_getcpuclockid(thread.ident or 0)
+        before = time.clock_gettime(clock)
+        time.sleep(TICK)
+        return time.clock_gettime(clock) > before
+    except OSError:  # it has ended meanwhile
+        return False
 
 
 def run_on_a_loop(main: Coroutine[Any, Any, T]) -> T:
@@ -141,17 +198,16 @@ def failures_kept(failures: list[Failure], where: str, caught: Caught) -> Iterat
         where: Named where no line of the user's took part.
         caught: Of `run_apart`.
     """
-    before = len(caught)
+    before = len(caught.warnings)
     try:
         yield
     except LeftBehind:
         raise
     except BaseException as error:  # user code's, which may derive its own from `BaseException`
         failures += [failure_of(leaf, where) for leaf in leaves_of(error)]
-    if failures:
-        gc.collect()  # the frames of a traceback keep coroutines, of which Python would complain later
-    else:
-        failures += [_forgotten(w.source, where) for w in caught[before:] if NEVER_AWAITED in str(w.message)]
+        caught.failed = True
+    if not failures:
+        failures += [_forgotten(w.source, where) for w in caught.warnings[before:] if NEVER_AWAITED in str(w.message)]
 
 
 def _forgotten(coroutine: Any, where: str) -> Failure:
@@ -167,7 +223,7 @@ def failure_of(error: BaseException, where: str) -> Failure:
         return Failure(error.place or where, "", error.problem, certain=True)
     line = users_line(error, ())
     place = line or where
-    if isinstance(error, NotInRecipe):
+    if isinstance(error, NotInRecipe) and error.written:
         return Failure(place, "", str(error), certain=True)
     if isinstance(error, SystemExit | KeyboardInterrupt):
         text = f"{error!r} ends the program; raise an exception that says what is wrong"
@@ -200,25 +256,37 @@ def _of_the_network(error: BaseException) -> bool:
     return False
 
 
-def sort_out(tries: Sequence[tuple[str, Sequence[Failure]]], what: str, *, sure: bool) -> tuple[list[str], list[str]]:
-    """Which failures are mistakes, because every kind of answer leads to them, and which are only remarkable.
+Tries = Sequence[tuple[str, Sequence[Failure]]]
+"""When something was tried ("every answer is a word"), with what it raised."""
+
+
+def sort_out(tries: Tries, what: str, *, sure: bool, searched: Tries = ()) -> tuple[list[Problem], list[Problem]]:
+    """Which failures are mistakes, because every kind of answers leads to them, and which are only warnings.
 
     Args:
-        tries: Kinds of answers, each with what was raised.
         what: What was tried, as the subject of a sentence.
         sure: Whether the tasks are the run's; what is raised on an invented one may not be raised in the run.
+        searched: Tries with answers made to lead somewhere: what only they raise is a warning, once for each line.
     """
-    wrong: dict[tuple[str, str], str] = {}
-    unclear = []
-    for kind, failures in tries:
+    wrong: dict[tuple[str, str], Problem] = {}
+    unclear: dict[Problem, None] = {}
+    for when, failures in tries:
         for failure in failures:
-            same = [any((f.place, f.kind) == (failure.place, failure.kind) for f in others) for _, others in tries]
+            same = [[f for f in others if (f.place, f.kind) == (failure.place, failure.kind)] for _, others in tries]
+            always = all(same) and not any(WORD in f.text for others in same for f in others)  # such as the key of a table
             if failure.certain:
-                wrong.setdefault((failure.place, failure.kind or failure.text), str(failure))
-            elif sure and len(tries) > 1 and all(same) and not failure.outside:
-                said = f"{failure} ({what} raises it whatever the agents answer)"
-                wrong.setdefault((failure.place, failure.kind), said)
+                wrong.setdefault((failure.place, failure.kind or failure.text), failure.mistake)
+            elif sure and len(tries) > 1 and always and not failure.outside:
+                said = f"{failure.said} ({what} raises it whatever the agents answer)"
+                wrong.setdefault((failure.place, failure.kind), Problem("rehearsal.raises", where_of(failure.place), said))
             else:
-                kinds = "" if all(same) else f" when every answer is {kind}"
-                unclear.append(f"{failure.place}: {what} does not run{kinds}: {failure.kind}: {failure.text}")
-    return list(wrong.values()), list(dict.fromkeys(unclear))
+                unclear.setdefault(failure.warning(what, "" if always else when))
+    known = {failure.place for _, failures in tries for failure in failures}
+    for when, failures in searched:
+        for failure in failures:
+            if failure.certain:
+                wrong.setdefault((failure.place, failure.kind or failure.text), failure.mistake)
+            elif sure and failure.place not in known:
+                known.add(failure.place)
+                unclear.setdefault(failure.warning(what, when))
+    return list(wrong.values()), list(unclear)

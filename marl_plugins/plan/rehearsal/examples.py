@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import islice
 
 from marl_plugins.core.demonstrations import Demonstration
+from marl_plugins.core.problems import Problem
 from marl_plugins.core.prompts import prompt_renderer
 from marl_plugins.core.tiny import is_tiny
 from marl_plugins.core.trajectory import Task
 from marl_plugins.plan.parts import place_of
-from marl_plugins.plan.rehearsal.apart import Caught, Failure, Stuck, failures_kept, run_apart
+from marl_plugins.plan.rehearsal.apart import Caught, Failure, Stuck, failures_kept, run_apart, where_of
 from marl_plugins.run import Run
 
 MOST = 4
@@ -40,7 +42,27 @@ def copies_of_label(tasks: Sequence[Task]) -> list[str]:
     return [key for key in same if all(t.metadata.get(key) == t.label for t in islice(tasks, LOOKED_AT))]
 
 
-def wrong_demonstrations(run: Run, task: Task | None) -> list[str]:
+def demonstrated(run: Run, tasks: Sequence[Task]) -> dict[str, list[tuple[str, ...]]]:
+    """What each role says in the recipe's demonstrations of some tasks, in turn; nothing where they cannot be drawn."""
+    module = run.demonstrations_module
+    if module is None:
+        return {}
+    found: dict[str, dict[tuple[str, ...], None]] = {}
+
+    def draw(caught: Caught) -> None:
+        rng = random.Random(0)
+        with failures_kept([], "", caught):
+            for task in tasks:
+                for item in module.demonstrate(copy.deepcopy(task), rng):
+                    if isinstance(item, Demonstration):
+                        found.setdefault(item.role, {})[tuple(map(str, item.said))] = None
+
+    with suppress(Stuck):  # said by `wrong_demonstrations`
+        run_apart(draw)
+    return {role: list(said) for role, said in found.items()}
+
+
+def wrong_demonstrations(run: Run, task: Task | None) -> list[Problem]:
     """What is wrong with the demonstrations of a task, where `tiny` models are to learn from them."""
     module = run.demonstrations_module
     if module is None or task is None or not any(is_tiny(policy.model) for policy in run.policies):
@@ -58,11 +80,15 @@ def wrong_demonstrations(run: Run, task: Task | None) -> list[str]:
         drawn, failures = run_apart(draw)
     except Stuck as stuck:
         return [stuck.problem("demonstrate", place)]
-    cure = ""
+    fix = ""
     if run.args.data.prompt_dataset and not run.recipe.tasks:  # the demonstrations of a recipe are for its own tasks
-        cure = "; the tasks are --data.prompt_dataset: give them what `demonstrate` reads, or the recipe `warm_start: null`"
-    problems = [f"{failure}{cure}" for failure in failures]
-    problems += [f"{place}: demonstrate{problem}" for item in drawn if (problem := _problem(run, item))]
+        fix = "the tasks are --data.prompt_dataset: give them what `demonstrate` reads, or the recipe `warm_start: null`"
+    problems = [Problem("rehearsal.demonstration", where_of(f.place), f.said, fix=fix) for f in failures]
+    problems += [
+        Problem("rehearsal.demonstration", where_of(place), f"demonstrate{problem}")
+        for item in drawn
+        if (problem := _problem(run, item))
+    ]
     return list(dict.fromkeys(problems))
 
 

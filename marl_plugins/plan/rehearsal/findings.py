@@ -2,34 +2,64 @@
 
 from __future__ import annotations
 
-import inspect
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from marl_plugins.core.fields import as_text
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.trajectory import Action
-from marl_plugins.core.workflow import RoleCall, Workflow
-from marl_plugins.plan.rehearsal.trial import MARK, MARK_OF_NUMBERS, MOST_CALLS, SECONDS, WORD, Trial
+from marl_plugins.core.workflow import RoleCall, forgotten
+from marl_plugins.plan.rehearsal.apart import where_of
+from marl_plugins.plan.rehearsal.labels import MARK, MARK_OF_NUMBERS
+from marl_plugins.plan.rehearsal.noted import plain
+from marl_plugins.plan.rehearsal.reached import Reached, Source, spans
+from marl_plugins.plan.rehearsal.script import WORD
+from marl_plugins.plan.rehearsal.trial import SECONDS, Trial
 from marl_plugins.run import Run
 
+SAID = re.compile(f"{WORD}[a-z]{{3}}")
+RANDOM = re.compile(r"\brandom\b|\bshuffle\b|\bchoice\b|\brandint\b|\bsample\b")
 
-def shown_labels(trial: Trial) -> list[str]:
+
+def shown_labels(trial: Trial) -> list[Problem]:
     """Calls that show their role the task's label, where the trial's task had one that can be recognised."""
     return [
-        f"{call.place}: role {call.spec.name!r} is shown the task's label, in field {name!r}; a role that sees the label "
-        "learns to repeat it: remove it, also where it comes from the metadata; labels are for graders"
+        Problem(
+            "rehearsal.label",
+            where_of(call.place),
+            f"role {call.spec.name!r} is shown the task's label, in field {name!r}; a role that sees the label learns to repeat it",
+            fix="remove it, also where it comes from the metadata; labels are for graders",
+        )
         for call, name, text in _shown(trial.calls)
         if MARK in text or str(MARK_OF_NUMBERS) in text
     ]
 
 
-def lost_dependencies(trial: Trial) -> list[str]:
+def shown_nothing(trial: Trial) -> list[Problem]:
+    """Calls that show their role `None` in a field."""
+    return [
+        Problem(
+            "rehearsal.none_shown",
+            where_of(call.place),
+            f"role {call.spec.name!r} is shown the text 'None', because field {name!r} is None",
+            fix='give a text, or "" where there is nothing to show',
+            severity="warning",
+        )
+        for call in trial.calls
+        if call.action is not None
+        for name, value in call.fields.items()
+        if value is None
+    ]
+
+
+def lost_dependencies(trial: Trial) -> list[Problem]:
     """Calls that show their role the word of an action on which they do not depend."""
     actions = [call.action for call in trial.calls if call.action is not None]
     by_path = {action.path: action for action in actions}
     by_word = {action.text: action for action in actions}
     found: dict[tuple[str, str, str], list[str]] = {}
     for call, name, text in _shown(trial.calls):
-        words = dict.fromkeys(WORD.findall(text))
+        words = dict.fromkeys(SAID.findall(text))
         if not words:
             continue
         known = ancestors(call.action, by_path)
@@ -38,8 +68,14 @@ def lost_dependencies(trial: Trial) -> list[str]:
             if action is not None and action.path not in known:
                 found.setdefault((call.place, call.spec.name, name), []).append(action.role)
     return [
-        f"{place}: role {role!r} is shown what {_listed(others)} said, in field {name!r}, and does not depend on it: credit "
-        "and coach will not know; pass the action itself as a field, alone or in a list, or name it in after=[...]"
+        Problem(
+            "rehearsal.dependency",
+            where_of(place),
+            f"role {role!r} is shown what {_listed(others)} said, in field {name!r}, and does not depend on it: credit and coach "
+            "will not know",
+            fix="pass the action itself as a field, alone or in a list, or name it in after=[...]",
+            severity="warning",
+        )
         for (place, role, name), others in found.items()
     ]
 
@@ -61,7 +97,7 @@ def _shown(calls: Iterable[RoleCall]) -> Iterator[tuple[RoleCall, str, str]]:
     for call in calls:
         if call.action is not None:
             for name, value in call.fields.items():
-                yield call, name, as_text(value, name, call.place)[0].casefold()
+                yield call, name, plain(as_text(value, name, call.place)[0]).casefold()
 
 
 def _listed(roles: Iterable[str]) -> str:
@@ -69,64 +105,130 @@ def _listed(roles: Iterable[str]) -> str:
     return f"role {names[0]}" if len(names) == 1 else f"roles {', '.join(names)}"
 
 
-def uncalled(trials: Sequence[Trial], roles: Iterable[str]) -> list[str]:
-    """The roles that no trial has called; none of them where no trial came to its end, and so to all of its calls."""
+def never_awaited(trials: Iterable[Trial]) -> list[Problem]:
+    """The calls that no trial has awaited, however it ended."""
+    calls = [call for trial in trials for call in trial.calls]
+    awaited = {call.place for call in calls if call.awaited}
+    left = {call.place: call for call in calls if call.place not in awaited}
+    return [Problem("rehearsal.mistake", where_of(place), forgotten(call).problem) for place, call in left.items()]
+
+
+def uncalled(trials: Iterable[Trial], roles: Iterable[str]) -> list[str]:
+    """The roles that no trial has called."""
     called = {call.spec.name for trial in trials for call in trial.calls}
-    return [role for role in roles if role not in called] if any(trial.complete for trial in trials) else []
+    return [role for role in roles if role not in called]
 
 
-def idle(role: str, file: str) -> str:
-    """The remark on a role that nobody calls; `file` is where the workflow is."""
-    return (
-        f"{file}: role {role!r} is never called, whether every answer is a word, a number, or its name; call it, or remove it "
-        "from the recipe"
-    )
+def not_reached(reached: Reached, missing: Sequence[str], file: str, count: int) -> list[Problem]:
+    """Warnings about lines that no trial has executed, and about roles that none has called.
+
+    Args:
+        missing: Roles that were not called.
+        file: Where the workflow is, as `FILE:LINE`.
+        count: Of the trials.
+    """
+    if lines := reached.missed:
+        many = len(lines) > 1
+        roles = f", where {_listed(missing)} may be called" if missing else ""
+        return [
+            Problem(
+                "rehearsal.not_reached",
+                where_of(f"{reached.source.file}:{lines[0]}"),
+                f"not reached: {'lines' if many else 'line'} {spans(lines)}{roles}; {count} runs with invented answers did not "
+                "lead there, so what stands there is not checked",
+                fix="write `variants()` beside run, which names answers that do",
+                severity="warning",
+            )
+        ]
+    return [
+        Problem(
+            "rehearsal.never_called",
+            where_of(file),
+            f"role {role!r} is never called, whatever the answers",
+            fix="call it, or remove it from the recipe",
+            severity="warning",
+        )
+        for role in missing
+    ]
 
 
-def idle_followups(run: Run) -> list[str]:
+def idle_followups(run: Run) -> list[Problem]:
     """Prompts for calls that continue a conversation, where no call does."""
     return [
-        f"{run.folder / config.followup}: role {role!r} has a followup prompt, and the workflow continues no conversation; call it "
-        "with continues=ACTION, its own last one"
+        Problem(
+            "rehearsal.followup",
+            at(file=run.folder / config.followup),
+            f"role {role!r} has a followup prompt, and the workflow continues no conversation",
+            fix="call it with continues=ACTION, its own last one",
+            severity="warning",
+        )
         for role, config in run.recipe.roles.items()
         if config.followup
     ]
 
 
-def source_of(workflow: Workflow) -> str:
-    """The text of the file that a workflow stands in; empty where there is none."""
-    module = inspect.getmodule(workflow)
-    try:
-        return inspect.getsource(module) if module else ""
-    except (OSError, TypeError):
-        return ""
-
-
-def never_ended(trials: Sequence[Trial], file: str) -> list[str]:
-    """The remark on a workflow that gives up, or loses its trajectory, whatever the answers."""
-    ends = [
-        trial.trajectory.agent_failure or trial.trajectory.infrastructure_failure for trial in trials if trial.trajectory
-    ]
-    if len(ends) < len(trials) or not all(ends) or {"deadline", "rehearsal"} & set(ends):
+def never_ended(trials: Sequence[Trial], file: str) -> list[Problem]:
+    """The warning about a workflow that gives up, or loses its trajectory, whatever the answers."""
+    ended = [trial.trajectory for trial in trials if trial.trajectory]
+    ends = [trajectory.agent_failure or trajectory.infrastructure_failure for trajectory in ended]
+    if not ends or any(trial.complete for trial in trials) or {"deadline", "rehearsal"} & set(ends):
         return []
     kinds = " and ".join(dict.fromkeys(map(str, ends)))
     return [
-        f"{file}: every run of the workflow with invented answers ends in a failure ({kinds}), "
-        "whose outcome is 0, or none; if no real answer avoids it, nothing can be learned"
+        Problem(
+            "rehearsal.always_fails",
+            where_of(file),
+            f"every run of the workflow with invented answers ends in a failure ({kinds}), whose outcome is 0, or none; if no "
+            "real answer avoids it, nothing can be learned",
+            severity="warning",
+        )
     ]
 
 
-def unended(trials: Sequence[Trial], file: str) -> list[str]:
-    """Loops that no kind of answer ends, and what the workflow waits for although everybody answers at once."""
-    found = [
-        f"{trial.left_at or file}: run was still waiting here after {SECONDS:g} s, although roles and tools answer at once"
+def waited(trials: Iterable[Trial], file: str) -> list[Problem]:
+    """What the workflow waits for although everybody answers at once."""
+    return [
+        Problem(
+            "rehearsal.waits",
+            where_of(trial.left_at or file),
+            f"run was still waiting here after {SECONDS:g} s, although roles and tools answer at once",
+            severity="warning",
+        )
         for trial in trials
         if trial.trajectory is not None and trial.trajectory.infrastructure_failure == "deadline"
     ]
-    if trials and all(trial.endless for trial in trials):
-        place = trials[0].calls[-1].place
-        found.append(
-            f"{place}: run was still calling roles after {MOST_CALLS} calls, whatever the answers; bound the loop: a "
-            "trajectory that does not end is lost after limits.task_seconds"
+
+
+def unended(longest: Trial, most: int) -> list[Problem]:
+    """The warning about a loop that no kind of answers ends.
+
+    Args:
+        longest: A trial that made `most` calls.
+    """
+    return [
+        Problem(
+            "rehearsal.unended",
+            where_of(longest.calls[-1].place),
+            f"run was still calling roles after {most} calls, whatever the answers",
+            fix="bound the loop: a trajectory that does not end is lost after limits.task_seconds",
+            severity="warning",
         )
-    return list(dict.fromkeys(found))
+    ]
+
+
+def drawn(trials: Iterable[Trial], source: Source, file: str) -> list[Problem]:
+    """The warning about a workflow that draws from a generator of the whole process."""
+    drew = [trial for trial in trials if trial.drew]
+    if not drew:
+        return []
+    lines = source.text.splitlines()
+    named = [line for line in sorted(drew[0].reached.lines) if RANDOM.search(lines[line - 1])]
+    return [
+        Problem(
+            "rehearsal.random",
+            where_of(f"{source.file}:{named[0]}" if named else file),
+            "run draws at random from a generator that the whole process shares; a run that is resumed does not repeat it",
+            fix="draw from random.Random(task.id)",
+            severity="warning",
+        )
+    ]

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.scoring import Seen, reward_function_score, score_outcome, score_trajectory
 from marl_plugins.core.texts import read_text
 from marl_plugins.core.trajectory import Action, Trajectory
@@ -17,7 +18,16 @@ from marl_plugins.loading import load_file
 from marl_plugins.plan.parts import arity_problem, place_of
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.rehearsal import apart
-from marl_plugins.plan.rehearsal.apart import Caught, Failure, Stuck, failures_kept, run_apart, run_on_a_loop, sort_out
+from marl_plugins.plan.rehearsal.apart import (
+    Caught,
+    Failure,
+    Stuck,
+    failures_kept,
+    run_apart,
+    run_on_a_loop,
+    sort_out,
+    where_of,
+)
 from marl_plugins.run import Run
 
 SECONDS = 3.0
@@ -29,7 +39,7 @@ class Rehearsed:
 
     def __init__(self) -> None:
         self.trajectories: dict[str, Trajectory] = {}
-        """By the kind of answers; empty where the run was not rehearsed."""
+        """By when they came about, as in "every answer is a word"; empty where the run was not rehearsed."""
         self.others: list[dict[str, Trajectory]] = []
         """The same of tasks of another kind."""
         self.sure = False
@@ -38,7 +48,7 @@ class Rehearsed:
 
 def try_scorer(
     run: Run, what: str, score: Callable[[Trajectory], Coroutine[Any, Any, None]], function: Any, *, may_wait: bool = False
-) -> tuple[list[str], list[str]]:
+) -> tuple[list[Problem], list[Problem]]:
     """Score copies of the rehearsed trajectories; those of tasks of another kind where nothing is wrong with the first.
 
     Args:
@@ -48,20 +58,21 @@ def try_scorer(
         may_wait: Whether a run calls it where it holds nothing up.
 
     Returns:
-        Mistakes, and what may be none.
+        Mistakes, and warnings.
     """
     rehearsed, where = run.state(Rehearsed), place_of(function).removesuffix(": ") or what
 
     def tries(trajectories: dict[str, Trajectory], caught: Caught) -> list[tuple[str, list[Failure]]]:
         found = []
-        for kind, trajectory in trajectories.items():
+        complete = {k: t for k, t in trajectories.items() if not (t.agent_failure or t.infrastructure_failure)}
+        for kind, trajectory in (complete or trajectories).items():  # a failure is not scored like an answer
             failures: list[Failure] = []
             with failures_kept(failures, where, caught):
                 run_on_a_loop(score(copy.deepcopy(trajectory)))
             found.append((kind, [replace(f, certain=f.certain or not f.raised) for f in failures]))
         return found
 
-    wrong, unclear = list[str](), list[str]()
+    wrong, unclear = list[Problem](), list[Problem]()
     try:
         for trajectories in (rehearsed.trajectories, *rehearsed.others):
             found = run_apart(partial(tries, trajectories))
@@ -72,19 +83,18 @@ def try_scorer(
         return wrong, unclear
     except Stuck as stuck:
         if may_wait:
-            return [], [
-                f"{stuck.place or where}: {what} was still here after {apart.SECONDS:g} s, and was not tried further"
-            ]
+            said = f"{what} was still here after {apart.SECONDS:g} s, and was not tried further"
+            return [], [Problem("rehearsal.waits", where_of(stuck.place or where), said, severity="warning")]
         return [stuck.problem(what, where)], []
 
 
-def try_grader(plan: Plan) -> tuple[list[str], list[str]]:
+def try_grader(plan: Plan) -> tuple[list[Problem], list[Problem]]:
     """Try the recipe's grader, or the function of `--reward.remote_url`, as far as no plugin takes its place."""
     run, module = plan.run, plan.run.grader_module
     if module is None:
         return _try_reward_function(plan)
-    wrong: list[str] = []
-    unclear: list[str] = []
+    wrong: list[Problem] = []
+    unclear: list[Problem] = []
     missing: list[bool] = []
     roles = list(run.recipe.roles)
 
@@ -104,26 +114,38 @@ def try_grader(plan: Plan) -> tuple[list[str], list[str]]:
         if not callable(function) or plan.plugins.claims(f"marl_{name}"):
             continue
         if problem := arity_problem(function, len(given)):
-            wrong.append(f"{problem}; {name} is called with {' and '.join(given)}")
+            place = place_of(function).removesuffix(": ")
+            said = f"{problem.removeprefix(f'{place}: ')}; {name} is called with {' and '.join(given)}"
+            wrong.append(Problem("rehearsal.arguments", where_of(place), said))
             continue
         mistakes, remarks = try_scorer(run, name, score, function)
         wrong, unclear = wrong + mistakes, unclear + remarks
     if missing and all(missing):
         unclear.append(
-            f"{place_of(module.score_outcome)}score_outcome gave no score for any rehearsed trajectory, and what has none is "
-            "not rewarded; does it end with `return`?"
+            Problem(
+                "rehearsal.no_score",
+                where_of(place_of(module.score_outcome).removesuffix(": ")),
+                "score_outcome gave no score for any rehearsed trajectory, and what has none is not rewarded",
+                fix="does it end with `return`?",
+                severity="warning",
+            )
         )
     complete = [t for t in run.state(Rehearsed).trajectories.values() if not (t.agent_failure or t.infrastructure_failure)]
     silent = bool(complete) and all(t.answer is None for t in complete)
     if silent and ".answer" in read_text(run.folder / str(run.recipe.grader)):
         unclear.append(
-            f"{run.folder / run.recipe.workflow}: run returns nothing, and the grader reads trajectory.answer; does it end with "
-            "`return`?"
+            Problem(
+                "rehearsal.no_answer",
+                at(file=run.folder / run.recipe.workflow),
+                "run returns nothing, and the grader reads trajectory.answer",
+                fix="does it end with `return`?",
+                severity="warning",
+            )
         )
     return wrong, unclear
 
 
-def _try_reward_function(plan: Plan) -> tuple[list[str], list[str]]:
+def _try_reward_function(plan: Plan) -> tuple[list[Problem], list[Problem]]:
     """Try upstream's reward function, which a run calls in a thread of its own: it may wait there."""
     run, file = plan.run, plan.run.args.reward.remote_url
     if not file or plan.plugins.claims("marl_score_outcome"):

@@ -1,75 +1,38 @@
-"""One run of a workflow without any model: every answer is made up, every tool answers nothing."""
+"""One run of a workflow without any model: what roles say and tools answer stands in a script."""
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import copy
 import inspect
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+import random
+import sys
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from marl_plugins.core.calls import TAGGED, parse_call
 from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.fields import Miscalled
 from marl_plugins.core.prompts import followup_renderer, prompt_renderer
 from marl_plugins.core.roles import Call, RoleSpec, Sampling
-from marl_plugins.core.tools import Tool, ToolCall
+from marl_plugins.core.tools import Function, FunctionCall, Tool, ToolCall
 from marl_plugins.core.trajectory import Generation, Task, ToolResult, Trajectory
-from marl_plugins.core.workflow import RoleCall, Workflow, calls_of, run_workflow
+from marl_plugins.core.workflow import RoleCall, RoleCalls, Roles, Workflow, calls_of, run_workflow
 from marl_plugins.loading import users_line
 from marl_plugins.plan.rehearsal.apart import Caught, Failure, failure_of, failures_kept, run_on_a_loop
+from marl_plugins.plan.rehearsal.noted import NotedText, Notes, plain
+from marl_plugins.plan.rehearsal.reached import Reached, Source
+from marl_plugins.plan.rehearsal.script import TOOL, Failing, Script
 from marl_plugins.run import Run
 
 MOST_CALLS = 200
 """A workflow that continues for as long as answers are wrong is left there."""
-MOST_TEXTS = 20
-TESTS = ("startswith", "endswith", "removeprefix", "removesuffix")
-"""Methods of a text that compare it with another."""
 SECONDS = 3.0
 """A workflow that waits longer, for whatever it is, is left there."""
-WORD = re.compile("answerzq[a-z]{3}")
-"""What an action says when every answer is a word: a word of its own, found again wherever it is shown."""
-
-
-def word(number: int) -> str:
-    """The word of the action with a number."""
-    return "answerzq" + "".join(chr(ord("a") + number // 26**place % 26) for place in (2, 1, 0))
-
-
-@dataclass(frozen=True)
-class Answers:
-    """A kind of answers: its name, and the text of the action with a number."""
-
-    name: str
-    text: Callable[[int], str]
-
-
-WORDS = Answers("a word", word)
-ONES = Answers("the number 1", lambda number: "1")
-
-
-def saying(text: str) -> Answers:
-    """Every answer is the same text, such as the name of a role, as a router's is."""
-    return Answers(f"the text {text!r}", lambda number: text)
-
-
-def compared(source: str) -> list[str]:
-    """The texts that a workflow's file compares something with: answers that lead into branches which no others reach."""
-    found: dict[str, None] = {}
-    for node in ast.walk(ast.parse(source)):
-        parts: list[ast.expr] = []
-        if isinstance(node, ast.Compare):
-            parts = [node.left, *node.comparators]
-        elif isinstance(node, ast.MatchValue):
-            parts = [node.value]
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in TESTS:
-            parts = node.args
-        for part in parts:
-            items = part.elts if isinstance(part, ast.Tuple | ast.List | ast.Set) else [part]
-            found |= {i.value: None for i in items if isinstance(i, ast.Constant) and isinstance(i.value, str) and i.value}
-    return list(found)[:MOST_TEXTS]
+NO_LIMIT = 10**9
+"""Tokens of a context that is never full."""
 
 
 @dataclass
@@ -77,20 +40,28 @@ class Trial:
     """What one run of a workflow left.
 
     Args:
-        answers: What all roles said.
+        script: What was said.
+        reached: What was executed of the workflow's file.
         trajectory: None where the workflow raised something.
         calls: All calls of roles, in order.
         failures: What it raised.
-        endless: Whether it was still calling roles after `MOST_CALLS`.
+        notes: By speaker, what the workflow looked for in the answers.
+        answers: By speaker, the number of answers.
+        endless: Whether it was still calling roles after as many calls as it may make.
         left_at: Where it waited when it was left after `SECONDS`.
+        drew: Whether it drew from a random generator that all of the process shares.
     """
 
-    answers: Answers
+    script: Script
+    reached: Reached
     trajectory: Trajectory | None = None
     calls: list[RoleCall] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    notes: dict[str, Notes] = field(default_factory=dict)
+    answers: Counter[str] = field(default_factory=Counter)
     endless: bool = False
     left_at: str | None = None
+    drew: bool = False
 
     @property
     def failed(self) -> bool:
@@ -106,8 +77,10 @@ class Trial:
 class Chat:
     """A chat format in which everything is empty, except for what is answered: its only id is the number of the answer."""
 
-    def __init__(self, answers: Answers):
-        self.answers = answers
+    tools: tuple[Any, ...] = ()
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
 
     def opening(self, messages: Any) -> tuple[int, ...]:
         return ()
@@ -122,78 +95,184 @@ class Chat:
         return self.text(ids)
 
     def text(self, ids: tuple[int, ...]) -> str:
-        return self.answers.text(ids[0])
+        return self.texts[ids[0]]
 
 
-def try_workflow(
-    run: Run, workflow: Workflow, task: Task, tools: Iterable[str], answers: Answers, file: str, caught: Caught
-) -> Trial:
-    """Run a workflow once on a copy of a task.
+class Stage:
+    """A workflow with its roles and tools, to be run as often as there are scripts.
 
     Args:
-        tools: Names of the tools that it may call besides those of the roles.
+        tools: The tools that it may call, besides those of the roles; those known by name only answer to any function.
         file: Named where no line of the workflow's took part in a mistake.
-        caught: Of `run_apart`.
     """
-    trial = Trial(answers)
-    chat: Any = Chat(answers)
-    roles = {
-        name: RoleSpec(
-            name,
-            run.recipe.policy_of(name),
-            prompt_renderer(run.prompt(name), run.system(name)),
-            chat,
-            Sampling(1.0, 1.0, 1, MOST_CALLS + 2),
-            render_next=followup_renderer(run.followup(name)),
+
+    def __init__(self, run: Run, workflow: Workflow, tools: Mapping[str, Tool | None], file: str):
+        self.run = run
+        self.workflow = workflow
+        self.file = file
+        self.source = Source.of(workflow)
+        names = {*tools, *(name for role in run.recipe.roles.values() for name in role.tools)}
+        self.functions = {name: _functions(name, tools.get(name)) for name in names}
+        """What each tool offers to be called by name."""
+        self._known = {name: tool for name, tool in tools.items() if tool is not None}
+        chat: Any = Chat()
+        self._roles = {
+            name: RoleSpec(
+                name,
+                run.recipe.policy_of(name),
+                prompt_renderer(run.prompt(name), run.system(name)),
+                chat,
+                Sampling(1.0, 1.0, 1, NO_LIMIT),
+                max_turns=config.max_turns,
+                render_next=followup_renderer(run.followup(name)),
+                endless_tools_fail=config.endless_tools == "fail",
+                find_calls=tagged_calls if config.tools else None,
+            )
+            for name, config in run.recipe.roles.items()
+        }
+        self._tools_of = {name: tuple(config.tools) for name, config in run.recipe.roles.items()}
+
+    def functions_of(self, role: str) -> list[str]:
+        """The names of the functions that a role may call."""
+        return [function.name for tool in self._tools_of[role] for function in self.functions[tool]]
+
+    def play(
+        self,
+        script: Script,
+        task: Task,
+        caught: Caught,
+        *,
+        most_calls: int = MOST_CALLS,
+        workflow: Workflow | None = None,
+    ) -> Trial:
+        """Run the workflow, or another one, once on a copy of a task.
+
+        Args:
+            caught: Of `run_apart`.
+            most_calls: The trial is left where the workflow makes more calls of roles.
+        """
+        trial = Trial(script, Reached(self.source))
+        performance = Performance(trial, workflow or self.workflow, most_calls)
+        before = _shared_generators()
+        with failures_kept(trial.failures, self.file, caught), trial.reached.watching():
+            trial.trajectory = run_on_a_loop(performance.run(self, copy.deepcopy(task)))
+        trial.drew = _shared_generators() != before
+        random.setstate(before[0])
+        trial.failures += [failure_of(call.refused, self.file) for call in trial.calls if call.refused]
+        for action in performance.actions:  # whoever reads them now is not the workflow
+            action.text = plain(action.text)
+            action.tool_results = tuple(replace(r, output=plain(r.output)) for r in action.tool_results)
+        if trial.trajectory is not None and trial.trajectory.answer is not None:
+            trial.trajectory.answer = plain(trial.trajectory.answer)
+        return trial
+
+    def cast(self, chat: Any, tools: Mapping[str, Tool]) -> dict[str, RoleSpec]:
+        """The roles as they speak in one trial."""
+        return {
+            name: replace(spec, chat=chat, tools=tuple(tools[tool] for tool in self._tools_of[name]))
+            for name, spec in self._roles.items()
+        }
+
+    def for_workflow(self, tools: Mapping[str, Tool]) -> dict[str, Tool]:
+        """Tools as the workflow may call them, with the functions that they really have."""
+        return {
+            name: replace(tool, functions=self._known[name].functions if name in self._known else ())
+            for name, tool in tools.items()
+        }
+
+
+class Performance:
+    """One trial while its workflow runs."""
+
+    def __init__(self, trial: Trial, workflow: Workflow, most_calls: int):
+        self.trial = trial
+        self.workflow = workflow
+        self.most_calls = most_calls
+        self.chat = Chat()
+        self.calls: RoleCalls | None = None
+
+    @property
+    def actions(self) -> list[Any]:
+        return self.calls.builder.trajectory.actions if self.calls else []
+
+    async def run(self, stage: Stage, task: Task) -> Trajectory:
+        """Run the workflow to its end, or to one of the trial's limits."""
+
+        async def watched(task: Task, roles: Roles, tools: Any) -> Any:
+            self.calls = calls_of(roles)
+            self.trial.calls = self.calls.made
+            awaitable = self.workflow(task, roles, tools)
+            if not inspect.isawaitable(awaitable):
+                kind = type(awaitable).__name__
+                raise Miscalled(
+                    f"run gives {kind} at once; write `async def run(task, roles, tools)`, without `yield`", None
+                )
+            try:
+                returned = await awaitable
+            except asyncio.CancelledError as error:
+                self.trial.left_at = users_line(error, ())
+                raise
+            finally:
+                self.trial.failures += [failure_of(error, stage.file) for error in self.calls.misspelt]
+            if not inspect.isawaitable(returned):
+                refuse_running_tasks()
+            return returned
+
+        tools = {name: self._tool(name, functions) for name, functions in stage.functions.items()}
+        return await run_workflow(
+            watched,
+            task,
+            0,
+            step=0,
+            run_seed=0,
+            roles=stage.cast(self.chat, tools),
+            tools=stage.for_workflow(tools),
+            generate=self.generate,
+            seconds=SECONDS,
         )
-        for name in run.recipe.roles
-    }
-    names = {*tools, *(name for role in run.recipe.roles.values() for name in role.tools)}
-    silent = {name: Tool(name, _nothing, lambda text: [], functions=()) for name in names}
-    with failures_kept(trial.failures, file, caught):
-        trial.trajectory = run_on_a_loop(_run(trial, workflow, copy.deepcopy(task), roles, silent))
-    trial.failures += [
-        failure_of(call.refused, file) for call in trial.calls if call.refused
-    ]  # also those that it has caught
-    return trial
 
-
-async def _nothing(call: ToolCall) -> ToolResult:
-    return ToolResult("tool", call.text, "", ok=True)
-
-
-async def _run(
-    trial: Trial, workflow: Workflow, task: Task, roles: Mapping[str, RoleSpec], tools: Mapping[str, Tool]
-) -> Trajectory:
-    answered = 0
-
-    async def generate(call: Call) -> Generation:
+    async def generate(self, call: Call) -> Generation:
         """An answer at once, so that whatever runs beside the workflow has not begun when it ends without waiting for it."""
-        nonlocal answered
-        answered += 1
-        if answered > MOST_CALLS:
-            trial.endless = True
-            raise InfrastructureFailure("rehearsal", f"more than {MOST_CALLS} calls")
-        return Generation((answered,), (0.0,), "stop", call.policy, 0)
+        number = len(self.chat.texts)
+        if number >= self.most_calls:
+            self.trial.endless = True
+            raise InfrastructureFailure("rehearsal", f"more than {self.most_calls} calls")
+        self.chat.texts.append(self._noted(call.role, self._line(call.role, number + 1) or ""))
+        return Generation((number,), (0.0,), "stop", call.policy, 0)
 
-    async def watched(task: Task, roles: Any, tools: Any) -> Any:
-        trial.calls = calls_of(roles).made
-        awaitable = workflow(task, roles, tools)
-        if not inspect.isawaitable(awaitable):
-            kind = type(awaitable).__name__
-            raise Miscalled(f"run gives {kind} at once; write `async def run(task, roles, tools)`, without `yield`", None)
-        try:
-            returned = await awaitable
-        except asyncio.CancelledError as error:
-            trial.left_at = users_line(error, ())
-            raise
-        if not inspect.isawaitable(returned):
-            refuse_running_tasks()
-        return returned
+    def _line(self, speaker: str, number: int) -> str | None:
+        nth = self.trial.answers[speaker]
+        self.trial.answers[speaker] += 1
+        return self.trial.script.line(speaker, nth, number)
 
-    return await run_workflow(
-        watched, task, 0, step=0, run_seed=0, roles=roles, tools=tools, generate=generate, seconds=SECONDS
-    )
+    def _noted(self, speaker: str, text: str) -> NotedText:
+        return NotedText(text, self.trial.notes.setdefault(speaker, Notes()))
+
+    def _tool(self, name: str, functions: tuple[Function, ...]) -> Tool:
+        async def answer(call: ToolCall) -> ToolResult:
+            text = self._line(f"{TOOL}{name}", 0)
+            output = self._noted(f"{TOOL}{name}", text or "")
+            return ToolResult(name, call.text, output, ok=not isinstance(text, Failing))
+
+        return Tool(name, answer, lambda text: [], functions=functions)
+
+
+def tagged_calls(said: str) -> list[FunctionCall]:
+    """The calls that a script writes between tags, whatever the format of the role's model."""
+    found = [parse_call(text.strip()) for text in TAGGED.findall(plain(said))]
+    return [call for call in found if call is not None]
+
+
+def _functions(name: str, tool: Tool | None) -> tuple[Function, ...]:
+    """What a role of the rehearsal may call: the tool's functions, or else one of its own name."""
+    return tuple((tool and tool.functions) or (Function(name, "", {}),))
+
+
+def _shared_generators() -> tuple[Any, Any]:
+    """The states of Python's generator and NumPy's, which draw differently when a run is resumed."""
+    numpy = sys.modules.get("numpy")
+    state = numpy.random.get_state() if numpy is not None and "numpy.random" in sys.modules else None
+    return random.getstate(), None if state is None else (state[1].tobytes(), state[2])
 
 
 def refuse_running_tasks() -> None:
@@ -210,38 +289,3 @@ def _place_and_name(task: asyncio.Task[Any]) -> tuple[str, str]:
         return coroutine.place, f"role {coroutine.spec.name!r}"
     code = coroutine.cr_code
     return f"{code.co_filename}:{code.co_firstlineno}", coroutine.__qualname__
-
-
-MARK = "labelzqxj"
-MARK_OF_NUMBERS = 728915403
-
-
-def marked(label: Any) -> Any:
-    """A label of the same form that occurs nowhere else, to see where it is shown; what cannot be marked stays."""
-    if isinstance(label, str):
-        return str(MARK_OF_NUMBERS) if _is_number(label) else MARK
-    if isinstance(label, list | tuple):
-        return [marked(item) for item in label]
-    if isinstance(label, dict):
-        return {key: marked(item) for key, item in label.items()}
-    if isinstance(label, bool) or not isinstance(label, int | float):
-        return label
-    return MARK_OF_NUMBERS if isinstance(label, int) else MARK_OF_NUMBERS + 0.5
-
-
-def with_marked_label(task: Task, copies: Collection[str] = ()) -> Task:
-    """The task with a label that can be recognised; the same task where it cannot be.
-
-    Args:
-        copies: Keys of the metadata under which the label stands too.
-    """
-    label = marked(task.label)
-    return replace(task, label=label, metadata={k: label if k in copies else v for k, v in task.metadata.items()})
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

@@ -1,0 +1,264 @@
+"""Which trials of a workflow are played, and what is said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from marl_plugins.core.problems import Problem
+from marl_plugins.core.trajectory import Task, Trajectory
+from marl_plugins.plan.rehearsal.apart import Caught, Stuck, run_apart, sort_out, where_of
+from marl_plugins.plan.rehearsal.candidates import Known
+from marl_plugins.plan.rehearsal.examples import demonstrated
+from marl_plugins.plan.rehearsal.findings import (
+    drawn,
+    idle_followups,
+    lost_dependencies,
+    never_awaited,
+    never_ended,
+    not_reached,
+    shown_labels,
+    shown_nothing,
+    uncalled,
+    unended,
+    waited,
+)
+from marl_plugins.plan.rehearsal.graph import Graph
+from marl_plugins.plan.rehearsal.labels import with_marked_label
+from marl_plugins.plan.rehearsal.reached import Reached
+from marl_plugins.plan.rehearsal.script import ONES, WORDS, Script
+from marl_plugins.plan.rehearsal.search import LONG, MORE_CALLS, Search
+from marl_plugins.plan.rehearsal.trial import Stage, Trial
+from marl_plugins.plan.rehearsal.variants import speakers_of, variants_of
+from marl_plugins.plan.rehearsal.vocabulary import vocabulary_of
+
+EXAMPLE = Task("example", "an example", "0")
+"""Rehearsed where the run's own tasks are not known."""
+WORKFLOW = "the workflow"
+"""What is tried, in messages."""
+REPLAYED = 4
+"""Scripts of the search that are played on tasks of another kind, too."""
+
+
+@dataclass
+class Rehearsal:
+    """What a rehearsal found.
+
+    Args:
+        graph: Who saw whom.
+        wrong: Mistakes that no answer would change, with file and line.
+        unclear: Warnings: a run might end there, or learn something else than was meant.
+        trajectories: What the workflow left, by when it did ("every answer is a word").
+        others: The same of tasks of another kind.
+        task: The first; None where it was invented.
+        reached: What was executed of the workflow's file; None where nothing was.
+        trials: Those on the first task that have reached something.
+    """
+
+    graph: Graph = field(default_factory=Graph)
+    wrong: list[Problem] = field(default_factory=list)
+    unclear: list[Problem] = field(default_factory=list)
+    trajectories: dict[str, Trajectory] = field(default_factory=dict)
+    others: list[dict[str, Trajectory]] = field(default_factory=list)
+    task: Task | None = None
+    reached: Reached | None = None
+    trials: list[Trial] = field(default_factory=list)
+
+
+class Rehearser:
+    """Plays a workflow's trials.
+
+    Args:
+        task: The first; None where it is invented.
+        copies: Keys of the metadata under which the label stands too.
+        more: Other tasks, whose demonstrations may lead further.
+    """
+
+    def __init__(self, stage: Stage, task: Task | None, copies: Collection[str], more: Sequence[Task] = ()):
+        self.stage = stage
+        self.run = stage.run
+        self.sure = task is not None
+        self.task = task or EXAMPLE
+        self.copies = copies
+        self.more = more
+        self.wrong: dict[Problem, None] = {}
+        self.unclear: dict[Problem, None] = {}
+
+    def rehearse(self, others: Sequence[Task]) -> Rehearsal:
+        """Play everything, on other tasks too, and return what was found."""
+        found = Rehearsal(task=self.task if self.sure else None)
+        try:
+            first = self._both(self.task)
+            endless = all(trial.endless for trial in first)
+            if endless and not (longer := self._long()).endless:  # a loop of many rounds, which ends
+                first, endless = [longer], False
+            search = self._search(first)
+            variants = self._variants(search)
+            both: dict[str, list[Trial]] = {}
+            if not (self.wrong or waited(first, self.stage.file)):
+                for task in others:
+                    both[task.id] = self._both(task)
+                    search.pass_by(both[task.id])
+                self._look_further(search)
+            self._judge(first, variants, search)
+            for task in others:
+                if task.id in both and not self.wrong:  # it would say the same again
+                    self._judge_other(task, both[task.id], search)
+            found.others = [kept(trials) for trials in both.values()]
+            self._remark(first, search)
+            self._add(self.unclear, unended(longer, LONG) if endless else [])
+        except Stuck as stuck:
+            found.wrong = [stuck.problem("run", self.stage.file)]
+            return found
+        found.wrong, found.unclear = list(self.wrong), list(self.unclear)
+        found.reached, found.trials = search.reached, search.trials
+        found.trajectories = kept(first, search.trials)
+        found.graph = graph_of([*first, *search.trials])
+        return found
+
+    def _both(self, task: Task) -> list[Trial]:
+        """Trials with words and with ones, whose mistakes are kept.
+
+        The task has a label that can be recognised; a workflow that may need a real one is tried again with it.
+        """
+        marked = with_marked_label(task, self.copies)
+
+        def play(caught: Caught) -> list[Trial]:
+            trials = []
+            for script in (WORDS, ONES):
+                trial = self.stage.play(script, marked, caught)
+                self._add(self.wrong, shown_labels(trial))
+                if marked != task and trial.failed:
+                    again = self.stage.play(script, task, caught)
+                    again.reached.add(trial.reached)
+                    trial = again
+                if trial.trajectory is not None:
+                    trial.trajectory.task = task
+                trials.append(trial)
+            return trials
+
+        trials = run_apart(play)
+        self._add(self.wrong, (failure.mistake for t in trials for failure in t.failures if failure.certain))
+        return trials
+
+    def _search(self, first: Sequence[Trial]) -> Search:
+        """The search, which begins with the first trials."""
+        roles = list(self.run.recipe.roles)
+        marked = with_marked_label(self.task, self.copies)
+        functions = {role: self.stage.functions_of(role) for role in roles}
+        label = str(marked.label) if isinstance(marked.label, str | int | float) else ""
+        known = Known(roles, functions, vocabulary_of(self.stage.workflow), label=label)
+        most_calls = MORE_CALLS + max((len(trial.calls) for trial in first if not trial.endless), default=0)
+        search = Search(self.stage, (marked, self.task), known, Reached(self.stage.source), roles, most_calls)
+        for trial in first:
+            search.add(trial)
+        return search
+
+    def _variants(self, search: Search) -> list[Trial]:
+        """The trials of the workflow's variants."""
+        speakers = speakers_of(list(self.run.recipe.roles), list(self.stage.functions))
+        variants, problems = variants_of(self.stage.workflow, speakers)
+        self._add(self.wrong, problems)
+
+        def play(caught: Caught) -> list[Trial]:
+            trials = []
+            for name, variant in variants.items():
+                if isinstance(variant, Script):
+                    trials.append(search.play(variant, caught))
+                else:
+                    script = replace(WORDS, when=f"the variant is {name!r}")
+                    trials.append(search.play(script, caught, variant))
+            return trials
+
+        trials = run_apart(play) if variants else []
+        for trial in trials:
+            search.add(trial, keep=True)
+        return trials
+
+    def _look_further(self, search: Search) -> None:
+        """Search for as long as there is something to reach, and time."""
+        if search.done:
+            return
+        search.known.said.update(demonstrated(self.run, [self.task, *self.more] if self.sure else []))
+        while run_apart(search.run_some):
+            pass
+
+    def _judge(self, first: Sequence[Trial], variants: Sequence[Trial], search: Search) -> None:
+        """Keep what the trials of the first task show: mistakes, and what some of them raise."""
+        forgotten = never_awaited(search.trials)
+        found = [trial for trial in search.trials if trial not in first and trial not in variants]
+        always, sometimes = sort_out(
+            [(t.script.when, t.failures) for t in [*first, *(t for t in found if t.complete)]],
+            WORKFLOW,
+            sure=self.sure,
+            searched=[(t.script.when, t.failures) for t in found if not t.complete],
+        )
+        self._add(self.wrong, forgotten)
+        self._add(self.wrong, (problem for problem in always if not (forgotten and problem.code == "rehearsal.raises")))
+        for trial in variants:
+            self._add(self.wrong, (failure.warning(WORKFLOW, trial.script.when).as_error() for failure in trial.failures))
+        for trial in search.trials:
+            if not search.says_the_label(trial.script):
+                self._add(self.wrong, shown_labels(trial))
+            self._add(self.unclear, [*lost_dependencies(trial), *shown_nothing(trial)])
+        self._add(self.unclear, sometimes)
+
+    def _judge_other(self, task: Task, both: Sequence[Trial], search: Search) -> None:
+        """Keep what trials on a task of another kind show: with words, with ones, and with scripts that the search has found."""
+        what = f"{WORKFLOW}, on task {task.id!r},"
+        scripts = [t.script for t in search.trials if t.complete and t.script.lines][:REPLAYED]
+
+        def play(caught: Caught) -> list[Trial]:
+            return [self.stage.play(script, task, caught) for script in scripts]
+
+        more = run_apart(play) if scripts else []
+        search.pass_by(more)
+        tries = [(t.script.when, t.failures) for t in [*both, *(t for t in more if t.complete)]]
+        left = [(t.script.when, t.failures) for t in more if not t.complete]
+        always, sometimes = sort_out(tries, what, sure=self.sure, searched=left)
+        self._add(self.wrong, always)
+        self._add(self.unclear, [*sometimes, *lost_dependencies(both[0]), *shown_nothing(both[0])])
+
+    def _remark(self, first: Sequence[Trial], search: Search) -> None:
+        """Keep what all trials together show."""
+        file, trials = self.stage.file, [*search.trials, *search.elsewhere]
+        self._add(
+            self.unclear, [*waited(trials, file), *never_ended(trials, file), *drawn(trials, self.stage.source, file)]
+        )
+        if self.wrong:
+            return
+        roles = self.run.recipe.roles
+        missing = uncalled(trials, roles)
+        if len(missing) == len(roles):
+            said = "run calls no role, whatever the answers; nothing would be trained"
+            self._add(self.wrong, [Problem("rehearsal.no_call", where_of(file), said)])
+        elif self.sure and not any(trial.endless or trial.left_at for trial in first):  # another task may lead there
+            self._add(self.unclear, not_reached(search.reached, missing, file, search.count))
+        if "continues" not in self.stage.source.text:
+            self._add(self.unclear, idle_followups(self.run))
+
+    def _long(self) -> Trial:
+        return run_apart(partial(self.stage.play, WORDS, self.task, most_calls=LONG))
+
+    def _add(self, kept: dict[Problem, None], problems: Iterable[Problem]) -> None:
+        """Keep problems, of which each code is said once of a place."""
+        for problem in problems:
+            if not any((other.code, other.where) == (problem.code, problem.where) for other in kept):
+                kept[problem] = None
+
+
+def kept(first: Sequence[Trial], found: Sequence[Trial] = ()) -> dict[str, Trajectory]:
+    """The trajectories for scorers: of words and ones, and of two other scripts where these did not come to an end."""
+    complete = [] if any(trial.complete for trial in first) else [trial for trial in found if trial.complete]
+    most = sorted(complete, key=lambda trial: -len({call.spec.name for call in trial.calls}))[:2]
+    return {trial.script.when: trial.trajectory for trial in (*first, *most) if trial.trajectory is not None}
+
+
+def graph_of(trials: Sequence[Trial]) -> Graph:
+    """Who saw whom in the first of the trials in which most roles acted."""
+    ended = [(trial, trial.trajectory) for trial in trials if trial.trajectory is not None]
+    if not ended:
+        return Graph()
+    _, trajectory = max(ended, key=lambda pair: (len({a.role for a in pair[1].actions}), pair[0].complete))
+    return Graph.of(trajectory)

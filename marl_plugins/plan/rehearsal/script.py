@@ -1,0 +1,75 @@
+"""What every role says, and every tool answers, in one run of a workflow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+SHOWN = 60
+"""Characters of an answer in a message."""
+TOOL = "tools."
+"""Begins the speaker that is a tool; roles are called by their names alone."""
+WORD = "answerzq"
+"""Begins what an action says when every answer is a word of its own, to be found again wherever it is shown."""
+
+
+class Failing(str):
+    """What a tool answers to a call that has failed."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """What every role says, and every tool answers, in one run of a workflow.
+
+    Args:
+        when: Says when a run is like this: "every answer is a word".
+        text: The text of the action with a number, where its role has no lines.
+        lines: What speakers say one after the other; the last line is repeated. None: as `text` has it.
+    """
+
+    when: str
+    text: Callable[[int], str]
+    lines: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
+
+    def line(self, speaker: str, nth: int, number: int) -> str | None:
+        """The nth answer of a speaker (from 0), which is the run's answer with a number; None: a tool answers nothing."""
+        lines = self.lines.get(speaker)
+        said = lines[min(nth, len(lines) - 1)] if lines else None
+        if said is None and not speaker.startswith(TOOL):
+            return self.text(number)
+        return said
+
+    def saying(self, speaker: str, *lines: str | None) -> Script:
+        """The script in which a speaker says these lines, too."""
+        return replace(self, when="", lines={**self.lines, speaker: lines}).named()
+
+    def named(self) -> Script:
+        """The script with a `when` that quotes its lines."""
+        said = [
+            f"{'tool' if by.startswith(TOOL) else 'role'} {by.removeprefix(TOOL)!r} {quoted(lines)}"
+            for by, lines in self.lines.items()
+        ]
+        return replace(self, when=" and ".join(said))
+
+    @property
+    def key(self) -> tuple[tuple[str, tuple[str | None, ...]], ...]:
+        """What makes two scripts the same, whatever they are called."""
+        return tuple(sorted((by, (*lines, str(type(lines[-1])))) for by, lines in self.lines.items()))
+
+
+def quoted(lines: Sequence[str | None]) -> str:
+    """What a speaker says, as the predicate of a sentence."""
+    known = [line for line in lines if line is not None]
+    if isinstance(known[-1], Failing):
+        return "fails"
+    last = known[-1] if len(known[-1]) <= SHOWN else known[-1][:SHOWN] + "..."
+    return f"says {'in the end ' if len(lines) > 1 else ''}{last!r}"
+
+
+def word(number: int) -> str:
+    """The word of the action with a number."""
+    return WORD + "".join(chr(ord("a") + number // 26**place % 26) for place in (2, 1, 0))
+
+
+WORDS = Script("every answer is a word", word)
+ONES = Script("every answer is the number 1", lambda number: "1")

@@ -1,0 +1,389 @@
+"""The rehearsal looks for answers until every role and branch is reached, so that no router hides a mistake."""
+
+import hashlib
+
+import pytest
+from refusals import brief
+from routers import HEAD, ROUTERS, TAIL, Triage
+
+from marl_plugins.commands.recipes import show
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.plan.build import build_plan
+from marl_plugins.plan.parts import tools_of
+from marl_plugins.plan.rehearsal import apart, rehearse_plan
+
+SHIPPED = (
+    "coder_tester/tiny.yaml", "debate/tiny.yaml", "dsbench/tiny.yaml", "ecommerce/tiny_merchant.yaml",
+    "ecommerce/tiny_category.yaml", "kuhn_poker/tiny.yaml", "kuhn_poker/pool.yaml", "mathchat/tiny.yaml",
+    "tool_user/tiny.yaml", "vote/tiny.yaml",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """What blocks is found by `quick`; all else is as slow as the machine is."""
+    monkeypatch.setattr(apart, "SECONDS", 100.0)
+
+
+@pytest.fixture
+def quick(monkeypatch, patient):
+    monkeypatch.setattr(apart, "SECONDS", 1.0)
+
+
+def roles_called(found):
+    return {call.spec.name for trial in found.trials for call in trial.calls}
+
+
+def refused(folder, *words):
+    """What was refused, as `brief` shows it, and as sentences."""
+    with pytest.raises(ConfigurationError) as error:
+        folder.plan(*words)
+    return [brief(problem) for problem in error.value.problems], "\n".join(map(str, error.value.problems))
+
+
+def warned(folder):
+    return [brief(problem) for problem in folder.plan().run.warnings]
+
+
+# --- everything is reached --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_role_and_branch_of_a_shipped_recipe_is_reached(name):
+    plan = build_plan(["--recipe", name])
+    found = rehearse_plan(plan, tools_of(plan.plugins, plan.run))
+    assert not found.reached.missed and not found.reached.missed_branches and not (found.wrong or found.unclear)
+    assert roles_called(found) == set(plan.run.recipe.roles) or name == "kuhn_poker/pool.yaml"  # there by another task
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_every_role_and_branch_behind_a_router_is_reached(tmp_path, router):
+    found = Triage(tmp_path, router).rehearsed()
+    assert roles_called(found) == {"router", "registry", "metrics", "resolver"}
+    assert not found.reached.missed and not found.reached.missed_branches and not found.wrong
+    assert found.graph.lines()[-1] == "registry -> resolver"
+    may_raise = [brief(problem) for problem in found.unclear]
+    assert may_raise == ([("rehearsal.may_raise", "workflow.py:12")] if router == "fenced JSON" else [])
+
+
+# --- what stands behind a router is checked ---------------------------------------------------------------------------------
+
+RESOLVER = "return await roles.resolver(incident=task.prompt, finding=finding)"
+METRICS = "finding = await roles.metrics(incident=task.prompt, after=[route])"
+BEHIND = {
+    "an unknown role": (RESOLVER, RESOLVER.replace("resolver", "resolvr"), "rehearsal.mistake", "did you mean 'resolver'?"),
+    "an unknown role of a branch": (METRICS, METRICS.replace("metrics", "metric"), "rehearsal.mistake", "did you mean 'metrics'?"),
+    "an unknown field": (METRICS, METRICS.replace("incident", "incidnt"), "rehearsal.mistake", "called with the wrong fields"),
+    "no await": (METRICS, METRICS.replace("await ", ""), "rehearsal.mistake", "write `await` before it"),
+    "the label": (RESOLVER, RESOLVER.replace("=finding", "=task.label, after=[finding]"), "rehearsal.label", "the task's label"),
+    "sys.exit": (METRICS, f"raise SystemExit; {METRICS}", "rehearsal.mistake", "ends the program"),
+    "a role in a swallowed exception": (
+        METRICS, f"try: {METRICS.replace('metrics', 'metric')}\n        except Exception: finding = ''", "rehearsal.mistake",
+        "no role 'metric'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", BEHIND)
+@pytest.mark.parametrize("router", ["JSON", "JSON, asked for politely", "a word of a table", "tags"])
+def test_a_mistake_behind_a_router_is_found(tmp_path, router, mistake):
+    old, new, code, part = BEHIND[mistake]
+    folder = Triage(tmp_path, router)
+    line = folder.edit(old, new)
+    found, said = refused(folder)
+    assert found == [(code, f"workflow.py:{line}")] and part in said
+
+
+@pytest.mark.parametrize("router", ["JSON", "a sentence"])
+def test_a_dependency_that_is_lost_behind_a_router_is_said(tmp_path, router):
+    folder = Triage(tmp_path, router)
+    line = folder.edit(RESOLVER, RESOLVER.replace("=finding", "=f'found: {finding}'"))
+    assert warned(folder) == [("rehearsal.dependency", f"workflow.py:{line}")]
+
+
+@pytest.mark.usefixtures("quick")
+def test_code_that_blocks_behind_a_router_is_found(tmp_path):
+    folder = Triage(tmp_path, "JSON")
+    line = folder.edit(METRICS, f"time.sleep(3); {METRICS}")
+    assert refused(folder)[0] == [("rehearsal.blocks", f"workflow.py:{line}")]
+
+
+@pytest.mark.parametrize(
+    ("score", "problem", "part"),
+    [
+        ("7", ("rehearsal.mistake", "grader.py:1"), "is 7; scores lie in [0, 1]"),
+        ("trajectory.task.metadata['subject']", ("rehearsal.raises", "grader.py:2"), "KeyError"),
+    ],
+)
+def test_a_grader_behind_a_router_is_tried(tmp_path, score, problem, part):
+    folder = Triage(tmp_path, "JSON")
+    folder.write("grader.py", f"def score_outcome(trajectory):\n    return {score}\n")
+    found, said = refused(folder)
+    assert found == [problem] and part in said
+
+
+def test_a_workflow_that_no_router_stops_is_refused_where_every_answer_raises_the_same(tmp_path):
+    folder = Triage(tmp_path, "JSON", head=HEAD.replace("incident=task.prompt", "incident=task.metadata['host']"))
+    assert refused(folder)[0] == [("rehearsal.raises", "workflow.py:8")]
+
+
+def test_an_exception_that_some_answer_avoids_is_a_warning(tmp_path):
+    folder = Triage(tmp_path, '    team = {"a": "registry", "b": "metrics", "c": "?"}[str(route)]\n')
+    assert warned(folder) == [("rehearsal.may_raise", "workflow.py:9")]
+
+
+# --- calls that nobody awaits -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("router", [*ROUTERS])
+def test_a_router_that_nobody_awaits_is_found_however_the_workflow_ends(tmp_path, router):
+    folder = Triage(tmp_path, router, head=HEAD.replace("await roles.router", "roles.router"))
+    found, said = refused(folder)
+    assert ("rehearsal.mistake", "workflow.py:8") in found and "role 'router' is called, and nobody awaits it" in said
+    assert {code for code, *_ in found} == {"rehearsal.mistake"}
+
+
+def test_a_call_that_some_answers_await_is_none(tmp_path):
+    tail = """\
+    later = roles.metrics(incident=task.prompt)
+    if str(route) != "go on":
+        raise AgentFailure("no_answer", "not now")
+    finding = await later
+    finding = await roles.registry(incident=task.prompt, after=[finding])
+    return await roles.resolver(incident=task.prompt, finding=finding)
+"""
+    assert warned(Triage(tmp_path, "", tail)) == []
+
+
+# --- what is not reached ----------------------------------------------------------------------------------------------------
+
+
+def test_what_no_answer_leads_to_is_named_by_line(tmp_path):
+    folder = Triage(tmp_path, "    import hashlib\n    team = hashlib.sha256(str(route).encode()).hexdigest()\n")
+    (warning,) = [w for w in folder.plan().run.warnings if w.code == "rehearsal.not_reached"]
+    assert "not reached: lines 12, 14, 17, where roles 'registry', 'metrics', 'resolver' may be called" in str(warning)
+    assert brief(warning) == ("rehearsal.not_reached", "workflow.py:12")
+
+
+def test_a_role_that_the_workflow_does_not_name_is_never_called(tmp_path):
+    folder = Triage(tmp_path, "JSON", TAIL.replace("roles.metrics", "roles.registry"))
+    assert warned(folder) == [("rehearsal.never_called", "workflow.py:7")]
+
+
+def test_a_handler_of_what_infrastructure_raises_need_not_be_reached(tmp_path):
+    tail = TAIL.replace(f"    {RESOLVER}", f"    try:\n        {RESOLVER}\n    except TimeoutError:\n        return 'late'")
+    assert warned(Triage(tmp_path, "JSON", tail)) == []
+
+
+def test_a_fallback_for_what_is_no_json_hides_nothing(tmp_path):
+    """Two kinds of answers alone saw one branch, and called the other's role idle."""
+    router = """\
+    try:
+        team = json.loads(str(route))["team"]
+    except Exception:
+        team = "registry"
+"""
+    folder = Triage(tmp_path, router)
+    line = folder.edit(METRICS, METRICS.replace("incident", "incidnt"))
+    assert refused(folder)[0] == [("rehearsal.mistake", f"workflow.py:{line}")]
+
+
+# --- answers in turn, tools, demonstrations ---------------------------------------------------------------------------------
+
+
+TAILS = {
+    "a loop that an answer ends": """\
+    for _ in range(3):
+        said = await roles.metrics(incident=task.prompt)
+        if str(said) == "done":
+            break
+        await roles.registry(incident=said)
+    else:
+        return route
+""",
+    "two answers of one role": """\
+    first = await roles.metrics(incident=task.prompt)
+    second = await roles.metrics(incident=first)
+    if str(first).startswith("open") and str(second).startswith("shut"):
+        await roles.registry(incident="")
+""",
+    "a tool": """\
+    report = await tools.python("1")
+    if not report.ok:
+        await roles.registry(incident="")
+    if "PASS" in report.output:
+        await roles.metrics(incident="")
+""",
+}
+
+
+@pytest.mark.parametrize("tail", TAILS.values(), ids=TAILS)
+def test_answers_may_differ_from_turn_to_turn_and_tools_may_fail(tmp_path, tail):
+    tail += "    await roles.metrics(incident='')\n    await roles.registry(incident='')\n"
+    folder = Triage(tmp_path, "", tail + "    return await roles.resolver(incident='', finding='')\n")
+    found = folder.rehearsed()
+    assert not found.reached.missed and not found.wrong
+
+
+def test_what_demonstrations_say_leads_where_nothing_else_does(tmp_path):
+    folder = Triage(tmp_path, "    import hashlib\n    team = TEAMS[hashlib.md5(str(route).encode()).hexdigest()]\n")
+    digests = repr({hashlib.md5(f"team {n}".encode()).hexdigest(): t for n, t in enumerate(("registry", "metrics", "?"))})
+    folder.edit('{"registry": "registry", "databases": "registry", "metrics": "metrics", "other": "nobody"}', digests)
+    folder.write(
+        "demonstrations.py",
+        """
+        from marl_plugins.core.demonstrations import Demonstration
+
+        def demonstrate(task, rng):
+            yield Demonstration("router", {"incident": task.prompt}, [f"team {rng.randrange(3)}"])
+        """,
+    )
+    recipe = folder.path / "recipe.yaml"
+    recipe.write_text(recipe.read_text() + "warm_start: {demonstrations: demonstrations.py, steps: 1}\n")
+    found = folder.rehearsed()
+    assert not found.reached.missed and roles_called(found) == {"router", "registry", "metrics", "resolver"}
+
+
+# --- variants ---------------------------------------------------------------------------------------------------------------
+
+HIDDEN = "    import hashlib\n    team = hashlib.sha256(str(route).encode()).hexdigest()[:8]\n"
+
+
+VARIANTS = "\ndef variants():\n    return {'first': {'router': 'one'}, 'second': {'router': ['two']}}\n"
+
+
+@pytest.fixture
+def hidden(tmp_path):
+    """Makes a recipe whose branches only the digests of two texts lead to."""
+    one, two = (hashlib.sha256(text.encode()).hexdigest()[:8] for text in ("one", "two"))
+    tail = TAIL.replace('"registry":', f'"{one}":').replace('"metrics":', f'"{two}":')
+    return lambda more="", tail=tail: Triage(tmp_path, HIDDEN, tail + more)
+
+
+def test_what_variants_say_leads_where_nothing_else_does(hidden):
+    assert [code for code, *_ in warned(hidden())] == ["rehearsal.always_fails", "rehearsal.not_reached"]
+
+
+def test_the_variants_of_a_workflow_are_run(hidden):
+    assert warned(hidden(VARIANTS)) == []
+
+
+def test_what_a_variant_raises_is_wrong(hidden):
+    folder = hidden(VARIANTS)
+    line = folder.edit(METRICS, METRICS + "; 1 / 0")
+    found, said = refused(folder)
+    assert found == [("rehearsal.may_raise", f"workflow.py:{line}")]
+    assert "does not run when the variant is 'second': ZeroDivisionError" in said
+
+
+def test_a_plugins_workflow_may_have_variants_that_are_workflows(tmp_path):
+    folder = Triage(tmp_path, "JSON")
+    folder.write(
+        "plugin.py",
+        """
+        from marl_plugins import hookimpl
+
+        class Graph:
+            def __init__(self, condition=None):
+                self.condition = condition
+
+            async def __call__(self, task, roles, tools):
+                route = await roles.router(incident=task.prompt)
+                taken = self.condition if self.condition is not None else hash(str(route)) == 7
+                found = await (roles.metrics if taken else roles.registry)(incident=route)
+                return await roles.resolver(incident=task.prompt, finding=found if not taken else task.label)
+
+            def variants(self):
+                return {f"condition {value}": Graph(value) for value in (True, False)}
+
+        @hookimpl
+        def marl_workflow(run):
+            return Graph()
+        """,
+    )
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(recipe.read_text() + f"plugins: [{tmp_path / 'plugin.py'}]\n")
+    found, _ = refused(folder)
+    assert found == [("rehearsal.label", "plugin.py:12")]
+
+
+@pytest.mark.parametrize(
+    ("variants", "part"),
+    [
+        ("return 5", "expected a mapping of names to variants, got 5"),
+        ("return {'a': 5}", "variant 'a' to be texts by role, or a workflow, got 5"),
+        (
+            "return {'a': {'ruter': 'x'}}",
+            "expected a role or tools.NAME in variant 'a', got 'ruter'; did you mean 'router'?",
+        ),
+        ("return 1 / 0", "ZeroDivisionError"),
+    ],
+)
+def test_variants_that_are_none_are_refused(tmp_path, variants, part):
+    folder = Triage(tmp_path, "JSON")
+    folder.write("workflow.py", (tmp_path / "workflow.py").read_text() + f"\ndef variants():\n    {variants}\n")
+    found, said = refused(folder)
+    assert [code for code, *_ in found] == ["rehearsal.variants"] and part in said
+
+
+# --- other kinds of mistakes ------------------------------------------------------------------------------------------------
+
+
+def test_a_bounded_loop_of_two_hundred_rounds_is_not_called_unbounded(tmp_path):
+    tail = "    for _ in range(200):\n        route = await roles.router(incident=route)\n" + TAIL
+    assert warned(Triage(tmp_path, "JSON", tail)) == []
+
+
+def test_what_is_drawn_at_random_is_said(tmp_path):
+    folder = Triage(tmp_path, "JSON")
+    line = folder.edit(METRICS, f"random.random(); {METRICS}")
+    assert warned(folder) == [("rehearsal.random", f"workflow.py:{line}")]
+
+
+def test_a_generator_of_the_tasks_own_is_fine(tmp_path):
+    folder = Triage(tmp_path, "JSON")
+    folder.edit(METRICS, f"random.Random(task.id).random(); {METRICS}")
+    assert warned(folder) == []
+
+
+def test_a_field_that_is_none_is_said(tmp_path):
+    folder = Triage(tmp_path, "JSON")
+    line = folder.edit(METRICS, METRICS.replace("task.prompt", "task.metadata.get('host')"))
+    assert warned(folder) == [("rehearsal.none_shown", f"workflow.py:{line}")]
+
+
+def test_a_role_whose_name_an_answer_gives_is_no_mistake_of_the_recipe(tmp_path):
+    folder = Triage(tmp_path, "", "    return await getattr(roles, str(route))(incident='', finding='')\n")
+    found = warned(folder)
+    assert ("rehearsal.may_raise", "workflow.py:9") in found
+
+
+def test_who_sees_whom_is_shown_behind_a_router_too(tmp_path, capsys):
+    folder = Triage(tmp_path, "JSON")
+    assert show(str(folder.path), as_json=False) == 0
+    shown = capsys.readouterr().out
+    assert "router -> registry" in shown and "registry -> resolver" in shown
+
+
+def test_recipes_show_knows_the_tools_of_a_recipes_plugin(tmp_path, capsys):
+    folder = Triage(tmp_path, "JSON")
+    folder.write(
+        "tools.py",
+        """
+        from marl_plugins import hookimpl
+        from marl_plugins.core.tools import Tool
+
+        async def look(call):
+            raise AssertionError("called in the rehearsal")
+
+        @hookimpl
+        def marl_tools(run):
+            return [Tool("inventory", look, lambda text: [])]
+        """,
+    )
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(recipe.read_text() + f"plugins: [{tmp_path / 'tools.py'}]\n")
+    folder.edit(METRICS, f"await tools.inventory('x'); {METRICS}")
+    assert warned(folder) == []
+    assert show(str(folder.path), as_json=False) == 0
+    assert "no tool" not in capsys.readouterr().out
