@@ -30,10 +30,11 @@ from hostile_answers import IN_TEXT, KINDS, Kind, hostile_server
 
 from marl_plugins.asking.asker import Asker, endpoint_asker
 from marl_plugins.asking.endpoint import Endpoint
+from marl_plugins.asking.marked_answers import kept_as
 from marl_plugins.asking.request import Request
 from marl_plugins.coach import verdict
 from marl_plugins.coach.model import trial_request
-from marl_plugins.coach.verdict import Verdict, kept_as
+from marl_plugins.coach.verdict import Verdict
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
 
 KEY = "sk-not-to-be-seen-0123456789"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from marl_plugins import coach, hookimpl
+from marl_plugins import hookimpl
 from marl_plugins.asking.request import Request
 from marl_plugins.coach import verdict
 from marl_plugins.coach.rubric import RubricCoach, load_rubric
@@ -51,7 +51,7 @@ class Through:
 @hookimpl
 def marl_configure(run: Run) -> None:
     """The coach has been configured before: its asker stays, what it is asked changes."""
-    asker = coach.asker_of(run)
+    asker = run.state(Askers).first
     if asker is not None:
         rubric = load_rubric(run.folder / "tiny_rubric.py", list(run.recipe.roles))
         run.state(CoachState).coach = Through(RubricCoach(rubric), asker)

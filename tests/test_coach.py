@@ -10,9 +10,10 @@ from openai_server import Reply, eventually, openai_server, verdict
 from simulated import make_trajectory
 
 from marl_plugins import coach as plugin
-from marl_plugins.coach.model import prompt_fields, read_prompt, shorten
+from marl_plugins.asking.prompts import prompt_fields, shorten
+from marl_plugins.coach.model import read_prompt
 from marl_plugins.coach.rubric import Criterion, RubricCoach, load_rubric
-from marl_plugins.coach.state import CoachState, asker_of
+from marl_plugins.coach.state import CoachState
 from marl_plugins.coach.verdict import Verdict
 from marl_plugins.core.credit import rewards_from_scores, sum_over_scope
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
@@ -30,6 +31,10 @@ TINY = ["--recipe", "recipes/mathchat/tiny.yaml"]
 @pytest.fixture(autouse=True)
 def at_the_root(monkeypatch):
     monkeypatch.chdir(ROOT)
+
+
+def asker_of(run):
+    return run.state(Askers).first
 
 
 def last_of(seen):

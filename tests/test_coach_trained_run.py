@@ -12,6 +12,7 @@ from simulated_run import SimulatedPolicy, simulated_trainer
 
 from marl_plugins import coach
 from marl_plugins.asking.asker import policy_asker
+from marl_plugins.asking.askers import Askers
 from marl_plugins.coach.model import PROMPTS, Questions, read_prompt
 from marl_plugins.coach.state import CoachState
 from marl_plugins.coach.training import TrainedCoach, rewards
@@ -56,7 +57,7 @@ def judged_trainer(folder, say, every, samples=2, workflow=None, **more):
     asker = policy_asker(run, "judge", prefix="coach", max_tokens=512, deadline=60.0)
     prompts = tuple(read_prompt(PROMPTS / f"{n}.md", with_label=n != "action") for n in ("action", "last_action"))
     state.coach = TrainedCoach(asker, Questions(prompts, {"a": ""}), "judge", state.said)
-    state.askers[""] = asker
+    run.state(Askers).by_member[""] = asker
     trainer.updates = {}
     hook.marl_generate, hook.marl_update, trainer.plugins.chain = generate, update, chain
     hook.marl_score_action = lambda run, action, seen: coach.marl_score_action(run, action, seen)

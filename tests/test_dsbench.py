@@ -634,7 +634,8 @@ def test_an_agent_is_told_whether_its_program_ran_and_what_is_next():
 
 
 def test_a_model_as_the_coach_is_shown_who_wrote_what_and_neither_label_nor_score():
-    from marl_plugins.coach.model import placeholders, read_prompt
+    from marl_plugins.asking.prompts import placeholders
+    from marl_plugins.coach.model import read_prompt
 
     prompts = FOLDER / "prompts"
     for name, last in (("coach.md", False), ("last_coach.md", True)):

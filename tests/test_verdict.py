@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai_server import verdict as coach_says
 
+from marl_plugins.asking.prompts import prompt_fields
 from marl_plugins.coach import verdict
-from marl_plugins.coach.model import PROMPTS, prompt_fields, read_prompt
+from marl_plugins.coach.model import PROMPTS, read_prompt
 from marl_plugins.reward_backprop import model
 
 NONCE = "9f31c2aa"

@@ -23,6 +23,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins import hookimpl
+from marl_plugins.asking.askers import Askers
 from marl_plugins.coach.bias import debias
 from marl_plugins.coach.ensemble import Ensemble, weigh_by_agreement
 from marl_plugins.coach.flags import NEEDED as NEEDED  # named here for `openrlhf doctor`
@@ -35,8 +36,6 @@ from marl_plugins.coach.section import CoachConfig
 from marl_plugins.coach.section import may_differ as may_differ
 from marl_plugins.coach.stages import Stages, check_stages
 from marl_plugins.coach.state import CoachState, judged_in
-from marl_plugins.coach.state import asker_of as asker_of
-from marl_plugins.coach.state import askers_of as askers_of
 from marl_plugins.core.command import Command
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
 from marl_plugins.core.problems import Problem
@@ -133,8 +132,9 @@ def marl_configure(run: Run) -> list[Problem | str]:
     problems += judging_themselves(run, [m.policy for m in members.values()] if members else [run.args.coach.policy])
     state = run.state(CoachState)
     state.stages = Stages(config.stages)
+    run.state(Askers).most_missing = run.args.coach.max_missing
     try:
-        state.coach, state.askers = make_coach(run)
+        state.coach, run.state(Askers).by_member = make_coach(run)
     except ConfigurationError as error:
         problems += [problem for problem in error.problems if str(problem) not in map(str, problems)]
     if state.coach is None:
@@ -191,7 +191,7 @@ async def marl_start(run: Run, purpose: Purpose) -> None:
     from marl_plugins.coach.model import trial_request
 
     problems: list[Problem] = []
-    for name, asker in run.state(CoachState).askers.items():
+    for name, asker in run.state(Askers).by_member.items():
         try:
             asker.open(run.output / f"coach_spent{name and f'_{name}'}.json", run.args.ckpt.load_enable)
             await asker.probe(trial_request())
@@ -204,7 +204,7 @@ async def marl_start(run: Run, purpose: Purpose) -> None:
 @hookimpl
 async def marl_stop(run: Run) -> None:
     """Close the connections and the files."""
-    for asker in run.state(CoachState).askers.values():
+    for asker in run.state(Askers).by_member.values():
         await asker.close()
 
 
@@ -264,28 +264,13 @@ def marl_credit(trajectories: Sequence[Trajectory], run: Run) -> Sequence[Trajec
         if state.coach.config.disagreement == "weigh":
             weigh_by_agreement([judged for _, judged in step])
     actions = [judged.action for _, judged in step]
-    leave_out_if_too_many_are_missing(run, actions, [j.action for _, j in step if j.verdict is None])
+    if run.state(Askers).leave_out_if_too_many_are_missing(actions, [j.action for _, j in step if j.verdict is None]):
+        state.metrics["coach/step_left_out"] = 1.0
     if coef := run.args.coach.corrections_coef:
         from marl_plugins.coach.corrections import teach
 
         state.metrics |= teach([(trajectory, judged.action) for trajectory, judged in step], coef)
     return trajectories
-
-
-def leave_out_if_too_many_are_missing(run: Run, judged: Sequence[Action], missing: Sequence[Action]) -> None:
-    """Leave a whole step out where more than `--coach.max_missing` of a model's judgements are missing.
-
-    Raises:
-        RunPaused: They are missing because the budget is spent.
-    """
-    askers = run.state(CoachState).askers
-    spent = next((spent for asker in askers.values() if (spent := asker.spent())), None)
-    if spent and (missing or len(askers) > 1):  # of several the others may have answered
-        raise RunPaused(f"the coach's budget is spent: {spent}; raise it to continue")
-    if len(missing) > run.args.coach.max_missing * len(judged):
-        for action in judged:
-            action.reward, action.terms, action.unscored = None, {}, action.unscored or "coach_step_left_out"
-        run.state(CoachState).metrics["coach/step_left_out"] = 1.0
 
 
 @hookimpl
@@ -306,7 +291,7 @@ def marl_log(run: Run, metrics: dict[str, float]) -> None:
     """What was judged in the step, how long it took, what it has cost so far, and the table of the bias monitor."""
     state = run.state(CoachState)
     metrics |= state.metrics
-    for member, asker in state.askers.items():
+    for member, asker in run.state(Askers).by_member.items():
         prefix = f"coach/member/{member}" if member else "coach"
         metrics |= {f"{prefix}/{name}": value for name, value in asker.metrics().items()}
     state.bias.observe(state.judged)

@@ -13,7 +13,7 @@ import json
 import re
 from typing import Any
 
-from marl_plugins.coach.verdict import AROUND, BEFORE
+from marl_plugins.asking.marked_answers import AROUND, BEFORE
 
 MARK = re.compile(rf"{BEFORE}(CORRECTION|END){AROUND}([0-9a-z]+){AROUND}:?{AROUND}", re.IGNORECASE | re.ASCII)
 WHAT = (

@@ -146,7 +146,8 @@ def rows_of(
 
 def questions_of(run: Run) -> Questions:
     """How the run's coach asks; for rules, how a model is asked with the package's prompts."""
-    from marl_plugins.coach.model import PROMPTS, Questions, duties_of, read_prompt
+    from marl_plugins.asking.prompts import duties_of
+    from marl_plugins.coach.model import PROMPTS, Questions, read_prompt
 
     package = read_prompt(PROMPTS / "action.md", with_label=False), read_prompt(PROMPTS / "last_action.md", with_label=True)
     return run.state(CoachState).questions or Questions(package, duties_of(run))

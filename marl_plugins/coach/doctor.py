@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from marl_plugins.asking.askers import Askers
 from marl_plugins.coach.flags import NEEDED, add_flags, endpoint_of
-from marl_plugins.coach.state import askers_of
 from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.core.findings import Finding, check_extra, error, note, ok
 
@@ -57,7 +57,7 @@ def endpoints_of_run(run: Run) -> list[tuple[Asker, Endpoint]]:
     """The endpoints of the run's coaches, as far as they are models at one."""
     from marl_plugins.asking.transport import EndpointTransport
 
-    askers = [(asker, asker.transport) for asker in askers_of(run)]
+    askers = [(asker, asker.transport) for asker in run.state(Askers).by_member.values()]
     return [(asker, t.endpoint) for asker, t in askers if isinstance(t, EndpointTransport)]
 
 

@@ -73,7 +73,8 @@ def make_one(run: Run, args: Any, shared: Callable[[], KeptAnswers]) -> tuple[Co
     # A rubric asks nobody: what asks takes 20 ms to import.
     from marl_plugins.asking.asker import endpoint_asker, policy_asker
     from marl_plugins.asking.limits import SpendingBudget
-    from marl_plugins.coach.model import PROMPTS, ModelCoach, Questions, duties_of, read_prompt
+    from marl_plugins.asking.prompts import duties_of
+    from marl_plugins.coach.model import PROMPTS, ModelCoach, Questions, read_prompt
 
     problems: list[Problem] = []
 

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from marl_plugins.asking.marked_answers import kept_as
+from marl_plugins.asking.prompts import FIELDS, LABEL_FIELDS, checked_prompt, files_of, prompt_fields
 from marl_plugins.asking.request import Request
 from marl_plugins.coach import correcting, verdict
 from marl_plugins.coach.programs import NO_FILES, Copies, Programs, Work, copied
 from marl_plugins.coach.verdict import Verdict
-from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.core.scoring import Seen, SeenLast
 
 if TYPE_CHECKING:
     from marl_plugins.asking.asker import Asker
-    from marl_plugins.core.trajectory import Action, File
-    from marl_plugins.run import Run
+    from marl_plugins.core.trajectory import Action
 
 PROMPTS = Path(__file__).parent / "prompts"
 """The package's prompts."""
-FIELDS = ("task", "role", "duties", "training", "messages", "before", "action", "tools", "files", "fence", "form")
-LABEL_FIELDS = ("label", "answer")
-NEEDED = ("action", "fence", "form")
-LONGEST = 4000
-"""Characters of any one part of the prompt; longer ones keep head and tail, where tracebacks end."""
-CUT_OFF = "\n[cut off here: the limit of its length was reached]"
 
 
 @dataclass(frozen=True)
@@ -80,18 +73,7 @@ class ModelCoach:
             InfrastructureFailure: It is unavailable.
             RunPaused: So are all further ones.
         """
-        return verdict.kept_as(Verdict, await self.asker.judge(await self.questions.about(action, seen)))
-
-
-def duties_of(run: Run) -> dict[str, str]:
-    """The text of each role's prompt; empty for a file that cannot be read, which the plan reports."""
-    duties = {}
-    for role in run.recipe.roles:
-        try:
-            duties[role] = run.prompt(role)
-        except (OSError, ValueError):
-            duties[role] = ""
-    return duties
+        return kept_as(Verdict, await self.asker.judge(await self.questions.about(action, seen)))
 
 
 def trial_request() -> Request:
@@ -156,104 +138,3 @@ def without_training(prompts: Sequence[str]) -> list[str]:
     return [
         f"--coach.{name}: {{training}} is missing; --coach.memory and the stages' `ask` are read there" for name in wanting
     ]
-
-
-def checked_prompt(path: Path, allowed: Sequence[str], no_label: str = "") -> str:
-    """A prompt file for a coach, with its placeholders checked.
-
-    Args:
-        no_label: Why the label's placeholders are forbidden.
-
-    Raises:
-        ConfigurationError: It cannot be read, or has a placeholder that is unknown, forbidden here or missing.
-    """
-    text, found = placeholders(path)
-    problems = []
-    for name in sorted(found - set(allowed)):
-        if name in LABEL_FIELDS:
-            problems.append(
-                f"coach prompt {path}: {{{name}}} is forbidden here: {no_label}; the label must not reach the score of any "
-                "other action"
-            )
-        else:
-            problems.append(f"coach prompt {path}: there is no placeholder {{{name}}}{nearest(name, allowed)}")
-    why = {"action": "what is to be judged", "fence": "where the agent's text ends", "form": "how to answer"}
-    problems += [
-        f"coach prompt {path}: {{{name}}} is missing; without it the coach cannot know {why[name]}"
-        for name in NEEDED
-        if name not in found
-    ]
-    if problems:
-        raise ConfigurationError(problems)
-    return text
-
-
-def placeholders(path: Path) -> tuple[str, set[str]]:
-    """A prompt file's text and the names in its braces.
-
-    Raises:
-        ConfigurationError: It cannot be read, or a brace is not closed.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-        found = [(name, spec, how) for _, name, spec, how in string.Formatter().parse(text) if name is not None]
-        if formatted := [name for name, spec, how in found if spec or how]:
-            raise ValueError(f"{{{formatted[0]}}} has a format, and stands for a text")
-        return text, {name for name, _, _ in found}
-    except OSError as error:
-        raise ConfigurationError(f"coach prompt {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise ConfigurationError(f"coach prompt {path}: {error}; write {{{{ and }}}} for braces") from None
-
-
-def prompt_fields(action: Action, seen: Seen, duties: str) -> dict[str, str]:
-    """The texts of a prompt's placeholders; the label only where the scorer may know it."""
-    fields = {
-        "task": shorten(seen.prompt),
-        "role": action.role,
-        "duties": shorten(duties),
-        "messages": shorten("\n".join(f"<{role}> {text}" for role, text in seen.messages)),
-        "before": shorten("\n".join(describe(a) for a in seen.before)) or "nothing",
-        "action": shorten(action.text) + (CUT_OFF if action.generation.finish == "length" else ""),
-        "tools": shorten(tool_answers([action])) or "none used",
-        "files": shorten(files_left(action, seen)) or "none",
-    }
-    if isinstance(seen, SeenLast):
-        fields |= {"label": shorten(str(seen.label)), "answer": shorten(str(seen.answer))}
-    return fields
-
-
-def files_left(action: Action, seen: Seen) -> str:
-    """The files of the workspace, each with who wrote it; without a workspace the names that tools have given.
-
-    Only those of the task, of the action and of what it depends on: what parallel branches have written depends on timing.
-    """
-    if not seen.files:
-        return ", ".join(sorted({f for a in (*seen.before, action) for r in a.tool_results for f in r.files}))
-    writers = {"": "nobody of the team"} | {a.path: f"{a.role} in turn {a.turn + 1}" for a in seen.before}
-    writers[action.path] = "this step"
-    return "\n".join(f"{f.path} ({f.size:,} bytes), written by {writers[f.writer]}" for f in files_of(action, seen))
-
-
-def files_of(action: Action, seen: Seen) -> list[File]:
-    """The files of the workspace that were the task's or were written by the action or by what it depends on."""
-    writers = {"", action.path, *(a.path for a in seen.before)}
-    return [f for f in seen.files if f.writer in writers]
-
-
-def describe(action: Action) -> str:
-    """An earlier action as the coach reads it, with its tools' answers."""
-    answers = tool_answers([action])
-    return f"<{action.role}> {action.text}" + (f"\n<tools of {action.role}> {answers}" if answers else "")
-
-
-def tool_answers(actions: Sequence[Action]) -> str:
-    return "\n".join(f"{'ok' if r.ok else 'failed'}: {r.output}" for a in actions for r in a.tool_results)
-
-
-def shorten(text: str) -> str:
-    """Head and tail of a long text."""
-    if len(text) <= LONGEST:
-        return text
-    half = LONGEST // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"

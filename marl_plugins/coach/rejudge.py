@@ -18,10 +18,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from marl_plugins.asking.askers import Askers
 from marl_plugins.coach.flags import add_flags
 from marl_plugins.coach.members import members_of
 from marl_plugins.coach.metrics import agreements
-from marl_plugins.coach.state import CoachState, judged_in
+from marl_plugins.coach.state import judged_in
 from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.core.options import step_range
 from marl_plugins.core.recipe import find_recipe
@@ -185,7 +186,7 @@ async def rejudge(plan: Plan, trajectories: Sequence[Trajectory]) -> dict[str, A
     async with plan.plugins.started(run, "judge"):
         await score_all(plan, trajectories)
         metrics: dict[str, float] = {}
-        for name, asker in run.state(CoachState).askers.items():
+        for name, asker in run.state(Askers).by_member.items():
             metrics |= {f"{name}/{metric}" if name else metric: v for metric, v in asker.metrics().items()}
     return compare(run, trajectories, recorded) | {"metrics": metrics}
 

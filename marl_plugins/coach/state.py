@@ -9,7 +9,6 @@ from marl_plugins.coach.bias import BiasMonitor
 from marl_plugins.coach.stages import Stages
 
 if TYPE_CHECKING:
-    from marl_plugins.asking.asker import Asker
     from marl_plugins.coach.metrics import Judged
     from marl_plugins.coach.model import Questions
     from marl_plugins.coach.training import Said
@@ -30,10 +29,8 @@ class CoachState:
 
     def __init__(self) -> None:
         self.coach: Coach | None = None
-        self.askers: dict[str, Asker] = {}
-        """What its members that are models are asked through, by name; a single coach is the member ""."""
         self.questions: Questions | None = None
-        """How the first of these is asked."""
+        """How the first of its models is asked."""
         self.verdicts: dict[int, Judged] = {}
         """By `id` of the action, which the entry keeps alive."""
         self.said: dict[int, list[Said]] = {}
@@ -43,16 +40,6 @@ class CoachState:
         """The step's verdicts, once it has its credit."""
         self.bias = BiasMonitor()
         self.stages = Stages()
-
-
-def asker_of(run: Run) -> Asker | None:
-    """What the run's coach is asked through, where it is a model: whoever else uses it shares its limits. Of several the first."""
-    return next(iter(run.state(CoachState).askers.values()), None)
-
-
-def askers_of(run: Run) -> list[Asker]:
-    """What all models are asked through that judge for the run."""
-    return list(run.state(CoachState).askers.values())
 
 
 def judged_in(run: Run, trajectories: Sequence[Trajectory]) -> list[tuple[Trajectory, Judged]]:

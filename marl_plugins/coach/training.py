@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from marl_plugins.coach import verdict
+from marl_plugins.asking.marked_answers import kept_as
 from marl_plugins.coach.model import ModelCoach
 from marl_plugins.coach.verdict import Verdict
 from marl_plugins.core.trajectory import Action, Trajectory
@@ -72,11 +72,11 @@ class TrainedCoach(ModelCoach):
         """As `ModelCoach`; the answers are kept."""
 
         def heard(answer: Answer, judgement: Judgement | None) -> None:
-            score = None if judgement is None else verdict.kept_as(Verdict, judgement).share
+            score = None if judgement is None else kept_as(Verdict, judgement).share
             self.said.setdefault(id(action), []).append(Said(self.policy, action, answer, score))
 
         request = replace(await self.questions.about(action, seen), heard=heard)
-        return verdict.kept_as(Verdict, await self.asker.judge(request))
+        return kept_as(Verdict, await self.asker.judge(request))
 
 
 def shares_in_tau(verdicts: Sequence[tuple[float, float]]) -> list[float]:

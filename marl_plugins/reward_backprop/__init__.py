@@ -102,7 +102,7 @@ def make_attributor(run: Run) -> Attributor:
     Raises:
         ConfigurationError: Its prompt cannot be used, or there is no coach whose model it could ask.
     """
-    from marl_plugins.coach.model import duties_of
+    from marl_plugins.asking.prompts import duties_of
 
     args = run.args.reward_backprop
     duties = duties_of(run)
@@ -112,13 +112,13 @@ def make_attributor(run: Run) -> Attributor:
         from marl_plugins.reward_backprop.rules import Rules
 
         return Rules(duties)
+    from marl_plugins.asking.askers import Askers
     from marl_plugins.asking.policy import PolicyTransport
-    from marl_plugins.coach import asker_of
     from marl_plugins.reward_backprop.model import ModelAttributor, read_prompt
 
     prompt = read_prompt(Path(args.prompt or PROMPT))
     coach_first = "marl_plugins.coach" in run.plugins[: run.plugins.index(__name__)]
-    asker = asker_of(run) if coach_first else None
+    asker = run.state(Askers).first if coach_first else None
     if asker is None:
         fix = "give" if coach_first else "name --plugin marl_plugins.coach before marl_plugins.reward_backprop, with"
         raise ConfigurationError(
@@ -177,10 +177,11 @@ async def marl_credit(trajectories: Sequence[Trajectory], run: Run) -> Sequence[
     gaps = [result for result in found if isinstance(result, float)]
     run.state(BackpropState).metrics = measure(alive, gaps, len(lost))
     if lost:  # only a model's attributions can be unavailable
-        from marl_plugins.coach import leave_out_if_too_many_are_missing
+        from marl_plugins.asking.askers import Askers
 
         judged, missing = ([a for t in some for a in t.actions] for some in (alive, lost))
-        leave_out_if_too_many_are_missing(run, judged, missing)
+        if run.state(Askers).leave_out_if_too_many_are_missing(judged, missing):
+            run.state(BackpropState).metrics["coach/step_left_out"] = 1.0
     return trajectories
 
 

@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import pydantic
 
+from marl_plugins.asking.marked_answers import (
+    AROUND,
+    BEFORE,
+    LONGEST_EXPLANATION,
+    json_object,
+    kept_as,
+    lines_with,
+    value_of,
+)
+from marl_plugins.asking.prompts import FIELDS as SEEN_FIELDS
+from marl_plugins.asking.prompts import checked_prompt, prompt_fields, shorten
 from marl_plugins.asking.request import Request
-from marl_plugins.coach.model import FIELDS as SEEN_FIELDS
-from marl_plugins.coach.model import checked_prompt, prompt_fields, shorten
-from marl_plugins.coach.verdict import AROUND, BEFORE, LONGEST_EXPLANATION, json_object, kept_as, lines_with, value_of
 from marl_plugins.reward_backprop.backward import Attribution, Residual
 
 if TYPE_CHECKING:
@@ -106,7 +114,7 @@ def again(nonce: str, form: str) -> str:
 
 
 def parse(text: str, nonce: str, form: str) -> dict[str, Any] | None:
-    """The attribution in an answer, or None; as strict as a verdict (coach/verdict.py)."""
+    """The attribution in an answer, or None; as strict as a verdict (asking/marked_answers.py)."""
     if form == "json":
         given = json_object(text, nonce)
         try:

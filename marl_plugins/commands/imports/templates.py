@@ -12,7 +12,7 @@ import string
 from collections.abc import Iterable
 from pathlib import Path
 
-from marl_plugins.coach.model import FIELDS, LABEL_FIELDS
+from marl_plugins.asking.prompts import FIELDS, LABEL_FIELDS
 from marl_plugins.core.failures import ConfigurationError, nearest
 
 TASK = ("question", "problem", "prompt", "input", "task_description")
