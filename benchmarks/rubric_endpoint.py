@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from marl_plugins import hookimpl
+from marl_plugins.asking.askers import Askers
 from marl_plugins.asking.request import Request
 from marl_plugins.coach import verdict
 from marl_plugins.coach.rubric import RubricCoach, load_rubric

@@ -14,7 +14,7 @@ import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -46,6 +46,19 @@ FOLDERS = "marl_folder_"
 """Beginning of the names of packages that stand for a user's folder."""
 NOT_USERS = (Path(__file__).resolve().parent, *{Path(sysconfig.get_path(p)) for p in ("stdlib", "purelib", "platlib")})
 """Folders of this package, of Python and of what is installed: code in them is not a user's, unless a plugin is."""
+
+
+def present(names: Iterable[str]) -> list[str]:
+    """Returns those of the package's plugins that are there: a capability's folder may be taken out."""
+    found = []
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("marl_plugins"):
+                continue
+        found.append(name)
+    return found
 
 
 def load(name: str) -> ModuleType:

@@ -11,7 +11,6 @@ import argparse
 import ast
 import functools
 import importlib
-import importlib.util
 import inspect
 import re
 import textwrap
@@ -27,7 +26,7 @@ from marl_plugins import __version__, hookspecs
 from marl_plugins.core.failures import ConfigurationError, RunEnded, RunPaused, nearest
 from marl_plugins.core.problems import Problem
 from marl_plugins.hookspecs import KINDS, Kind, Purpose, Reach
-from marl_plugins.loading import load, users_code, version_of
+from marl_plugins.loading import load, present, users_code, version_of
 from marl_plugins.loading import load_file as load_file  # copied recipes import it from here
 
 if TYPE_CHECKING:
@@ -46,11 +45,6 @@ BUILTINS = (
     "marl_plugins.builtin.behaviour",
 )
 """Always active and asked last: what a run does where no named plugin answers."""
-
-
-def built_in_plugins() -> list[str]:
-    """Returns the built-in plugins that are there: a capability's folder may be taken out of the package."""
-    return [name for name in BUILTINS if importlib.util.find_spec(name) is not None]
 
 
 def wraps(options: Any) -> bool:
@@ -74,7 +68,7 @@ class Plugins:
         self.manager.add_hookspecs(hookspecs)
         problems: list[str] = []
         named = with_requirements(names, problems)
-        for name in built_in_plugins():
+        for name in present(BUILTINS):
             self.manager.register(importlib.import_module(name), name)
         self.names = tuple(name for name in named if name not in BUILTINS)
         for name in reversed(self.names):  # pluggy asks the last registered first

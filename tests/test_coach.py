@@ -10,6 +10,7 @@ from openai_server import Reply, eventually, openai_server, verdict
 from simulated import make_trajectory
 
 from marl_plugins import coach as plugin
+from marl_plugins.asking.askers import Askers
 from marl_plugins.asking.prompts import prompt_fields, shorten
 from marl_plugins.coach.model import read_prompt
 from marl_plugins.coach.rubric import Criterion, RubricCoach, load_rubric

@@ -87,8 +87,24 @@ MODULES = {module_of(file).removesuffix(".__init__"): file for file in FILES}
 
 def imported(file):
     """The package's own modules that a file imports, wherever in it, also for annotations alone."""
+    return imports_in(file, ast.walk(TREES[file]))
+
+
+def imported_at_run_time(file):
+    """The same without what is imported for annotations alone."""
+
+    def nodes(node):
+        if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+            yield node
+            for below in ast.iter_child_nodes(node):
+                yield from nodes(below)
+
+    return imports_in(file, nodes(TREES[file]))
+
+
+def imports_in(file, nodes):
     found = set()
-    for node in ast.walk(TREES[file]):
+    for node in nodes:
         names = []
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("marl_plugins"):
             names = [f"{node.module}.{alias.name}" for alias in node.names]

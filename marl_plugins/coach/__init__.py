@@ -37,7 +37,7 @@ from marl_plugins.coach.section import may_differ as may_differ
 from marl_plugins.coach.stages import Stages, check_stages
 from marl_plugins.coach.state import CoachState, judged_in
 from marl_plugins.core.command import Command
-from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.scoring import Seen, SeenLast
 

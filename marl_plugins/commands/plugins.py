@@ -11,13 +11,13 @@ from typing import Any
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.hookspecs import KINDS
 from marl_plugins.hosts.upstream_cli import Parser
-from marl_plugins.loading import GROUP, SHIPPED, load, version_of
+from marl_plugins.loading import GROUP, SHIPPED, load, present, version_of
 from marl_plugins.manager import BUILTINS, Plugins
 
 
 def found() -> list[str]:
     """Names of the plugins that are found: shipped ones, built-in ones and entry points."""
-    return list(dict.fromkeys([*SHIPPED, *BUILTINS, *(e.value for e in metadata.entry_points(group=GROUP))]))
+    return list(dict.fromkeys([*present((*SHIPPED, *BUILTINS)), *(e.value for e in metadata.entry_points(group=GROUP))]))
 
 
 def hooks_of(module: ModuleType) -> Iterator[str]:

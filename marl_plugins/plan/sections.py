@@ -14,7 +14,7 @@ from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe import Recipe, Sections, check_recipe
 from marl_plugins.core.recipe_yaml import RecipeTree
 from marl_plugins.core.section import Section
-from marl_plugins.loading import SHIPPED, load, users_code
+from marl_plugins.loading import SHIPPED, load, present, users_code
 from marl_plugins.manager import Plugins
 
 NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)?")
@@ -82,7 +82,7 @@ def _absent_owners(tree: RecipeTree, sections: Mapping[str, type[Section]]) -> d
     if all(key in Recipe.model_fields or key in sections for key in tree.values):
         return {}
     found: dict[str, str] = {}
-    for plugin in SHIPPED:
+    for plugin in present(SHIPPED):
         hook = getattr(load(plugin), "marl_sections", None)
         found |= dict.fromkeys(hook() if hook else (), plugin)
     return {name: plugin for name, plugin in found.items() if name not in sections}

@@ -1,9 +1,9 @@
 """A pytest plugin: every shipped plugin is active, and our subclasses replace upstream's classes, as in a run."""
 
-from marl_plugins.loading import SHIPPED
+from marl_plugins.loading import SHIPPED, present
 from marl_plugins.manager import Plugins
 
-PLUGINS = Plugins([*SHIPPED])
+PLUGINS = Plugins(present(SHIPPED))
 
 # Importing each of them puts its subclass where upstream looks it up.
 import marl_plugins.processes.policy_actor  # noqa: E402  # isort: skip

@@ -24,8 +24,8 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.findings import Finding, all_good
 from marl_plugins.core.recipe import find_recipe
 from marl_plugins.hosts import cpu, upstream_cli
-from marl_plugins.loading import SHIPPED, load, users_code
-from marl_plugins.manager import built_in_plugins
+from marl_plugins.loading import SHIPPED, load, present, users_code
+from marl_plugins.manager import BUILTINS
 from marl_plugins.plan.flags import COMMAND_LINE, split_flags
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def checking_plugins(words: Sequence[str]) -> list[ModuleType]:
     """
     flags = split_flags([word for word in words if word not in ("--help", "-h")], COMMAND_LINE)
     named = [flag.words[0] for flag in flags if flag.name == "plugin" and flag.words]
-    modules = [load(name) for name in dict.fromkeys([*SHIPPED, *built_in_plugins(), *named])]
+    modules = [load(name) for name in dict.fromkeys([*present((*SHIPPED, *BUILTINS)), *named])]
     return list({m.__name__: m for m in modules if hasattr(getattr(m, "marl_doctor", None), "marl_impl")}.values())
 
 

@@ -1,0 +1,71 @@
+"""A capability that is taken out, its folder or file deleted, takes nothing else with it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_structure import MODULES, imported_at_run_time
+
+ROOT = Path(__file__).resolve().parent.parent
+CAPABILITIES = {
+    "coach": (["coach"], 0),
+    "the tool python": (["tools.python"], 0),
+    "the tool sql": (["tools.sql"], 0),
+    "MCP": (["tools.mcp"], 0),
+    "sandbox": (["sandbox"], 1),  # the tool python, which runs programs in it
+    "reward backpropagation": (["reward_backprop"], 0),
+    "filter_agents_data": (["filter_agents_data"], 0),
+    "groups": (["groups"], 0),
+    "gae": (["gae"], 0),
+    "rae": (["rae"], 0),
+}
+"""Folders or files below marl_plugins/, and the number of other modules that are lost with them."""
+
+
+def modules_of(parts):
+    return [f"marl_plugins.{part}" for part in parts]
+
+
+def belongs(module, parts):
+    return any(f"{module}.".startswith(f"{part}.") for part in modules_of(parts))
+
+
+@pytest.fixture(scope="module")
+def lost():
+    """The modules that cannot be imported without each capability."""
+    hidden = json.dumps({name: modules_of(parts) for name, (parts, _) in CAPABILITIES.items()})
+    command = [sys.executable, "tests/lost_modules.py"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, input=hidden, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", CAPABILITIES)
+def test_nothing_else_fails_to_be_imported(name, lost):
+    assert len(lost[name]) == CAPABILITIES[name][1], lost[name]
+
+
+@pytest.mark.parametrize("name", CAPABILITIES)
+def test_nothing_else_depends_on_it_in_a_function_either(name):
+    """All that imports it, directly or through others, wherever in its code."""
+    parts, expected = CAPABILITIES[name]
+    gone, found = {m for m in MODULES if belongs(m, parts)}, set()
+    assert gone
+    while more := {
+        m for m, file in MODULES.items() if m not in gone | found and imported_at_run_time(file) & (gone | found)
+    }:
+        found |= more
+    assert len(found) == expected, found
+
+
+def test_the_rest_works_without_them():
+    hidden = ["coach", "reward_backprop", "tools.mcp", "tools.sql"]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "MARL_HIDDEN": " ".join(modules_of(hidden))}
+    chosen = ["tests/without_capabilities.py", "tests/test_tool_records.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "hiding", "-p", "no:cacheprovider", *chosen]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stdout[-3000:]
