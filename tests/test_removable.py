@@ -15,7 +15,7 @@ CAPABILITIES = {
     "the tool python": (["tools.python"], 0),
     "the tool sql": (["tools.sql"], 0),
     "MCP": (["tools.mcp"], 0),
-    "sandbox": (["sandbox"], 1),  # the tool python, which runs programs in it
+    "sandbox": (["sandbox"], 2),  # what runs programs in it: the tool python, and grading/programs.py for graders
     "reward backpropagation": (["reward_backprop"], 0),
     "filter_agents_data": (["filter_agents_data"], 0),
     "groups": (["groups"], 0),

@@ -26,6 +26,9 @@ EXTRAS = {
 }
 """Modules of this package's extras that are no plugin's, and their purpose; for TensorBoard see services.check_trackers."""
 
+BEHIND = dict.fromkeys(("marl_plugins.grading.right", "marl_plugins.grading.same"), "math_verify")
+"""Modules that functions of this package import when they are called, by the function."""
+
 
 def try_plan(words: Sequence[str]) -> tuple[Run | None, list[Finding]]:
     """The checked run for these flags of `openrlhf train`; if they are wrong, None and every problem."""
@@ -107,6 +110,8 @@ def imported_modules(run: Run) -> dict[str, Path]:
                 found |= {alias.name.partition(".")[0]: file for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 found[node.module.partition(".")[0]] = file
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+                found |= {BEHIND[name]: file for name in names if name in BEHIND}
     return found
 
 
