@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from simulated import make_trajectory
 
 from marl_plugins.contracts import PluginContract
+from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.rows import Row
+from marl_plugins.core.shipped import recipes_root
 from marl_plugins.loading import load
 from marl_plugins.plan.build import build_plan
 
@@ -32,6 +35,50 @@ class TestRAE(PluginContract):
 class TestHierarchicalGRPO(PluginContract):
     plugin = str(EXAMPLES / "hierarchical_grpo.py")
     flags = ("--hierarchical.attempts", "verifier", "--rollout.n_samples_per_prompt", "2")
+
+
+class TestWordLimits(PluginContract):
+    plugin = str(EXAMPLES / "word_limits.py")
+
+
+@pytest.fixture
+def limited(tmp_path):
+    """A recipe with the section that a text makes."""
+    shutil.copytree(recipes_root() / "vote", tmp_path / "vote")
+    shutil.copy(EXAMPLES / "word_limits.py", tmp_path / "vote")
+
+    def write(text):
+        path = tmp_path / "vote" / "limited.yaml"
+        path.write_text(f"extends: tiny.yaml\nplugins: [word_limits.py]\nword_limits: {text}\n")
+        return build_plan(["--recipe", str(path)])
+
+    return write
+
+
+def test_a_section_is_read_and_what_is_over_the_limit_costs(limited):
+    plan = limited("{weight: 0.2, roles: {voter: {words: 2}, decider: {words: 1, weight: 0.5}}}")
+    trajectory = make_trajectory({"voter": [], "judge": [], "decider": ["voter", "judge"]})
+    for action, words in zip(trajectory.actions, (3, 9, 2), strict=True):
+        action.text, action.reward = "word " * words, 1.0
+    asyncio.run(plan.plugins.chain("marl_credit", [trajectory], run=plan.run))
+    assert [a.reward for a in trajectory.actions] == pytest.approx([1 - 0.2 / 2, 1.0, 1 - 0.5])
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{wieght: 1}", "word_limits.wieght: unknown key; did you mean 'weight'?"),
+        ("{roles: {voter: {words: 0}}}", "word_limits.roles.voter.words: expected at least 1, got 0"),
+        ("{roles: {voter: {}}}", "word_limits.roles.voter.words: this key is missing"),
+        ("{roles: {votre: {words: 3}}}", "word_limits.roles.votre: no such role; did you mean 'voter'?"),
+        ("5", "word_limits: expected a mapping such as {weight: ...}, got 5"),
+    ],
+)
+def test_what_is_wrong_with_a_section_is_said_with_file_line_and_key(limited, text, problem):
+    with pytest.raises(ConfigurationError) as caught:
+        limited(text)
+    (found,) = map(str, caught.value.problems)
+    assert f"limited.yaml:3: {problem}" in found
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)

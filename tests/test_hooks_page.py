@@ -1,6 +1,7 @@
 """The code of docs/hooks.md and of the section on outcomes per role in docs/recipes.md does what the pages say."""
 
 import asyncio
+import shutil
 
 import pytest
 import torch
@@ -12,10 +13,13 @@ from marl_plugins.core.credit import rewards_from_scores
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.rows import Row
 from marl_plugins.core.scoring import set_outcome
+from marl_plugins.core.shipped import recipes_root
 from marl_plugins.core.tools import ToolCall
 from marl_plugins.core.trajectory import Task
 from marl_plugins.loading import load, load_file
 from marl_plugins.plan.build import build_plan
+from marl_plugins.plan.describe import first_lines
+from marl_plugins.plan.fingerprint import fingerprint
 
 
 def contracts_of(kit):
@@ -140,3 +144,41 @@ def test_a_plugin_tries_its_scorer_as_the_page_says(tmp_path):
     bad.write_text(file.read_text().replace("min(1.0, 64 /", "min(9.0, 640 /"))
     with pytest.raises(ConfigurationError, match=r"too_long\.py:\d+: ValueError: .* scores lie in \[0, 1\]"):
         build_plan([*words[:-1], str(bad)])
+
+
+@pytest.fixture
+def hinted(tmp_path):
+    """A recipe whose key `hints` the plugin of the page reads."""
+    folder = shutil.copytree(recipes_root() / "vote", tmp_path / "vote")
+    (folder / "hints.py").write_text(fenced("hooks.md", "# hints.py"))
+    (folder / "hints.txt").write_text("count twice\n")
+
+    def plan(text):
+        (folder / "hinted.yaml").write_text(f"extends: tiny.yaml\nplugins: [hints.py]\n{text}\n")
+        return build_plan(["--recipe", str(folder / "hinted.yaml")])
+
+    return plan
+
+
+def test_the_section_of_the_page_is_read_described_and_compared(hinted):
+    plan = hinted("hints: {file: hints.txt}")
+    assert plan.run.sections["hints"].most == 3 and first_lines(plan) == ["hints: from hints.txt"]
+    found = fingerprint(plan)
+    assert found["recipe"]["hints.most"] == 3 and found["files"]["hints"][0] == "hints.txt" and found["files"]["hints"][1]
+    assert "hints" not in hinted("description: none").run.sections
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("hints: {}", "hints.file: this key is missing"),
+        ("hints: {file: hints.txt, most: 0}", "hints.most: expected at least 1, got 0"),
+        ("hints: {file: other.txt}", "hints.file: no such file: other.txt; write one hint a line"),
+        ("hint: {file: hints.txt}", "hint: unknown key; did you mean 'hints'?"),
+    ],
+)
+def test_what_is_wrong_with_the_section_of_the_page_is_said_with_its_line(hinted, text, problem):
+    with pytest.raises(ConfigurationError) as caught:
+        hinted(text)
+    (found,) = map(str, caught.value.problems)
+    assert found.endswith(f"hinted.yaml:3: {problem}")

@@ -64,7 +64,7 @@ class PolicyConfig(Model):
     follows: str | None = None
     """A trained policy whose weights it holds, so that it has no `model` and is not trained: the newest weights, or those of an
     earlier version with `marl_plugins.opponent_pool`. Not on GPUs yet."""
-    flags: dict[str, FlagValue] = {}
+    flags: dict[str, FlagValue] = pydantic.Field({}, examples=["{actor.adam.lr: 1.0e-6}"])
     """Upstream flags for this policy only, such as `actor.adam.lr: 1.0e-6`."""
 
 
@@ -102,7 +102,7 @@ class Recipe(Model):
     """File with `load(split)`, giving the tasks of `train` and `eval`. Default: the files in `data.prompt_dataset`."""
     plugins: list[str] = []
     limits: LimitsConfig = LimitsConfig()
-    flags: dict[str, FlagValue] = {}
+    flags: dict[str, FlagValue] = pydantic.Field({}, examples=["{actor.adam.lr: 1.0e-6}"])
     """Upstream's and the plugins' flags for all policies. The command line wins over them."""
 
     def policy_of(self, role: str) -> str:
@@ -201,7 +201,7 @@ def _split(
         below = {name.partition(".")[2]: model for name, model in sections.items() if name.startswith(f"{head}.")}
         if not isinstance(block, dict):
             tail, model = next(iter(below.items()))
-            problems.append(not_a_mapping((head,), f"{{{tail}: {model.EXAMPLE}}}", block, origins))
+            problems.append(not_a_mapping((head,), f"{{{tail}: {model.example()}}}", block, origins))
             continue
         for tail, value in block.items():
             if tail in below:

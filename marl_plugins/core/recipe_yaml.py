@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +104,6 @@ def _read(path: Path, origins: Origins, chain: list[Path]) -> dict[str, Any]:
 
 def _read_one(path: Path, origins: Origins) -> dict[str, Any]:
     """Returns the values of one file, without those of the file that it extends."""
-    unreadable = partial(Problem, "recipe.unreadable")
     try:
         node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
         origins.lines[()] = (path, 1)
@@ -114,21 +112,22 @@ def _read_one(path: Path, origins: Origins) -> dict[str, Any]:
             expected = "a recipe, which is a mapping of keys, as in `name: mine`"
             raise ConfigurationError(Problem("recipe.value", at(file=path), got, expected))
         values: dict[str, Any] = build(node, path, (), origins, yaml.SafeLoader(""))
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(unreadable(at(file=path), f"is not UTF-8 text (byte {error.start})")) from None
-    except RecursionError:
-        got = "an alias refers to itself, or values are nested too deep"
-        raise ConfigurationError(unreadable(at(file=path), got)) from None
-    except OSError as error:
-        raise ConfigurationError(unreadable(at(file=path), f"cannot be read: {error.strerror}")) from None
+        return values
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         fix = yaml_hint(error.problem or "")
-        raise ConfigurationError(unreadable(at(line=f"{path}:{line}"), f"not YAML: {error.problem}", fix=fix)) from None
+        raise ConfigurationError(
+            Problem("recipe.not_yaml", at(line=f"{path}:{line}"), f"not YAML: {error.problem}", fix=fix)
+        ) from None
+    except UnicodeDecodeError as error:
+        got = f"is not UTF-8 text (byte {error.start})"
+    except RecursionError:
+        got = "an alias refers to itself, or values are nested too deep"
+    except OSError as error:
+        got = f"cannot be read: {error.strerror}"
     except (yaml.YAMLError, ValueError) as error:
         got = f"not YAML that can be read: {' '.join(str(error).split())}"
-        raise ConfigurationError(unreadable(at(file=path), got)) from None
-    return values
+    raise ConfigurationError(Problem("recipe.unreadable", at(file=path), got))
 
 
 def build(node: yaml.Node, path: Path, key: tuple[str, ...], origins: Origins, loader: yaml.SafeLoader) -> Any:

@@ -32,8 +32,13 @@ class Model(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
-    EXAMPLE: ClassVar[str] = "{actor.adam.lr: 1.0e-6}"
-    """What such a mapping looks like, for messages; a field that is a mapping or a list has its own (`examples`)."""
+    EXAMPLE: ClassVar[str] = ""
+    """What such a mapping looks like, for messages; default: its first key. A field that is a mapping has its own (`examples`)."""
+
+    @classmethod
+    def example(cls) -> str:
+        """Returns what such a mapping looks like."""
+        return cls.EXAMPLE or f"{{{next(iter(cls.model_fields), 'NAME')}: ...}}"
 
     @pydantic.field_validator("*", mode="before")
     @classmethod

@@ -126,7 +126,7 @@ def _example(model: type[Model], below: Sequence[str]) -> str:
     if field is not None and field.examples:
         return str(field.examples[0])
     annotation = _annotation(model, below)
-    return annotation.EXAMPLE if _is_model(annotation) else Model.EXAMPLE
+    return annotation.example() if _is_model(annotation) else "{NAME: ...}"
 
 
 def _is_secret(model: type[Model], below: Sequence[str]) -> bool:

@@ -116,7 +116,7 @@ def _tool_problems(
     problems = [
         f"{origins.where('roles', role, 'tools')}: there is no tool {tool!r}{nearest(tool, tool_names)}; "
         + (
-            f"it is there where the recipe has its settings: `tools: {{{tool}: {model.EXAMPLE}}}`"
+            f"it is there where the recipe has its settings: `tools: {{{tool}: {model.example()}}}`"
             if (model := settings[tool])
             else "a plugin's tools are there where the plugin is named (--plugin, or `plugins:` in the recipe)"
         )
