@@ -171,6 +171,15 @@ def test_the_console_marks_the_step_and_says_why(capsys):
     assert rows == [rows[0]] and len(rows[0]) == len(header) <= WIDTH and "1.000!" in rows[0]
 
 
+def test_the_console_says_an_alarm_once_for_as_long_as_it_lasts(capsys):
+    """A step that cannot tell neither ends it nor begins it anew."""
+    display, said = Display(False, ["a"]), []
+    for step, value in enumerate([1.0, 1.0, None, 1.0, 0.0, 1.0, 1.0]):
+        display.step({"step": float(step), **({} if value is None else {ALARM: value})}, 40, None)
+        said += [step for line in capsys.readouterr().out.splitlines() if "alarm reward_hacking" in line]
+    assert said == [0, 5]
+
+
 def test_the_report_names_the_steps_with_an_alarm():
     steps = [{"step": n, "role/a/truncated": n / 10, "role/a/score": 0.5} | ({ALARM: float(n > 4)}) for n in range(1, 7)]
     found = summarise(steps, ["a"])

@@ -1,4 +1,4 @@
-"""The bias monitor against numpy's least squares, and over seeds: an injected bias is found and taken out, none is invented."""
+"""The bias monitor against numpy on plain samples, and over seeds: an injected bias is found and taken out, none is invented."""
 
 import json
 import random
@@ -12,58 +12,84 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated import make_trajectory
 
+from benchmarks.coach_bias import WITH, WITHOUT, World, first_alarm
 from marl_plugins import coach as plugin
-from marl_plugins.coach.bias import DECAY, RELEVANT, BiasMonitor, Sums, contrast
+from marl_plugins.coach.bias import DECAY, MOST_SLOPE, BiasMonitor, TypeSums, slopes_of
 from marl_plugins.coach.metrics import Judged
 from marl_plugins.coach.state import CoachState
 from marl_plugins.coach.verdict import Verdict
 from marl_plugins.core.credit import rewards_from_scores
+from marl_plugins.core.intervals import t_quantile
 from marl_plugins.core.trajectory import Task
 
 BIAS = 0.12
 """1.2 points of ten."""
+SAMPLES = st.lists(st.tuples(st.floats(0, 1), st.sampled_from([0.0, 1.0])), min_size=1, max_size=4)
+TASKS = st.lists(SAMPLES, min_size=3, max_size=6)
 
 
-def least_squares(data, weights):
-    """(bias, error) of a contrast of types by numpy: scores on one column a type and the outcome."""
-    kinds = sorted({kind for kind, _, _ in data})
-    x = np.array([[float(kind == k) for k in kinds] + [outcome] for kind, _, outcome in data])
-    y = np.array([score for _, score, _ in data])
-    found, *_ = np.linalg.lstsq(x, y, rcond=None)
-    residual = y - x @ found
-    variance = residual @ residual / (len(y) - x.shape[1])
-    c = np.array([weights.get(k, 0.0) for k in kinds] + [0.0])
-    return c @ found, np.sqrt(variance * c @ np.linalg.inv(x.T @ x) @ c)
+def sums_of(tasks):
+    monitor = BiasMonitor()
+    monitor.add({("r", "k", str(n)): samples for n, samples in enumerate(tasks)})
+    return TypeSums(monitor.sums["r"]["k"].values(), 1)
 
 
-@given(st.integers(0, 10**6), st.integers(2, 4))
-def test_the_bias_and_its_error_are_those_of_least_squares(seed, types):
-    draw = random.Random(seed)
-    kinds = [f"k{n}" for n in range(types)]
-    data = [(kind, draw.random(), draw.random()) for kind in kinds for _ in range(draw.randint(4, 12))]
-    sums = {kind: Sums() for kind in kinds}
-    for kind, score, outcome in data:
-        sums[kind].add(score, outcome)
-    weights = {kind: 1.0 if kind == "k0" else -1 / (types - 1) for kind in kinds}
-    found = contrast(sums, weights)
-    bias, error = least_squares(data, weights)
-    assert (found.bias, found.error) == pytest.approx((bias, error), rel=1e-6, abs=1e-9)
-    means = {k: statistics.fmean(s for kind, s, _ in data if kind == k) for k in kinds}
-    assert found.score == pytest.approx(sum(w * means[k] for k, w in weights.items()))
-    assert found.degrees == len(data) - types - 1
+@given(TASKS)
+def test_the_sums_of_a_type_are_those_of_its_samples(tasks):
+    """Means, cluster-robust errors (Liang and Zeger 1986), and products of different samples, from every pair of samples."""
+    found = sums_of(tasks)
+    scores, outcomes = (np.array([pair[n] for task in tasks for pair in task]) for n in range(2))
+    s, o = scores.mean(), outcomes.mean()
+    assert (found.score, found.outcome) == pytest.approx((s, o))
+    sizes = np.array([len(task) for task in tasks])
+    assert found.count == pytest.approx(sizes.sum() ** 2 / (sizes**2).sum())
+    slope = 0.4
+    residuals = [sum((a - s) - slope * (b - o) for a, b in task) for task in tasks]
+    error = np.sqrt(sum(r * r for r in residuals) * found.count / (found.count - 1)) / len(scores)
+    assert found.error(slope) == pytest.approx(error, abs=1e-9)
+    for place, one in enumerate(((lambda a, b: (a[0] - s) * (b[1] - o)), (lambda a, b: (a[1] - o) * (b[1] - o)))):
+        pairs = [sum(one(a, b) for n, a in enumerate(t) for m, b in enumerate(t) if n != m) for t in tasks]
+        assert found.between[place] == pytest.approx(pairs, abs=1e-9)
+
+
+@given(st.lists(TASKS, min_size=1, max_size=3), st.floats(0.5, 3))
+def test_every_slope_that_is_left_is_allowed_and_every_other_one_is_not(types, errors):
+    """By the definitions, slope by slope, where the two ways of bounding it agree."""
+    sums = [sums_of(tasks) for tasks in types]
+    t = t_quantile(max(1.0, sum(one.count for one in sums) - len(sums)), errors)
+    p, v = (np.concatenate([one.between[n] for one in sums]) for n in range(2))
+    c = np.concatenate([one.products for one in sums])
+    outcomes, scores = (sum(getattr(one, name).sum() for one in sums) for name in ("outcomes", "scores"))
+    least = c.sum() - t * np.sqrt(c @ c)
+    slopes = np.linspace(0, MOST_SLOPE, 201)
+    known = v.sum() > t * np.sqrt(v @ v)
+    repeats = [not known or (p - b * v).sum() ** 2 <= t * t * ((p - b * v) @ (p - b * v)) + 1e-9 for b in slopes]
+    bounds = [least <= 0 or (least / outcomes - 1e-9 <= b <= scores / least + 1e-9) for b in slopes]
+    allowed = slopes[np.logical_and(repeats, bounds)]
+    found = slopes_of(sums, errors)
+    assert 0 <= found.low <= found.high <= MOST_SLOPE
+    if len(allowed):
+        assert found.low <= allowed.min() + 1e-6 and found.high >= allowed.max() - 1e-6
+        assert found.high - found.low <= allowed.max() - allowed.min() + 0.011
 
 
 def test_old_steps_fade_like_weights():
     """As many equally weighted tasks as Kish's formula says, and means that are the weighted ones."""
-    sums, draw, values = Sums(), random.Random(3), []
-    for _ in range(50):
-        sums.fade()
+    monitor, draw, values = BiasMonitor(), random.Random(3), []
+    for step in range(40):
         values.append([draw.random() for _ in range(4)])
-        for value in values[-1]:
-            sums.add(value, 0.0)
-    weights = np.repeat(DECAY ** np.arange(49, -1, -1.0), 4)
-    assert sums.s / sums.w == pytest.approx(np.average(np.array(values).ravel(), weights=weights))
-    assert sums.count == pytest.approx(weights.sum() ** 2 / (weights**2).sum())
+        monitor.add({("r", "k", f"{step}/{n}"): [(value, 0.0)] for n, value in enumerate(values[-1])})
+    found = TypeSums(monitor.sums["r"]["k"].values(), 40)
+    weights = np.repeat(DECAY ** np.arange(39, -1, -1.0), 4)
+    assert found.score == pytest.approx(np.average(np.array(values).ravel(), weights=weights))
+    assert found.count == pytest.approx(weights.sum() ** 2 / (weights**2).sum())
+
+
+def test_a_task_that_returns_is_one_task():
+    monitor, draw = BiasMonitor(), random.Random(4)
+    for _ in range(30):
+        monitor.add({("r", kind, str(n)): [(draw.random(), 1.0)] * 3 for kind in "ab" for n in range(4)})
+    assert monitor.sums["r"]["a"].keys() == {"0", "1", "2", "3"} and monitor.metrics() == {}
 
 
 def test_a_type_that_comes_no_more_is_not_held_against_the_others():
@@ -88,19 +114,62 @@ def test_a_type_that_comes_no_more_is_not_held_against_the_others():
     assert monitor.metrics()["alarm/coach_bias"] == 1.0
     for step in range(10, 110):
         take_in(step, late=0.2, **{f"once {step}": 0.5})
-    assert monitor.metrics() == {} == monitor.corrections("a")
-    for step in range(110, 210):
-        take_in(step, late=0.2, **{f"once {step}": 0.5})
-    assert "early" not in monitor.sums["a"] and len(monitor.sums["a"]) < 150
+    assert monitor.metrics() == {} == monitor.corrections()
+    assert "early" not in monitor.sums["a"] and len(monitor.sums["a"]) < 60
 
 
 def test_types_that_have_one_outcome_each_cannot_be_told_from_success():
-    sums = {"a": Sums(), "b": Sums()}
-    for n in range(20):
-        sums["a"].add(0.9 + n / 1000, 1.0)
-        sums["b"].add(0.1 + n / 1000, 0.0)
-    monitor = BiasMonitor({"r": sums})
-    assert monitor.differences("r") == {} and monitor.corrections("r") == {} and monitor.metrics() == {}
+    """Whatever their scores are, the slope may be 1."""
+    monitor = BiasMonitor()
+    for step in range(9):
+        tasks = {("r", "a", f"{step}/{n}"): [(0.9 + n / 1000, 1.0)] * 2 for n in range(20)}
+        monitor.add(tasks | {("r", "b", f"{step}/{n}"): [(0.1 + n / 1000, 0.0)] * 2 for n in range(20)})
+    assert monitor.metrics()["coach/bias/r/a/unclear"] == 1.0 and monitor.corrections() == {"r": {}}
+    assert monitor.metrics()["alarm/coach_bias"] == 0.0
+
+
+def test_an_easier_type_with_lower_scores_is_told_without_repeats():
+    """No slope that is not negative explains it."""
+    monitor, draw = BiasMonitor(), random.Random(2)
+    for step in range(20):
+        scores = {kind: [draw.gauss(mean, 0.1) for _ in range(32)] for kind, mean in (("easy", 0.4), ("hard", 0.5))}
+        monitor.add(
+            {
+                ("r", kind, f"{step}/{n}"): [(score, float(draw.random() < (0.7 if kind == "easy" else 0.3)))]
+                for kind, found in scores.items()
+                for n, score in enumerate(found)
+            }
+        )
+    assert monitor.metrics()["alarm/coach_bias/r/easy"] < -0.1
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_an_unbiased_coach_seldom_raises_an_alarm(name):
+    """The benchmark's worlds, a few runs of each: `python -m benchmarks.coach_bias` makes a thousand."""
+    found = [first_alarm(world, seed)[0] for world in WITHOUT[name] for seed in range(1 if name == "demo" else 3)]
+    assert sum(map(bool, found)) <= 1
+
+
+@pytest.mark.parametrize("name", WITH)
+def test_a_bias_of_a_point_is_found(name):
+    for seed in range(2):
+        _, raised = first_alarm(WITH[name], seed)
+        assert {role for role, _ in raised} == {"first"}
+
+
+def test_an_alarm_needs_more_evidence_the_more_is_tested():
+    world = World((0.5, 0.5), "noise", bias=BIAS, tasks=32)
+    monitor = BiasMonitor()
+    for step in world.run(0):
+        monitor.add(step)
+    one, many = (
+        {r: t for r, t in monitor.sums.items() if r in roles} for roles in (("first",), ("first", "second", "third"))
+    )
+    widths = []
+    for sums in (one, many):
+        found = BiasMonitor(monitor.step, sums).differences()["first"]["type 0"].interval
+        widths.append(found.high - found.low)
+    assert widths[0] < widths[1]
 
 
 # --- over seeds, through the plugin's own hooks ---------------------------------------------------------------------------------
@@ -116,13 +185,15 @@ def run_of(debias=False):
     return SimpleNamespace(args=args, state=lambda kind: states.setdefault(kind, kind()))
 
 
-def step_of(draw, bias, tasks=16, samples=2):
+def step_of(draw, bias, tasks=16, samples=4):
     """Trajectories of a step with their verdicts; the coach adds `bias` to the engineer's scores of regression tasks."""
     found = []
-    for kind, rate in SUCCESS.items():
-        for task in range(tasks):
+    for kind, mean in SUCCESS.items():
+        for _ in range(tasks):
+            rate = min(1.0, max(0.0, draw.gauss(mean, 0.2)))
+            name = f"{kind}{draw.random()}"
             for sample in range(samples):
-                trajectory = make_trajectory({role: [] for role in ROLES}, task=f"{kind}{task}", sample=sample)
+                trajectory = make_trajectory({role: [] for role in ROLES}, task=name, sample=sample)
                 trajectory.task.metadata["type"] = kind
                 trajectory.outcome, trajectory.actions_scored = float(draw.random() < rate), True
                 for action in trajectory.actions:
@@ -159,54 +230,54 @@ NAME = "engineer/classification"
 
 @pytest.mark.parametrize("bias", [BIAS, -BIAS])
 def test_an_injected_bias_is_found_with_its_sign_in_every_seed(bias):
-    for seed in range(20):
+    for seed in range(8):
         draw, run = random.Random(seed), run_of()
-        told = [take(run, step_of(draw, bias)) for _ in range(12)]
+        told = [take(run, step_of(draw, bias)) for _ in range(25)]
         last = told[-1]
         assert last["alarm/coach_bias"] == 1.0, seed
         assert last[f"alarm/coach_bias/{NAME}"] * bias < 0
         assert not any(f"alarm/coach_bias/analyst/{kind}" in metrics for metrics in told for kind in SUCCESS)
-        assert abs(last[f"coach/bias/{NAME}"] + bias) < 0.04
+        assert abs(last[f"coach/bias/{NAME}"] + bias) < 0.06
         assert abs(last[f"coach/bias/{NAME}/success"] + 0.3) < 0.15
 
 
 def test_the_intervals_hold_the_bias_as_often_as_they_say():
-    """95 % of 200 seeds, by the binomial at least 181; the noise is not normal and the scores are rounded."""
+    """95 % of 60 seeds, by the binomial at least 53; the noise is not normal and the scores are rounded."""
     inside = 0
-    for seed in range(200):
+    for seed in range(60):
         monitor, draw = BiasMonitor(), random.Random(seed)
         for _ in range(3):
             monitor.observe(
                 (t, Judged(a, Verdict(score=10 * a.score), False)) for t in step_of(draw, BIAS, 8) for a in t.actions
             )
-        low, high = monitor.differences("engineer")["regression"].interval()
-        inside += low <= BIAS <= high
-    assert inside >= 181
+        found = monitor.differences(1.96)["engineer"]["classification"].interval
+        inside += found.low <= -BIAS <= found.high
+    assert inside >= 53
 
 
 def test_there_is_no_alarm_without_a_bias():
     """Although the scores of the two types differ by far more than an alarm needs, because their success does."""
-    for seed in range(20):
+    for seed in range(6):
         draw, run = random.Random(seed), run_of()
-        told = [take(run, step_of(draw, 0.0)) for _ in range(40)]
+        told = [take(run, step_of(draw, 0.0)) for _ in range(30)]
         assert not any(metrics.get("alarm/coach_bias") for metrics in told), seed
-        assert abs(told[-1][f"coach/bias/{NAME}/score"]) > RELEVANT
+        assert abs(told[-1][f"coach/bias/{NAME}/score"]) > 0.05
     assert "alarm/coach_bias" in told[-1]
 
 
-def test_it_is_taken_out_to_within_a_fifth_of_a_point():
+def test_it_is_taken_out_to_within_a_third_of_a_point():
     """Against the same coach without the bias, whose scores are the independent reference."""
-    for seed in range(10):
+    for seed in range(4):
         plain, biased, run = random.Random(seed), random.Random(seed), run_of(debias=True)
         left = []
-        for number in range(30):
+        for number in range(40):
             reference, trajectories = step_of(plain, 0.0), step_of(biased, BIAS)
             take(run, trajectories)
-            if number >= 10:
+            if number >= 20:
                 left.append(difference(trajectories, "engineer") - difference(reference, "engineer"))
             for action in (a for t in trajectories for a in t.actions):
                 assert action.reward == action.score and 0.0 <= action.score <= 1.0
-        assert abs(statistics.fmean(left)) <= 0.02, seed
+        assert abs(statistics.fmean(left)) <= 0.035, seed
 
 
 def test_nothing_is_changed_unless_it_is_asked_for():
@@ -234,14 +305,14 @@ def test_the_first_step_has_nothing_to_take_out_and_a_resumed_run_repeats():
             )
         return found
 
-    whole = follow(run_of(True), random.Random(5), 6)
+    whole = follow(run_of(True), random.Random(5), 24)
     assert not any(whole[0][2]) and any(whole[-1][2])
     first, draw = run_of(True), random.Random(5)
-    follow(first, draw, 3)
+    follow(first, draw, 12)
     kept = json.loads(json.dumps(plugin.marl_state(first)))
     second = run_of(True)
     plugin.marl_restore(second, kept)
-    assert follow(second, draw, 3) == whole[3:]
+    assert follow(second, draw, 12) == whole[12:]
 
 
 def test_tasks_without_a_type_or_an_outcome_are_nobodys():

@@ -12,7 +12,6 @@ from openai_server import openai_server, verdict
 from simulated import make_trajectory
 
 from marl_plugins import coach as plugin
-from marl_plugins.coach.bias import Sums
 from marl_plugins.coach.section import CoachStageConfig
 from marl_plugins.coach.stages import MARGIN, Stages
 from marl_plugins.coach.state import CoachState
@@ -155,10 +154,10 @@ def asked_of(words, steps=(), memory=False):
             run.state(Behaviour).observe(step, list(run.recipe.roles))
             finish(run, step["step"], **{name: value for name, value in step.items() if name != "step"})
         if steps:
-            sums = run.state(CoachState).bias.sums.setdefault("solver", {"a": Sums(), "b": Sums()})
-            for n in range(40):
-                sums["a"].add(0.8 + n % 3 / 100, n % 2)
-                sums["b"].add(0.5 + n % 3 / 100, n % 2)
+            scores = {"a": 0.8, "b": 0.5}
+            run.state(CoachState).bias.add(
+                {("solver", k, str(n)): [(scores[k] + n % 3 / 100, n % 2)] for k in scores for n in range(200)}
+            )
             score(run)
     return found
 
@@ -180,7 +179,7 @@ def test_a_model_is_told_what_counts_and_how_the_role_is_doing(recipe):
     assert "Now it has to be short." in after and "work at all" not in after
     for line in ("mean score that you gave it: 6.1 of 10", "success of the team: 75%", "answers cut off: 2%"):
         assert f"- {line}\n" in after
-    assert "- your scores on tasks of type a, at the same success: +3.0" in after
+    assert "- your scores on tasks of type a, at the same success, than on all types: +1.5" in after
     _, after = asked_of(words, [step])
     assert "over the last steps" not in after and "Now it has to be short." in after
 

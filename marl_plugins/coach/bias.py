@@ -1,26 +1,35 @@
-"""The bias monitor: does the coach prefer a type of task, beyond what success explains? (MAPPA, section 4.1 and table 3)
+"""The bias monitor: does the coach prefer a type of task, beyond what success can explain? (MAPPA, section 4.1 and table 3)
 
-A task's type is its `metadata["type"]`. For each role the scores of a type are held against those of the other types, beside the
-same difference of the outcomes. Types may differ in difficulty, so the bias is what is left after success:
+A task's type is its `metadata["type"]`. For each role and each task i of type j, with s and o the mean score and the mean outcome
+of the task's samples, and q the probability of success there, which cannot be seen:
 
-    s_ij = m_j + b o_ij + e        s the mean score of a role on a task in a step, o the mean outcome there, j the type
-    bias_j = m_j - mean of m_k over the other types, at the same outcome
+    s_i = m_j + b q_i + e_i        o_i = q_i + coin_i        bias of type j: m_j - mean of m_k over the other types
 
-by least squares with one slope b for all types: analysis of covariance (Fisher 1932), with its interval. Sums are kept, no scores;
-they fade by `DECAY` a step, so that the monitor follows agents that change. An unbiased coach may have a bias here where a type's
-steps are worse at the same outcome; what is said is that success does not explain the difference.
+An outcome is a coin, so the slope of s on o is too small by an unknown factor (attenuation). Taking out that slope would call a
+coach biased whose scores are the true quality. The slopes b that the data allow are therefore an interval:
 
-`--coach.debias` takes out of every score how far its type's m_j lies from the mean of all types, where the interval of 95 % says
-that it does. It is that of the steps before, so that the order in which verdicts arrive does not matter. What is measured is always
-the coach's own score, before anything is taken out.
+    repeats    different samples of a task share q alone, so their products hold no coin (errors in variables, Fuller
+               1987): b = sum_i P_i / sum_i V_i, with P_i of a score and another sample's outcome, V_i of two outcomes;
+               the interval is Fieller's (1954): all b at which sum_i (P_i - b V_i) is within its error of 0
+    bounds     cov(s, o) / var(o) <= b <= var(s) / cov(s, o): all the noise is in the outcomes, or all of it in the
+               scores (Frisch 1934)
+    always     0 <= b <= MOST_SLOPE: a score rises with quality, and by no more than quality does
+
+A type has a bias only where m differs for every slope that is left. Where there are few repeats, or all tasks of a type are
+equally hard, many slopes are left, and a difference in difficulty cannot be told from a bias: this is said (`unclear`) and raises
+no alarm. Errors are by task, so a task that returns counts once. Sums of tasks are kept, no scores; they fade by `DECAY` a step.
+
+`--coach.debias` takes out of every score how far its type's m_j lies from the mean of all types, where this test finds a bias in
+the steps before, so that the order in which verdicts arrive does not matter. What is measured is always the coach's own score,
+before anything is taken out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from math import inf, isfinite, sqrt
-from statistics import fmean
+from dataclasses import dataclass, field
+from math import hypot, sqrt
+from statistics import NormalDist, fmean
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.intervals import t_quantile
@@ -31,50 +40,37 @@ if TYPE_CHECKING:
 
 DECAY = 0.95
 """What a step's numbers count a step later: together they count as much as the last twenty steps."""
-LEAST = 10.0
-"""Tasks of a type, as they count now, below which nothing is said of it."""
-FORGOTTEN = 0.01
-"""Tasks of a type, as they count, below which it is not kept either: ids as types would be more and more."""
-RELEVANT = 0.05
-"""A smaller bias raises no alarm: half a point of ten."""
-ALARM_ERRORS = 4.0
-"""Standard errors between an alarm and 0: it is looked for after every step, in every role and type."""
+LEAST_TASKS = 6.0
+"""Tasks of a type, as equally weighted ones, below which nothing is said of it."""
+FORGOTTEN = 0.1
+"""What the samples of a task count, together, below which it is not kept."""
+RELEVANT = 0.02
+"""A bias that may be smaller raises no alarm: a fifth of a point of ten, as much as scores that are not linear in quality make."""
+MOST_SLOPE = 1.0
+"""The most that a score may rise with the probability of success."""
+FALSE_ALARMS, LOOKS = 0.05, 20
+"""Share of runs of an unbiased coach that may have an alarm, and as how many independent looks the steps of a run count."""
+SLOPE_ERRORS = 2.5
+"""Standard errors of the interval of slopes."""
 TERM = "debias"
 """What a score is changed by, among the terms of the reward."""
 
+Samples = list[tuple[float, float]]
+"""Score and outcome of each sample of a task."""
+TaskSums = list[float]
+"""Of the samples of a task, each with its weight w as of `step`: step, w, w^2, s, o, s^2, so, o^2."""
 
-@dataclass
-class Sums:
-    """Of the tasks of one type, each with its weight w: a score s and an outcome o of a role."""
 
-    w: float = 0.0
-    ww: float = 0.0
-    s: float = 0.0
-    o: float = 0.0
-    ss: float = 0.0
-    so: float = 0.0
-    oo: float = 0.0
+@dataclass(frozen=True)
+class Interval:
+    """From `low` to `high`."""
 
-    def add(self, score: float, outcome: float) -> None:
-        self.w, self.ww = self.w + 1.0, self.ww + 1.0
-        self.s, self.o = self.s + score, self.o + outcome
-        self.ss, self.so, self.oo = self.ss + score * score, self.so + score * outcome, self.oo + outcome * outcome
-
-    def fade(self) -> None:
-        for name, value in vars(self).items():
-            setattr(self, name, value * (DECAY**2 if name == "ww" else DECAY))
+    low: float
+    high: float
 
     @property
-    def count(self) -> float:
-        """How many equally weighted tasks say as much (Kish 1965)."""
-        return self.w * self.w / self.ww if self.ww else 0.0
-
-    @property
-    def within(self) -> tuple[float, float, float]:
-        """Sums of squares and products of the deviations from the type's means, of as many tasks as `count`: ss, so, oo."""
-        s, o = self.s / self.w, self.o / self.w
-        found = max(0.0, self.ss / self.w - s * s), self.so / self.w - s * o, max(0.0, self.oo / self.w - o * o)
-        return found[0] * self.count, found[1] * self.count, found[2] * self.count
+    def middle(self) -> float:
+        return (self.low + self.high) / 2
 
 
 @dataclass(frozen=True)
@@ -83,113 +79,208 @@ class Difference:
 
     Args:
         score, success: Difference of the mean scores and of the mean outcomes.
-        bias: Difference of the scores at the same outcome.
-        error: Its standard error.
-        degrees: Of freedom.
+        bias: Difference of the scores at the same quality, in the middle of the slopes.
+        interval: It lies in it for all slopes, with their errors.
+        other: The other type where there are two; empty where there are more.
+        unclear: Whether one slope makes it clear that it is not 0, and another one does not.
     """
 
     score: float
     success: float
     bias: float
-    error: float
-    degrees: float
+    interval: Interval
+    other: str
+    unclear: bool
 
-    def interval(self, z: float = 1.96) -> tuple[float, float]:
-        half = t_quantile(self.degrees, z) * self.error
-        return self.bias - half, self.bias + half
+    @property
+    def is_bias(self) -> bool:
+        return self.interval.low >= RELEVANT or self.interval.high <= -RELEVANT
 
-    def clear(self, z: float = 1.96) -> bool:
-        """Whether the interval of z standard errors leaves 0 out."""
-        low, high = self.interval(z)
-        return low > 0 or high < 0
+
+class TypeSums:
+    """Sums over the tasks of one type.
+
+    Args:
+        tasks: The sums of each.
+        step: To which they fade.
+    """
+
+    def __init__(self, tasks: Iterable[TaskSums], step: int):
+        import numpy
+
+        at, *sums = numpy.array(list(tasks), dtype=float).T
+        fade = DECAY ** (step - at)
+        w, s, o, ss, so, oo = (fade * values for values in (sums[0], *sums[2:]))
+        ww = fade**2 * sums[1]
+        self.weight = float(w.sum())
+        self.count = float(self.weight**2 / (w**2).sum())
+        """How many equally weighted tasks say as much (Kish 1965)."""
+        self.score, self.outcome = float(s.sum()) / self.weight, float(o.sum()) / self.weight
+        self.u, self.v = s - w * self.score, o - w * self.outcome
+        self.products = so - self.score * o - self.outcome * s + w * self.score * self.outcome
+        """By task, sums over its samples of the products of the deviations of score and outcome from the type's means."""
+        self.outcomes = oo - 2 * self.outcome * o + w * self.outcome**2
+        self.scores = ss - 2 * self.score * s + w * self.score**2
+        own, several = ww / w, w * w > 1.001 * ww  # of a single sample the difference is rounding
+        self.between = tuple(
+            several * (found - own * same)
+            for found, same in ((self.u * self.v, self.products), (self.v * self.v, self.outcomes))
+        )
+        """By task, the same sums over pairs of different samples: of score and outcome, and of two outcomes."""
+
+    def error(self, slope: float) -> float:
+        """Standard error of the mean of score - slope * outcome, by task."""
+        residual = self.u - slope * self.v
+        return sqrt(float(residual @ residual) * self.count / max(self.count - 1, 0.1)) / self.weight
+
+
+def slopes_of(types: Sequence[TypeSums], errors: float) -> Interval:
+    """The slopes that the data allow, at so many standard errors; see the top of the module."""
+    import numpy
+
+    t = t_quantile(max(1.0, sum(one.count for one in types) - len(types)), errors)
+    low, high = 0.0, MOST_SLOPE
+    p, v = (numpy.concatenate([one.between[n] for one in types]) for n in range(2))
+    a = float(v.sum()) ** 2 - t * t * float(v @ v)
+    if a > 0 and v.sum() > 0:  # else even the variance of q is not known to be above 0
+        half = float(p.sum() * v.sum()) - t * t * float(p @ v)
+        root = sqrt(max(0.0, half * half - a * (float(p.sum()) ** 2 - t * t * float(p @ p))))
+        low, high = max(low, min(high, (half - root) / a)), min(high, max(low, (half + root) / a))
+    c = numpy.concatenate([one.products for one in types])
+    least = float(c.sum()) - t * sqrt(float(c @ c))
+    outcomes, scores = (
+        float(sum(x.sum() for x in found)) for found in zip(*((t.outcomes, t.scores) for t in types), strict=True)
+    )
+    if least > 0:
+        bounds = max(low, least / outcomes), min(high, scores / least)
+        low, high = bounds if bounds[0] <= bounds[1] else (low, high)
+    return Interval(low, high)
+
+
+def contrast(types: Mapping[str, TypeSums], kind: str, errors: float) -> Difference:
+    """A type against the mean of the others.
+
+    Args:
+        errors: Standard errors of the interval.
+    """
+    weights = {name: 1.0 if name == kind else -1.0 / (len(types) - 1) for name in types}
+    score = sum(c * types[name].score for name, c in weights.items())
+    success = sum(c * types[name].outcome for name, c in weights.items())
+    t = t_quantile(max(1.0, sum(one.count for one in types.values()) - len(types)), errors)
+    slopes, ends = slopes_of(list(types.values()), min(errors, SLOPE_ERRORS)), []
+    for slope in (slopes.low, slopes.high):
+        bias, half = score - slope * success, t * hypot(*(c * types[name].error(slope) for name, c in weights.items()))
+        ends.append(Interval(bias - half, bias + half))
+    interval = Interval(min(end.low for end in ends), max(end.high for end in ends))
+    some = any(end.low > 0 or end.high < 0 for end in ends)
+    clear = interval.low > 0 or interval.high < 0
+    other = next((name for name in types if name != kind), "") if len(types) == 2 else ""
+    return Difference(score, success, score - slopes.middle * success, interval, other, some and not clear)
 
 
 @dataclass
 class BiasMonitor:
-    """By role and type, what has been seen; `record` gives it as JSON values and `restore` takes it back."""
+    """What has been seen, by role, type and task; `record` gives it as JSON values and `restore` takes it back."""
 
-    sums: dict[str, dict[str, Sums]] = field(default_factory=dict)
+    step: int = 0
+    """Number of steps that were taken in."""
+    sums: dict[str, dict[str, dict[str, TaskSums]]] = field(default_factory=dict)
+    tests: dict[str, dict[str, Difference]] = field(default_factory=dict)
+    """What `differences` gives for an alarm, as of the last step."""
 
     def observe(self, step: Iterable[tuple[Trajectory, Judged]]) -> None:
-        """Take in a step's verdicts: of each role one mean score a task, because samples of a task are no independent ones."""
-        found: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
+        """Take in a step's verdicts: of each role one mean score a trajectory, because its actions are no independent samples."""
+        found: dict[tuple[str, str, str], dict[int, list[tuple[float, float]]]] = {}
         for trajectory, judged in step:
             kind, outcome = type_of(trajectory), trajectory.outcome_of(judged.action.role)
             if kind is not None and judged.verdict is not None and outcome is not None:
-                key = judged.action.role, kind, trajectory.task.id
-                found.setdefault(key, []).append((judged.verdict.share, outcome))
-        for role, types in self.sums.items():
-            for sums in types.values():
-                sums.fade()
-            self.sums[role] = {kind: sums for kind, sums in types.items() if sums.w >= FORGOTTEN}
-        for (role, kind, _), pairs in sorted(found.items()):
-            scores, outcomes = zip(*pairs, strict=True)
-            self.sums.setdefault(role, {}).setdefault(kind, Sums()).add(fmean(scores), fmean(outcomes))
+                samples = found.setdefault((judged.action.role, kind, trajectory.task.id), {})
+                samples.setdefault(id(trajectory), []).append((judged.verdict.share, outcome))
+        means = {key: [(fmean(s for s, _ in some), some[0][1]) for some in of.values()] for key, of in found.items()}
+        self.add(means)
 
-    def differences(self, role: str) -> dict[str, Difference]:
-        """Each type against the mean of the others; empty with fewer than two types."""
-        known = self._known(role)
-        if len(known) < 2:
-            return {}
-        others = dict.fromkeys(known, -1.0 / (len(known) - 1))
-        found = {kind: contrast(known, {**others, kind: 1.0}) for kind in known}
-        return {kind: d for kind, d in found.items() if isfinite(d.error)}
+    def add(self, step: Mapping[tuple[str, str, str], Samples]) -> None:
+        """Take in a step.
 
-    def corrections(self, role: str) -> dict[str, float]:
-        """What is too much in the scores of each type: how far it lies from the mean of all types, where that is clear."""
-        known = self._known(role)
-        if len(known) < 2:
-            return {}
-        even = dict.fromkeys(known, -1.0 / len(known))
-        found = {kind: contrast(known, {**even, kind: 1.0 - 1.0 / len(known)}) for kind in known}
-        return {kind: d.bias for kind, d in found.items() if d.clear()}
+        Args:
+            step: By role, type and task, its samples.
+        """
+        self.step += 1
+        for (role, kind, task), samples in sorted(step.items()):
+            tasks = self.sums.setdefault(role, {}).setdefault(kind, {})
+            old = faded(tasks.get(task, [self.step, *[0.0] * 7]), self.step)
+            fresh = [(1.0, 1.0, s, o, s * s, s * o, o * o) for s, o in samples]
+            tasks[task] = [self.step, *map(sum, zip(old, *fresh, strict=True))]
+        for types in self.sums.values():
+            for kind, tasks in list(types.items()):
+                types[kind] = {
+                    task: sums for task, sums in tasks.items() if sums[1] * DECAY ** (self.step - sums[0]) >= FORGOTTEN
+                }
+                if not types[kind]:
+                    del types[kind]
+        self.tests = self.differences()
 
-    def _known(self, role: str) -> dict[str, Sums]:
-        return {kind: sums for kind, sums in sorted(self.sums.get(role, {}).items()) if sums.w >= LEAST}
-
-    def metrics(self) -> dict[str, float]:
-        """The table: by role and type the differences and the bias with its interval; and the alarm.
+    def differences(self, errors: float | None = None) -> dict[str, dict[str, Difference]]:
+        """By role each type against the mean of the others; roles with fewer than two types that have enough tasks are left out.
 
         Of two types one line says it all: that of the first in alphabetical order.
+
+        Args:
+            errors: Standard errors of the intervals; None: those of an alarm.
         """
+        known = {role: types for role in sorted(self.sums) if len(types := self._known(role)) > 1}
+        lines = {role: list(types)[: 1 if len(types) == 2 else None] for role, types in known.items()}
+        z = errors_of_alarm(sum(map(len, lines.values()))) if errors is None else errors
+        return {role: {kind: contrast(known[role], kind, z) for kind in kinds} for role, kinds in lines.items()}
+
+    def _known(self, role: str) -> dict[str, TypeSums]:
+        """The sums of the types with enough tasks."""
+        types = {kind: TypeSums(tasks.values(), self.step) for kind, tasks in sorted(self.sums[role].items())}
+        return {kind: one for kind, one in types.items() if one.count >= LEAST_TASKS}
+
+    def corrections(self) -> dict[str, dict[str, float]]:
+        """By role and type what is too much in the scores: how far the type lies from the mean of all, where it has a bias."""
+        found: dict[str, dict[str, float]] = {}
+        for role, table in self.tests.items():
+            share = 1 - 1 / max(2, len(table))
+            found[role] = {kind: d.bias * share for kind, d in table.items() if d.is_bias}
+            if len(table) == 1:  # of two types
+                found[role] |= {d.other: -d.bias * share for d in table.values() if d.is_bias}
+        return found
+
+    def metrics(self) -> dict[str, float]:
+        """The table: by role and type the differences and the bias with its interval; and the alarm."""
         found: dict[str, float] = {}
         reasons: dict[str, float] = {}
-        for role in sorted(self.sums):
-            table = self.differences(role)
-            for kind, d in list(table.items())[: 1 if len(table) == 2 else None]:
-                low, high = d.interval()
-                name = f"{role}/{kind}"
+        for role, table in self.differences(1.96).items():
+            for kind, d in table.items():
+                name, test = f"{role}/{kind}", self.tests[role][kind]
                 found |= {f"coach/bias/{name}/score": d.score, f"coach/bias/{name}/success": d.success}
-                found |= {f"coach/bias/{name}": d.bias, f"coach/bias/{name}/low": low, f"coach/bias/{name}/high": high}
-                if abs(d.bias) >= RELEVANT and d.clear(ALARM_ERRORS):
+                found |= {f"coach/bias/{name}": d.bias, f"coach/bias/{name}/unclear": float(test.unclear)}
+                found |= {f"coach/bias/{name}/low": d.interval.low, f"coach/bias/{name}/high": d.interval.high}
+                if test.is_bias:
                     reasons[f"alarm/coach_bias/{name}"] = d.bias
         return {**found, "alarm/coach_bias": float(bool(reasons)), **reasons} if found else {}
 
     def record(self) -> dict[str, Any]:
-        return {role: {kind: asdict(sums) for kind, sums in types.items()} for role, types in self.sums.items()}
+        return {"step": self.step, "sums": self.sums}
 
-    def restore(self, record: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
-        self.sums = {r: {kind: Sums(**sums) for kind, sums in types.items()} for r, types in record.items()}
+    def restore(self, record: Mapping[str, Any]) -> None:
+        if "sums" in record:  # earlier releases kept no tasks: the monitor begins anew
+            self.step = record["step"]
+            self.sums = {role: {kind: dict(t) for kind, t in types.items()} for role, types in record["sums"].items()}
+            self.tests = self.differences()
 
 
-def contrast(sums: Mapping[str, Sums], weights: Mapping[str, float]) -> Difference:
-    """A weighted sum of types' means, the weights adding up to 0, with what of it the outcomes explain taken out.
+def faded(sums: TaskSums, step: int) -> list[float]:
+    """A task's sums without their step, as they count in a later one."""
+    by = DECAY ** (step - sums[0])
+    return [by * by * value if place == 1 else by * value for place, value in enumerate(sums[1:])]
 
-    b = sum_j within_j(s, o) / sum_j within_j(o, o)
-    error^2 = v (sum_j c_j^2 / n_j + (sum_j c_j mean_j(o))^2 / sum_j within_j(o, o))      v the residual variance
-    """
-    score = sum(c * sums[kind].s / sums[kind].w for kind, c in weights.items())
-    success = sum(c * sums[kind].o / sums[kind].w for kind, c in weights.items())
-    ss, so, oo = map(sum, zip(*(one.within for one in sums.values()), strict=True))
-    varies = oo > 1e-9
-    slope, explained = (so / oo, so * so / oo) if varies else (0.0, 0.0)
-    degrees = max(1.0, sum(one.count for one in sums.values()) - len(sums) - varies)
-    spread = sum(c * c / sums[kind].count for kind, c in weights.items())
-    if varies:
-        spread += success * success / oo
-    elif abs(success) > 1e-9:  # each type has one outcome, so nothing tells the two apart
-        spread = inf
-    return Difference(score, success, score - slope * success, sqrt(max(0.0, ss - explained) / degrees * spread), degrees)
+
+def errors_of_alarm(lines: int) -> float:
+    """Standard errors of an alarm's interval, for so many pairs of role and type that are tested (Bonferroni)."""
+    return NormalDist().inv_cdf(1 - FALSE_ALARMS / (2 * LOOKS * max(1, lines)))
 
 
 def type_of(trajectory: Trajectory) -> str | None:
@@ -200,8 +291,8 @@ def type_of(trajectory: Trajectory) -> str | None:
 
 def debias(monitor: BiasMonitor, step: Sequence[tuple[Trajectory, Judged]]) -> None:
     """Take the bias of the steps before out of a step's scores, within [0, 1]."""
-    corrections = {role: monitor.corrections(role) for role in {judged.action.role for _, judged in step}}
+    corrections = monitor.corrections()
     for trajectory, judged in step:
-        action, excess = judged.action, corrections[judged.action.role].get(type_of(trajectory) or "", 0.0)
+        action, excess = judged.action, corrections.get(judged.action.role, {}).get(type_of(trajectory) or "", 0.0)
         if action.score is not None and excess:
             action.change_score(min(1.0, max(0.0, action.score - excess)), TERM)

@@ -95,7 +95,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--coach.debias",
         action="store_true",
-        help="take out of the scores what is too much for a task's type (`metadata: type`), as far as the bias monitor is sure",
+        help="take out of the scores what is too much for a task's type (`metadata: type`), where the bias monitor finds a bias",
     )
     _add_flags_of_models(group)
     _add_flags_of_endpoints(group)

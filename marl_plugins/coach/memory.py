@@ -38,7 +38,8 @@ def remembered(run: Run, role: str, bias: BiasMonitor) -> list[str]:
     smoothed = run.state(Behaviour).smoothed
     found = {kind: smoothed.get(f"role/{role}/{kind}") for kind in TITLES}
     lines = [TITLES[kind].format(10 * v if kind == "score" else v) for kind, v in found.items() if v is not None]
-    excess = {kind: d.bias for kind, d in bias.differences(role).items() if d.clear()}
+    excess = bias.corrections().get(role, {})
     return lines + [
-        f"your scores on tasks of type {kind}, at the same success: {10 * v:+.1f}" for kind, v in excess.items()
+        f"your scores on tasks of type {kind}, at the same success, than on all types: {10 * v:+.1f}"
+        for kind, v in excess.items()
     ]

@@ -24,7 +24,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from marl_plugins.core.behaviour import alarms
+from marl_plugins.core.behaviour import PREFIX, alarms
 from marl_plugins.core.ledger import Loss, lost_trajectories, unscored_actions
 from marl_plugins.core.redaction import inert
 from marl_plugins.core.trajectory import Trajectory
@@ -39,6 +39,8 @@ class Display:
         self.roles = roles
         self.console = Console(stderr=as_json, highlight=False)
         self._table: StepTable | None = None
+        self._raised: set[str] = set()
+        """Alarms of the last step that could tell."""
 
     def say(self, text: str) -> None:
         """A line for people."""
@@ -77,8 +79,11 @@ class Display:
         self._table = self._table or StepTable(self.roles, steps)
         for line in self._table.lines(metrics, left):
             self.say(line)
-        for name, why in alarms(metrics).items():
-            self.say(f"step {metrics['step']:.0f}: alarm {name}: {why} (openrlhf docs metrics)")
+        raised = alarms(metrics)
+        for name, why in raised.items():
+            if name not in self._raised:
+                self.say(f"step {metrics['step']:.0f}: alarm {name}: {why} (openrlhf docs metrics)")
+        self._raised = {name for name in self._raised if f"{PREFIX}{name}" not in metrics} | raised.keys()
 
     def rollout(self, step: int, metrics: Mapping[str, float], trajectories: Sequence[Trajectory]) -> None:
         """What a step lost to infrastructure, one line per cause, and whether it has nothing to learn from."""
