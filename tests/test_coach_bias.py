@@ -24,7 +24,9 @@ from marl_plugins.core.trajectory import Task
 
 BIAS = 0.12
 """1.2 points of ten."""
-SAMPLES = st.lists(st.tuples(st.floats(0, 1), st.sampled_from([0.0, 1.0])), min_size=1, max_size=4)
+SAMPLES = st.lists(
+    st.tuples(st.integers(0, 20).map(lambda points: points / 20), st.sampled_from([0.0, 1.0])), min_size=1, max_size=4
+)
 TASKS = st.lists(SAMPLES, min_size=3, max_size=6)
 
 
@@ -62,9 +64,12 @@ def test_every_slope_that_is_left_is_allowed_and_every_other_one_is_not(types, e
     outcomes, scores = (sum(getattr(one, name).sum() for one in sums) for name in ("outcomes", "scores"))
     least = c.sum() - t * np.sqrt(c @ c)
     slopes = np.linspace(0, MOST_SLOPE, 201)
-    known = v.sum() > t * np.sqrt(v @ v)
+    known = v.sum() > t * np.sqrt(v @ v) and v.sum() ** 2 - t * t * (v @ v) > 1e-9
     repeats = [not known or (p - b * v).sum() ** 2 <= t * t * ((p - b * v) @ (p - b * v)) + 1e-9 for b in slopes]
-    bounds = [least <= 0 or (least / outcomes - 1e-9 <= b <= scores / least + 1e-9) for b in slopes]
+    bounds = [
+        least <= 0 or min(outcomes, scores) < 1e-9 or (least / outcomes - 1e-9 <= b <= scores / least + 1e-9)
+        for b in slopes
+    ]
     allowed = slopes[np.logical_and(repeats, bounds)]
     found = slopes_of(sums, errors)
     assert 0 <= found.low <= found.high <= MOST_SLOPE

@@ -48,6 +48,7 @@ FILTERS = st.builds(
     steps=st.tuples(st.integers(0, 5), st.none() | st.integers(0, 5)),
     task=st.sampled_from([None, "t0", "t1", "q1", "nowhere"]),
     outcome=st.sampled_from([None, (0.0, 0.5), (0.6, 1.0), (0.5, 0.5)]),
+    failure=st.sampled_from([None, "calculator", "no_answer"]),
     role=st.sampled_from([None, "a", "b"]),
     policy=st.sampled_from([None, "p", "q"]),
     left_out=st.sampled_from([None, "infrastructure:calculator", "frozen"]),
@@ -67,6 +68,7 @@ def test_a_filter_selects_what_plain_json_says(folder, wanted):
         for record in plain(folder)
         if first <= record["step"] <= (10**9 if last is None else last)
         and wanted.task in (None, record["task"])
+        and wanted.failure in (None, record["agent_failure"], record["infrastructure_failure"])
         and (
             not wanted.outcome
             or (record["outcome"] is not None and wanted.outcome[0] <= record["outcome"] <= wanted.outcome[1])

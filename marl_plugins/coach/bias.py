@@ -52,6 +52,8 @@ FALSE_ALARMS, LOOKS = 0.05, 20
 """Share of runs of an unbiased coach that may have an alarm, and as how many independent looks the steps of a run count."""
 SLOPE_ERRORS = 2.5
 """Standard errors of the interval of slopes."""
+ROUNDING = 1e-9
+"""Sums of squares below this are 0."""
 TERM = "debias"
 """What a score is changed by, among the terms of the reward."""
 
@@ -142,7 +144,7 @@ def slopes_of(types: Sequence[TypeSums], errors: float) -> Interval:
     low, high = 0.0, MOST_SLOPE
     p, v = (numpy.concatenate([one.between[n] for one in types]) for n in range(2))
     a = float(v.sum()) ** 2 - t * t * float(v @ v)
-    if a > 0 and v.sum() > 0:  # else even the variance of q is not known to be above 0
+    if a > ROUNDING and v.sum() > 0:  # else even the variance of q is not known to be above 0
         half = float(p.sum() * v.sum()) - t * t * float(p @ v)
         root = sqrt(max(0.0, half * half - a * (float(p.sum()) ** 2 - t * t * float(p @ p))))
         low, high = max(low, min(high, (half - root) / a)), min(high, max(low, (half + root) / a))
@@ -151,7 +153,7 @@ def slopes_of(types: Sequence[TypeSums], errors: float) -> Interval:
     outcomes, scores = (
         float(sum(x.sum() for x in found)) for found in zip(*((t.outcomes, t.scores) for t in types), strict=True)
     )
-    if least > 0:
+    if least > 0 and min(outcomes, scores) > ROUNDING:
         bounds = max(low, least / outcomes), min(high, scores / least)
         low, high = bounds if bounds[0] <= bounds[1] else (low, high)
     return Interval(low, high)

@@ -34,6 +34,7 @@ def measure(step: Sequence[tuple[Trajectory, Judged]]) -> dict[str, float]:
     metrics: dict[str, float] = {}
     by_role: dict[str, list[float]] = defaultdict(list)
     by_type: dict[str, list[float]] = defaultdict(list)
+    by_criterion: dict[str, list[float]] = defaultdict(list)
     missing: dict[str, int] = defaultdict(int)
     for trajectory, judged in step:
         role, verdict = judged.action.role, judged.verdict
@@ -41,6 +42,8 @@ def measure(step: Sequence[tuple[Trajectory, Judged]]) -> dict[str, float]:
             missing[role] += 1
             continue
         by_role[role].append(verdict.share)
+        for criterion, points in verdict.criteria.items():
+            by_criterion[f"role/{role}/criterion/{criterion}"].append(points / 10)
         if "type" in trajectory.task.metadata:
             by_type[f"{role}/{trajectory.task.metadata['type']}"].append(verdict.share)
     for role in sorted(by_role.keys() | missing.keys()):
@@ -51,6 +54,7 @@ def measure(step: Sequence[tuple[Trajectory, Judged]]) -> dict[str, float]:
         metrics[f"coach/{role}/missing"] = missing[role] / (missing[role] + len(scores))
     for name, scores in sorted(by_type.items()):
         metrics[f"coach/{name}/score"] = statistics.fmean(scores)
+    metrics |= {name: statistics.fmean(shares) for name, shares in sorted(by_criterion.items())}
     if step:
         metrics["coach/missing"] = sum(missing.values()) / len(step)
     if agreed := agreements(step):

@@ -43,6 +43,7 @@ def make_parser() -> Parser:
     add("--role", help="of one role")
     add("--policy", help="of one policy")
     add("--outcome", type=score_range, metavar="A:B", help="of trajectories whose outcome is from A to B, both included")
+    add("--failure", metavar="KIND", help="of trajectories that failed or were lost in this way")
     add("--left_out", metavar="REASON", help="left out of training for this reason of the ledger")
     return parser
 

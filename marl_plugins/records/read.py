@@ -62,6 +62,7 @@ class Filter:
         split: `train`, or `eval` for what is kept of the evaluations (docs/metrics.md).
         task: Id of the task.
         outcome: Lowest and highest outcome, both included; a trajectory without an outcome is then not wanted.
+        failure: Kind of the agents' or of the infrastructure's failure.
         role, policy, left_out: Of an action; `left_out` is the ledger's reason. A trajectory is wanted if one action is.
     """
 
@@ -69,6 +70,7 @@ class Filter:
     split: Literal["train", "eval"] = "train"
     task: str | None = None
     outcome: tuple[float, float] | None = None
+    failure: str | None = None
     role: str | None = None
     policy: str | None = None
     left_out: str | None = None
@@ -85,6 +87,7 @@ class Filter:
         found = trajectory.outcome
         return (
             (self.task is None or self.task == trajectory.task.id)
+            and self.failure in (None, trajectory.agent_failure, trajectory.infrastructure_failure)
             and (self.outcome is None or (found is not None and low <= found <= high))
             and (not self.of_actions or any(map(self.has_action, trajectory.actions)))
         )
@@ -97,7 +100,7 @@ class Filter:
     @cached_property
     def texts(self) -> tuple[bytes, ...]:
         """What a line must contain to be wanted, so that others need not be parsed."""
-        values = (self.task, self.role, self.policy, self.left_out)
+        values = (self.task, self.failure, self.role, self.policy, self.left_out)
         return tuple(json.dumps(value).encode() for value in values if value is not None and value.isascii())
 
 

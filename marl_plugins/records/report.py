@@ -1,6 +1,7 @@
-"""What a finished run amounts to: a table and the curves, for people and as files, from `metrics.jsonl` alone.
+"""What a finished run amounts to: a table, the reasons of what failed, and the curves, for people and as files.
 
-report.md    the table         curves.png   held-out outcome, rewards, KL and response lengths over the steps (records/curves.py)
+report.md    the table, from the metrics; what failed, was lost and was left out, from the ledger (records/reasons.py)
+curves.png   held-out outcome, rewards, KL and response lengths over the steps (records/curves.py)
 
 "Before" and "after" never share a step: the first and the last third of the steps, or the first and the last of fewer than six;
 the first evaluation, and the last ones. What is lost to infrastructure is in no mean and is counted beside it.
@@ -15,9 +16,11 @@ from typing import Any
 
 from marl_plugins.core.behaviour import alarms
 from marl_plugins.core.files import replace_text
+from marl_plugins.records import reasons
 from marl_plugins.records.read import REPORT, RunReader
 
 LAST_EVALUATIONS = 3
+TYPE = "eval/type/"
 FEW_STEPS = 6
 """With fewer steps than this the first is compared with the last."""
 
@@ -28,6 +31,7 @@ def summarise(metrics: Metrics, roles: Sequence[str]) -> dict[str, Any]:
     """Before and after, as numbers; None where a run has too little of something."""
     steps = [m for m in metrics if m["step"] > 0]
     windows = windows_of(steps)
+    parts = criteria_of(steps, roles)
     names = ("score", "reward", "outcome", "response_length", "truncated", "tool_call_rate", "tool_success")
     evaluations = [m for m in metrics if "eval/tasks" in m]
     evaluated = evaluations[:1], evaluations[1:][-LAST_EVALUATIONS:]
@@ -38,13 +42,28 @@ def summarise(metrics: Metrics, roles: Sequence[str]) -> dict[str, Any]:
         "roles": {
             role: {"held_out": [_mean(part, f"eval/outcome/{role}") for part in evaluated]}
             | {name: [_mean(part, f"role/{role}/{name}") for part in windows] for name in names}
+            | {"parts": {name: [_mean(part, f"role/{role}/criterion/{name}") for part in windows] for name in parts[role]}}
             for role in roles
+        },
+        "types": {
+            kind.removeprefix(TYPE): [_mean(part, kind) for part in evaluated]
+            for kind in sorted({name for m in evaluations for name in m if name.startswith(TYPE)})
         },
         "lost": [int(sum(m.get("trajectories/lost") or 0 for m in part)) if part else None for part in windows],
         "alarms": alarm_steps(steps),
         "no_signal": sum(m.get("signal/none") == 1 for m in steps),
         "best": best_of(evaluations),
         "cost": cost_of(steps),
+    }
+
+
+def criteria_of(steps: Metrics, roles: Sequence[str]) -> dict[str, list[str]]:
+    """The criteria of each role, in the order in which they were logged."""
+    names = dict.fromkeys(name for m in steps for name in m if "/criterion/" in name)
+    return {
+        role: [name.removeprefix(p) for name in names if name.startswith(p)]
+        for role in roles
+        for p in [f"role/{role}/criterion/"]
     }
 
 
@@ -110,6 +129,7 @@ def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     if evaluated and not (by_role and evaluated["before"]["outcome"] is evaluated["after"]["outcome"] is None):
         cells = [_held_out_cell(evaluated[when]) for when in ("before", "after")]
         rows.append([f"{evaluated['score']} on {evaluated['tasks']} held-out tasks", *cells])
+    rows += [[f"of type {kind}", *map(number, pair)] for kind, pair in summary["types"].items()]
     forms: dict[str, tuple[str, Callable[[float], str]]] = {
         "held_out": ("held-out outcome", lambda v: f"{v:.3f}"),
         "score": ("score", lambda v: f"{v:.3f}"),
@@ -126,9 +146,15 @@ def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
             if pair == [None, None] or (name in ("truncated", "tool_call_rate") and not any(pair)):
                 continue
             rows.append([f"{role}: {title}", *("-" if value is None else form(value) for value in pair)])
+            if name == "score":
+                rows += [[f"{role}: {part}", *map(number, pair)] for part, pair in values["parts"].items()]
     if any(summary["lost"]):
         rows.append(["training trajectories lost", *("-" if lost is None else str(lost) for lost in summary["lost"])])
     return header, rows
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 def _held_out_cell(part: Mapping[str, Any]) -> str:
@@ -141,8 +167,8 @@ def markdown(summary: Mapping[str, Any], title: str) -> str:
     """The table as Markdown, with what its columns mean."""
     header, rows = table(summary)
     lines = [f"# {title}", "", "| " + " | ".join(header) + " |", "|---|---|---|"]
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([*lines, "", legend(summary), ""])
+    lines += ["| " + " | ".join(map(reasons.cell, row)) + " |" for row in rows]
+    return "\n".join([*lines, "", legend(summary), *reasons.markdown(summary.get("reasons", {})), ""])
 
 
 def legend(summary: Mapping[str, Any]) -> str:
@@ -164,6 +190,7 @@ def legend(summary: Mapping[str, Any]) -> str:
         )
         if evaluated["lost"]:
             sentences.append(f"{evaluated['lost']} evaluation trajectories were lost to infrastructure and are in no mean.")
+    sentences += reasons.sentences(summary.get("reasons", {}))
     for name, at in summary["alarms"].items():
         sentences.append(f"Alarm {name} {_after(at)} (docs/metrics.md, Alarms).")
     if best := summary["best"]:
@@ -177,7 +204,15 @@ def legend(summary: Mapping[str, Any]) -> str:
 
 
 def _after(steps: Sequence[int]) -> str:
-    return f"after step{'s' if len(steps) > 1 else ''} {', '.join(map(str, steps))}"
+    """The steps, of which those that follow each other are a range: `after steps 3 to 9, 12`."""
+    runs: list[list[int]] = []
+    for step in steps:
+        if runs and step == runs[-1][-1] + 1:
+            runs[-1].append(step)
+        else:
+            runs.append([step])
+    parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return f"after step{'s' if len(steps) > 1 else ''} {', '.join(parts)}"
 
 
 def _steps(window: Sequence[int]) -> str:
@@ -194,8 +229,9 @@ def write_report(folder: Path, roles: Sequence[str], title: str) -> tuple[dict[s
     """
     from marl_plugins.records.curves import plot
 
-    metrics = RunReader(folder).metrics()
-    summary = summarise(metrics, roles)
+    run = RunReader(folder)
+    metrics = run.metrics()
+    summary = summarise(metrics, roles) | {"reasons": reasons.reasons_of(run)}
     replace_text(folder / REPORT, markdown(summary, title))
     fresh = folder / "curves.new.png"
     try:
