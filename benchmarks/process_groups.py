@@ -26,7 +26,7 @@ os.environ["MARL_PLUGINS_DEVICE"] = "cpu"
 MODELS = ("tiny", "tiny:hidden=512,layers=4,heads=4", "tiny:hidden=1024,layers=4,heads=4")
 SUMS = Path(__file__).resolve().parent.parent / "tests" / "recipes" / "sums" / "tiny.yaml"
 OUT, IN, LOAD = "was asked for its state", "was given its state", "was loaded"
-"""What the processes say that they are doing (processes/process_groups.py)."""
+"""What the processes say that they are doing (process_groups/room.py)."""
 
 
 @contextmanager
@@ -152,8 +152,8 @@ def main() -> None:
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     with cluster():
         from marl_plugins.core import tiny
-        from marl_plugins.core.seats import Seating
-        from marl_plugins.processes.process_groups import Room
+        from marl_plugins.process_groups.room import Room
+        from marl_plugins.process_groups.seats import Seating
 
         for model in MODELS:
             room = Room(Seating(1), False, 600.0, 14.0 * tiny.parameters(model))

@@ -4,9 +4,31 @@ The package's top-level modules are the plugins a user names on the command line
 of. `hookspecs` is the reference a plugin author reads; `hookimpl` marks the functions of a plugin.
 """
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import pluggy
 
 __version__ = "0.1.0"
 
 hookimpl = pluggy.HookimplMarker("marl")
 """Marks a function of a plugin as the implementation of the hook of the same name."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def applies_if(condition: Callable[[Any], bool]) -> Callable[[F], F]:
+    """Mark an implementation that some runs do without: it is called where `condition(run)` holds, and counts there only.
+
+    Of `run`, `args` and `recipe` are known when it is asked. Example:
+
+        @hookimpl
+        @applies_if(lambda run: run.args.brevity.compare)
+        def marl_credit_step(trajectories): ...
+    """
+
+    def mark(function: F) -> F:
+        function.__dict__["applies_if"] = condition
+        return function
+
+    return mark

@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Any
 from marl_plugins import hookimpl
 from marl_plugins.core.options import at_least
 from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.steps import StepPart
 from marl_plugins.plan.signature import differences, engine_signature
 
 if TYPE_CHECKING:
-    from marl_plugins.core.processes import Engine, Engines, RunningRollout
+    from marl_plugins.core.processes import Engine, Engines
+    from marl_plugins.core.steps import Step
     from marl_plugins.run import Run
 
 Move = tuple["Engine", "Engines", "Engines"]
@@ -31,14 +33,8 @@ Move = tuple["Engine", "Engines", "Engines"]
 Rule = Callable[[Sequence["Engines"]], "Move | None"]
 
 
-class Balanced:
-    """What a run keeps."""
-
-    def __init__(self) -> None:
-        self.groups: list[list[str]] = []
-        """Policies between which engines may go, by name."""
-        self.moves = 0
-        """Of the last rollout, without the ways home."""
+class EngineGroups(list[list[str]]):
+    """Policies between which engines may go, by name."""
 
 
 @hookimpl
@@ -65,7 +61,8 @@ def marl_configure(run: Run) -> list[Problem]:
     if len(trained) < 2:
         got = f"engines go from one trained policy to another, and {len(trained)} of {len(run.policies)} are trained"
         return [Problem("balance.one_policy", who, got, fix=f"give the roles more policies, or {leave_out}")]
-    groups = run.state(Balanced).groups = exchanging(run)
+    groups = run.state(EngineGroups)
+    groups[:] = exchanging(run)
     if not groups:
         differing = {name: differences(_signature(run, trained[0]), _signature(run, name)) for name in trained[1:]}
         return [
@@ -120,16 +117,26 @@ def _signature(run: Run, policy: str) -> dict[str, Any]:
 
 
 @hookimpl
-async def marl_beside(run: Run, rollout: RunningRollout) -> None:
-    rule: Rule = idle_to_waiting if run.args.balance.rule == "idle" else shortest_to_longest(run.args.balance.gap)
-    groups = [[rollout.pools[name] for name in group] for group in run.state(Balanced).groups]
-    moves = await asyncio.gather(*(balance(pools, rule, rollout.ended) for pools in groups))
-    run.state(Balanced).moves = sum(moves)
+def marl_step(run: Run, step: Step) -> StepPart:
+    return BalancePart(run, step)
 
 
-@hookimpl
-def marl_log(run: Run, metrics: dict[str, float]) -> None:
-    metrics["engines/moves"] = float(run.state(Balanced).moves)
+class BalancePart(StepPart):
+    """Moves engines while the rollout runs."""
+
+    def __init__(self, run: Run, step: Step):
+        self.run, self.step = run, step
+        self.moves = 0
+        """Without the ways home."""
+
+    async def during_rollout(self) -> None:
+        flags = self.run.args.balance
+        rule: Rule = idle_to_waiting if flags.rule == "idle" else shortest_to_longest(flags.gap)
+        groups = [[self.step.pools[name] for name in group] for group in self.run.state(EngineGroups)]
+        self.moves = sum(await asyncio.gather(*(balance(pools, rule, self.step.ended) for pools in groups)))
+
+    def metrics(self) -> dict[str, float]:
+        return {"engines/moves": float(self.moves)}
 
 
 def idle_to_waiting(pools: Sequence[Engines]) -> Move | None:

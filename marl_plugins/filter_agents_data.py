@@ -42,15 +42,15 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 @hookimpl
 def marl_select(rows: Sequence[Row], run: Run, steps: int) -> list[Row]:
     options = run.args.filter_agents_data
-    keep: set[int] = set()
+    keep: set[Row] = set()
     for policy in dict.fromkeys(row.action.policy for row in rows):
         mine = [row for row in rows if row.action.policy == policy]
         chosen = keep_whole_batches(mine, options.multiple or _batch(run, policy, steps), options.mode, run.args.train.seed)
-        keep.update(id(row) for row in chosen)
+        keep.update(chosen)
     for row in rows:
-        if id(row) not in keep:
+        if row not in keep:
             row.action.left_out = "filter_agents_data"
-    return [row for row in rows if id(row) in keep]
+    return [row for row in rows if row in keep]
 
 
 def _batch(run: Run, policy: str, steps: int) -> int:

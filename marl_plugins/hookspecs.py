@@ -13,16 +13,15 @@ controller process, which holds the run; no hook is called per token. Four kinds
 
 Hooks marked *async* are awaited (write them as `async def`; a plain function's answer is accepted too); the others must not be
 `async def`. A wrapper around an awaited hook receives an awaitable and returns one.
-Nothing between `marl_tasks` and `marl_sync` may block the event loop. A hook of a step (`marl_beside` to `marl_sync`) may ask a
+Nothing between `marl_tasks` and `marl_sync` may block the event loop. A hook of a step (`marl_step` to `marl_sync`) may ask a
 policy of the run: `text = await run.ask("judge", [{"role": "user", "content": question}], max_tokens=64)`.
 
 What a plugin keeps from one hook to the next belongs to the run, not to the module: `run.state(Baselines)` is the run's one
 `Baselines()`. What hooks are handed of a running policy is described in `marl_plugins.core.processes`.
 
-A plugin says how much of a step its part of a chain needs at once: `MARL_REACH = {"marl_credit": "trajectory"}`; without that it
-is the whole `"step"`. A part that needs a trajectory may be given each as it arrives, or all at once, and some of a step after
-others. In place of a word there may be a function of the run, of which `args` and `recipe` are known by then; it returns the word,
-or says why it is the step, and the cure.
+How much of a step a plugin's credit needs is said by the hook that it implements: `marl_credit` is given one trajectory or more,
+`marl_credit_step` the whole step. An implementation that some runs do without is marked `@marl_plugins.applies_if(condition)`:
+where `condition(run)` does not hold it is not called, and the run need not wait for whole steps because of it.
 
 Tests that any plugin has to pass are in `marl_plugins.contracts`, for its author to run.
 
@@ -49,25 +48,23 @@ if TYPE_CHECKING:
     from marl_plugins.core.findings import Finding
     from marl_plugins.core.policy import Policy
     from marl_plugins.core.problems import Problem
-    from marl_plugins.core.processes import Engines, PolicyProcesses, Prepared, RunningRollout
+    from marl_plugins.core.process_backend import ProcessBackend
+    from marl_plugins.core.processes import Engines, PolicyProcesses, Prepared
     from marl_plugins.core.roles import Call
     from marl_plugins.core.rows import Row
     from marl_plugins.core.scoring import Outcome, Seen
-    from marl_plugins.core.seats import Seating
     from marl_plugins.core.section import Section
+    from marl_plugins.core.steps import Step, StepPart
     from marl_plugins.core.tools import Tool
     from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
     from marl_plugins.core.workflow import Workflow
     from marl_plugins.run import Run
 
-VERSION = "2.6"
+VERSION = "3.0"
 
 Purpose = Literal["train", "evaluate", "judge"]
 """What a run is started for: `openrlhf train`; `openrlhf eval`, which scores outcomes only; `openrlhf coach`, which scores recorded
 actions and starts no engines."""
-
-Reach = Literal["trajectory", "step"]
-"""How much of a step a plugin's part of a chain needs at once."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -280,18 +277,34 @@ def marl_policies(run: Run) -> Sequence[Policy] | None:
 
 
 @hook("first")
-def marl_seats(run: Run) -> Seating | None:
-    """Seats for the training processes of more policies than there are devices. *first*; once at configuration, when the policies
-    are known. Built-in: none, every trained policy has its processes and devices for the whole run.
+def marl_processes(run: Run) -> ProcessBackend | None:
+    """Who gives policies their training processes. *first*; once at configuration, when the policies are known. Built-in: every
+    trained policy has processes and devices of its own for the whole run (`marl_plugins.processes.backend.OwnProcesses`).
 
-    With seats a policy's processes exist only while it computes. Every policy fits on one node's seats, its critic with it;
-    what cannot be seated is refused before anything starts, and so are seats on GPUs.
+    A `ProcessBackend` says before anything starts what it needs of the cluster; Ray is imported in its `open`.
 
     Example:
 
         @hookimpl
-        def marl_seats(run):
-            return Seating(seats=4)
+        def marl_processes(run):
+            return SharedSeats(run.args.process_groups.seats)
+    """
+
+
+@hook("each", own=True)
+def marl_extensions(run: Run) -> Sequence[str] | None:
+    """Classes that run inside every training process of every trained policy, in addition to its trainer: subclasses of
+    `marl_plugins.processes.extension.Extension`, each named as "module:Class". *each*; once, before processes start; heavy imports
+    belong into that module.
+
+    An extension wraps the training step and the weight sync, adds metrics after a fit, and keeps state in checkpoints. The
+    controller calls its methods by name: `await policy.extension("WeightAverage", "save", folder)`.
+
+    Example:
+
+        @hookimpl
+        def marl_extensions(run):
+            return ["my_package.averages:WeightAverage"]
     """
 
 
@@ -312,20 +325,25 @@ def marl_tools(run: Run) -> Sequence[Tool] | None:
     """
 
 
-@hook("each", awaited=True, own=True)
-def marl_beside(run: Run, rollout: RunningRollout) -> Awaitable[None] | None:
-    """Work beside a training rollout. *each, async*; begins with every training rollout, and is awaited at its end, before credit.
+@hook("each", own=True)
+def marl_step(run: Run, step: Step) -> StepPart | None:
+    """A plugin's part of one training step. *each*; for every step, before its rollout begins.
 
-    `rollout.arrived()` gives the scored trajectories as they finish, to the last; `rollout.ended` is set then. They are read and
-    not changed, and what is made of them must not depend on the order in which they arrived: timing is no part of a run. What is
-    raised here ends the rollout at once, and what ends the rollout cancels this.
+    A `StepPart` (marl_plugins.core.steps) sees trajectories as they arrive, may work while the rollout runs, sees the rows that
+    were credited and selected, may change what policies are updated with, and has metrics. It lasts for the step; what lasts longer
+    is kept by the run (`run.state`).
 
     Example:
 
         @hookimpl
-        async def marl_beside(run, rollout):
-            async for trajectory in rollout.arrived():
-                print(f"step {rollout.step}, task {trajectory.task.id}: {trajectory.outcome}")
+        def marl_step(run, step):
+            class Longest(StepPart):
+                seconds = 0.0
+                def arrived(self, trajectory):
+                    self.seconds = max(self.seconds, trajectory.seconds)
+                def metrics(self):
+                    return {"longest/seconds": self.seconds}
+            return Longest()
     """
 
 
@@ -389,13 +407,14 @@ def marl_score_outcome(run: Run, trajectory: Trajectory) -> Awaitable[Outcome] |
 
 @hook("chain", awaited=True)
 def marl_credit(trajectories: Sequence[Trajectory], run: Run) -> Any:
-    """Turn scores into one reward (a real number) per action. *chain, async*; once per step.
+    """Turn scores into one reward (a real number) per action, of one trajectory or more. *chain, async*; every trajectory passes
+    once: all of a step at the same time or, where no plugin needs the whole step, some as they arrive.
 
     Each action's `reward` is its score (its role's outcome, where no action was scored) when the first plugin gets it. Change
     `action.reward` in place, None to leave an action out (with the reason in `action.unscored`), and return the same
     trajectories. `action.add_reward(term, value)` also records what the term was; `action.notes` is for anything else worth
     recording; `action.correction = Correction(text, coef)` has what the action should have been trained on beside it.
-    `MARL_REACH` says whether the whole step is needed for it. Raise `RunPaused` to save the step before and end the run.
+    What needs the whole step is `marl_credit_step`. Raise `RunPaused` to save the step before and end the run.
 
     Example:
 
@@ -403,6 +422,25 @@ def marl_credit(trajectories: Sequence[Trajectory], run: Run) -> Any:
         def marl_credit(trajectories):
             for action in (a for t in trajectories for a in t.actions if a.reward is not None):
                 action.add_reward("brevity", -0.01 * len(action.generation.ids))
+            return trajectories
+    """
+
+
+@hook("chain", awaited=True)
+def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Any:
+    """Change rewards by what all trajectories of a step show together. *chain, async*; once per step, after `marl_credit` of all
+    plugins, with all trajectories of the step in its order. As `marl_credit` in everything else.
+
+    A run with such a plugin waits for whole steps: `--streaming.gradients` is refused with it.
+
+    Example:
+
+        @hookimpl
+        def marl_credit_step(trajectories):
+            rewarded = [a for t in trajectories for a in t.actions if a.reward is not None]
+            mean = sum(a.reward for a in rewarded) / max(1, len(rewarded))
+            for action in rewarded:
+                action.add_reward("baseline", -mean)
             return trajectories
     """
 
@@ -423,24 +461,6 @@ def marl_select(rows: Sequence[Row], run: Run, steps: int) -> Sequence[Row]:  # 
                 if row.action.generation.finish == "length":
                     row.action.left_out = "truncated"
             return [row for row in rows if row.action.left_out is None]
-    """
-
-
-@hook("each", own=True)
-def marl_auxiliary(run: Run, trajectories: Sequence[Trajectory]) -> Sequence[Trajectory] | None:
-    """Actions of policies that play no role, such as the verdicts of a judge, to be trained on beside the agents'. *each*; once
-    per step, after credit and selection.
-
-    Each action has a `reward`, or says in `left_out` why it has none; its `generation` is of the policy's current weights, as
-    `run.sample` gives it. Rewards are compared within a step among the actions of one `role`, which is any name but a role's of the
-    recipe, and never with the agents' rewards. A policy with `train_every` N is updated in every N-th step alone; what it said in
-    the others is left out.
-
-    Example:
-
-        @hookimpl
-        def marl_auxiliary(run, trajectories):
-            return run.state(Answers).rewarded(trajectories)
     """
 
 

@@ -18,14 +18,15 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 from marl_plugins import __version__, hookspecs
 from marl_plugins.core.failures import ConfigurationError, RunEnded, RunPaused, nearest
 from marl_plugins.core.problems import Problem
-from marl_plugins.hookspecs import KINDS, Kind, Purpose, Reach
+from marl_plugins.core.steps import Step, StepPart
+from marl_plugins.hookspecs import KINDS, Kind, Purpose
 from marl_plugins.loading import load, present, users_code, version_of
 from marl_plugins.loading import load_file as load_file  # copied recipes import it from here
 
@@ -43,6 +44,7 @@ BUILTINS = (
     "marl_plugins.gae",
     "marl_plugins.builtin.upstream",
     "marl_plugins.builtin.behaviour",
+    "marl_plugins.corrections",
 )
 """Always active and asked last: what a run does where no named plugin answers."""
 
@@ -191,7 +193,7 @@ class Plugins:
             check: Raises where what the plugin of this name returned cannot be used.
         """
         first = next(iter(inspect.signature(getattr(hookspecs, hook)).parameters))
-        for impl in self.in_order(hook):
+        for impl in (i for i in self.in_order(hook) if applies(i, arguments.get("run"))):
             result = await _finished(_call(impl, **{first: value, **arguments}))
             if result is None:
                 raise RunPaused(f"plugin {impl.plugin_name}: {hook} returned nothing; it must return the {first}")
@@ -207,15 +209,6 @@ class Plugins:
     def owners(self, hook: str) -> list[str]:
         """The named plugins (no built-ins) that implement a hook."""
         return [name for name in self.names if self.implements(name, hook)]
-
-    def reach(self, name: str, hook: str, run: Run) -> str:
-        """How much of a step a plugin's part of a chain needs at once: a `Reach`, or why it is the step.
-
-        Args:
-            run: Of which `args` and `recipe` are known.
-        """
-        declared = getattr(self.manager.get_plugin(name), "MARL_REACH", {}).get(hook, "step")
-        return str(declared(run) if callable(declared) else declared)
 
     def claims(self, hook: str) -> bool:
         """Whether a named plugin (not a built-in) implements the hook."""
@@ -264,6 +257,47 @@ def labels_of(names: Iterable[str]) -> dict[str, str]:
             label = f"{own} ({number})"
         labels[name] = label
     return labels
+
+
+def need_step(plugins: Plugins, run: Run) -> tuple[str, ...]:
+    """The plugins that need a whole training step at once, as `NAME (HOOK)`.
+
+    Args:
+        run: Of which `args` and `recipe` are known.
+    """
+    return tuple(
+        f"{impl.plugin_name} ({hook})"
+        for hook in ("marl_credit_step", "marl_select")
+        for impl in plugins.in_order(hook)
+        if impl.plugin_name in plugins.names and applies(impl, run)
+    )
+
+
+def parts_of(plugins: Plugins, run: Run, step: Step) -> dict[str, StepPart]:
+    """Every plugin's part of a training step, built-ins first, by the plugin's name.
+
+    Raises:
+        RunPaused: A plugin gave something else.
+    """
+    parts = {}
+    for impl in plugins.in_order("marl_step"):
+        part = _call(impl, run=run, step=step)
+        if not isinstance(part, StepPart | None):
+            raise RunPaused(f"plugin {impl.plugin_name}: marl_step returned {part!r:.80}, expected a StepPart or None")
+        if part is not None:
+            parts[impl.plugin_name] = part
+    return parts
+
+
+def extensions_of(plugins: Plugins, run: Run) -> tuple[str, ...]:
+    """The classes that plugins add to training processes, as "module:Class", in the order of the plugins."""
+    return tuple(name for impl in plugins.in_order("marl_extensions") for name in _call(impl, run=run) or ())
+
+
+def applies(impl: Any, run: Run | None) -> bool:
+    """Whether an implementation takes part in a run (`marl_plugins.applies_if`)."""
+    condition = getattr(impl.function, "applies_if", None)
+    return condition is None or bool(condition(run))
 
 
 def _call(impl: Any, **arguments: Any) -> Any:
@@ -360,7 +394,6 @@ def misused_hooks(module: ModuleType) -> list[str]:
     hooks = {name for name, value in vars(module).items() if hasattr(value, "marl_impl")}
     if not hooks and not problems:
         problems.append("implements no hook (functions marked with @marl_plugins.hookimpl)")
-    problems += _misdeclared_reach(getattr(module, "MARL_REACH", {}), hooks)
     may_differ = getattr(module, "may_differ", ())
     if not isinstance(may_differ, list | tuple) or not all(isinstance(flag, str) for flag in may_differ):
         problems.append(f'may_differ = {may_differ!r}: expected names of flags, as in may_differ = ("brevity.url",)')
@@ -398,24 +431,6 @@ def _misused(name: str, kind: Kind, options: Any) -> list[str]:
     if kind.own:
         return [f"{name} is each plugin's own and cannot be wrapped"]
     return [f"{name} is a chain and cannot be wrapped; change the value and return it"] if kind.name == "chain" else []
-
-
-def _misdeclared_reach(declared: object, hooks: Iterable[str]) -> list[str]:
-    """What is wrong with a plugin's `MARL_REACH`."""
-    example = 'as in MARL_REACH = {"marl_credit": "trajectory"}'
-    if not isinstance(declared, dict):
-        return [f"MARL_REACH = {declared!r}: expected hooks with their reach, {example}"]
-    chains = [name for name, kind in KINDS.items() if kind.name == "chain" and name in hooks]
-    problems = [
-        f"MARL_REACH names {name!r}, which is no chain that the plugin implements{nearest(str(name), chains)}"
-        for name in declared
-        if name not in chains
-    ]
-    return problems + [
-        f"MARL_REACH[{name!r}] = {reach!r}: expected {' or '.join(map(repr, get_args(Reach)))}, or a function of the run, {example}"
-        for name, reach in declared.items()
-        if not callable(reach) and reach not in get_args(Reach)
-    ]
 
 
 def _other_version(written_for: object) -> str | None:

@@ -31,7 +31,7 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 
 
 @hookimpl
-def marl_credit(trajectories: Sequence[Trajectory], run: Run) -> Sequence[Trajectory]:
+def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[Trajectory]:
     baselines, decay, by_role = run.state(Baselines), run.args.rae.decay, defaultdict[str, list[float]](list)
     rewarded = [a for t in trajectories for a in t.actions if a.reward is not None]
     for action in rewarded:

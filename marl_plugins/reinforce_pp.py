@@ -41,7 +41,7 @@ class ReinforcePlusPlus(Whitened):
 
     normalise: Literal["global", "policy", "role"] = "global"
 
-    def key(self, row: Row) -> str:
+    def normalisation_group(self, row: Row) -> str:
         return {"global": "", "policy": row.action.policy, "role": row.action.role}[self.normalise]
 
 
@@ -60,13 +60,13 @@ class FlashReinforce(Estimator):
     def shape(self, rows: Sequence[Row], rewards: Tensor) -> Tensor:
         return rewards - rewards.mean()
 
-    def shape_early(self, rows: Sequence[Row], rewards: Tensor) -> Tensor:
+    def shape_within_tasks(self, rows: Sequence[Row], rewards: Tensor) -> Tensor:
         return rewards
 
     def statistics(self, batches: Sequence[Batch]) -> float:
         return fmean(row.reward for rows, _, _ in batches for row in rows)
 
-    def late(self, statistics: float, key: str) -> tuple[float, float]:
+    def mean_and_std(self, statistics: float, key: str) -> tuple[float, float]:
         return statistics, 1.0
 
 

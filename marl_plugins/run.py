@@ -14,8 +14,8 @@ from marl_plugins.core.estimators import Estimator
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.policy import Policy as Policy  # copied recipes and plugins import it from here
 from marl_plugins.core.problems import Problem, at, meant
+from marl_plugins.core.process_backend import ProcessBackend
 from marl_plugins.core.recipe import PolicyConfig, Recipe, RoleConfig, Sections
-from marl_plugins.core.seats import Seating
 from marl_plugins.core.section import Section
 from marl_plugins.core.texts import read_text
 from marl_plugins.core.tools import Tool
@@ -66,8 +66,8 @@ class Run:
         given, on_command_line: Flags that were given by name, anywhere; on the command line, for all policies.
         policies: In the order of their first role; then those that play none.
         policy_args: All flags for each policy, with its own applied.
-        seating: Seats that the training processes of all policies share; None where each has devices of its own.
-        need_step: Plugins whose part of `marl_credit` or `marl_select` needs a whole step at once (`MARL_REACH`), and which.
+        processes: Gives policies their training processes; None as long as the policies are not known.
+        need_step: Plugins that need a whole step at once, as `NAME (HOOK)`.
         advantages: What makes the advantages; None but in `marl_configure` of a plan without other problems.
         warnings: What is worth knowing before the run starts.
         max_steps, logical_gpus: As on the command line.
@@ -85,7 +85,7 @@ class Run:
     on_command_line: frozenset[str] = frozenset()
     policies: tuple[Policy, ...] = ()
     policy_args: Mapping[str, SimpleNamespace] = field(default_factory=dict)
-    seating: Seating | None = None
+    processes: ProcessBackend | None = None
     need_step: tuple[str, ...] = ()
     advantages: Estimator | None = None
     warnings: tuple[Problem, ...] = ()

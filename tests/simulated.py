@@ -109,3 +109,15 @@ def conversations(seed, turns, restarts=0.1):
         )
         trajectory.actions.append(action)
     return trajectory
+
+
+def credit(plugin, trajectories, run):
+    """A step's credit by a plugin, as a run calls its hooks."""
+    plugin.marl_credit(trajectories, run)
+    return plugin.marl_credit_step(trajectories, run)
+
+
+def content(trajectory):
+    """Everything that a trajectory says, to be compared: its actions by their paths where they name each other."""
+    actions = [{**vars(action), "before": action.before and action.before.path} for action in trajectory.actions]
+    return {**vars(trajectory), "actions": actions, "rollout": None}  # when its rollout began is not recorded

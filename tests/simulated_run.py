@@ -91,15 +91,22 @@ class SimulatedPlugins:
             return outcome(trajectory)
 
         self.hook = SimpleNamespace(
-            marl_beside=lambda run, rollout: [],
             marl_generate=generate,
-            marl_auxiliary=lambda run, trajectories: [],
             marl_score_action=lambda run, action, seen: None,
             marl_score_outcome=lambda run, trajectory: score(trajectory),
             marl_update=update,
             marl_sync=sync,
             marl_log=lambda run, step, metrics: None,
         )
+
+        self.parts = []
+        """Functions of the step, each a plugin's `marl_step`."""
+
+    def in_order(self, hook):
+        made = self.parts if hook == "marl_step" else []
+        return [
+            SimpleNamespace(plugin_name=f"plugin {n}", argnames=("step",), function=part) for n, part in enumerate(made)
+        ]
 
     async def chain(self, name, value, check=None, **arguments):
         return value
@@ -159,7 +166,7 @@ def simulated_trainer(
         plan=SimpleNamespace(run=run, plugins=plugins),
         policies=policies,
         trained=policies,
-        room=None,
+        backend=SimpleNamespace(metrics=dict),
         cast=cast,
         train_tasks=[Task(f"t{n}", f"q{n}", "l") for n in range(tasks * steps)],
         eval_tasks=[Task(f"e{n}", f"held {n}", "l") for n in range(10)],
@@ -170,9 +177,9 @@ def simulated_trainer(
 
     async def save(step):
         await policies["p"].save("", {"step": step})
-        trainer.saved = step
+        trainer.saving.last = step
 
-    trainer.save = save
+    trainer.saving.save = save
     return trainer
 
 

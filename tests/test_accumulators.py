@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marl_plugins.core.accumulators import Accumulators, linear, resolved
 from marl_plugins.core.advantages import Moments
+from marl_plugins.streaming.accumulators import Accumulators, linear, resolved
 
 policy_actor = pytest.importorskip("marl_plugins.processes.policy_actor")
 from openrlhf.models import PolicyLoss  # noqa: E402

@@ -15,7 +15,7 @@ from refusals import briefs, refused
 from safetensors.torch import save_file
 from virtual_time import SimulatedEngine, run
 
-from marl_plugins.balance import Balanced, balance, exchanging, idle_to_waiting, marl_beside, shortest_to_longest
+from marl_plugins.balance import BalancePart, EngineGroups, balance, exchanging, idle_to_waiting, shortest_to_longest
 from marl_plugins.core.failures import InfrastructureFailure, RunEnded
 from marl_plugins.core.workflow import Call, Sampling
 from marl_plugins.plan.build import build_plan
@@ -397,18 +397,17 @@ def test_an_answer_by_the_weights_before_a_sync_is_taken():
 def test_the_hook_moves_only_within_a_group():
     load = {"policies": "pqr", "engines": [1, 2, 2], "in_flight": 1}
     load["requests"] = [("p", 0.0, 2.0, None, n) for n in range(9)]
-    state = Balanced()
-    state.groups = [["p", "q"]]
     args = SimpleNamespace(balance=SimpleNamespace(rule="idle", gap=5))
-    stub = SimpleNamespace(args=args, state=lambda kind: state)
-    seen = []
+    stub = SimpleNamespace(args=args, state=lambda kind: kind([["p", "q"]]))
+    seen, parts = [], []
 
     def beside(pools, ended):
         pools["r"].watchers.append(lambda: seen.append(len(pools["r"].engines)))
-        return marl_beside(stub, SimpleNamespace(pools=pools, ended=ended))
+        parts.append(BalancePart(stub, SimpleNamespace(pools=pools, ended=ended)))
+        return parts[0].during_rollout()
 
     (_, pools), _ = run(play(load, beside))
-    assert state.moves == 1 and set(seen) <= {2} and len(pools["r"].engines) == 2
+    assert parts[0].metrics() == {"engines/moves": 1.0} and set(seen) <= {2} and len(pools["r"].engines) == 2
 
 
 @pytest.fixture
@@ -427,7 +426,7 @@ def plan(tmp_path):
 
 def test_policies_whose_engines_were_started_alike_exchange_them(plan):
     built = plan()
-    assert built.run.state(Balanced).groups == [["solver", "coder", "verifier"]] == exchanging(built.run)
+    assert built.run.state(EngineGroups) == [["solver", "coder", "verifier"]] == exchanging(built.run)
     assert not any("marl_plugins.balance" in warning for warning in [*map(str, built.run.warnings)])
     one_apart = plan("--policy.coder.data.max_len", "320")
     assert exchanging(one_apart.run) == [["solver", "verifier"]]

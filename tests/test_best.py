@@ -20,6 +20,7 @@ from marl_plugins.records.read import RunReader
 from marl_plugins.records.report import legend, summarise
 from marl_plugins.runtime.checkpoints import Checkpoints
 from marl_plugins.runtime.metrics import held_out
+from marl_plugins.runtime.saving import Saving
 from marl_plugins.runtime.trainer import Trainer
 
 numbers = st.lists(st.floats(0, 1), min_size=1, max_size=30)
@@ -134,9 +135,9 @@ def trained(folder, best_metric_key):
     now = {"step": 0}
     trainer = simulated_trainer(folder, lambda t: OUTCOMES.get(now["step"], 0.0), best_metric_key=best_metric_key)
     trainer.run.args.ckpt.save_steps = 3
-    trainer.checkpoints = Checkpoints(folder / "checkpoints", 1, RUN)
+    trainer.saving.checkpoints = Checkpoints(folder / "checkpoints", 1, RUN)
     trainer.plugins.files = lambda run: []
-    trainer.save = Trainer.save.__get__(trainer)
+    trainer.saving.save = Saving.save.__get__(trainer.saving)
     policy = trainer.session.trained["p"]
 
     async def save(name, state):

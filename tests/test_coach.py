@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from openai_server import Reply, eventually, openai_server, verdict
-from simulated import make_trajectory
+from simulated import credit, make_trajectory
 
 from marl_plugins import coach as plugin
 from marl_plugins.asking.askers import Askers
@@ -257,8 +257,8 @@ def test_two_runs_in_one_process_have_separate_states():
     trajectory = make_trajectory({"solver": []})
     action = trajectory.actions[0]
     assert asyncio.run(plugin._score(one, action, Seen.of(trajectory, action))) == 0.2
-    plugin.marl_credit([trajectory], one)
-    plugin.marl_credit([trajectory], two)
+    credit(plugin, [trajectory], one)
+    credit(plugin, [trajectory], two)
     found = [{}, {}]
     for run, metrics in zip((one, two), found, strict=True):
         plugin.marl_log(run, metrics)
@@ -302,6 +302,8 @@ def step(shares, run_words=(), outcomes=(1.0, 0.0), parts=((0, 1),)):
     rewards_from_scores(trajectories)
     for part in parts:
         plugin.marl_credit([trajectories[n] for n in part], run)
+    if plugin.looks_at_whole_steps(run):
+        plugin.marl_credit_step(trajectories, run)
     sum_over_scope(trajectories, "action")
     rows = rows_of(trajectories, frozenset({"p"}))
     metrics = {}
@@ -378,12 +380,12 @@ def test_a_spent_budget_ends_the_run_with_its_state_and_is_counted_on_after_a_re
 
         run, score = start()  # the probe takes 100
         assert score() == [0.6, 0.6, 0.6]
-        assert plugin.marl_credit([trajectory], run) == [trajectory]  # all that was asked was answered
+        assert credit(plugin, [trajectory], run) == [trajectory]  # all that was asked was answered
         run, score = start("--ckpt.load_enable")
         with pytest.raises(InfrastructureFailure, match="spent"):
             score()
         with pytest.raises(RunPaused, match=r"budget is spent: 500 tokens of --coach\.budget_tokens 350"):
-            plugin.marl_credit([trajectory], run)
+            credit(plugin, [trajectory], run)
         run, score = start()  # another run begins with nothing spent
         assert score() == [0.6, 0.6, 0.6]
 
@@ -403,7 +405,7 @@ def test_scores_that_did_not_come_in_time_count_as_missing():
     run.state(CoachState).coach = Sleeping()
     trajectory = make_trajectory({"solver": []})
     asyncio.run(too_slow())
-    plugin.marl_credit([trajectory], run)
+    credit(plugin, [trajectory], run)
     metrics = {}
     plugin.marl_log(run, metrics)
     assert metrics["coach/missing"] == 1.0

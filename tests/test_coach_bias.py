@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated import make_trajectory
+from simulated import credit, make_trajectory
 
 from benchmarks.coach_bias import WITH, WITHOUT, World, first_alarm
 from marl_plugins import coach as plugin
@@ -213,9 +213,9 @@ def take(run, trajectories):
     """A step's credit and log, as a run calls them."""
     state = run.state(CoachState)
     for action in (a for t in trajectories for a in t.actions):
-        state.verdicts[id(action)] = Judged(action, Verdict(score=10 * action.score), False)
+        state.verdicts[action] = Judged(action, Verdict(score=10 * action.score), False)
     rewards_from_scores(trajectories)
-    plugin.marl_credit(trajectories, run)
+    credit(plugin, trajectories, run)
     metrics = {}
     plugin.marl_log(run, metrics)
     return metrics

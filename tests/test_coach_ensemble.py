@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai_server import Reply, openai_server, verdict
-from simulated import make_trajectory
+from simulated import credit, make_trajectory
 
 from benchmarks.blame import DUTIES, KNOWN, ROLES, trajectory_of
 from marl_plugins import coach as plugin
@@ -175,7 +175,7 @@ def scored(run, trajectories):
     async def whole():
         await every()
         rewards_from_scores(trajectories)
-        plugin.marl_credit(trajectories, run)
+        credit(plugin, trajectories, run)
 
     for trajectory in trajectories:
         trajectory.actions_scored = True

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from openai_server import nonce_in, verdict
 from refusals import briefs
-from simulated import CharacterChat, make_trajectory
+from simulated import CharacterChat, credit, make_trajectory
 
 from marl_plugins import coach, reward_backprop
 from marl_plugins.cli import main
@@ -276,7 +276,7 @@ def test_a_question_that_is_too_long_or_finds_no_engine_is_a_missing_verdict(rec
     trajectory.actions_scored = True
     (failure,) = scores(run, (trajectory.actions[0], seen))
     assert failure.kind == "engine"
-    coach.marl_credit([trajectory], run)
+    credit(coach, [trajectory], run)
     assert metrics(run)["coach/missing"] == 1.0
 
 
@@ -317,7 +317,7 @@ def test_the_attributor_asks_the_policy_too(recipe):
     trajectory = make_trajectory({"solver": [], "coder": ["solver"], "verifier": ["coder"]})
     trajectory.outcome = 0.0
     rewards_from_scores([trajectory])
-    asyncio.run(reward_backprop.marl_credit([trajectory], run))
+    asyncio.run(reward_backprop.marl_credit_step([trajectory], run))
     found = {a.role: a.notes["reward_backprop"]["contribution"] for a in trajectory.actions}
     assert found == pytest.approx({"solver": 0.0, "coder": -1.0, "verifier": 0.0})
     assert "passed on: a wrong plan" in trajectory.actions[1].explanation

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai_server import openai_server, verdict
-from simulated import make_trajectory
+from simulated import credit, make_trajectory
 
 from marl_plugins import coach as plugin
 from marl_plugins.coach.section import CoachStageConfig
@@ -119,7 +119,7 @@ def score(run, role="solver"):
 
 
 def finish(run, step, **metrics):
-    plugin.marl_credit([], run)
+    credit(plugin, [], run)
     found = {"step": float(step), **metrics}
     plugin.marl_log(run, found)
     return found

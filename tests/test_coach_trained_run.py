@@ -13,10 +13,10 @@ from simulated_run import SimulatedPolicy, simulated_trainer
 from marl_plugins import coach
 from marl_plugins.asking.asker import policy_asker
 from marl_plugins.asking.askers import Askers
+from marl_plugins.coach.lessons import JudgeTraining
 from marl_plugins.coach.model import PROMPTS, Questions, read_prompt
 from marl_plugins.coach.state import CoachState
 from marl_plugins.coach.training import TrainedCoach, rewards
-from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.core.workflow import Sampling
 from marl_plugins.run import Connection, Run
@@ -50,7 +50,7 @@ def judged_trainer(folder, say, every, samples=2, workflow=None, **more):
         return {"optimiser_steps": 1.0}
 
     async def chain(name, value, check=None, **arguments):
-        return coach.marl_credit(value, run) if name == "marl_credit" else value
+        return getattr(coach, name)(value, run) if name in ("marl_credit", "marl_credit_step") else value
 
     samplings = {"judge": Sampling(0.7, 1.0, None, 8192)}
     run.state(Connection).ask = make_ask(trainer.session.rollout.generate, {"judge": chat}, samplings, 1)
@@ -61,7 +61,7 @@ def judged_trainer(folder, say, every, samples=2, workflow=None, **more):
     trainer.updates = {}
     hook.marl_generate, hook.marl_update, trainer.plugins.chain = generate, update, chain
     hook.marl_score_action = lambda run, action, seen: coach.marl_score_action(run, action, seen)
-    hook.marl_auxiliary = lambda run, trajectories: [coach.marl_auxiliary(run, trajectories)]
+    trainer.plugins.parts.append(lambda step: JudgeTraining(state, step))
     hook.marl_log = lambda run, step, metrics: coach.marl_log(run, metrics)
     return trainer
 
@@ -120,8 +120,8 @@ def test_the_ledger_and_the_metrics_are_those_of_any_policy(tmp_path):
     asyncio.run(trainer.fit(0))
     ledger, metrics = lines(tmp_path, "ledger"), lines(tmp_path, "metrics")
     frozen = {"judge/a": {"generated": 8, "trained": 0, "left_out": {"frozen": 8}}}
-    assert [entry["beside"] for entry in ledger[:2]] == [frozen, frozen]
-    assert ledger[2]["beside"]["judge/a"]["trained"] == 8
+    assert [entry["auxiliary"] for entry in ledger[:2]] == [frozen, frozen]
+    assert ledger[2]["auxiliary"]["judge/a"]["trained"] == 8
     assert all(set(entry["roles"]) == {"a"} for entry in ledger)
     assert [m.get("policy/judge/optimiser_steps") for m in metrics] == [None, None, 1.0]
     assert all(m["rows/trained"] == 8 for m in metrics)
@@ -185,11 +185,4 @@ def test_identical_questions_are_one_row(tmp_path):
     (row,) = trainer.updates[1]["judge"].rows
     score = lines(tmp_path, "trajectories")[0]["actions"][0]["score"]
     assert row.reward == pytest.approx(numpy.mean(rewards([(score, o) for o in (1.0, 0.0) * 3])))
-    assert lines(tmp_path, "ledger")[0]["beside"]["judge/a"]["left_out"] == {"repeated": 5}
-
-
-def test_rows_of_a_policy_that_plays_a_role_are_refused(tmp_path):
-    trainer = judged_trainer(tmp_path, opinion, every=1)
-    trainer.plugins.hook.marl_auxiliary = lambda run, trajectories: [trajectories]
-    with pytest.raises(RunEnded, match="of marl_auxiliary is of policy 'p', which plays a role"):
-        asyncio.run(trainer.fit(0))
+    assert lines(tmp_path, "ledger")[0]["auxiliary"]["judge/a"]["left_out"] == {"repeated": 5}

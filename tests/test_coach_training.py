@@ -118,7 +118,7 @@ def said(trajectory, *answers):
     found = {}
     for action, (score, ids) in zip(trajectory.actions, answers, strict=True):
         answer = Answer((1, 2), Generation(ids, (-0.5,) * len(ids), "stop", "j", 3), "text")
-        found[id(action)] = [Said("j", action, answer, score)]
+        found[action] = [Said("j", action, answer, score)]
     return found
 
 

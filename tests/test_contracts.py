@@ -200,8 +200,6 @@ def test_a_plugin_that_breaks_a_contract_is_told(contract, tmp_path):
 
 LIARS = {
     "a mean over the step": """
-        MARL_REACH = {"marl_credit": "trajectory"}
-
         @hookimpl
         def marl_credit(trajectories):
             actions = [a for t in trajectories for a in t.actions if a.reward is not None]
@@ -211,8 +209,6 @@ LIARS = {
             return trajectories
     """,
     "a running number": """
-        MARL_REACH = {"marl_credit": "trajectory"}
-
         class Steps:
             number = 0
 
@@ -229,30 +225,21 @@ LIARS = {
         def marl_restore(run, state):
             run.state(Steps).number = state
     """,
-    "every other row": """
-        MARL_REACH = {"marl_select": "trajectory"}
-
-        @hookimpl
-        def marl_select(rows):
-            for row in rows[1::2]:
-                row.action.left_out = "odd"
-            return rows[::2]
-    """,
 }
 
 
 @pytest.mark.parametrize("liar", LIARS)
-@pytest.mark.parametrize("says", ["trajectory", "step"])
-def test_a_chain_that_needs_the_step_and_says_otherwise_is_found(liar, says, tmp_path):
+@pytest.mark.parametrize("hook", ["marl_credit", "marl_credit_step"])
+def test_credit_that_needs_the_step_and_says_otherwise_is_found(liar, hook, tmp_path):
     file = tmp_path / "liar.py"
-    body = textwrap.dedent(LIARS[liar]).replace('"trajectory"}', f'"{says}"}}')
+    body = textwrap.dedent(LIARS[liar]).replace("def marl_credit(", f"def {hook}(")
     file.write_text(f"from marl_plugins import hookimpl\n{body}\n")
     kit = type("Kit", (PluginContract,), {"plugin": str(file), "recipe": "tool_user/tiny.yaml"})()
-    if says == "step":
-        kit.test_a_chain_needs_no_more_of_a_step_than_it_says()
+    if hook == "marl_credit_step":
+        kit.test_marl_credit_works_on_one_trajectory_at_a_time()
     else:
-        with pytest.raises(AssertionError, match=r"write 'step'|state depends"):
-            kit.test_a_chain_needs_no_more_of_a_step_than_it_says()
+        with pytest.raises(AssertionError, match=r"write marl_credit_step|state depends"):
+            kit.test_marl_credit_works_on_one_trajectory_at_a_time()
 
 
 BASELINE = """
@@ -572,5 +559,5 @@ def test_a_tool_that_is_down_here_is_skipped_and_not_passed(tmp_path):
 def test_every_contract_is_seen_to_fail():
     contracts = {name.removeprefix("test_") for name in dir(PluginContract) if name.startswith("test_")}
     of_tools = {contract for contract, _, _ in BROKEN_TOOLS.values()} | {"every_tool_has_examples"}
-    seen_elsewhere = {"it_is_active_in_a_run", "a_chain_needs_no_more_of_a_step_than_it_says"}
+    seen_elsewhere = {"it_is_active_in_a_run", "marl_credit_works_on_one_trajectory_at_a_time"}
     assert contracts - seen_elsewhere == set(BROKEN) | of_tools

@@ -269,7 +269,8 @@ def credited(tmp_path, *words):
         asyncio.run(score_trajectory(trajectory, scorer, None, roles=list(run.recipe.roles)))
     rewards_from_scores(trajectories)
     trajectories[2].actions[1].reward = None  # another plugin left it out
-    asyncio.run(plan.plugins.chain("marl_credit", trajectories, run=run))
+    for chain in ("marl_credit", "marl_credit_step"):
+        asyncio.run(plan.plugins.chain(chain, trajectories, run=run))
     metrics = {"step": 1.0}
     hook.marl_log(run=run, step=1, metrics=metrics)
     return [[a.correction for a in t.actions] for t in trajectories], metrics

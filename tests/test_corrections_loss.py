@@ -1,5 +1,6 @@
 """Corrected actions in the update: upstream's own training loop on a tiny model, against plain torch in float64."""
 
+import asyncio
 import copy
 import random
 from types import SimpleNamespace
@@ -15,10 +16,12 @@ from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.trajectory import Correction
 
 policy_actor = pytest.importorskip("marl_plugins.processes.policy_actor")
-from marl_plugins.processes.corrections import corrected_in  # noqa: E402
-from marl_plugins.processes.policy_actor import WeighingTrainer  # noqa: E402
+from marl_plugins.corrections.extra import CorrectedActions, corrected_actions  # noqa: E402
+from marl_plugins.corrections.part import CorrectionsPart  # noqa: E402
+from marl_plugins.corrections.worker import CorrectionsLoss  # noqa: E402
 from marl_plugins.processes.replay import LaidOutBuffer  # noqa: E402
-from marl_plugins.runtime.batching import handed  # noqa: E402
+from marl_plugins.processes.weighing_trainer import WeighingTrainer  # noqa: E402
+from marl_plugins.runtime.batching import rank_batches  # noqa: E402
 from marl_plugins.runtime.experience import estimate, forwarded, sequence_experience  # noqa: E402
 
 from openrlhf.models import Actor, PolicyLoss  # noqa: E402  # isort: skip  # after the host support
@@ -71,7 +74,7 @@ def prepared_rows(model, seed, corrections):
         experience.kl = torch.zeros_like(experience.action_log_probs)
         found.append(([sequence], experience))
     (prepared,) = estimate([forwarded("p", rows, found)], Estimator())
-    return prepared, corrected_in(rows, Numbers(), 10**6)
+    return prepared, corrected_actions(rows, Numbers(), 10**6)[0]
 
 
 class Strategy:
@@ -116,6 +119,9 @@ def fit(model, given, rank=0, kl_loss=False):
         ds=SimpleNamespace(tensor_parallel_size=1),
     )
     trainer = WeighingTrainer.__new__(WeighingTrainer)
+    trainer.extensions = [term := CorrectionsLoss(trainer)]
+    for call in given.calls:
+        getattr(term, call.method)(*call.arguments)
     buffer = LaidOutBuffer(1, 0, False)
     trainer.__dict__.update(
         {"strategy": strategy, "args": args, "actor": actor, "ema_model": None, "aux_loss": False, "actor_optim": None},
@@ -128,7 +134,18 @@ def fit(model, given, rank=0, kl_loss=False):
     buffer.append(copy.deepcopy(given.parts[rank]))
     buffer.lay_out(given.epochs[rank])
     status = trainer.ppo_train(0.1)
-    return status | {"corrections_loss": trainer.corrections_loss}, strategy.steps
+    term.fitted(status)
+    return status, strategy.steps
+
+
+def weight_of(given):
+    """What all tokens of a fit's corrected actions weigh together."""
+    ((weight,),) = [call.arguments for call in given.calls]
+    return weight
+
+
+def batches(*args, corrections=(), **more):
+    return rank_batches(*args, extra=CorrectedActions(corrections) if corrections else None, **more)
 
 
 def in_steps(given, prepared, corrected):
@@ -139,7 +156,7 @@ def in_steps(given, prepared, corrected):
         numbers = [s[i] for s, e in zip(layout.ranks, layout.epochs[0], strict=True) for batch in e[window] for i in batch]
         items = list(zip(prepared.sequences, prepared.items, strict=True))
         rows = [items[n] for n in numbers if n < len(items)]
-        steps.append((rows, [corrected.fit[n - len(items)] for n in numbers if n >= len(items)]))
+        steps.append((rows, [corrected[n - len(items)] for n in numbers if n >= len(items)]))
     return steps
 
 
@@ -176,21 +193,21 @@ LIMITS = [Limit(1), Limit(3), Limit(tokens=120)]
 @pytest.mark.parametrize("limit", LIMITS)
 def test_the_gradient_is_that_of_the_policys_loss_and_the_supervised_term(model, steps, limit):
     prepared, corrected = prepared_rows(model, 7 * steps, corrections=4)
-    given = handed(prepared, 1, steps, limit, seed=3, epochs=1, corrections=corrected)
+    given = batches(prepared, 1, steps, limit, seed=3, epochs=1, corrections=corrected)
     status, found = fit(model, given)
     terms = []
     for mine, (rows, more) in zip(found, in_steps(given, prepared, corrected), strict=True):
         wanted, term = reference(model, rows, more)
         close(mine, wanted)
         terms.append(term)
-    assert len(found) == steps and sum(map(bool, terms)) == min(steps, len(corrected.fit))
-    assert status["corrections_loss"] == pytest.approx(COEF * sum(terms), rel=1e-4)
-    assert given.weight == pytest.approx(COEF * steps)
+    assert len(found) == steps and sum(map(bool, terms)) == min(steps, len(corrected))
+    assert status["corrections_loss"] * weight_of(given) == pytest.approx(COEF * sum(terms), rel=1e-4)
+    assert weight_of(given) == pytest.approx(COEF * steps)
 
 
 def test_ranks_share_the_tokens_of_a_step(model, monkeypatch):
     prepared, corrected = prepared_rows(model, 5, corrections=5)
-    given = handed(prepared, 2, 2, Limit(2), seed=3, epochs=1, corrections=corrected)
+    given = batches(prepared, 2, 2, Limit(2), seed=3, epochs=1, corrections=corrected)
     parts = in_steps(given, prepared, corrected)
 
     def over_two_ranks(batches, strategy, accumulation, mask_fn):
@@ -211,12 +228,12 @@ def test_ranks_share_the_tokens_of_a_step(model, monkeypatch):
 def test_what_else_is_in_the_loss_does_not_know_of_them(model):
     """A KL loss over the rows' tokens, and every metric but for upstream's factor in the losses, the number of micro-batches."""
     prepared, corrected = prepared_rows(model, 11, corrections=3)
-    without = handed(prepared, 1, 1, Limit(2), seed=3, epochs=1)
-    given = handed(prepared, 1, 1, Limit(2), seed=3, epochs=1, corrections=corrected)
+    without = batches(prepared, 1, 1, Limit(2), seed=3, epochs=1)
+    given = batches(prepared, 1, 1, Limit(2), seed=3, epochs=1, corrections=corrected)
     told, (before,) = fit(model, without, kl_loss=True)
     status, (after,) = fit(model, given, kl_loss=True)
-    close({name: after[name] - before[name] for name in after}, reference(model, [], corrected.fit, with_rows=False)[0])
-    assert status.pop("corrections_loss") > 0 == told.pop("corrections_loss")
+    close({name: after[name] - before[name] for name in after}, reference(model, [], corrected, with_rows=False)[0])
+    assert status.pop("corrections_loss") > 0 and "corrections_loss" not in told
     assert told["actor_grad_norm"] == 7.0 and told["actor_lr"] == 0.5
     for name in ("policy_loss", "kl"):
         told[name] *= given.layout.accumulation / without.layout.accumulation
@@ -225,22 +242,23 @@ def test_what_else_is_in_the_loss_does_not_know_of_them(model):
 
 def test_every_epoch_trains_on_them(model):
     prepared, corrected = prepared_rows(model, 13, corrections=2)
-    given = handed(prepared, 1, 2, Limit(2), seed=3, epochs=2, corrections=corrected)
+    given = batches(prepared, 1, 2, Limit(2), seed=3, epochs=2, corrections=corrected)
     status, found = fit(model, given)
-    assert len(found) == 4 and given.weight == pytest.approx(COEF * 4)
+    assert len(found) == 4 and weight_of(given) == pytest.approx(COEF * 4)
     wanted = [reference(model, rows, more) for rows, more in in_steps(given, prepared, corrected)]
     for mine, (gradient, _) in zip(found[:2], wanted, strict=True):
         close(mine, gradient)
-    assert status["corrections_loss"] == pytest.approx(2 * COEF * sum(term for _, term in wanted), rel=1e-4)
+    assert status["corrections_loss"] * weight_of(given) == pytest.approx(
+        2 * COEF * sum(term for _, term in wanted), rel=1e-4
+    )
 
 
 def test_without_any_the_processes_are_given_what_they_were(model):
     """Bit for bit: the same batches in the same layout, and the loss of upstream's own step."""
     prepared, none = prepared_rows(model, 17, corrections=0)
-    one = handed(prepared, 1, 2, Limit(2), seed=3, epochs=1)
-    two = handed(prepared, 1, 2, Limit(2), seed=3, epochs=1, corrections=none)
-    assert one.layout == two.layout and one.epochs == two.epochs and not one.weight
-    assert two.metrics({}) == {"fill_rows": two.layout.fill}
+    one = batches(prepared, 1, 2, Limit(2), seed=3, epochs=1)
+    two = batches(prepared, 1, 2, Limit(2), seed=3, epochs=1, corrections=none)
+    assert one.layout == two.layout and one.epochs == two.epochs and not one.calls and not two.calls
     (_, first), (_, second) = fit(model, one), fit(model, two)
     assert all(torch.equal(a[name], b[name]) for a, b in zip(first, second, strict=True) for name in a)
     for mine, (rows, _) in zip(first, in_steps(one, prepared, none), strict=True):
@@ -250,18 +268,15 @@ def test_without_any_the_processes_are_given_what_they_were(model):
 def test_each_action_once_in_its_own_context_and_no_longer_than_it_may_be(model):
     prepared, corrected = prepared_rows(model, 19, corrections=4)
     rows = [row for row in prepared.rows if row.action.correction is not None]
-    twice = corrected_in([*prepared.rows, rows[0]], Numbers(), 10**6)
-    assert [c.ids for c in twice.fit] == [c.ids for c in corrected.fit]
-    for c, row in zip(corrected.fit, rows, strict=True):
+    twice, _ = corrected_actions([*prepared.rows, rows[0]], Numbers(), 10**6)
+    assert [c.ids for c in twice] == [c.ids for c in corrected]
+    for c, row in zip(corrected, rows, strict=True):
         said = [*Numbers().encode(row.action.correction.text, add_special_tokens=False), 1]
         assert c.ids == [*row.action.context_ids, *said] and c.tokens == len(said) and c.name == row.name
-    longest = max(len(c.ids) for c in corrected.fit)
-    some = corrected_in(rows, Numbers(), longest - 1)
-    assert some.too_long == sum(len(c.ids) == longest for c in corrected.fit)
-    assert len(some.fit) == len(corrected.fit) - some.too_long > 0
-    given = handed(prepared, 1, 1, Limit(2), seed=3, epochs=1, corrections=some)
-    counts = {"corrections": float(len(some.fit)), "corrections_too_long": float(some.too_long)}
-    told = given.metrics({"corrections_loss": 2 * COEF})
-    assert told == pytest.approx({**counts, "corrections_loss": 2.0, "fill_rows": given.layout.fill})
-    given = handed(prepared, 1, 1, Limit(2), seed=3, epochs=1, corrections=corrected_in(rows, Numbers(), 1))
-    assert given.metrics({}) == {"corrections": 0.0, "corrections_too_long": 4.0, "fill_rows": given.layout.fill}
+    longest = max(len(c.ids) for c in corrected)
+    for limit, count in ((longest - 1, sum(len(c.ids) < longest for c in corrected)), (1, 0)):
+        policy = SimpleNamespace(tokenizer=Numbers(), longest=limit)
+        part = CorrectionsPart(SimpleNamespace(policies={"p": policy}))
+        (found,) = asyncio.run(part.prepared([prepared]))
+        assert found.metrics == {"corrections": float(count), "corrections_too_long": float(len(corrected) - count)}
+        assert found.extra is None if not count else len(found.extra.lengths) == count

@@ -306,7 +306,7 @@ FULL = """
         folder = Path(sys.argv[1]) / str(number)
         checkpoints = Checkpoints(folder / "checkpoints", 2, RUN)
         trainer = simulated_trainer(folder, lambda t: 1.0, steps=4, samples=1)
-        trainer.checkpoints = checkpoints
+        trainer.saving.checkpoints = checkpoints
 
         async def save(policy, name, state):
             part = folder / "checkpoints" / "p" / "_actor" / name
@@ -315,7 +315,7 @@ FULL = """
 
         type(trainer.session.policies["p"]).save = save
         trainer.plugins.state = lambda run: {"filler": "é" * 200}
-        del trainer.save  # the real one
+        del trainer.saving.save  # the real one
         trainer.run.args.ckpt.save_steps = 1
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
         try:
@@ -327,7 +327,7 @@ FULL = """
             resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
         manifest = Checkpoints(folder / "checkpoints", 2, RUN).open(resume=True)
         step = manifest["step"] if manifest else 0
-        assert step == (trainer.saved or 0), (step, trainer.saved)
+        assert step == (trainer.saving.last or 0), (step, trainer.saving.last)
         assert not cut_back(folder, step) or not step
         for name in FILES:
             if (folder / name).exists():

@@ -123,7 +123,8 @@ def credited(plan, by_role):
     edges = {f"{role}{n}": [] for role, values in by_role.items() for n in range(len(values))}
     given = {f"{role}{n}": v for role, values in by_role.items() for n, v in enumerate(values)}
     trajectory = make_trajectory(edges, rewards=given, roles={path: path[0] for path in edges})
-    asyncio.run(plan.plugins.chain("marl_credit", [trajectory], run=plan.run))
+    for hook in ("marl_credit", "marl_credit_step"):
+        asyncio.run(plan.plugins.chain(hook, [trajectory], run=plan.run))
     return {a.path: a.reward for a in trajectory.actions}
 
 

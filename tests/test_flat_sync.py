@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.flat_sync.worker import buckets
 from marl_plugins.plan.build import build_plan
-from marl_plugins.processes.flat_sync import buckets
 
 SUMS = Path(__file__).parent / "recipes" / "sums"
 SHAPES = st.lists(st.integers(0, 5), min_size=0, max_size=3).map(torch.Size)

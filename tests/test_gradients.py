@@ -8,7 +8,6 @@ import copy
 import json
 import random
 import shutil
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -17,7 +16,7 @@ import torch
 from simulated import conversations
 
 from marl_plugins.core.credit import ActionScores
-from marl_plugins.core.estimators import Centres, Estimator, Whitened
+from marl_plugins.core.estimators import Estimator, Whitened
 from marl_plugins.core.failures import ConfigurationError, RunEnded
 from marl_plugins.core.layout import Limit
 from marl_plugins.core.sequences import sequences_of
@@ -25,16 +24,18 @@ from marl_plugins.core.trajectory import Task
 from marl_plugins.gae import Gae
 from marl_plugins.groups import GroupMean, GroupNorm, LeaveOneOut, ReinforceBaseline
 from marl_plugins.plan.build import build_plan
-from marl_plugins.processes.policy_actor import PolicyActor, WeighingTrainer
+from marl_plugins.processes.extension import called
 from marl_plugins.processes.replay import LaidOutBuffer
+from marl_plugins.processes.weighing_trainer import WeighingTrainer
 from marl_plugins.reinforce_pp import FlashReinforce, ReinforcePlusPlus
-from marl_plugins.runtime.batching import handed
+from marl_plugins.runtime.batching import rank_batches
 from marl_plugins.runtime.crediting import Crediting
-from marl_plugins.runtime.early import DTYPES, Early
 from marl_plugins.runtime.experience import completed, estimate, forwarded, sequence_experience
-from marl_plugins.runtime.rollout import Running
 from marl_plugins.runtime.tiny_model import resolve
-from marl_plugins.streaming import Streamed, forward_early
+from marl_plugins.streaming.gradients import DTYPES
+from marl_plugins.streaming.part import StreamingPart
+from marl_plugins.streaming.previous_means import PreviousMeans
+from marl_plugins.streaming.worker import AccumulatedGradients
 
 from openrlhf.models import Actor, PolicyLoss  # isort: skip  # after the host support
 from openrlhf.models.loss import aggregate_loss  # isort: skip
@@ -125,21 +126,7 @@ class Process(WeighingTrainer):
             train=SimpleNamespace(dynamic_batch_enable=False),
         )
         self.actor_loss_fn = PolicyLoss(0.2, 0.2, **loss)
-
-
-class Rank:
-    """A training process, in this one, asked as Ray's handles are."""
-
-    gradients = None
-    begin_gradients, carry = PolicyActor.begin_gradients, PolicyActor.carry
-
-    def __init__(self, trainer):
-        self.trainer, self.strategy = trainer, trainer.strategy
-        self.accumulate = SimpleNamespace(remote=lambda *args: answer(PolicyActor.accumulate(self, *args)))
-
-
-async def answer(value):
-    return value
+        self.extensions = [AccumulatedGradients(self)]
 
 
 class Local:
@@ -150,23 +137,19 @@ class Local:
     trainer = SimpleNamespace(kl_ctl=SimpleNamespace(value=KL))
 
     def __init__(self, loss="token mean", kl=False, entropy=0.0, noise=0.0, dtype="fp32"):
-        self.args = SimpleNamespace(ds=SimpleNamespace(param_dtype=dtype))
+        self.args = SimpleNamespace(
+            ds=SimpleNamespace(param_dtype=dtype),
+            critic=SimpleNamespace(freezing_steps=0),
+            algo=SimpleNamespace(kl=SimpleNamespace(use_loss=kl)),
+        )
         self.loss, self.kl, self.entropy, self.noise = LOSSES[loss], kl, entropy, noise
         models = [small_model().to(DTYPES[dtype]) for _ in range(RANKS)]
-        self.ranks = [Rank(Process(model, self.loss, kl, entropy or None)) for model in models]
-        self.processes = self.group = self
-        self._actor_handlers = self.ranks
+        self.ranks = [Process(model, self.loss, kl, entropy or None) for model in models]
+        self.group = SimpleNamespace(_actor_handlers=self.ranks, duplicate_actors=1)
 
-    @asynccontextmanager
-    async def active(self):
-        yield
-
-    def async_run_method(self, name, *args):
-        return [answer(getattr(rank, name)(*args)) for rank in self.ranks]
-
-    async def await_work(self, doing, *work):
-        found = await asyncio.gather(*work)
-        return found[0] if len(found) == 1 else found
+    async def extension(self, name, method, *same, each=None):
+        first = [()] * RANKS if each is None else [(one,) for one in each]
+        return [called(r.extensions, name, method, (*mine, *same)) for r, mine in zip(self.ranks, first, strict=True)]
 
     async def forward(self, rows, known=()):
         return await completed(rows, sequences_of(rows), known, self._forward)
@@ -177,7 +160,7 @@ class Local:
             e = sequence_experience(s)
             seen = torch.tensor(s.ids, dtype=torch.float32).cumsum(0)[1:][None] * e.action_mask
             with torch.no_grad():
-                now = self.ranks[0].trainer.actor(e.sequences, e.action_mask, e.attention_mask)
+                now = self.ranks[0].actor(e.sequences, e.action_mask, e.attention_mask)
             e.action_log_probs = now + self.noise * torch.sin(seen) * e.action_mask
             e.base_action_log_probs = now + 0.3 * torch.cos(seen) * e.action_mask
             e.rollout_log_probs = now + 0.1 * torch.sin(seen + 1) * e.action_mask
@@ -187,7 +170,7 @@ class Local:
 
     def gradient(self, prepared):
         """What DeepSpeed steps with: upstream's step of every micro-batch on each rank, and the mean over the ranks."""
-        given = handed(prepared.not_carried if prepared.carried else prepared, RANKS, 1, Limit(3), 7, 1)
+        given = rank_batches(prepared.for_policy, RANKS, 1, Limit(3), 7, 1)
         own, gas = [], given.layout.accumulation
         for part, epochs in zip(given.parts, given.epochs, strict=True):
             buffer = LaidOutBuffer(1, cpu_offload=False)
@@ -202,16 +185,16 @@ class Local:
         }
         for rank, batches in zip(self.ranks, own, strict=True):
             rank.strategy.accumulated_gradient = gas
-            if prepared.carried:
-                rank.carry(prepared.last, prepared.tokens_carried, len(prepared.carried), prepared.version)
+            for call in prepared.calls:
+                called(rank.extensions, call.extension, call.method, call.arguments)
             for number, batch in enumerate(batches):
-                rank.trainer.training_step(batch, KL, number, info)
-        models = [rank.trainer.actor.model.module for rank in self.ranks]
+                rank.training_step(batch, KL, number, info)
+        models = [rank.actor.model.module for rank in self.ranks]
         return torch.stack([flat([p.grad for p in model.parameters()]) for model in models]).mean(0)
 
     def full_batch(self, prepared):
         """The same in float64, all rows at once with their final advantages."""
-        model = copy.deepcopy(self.ranks[0].trainer.actor.model.module).double()
+        model = copy.deepcopy(self.ranks[0].actor.model.module).double()
         loss, items = PolicyLoss(0.2, 0.2, **self.loss), prepared.items
         tokens = float(sum(item.action_mask.sum() for item in items))
         counts = {"batch_num_tokens": tokens, "global_batch_size": float(len(items))}
@@ -261,37 +244,41 @@ def step_of(seed, tasks=5, samples=2):
 
 
 def streamed(policy, estimator, trajectories, order, tasks=1, until="all", centres=None, plugins=None):
-    """A step with gradients beside its rollout, up to its update."""
+    """A step with gradients during its rollout, up to its update."""
+    means, scores = PreviousMeans(centres or {"a": 0.7, "b": 0.7}), ActionScores()
     run = SimpleNamespace(
         grader_module=None,
-        state=lambda kind, made=ActionScores(): made,  # noqa: B008
+        state=lambda kind: scores if kind is ActionScores else means,
         recipe=SimpleNamespace(roles={}),
         policies=[],
-        policy_args={"p": SimpleNamespace(critic=SimpleNamespace(freezing_steps=0))},
         args=SimpleNamespace(
             streaming=SimpleNamespace(tasks=tasks, until=until, gradients=True),
             rollout=SimpleNamespace(n_samples_per_prompt=1 + max(t.sample for t in trajectories)),
         ),
     )
-    policies = {"p": policy}
-    plan = SimpleNamespace(run=run, plugins=plugins or Plugins())
-    session = SimpleNamespace(plan=plan, trained=policies, estimator=estimator)
 
     async def work():
-        crediting = Crediting(session, 1)
-        early = Early(crediting, estimator, policies, Centres(centres or {"a": 0.7, "b": 0.7}))
-        found = [Task(f"t{n}", "p") for n in range(1 + max(t.place for t in trajectories))]
-        rollout = Running(1, found, {}, policies, early)
-        beside = asyncio.create_task(forward_early(run, policy, rollout, Streamed()))
+        crediting = Crediting(run, plugins or Plugins(), {"p": policy}, estimator.return_scope, 1)
+        step = SimpleNamespace(
+            number=1,
+            tasks=[Task(f"t{n}", "p") for n in range(1 + max(t.place for t in trajectories))],
+            policies={"p": policy},
+            estimator=estimator,
+            ended=asyncio.Event(),
+            forwarded=[],
+            credited=crediting.early,
+        )
+        part = StreamingPart(run, step)
+        during = asyncio.create_task(part.during_rollout())
         for number in order:
             for _ in range(order[0]):
                 await asyncio.sleep(0)
-            rollout.arrive(trajectories[number])
-        rollout.end()
-        await beside
+            part.arrived(trajectories[number])
+        step.ended.set()
+        await during
         rows = await crediting.rows(trajectories)
-        (prepared,) = estimate([await policy.forward(rows, rollout.forwarded)], estimator)
-        return early.carried(prepared), early
+        (prepared,) = await part.prepared(estimate([await policy.forward(rows, step.forwarded)], estimator))
+        return prepared, part.gradients
 
     return asyncio.run(work())
 
@@ -306,7 +293,7 @@ def test_every_estimator_has_the_full_batchs_gradient(name, loss):
     policy, trajectories = Local(loss, kl=True), step_of(3)
     order = random.Random(4).sample(range(10), 10)
     prepared, _ = streamed(policy, ESTIMATORS[name], trajectories, order, tasks=2)
-    assert len(prepared.carried) == len(prepared.items) > 10
+    assert len(prepared.excluded) == len(prepared.items) > 10
     assert differs(policy.gradient(prepared), policy.full_batch(prepared)) < 2e-6
 
 
@@ -314,14 +301,14 @@ def test_every_estimator_has_the_full_batchs_gradient(name, loss):
 def test_rows_that_leave_the_clip_interval_take_the_late_path(loss):
     policy, trajectories = Local(loss, noise=0.12 if loss == "dual clip" else 0.25), step_of(5)
     prepared, _ = streamed(policy, ESTIMATORS["reinforce"], trajectories, list(range(10)), centres={"": 0.4})
-    assert 0 < len(prepared.carried) < len(prepared.items)
+    assert 0 < len(prepared.excluded) < len(prepared.items)
     assert differs(policy.gradient(prepared), policy.full_batch(prepared)) < 2e-6
 
 
 def test_with_an_entropy_bonus_whose_compiled_graph_cannot_be_kept():
     policy = Local(kl=True, entropy=0.1, noise=0.15)
     prepared, _ = streamed(policy, ESTIMATORS["reinforce, by role"], step_of(5), list(range(10)))
-    assert prepared.carried
+    assert prepared.excluded
     assert differs(policy.gradient(prepared), policy.full_batch(prepared)) < 2e-6
 
 
@@ -332,13 +319,13 @@ def test_the_bits_are_the_same_whatever_arrives_first():
         order = random.Random(seed).sample(range(10), 10)
         prepared, _ = streamed(policy, ESTIMATORS["reinforce, by role"], step_of(6), order, tasks=2)
         found.append(policy.gradient(prepared))
-    assert prepared.carried and all(torch.equal(found[0], other) for other in found[1:])
+    assert prepared.excluded and all(torch.equal(found[0], other) for other in found[1:])
 
 
 def test_what_is_not_accumulated_when_the_rollout_ends_goes_the_usual_way():
     policy, estimator = Local(), ESTIMATORS["reinforce"]
     prepared, _ = streamed(policy, estimator, step_of(6), [*range(2, 10), 1, 0], until="rollout")
-    assert not prepared.carried  # the first task was the last to come
+    assert not prepared.excluded  # the first task was the last to come
     assert differs(policy.gradient(prepared), policy.full_batch(prepared)) < 2e-6
 
 
@@ -348,9 +335,8 @@ def test_what_float32_does_not_resolve_is_trained_the_usual_way():
     for number, trajectory in enumerate(trajectories):
         trajectory.outcome = 0.7 + 1e-6 * number
     prepared, early = streamed(Local(), FlatReturns(), trajectories, list(range(10)))
-    assert early.added["p"] and not prepared.carried
-    early.note([prepared])
-    assert early.centres[""] == pytest.approx(0.7, abs=1e-4)
+    assert early.added["p"] and not prepared.excluded
+    assert early.means[""] == pytest.approx(0.7, abs=1e-4)
 
 
 @pytest.mark.parametrize(("centre", "carried"), [(0.0, False), (0.45, True)])
@@ -358,8 +344,11 @@ def test_in_bfloat16_it_is_hardly_rounded_by_more_than_the_usual_one(centre, car
     """Advantages around 0.57, of a deviation of 0.17: without a centre four times as much is lost."""
     policy, estimator, trajectories = Local(dtype="bf16"), ReinforcePlusPlus(), step_of(6)
     prepared, early = streamed(policy, estimator, trajectories, list(range(10)), centres={"": centre})
-    assert early.added["p"] and bool(prepared.carried) is carried
-    exact, usual = policy.full_batch(prepared), Local(dtype="bf16").gradient(replace(prepared, carried=frozenset()))
+    assert early.added["p"] and bool(prepared.excluded) is carried
+    exact, usual = (
+        policy.full_batch(prepared),
+        Local(dtype="bf16").gradient(replace(prepared, excluded=frozenset(), calls=())),
+    )
     assert differs(policy.gradient(prepared), exact) <= 2 * differs(usual, exact)
 
 
@@ -374,15 +363,19 @@ class FlatReturns(Whitened):
 def test_gradients_never_cross_a_version():
     policy = Local()
     prepared, _ = streamed(policy, ESTIMATORS["reinforce"], step_of(6), list(range(10)))
+    (carry,) = prepared.calls
+    *known, version = carry.arguments
+    assert version == 3
+    later = replace(prepared, calls=(replace(carry, arguments=(*known, 4)),))
     with pytest.raises(ValueError, match="gradients of version 3 cannot update version 4"):
-        policy.gradient(replace(prepared, version=4))
+        policy.gradient(later)
 
 
 def test_a_row_that_is_selected_twice_is_learned_from_twice():
     policy = Local(noise=0.25)
     twice = {"marl_select": lambda rows: [row for row in rows for _ in range(2 if row.action.role == "a" else 1)]}
     prepared, _ = streamed(policy, ESTIMATORS["reinforce"], step_of(6), list(range(10)), plugins=Plugins(**twice))
-    assert 0 < len(prepared.carried) < len(prepared.items) == 31
+    assert 0 < len(prepared.excluded) < len(prepared.items) == 31
     assert differs(policy.gradient(prepared), policy.full_batch(prepared)) < 2e-6
 
 
@@ -468,15 +461,15 @@ def of(code, *places, fix):
         ),
         (
             ["--plugin", "marl_plugins.filter_agents_data"],
-            of("whole_step", fix="leave it out, or declare MARL_REACH where a trajectory is enough"),
+            of("whole_step", fix="leave it out, or set its flags so that it works on one trajectory at a time"),
         ),
         (
             ["--plugin", "marl_plugins.coach", "--coach.rubric", "recipes/mathchat/tiny_rubric.py"],
-            of("whole_step", fix="leave the plugin out"),
+            of("whole_step", fix="leave it out, or set its flags so that it works on one trajectory at a time"),
         ),
         (
             ["--plugin", "marl_plugins.process_groups", "--process_groups.seats", "1"],
-            of("seats", fix="leave out marl_plugins.process_groups"),
+            of("seats", fix="leave out the plugin that shares devices between policies (marl_processes)"),
         ),
     ],
 )

@@ -142,7 +142,7 @@ def test_exploitability_is_read_off_the_moves_that_were_sampled():
     plugin, states = load(str(FOLDER / "exploitability.py")), {}
     run = SimpleNamespace(state=lambda kind: states.setdefault(kind, kind()))
     metrics = {}
-    assert plugin.marl_credit(games, run) is games
+    assert plugin.marl_credit_step(games, run) is games
     plugin.marl_log(run, 1, metrics)
     assert metrics["kuhn/exploitability"] == pytest.approx(game.exploitability(strategy), abs=1e-9)
     again = SimpleNamespace(state=lambda kind, found={}: found.setdefault(kind, kind()))
@@ -222,7 +222,7 @@ def test_nothing_is_said_before_every_place_was_seen():
     games, _ = play({**dict.fromkeys(PLACES, 0.5), **{(card, ""): 1 - 1e-9 for card in game.CARDS}}, 2)
     plugin, states, metrics = load(str(FOLDER / "exploitability.py")), {}, {}
     run = SimpleNamespace(state=lambda kind: states.setdefault(kind, kind()))
-    plugin.marl_credit(games, run)
+    plugin.marl_credit_step(games, run)
     plugin.marl_log(run, 1, metrics)
     assert metrics == {}
 
@@ -263,6 +263,6 @@ def test_the_earlier_version_plays_its_seat_and_its_moves_do_not_count():
         later = [a for a in t.actions if a.before is not None]
         assert [a.before.role for a in later] == ["first"] * len(later)
     plugin, states = load(str(FOLDER / "exploitability.py")), {}
-    plugin.marl_credit(games, SimpleNamespace(state=lambda kind: states.setdefault(kind, kind())))
+    plugin.marl_credit_step(games, SimpleNamespace(state=lambda kind: states.setdefault(kind, kind())))
     found = states[plugin.Strategy]
     assert {moves for _, moves in found} == set(game.SEATS) and max(found.values()) < 1e-6

@@ -4,7 +4,7 @@ import pytest
 from ray.exceptions import RayActorError, RayTaskError
 
 from marl_plugins.core.failures import ConfigurationError, RunEnded
-from marl_plugins.processes.launch import TrainingProcesses, not_started
+from marl_plugins.processes.launch import TrainingProcesses, not_started, run_ended_by
 
 
 def test_a_process_that_was_killed_while_it_started_is_no_error_of_the_model():
@@ -28,6 +28,6 @@ def test_a_death_is_told_by_its_reason_whoever_met_it(wrapped):
     met = RayTaskError("ray::RolloutRayActor.load_state()", "Traceback", death).as_instanceof_cause() if wrapped else death
     processes = object.__new__(TrainingProcesses)
     processes.policy, processes.silent = "solver", []
-    assert str(processes.died("was synced", met)) == (
+    assert str(run_ended_by(processes, "was synced", met)) == (
         "a training process of policy 'solver' died while the policy was synced: The actor died unexpectedly."
     )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marl_plugins.core.layout import Limit, beside, plan_layout
+from marl_plugins.core.layout import Limit, combined, plan_layout
 
 LENGTHS = st.lists(st.integers(1, 60), max_size=120)
 LIMITS = st.one_of(
@@ -68,7 +68,7 @@ def test_every_sequence_is_computed_once_an_epoch_in_whole_windows(lengths, rank
 def test_two_layouts_go_through_the_same_optimiser_steps(lengths, others, ranks, steps, limit, epochs, seed):
     first = plan_layout(lengths, ranks, steps, limit, shuffling(seed), epochs)
     second = plan_layout(others, ranks, first.steps, limit, epochs=epochs)
-    both = beside(first, second)
+    both = combined(first, second)
     assert (both.steps, both.accumulation) == (first.steps, first.accumulation + second.accumulation)
     assert sorted(i for share in both.ranks for i in share) == list(range(len(lengths) + len(others)))
 

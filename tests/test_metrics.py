@@ -20,14 +20,13 @@ from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.trajectory_record import from_record
 from marl_plugins.records.write import KEPT_TASKS, cut_back
-from marl_plugins.runtime.metrics import held_out, of_updates, signal, summary
+from marl_plugins.runtime.metrics import held_out, of_updates, remarks, signal, summary
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = (DOCS / "metrics.md").read_text()
 simulated = pytest.importorskip("simulated_run")
-from marl_plugins.processes.policy_actor import without_fill  # noqa: E402
+from marl_plugins.processes.weighing_trainer import without_fill  # noqa: E402
 from marl_plugins.runtime.experience import estimate, forwarded, sequence_experience  # noqa: E402
-from marl_plugins.runtime.trainer import remarks  # noqa: E402
 
 from openrlhf.models.loss import PolicyLoss  # noqa: E402  # isort: skip  # after the host support
 
@@ -255,7 +254,7 @@ def test_a_dead_verifier_of_evaluations_pauses_the_run_after_the_step(tmp_path):
     trainer = simulated.simulated_trainer(tmp_path, outcome)
     with pytest.raises(RunPaused, match="in 3 consecutive evaluations, up to step 2"):
         asyncio.run(trainer.fit(0))
-    assert trainer.saved == 2 and trainer.session.policies["p"].saved == [2]
+    assert trainer.saving.last == 2 and trainer.session.policies["p"].saved == [2]
     assert [m["step"] for m in lines(tmp_path, "metrics.jsonl")] == [0, 1, 2]
     assert all(m["rows/trained"] for m in lines(tmp_path, "metrics.jsonl")[1:])
 

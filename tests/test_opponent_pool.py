@@ -33,7 +33,7 @@ from marl_plugins.plan.resume import Comparison, manifest_of, read_manifest, sav
 from marl_plugins.processes.engines import EnginePool, RestartBudget
 from marl_plugins.records.write import cut_back
 from marl_plugins.runtime.checkpoints import Checkpoints, broken_files
-from marl_plugins.runtime.follower import FollowingPolicy
+from marl_plugins.runtime.policy import UpstreamPolicy
 
 ROOT = Path(__file__).resolve().parent.parent
 POOL = str(ROOT / "recipes" / "kuhn_poker" / "pool.yaml")
@@ -282,8 +282,8 @@ def trainer_in(folder, steps=STEPS, keep=2, save_steps=2, synced=lambda version:
     run.recipe.roles["b"] = None
     run.state, run.policy_args = mine.state, mine.policy_args
     run.args.opponents, run.args.ckpt.path, run.args.ckpt.save_steps = mine.args.opponents, mine.args.ckpt.path, save_steps
-    trainer.checkpoints = Checkpoints(checkpoints, keep, RUN)
-    del trainer.save  # the real one
+    trainer.saving.checkpoints = Checkpoints(checkpoints, keep, RUN)
+    del trainer.saving.save  # the real one
     plugins, trained_sync = trainer.plugins, trainer.plugins.hook.marl_sync
 
     async def marl_sync(run, policy, version):
@@ -304,7 +304,7 @@ def trainer_in(folder, steps=STEPS, keep=2, save_steps=2, synced=lambda version:
 def resumed(folder, **settings):
     """Resume a run from its folder, as the driver does; the trainer."""
     trainer = trainer_in(folder, **settings)
-    manifest = trainer.checkpoints.open(resume=True)
+    manifest = trainer.saving.checkpoints.open(resume=True)
     done = manifest["step"] if manifest else 0
     if done:
         cut_back(folder, done)
@@ -446,7 +446,7 @@ class Handle:
 def following(monkeypatch):
     """A follower over engines that are no processes."""
     import marl_plugins.processes.engines as engines
-    import marl_plugins.runtime.follower as follower
+    import marl_plugins.runtime.policy_engines as follower
 
     async def nowhere(handle):
         return None
@@ -454,7 +454,7 @@ def following(monkeypatch):
     monkeypatch.setattr(follower.ray, "put", lambda weights: ("put", weights))
     monkeypatch.setattr(follower.ray, "kill", lambda handle: None)
     monkeypatch.setattr(engines, "locate", nowhere)
-    policy, started = FollowingPolicy.__new__(FollowingPolicy), []
+    policy, started = UpstreamPolicy.__new__(UpstreamPolicy), []
 
     def start():
         started.append(engines.Engine(Handle(), []))
@@ -489,7 +489,8 @@ def test_without_a_pool_it_has_the_newest_weights(following):
     async def newest():
         return b"newest"
 
-    following.followed = SimpleNamespace(processes=SimpleNamespace(weights=newest, await_work=await_work))
+    processes = SimpleNamespace(weights=newest, await_work=await_work)
+    following.followed = SimpleNamespace(processes=processes, training=processes)
     assert asyncio.run(following.sync(7)) and following.version == 7
     assert [e.handle.told for e in following.engines.engines] == [[(("put", b"newest"), "earlier", 7)]] * 2
 

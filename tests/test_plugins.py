@@ -91,7 +91,7 @@ def test_two_answers_to_one_question_are_an_error_that_names_both(plugin):
     ("stated", "said"),
     [
         ('"99.0"', "written for version 99.0 of the hooks, this is openrlhf-marl"),
-        ('"2.99"', "install a newer openrlhf-marl"),
+        ('"3.99"', "install a newer openrlhf-marl"),
         ('"1.0"', "install a newer release of the plugin"),
         ("1", 'expected "major.minor"'),
         ('"one"', 'expected "major.minor"'),
@@ -260,38 +260,26 @@ def test_an_error_while_importing_names_file_and_line(plugin):
     assert any("boom.py:3: ZeroDivisionError" in p for p in problems(plugin("boom", "\n1 / 0")))
 
 
-@pytest.mark.parametrize(
-    ("declared", "says"),
-    [
-        ('{"marl_credit": "task"}', "expected 'trajectory' or 'step'"),
-        ('{"marl_credit": ["step"]}', "expected 'trajectory' or 'step'"),
-        ('{"marl_credt": "step"}', "no chain that the plugin implements; did you mean 'marl_credit'"),
-        ('{"marl_log": "step"}', "no chain that the plugin implements"),
-        ('{"marl_select": "step"}', "no chain that the plugin implements"),
-        ('"trajectory"', 'as in MARL_REACH = {"marl_credit": "trajectory"}'),
-    ],
-)
-def test_a_reach_that_cannot_be_is_refused(plugin, declared, says):
-    body = "@hookimpl\ndef marl_credit(trajectories): return trajectories\n@hookimpl\ndef marl_log(metrics): pass\n"
-    (problem,) = problems(plugin("far", f"{body}MARL_REACH = {declared}"))
-    assert "far.py" in problem and says in problem
-
-
-def test_without_a_declaration_a_chain_needs_the_step(plugin):
-    body = "@hookimpl\ndef marl_credit(trajectories): return trajectories\n"
-    near, far = plugin("near", f'{body}MARL_REACH = {{"marl_credit": "trajectory"}}'), plugin("far", body)
+def test_the_hooks_say_who_needs_the_whole_step(plugin):
+    credit = "@hookimpl\ndef {}(trajectories): return trajectories\n"
+    near, far = plugin("near", credit.format("marl_credit")), plugin("far", credit.format("marl_credit_step"))
     plugins = Plugins([near, far])
-    assert [plugins.reach(name, "marl_credit", None) for name in plugins.names] == ["trajectory", "step"]
+    assert need_step(plugins, None) == (f"{plugins.names[1]} (marl_credit_step)",)
 
 
-def test_a_reach_may_depend_on_the_run(plugin):
-    body = "@hookimpl\ndef marl_credit(trajectories): return trajectories\n"
-    file = plugin("depends", f'{body}MARL_REACH = {{"marl_credit": lambda run: "trajectory" if run else "it has no run"}}')
-    plugins = Plugins([file])
-    (name,) = plugins.names
-    assert [plugins.reach(name, "marl_credit", run) for run in (None, 1)] == ["it has no run", "trajectory"]
-    assert need_step(None, plugins) == (f"{name} (marl_credit): it has no run",)
-    assert need_step(1, plugins) == ()
+def test_an_implementation_may_apply_to_some_runs_alone(plugin):
+    body = """
+from marl_plugins import applies_if
+
+@hookimpl
+@applies_if(lambda run: run.whole)
+async def marl_credit_step(trajectories): return [*trajectories, 1]
+"""
+    plugins = Plugins([plugin("some", body)])
+    whole, apart = SimpleNamespace(whole=True), SimpleNamespace(whole=False)
+    assert [len(need_step(plugins, run)) for run in (whole, apart)] == [1, 0]
+    assert asyncio.run(plugins.chain("marl_credit_step", [], run=whole)) == [1]
+    assert asyncio.run(plugins.chain("marl_credit_step", [], run=apart)) == []
 
 
 @pytest.mark.parametrize("body", ["pass", "trajectories.sort()", "if run:\n        return", "return None"])

@@ -11,13 +11,13 @@ from virtual_time import run
 
 from marl_plugins.commands.evaluate import only_players
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.seats import Seating
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.describe import describe
 from marl_plugins.plan.devices import needed_devices
-from marl_plugins.plan.states import state_bytes, states_together
+from marl_plugins.process_groups.room import Room, SeatedProcesses
+from marl_plugins.process_groups.seats import Seating
+from marl_plugins.process_groups.states import state_bytes
 from marl_plugins.processes.cluster import _check_devices
-from marl_plugins.processes.process_groups import Room, SeatedProcesses
 
 SUMS = ["--recipe", "tests/recipes/sums/tiny.yaml"]
 PLUGIN = ["--plugin", "marl_plugins.process_groups"]
@@ -28,6 +28,10 @@ def plan(*words):
     return build_plan([*SUMS, *PLUGIN, *words])
 
 
+def stored(found):
+    return found.run.processes.object_store_bytes(found.run)
+
+
 def problem(*words):
     with pytest.raises(ConfigurationError) as raised:
         plan(*words)
@@ -36,16 +40,16 @@ def problem(*words):
 
 def test_without_the_plugin_every_policy_has_devices_of_its_own():
     run = build_plan(SUMS).run
-    assert run.seating is None and states_together(run) == 0
+    assert run.processes.lasting and run.processes.object_store_bytes(run) == 0
     assert needed_devices(run) == {"solver": 2, "coder": 2, "verifier": 2}
 
 
 def test_policies_share_as_many_seats_as_the_largest_one_needs():
     found = plan("--policy.coder.actor.num_gpus_per_node", "2")
-    assert found.run.seating == Seating(2)
+    assert found.run.processes.seating == Seating(2)
     devices = {"solver": 1, "coder": 1, "verifier": 1, "seats of training processes": 2}
     assert describe(found)["devices"] == devices and describe(found)["devices_together"] == 5
-    assert only_players(found.run).seating and "seats of training processes" not in needed_devices(only_players(found.run))
+    assert "seats of training processes" not in needed_devices(only_players(found.run))
 
 
 def test_the_object_store_is_as_large_as_all_states():
@@ -60,8 +64,8 @@ def test_the_object_store_is_as_large_as_all_states():
     ]
     sizes = {name: size / PARAMETERS for name, size in state_bytes(plan(*with_critic).run).items()}
     assert sizes == {"solver": 4 + 14 + 2 * 14, "coder": 4 + 14 + 2 * 2 + 12, "verifier": 4 + 14 + 2 * 14}
-    assert states_together(plan().run) == 3 * 18 * PARAMETERS
-    assert states_together(plan("--process_groups.state_gb", "0.5").run) == 5 * 10**8
+    assert stored(plan()) == 3 * 18 * PARAMETERS
+    assert stored(plan("--process_groups.state_gb", "0.5")) == 5 * 10**8
 
 
 def test_the_size_of_a_tiny_model_is_what_is_built():
@@ -143,44 +147,11 @@ def test_seats_for_all_are_remarked():
     assert "3 seats are enough for all 3 trained policies" in remark
 
 
-def test_a_plugin_that_gives_something_else_than_seats_is_refused(tmp_path):
+def test_a_plugin_that_gives_something_else_than_a_back_end_is_refused(tmp_path):
     file = tmp_path / "four.py"
-    file.write_text("from marl_plugins import hookimpl\n\n@hookimpl\ndef marl_seats(run): return 4\n")
-    with pytest.raises(ConfigurationError, match=r"four\.py: marl_seats returned int 4, expected a Seating"):
+    file.write_text("from marl_plugins import hookimpl\n\n@hookimpl\ndef marl_processes(run): return 4\n")
+    with pytest.raises(ConfigurationError, match=r"four\.py: marl_processes returned int 4, expected a ProcessBackend"):
         build_plan([*SUMS, "--plugin", str(file)])
-
-
-def seats_of_a_plugin(tmp_path, seating):
-    file = tmp_path / "mine.py"
-    file.write_text(
-        "from marl_plugins import hookimpl\nfrom marl_plugins.core.seats import Seating\n\n"
-        f"@hookimpl\ndef marl_seats(run): return {seating}\n"
-    )
-    return [*SUMS, "--plugin", str(file)]
-
-
-@pytest.mark.parametrize(
-    ("seating", "words", "said"),
-    [
-        (
-            "Seating(1)",
-            ["--policy.coder.actor.num_gpus_per_node", "2"],
-            "'coder' needs 2 seats .* raise `seats` of its Seating",
-        ),
-        ("Seating(0)", [], "'solver' needs 1 seats of one node"),
-        ("Seating(1, 0)", [], "`nodes` of its Seating is 0"),
-        ("Seating(1, state_gb=0.001)", [], "`state_gb` of its Seating is 0.001"),
-    ],
-)
-def test_seats_of_any_plugin_are_checked(seating, words, said, tmp_path):
-    with pytest.raises(ConfigurationError, match=rf"mine\.py: .*{said}"):
-        build_plan([*seats_of_a_plugin(tmp_path, seating), *words])
-
-
-def test_seats_of_any_plugin_are_refused_on_gpus(tmp_path, monkeypatch):
-    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
-    with pytest.raises(ConfigurationError, match=r"mine\.py: not on GPUs yet"):
-        build_plan(seats_of_a_plugin(tmp_path, "Seating(1)"))
 
 
 class Member:

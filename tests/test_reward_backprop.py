@@ -228,7 +228,7 @@ def credited(trajectories, words=(), attributor=None):
     run = build_plan([*recipe, *words]).run
     run.state(BackpropState).attributor = attributor or Told({"c": 0.5, "b": 0.5})
     rewards_from_scores(trajectories)
-    asyncio.run(plugin.marl_credit(trajectories, run))
+    asyncio.run(plugin.marl_credit_step(trajectories, run))
     metrics = {}
     plugin.marl_log(run, metrics)
     return metrics
@@ -359,7 +359,7 @@ def test_the_models_attributor_asks_backwards_through_the_coachs_client(tmp_path
         async def credit():
             async with plan.plugins.started(plan.run, "train"):
                 rewards_from_scores([t])
-                await plugin.marl_credit([t], plan.run)
+                await plugin.marl_credit_step([t], plan.run)
 
         asyncio.run(credit())
     prompts = [b["messages"][0]["content"] for b in bodies[1:]]

@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import functools
 from contextlib import aclosing
 from types import SimpleNamespace
 
@@ -16,7 +15,7 @@ from marl_plugins.core.workflow import RoleSpec, Sampling
 from marl_plugins.runtime.roles import Cast
 
 Rollout = pytest.importorskip("marl_plugins.runtime.rollout").Rollout
-Trainer = pytest.importorskip("marl_plugins.runtime.trainer").Trainer
+WeightSync = pytest.importorskip("marl_plugins.runtime.weight_sync").WeightSync
 writing = pytest.importorskip("marl_plugins.records.write").writing
 
 
@@ -130,10 +129,10 @@ def test_a_sync_that_did_not_happen_ends_the_run(answers, moves):
         policy.version = version if moves else policy.version
         return answers
 
-    fake = SimpleNamespace(run=None, plugins=SimpleNamespace(hook=SimpleNamespace(marl_sync=sync)))
-    fake._sync_one = functools.partial(Trainer._sync_one, fake)
+    plan = SimpleNamespace(run=None, plugins=SimpleNamespace(hook=SimpleNamespace(marl_sync=sync)))
+    session = SimpleNamespace(plan=plan, trained={"p": host}, policies={})
     with pytest.raises(RunEnded, match="the engines of policy 'p' were not brought to version 5"):
-        asyncio.run(Trainer._sync(fake, [host]))
+        asyncio.run(WeightSync(session).updated(["p"]))
 
 
 def test_what_cannot_be_written_ends_the_run_with_the_reason(tmp_path):

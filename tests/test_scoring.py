@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated import make_trajectory
+from simulated import content, make_trajectory
 
 from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.scoring import SeenLast, score_outcome, score_trajectory, set_outcome
@@ -93,7 +93,7 @@ def trajectories(draw):
 @given(trajectories())
 def test_a_record_gives_back_what_was_recorded(trajectory):
     record = json.loads(json.dumps(to_record(trajectory)))
-    assert from_record(record) == trajectory
+    assert content(from_record(record)) == content(trajectory)
     assert [a.context_ids for a in from_record(record).actions] == [a.context_ids for a in trajectory.actions]
 
 
@@ -245,34 +245,3 @@ def test_a_recipes_grader_may_score_roles(tmp_path, grader):
 
     asyncio.run(score_outcome(trajectory, ask, None, plan.run.recipe.roles))
     assert (trajectory.outcomes, trajectory.outcome) == ({"solver": 1.0, "coder": 0.0}, 0.5)
-
-
-# --- what is wrong with the user's code names whose it is -------------------------------------------------------------------
-
-
-def test_a_grader_that_raises_names_task_and_answer():
-    trajectory = make_trajectory({"a": []})
-    trajectory.answer = "forty-two"
-
-    async def judged(trajectory):
-        return int(trajectory.answer)
-
-    with pytest.raises(ValueError, match="invalid literal for int") as error:
-        asyncio.run(score_outcome(trajectory, judged, None, ["a"]))
-    assert error.value.__notes__ == ["raised while the answer 'forty-two' to task 't', sample 0, was scored"]
-
-
-@pytest.mark.parametrize("plain", [True, False])
-def test_a_scorer_of_actions_that_raises_names_role_task_and_answer(plain):
-    trajectory = make_trajectory({"a": []})
-
-    def score(action, seen):
-        async def judged():
-            raise KeyError("points")
-
-        return {}["points"] if plain else judged()
-
-    with pytest.raises(KeyError) as error:
-        asyncio.run(score_trajectory(trajectory, score, None, roles=["a"]))
-    (note,) = error.value.__notes__
-    assert "role 'a' was scored" in note and "on task 't'" in note

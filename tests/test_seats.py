@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from marl_plugins.core.seats import Seat, Seating, Seats
+from marl_plugins.process_groups.seats import Seat, Seating, Seats
 
 GROUPS = "pqrstu"
 

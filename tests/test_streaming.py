@@ -1,6 +1,7 @@
-"""Forward passes beside the rollout: the step is the same as without, whatever arrives first."""
+"""Forward passes during the rollout: the step is the same as without, whatever arrives first."""
 
 import asyncio
+import functools
 import json
 import random
 from types import SimpleNamespace
@@ -19,8 +20,7 @@ from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.fingerprint import fingerprint
 from marl_plugins.reinforce_pp import ReinforcePlusPlus
 from marl_plugins.runtime.experience import NAMES, completed, forwarded, sequence_experience
-from marl_plugins.runtime.rollout import Running
-from marl_plugins.streaming import Streamed, arriving, forward_early, marl_beside, marl_log
+from marl_plugins.streaming.part import StreamingPart, TaskGroups
 
 from openrlhf.models import Actor  # isort: skip  # after the host support
 from openrlhf.trainer.ppo_utils.experience import Experience  # isort: skip
@@ -115,23 +115,16 @@ def test_what_a_row_shares_a_micro_batch_with_changes_no_bit_of_it_on_cpu(dtype)
         assert all(torch.equal(alone[n], together[n]) for n in numbers), size
 
 
-# --- beside a rollout -----------------------------------------------------------------------------------------------------
+# --- during a rollout -----------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(1, 9), st.integers(1, 3), st.integers(1, 4), st.randoms(use_true_random=False))
 @settings(max_examples=60, deadline=None)
 def test_what_is_computed_together_does_not_depend_on_what_arrives_first(tasks, samples, together, draw):
     expected = [Trajectory(Task(f"t{n}", "p"), sample, 1, place=n) for n in range(tasks) for sample in range(samples)]
-    rollout = Running(1, [Task(f"t{n}", "p") for n in range(tasks)], {}, {})
-
-    async def run():
-        order = draw.sample(expected, len(expected))
-        for trajectory in order:
-            rollout.arrive(trajectory)
-        rollout.end()
-        return [batch async for batch in arriving(rollout, together, samples)], order
-
-    found, order = asyncio.run(run())
+    order, groups = draw.sample(expected, len(expected)), TaskGroups(tasks, together, samples)
+    found = [batch for trajectory in order if (batch := groups.add(trajectory))]
+    assert len(found) == groups.count
     want = [[t for t in expected if t.place // together == n] for n in range(-(-tasks // together))]
     assert sorted(found, key=lambda batch: batch[0].place) == want
     last = [max(order.index(t) for t in batch) for batch in found]
@@ -166,28 +159,36 @@ def arrived(place):
 def test_what_the_rollouts_end_leaves_is_done_or_not_as_asked_for(until, asked):
     async def run():
         policy = Slow()
-        rollout = Running(1, [Task(f"t{n}", "p") for n in range(3)], {}, {"p": policy})
         options = SimpleNamespace(tasks=1, until=until, gradients=False)
-        run = SimpleNamespace(args=SimpleNamespace(streaming=options, rollout=SimpleNamespace(n_samples_per_prompt=1)))
-        streamed = Streamed()
-        beside = asyncio.create_task(forward_early(run, policy, rollout, streamed))
+        args = SimpleNamespace(streaming=options, rollout=SimpleNamespace(n_samples_per_prompt=1))
+        run = SimpleNamespace(args=args, state=lambda kind: kind())
+        step = SimpleNamespace(
+            number=1,
+            tasks=[Task(f"t{n}", "p") for n in range(3)],
+            policies={"p": policy},
+            estimator=ReinforcePlusPlus(),
+            ended=asyncio.Event(),
+            forwarded=[],
+        )
+        part = StreamingPart(run, step)
+        during = asyncio.create_task(part.during_rollout())
         for place in (1, 0):
-            rollout.arrive(arrived(place))
+            part.arrived(arrived(place))
         policy.go.release()
         for _ in range(20):  # the second waits for the first
             await asyncio.sleep(0)
         assert policy.asked == [["t1"]] and policy.running
-        rollout.arrive(arrived(2))
-        rollout.end()
+        part.arrived(arrived(2))
+        step.ended.set()
         for _ in range(2):
             policy.go.release()
-        await beside
-        return policy.asked, rollout, streamed
+        await during
+        return policy.asked, step, part
 
-    found, rollout, streamed = asyncio.run(run())
+    found, step, part = asyncio.run(run())
     assert found == [[task] for task in asked]
-    assert [f.rows[0].trajectory.task.id for f in rollout.forwarded] == asked
-    assert (streamed.rows, streamed.hidden) == (len(asked), 1)
+    assert [f.rows[0].trajectory.task.id for f in step.forwarded] == asked
+    assert part.metrics() == {"streaming/rows": float(len(asked)), "streaming/hidden": 1.0}
 
 
 def streaming(tmp_path, tasks):
@@ -214,8 +215,7 @@ def streaming(tmp_path, tasks):
         )
         if together:
             trainer.run.args.streaming = SimpleNamespace(tasks=together, until="all", gradients=False)
-            trainer.plugins.hook.marl_beside = lambda run, rollout: [marl_beside(run=run, rollout=rollout)]
-            trainer.plugins.hook.marl_log = lambda run, step, metrics: marl_log(run=run, metrics=metrics)
+            trainer.plugins.parts.append(functools.partial(StreamingPart, trainer.run))
         trainers.append(trainer)
     return trainers
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marl_plugins.processes.training_state import TrainingState, in_own_memory, packed, touch, unpacked
+from marl_plugins.process_groups.training_state import TrainingState, in_own_memory, packed, touch, unpacked
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 TENSORS = st.builds(

@@ -1,4 +1,4 @@
-"""Update and weight sync as upstream does them: the built-in end of the way of the data."""
+"""Training processes, update and weight sync as upstream has them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 from marl_plugins import hookimpl
 
 if TYPE_CHECKING:
+    from marl_plugins.core.process_backend import ProcessBackend
     from marl_plugins.core.processes import PolicyProcesses, Prepared
+
+
+@hookimpl
+def marl_processes() -> ProcessBackend:
+    from marl_plugins.processes.backend import OwnProcesses
+
+    return OwnProcesses()
 
 
 @hookimpl

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Generator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from marl_plugins import hookimpl
+from marl_plugins import applies_if, hookimpl
 from marl_plugins.asking.askers import Askers
 from marl_plugins.coach.bias import debias
 from marl_plugins.coach.ensemble import Ensemble, weigh_by_agreement
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from marl_plugins.core.findings import Finding
     from marl_plugins.core.policy import Policy
     from marl_plugins.core.section import Section
+    from marl_plugins.core.steps import Step, StepPart
     from marl_plugins.core.trajectory import Action, Trajectory
     from marl_plugins.hookspecs import Purpose
     from marl_plugins.run import Run
@@ -222,41 +223,44 @@ async def _score(run: Run, action: Action, seen: Seen) -> float:
     try:
         verdict = await state.coach.judge(action, seen)
     except (InfrastructureFailure, asyncio.CancelledError) as failure:  # cancelled: it did not come in time
-        state.verdicts[id(action)] = Judged(action, None, last)
+        state.verdicts[action] = Judged(action, None, last)
         action.explanation = f"no verdict: {failure or 'it did not come in time'}"
         raise
-    state.verdicts[id(action)] = Judged(action, verdict, last)
+    state.verdicts[action] = Judged(action, verdict, last)
     action.explanation = verdict.explanation
     action.notes[NOTES] = note_of(verdict, action, seen, state.questions)
     return verdict.share
 
 
-def reach_of_credit(run: Run) -> str:
-    """A rubric's verdicts count one by one, unless something looks at all of a step."""
+@hookimpl
+def marl_credit(trajectories: Sequence[Trajectory], run: Run) -> Sequence[Trajectory]:
+    """Count the verdicts of these trajectories."""
+    state = run.state(CoachState)
+    state.judged = sorted(
+        [*state.judged, *judged_in(run, trajectories)], key=lambda judged: (judged[0].place, judged[0].sample)
+    )
+    state.metrics = measure(state.judged)
+    return trajectories
+
+
+def looks_at_whole_steps(run: Run) -> bool:
+    """Whether something compares or counts the verdicts of a step; a rubric's alone are taken one by one."""
     coach = run.args.coach
-    if members_of(run) or not coach.rubric:
-        return "a model's verdicts are weighed over the step; use a rubric (--coach.rubric)"
-    if coach.debias or coach.corrections_coef:
-        return "--coach.debias and --coach.corrections_coef look at all of its verdicts; leave them out"
-    if coach.max_missing < 1:
-        return f"--coach.max_missing {coach.max_missing:g} leaves all of it out where verdicts are missing; set it to 1"
-    return "trajectory"
-
-
-MARL_REACH = {"marl_credit": reach_of_credit}
+    by_rubric = coach.rubric and not members_of(run)
+    return not by_rubric or coach.debias or bool(coach.corrections_coef) or coach.max_missing < 1
 
 
 @hookimpl
-def marl_credit(trajectories: Sequence[Trajectory], run: Run) -> Sequence[Trajectory]:
-    """Count the step's verdicts, take bias out of the scores, weigh those on which members disagree, leave the step out where too
-    many are missing, and have corrected actions trained on.
+@applies_if(looks_at_whole_steps)
+def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[Trajectory]:
+    """Take bias out of the scores, weigh those on which members disagree, leave the step out where too many are missing, and have
+    corrected actions trained on.
 
     Raises:
         RunPaused: The budget is spent.
     """
-    step, state = judged_in(run, trajectories), run.state(CoachState)
-    state.judged = sorted([*state.judged, *step], key=lambda judged: (judged[0].place, judged[0].sample))
-    state.metrics = measure(state.judged)
+    state = run.state(CoachState)
+    step = state.judged
     if run.args.coach.debias:
         debias(state.bias, step)
     if isinstance(state.coach, Ensemble):
@@ -274,16 +278,13 @@ def marl_credit(trajectories: Sequence[Trajectory], run: Run) -> Sequence[Trajec
 
 
 @hookimpl
-def marl_auxiliary(run: Run, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """What policies that are trained have said of the step's actions, with rewards."""
-    state = run.state(CoachState)
-    if not state.said:
-        return []
-    from marl_plugins.coach.training import lessons
+def marl_step(run: Run, step: Step) -> StepPart | None:
+    """The training of policies that judge, where one is trained."""
+    if not any(coach.train_every for coach in coaches_of(run)):
+        return None
+    from marl_plugins.coach.lessons import JudgeTraining
 
-    found, metrics = lessons(state.said, trajectories)
-    state.metrics |= metrics
-    return found
+    return JudgeTraining(run.state(CoachState), step)
 
 
 @hookimpl

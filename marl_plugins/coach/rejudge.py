@@ -182,7 +182,7 @@ class RoleReport:
 async def rejudge(plan: Plan, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     """Judge every action again, and compare."""
     run = plan.run
-    recorded = {id(action): action.score for t in trajectories for action in t.actions}
+    recorded = {action: action.score for t in trajectories for action in t.actions}
     async with plan.plugins.started(run, "judge"):
         await score_all(plan, trajectories)
         metrics: dict[str, float] = {}
@@ -227,7 +227,7 @@ def progress(total: int) -> Iterator[tuple[Progress, Any]]:
         yield bar, bar.add_task("", total=total)
 
 
-def compare(run: Run, trajectories: Sequence[Trajectory], recorded: dict[int, float | None]) -> dict[str, Any]:
+def compare(run: Run, trajectories: Sequence[Trajectory], recorded: dict[Action, float | None]) -> dict[str, Any]:
     """Compare the new scores with the recorded ones, by role.
 
     Args:
@@ -238,11 +238,11 @@ def compare(run: Run, trajectories: Sequence[Trajectory], recorded: dict[int, fl
     for role in run.recipe.roles:
         of_role = [a for a in actions if a.role == role]
         new = [a.score for a in of_role if a.score is not None]
-        both = [(old, a.score) for a in of_role if (old := recorded[id(a)]) is not None and a.score is not None]
+        both = [(old, a.score) for a in of_role if (old := recorded[a]) is not None and a.score is not None]
         roles[role] = RoleReport(
             actions=len(of_role),
             missing=len(of_role) - len(new),
-            recorded=mean([old for a in of_role if (old := recorded[id(a)]) is not None]),
+            recorded=mean([old for a in of_role if (old := recorded[a]) is not None]),
             score=mean(new),
             spread=statistics.pstdev(new) if new else None,
             correlation=correlation(both),

@@ -31,10 +31,10 @@ class CoachState:
         self.coach: Coach | None = None
         self.questions: Questions | None = None
         """How the first of its models is asked."""
-        self.verdicts: dict[int, Judged] = {}
+        self.verdicts: dict[Action, Judged] = {}
         """By `id` of the action, which the entry keeps alive."""
-        self.said: dict[int, list[Said]] = {}
-        """What policies that are trained have said of an action, by its `id`."""
+        self.said: dict[Action, list[Said]] = {}
+        """What policies that are trained have said of an action."""
         self.metrics: dict[str, float] = {}
         self.judged: list[tuple[Trajectory, Judged]] = []
         """The step's verdicts, once it has its credit."""
@@ -46,4 +46,4 @@ def judged_in(run: Run, trajectories: Sequence[Trajectory]) -> list[tuple[Trajec
     """What the coach was asked about since the last `marl_log`, in trajectories that are not lost."""
     verdicts = run.state(CoachState).verdicts
     alive = [t for t in trajectories if not t.infrastructure_failure]
-    return [(t, verdicts[id(a)]) for t in alive for a in t.actions if id(a) in verdicts]
+    return [(t, verdicts[a]) for t in alive for a in t.actions if a in verdicts]

@@ -60,10 +60,10 @@ class TrainedCoach(ModelCoach):
 
     Args:
         policy: Its name.
-        said: Where its answers are kept until the step has its credit, by the `id` of the action.
+        said: Where its answers are kept until the step has its credit, by action.
     """
 
-    def __init__(self, asker: Asker, questions: Questions, policy: str, said: dict[int, list[Said]]):
+    def __init__(self, asker: Asker, questions: Questions, policy: str, said: dict[Action, list[Said]]):
         super().__init__(asker, questions)
         self.policy = policy
         self.said = said
@@ -73,7 +73,7 @@ class TrainedCoach(ModelCoach):
 
         def heard(answer: Answer, judgement: Judgement | None) -> None:
             score = None if judgement is None else kept_as(Verdict, judgement).share
-            self.said.setdefault(id(action), []).append(Said(self.policy, action, answer, score))
+            self.said.setdefault(action, []).append(Said(self.policy, action, answer, score))
 
         request = replace(await self.questions.about(action, seen), heard=heard)
         return kept_as(Verdict, await self.asker.judge(request))
@@ -116,7 +116,7 @@ class Lesson:
 
 
 def lessons(
-    said: Mapping[int, Sequence[Said]], trajectories: Sequence[Trajectory]
+    said: Mapping[Action, Sequence[Said]], trajectories: Sequence[Trajectory]
 ) -> tuple[list[Trajectory], dict[str, float]]:
     """What judges have said of each trajectory, as actions of their policies with rewards, or with the reason why there is none;
     and metrics of it.
@@ -127,7 +127,7 @@ def lessons(
     by_role: dict[str, list[Lesson]] = defaultdict(list)
     for trajectory in trajectories:
         mine = Trajectory(trajectory.task, trajectory.sample, trajectory.step)
-        for one in (s for action in trajectory.actions for s in said.get(id(action), ())):
+        for one in (s for action in trajectory.actions for s in said.get(action, ())):
             action = _action(one, len(mine.actions))
             mine.actions.append(action)
             outcome = trajectory.outcome_of(one.action.role)

@@ -77,9 +77,7 @@ class PluginContract(ToolContract):
         given = _trajectories(plan.run)
         before = [_sampled(t) for t in copy.deepcopy(given)]
         credited = _credited(plan, given)
-        assert [id(t) for t in credited] == [id(t) for t in given], (
-            "marl_credit has to return the trajectories it was given"
-        )
+        assert credited == given, "marl_credit has to return the trajectories it was given"
         assert [_sampled(t) for t in credited] == before, "marl_credit may change reward, terms, notes and unscored only"
         for action in (a for t in credited for a in t.actions):
             good = action.reward is None or math.isfinite(action.reward)
@@ -94,23 +92,21 @@ class PluginContract(ToolContract):
         plan.plugins.restore(plan.run, state)
         assert _close(first, _rewards(_credited(plan, two))), "the rewards of the same trajectories in another order differ"
 
-    def test_a_chain_needs_no_more_of_a_step_than_it_says(self) -> None:
-        """With `MARL_REACH = {"marl_credit": "trajectory"}` (or `marl_select`), one trajectory at a time is treated as in all."""
-        for hook, apply in (("marl_credit", self._credit_alone), ("marl_select", self._select_alone)):
-            plan, single = self.plan, self.plan
-            name = self.plugin_name
-            if not plan.plugins.implements(name, hook) or plan.plugins.reach(name, hook, plan.run) != "trajectory":
-                continue
-            given, one_by_one = _trajectories(plan.run), _trajectories(single.run)
-            together = apply(plan, given)
-            apart = {k: v for t in reversed(one_by_one) for k, v in apply(single, [t]).items()}
-            assert together == apart, (
-                f"MARL_REACH says that {hook} needs one trajectory at a time, and of a whole step it makes something else; "
-                "write 'step'"
-            )
-            assert _states(plan) == _states(single), (
-                f"after {hook} the plugin's state depends on how a step is handed to it"
-            )
+    def test_marl_credit_works_on_one_trajectory_at_a_time(self) -> None:
+        """Trajectories that are credited one by one get what they get together; what needs the whole step is `marl_credit_step`."""
+        plan, single = self.plan, self.plan
+        if not plan.plugins.implements(self.plugin_name, "marl_credit"):
+            return
+        given, one_by_one = _trajectories(plan.run), _trajectories(single.run)
+        together = self._credit_alone(plan, given)
+        apart = {k: v for t in reversed(one_by_one) for k, v in self._credit_alone(single, [t]).items()}
+        assert together == apart, (
+            "marl_credit is given one trajectory or more, and makes something else of a whole step than of its trajectories; "
+            "write marl_credit_step"
+        )
+        assert _states(plan) == _states(single), (
+            "after marl_credit the plugin's state depends on how a step is handed to it"
+        )
 
     def _own(self, plan: Plan, hook: str, **given: Any) -> Any:
         """What the plugin alone makes of a chain's value."""
@@ -126,11 +122,6 @@ class PluginContract(ToolContract):
             for t in trajectories
             for a in t.actions
         }
-
-    def _select_alone(self, plan: Plan, trajectories: list[Trajectory]) -> dict[str, Any]:
-        rows = _rows_of(trajectories, plan.run)
-        kept = {row.name for row in self._own(plan, "marl_select", rows=rows, run=plan.run, steps=1)}
-        return {row.name: (row.name in kept, row.action.left_out) for row in rows}
 
     def test_scores_lie_between_0_and_1(self) -> None:
         """Or are None: missing; an outcome may be one per role. An unavailable scorer raises `InfrastructureFailure`."""
@@ -164,8 +155,8 @@ class PluginContract(ToolContract):
         plan = self.plan
         rows = _rows(plan.run)
         kept = list(asyncio.run(plan.plugins.chain("marl_select", rows, run=plan.run, steps=1)))
-        assert len({id(row) for row in kept}) == len(kept), "marl_select returned a row twice"
-        assert {id(row) for row in kept} <= {id(row) for row in rows}, "marl_select returned a row that it was not given"
+        assert len(set(kept)) == len(kept), "marl_select returned a row twice"
+        assert set(kept) <= set(rows), "marl_select returned a row that it was not given"
         silent = [r.name for r in rows if not any(r is k for k in kept) and r.action.left_out is None]
         assert not silent, f"left out without `row.action.left_out`: {silent[:3]}"
 
@@ -198,7 +189,8 @@ class PluginContract(ToolContract):
         assert _close(*far), f"{type(estimator).__name__} says scope {estimator.scope!r}, and a row of another one matters"
 
     def test_what_is_affine_is_made_of_a_mean_and_a_deviation(self) -> None:
-        """`affine`: advantages are those of `shape_early` and `estimate`, less the mean and over the deviation of their key."""
+        """`affine`: advantages are those of `shape_within_tasks` and `estimate`, less the mean and over the deviation of
+        their normalisation group."""
         plan = self.plan
         estimator, rows = _estimator(plan), _rows(plan.run)
         if not estimator.affine:
@@ -252,8 +244,9 @@ async def _awaited(answer: Awaitable[Any]) -> Any:
 
 def _credited(plan: Plan, trajectories: list[Trajectory]) -> list[Trajectory]:
     rewards_from_scores(trajectories)
-    credited: list[Trajectory] = asyncio.run(plan.plugins.chain("marl_credit", trajectories, run=plan.run))
-    return credited
+    for hook in ("marl_credit", "marl_credit_step"):
+        trajectories = asyncio.run(plan.plugins.chain(hook, trajectories, run=plan.run))
+    return trajectories
 
 
 def _trajectories(run: Run) -> list[Trajectory]:
@@ -320,7 +313,7 @@ def _advantages(
     estimator are made where rows are learned from before the step is complete."""
     import torch
 
-    shaped = (estimator.shape_early if early else estimator.shape)(rows, torch.tensor([row.reward for row in rows]))
+    shaped = (estimator.shape_within_tasks if early else estimator.shape)(rows, torch.tensor([row.reward for row in rows]))
     batches: list[tuple[Sequence[Row], Tensor, Tensor]] = []
     for start in range(0, len(rows), size or len(rows)):
         part = rows[start : start + (size or len(rows))]
@@ -337,7 +330,7 @@ def _advantages(
     found = {}
     for part, advantages, mask in batches:
         if early:
-            late = [estimator.late(statistics, estimator.key(row)) for row in part]
+            late = [estimator.mean_and_std(statistics, estimator.normalisation_group(row)) for row in part]
             applied = torch.stack([(a - mean) / deviation for a, (mean, deviation) in zip(advantages, late, strict=True)])
         else:
             applied = estimator.apply(part, advantages, statistics)

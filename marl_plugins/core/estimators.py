@@ -45,8 +45,8 @@ class Estimator:
         scope: How far what an advantage depends on reaches.
         group_by: What makes a group, for an estimator that compares groups; else None.
         needs_critic: Whether `estimate` is given a critic's values (`--algo.advantage.estimator gae` starts one per policy).
-        affine: Whether what needs the whole step makes (A - mean) / deviation of `estimate`'s advantages after `shape_early`,
-            with the mean and deviation that `late` says, the same for all rows of a key.
+        affine: Whether what needs the whole step makes (A - mean) / deviation of `estimate`'s advantages after
+            `shape_within_tasks`, with what `mean_and_std` returns, the same for all rows of a normalisation group.
     """
 
     gamma: float = 1.0
@@ -58,8 +58,8 @@ class Estimator:
 
     @property
     def accumulators(self) -> int:
-        """Gradients by key that a step's rows can be learned from before the step is complete (core/accumulators.py): one where
-        advantages are final with their tasks, two where they are affine, 0 where they cannot."""
+        """The number of gradients by normalisation group from which a step's gradient can be made before the step is complete: one
+        where advantages are final with their tasks, two where they are affine, 0 where it cannot."""
         if self.scope != "batch":
             return 1
         return 2 if self.affine else 0
@@ -72,7 +72,7 @@ class Estimator:
         """
         return rewards
 
-    def shape_early(self, rows: Sequence[Row], rewards: Tensor) -> Tensor:
+    def shape_within_tasks(self, rows: Sequence[Row], rewards: Tensor) -> Tensor:
         """The same of all rows of some tasks, without what needs those of other tasks."""
         return self.shape(rows, rewards)
 
@@ -92,12 +92,12 @@ class Estimator:
         """Advantages (rows, tokens) to advantages (rows, tokens); what stands outside the mask does not matter."""
         return advantages
 
-    def key(self, row: Row) -> str:
-        """Rows with the same key share mean and deviation."""
+    def normalisation_group(self, row: Row) -> str:
+        """The name of the rows that share a mean and a deviation with this one."""
         return ""
 
-    def late(self, statistics: Any, key: str) -> tuple[float, float]:
-        """Mean and deviation of a key's rows."""
+    def mean_and_std(self, statistics: Any, key: str) -> tuple[float, float]:
+        """Mean and deviation of the rows of a normalisation group, whose name is `key`."""
         return 0.0, 1.0
 
     def metrics(self, rows: Sequence[Row]) -> dict[str, float]:
@@ -107,15 +107,15 @@ class Estimator:
 
 @dataclass(frozen=True)
 class Whitened(Estimator):
-    """A_t <- (A_t - mean) / sqrt(max(variance, 1e-8)) over the sampled tokens of all rows that share a key.
+    """A_t <- (A_t - mean) / sqrt(max(variance, 1e-8)) over the sampled tokens of all rows of a normalisation group.
 
     Upstream's last step for `reinforce`, `reinforce_baseline` and `gae` (experience_maker.py:325-338), to which this is equal
-    for one policy and one key.
+    for one policy and one group.
 
     Args:
         divide: Whether to divide by the standard deviation (`--algo.advantage.no_std_norm` does not).
 
-    The same key for all rows is global normalisation.
+    One group for all rows is global normalisation.
     """
 
     scope: Reach = "batch"
@@ -127,25 +127,21 @@ class Whitened(Estimator):
 
         total: dict[str, Moments] = {}
         for rows, advantages, mask in batches:
-            keys = [self.key(row) for row in rows]
+            keys = [self.normalisation_group(row) for row in rows]
             for key in dict.fromkeys(keys):
                 chosen = [i for i, k in enumerate(keys) if k == key]
                 total[key] = total.get(key, Moments()) + Moments.of(advantages[chosen], mask[chosen])
         return total
 
-    def late(self, statistics: dict[str, Moments], key: str) -> tuple[float, float]:
+    def mean_and_std(self, statistics: dict[str, Moments], key: str) -> tuple[float, float]:
         over = statistics[key]
         return over.mean, over.divisor if self.divide else 1.0
 
     def apply(self, rows: Sequence[Row], advantages: Tensor, statistics: dict[str, Moments]) -> Tensor:
         import torch
 
-        late = [self.late(statistics, self.key(row)) for row in rows]
+        late = [self.mean_and_std(statistics, self.normalisation_group(row)) for row in rows]
         return torch.stack([(a - mean) / deviation for a, (mean, deviation) in zip(advantages, late, strict=True)])
-
-
-class Centres(dict[str, float]):
-    """By key, the mean of the last version's advantages: what those of the next are near (core/accumulators.py)."""
 
 
 def add_scope_flag(group: argparse._ArgumentGroup, plugin: str) -> None:

@@ -157,8 +157,8 @@ def _batches(lengths: Sequence[int], window: Sequence[int], limit: Limit) -> lis
     return [tuple(batch) for batch in batches]
 
 
-def beside(first: Layout, second: Layout) -> Layout:
-    """Two layouts for the same ranks in the same optimiser steps: in each the first's micro-batches, then the second's.
+def combined(first: Layout, second: Layout) -> Layout:
+    """Combine two layouts for the same ranks into the same optimiser steps: in each the first's micro-batches, then the second's.
 
     Indices of the second's sequences follow those of the first's. Its K may be smaller: later steps have none of its sequences.
     """
@@ -171,9 +171,9 @@ def beside(first: Layout, second: Layout) -> Layout:
             shifted = [tuple(len(mine) + i for i in batch) for batch in more]
             windows: list[MicroBatch] = []
             for step in range(first.steps):
-                beside_it = shifted[step * second.accumulation : (step + 1) * second.accumulation]
+                added = shifted[step * second.accumulation : (step + 1) * second.accumulation]
                 windows += batches[step * first.accumulation : (step + 1) * first.accumulation]
-                windows += beside_it or [()] * second.accumulation
+                windows += added or [()] * second.accumulation
             epoch.append(tuple(windows))
         epochs.append(tuple(epoch))
     return Layout(ranks, first.steps, first.accumulation + second.accumulation, tuple(epochs))

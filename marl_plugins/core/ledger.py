@@ -68,8 +68,8 @@ class Ledger:
     generated: Counter[str] = field(default_factory=Counter)
     trained: Counter[str] = field(default_factory=Counter)
     left_out: dict[str, Counter[str]] = field(default_factory=dict)
-    beside: Ledger | None = None
-    """The account of policies that play no role."""
+    auxiliary: list[Ledger] = field(default_factory=list)
+    """The accounts of rows that parts of the step have added, of policies that play no role."""
 
     @classmethod
     def of(cls, step: int, trajectories: Iterable[Trajectory], rows: Iterable[Row]) -> Ledger:
@@ -79,7 +79,7 @@ class Ledger:
             AssertionError: An action was neither trained on nor left out for a reason, or both; a bug in a plugin.
         """
         ledger = cls(step)
-        chosen = {id(row.action) for row in rows}
+        chosen = {row.action for row in rows}
         for t in trajectories:
             ledger.trajectories += 1
             if t.infrastructure_failure:
@@ -88,7 +88,7 @@ class Ledger:
                 ledger.failed[t.agent_failure] += 1
             for a in t.actions:
                 ledger.generated[a.role] += 1
-                if (id(a) in chosen) == (a.left_out is not None):
+                if (a in chosen) == (a.left_out is not None):
                     raise AssertionError(
                         f"action {t.task.id}/{t.sample}/{a.path} is "
                         + ("trained on and left out" if a.left_out else "neither trained on nor left out")
@@ -117,7 +117,7 @@ class Ledger:
                 }
                 for role in sorted(self.generated)
             },
-            **({"beside": self.beside.record()["roles"]} if self.beside else {}),
+            **({"auxiliary": added} if (added := self._added()) else {}),
         }
 
     @classmethod
@@ -129,9 +129,9 @@ class Ledger:
         """
         ledger = cls(record["step"], record["trajectories"], Counter(record["lost"]), Counter(record["failed"]))
         ledger._add_roles(record["roles"])
-        if "beside" in record:
-            ledger.beside = cls(record["step"])
-            ledger.beside._add_roles(record["beside"])
+        if added := record.get("auxiliary") or record.get("beside"):  # the older name
+            ledger.auxiliary.append(cls(record["step"]))
+            ledger.auxiliary[0]._add_roles(added)
         return ledger
 
     def _add_roles(self, roles: Mapping[str, Mapping[str, Any]]) -> None:
@@ -139,3 +139,6 @@ class Ledger:
             self.generated[role], self.trained[role] = counts["generated"], counts["trained"]
             if counts["left_out"]:
                 self.left_out[role] = Counter(counts["left_out"])
+
+    def _added(self) -> dict[str, Any]:
+        return {role: account for ledger in self.auxiliary for role, account in ledger.record()["roles"].items()}

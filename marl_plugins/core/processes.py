@@ -1,19 +1,19 @@
-"""What hooks are handed of a running policy: its engines, its processes, and its rows on the way to an update; and a rollout.
+"""What hooks are handed of a running policy: its engines, its processes, and its rows on the way to an update.
 
-These protocols are the whole surface that a plugin may rely on; they import neither Ray nor upstream. The runtime implements
-them on upstream's classes (processes/engines.py, runtime/policy.py, runtime/experience.py, runtime/rollout.py).
+These protocols are what a plugin may rely on; they import neither Ray nor upstream. The runtime implements them on upstream's
+classes (processes/engines.py, runtime/policy.py, runtime/experience.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.roles import Call
 from marl_plugins.core.rows import Row
-from marl_plugins.core.trajectory import Generation, Task, Trajectory
+from marl_plugins.core.trajectory import Generation
 
 
 class Engine(Protocol):
@@ -109,6 +109,18 @@ class PolicyProcesses(Protocol):
         """What the policy is; `spec.trainable` says whether it is updated."""
 
     @property
+    def args(self) -> Any:
+        """Its flags."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """Its tokenizer."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a sequence that it can be trained on, at most."""
+
+    @property
     def version(self) -> int:
         """The number of the last sync that was begun: the weights of the engines belong to it."""
 
@@ -140,6 +152,21 @@ class PolicyProcesses(Protocol):
     async def sync(self, version: int) -> bool:
         """Bring the engines to the current weights and call these `version`; True when done."""
 
+    async def extension(self, name: str, method: str, *same: Any, each: Sequence[Any] | None = None) -> list[Any]:
+        """Call a method of an extension (`marl_extensions`) in every training process of the policy; their answers, by rank.
+
+        All ranks are asked at the same time. Ask one thing of a policy after the other: ranks that are asked in different orders
+        would wait for each other in a collective operation.
+
+        Args:
+            name: Name of the extension's class.
+            same: Arguments that every process gets.
+            each: One more argument, the first, for each process, by rank.
+
+        Raises:
+            RunEnded: A process died, or answered nothing for too long.
+        """
+
 
 class Follower(PolicyProcesses, Protocol):
     """A policy with engines only, which hold weights of the policy that it follows (`spec.follows`)."""
@@ -149,41 +176,3 @@ class Follower(PolicyProcesses, Protocol):
 
     async def hold(self, weights: bytes, version: int) -> bool:
         """Bring the engines to these weights and call them `version`; True when done."""
-
-
-class RunningRollout(Protocol):
-    """A training rollout while it runs, as `marl_beside` gets it."""
-
-    @property
-    def step(self) -> int:
-        """The training step, from 1."""
-
-    @property
-    def tasks(self) -> Sequence[Task]:
-        """Those of the step, in its order; a trajectory's `place` is an index of them."""
-
-    @property
-    def pools(self) -> Mapping[str, Engines]:
-        """The engines of every policy, by its name."""
-
-    @property
-    def policies(self) -> Mapping[str, PolicyProcesses]:
-        """All policies of the run, those included that are not trained."""
-
-    @property
-    def ended(self) -> asyncio.Event:
-        """Set once the last trajectory has arrived."""
-
-    def keep(self, forwarded: Any) -> None:
-        """Give the step a `Forwarded` of some of its rows: what of it is trained on is not computed again after the rollout."""
-
-    async def credited(self, trajectories: Sequence[Trajectory]) -> Sequence[Row] | None:
-        """The rows of whole tasks, credited and selected as at the step's end; None as long as the run has not shown whether
-        actions are scored. For a run in which nothing needs more of a step (`Run.need_step` is empty)."""
-
-    async def accumulate(self, forwarded: Any) -> None:
-        """Learn from a policy's credited rows of whole tasks now: their gradients are added to those of the rows before, and the
-        step's update takes them along. One call after the other for each policy, and for every row once."""
-
-    def arrived(self) -> AsyncIterator[Trajectory]:
-        """The step's trajectories as they finish, actions and outcomes scored, from the first to the last; each caller gets all."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from marl_plugins.core.trajectory import Action, Trajectory, path_order
 
 
-@dataclass
+@dataclass(eq=False)
 class Row:
     """An action as it is trained, with the trajectory that it belongs to.
 
@@ -54,7 +54,7 @@ def rows_of(trajectories: Iterable[Trajectory], trainable: Collection[str]) -> l
 
 
 def auxiliary_rows(trajectories: Iterable[Trajectory], due: Collection[str]) -> list[Row]:
-    """The rows of policies that play no role (`marl_auxiliary`); an action without a reward says itself why it is left out.
+    """Make the rows of policies that play no role; an action without a reward says itself why it is left out.
 
     Args:
         due: The policies that are updated in this step.

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from marl_plugins.core.rows import Row
+from marl_plugins.core.trajectory import Action
 
 
 @dataclass(frozen=True)
@@ -48,29 +49,29 @@ def sequences_of(rows: Sequence[Row], merge: bool = True) -> list[TokenSequence]
     if not merge:
         return [_sequence([row]) for row in rows]
     chains: list[list[Row]] = []
-    ends: dict[int, list[Row]] = {}  # the chain that ends with an action, by the action's identity
+    ends: dict[Action, list[Row]] = {}  # the chain that ends with an action
     for row in sorted(rows, key=lambda row: row.action.turn):  # what a turn extends comes before it
         chain, turn = None, row.action
         while chain is None and turn.extends and turn.before is not None:  # a turn that was left out is stepped over
             turn = turn.before
-            chain = ends.pop(id(turn), None)
+            chain = ends.pop(turn, None)
         if chain is None:
             chain = []
             chains.append(chain)
         chain.append(row)
-        ends[id(row.action)] = chain
-    place = {id(row): number for number, row in enumerate(rows)}
-    return [_sequence(chain) for chain in sorted(chains, key=lambda chain: place[id(chain[0])])]
+        ends[row.action] = chain
+    place = {row: number for number, row in enumerate(rows)}
+    return [_sequence(chain) for chain in sorted(chains, key=lambda chain: place[chain[0]])]
 
 
 def _sequence(chain: Sequence[Row]) -> TokenSequence:
     """One sequence of rows that extend each other; O(tokens), because turns are stored as deltas and no prefix is compared."""
     ids: list[int] = []
     starts: list[int] = []
-    mine = {id(row.action) for row in chain}
+    mine = {row.action for row in chain}
     for turn in chain[-1].action.chain:
         ids += turn.shown_ids
-        if id(turn) in mine:
+        if turn in mine:
             starts.append(len(ids))
         ids += turn.generation.ids
     return TokenSequence(ids, tuple(chain), tuple(starts))

@@ -9,7 +9,7 @@ import random
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
@@ -46,12 +46,9 @@ class Fields:
     prompt: str
     label: str | None
     rivals: tuple[str, ...] = ()
-    remarks: tuple[str, ...] = ()
-    """What else was chosen: the one list of an object, the user's text of chat messages."""
 
     def __str__(self) -> str:
-        label = f"{self.label} -> label" if self.label else "no label"
-        return "; ".join([f"{self.prompt} -> prompt, {label}", *self.remarks])
+        return f"{self.prompt} -> prompt, " + (f"{self.label} -> label" if self.label else "no label")
 
 
 class FileTasks(list[Task]):
@@ -123,11 +120,6 @@ def read_tasks(
         problems.append(f"{path}: no tasks in it")
     if problems:
         raise ConfigurationError(first_of(problems, str(path)))
-    if any(isinstance(item[fields.prompt], list) for _, item in items):
-        fields = replace(fields, remarks=("of chat messages, the user's text",))
-    if path.suffix == ".json" and text.lstrip().startswith("{"):
-        key = next(key for key, value in json.loads(text).items() if isinstance(value, list))
-        fields = replace(fields, remarks=(f"of the one object, the list under {key!r}", *fields.remarks))
     return FileTasks(tasks, path, fields, [where for where, _ in items])
 
 
@@ -175,8 +167,7 @@ def _listed(path: Path, text: str, problems: list[str]) -> Iterator[tuple[str, A
     if len(lists) == 1:
         items = lists[0]
     if not isinstance(items, list):
-        several = f" with {len(lists)} lists; leave one of them in it" if lists else ""
-        problems.append(f"{path}: expected a list of objects, got {_kind(items)}{several}")
+        problems.append(f"{path}: expected a list of objects, got {_kind(items)}")
         return
     for number, (place, item) in enumerate(zip(places, items, strict=False), 1):
         yield f"{place}: item {number}", item

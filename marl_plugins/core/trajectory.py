@@ -116,14 +116,14 @@ class Correction:
     """What an action should have been.
 
     Args:
-        coef: Of the cross-entropy on the text that is added to the policy's loss (processes/corrections.py).
+        coef: Of the cross-entropy on the text that is added to the policy's loss (marl_plugins.corrections).
     """
 
     text: str
     coef: float
 
 
-@dataclass
+@dataclass(eq=False)
 class Action:
     """One generation of one role in one turn.
 
@@ -297,7 +297,7 @@ class LostAfter:
         return False
 
 
-@dataclass
+@dataclass(eq=False)
 class Trajectory:
     """All actions of one run of a workflow on one task, with their dependency graph and the outcome."""
 

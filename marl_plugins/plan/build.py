@@ -24,7 +24,7 @@ from marl_plugins.core.recipe import Recipe, Sections, base_of, find_recipe
 from marl_plugins.core.recipe_yaml import Origins, RecipeTree, read_recipe
 from marl_plugins.hosts import cpu, releases, upstream_cli
 from marl_plugins.loading import line_of
-from marl_plugins.manager import Plugins
+from marl_plugins.manager import Plugins, need_step
 from marl_plugins.plan.calls import check_calls
 from marl_plugins.plan.checks import (
     check_followers,
@@ -45,14 +45,13 @@ from marl_plugins.plan.flags import (
     split_flags,
 )
 from marl_plugins.plan.lengths import Lengths, check_lengths
-from marl_plugins.plan.models import check_models, hub_warnings, offline_warnings
-from marl_plugins.plan.parts import estimator_of, of_plugin, policies_of, seating_of, tools_of
+from marl_plugins.plan.models import check_models, hub_warnings
+from marl_plugins.plan.parts import estimator_of, of_plugin, policies_of, processes_of, tools_of
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.problems import Problems, placed
 from marl_plugins.plan.rehearsal import check_workflow
-from marl_plugins.plan.seating import check_seating
 from marl_plugins.plan.sections import load_recipe, sections_of
-from marl_plugins.plan.tasks import check_tasks, from_hub, hub_tasks, task_warnings
+from marl_plugins.plan.tasks import check_tasks, from_hub, task_warnings
 from marl_plugins.run import Run
 
 SLOW = 10.0
@@ -139,10 +138,9 @@ def build_plan(words: Sequence[str]) -> Plan:
     plan = Plan(run, plugins, request.options)
     problems += check_numbers(run)
     problems += check_files(plan, request.origins)
-    problems += check_seating(run, " or ".join(plugins.owners("marl_seats"))) if run.policies else []
+    problems += run.processes.problems(run) if run.policies and run.processes else []
     warnings = Problems()
     warnings += [*repeated_plugins(request), *hub_warnings(p.model for p in run.policies)]
-    warnings += [*offline_warnings((p.model for p in run.policies), "model"), *offline_warnings(hub_tasks(run), "dataset")]
     if owners := plugins.owners("marl_estimator"):
         estimator = problems.attempt(lambda: estimator_of(plan))
         if estimator is not None and not of_plugin(estimator):
@@ -275,14 +273,7 @@ def draft_run(request: Request, plugins: Plugins, flags: Flags) -> Run:
         max_steps=request.options.max_steps,
         logical_gpus=request.options.logical_gpus,
     )
-    return replace(run, need_step=need_step(run, plugins))
-
-
-def need_step(run: Run, plugins: Plugins) -> tuple[str, ...]:
-    """The plugins whose part of a chain of the training step needs all of it, as `NAME (HOOK)`, or `NAME (HOOK): WHY`."""
-    chains = [(name, hook) for hook in ("marl_credit", "marl_select") for name in plugins.owners(hook)]
-    found = {f"{name} ({hook})": plugins.reach(name, hook, run) for name, hook in chains}
-    return tuple(n if why == "step" else f"{n}: {why}" for n, why in found.items() if why != "trajectory")
+    return replace(run, need_step=need_step(plugins, run))
 
 
 def with_policies(run: Run, request: Request, plugins: Plugins, flags: Flags, problems: Problems) -> Run:
@@ -327,7 +318,7 @@ def with_policies(run: Run, request: Request, plugins: Plugins, flags: Flags, pr
         policy_args=policy_args,
         warnings=tuple(dict.fromkeys([*run.warnings, *map(problem_of, (*idle, *printed))])),
     )
-    return replace(known, seating=problems.attempt(lambda: seating_of(plugins, known)))
+    return replace(known, processes=problems.attempt(lambda: processes_of(plugins, known)))
 
 
 def use_engines_only(args: SimpleNamespace) -> None:

@@ -88,9 +88,8 @@ def _prompt_problems(role: str, key: str, file: str | None, origins: Origins, fo
         return [f"{where}: roles.{role}.{key}: {error}"]
     except ValueError as error:
         return [f"{where}: roles.{role}.{key}: {folder / file}: {error}; write {{{{ and }}}} for braces"]
-    if not text.strip() or "\0" in text:
-        wrong = "is empty" if not text.strip() else "holds a NUL character; remove it"
-        return [f"{where}: roles.{role}.{key}: {folder / file} {wrong}"]
+    if not text.strip():
+        return [f"{where}: roles.{role}.{key}: {folder / file} is empty"]
     problems = [
         f"{where}: roles.{role}.{key}: {folder / file}: {{{field}}} is not a field; a field is a name such as {{problem}}, and "
         "braces are written {{ and }}"
@@ -195,8 +194,6 @@ def check_followers(run: Run, policies: Sequence[Policy], origins: Origins) -> l
 def check_numbers(run: Run) -> list[str]:
     """Numbers that do not fit each other; the range of each alone is checked with its flag (ranges.py)."""
     args, problems = run.args, []
-    if args.ckpt.save_steps == 0:
-        problems.append("--ckpt.save_steps 0: a step is saved every N steps; give 1 or more, or -1 to save none")
     if run.trajectories % max(1, args.train.batch_size):
         problems.append(
             f"a step has {run.trajectories} trajectories (--rollout.batch_size {args.rollout.batch_size} x "

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from marl_plugins.hosts.devices import critic_gpus, engine_gpus, reference_gpus, training_gpus
+from marl_plugins.hosts.devices import engine_gpus
 from marl_plugins.run import Run
 
 
 def needed_devices(run: Run) -> dict[str, int]:
-    """Devices by policy: training processes, critic, engines, and, on GPUs, reference processes of their own; and the seats."""
+    """Devices by policy, of its engines and its training processes, and what the policies share (`ProcessBackend.devices`)."""
+    assert run.processes is not None, "the plan has no back-end for training processes"
     needed = {}
     for policy in run.policies:
         args = run.policy_args[policy.name]
-        if not policy.trainable or run.seating is not None:
-            needed[policy.name] = engine_gpus(args)
-        elif args.train.colocate_all:
-            needed[policy.name] = training_gpus(args)
-        else:
-            reference = 0 if run.device == "cpu" else reference_gpus(args)
-            needed[policy.name] = training_gpus(args) + critic_gpus(args) + engine_gpus(args) + reference
-    if run.seating is not None and any(policy.trainable for policy in run.policies):
-        needed["seats of training processes"] = run.seating.total
+        shared = policy.trainable and args.train.colocate_all and run.processes.lasting
+        needed[policy.name] = 0 if shared else engine_gpus(args)
+    for name, count in run.processes.devices(run).items():
+        needed[name] = needed.get(name, 0) + count
     return needed
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from marl_plugins.core.estimators import Estimator, check_estimator
-from marl_plugins.core.failures import ConfigurationError, place_of
+from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.seats import Seating
+from marl_plugins.core.process_backend import ProcessBackend
 from marl_plugins.core.tools import Function, Tool
 from marl_plugins.hosts.devices import critic_gpus
 from marl_plugins.manager import BUILTINS, Plugins
@@ -34,18 +34,18 @@ def policies_of(plugins: Plugins, run: Run) -> list[Policy]:
     )
 
 
-def seating_of(plugins: Plugins, run: Run) -> Seating | None:
-    """The seats that a plugin gives the training processes, or None.
+def processes_of(plugins: Plugins, run: Run) -> ProcessBackend:
+    """Who gives policies their training processes.
 
     Raises:
         ConfigurationError: A plugin's answer is something else.
     """
-    answer = plugins.call_while_planning("marl_seats", run=run)
-    if answer is None or isinstance(answer, Seating):
+    answer = plugins.call_while_planning("marl_processes", run=run)
+    if isinstance(answer, ProcessBackend):
         return answer
     raise ConfigurationError(
-        f"plugin {' or '.join(plugins.owners('marl_seats'))}: marl_seats returned {_kind(answer)}, expected a Seating of "
-        "marl_plugins.core.seats, or None"
+        f"plugin {' or '.join(plugins.owners('marl_processes'))}: marl_processes returned {_kind(answer)}, expected a "
+        "ProcessBackend of marl_plugins.core.process_backend, or None"
     )
 
 
@@ -133,6 +133,12 @@ def arity_problem(function: Any, arguments: int) -> str | None:
     except ValueError:  # a function written in C tells nothing
         return None
     return None
+
+
+def place_of(function: Any) -> str:
+    """`file:line: ` of a Python function; empty for anything else."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}: " if code else ""
 
 
 def has_critics(run: Run) -> bool:

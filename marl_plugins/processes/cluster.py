@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.process_backend import OBJECT_STORE_BYTES
 from marl_plugins.hosts import cpu
 from marl_plugins.hosts.prebuild import clear_abandoned_locks
 from marl_plugins.plan.devices import needed_devices, shown_devices
-from marl_plugins.plan.estimate import gb
-from marl_plugins.plan.states import STORE, states_together
 from marl_plugins.run import Run
 
 if TYPE_CHECKING:
@@ -245,7 +244,7 @@ def _options(run: Run, debug: bool, python: str | None, folder: str) -> dict[str
         options |= {
             "num_gpus": run.logical_gpus or needed,
             "num_cpus": needed + 4,
-            "object_store_memory": STORE + states_together(run),
+            "object_store_memory": OBJECT_STORE_BYTES + (run.processes.object_store_bytes(run) if run.processes else 0),
         }
     return options
 
@@ -260,21 +259,8 @@ def _check_devices(run: Run) -> None:
             f"the plan needs {needed} GPUs ({shown_devices(run)}) and Ray has {found}; use --train.colocate_all, fewer engines "
             "(--vllm.num_engines), fewer ranks (--actor.num_gpus_per_node), a shared mapping (--mapping shared), or more GPUs"
         )
-    if (seating := run.seating) is not None and "seats of training processes" in needed_devices(run):
-        of_nodes = [int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]]
-        if sum(found // seating.seats for found in of_nodes) < seating.nodes:  # they would be waited for, for ever
-            raise ConfigurationError(
-                f"the plan needs {seating.nodes} nodes with {seating.seats} seats each, and Ray's nodes have "
-                f"{', '.join(map(str, of_nodes))} GPUs; use fewer seats of more nodes (--process_groups.seats, "
-                "--process_groups.nodes), or larger nodes"
-            )
-    store = int(ray.cluster_resources().get("object_store_memory", 0))
-    if store < states_together(run):
-        raise ConfigurationError(
-            f"the states of policies that leave their seats need {gb(states_together(run))} of Ray's object store, and this "
-            f"cluster has {gb(store)}; start it with a larger one (ray start --object-store-memory), or leave out "
-            "--plugin marl_plugins.process_groups"
-        )
+    if run.processes is not None:
+        run.processes.check_cluster(run)
     free = int(ray.available_resources().get("GPU", 0))
     if free < needed:
         print(f"the plan needs {needed} GPUs and {free} of {found} are free: waiting for the others", file=sys.stderr)

@@ -11,11 +11,12 @@ from marl_plugins.hosts import cpu
 from marl_plugins.processes.optimiser_settings import keep_settings_when_loading
 
 # Installs the host support, before upstream is imported below.
-from marl_plugins.processes.policy_actor import ON_CPU, TrainingProcess  # isort: skip
+from marl_plugins.processes.policy_actor import ON_CPU  # isort: skip
 import openrlhf.trainer.ray.ppo_critic as upstream_critic
 import ray
 
 from marl_plugins.processes.replay import LaidOutBuffer
+from marl_plugins.processes.training_process import TrainingProcess
 
 
 class CriticTrainer(upstream_critic.CriticPPOTrainer):  # type: ignore[misc]

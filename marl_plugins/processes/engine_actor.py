@@ -7,14 +7,12 @@ from marl_plugins.hosts import cpu
 cpu.install()  # before anything of upstream
 
 import os  # noqa: E402
-from collections.abc import Mapping  # noqa: E402
+from collections.abc import Callable  # noqa: E402
 from typing import Any  # noqa: E402
 
 import ray  # noqa: E402
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor as _Upstream  # noqa: E402
 from vllm import SamplingParams  # noqa: E402
-
-from marl_plugins.processes import flat_sync  # noqa: E402
 
 cpu.fork_engine_processes()
 
@@ -76,9 +74,13 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
         count: int = counts[0]
         return count
 
-    async def take_bucket(self, bucket: flat_sync.Bucket, handles: Mapping[str, Any] | None) -> None:
-        """Take over some of a policy's parameters (`flat_sync.send`)."""
-        await self.llm.collective_rpc(flat_sync.take, args=(bucket, handles))
+    async def in_workers(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Call `function(worker, *arguments)` in every vLLM worker of this engine; return their answers.
+
+        For extensions of training processes that bring weights to engines in a way of their own (`Extension.sync`).
+        """
+        answers: list[Any] = await self.llm.collective_rpc(function, args=arguments)
+        return answers
 
     async def sample(self, ids: list[int], params: Any) -> tuple[list[int], list[float], str, str, int]:
         """Generate; sampled ids, their log-probs, why it stopped, and whose weights of which version were used."""

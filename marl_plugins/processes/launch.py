@@ -33,9 +33,20 @@ class TrainingProcesses:
         tokenizer: The policy's tokenizer.
         max_steps: Optimiser steps of the whole run, for the learning-rate schedule.
         silence: Seconds after which processes that have been asked and have answered nothing are ended.
+        extensions: What plugins add to the policy's processes, as "module:Class".
     """
 
-    def __init__(self, policy: str, args: Any, device: str, tokenizer: Any, max_steps: int, silence: float):
+    def __init__(
+        self,
+        policy: str,
+        args: Any,
+        device: str,
+        tokenizer: Any,
+        max_steps: int,
+        silence: float,
+        extensions: Sequence[str] = (),
+    ):
+        self.extensions = tuple(extensions)
         self.policy = policy
         self.args = args
         self.on_cpu = device == "cpu"
@@ -96,7 +107,7 @@ class TrainingProcesses:
         """Begin to load the models in the processes that are there; what to wait for."""
         model, strategy = args.actor.model_name_or_path, _strategy(args, training_gpus(args))
         loading: list[Any] = self.groups["policy"].async_init_model_from_pretrained(
-            strategy, model, self.max_steps, self.engines, self.with_reference
+            strategy, model, self.max_steps, self.engines, self.with_reference, self.extensions
         )
         if "reference" in self.groups:
             loading += self.groups["reference"].async_init_model_from_pretrained(strategy, model)
@@ -151,6 +162,14 @@ class TrainingProcesses:
         critic = self.groups["critic"].async_save_model() if with_critic else []
         await self.await_work("saved its weights", *self.groups["policy"].async_run_method("save_model", folder), *critic)
 
+    async def extension(self, name: str, method: str, *same: Any, each: Sequence[Any] | None = None) -> list[Any]:
+        """See `PolicyProcesses.extension`."""
+        handles = self.groups["policy"]._actor_handlers
+        first = [()] * len(handles) if each is None else [(one,) for one in each]
+        asked = [h.extension.remote(name, method, *mine, *same) for h, mine in zip(handles, first, strict=True)]
+        answers: list[Any] = await self.await_work(f"was in {name}.{method}", asyncio.gather(*asked))
+        return answers
+
     async def fit(self, step: int) -> dict[str, Any]:
         """Upstream's fit of policy and critic on what they have been handed out; its metrics."""
         assert self.trainer is not None
@@ -176,7 +195,7 @@ class TrainingProcesses:
         except RayActorError as error:
             if error.actor_id == handle._actor_id.hex():
                 raise  # the new engine has died too
-            raise self.died("gave a new engine its weights", error) from error
+            raise run_ended_by(self, "gave a new engine its weights", error) from error
 
     async def await_work(self, doing: str, *work: Any) -> Any:
         """Await work of the processes; one that died ends the run in a state that can be resumed.
@@ -191,7 +210,7 @@ class TrainingProcesses:
             with self.watchdog.asked(self.silence):
                 results = await asyncio.gather(*work)
         except RayActorError as error:
-            raise self.died(doing, error) from error
+            raise run_ended_by(self, doing, error) from error
         except RayTaskError as error:
             cause = raised_by(error)
             if not isinstance(cause, FloatingPointError):
@@ -201,15 +220,16 @@ class TrainingProcesses:
             ) from error
         return results[0] if len(results) == 1 else results
 
-    def died(self, doing: str, error: RayActorError) -> RunEnded:
-        """What ends the run when a process has died."""
-        if self.silent:
-            return RunEnded(
-                f"the training processes of policy {self.policy!r} answered nothing for {self.silence:g} s "
-                f"(limits.silence_seconds) while the policy {doing}, and were ended: {', '.join(self.silent)}"
-            )
-        reason = str(raised_by(error)).splitlines()[0]
-        return RunEnded(f"a training process of policy {self.policy!r} died while the policy {doing}: {reason}")
+
+def run_ended_by(processes: TrainingProcesses, doing: str, error: RayActorError) -> RunEnded:
+    """What ends the run when a training process has died."""
+    if processes.silent:
+        return RunEnded(
+            f"the training processes of policy {processes.policy!r} answered nothing for {processes.silence:g} s "
+            f"(limits.silence_seconds) while the policy {doing}, and were ended: {', '.join(processes.silent)}"
+        )
+    reason = str(raised_by(error)).splitlines()[0]
+    return RunEnded(f"a training process of policy {processes.policy!r} died while the policy {doing}: {reason}")
 
 
 def not_started(policy: str, model: str, error: RayTaskError | RayActorError) -> ConfigurationError | RunEnded:

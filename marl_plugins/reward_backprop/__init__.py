@@ -165,7 +165,7 @@ def value_of(trajectory: Trajectory, role: str, weights: Mapping[str, float]) ->
 
 
 @hookimpl
-async def marl_credit(trajectories: Sequence[Trajectory], run: Run) -> Sequence[Trajectory]:
+async def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[Trajectory]:
     """f_t for every action of every trajectory that has an outcome."""
     from marl_plugins.reward_backprop.backward import SingleErrorTaskGroup
 

@@ -8,27 +8,22 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
-
-# Installs the host support, before upstream is imported below.
-import marl_plugins.processes.policy_actor  # isort: skip  # noqa: F401
-from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch
 
 from marl_plugins.core.failures import RunEnded
-from marl_plugins.core.layout import Layout, Limit, MicroBatch, beside, plan_layout
+from marl_plugins.core.layout import Layout, Limit, MicroBatch, combined, plan_layout
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.sequences import TokenSequence
-from marl_plugins.processes.corrections import (
-    NO_CORRECTIONS,
-    Corrections,
-    corrected_in,
-    correction_experience,
-    weights_of,
-)
-from marl_plugins.processes.gradients import MicroBatch as GradientBatch
 from marl_plugins.processes.launch import TrainingProcesses
 from marl_plugins.processes.upstream_trainer import ranks_of
-from marl_plugins.runtime.experience import Prepared, sequence_experience, weightless
+from marl_plugins.runtime.experience import (
+    Experience,
+    ExtensionCall,
+    ExtraSequences,
+    Prepared,
+    make_experience_batch,
+    sequence_experience,
+    weightless,
+)
 
 
 class Batching:
@@ -108,83 +103,47 @@ def lay_out(sequences: Sequence[TokenSequence], ranks: int, steps: int, limit: L
 
 
 @dataclass(frozen=True)
-class Handed:
-    """What the ranks of a policy or a critic are given for a fit.
+class RankBatches:
+    """What each rank of a policy or a critic is given for a fit.
 
     Args:
         parts: The sequences of each rank as one batch; the last one weighs nothing.
         epochs: By rank, the micro-batches of each epoch, as indices of its sequences.
-        corrections: The corrected actions among the rows, and what all their tokens weigh together.
+        calls: What extensions are asked to do before the fit.
     """
 
     layout: Layout
     parts: list[Experience]
     epochs: list[list[list[MicroBatch]]]
-    corrections: Corrections
-    weight: float
-
-    def metrics(self, update: Mapping[str, float]) -> dict[str, float]:
-        """The weightless micro-batches, the number of corrected actions and the mean cross-entropy of their tokens.
-
-        Args:
-            update: The metrics of the update, with their loss.
-        """
-        metrics = {"fill_rows": float(self.layout.fill)}
-        if self.corrections.fit or self.corrections.too_long:
-            metrics["corrections"] = float(len(self.corrections.fit))
-            metrics["corrections_too_long"] = float(self.corrections.too_long)
-        return metrics | ({"corrections_loss": update["corrections_loss"] / self.weight} if self.weight else {})
+    calls: tuple[ExtensionCall, ...] = ()
 
 
-def handed(
+def rank_batches(
     prepared: Prepared,
     ranks: int,
     steps: int,
     limit: Limit,
     seed: int,
     epochs: int,
-    corrections: Corrections = NO_CORRECTIONS,
-) -> Handed:
-    """The sequences of each rank, and in which micro-batches they go through the model."""
+    extra: ExtraSequences | None = None,
+) -> RankBatches:
+    """Divide the sequences of rows, and the extra ones, into micro-batches of each rank."""
     order = upstream_order(seed, epochs)
     layout = lay_out(prepared.sequences, ranks, steps, limit, order=order, epochs=epochs)
     filler = weightless(min(prepared.items, key=lambda item: len(item.sequences)))
-    corrected, items = corrections.fit, list(prepared.items)
-    weights: list[float] = []
-    more = plan_layout([len(c.ids) for c in corrected], ranks, layout.steps, limit, epochs=epochs)
-    if more is not None:
-        weights = weights_of(corrected, more)
-        items += [correction_experience(c, weight, filler) for c, weight in zip(corrected, weights, strict=True)]
-        layout = beside(layout, more)
+    items = list(prepared.items)
+    calls: tuple[ExtensionCall, ...] = ()
+    more = plan_layout(extra.lengths, ranks, layout.steps, limit, epochs=epochs) if extra else None
+    if extra is not None and more is not None:
+        placed, calls = extra.placed(more, epochs, filler)
+        items += placed
+        layout = combined(layout, more)
     parts = [make_experience_batch([copy.copy(i) for i in (*(items[n] for n in share), filler)]) for share in layout.ranks]
     batches = [
         [[batch or (len(share),) for batch in epoch[rank]] for epoch in layout.epochs]
         for rank, share in enumerate(layout.ranks)
     ]
-    total = epochs * sum(weight * c.tokens for c, weight in zip(corrected, weights, strict=True))
-    return Handed(layout, parts, batches, corrections, total)
-
-
-def micro_batches(
-    sequences: Sequence[TokenSequence], items: Sequence[Experience], keys: Sequence[torch.Tensor], ranks: int, limit: Limit
-) -> tuple[list[int], list[list[GradientBatch]]]:
-    """The micro-batches of each rank whose gradients are taken beside a rollout, and the sequences in the order of all of them."""
-    layout = lay_out(sequences, ranks, 1, limit)
-    places: list[int] = []
-    parts: list[list[GradientBatch]] = []
-    for share, batches in zip(layout.ranks, layout.epochs[0], strict=True):
-        mine = [[share[i] for i in batch] for batch in batches if batch]
-        places += [n for batch in mine for n in batch]
-        parts.append(
-            [
-                GradientBatch(
-                    make_experience_batch([copy.copy(items[n]) for n in batch]),
-                    pad_sequence([keys[n] for n in batch], batch_first=True, padding_value=-1),
-                )
-                for batch in mine
-            ]
-        )
-    return places, parts
+    return RankBatches(layout, parts, batches, calls)
 
 
 async def hand_out(
@@ -195,29 +154,25 @@ async def hand_out(
     step: int,
     batching: Batching,
     of_policy: bool,
-) -> Handed:
-    """Give each rank of the policy's or the critic's processes its part of the sequences for the next fit.
+) -> Layout:
+    """Give each rank of the policy's or the critic's processes its part of the sequences for the next fit; return the layout.
 
     Args:
-        of_policy: The critic has no corrected actions, and nothing carried.
+        of_policy: The critic gets all rows, nothing extra, and has no extensions.
     """
     args, doing = processes.args, f"was given its rows in step {step}"
     seed = derive_seed(args.train.seed, "fit", step, processes.policy)
-    corrections = NO_CORRECTIONS
+    limit, epochs = batching.limit("train"), args.train.max_epochs
     if of_policy:
-        corrections = corrected_in(prepared.rows, processes.tokenizer, batching.longest)
-    carried = of_policy and bool(prepared.carried)
-    rest = prepared.not_carried if carried else prepared
-    given = handed(rest, ranks_of(group), steps, batching.limit("train"), seed, args.train.max_epochs, corrections)
+        given = rank_batches(prepared.for_policy, ranks_of(group), steps, limit, seed, epochs, prepared.extra)
+    else:
+        given = rank_batches(prepared, ranks_of(group), steps, limit, seed, epochs)
     await processes.await_work(doing, *group.async_run_method_batch("append", experience=given.parts))
     await processes.await_work(doing, *group.async_run_method_batch("lay_out", epochs=given.epochs))
     await processes.await_work(doing, *group.async_run_method("prepare_fit", given.layout.accumulation, seed))
-    if given.weight:
-        await processes.await_work(doing, *group.async_run_method("expect_corrections"))
-    if carried:
-        counts = (prepared.tokens_carried, len(prepared.carried), prepared.version)
-        await processes.await_work(doing, *group.async_run_method("carry", prepared.last, *counts))
-    return given
+    for call in (*given.calls, *prepared.calls) if of_policy else ():
+        await processes.extension(call.extension, call.method, *call.arguments)
+    return given.layout
 
 
 def upstream_order(seed: int, epochs: int) -> Callable[[int, int], list[int]]:
@@ -236,16 +191,16 @@ def upstream_order(seed: int, epochs: int) -> Callable[[int, int], list[int]]:
     return order
 
 
-def check_steps(policy: str, given: Mapping[str, Handed], metrics: Mapping[str, float], epochs: int) -> None:
+def check_steps(policy: str, layouts: Mapping[str, Layout], metrics: Mapping[str, float], epochs: int) -> None:
     """Every fit took the planned number of optimiser steps, over all micro-batches of its layout.
 
     Args:
-        given: Of the policy (``) and its critic (`critic_`), the prefixes of their metrics.
+        layouts: Of the policy (``) and its critic (`critic_`), the prefixes of their metrics.
 
     Raises:
         AssertionError: Upstream's fit did something else.
     """
-    for name, layout in ((name, each.layout) for name, each in given.items()):
+    for name, layout in layouts.items():
         taken, planned = metrics[f"{name}optimiser_steps"], layout.steps * epochs
         seen, laid_out = metrics[f"{name}micro_batches"], layout.steps * layout.accumulation
         if (taken, seen) != (planned, laid_out):

@@ -1,42 +1,54 @@
-"""Scores to rewards to returns to the rows that are trained on: of a whole step, or of trajectories that have arrived before the
-others, if nothing that takes part needs the whole step (`MARL_REACH`). Every trajectory is credited once."""
+"""From the scores of trajectories to the rows that are trained on.
+
+    scores -> rewards -> marl_credit (a trajectory or more) -> marl_credit_step (the whole step) -> returns -> rows -> marl_select
+
+Trajectories that arrive before the others can be credited at once if no plugin needs the whole step.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
 
-from marl_plugins.core.credit import ActionScores, check_rewards, rewards_from_scores, sum_over_scope
+from marl_plugins.core.credit import ActionScores, Scope, check_rewards, rewards_from_scores, sum_over_scope
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.rows import Row, rows_of
 from marl_plugins.core.trajectory import Trajectory
+from marl_plugins.manager import Plugins
+from marl_plugins.run import Run
 from marl_plugins.runtime.penalties import penalise_lengths
-from marl_plugins.runtime.policy import UpstreamPolicy
-from marl_plugins.runtime.session import Session
+
+
+class Versioned(Protocol):
+    """What of a policy its rows are checked against."""
+
+    name: str
+    version: int
 
 
 class Crediting:
-    """That of one step.
+    """Turns the trajectories of one step into rows, whole or in part. Every trajectory is credited once.
 
     Args:
-        steps: Optimiser steps of the step's update.
+        trained: The policies that are updated, by name.
+        scope: The estimator's return scope.
+        steps: Optimiser steps of the step's updates.
     """
 
-    def __init__(self, session: Session, steps: int):
-        self.session, self.steps = session, steps
-        self.run, self.plugins = session.plan.run, session.plan.plugins
-        self._done: dict[int, Trajectory] = {}
-        """By identity, the trajectories that have been credited."""
-        self._rows: dict[tuple[int, ...], list[Row]] = {}
-        """By the trajectories, what has been asked for early: policies ask for the same."""
+    def __init__(self, run: Run, plugins: Plugins, trained: Mapping[str, Versioned], scope: Scope, steps: int):
+        self.run, self.plugins, self.trained, self.scope, self.steps = run, plugins, trained, scope, steps
+        self._credited: set[Trajectory] = set()
+        self._rows: dict[tuple[Trajectory, ...], list[Row]] = {}
+        """What has been asked for early, by the trajectories: the policies ask for the same."""
         self._lock = asyncio.Lock()
 
     async def early(self, trajectories: Sequence[Trajectory]) -> list[Row] | None:
-        """The rows of some trajectories; None as long as the run has not shown whether actions are scored."""
+        """Return the rows of some trajectories; None as long as the run has not shown whether actions are scored."""
         scored = self.run.state(ActionScores).settled(self._scorers())
         if scored is None:
             return None
-        which = tuple(map(id, trajectories))
+        which = tuple(trajectories)
         async with self._lock:
             if which not in self._rows:
                 await self._credit(trajectories, scored)
@@ -44,48 +56,53 @@ class Crediting:
         return self._rows[which]
 
     async def rows(self, trajectories: Sequence[Trajectory]) -> list[Row]:
-        """The rows of the step.
+        """Return the rows of the step.
 
         Args:
-            trajectories: All of it.
+            trajectories: All of the step's, in its order.
         """
         scored = self.run.state(ActionScores).of(trajectories, self.run.recipe.roles, self._scorers())
-        return await self._selected(await self._credit(trajectories, scored))
+        return await self._selected(await self._credit(trajectories, scored, whole_step=True))
 
     def _scorers(self) -> list[str]:
         grader = ["the recipe's grader"] if hasattr(self.run.grader_module, "score_action") else []
         return [*map("plugin {}".format, self.plugins.owners("marl_score_action")), *grader]
 
-    async def _credit(self, trajectories: Sequence[Trajectory], scored: bool) -> Sequence[Trajectory]:
-        """Credit those that have not been credited; all of them, in the order of the step."""
-        fresh: Sequence[Trajectory] = [t for t in trajectories if id(t) not in self._done]
-        before = [t for t in trajectories if id(t) in self._done]
+    async def _credit(
+        self, trajectories: Sequence[Trajectory], scored: bool, *, whole_step: bool = False
+    ) -> Sequence[Trajectory]:
+        """Credit those that have not been credited; return all of them, in the order of the step."""
+        fresh: Sequence[Trajectory] = [t for t in trajectories if t not in self._credited]
+        before = [t for t in trajectories if t in self._credited]
         if before and not fresh:
             return before
         rewards_from_scores(fresh, scored)
-        fresh = await self.plugins.chain("marl_credit", fresh, check_rewards, run=self.run)
+        for hook in ("marl_credit", *(["marl_credit_step"] if whole_step else [])):
+            fresh = await self.plugins.chain(hook, fresh, check_rewards, run=self.run)
         penalise_lengths(fresh, self.run)
-        sum_over_scope(fresh, self.session.estimator.return_scope)
-        self._done |= {id(t): t for t in fresh}
+        sum_over_scope(fresh, self.scope)
+        self._credited.update(fresh)
         return sorted([*before, *fresh], key=lambda t: (t.place, t.sample)) if before else fresh
 
     async def _selected(self, trajectories: Sequence[Trajectory]) -> list[Row]:
-        rows = rows_of(trajectories, frozenset(self.session.trained))
+        rows = rows_of(trajectories, frozenset(self.trained))
         kept = list(await self.plugins.chain("marl_select", rows, run=self.run, steps=self.steps))
-        for row in kept:
-            check_version(row, self.session.trained[row.action.policy])
+        check_versions(kept, self.trained)
         return kept
 
 
-def check_version(row: Row, policy: UpstreamPolicy) -> None:
-    """Training on rows sampled by other weights than those that are trained ends the run.
+def check_versions(rows: Collection[Row], trained: Mapping[str, Versioned]) -> None:
+    """Check that each row was sampled by the very weights that it is about to train.
 
     Raises:
-        RunEnded: The row is of another policy or version.
+        RunEnded: A row is of another policy or version, or of a policy that is not trained.
     """
-    g = row.action.generation
-    if (g.policy, g.version) != (policy.name, policy.version):
-        raise RunEnded(
-            f"row {row.name} was sampled from policy {g.policy!r} version {g.version}, but would train policy "
-            f"{policy.name!r} at version {policy.version}; the run's engines and policies are out of step"
-        )
+    for row in rows:
+        g, policy = row.action.generation, trained.get(row.action.policy)
+        if policy is None:
+            raise RunEnded(f"row {row.name} is of policy {row.action.policy!r}, which is not trained in this run")
+        if (g.policy, g.version) != (policy.name, policy.version):
+            raise RunEnded(
+                f"row {row.name} was sampled from policy {g.policy!r} version {g.version}, but would train policy "
+                f"{policy.name!r} at version {policy.version}; the run's engines and policies are out of step"
+            )

@@ -103,7 +103,7 @@ def train(plan: Plan, words: Sequence[str]) -> int:
 async def train_and_save(trainer: Trainer, done: int) -> int:
     """Train from the step after `done` to the end and save the models; the last step's number."""
     last = await trainer.fit(done)
-    await trainer.save_models()
+    await trainer.saving.save_models()
     return last
 
 

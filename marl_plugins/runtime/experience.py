@@ -15,6 +15,7 @@ import copy
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,12 +23,15 @@ from torch import Tensor
 # Installs the host support, before upstream is imported below.
 import marl_plugins.processes.policy_actor  # isort: skip  # noqa: F401
 from openrlhf.models.utils import compute_reward
-from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.experience import Experience as Experience  # also for plugins
+from openrlhf.trainer.ppo_utils.experience import make_experience_batch as make_experience_batch
 
 from marl_plugins.core.estimators import Estimator
 from marl_plugins.core.failures import RunEnded
+from marl_plugins.core.layout import Layout
 from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import TokenSequence, sequences_of
+from marl_plugins.core.trajectory import Action
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,31 @@ class Forwarded:
 
 
 @dataclass(frozen=True)
+class ExtensionCall:
+    """A method of an extension (processes/extension.py) with its arguments, for every training process of a policy."""
+
+    extension: str
+    method: str
+    arguments: tuple[Any, ...] = ()
+
+
+class ExtraSequences(Protocol):
+    """Sequences that are trained in the optimiser steps of a policy's rows, in micro-batches of their own."""
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Tokens of each."""
+
+    def placed(self, layout: Layout, epochs: int, like: Experience) -> tuple[list[Experience], tuple[ExtensionCall, ...]]:
+        """Return one experience each, without padding, and what extensions are asked to do before the fit.
+
+        Args:
+            layout: Their micro-batches; an optimiser step is a window of `layout.accumulation` of them.
+            like: An experience of the rows, of no weight: an extra one has tensors of the same names.
+        """
+
+
+@dataclass(frozen=True)
 class Prepared:
     """Rows of one policy with their advantages, ready for an update.
 
@@ -119,9 +148,10 @@ class Prepared:
         drift: Of the forward passes.
         clipped: Number of rows whose return `--reward.clip_range` changed.
         last: By the estimator's key, mean and deviation that its last stage took.
-        carried: Indices of sequences that were learned from beside the rollout: their gradients are in accumulators
-            (gradients.py), and the update takes them along.
-        version: Of the weights that the rows were sampled by, where some are carried.
+        excluded: Indices of sequences that the policy is not given, because an extension adds their gradients; its critic gets all.
+        calls: What extensions are asked to do after `prepare_fit`, before the policy's fit.
+        extra: Sequences with micro-batches of their own in the same optimiser steps.
+        metrics: Numbers of the update that replace upstream's, where that sees only a part of the rows.
     """
 
     policy: str
@@ -131,33 +161,17 @@ class Prepared:
     drift: float
     clipped: int = 0
     last: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    carried: frozenset[int] = frozenset()
-    version: int = 0
+    excluded: frozenset[int] = frozenset()
+    calls: tuple[ExtensionCall, ...] = ()
+    extra: ExtraSequences | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def tokens_carried(self) -> float:
-        """Sampled tokens of those."""
-        return float(sum(self.items[n].action_mask.sum().item() for n in self.carried))
-
-    def means(self, kl_in_loss: bool) -> dict[str, float]:
-        """Where some is carried: how much, and upstream's metrics that are means over rows, of all of them; it has not seen these.
-
-        Args:
-            kl_in_loss: Whether upstream takes its metrics of the KL from the loss, over tokens.
-        """
-        if not self.carried:
-            return {}
-        rows = torch.stack([item.info["rows"] for item in self.items])
-        names = ["reward", "return", *([] if kl_in_loss else ["kl", "logprobs_diff"])]
-        values = {name: [item.info[name] for item in self.items] for name in names}
-        values |= {f: [getattr(item, f) for item in self.items] for f in ("response_length", "truncated", "total_length")}
-        means = {name: ((torch.stack(each) * rows).sum() / rows.sum()).item() for name, each in values.items()}
-        return {"carried": float(len(self.carried)), **means}
-
-    @property
-    def not_carried(self) -> Prepared:
-        """What the policy is still to be trained on: the other sequences, or a weightless one where there is none."""
-        left = [n for n in range(len(self.items)) if n not in self.carried]
+    def for_policy(self) -> Prepared:
+        """What the policy itself is trained on: the sequences that are not excluded, or a weightless one where there is none."""
+        left = [n for n in range(len(self.items)) if n not in self.excluded]
+        if not self.excluded:
+            return self
         if left:
             return replace(self, sequences=[self.sequences[n] for n in left], items=[self.items[n] for n in left])
         shortest = min(range(len(self.items)), key=lambda n: len(self.sequences[n].ids))
@@ -191,8 +205,8 @@ def forwarded(
             for values, sequence in zip(whole, batch, strict=True):
                 for row, start in zip(sequence.rows, sequence.starts, strict=True):
                     count = len(row.action.generation.ids)
-                    mine[places[id(row)], :count] = values[start - 1 : start - 1 + count]
-    computed.sort(key=lambda pair: places[id(pair[0].rows[0])])  # whatever micro-batches they were in
+                    mine[places[row], :count] = values[start - 1 : start - 1 + count]
+    computed.sort(key=lambda pair: places[pair[0].rows[0]])  # whatever micro-batches they were in
     sequences, differences = [s for s, _ in computed], [d for _, d in computed]
     return Forwarded(policy, rows, sequences, SampledTokens(**found), differences, kl_coef, clip_range)
 
@@ -215,9 +229,9 @@ async def completed(
     return joined(rows, sequences, [*known, await forward(left)] if left else known)
 
 
-def actions_of(sequence: TokenSequence) -> tuple[int, ...]:
-    """What makes a sequence what it is; its ids are stored in the actions."""
-    return tuple(id(row.action) for row in sequence.rows)
+def actions_of(sequence: TokenSequence) -> tuple[Action, ...]:
+    """The actions of a sequence, which make it what it is."""
+    return tuple(row.action for row in sequence.rows)
 
 
 def joined(rows: Sequence[Row], sequences: Sequence[TokenSequence], parts: Sequence[Forwarded]) -> Forwarded:
@@ -227,28 +241,29 @@ def joined(rows: Sequence[Row], sequences: Sequence[TokenSequence], parts: Seque
         sequences: Of the rows, in their order.
         parts: Hold every one of the sequences, and may hold others.
     """
-    where = {actions_of(s): (part, number) for part in parts for number, s in enumerate(part.sequences)}
-    theirs = {id(part): places_of(part.rows) for part in parts}
+    where = {actions_of(s): (p, number) for p, part in enumerate(parts) for number, s in enumerate(part.sequences)}
+    theirs = [places_of(part.rows) for part in parts]
     places, longest = places_of(rows), max(len(row.action.generation.ids) for row in rows)
     found: dict[str, Tensor] = {}
     diffs = []
     for sequence in sequences:
-        part, number = where[actions_of(sequence)]
+        index, number = where[actions_of(sequence)]
+        part = parts[index]
         diffs.append(part.diffs[number])
         for row, same in zip(sequence.rows, part.sequences[number].rows, strict=True):
-            place, count = theirs[id(part)][id(same)][0], len(row.action.generation.ids)
+            place, count = theirs[index][same][0], len(row.action.generation.ids)
             for name, values in vars(part.tokens).items():
                 if values is not None:
                     mine = found.setdefault(name, torch.zeros(len(rows), longest, dtype=values.dtype))
-                    mine[places[id(row)], :count] = values[place, :count]
+                    mine[places[row], :count] = values[place, :count]
     return replace(parts[0], rows=rows, sequences=sequences, tokens=SampledTokens(**found), diffs=diffs)
 
 
-def places_of(rows: Sequence[Row]) -> dict[int, list[int]]:
-    """Where each row stands, by its identity: a plugin may select one several times."""
-    places: dict[int, list[int]] = {}
+def places_of(rows: Sequence[Row]) -> dict[Row, list[int]]:
+    """The places of each row; a plugin may select one several times."""
+    places: dict[Row, list[int]] = {}
     for number, row in enumerate(rows):
-        places.setdefault(id(row), []).append(number)
+        places.setdefault(row, []).append(number)
     return places
 
 
@@ -273,7 +288,10 @@ def estimate(given: Sequence[Forwarded], estimator: Estimator) -> list[Prepared]
         advantages = estimator.apply(f.rows, raw, statistics)
         note_advantages(f, advantages)
         items = items_of(f, advantages, returns, (reward * f.tokens.mask).sum(-1))
-        last = {key: estimator.late(statistics, key) for key in dict.fromkeys(map(estimator.key, f.rows))}
+        last = {
+            key: estimator.mean_and_std(statistics, key)
+            for key in dict.fromkeys(map(estimator.normalisation_group, f.rows))
+        }
         prepared.append(Prepared(f.policy, f.rows, f.sequences, items, f.drift, f.outside_clip_range(mine), last))
     if broken := [row for row in rows if not all(map(math.isfinite, row.action.advantages))]:
         raise RunEnded(
@@ -355,7 +373,7 @@ def items_of(f: Forwarded, advantages: Tensor, returns: Tensor, total_rewards: T
     items = []
     for sequence, diff in zip(f.sequences, f.diffs, strict=True):
         item = first_of_batch(sequence_experience(sequence))
-        mine = [places[id(row)][0] for row in sequence.rows]
+        mine = [places[row][0] for row in sequence.rows]
         for name, values in tensors.items():
             whole = torch.zeros(item.action_mask.shape, dtype=values.dtype)
             for number, start in zip(mine, sequence.starts, strict=True):

@@ -5,24 +5,36 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.credit import Scope
-from marl_plugins.core.estimators import GroupBy, group_key
+from marl_plugins.core.estimators import Estimator, GroupBy, group_key
 from marl_plugins.core.intervals import interval
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.rows import Row
 from marl_plugins.core.trajectory import Action, Task, ToolResult, Trajectory
+from marl_plugins.core.workflow import RoleSpec
 from marl_plugins.records.display import Display
 from marl_plugins.runtime.rollout import Rollout
 
 if TYPE_CHECKING:
     from marl_plugins.runtime.experience import Prepared
+    from marl_plugins.runtime.policy import UpstreamPolicy
 
 ZERO = 1e-6
 """Advantages and differences of rewards below this are rounding."""
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What a finished training step leaves for the records."""
+
+    metrics: dict[str, float]
+    trajectories: Sequence[Trajectory]
+    ledger: Ledger
 
 
 async def evaluation(
@@ -130,6 +142,57 @@ def summary(trajectories: Sequence[Trajectory], ledger: Ledger) -> dict[str, flo
     for tool, calls in sorted(by_tool.items()):
         metrics |= {f"tool/{tool}/{name}": value for name, value in of_tool(calls).items()}
     return metrics
+
+
+def of_rollout(
+    step: int, trajectories: Sequence[Trajectory], ledger: Ledger, rows: Sequence[Row], estimator: Estimator
+) -> dict[str, float]:
+    """Metrics of a step's rollout and of its rows, whose advantages are known."""
+    own = estimator.metrics(rows) if rows else {}
+    return {"step": float(step), **summary(trajectories, ledger), **signal(rows, estimator.group_by), **own}
+
+
+def of_step(
+    prepared: Sequence[Prepared],
+    updates: Mapping[str, Mapping[str, float]],
+    policies: Iterable[UpstreamPolicy],
+    seconds: Mapping[str, float],
+    tokens: float,
+) -> dict[str, float]:
+    """Metrics of a step's updates, of its engines, and of its time.
+
+    Args:
+        seconds: By phase of the step.
+        tokens: Sampled in the step.
+    """
+    return {
+        **of_updates(prepared, updates),
+        "engines/restarted": float(sum(p.engines.restarted for p in policies)),
+        **{f"seconds/{name}": value for name, value in seconds.items()},
+        "tokens_per_second": tokens / seconds["rollout"],
+    }
+
+
+def first_prompts(trajectories: Iterable[Trajectory], roles: Mapping[str, RoleSpec], shown: set[str]) -> dict[str, str]:
+    """The context of the first action of every role that is not in `shown`, as the model saw it; they are put into it."""
+    prompts: dict[str, str] = {}
+    for action in (a for t in trajectories for a in t.actions):
+        if action.role not in shown:
+            shown.add(action.role)
+            tokenizer = roles[action.role].chat.tokenizer
+            prompts[action.role] = tokenizer.decode(list(action.context_ids), skip_special_tokens=False)
+    return {role: prompts[role] for role in roles if role in prompts}
+
+
+def remarks(prepared: Sequence[Prepared], policies: Iterable[UpstreamPolicy], scope: Scope) -> list[str]:
+    """What a person should know of a step in addition to its metrics."""
+    found = []
+    if clipped := sum(p.clipped for p in prepared):
+        found.append(clipped_returns(clipped, sum(len(p.rows) for p in prepared), scope))
+    for policy in policies:
+        found += policy.engines.remarks
+        policy.engines.remarks.clear()
+    return found
 
 
 def signal(rows: Sequence[Row], group_by: GroupBy | None) -> dict[str, float]:

@@ -21,17 +21,18 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.policy import Policy
+from marl_plugins.core.process_backend import ProcessBackend
 from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import TokenSequence, sequences_of
 from marl_plugins.core.threads import in_daemon_thread
-from marl_plugins.plan.signature import engine_signature
-from marl_plugins.processes.engines import EnginePool, RestartBudget, start_engine, start_engines
-from marl_plugins.processes.launch import TrainingProcesses, bundles, not_started
-from marl_plugins.processes.process_groups import Room, SeatedProcesses
+from marl_plugins.processes.backend import OwnProcesses
+from marl_plugins.processes.engines import RestartBudget, start_engines
+from marl_plugins.processes.launch import bundles, not_started
 from marl_plugins.processes.upstream_trainer import UpstreamTrainer, ranks_of
 from marl_plugins.processes.watchdog import locate
 from marl_plugins.runtime.batching import Batching, check_steps, hand_out
 from marl_plugins.runtime.experience import NAMES, Forwarded, Prepared, completed, forwarded
+from marl_plugins.runtime.policy_engines import PolicyEngines
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,7 +50,7 @@ def while_active(method: Method[P, R]) -> Method[P, R]:
     return called
 
 
-class UpstreamPolicy:
+class UpstreamPolicy(PolicyEngines):
     """A policy with everything that belongs to it.
 
     Args:
@@ -61,7 +62,8 @@ class UpstreamPolicy:
         restarts: Shared by all policies of the run.
         silence: Seconds after which a process that has been asked and has answered nothing is ended.
         merge: Whether the rows of one conversation go through the model as one sequence, where its loss allows it.
-        room: The seats that its training processes share with those of other policies; None where they have their own devices.
+        backend: Who gives it its training processes; None: they are its own.
+        extensions: What plugins add to these, as "module:Class".
     """
 
     def __init__(
@@ -74,34 +76,23 @@ class UpstreamPolicy:
         restarts: RestartBudget,
         silence: float,
         merge: bool = True,
-        room: Room | None = None,
+        backend: ProcessBackend | None = None,
+        extensions: Sequence[str] = (),
     ):
-        self.spec = spec
-        self.name = spec.name
-        self.args = args = copy.deepcopy(args)
+        args = copy.deepcopy(args)
         self.batching = Batching(args, merge)
-        self.device = device
-        self.version = 0
-        belongings = (spec.name, args, device, tokenizer, max_steps, silence)
-        make: Any = TrainingProcesses if room is None else functools.partial(SeatedProcesses, room)
-        self.training: TrainingProcesses | None = make(*belongings) if spec.trainable else None
-        replace = functools.partial(start_engine, args) if device == "cpu" else None
-        self.engines = EnginePool(spec.name, [], replace, self.restore_engine, restarts, silence, args.balance.in_flight)
-        self.engines.signature = engine_signature(args)
+        self.tokenizer = tokenizer
+        belongings = (spec.name, args, device, tokenizer, max_steps, silence, extensions)
+        training = (backend or OwnProcesses()).processes_of(*belongings) if spec.trainable else None
+        super().__init__(spec, args, device, restarts, silence, training)
         self.starting: list[Any] = []
         """What to wait for until everything is loaded."""
         self._shared: Any = None
 
     @property
-    def trained(self) -> bool:
-        """Whether it is updated, whether or not its processes are running."""
-        return self.spec.trainable
-
-    @property
-    def processes(self) -> TrainingProcesses:
-        """The training processes of a policy that is not frozen."""
-        assert self.training is not None, f"policy {self.name!r} is frozen"
-        return self.training
+    def longest(self) -> int:
+        """Tokens of a sequence that it can be trained on, at most."""
+        return self.batching.longest
 
     @property
     def trainer(self) -> UpstreamTrainer:
@@ -187,27 +178,32 @@ class UpstreamPolicy:
 
         A policy whose updates are frozen at first (`--critic.freezing_steps`) is handed no rows: upstream's processes would
         keep them for a later fit. The metrics are upstream's, with the optimiser steps taken and the weightless micro-batches; the
-        critic's are called `critic_*`; corrected actions have some too (corrections.py). Arguments as in `PolicyProcesses.update`.
+        critic's are called `critic_*`. Arguments as in `PolicyProcesses.update`.
         """
         groups = {"": None if step <= self.args.critic.freezing_steps else self.group, "critic_": self.critic}
-        given = {
+        layouts = {
             name: await hand_out(self.processes, group, prepared, steps, step, self.batching, of_policy=not name)
             for name, group in groups.items()
             if group and prepared.rows
         }
         metrics = {"optimiser_steps": 0.0, "fill_rows": 0.0, "sequences": float(len(prepared.items))}
-        if given:
+        if layouts:
             status = await self.processes.fit(step)
             metrics |= {k: float(v) for k, v in status.items() if isinstance(v, int | float)}
-            metrics |= prepared.means(self.args.algo.kl.use_loss)
-        metrics |= {f"{name}{k}": v for name, handed in given.items() for k, v in handed.metrics(metrics).items()}
-        check_steps(self.name, given, metrics, self.args.train.max_epochs)
+            metrics |= prepared.metrics
+        metrics |= {f"{name}fill_rows": float(layout.fill) for name, layout in layouts.items()}
+        check_steps(self.name, layouts, metrics, self.args.train.max_epochs)
         check_finite(self.name, metrics, prepared, step, self.args.ds.param_dtype)
         if self.critic:  # the policy's weights are checked when they are synced
             await self.processes.await_work("checked the critic's weights", *self.critic.async_run_method("check_finite"))
         if "kl" in metrics:
             self.trainer.kl_ctl.update(metrics["kl"], len(prepared.rows))
         return metrics
+
+    @while_active
+    async def extension(self, name: str, method: str, *same: Any, each: Sequence[Any] | None = None) -> list[Any]:
+        """See `PolicyProcesses.extension`."""
+        return await self.processes.extension(name, method, *same, each=each)
 
     @while_active
     async def save(self, tag: str, state: dict[str, Any]) -> None:
@@ -219,37 +215,6 @@ class UpstreamPolicy:
         """The weights in Hugging Face format; with `--critic.save_value_network` the critic's too, where no folder is given."""
         await self.processes.save_model(str(folder / self.name) if folder else None)
 
-    async def sync(self, version: int) -> bool:
-        """Bring the engines to the policy's current weights and call these `version`."""
-        self.version, name, on_all = version, self.name, self.engines.on_all
-        done = functools.partial(self.processes.await_work, f"gave its engines version {version}")
-        with self.engines.changing(version):
-            if self.device == "cpu":
-                blob = await self.processes.weights_to_sync()
-                await done(on_all(lambda handle: handle.load_state.remote(blob, name, version)))
-            else:
-                await done(*self.group.async_run_method("check_finite"))
-                await done(in_daemon_thread(self.trainer.broadcast_to_vllm))
-                await done(on_all(lambda handle: handle.identify.remote(name, version)))
-        return True
-
-    async def wake(self) -> None:
-        """Before a rollout: wake the engines that share their devices with the training processes."""
-        if self.args.vllm.enable_sleep:
-            await self.engines.on_all(lambda handle: handle.wake_up.remote())
-
-    async def sleep(self) -> None:
-        """After a rollout: give the devices to the training processes, as upstream does (samples_generator.py:100-113)."""
-        if self.args.vllm.enable_sleep:
-            await self.engines.on_all(lambda handle: handle.sleep.remote())
-
-    async def restore_engine(self, handle: Any) -> None:
-        """Give a new engine the policy's current weights; a frozen policy's engine has loaded them itself."""
-        if self.trained:
-            await self.processes.restore(handle, self.version)
-        else:
-            await handle.identify.remote(self.name, self.version)
-
 
 def check_finite(policy: str, metrics: Mapping[str, float], prepared: Prepared, step: int, param_dtype: str) -> None:
     """An update whose losses or gradients are not finite ends the run.
@@ -257,9 +222,9 @@ def check_finite(policy: str, metrics: Mapping[str, float], prepared: Prepared, 
     Raises:
         RunEnded: One is not.
     """
-    for name in ("policy_loss", "corrections_loss", "actor_grad_norm", "critic_loss", "critic_grad_norm"):
+    for name in (name for name in metrics if name.endswith(("_loss", "_grad_norm"))):
         overflow = name.endswith("grad_norm") and param_dtype == "fp16"  # loss scaling skips such steps
-        if not math.isfinite(metrics.get(name, 0.0)) and not overflow:
+        if not math.isfinite(metrics[name]) and not overflow:
             which = f"{len(prepared.rows)} rows, the first {prepared.rows[0].name}"
             raise not_finite_error(policy, name, step, which)
 

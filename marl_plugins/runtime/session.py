@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.demonstrations import WarmStartConfig
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.process_backend import ProcessBackend
 from marl_plugins.core.roles import Sampling
 from marl_plugins.core.tiny import is_tiny
+from marl_plugins.manager import extensions_of
 from marl_plugins.plan.parts import estimator_of, has_critics, tools_of
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.rehearsal import workflow_of
-from marl_plugins.plan.states import state_bytes
 from marl_plugins.plan.tasks import check_tasks
 from marl_plugins.processes.model_code import refuse_code
 from marl_plugins.records.display import Display
@@ -22,7 +23,6 @@ from marl_plugins.runtime.roles import make_cast
 from marl_plugins.runtime.tiny_model import resolve
 
 if TYPE_CHECKING:
-    from marl_plugins.processes.process_groups import Room
     from marl_plugins.runtime.policy import UpstreamPolicy
     from marl_plugins.runtime.rollout import Rollout
 
@@ -43,7 +43,6 @@ class Session:
     def __init__(self, plan: Plan):
         self.plan = plan
         self.policies: dict[str, UpstreamPolicy] = {}
-        self.room: Room | None = None
         self.args = {name: copy.deepcopy(args) for name, args in plan.run.policy_args.items()}
         for policy in plan.run.policies:
             self._load_from(policy.name, resolve(policy.model))
@@ -60,6 +59,12 @@ class Session:
         self.estimator = estimator_of(plan)
         self.chats = self._chats(self._tokenizers())
         self.cast = make_cast(plan.run, self.args, self.chats, self.tools)
+
+    @property
+    def backend(self) -> ProcessBackend:
+        """Gives policies their training processes."""
+        assert self.plan.run.processes is not None, "a plan with problems is not run"
+        return self.plan.run.processes
 
     @property
     def critics(self) -> bool:
@@ -99,8 +104,6 @@ class Session:
     def start(self) -> None:
         """Start every process of every policy at once and wait for all of them."""
         from marl_plugins.processes.engines import RestartBudget
-        from marl_plugins.processes.process_groups import Room
-        from marl_plugins.runtime.follower import FollowingPolicy
         from marl_plugins.runtime.policy import UpstreamPolicy, wait_until_loaded
         from marl_plugins.runtime.questions import make_ask
         from marl_plugins.runtime.rollout import Rollout
@@ -108,12 +111,10 @@ class Session:
         run, limits = self.plan.run, self.plan.run.recipe.limits
         restarts = RestartBudget(limits.engine_restarts)
         lengths = self.schedule_lengths
-        if run.seating is not None and any(policy.trainable for policy in run.policies):
-            largest = max(size or 0.0 for size in state_bytes(run).values())
-            self.room = Room(run.seating, self.critics, limits.silence_seconds, largest)
-            self.room.open()
+        self.backend.open(run)
+        extensions = extensions_of(self.plan.plugins, run)
         self.policies = {
-            p.name: (FollowingPolicy if p.follows else UpstreamPolicy)(
+            p.name: UpstreamPolicy(
                 p,
                 self.args[p.name],
                 run.device,
@@ -122,13 +123,13 @@ class Session:
                 restarts,
                 limits.silence_seconds,
                 merge=self.plan.options.sequences == "conversations",
-                room=self.room,
+                backend=self.backend,
+                extensions=extensions,
             )
             for p in run.policies
         }
         for policy in self.policies.values():
-            if isinstance(policy, FollowingPolicy):
-                policy.followed = self.policies.get(policy.spec.follows)  # an evaluation may do without it
+            policy.followed = self.policies.get(policy.spec.follows)  # an evaluation may do without it
             policy.launch()
         for policy in self.policies.values():
             policy.load()
@@ -151,8 +152,7 @@ class Session:
         self.plan.run.state(Connection).ask = None
         for policy in self.policies.values():
             policy.kill()
-        if self.room is not None:
-            self.room.close()
+        self.backend.close()
 
     @property
     def schedule_lengths(self) -> dict[str, int]:

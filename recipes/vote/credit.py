@@ -5,8 +5,6 @@ Without this every voter would be rewarded with the decision, also the one that 
 
 from marl_plugins import hookimpl
 
-MARL_REACH = {"marl_credit": "trajectory"}
-
 
 @hookimpl
 def marl_credit(run, trajectories):

@@ -74,11 +74,9 @@ class Engine:
         finally:
             torch.empty = empty
 
-    def take_bucket(self, bucket, handles):
-        from marl_plugins.processes import flat_sync
-
+    def in_workers(self, function, *arguments):
         self.calls += 1
-        flat_sync.take(self.worker, bucket, handles)
+        return [function(self.worker, *arguments)]
 
     def taken(self):
         """The number of calls and the weights since the last time."""
@@ -111,8 +109,10 @@ def test_engines_hold_what_upstreams_own_sync_gives_them(relay, zero, ranks):
         return {n: p.shape for n, p in actor.engine.module.named_parameters()}
 
     def synced(actor, mb):
-        if mb:
-            actor.trainer.args.flat_sync = SimpleNamespace(mb=mb)
+        from marl_plugins.flat_sync.worker import FlatSync
+
+        actor.trainer.args.flat_sync = SimpleNamespace(mb=mb)
+        actor.trainer.extensions = [FlatSync(actor.trainer)] if mb else []
         actor.trainer.broadcast_to_vllm()
 
     def on_all(function, *args):

@@ -2,16 +2,14 @@
 
 import asyncio
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
 from engines.test_policies import arguments, launch, load_stage, recorded_rows, weights
 
-from marl_plugins.core.estimators import Centres
 from marl_plugins.reinforce_pp import ReinforcePlusPlus
-from marl_plugins.runtime.early import Early
 from marl_plugins.runtime.experience import estimate
+from marl_plugins.streaming.gradients import GradientAccumulation
 
 FLAGS = ["--actor.adam.lr", "10", "--actor.adam.eps", "1", "--actor.lr_warmup_ratio", "0", "--algo.kl.init_coef", "0.05"]
 """With this eps Adam's first step is the gradient itself, where it is small, and not its sign."""
@@ -24,7 +22,7 @@ def hosts(cluster, relay):
         flags = [*FLAGS, "--ds.zero_stage", "0", "--actor.num_gpus_per_node", str(ranks), "--train.micro_batch_size", "3"]
         args = copy.deepcopy(arguments(relay, *flags))
         args.train.batch_size, args.ds.param_dtype = 3 * ranks, "fp32"
-        found[ranks] = launch(args)
+        found[ranks] = launch(args, ["marl_plugins.streaming.worker:AccumulatedGradients"])
     for host in found.values():
         host.wait()
     yield found
@@ -40,16 +38,13 @@ async def whole(host, rows, estimator):
 async def in_parts(host, rows, parts, estimator):
     """Some of the rows learned from before the others are there."""
 
-    async def credited(trajectories):
-        return [row for row in rows if any(row.trajectory is t for t in trajectories)]
-
-    early, known = Early(SimpleNamespace(early=credited), estimator, {"p": host}, Centres({"": 0.4})), []
+    gradients, known = GradientAccumulation(estimator, {"p": host}, {"": 0.4}), []
     for part in parts:
-        mine = await early.credited([row.trajectory for row in part])
-        known.append(await host.forward(mine))
-        await early.accumulate(known[-1])
+        gradients.note_returns(part)
+        known.append(await host.forward(part))
+        await gradients.add(known[-1])
     (prepared,) = estimate([await host.forward(rows, known)], estimator)
-    return early.carried(prepared)
+    return gradients.prepared([prepared])[0]
 
 
 def stepped(host, prepared):
@@ -72,7 +67,7 @@ def test_the_weights_after_the_step_are_those_without_it(hosts, ranks, stage, la
     fresh()
     early = rows[: len(rows) - late]
     prepared = asyncio.run(in_parts(host, rows, [early[:1], early[1:8], early[8:]], estimator))
-    assert len(prepared.carried) == len(early)
+    assert len(prepared.excluded) == len(early)
     found, with_it = stepped(host, prepared)
     assert without.norm() > 1e-2
     assert (with_it - without).norm() / without.norm() < 2e-6

@@ -41,9 +41,8 @@ from marl_plugins.processes.upstream_trainer import ExperienceMaker, RemoteExper
 from marl_plugins.reinforce_pp import FlashReinforce, ReinforcePlusPlus
 from marl_plugins.runtime.batching import upstream_order
 from marl_plugins.runtime.checkpoints import Checkpoints, tag
-from marl_plugins.runtime.crediting import check_version
+from marl_plugins.runtime.crediting import check_versions
 from marl_plugins.runtime.experience import estimate, forwarded, row_experience
-from marl_plugins.runtime.follower import FollowingPolicy
 from marl_plugins.runtime.penalties import apply_length_penalties
 from marl_plugins.runtime.policy import UpstreamPolicy
 from marl_plugins.runtime.session import Session
@@ -123,13 +122,15 @@ def arguments(relay, *flags):
     return args
 
 
-def launch(args):
+def launch(args, extensions=()):
     """A policy's training processes without engines, still loading."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(args.actor.model_name_or_path)
     args.vllm.num_engines = 0
-    policy = UpstreamPolicy(Policy("p", "tiny"), args, "cpu", tokenizer, 100, RestartBudget(0), 600.0)
+    policy = UpstreamPolicy(
+        Policy("p", "tiny"), args, "cpu", tokenizer, 100, RestartBudget(0), 600.0, extensions=extensions
+    )
     policy.launch()
     if args.ds.param_dtype == "fp32":
 
@@ -458,7 +459,7 @@ def test_a_follower_answers_as_the_version_that_it_holds(hosts):
     args = copy.deepcopy(followed.args)
     args.vllm.num_engines = 1
     spec = Policy("q", "tiny", trainable=False, follows="p")
-    follower = FollowingPolicy(spec, args, "cpu", followed.processes.tokenizer, 100, RestartBudget(0), 600.0)
+    follower = UpstreamPolicy(spec, args, "cpu", followed.processes.tokenizer, 100, RestartBudget(0), 600.0)
     follower.followed = followed
     follower.start()
 
@@ -650,9 +651,9 @@ def test_rows_sampled_by_other_weights_abort(hosts):
     row = recorded_rows(1, seed=6)[0]
     host.version = 1
     with pytest.raises(RunEnded, match=r"sampled from policy 'p' version 0, but would train policy 'p' at version 1"):
-        check_version(row, host)
+        check_versions([row], {host.name: host})
     host.version = 0
-    check_version(row, host)
+    check_versions([row], {host.name: host})
 
 
 def test_adam_takes_the_same_step_whether_or_not_a_process_was_restarted_before_it():

@@ -14,10 +14,12 @@ from engines.test_policies import arguments, launch, recorded_rows, step, weight
 from transformers import AutoTokenizer
 
 from marl_plugins.core.policy import Policy
-from marl_plugins.core.seats import Seat, Seating
 from marl_plugins.gae import Gae
+from marl_plugins.process_groups.backend import SharedSeats
+from marl_plugins.process_groups.room import Room
+from marl_plugins.process_groups.seats import Seat, Seating
+from marl_plugins.process_groups.worker import RemotePolicyActor
 from marl_plugins.processes.engines import RestartBudget
-from marl_plugins.processes.process_groups import Room
 from marl_plugins.processes.watchdog import locate
 from marl_plugins.reinforce_pp import ReinforcePlusPlus
 from marl_plugins.runtime.experience import estimate
@@ -42,8 +44,9 @@ def three_steps(policy):
 
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize(("zero", "dtype", "ranks"), [(0, "bf16", 1), (1, "fp32", 1), (2, "bf16", 2)])
-def test_another_process_goes_on_with_the_state_bit_for_bit(relay, zero, dtype, ranks):
+def test_another_process_goes_on_with_the_state_bit_for_bit(relay, monkeypatch, zero, dtype, ranks):
     """Steps 3 to 5 in the process that did the first two, and in another one that was given its state."""
+    monkeypatch.setattr("marl_plugins.processes.launch.RemotePolicyActor", RemotePolicyActor)
     flags = ["--ds.zero_stage", str(zero), "--actor.num_gpus_per_node", str(ranks), "--train.micro_batch_size", "3"]
     args = copy.deepcopy(arguments(relay, *flags, *FLAGS))
     args.train.batch_size, args.ds.param_dtype = 3 * ranks, dtype
@@ -69,11 +72,12 @@ def test_another_process_goes_on_with_the_state_bit_for_bit(relay, zero, dtype, 
     assert not torch.equal(*(w["model.norm.weight"] for _, w in (undisturbed[0], undisturbed[2])))
 
 
-def policies(args, names, room=None):
+def policies(args, names, backend=None):
     """Started policies without engines."""
     tokenizer = AutoTokenizer.from_pretrained(args.actor.model_name_or_path)
     made = [
-        UpstreamPolicy(Policy(n, "tiny"), args, "cpu", tokenizer, 100, RestartBudget(0), 600.0, room=room) for n in names
+        UpstreamPolicy(Policy(n, "tiny"), args, "cpu", tokenizer, 100, RestartBudget(0), 600.0, backend=backend)
+        for n in names
     ]
     for policy in made:
         policy.launch()
@@ -112,9 +116,10 @@ def test_policies_that_share_seats_compute_what_they_compute_alone(relay, name, 
     for policy in alone:
         policy.stop()
 
-    room = Room(Seating(seats), name == "gae", 600.0, state=1e8)
+    backend = SharedSeats(Seating(seats))
+    backend.room = room = Room(Seating(seats), name == "gae", 600.0, state=1e8)
     room.open()
-    sharing = policies(args, names, room)
+    sharing = policies(args, names, backend)
     assert not any(list(policy.training.handles()) for policy in sharing)
 
     def check():

@@ -17,7 +17,7 @@ import pickle
 import random
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,12 +81,13 @@ def _kept_in_memory(engine: Any, files: dict[str, Any]) -> Iterator[str]:
         engine.checkpoint_engine, engine.save_non_zero_checkpoint = before
 
 
-def get_state(engine: Any, strategy: Any) -> TrainingState:
+def get_state(engine: Any, strategy: Any, extensions: Sequence[Any] = ()) -> TrainingState:
     """The state of a process; all ranks are asked at the same time, between two of the things that they are asked for.
 
     Args:
         engine: DeepSpeed's.
         strategy: Upstream's.
+        extensions: The states of the process's extensions.
     """
     files: dict[str, Any] = {}
     with _kept_in_memory(engine, files) as folder:
@@ -100,12 +101,13 @@ def get_state(engine: Any, strategy: Any) -> TrainingState:
             "accumulated": strategy.accumulated_gradient,
             "time_steps": dict(strategy.time_steps),
             "random": (random.getstate(), numpy.random.get_state(), torch.get_rng_state()),
+            "extensions": list(extensions),
         }
     )
 
 
-def set_state(engine: Any, strategy: Any, state: TrainingState) -> None:
-    """Make a process that has just loaded its model the one whose state this is."""
+def set_state(engine: Any, strategy: Any, state: TrainingState) -> list[Any]:
+    """Make a process that has just loaded its model the one whose state this is; return the states of its extensions."""
     found = unpacked(state)
     hook = engine.basic_optimizer.register_load_state_dict_pre_hook(in_own_memory)
     try:
@@ -122,6 +124,8 @@ def set_state(engine: Any, strategy: Any, state: TrainingState) -> None:
     random.setstate(of_python)
     numpy.random.set_state(of_numpy)
     torch.set_rng_state(of_torch)
+    extensions: list[Any] = found["extensions"]
+    return extensions
 
 
 def in_own_memory(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:

@@ -1,26 +1,21 @@
-"""Whether the trained policies can share the seats that a plugin gives them (`marl_seats`)."""
+"""Whether the trained policies of a run can share its seats."""
 
 from __future__ import annotations
 
 import os
 
-from marl_plugins.core.seats import Seating
+from marl_plugins.core.process_backend import OBJECT_STORE_BYTES
 from marl_plugins.plan.estimate import gb
-from marl_plugins.plan.states import STORE, seats_needed, state_bytes, states_together
+from marl_plugins.process_groups.seats import Seating
+from marl_plugins.process_groups.states import seats_needed, state_bytes, states_together
 from marl_plugins.run import Run
 
-SHIPPED = "marl_plugins.process_groups"
-"""The plugin whose seats are set by flags."""
+WHO = "marl_plugins.process_groups"
 
 
-def check_seating(run: Run, who: str) -> list[str]:
-    """Everything that is wrong with a run's seats; nothing where it has none.
-
-    Args:
-        who: The plugin that gave them.
-    """
-    if (seating := run.seating) is None:
-        return []
+def check_seating(run: Run, seating: Seating) -> list[str]:
+    """Return everything that is wrong with a run's seats."""
+    who = WHO
     needed = {p.name: seats_needed(run.policy_args[p.name]) for p in run.policies if p.trainable}
     if run.device != "cpu":
         return [
@@ -30,19 +25,15 @@ def check_seating(run: Run, who: str) -> list[str]:
     if not needed:
         return [f"{who}: no policy is trained, so there is nothing to share; leave out the plugin"]
     if seating.nodes < 1:
-        return [f"{who}: {_setting(who, 'nodes')} is {seating.nodes}, and there is no seat without a node; raise it"]
+        return [f"{who}: --process_groups.nodes is {seating.nodes}, and there is no seat without a node; raise it"]
     problems = [
         f"{who}: policy {name!r} needs {count} seats of one node (--actor.num_nodes x --actor.num_gpus_per_node, with a critic "
-        f"its as well), and a node has {seating.seats}; raise {_setting(who, 'seats')}, or lower "
+        f"its as well), and a node has {seating.seats}; raise --process_groups.seats, or lower "
         f"--policy.{name}.actor.num_gpus_per_node"
         for name, count in needed.items()
         if count > seating.seats
     ]
     return problems or _without_room(run, seating, who)
-
-
-def _setting(who: str, name: str) -> str:
-    return f"--process_groups.{name}" if who == SHIPPED else f"`{name}` of its Seating"
 
 
 def _without_room(run: Run, seating: Seating, who: str) -> list[str]:
@@ -54,17 +45,17 @@ def _without_room(run: Run, seating: Seating, who: str) -> list[str]:
         unknown = ", ".join(repr(name) for name in sizes if name not in known)
         return [
             f"{who}: the size of the model of policy {unknown} is not known, and with it how large Ray's object store has to be; "
-            f"give {_setting(who, 'state_gb')}: of all policies together, 18 bytes a parameter"
+            f"give --process_groups.state_gb: of all policies together, 18 bytes a parameter"
         ]
     if given is not None and total > given * 1e9:
         return [
-            f"{who}: the states of the policies need {gb(total)} ({shown}), and {_setting(who, 'state_gb')} is {given:g}; raise it "
+            f"{who}: the states of the policies need {gb(total)} ({shown}), and --process_groups.state_gb is {given:g}; raise it "
             "or leave it out"
         ]
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if not os.environ.get("RAY_ADDRESS") and STORE + states_together(run) > memory:
+    if not os.environ.get("RAY_ADDRESS") and OBJECT_STORE_BYTES + states_together(run, seating) > memory:
         return [
-            f"{who}: the states of the policies need {gb(states_together(run))} of Ray's object store ({shown}), and this "
+            f"{who}: the states of the policies need {gb(states_together(run, seating))} of Ray's object store ({shown}), and this "
             f"machine has {gb(memory)} of memory; use smaller models, fewer ranks or fewer policies (--mapping)"
         ]
     return []

@@ -1,7 +1,7 @@
 """Weight sync on GPUs in a few large pieces: one call and one transfer for many parameters.
 
 Upstream brings a policy's weights to its engines parameter by parameter, and waits for each (ppo_actor.py:409-490): several
-hundred calls a sync. Here those of one dtype travel together, at most `--flat_sync.mb` at a time (processes/flat_sync.py), on the
+hundred calls a sync. Here those of one dtype travel together, at most `--flat_sync.mb` at a time (worker.py), on the
 group that upstream has made; where engines share their devices with training processes, as one handle per rank. Engines hold
 the same weights afterwards, bit for bit.
 
@@ -12,6 +12,7 @@ plugin changes nothing.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from marl_plugins import hookimpl
@@ -34,6 +35,11 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         metavar="MB",
         help="parameters of one dtype that travel together; memory of that size is needed on the first rank and in every engine",
     )
+
+
+@hookimpl
+def marl_extensions(run: Run) -> Sequence[str]:
+    return [f"{__name__}.worker:FlatSync"] if run.device == "cuda" else []
 
 
 @hookimpl

@@ -4,7 +4,7 @@ The policies share seats, a device each. A policy with rows to compute gets all 
 the critic's and the reference among them, go on where they had stopped. Where no seat is free, the policy that has rested for the
 longest leaves its own: its state goes to the controller, its processes end. A step is one pass over the policies for log-probs and
 one for updates; with P policies of one rank on N seats, P - N change in each. What is computed is the same as with devices for
-each, bit for bit. core/seats.py has the order, processes/process_groups.py the processes.
+each, bit for bit. seats.py has the order, room.py the processes, training_state.py what is handed on.
 
 FlexMARL (arXiv 2602.09578) calls it suspend-to-destroy.
 """
@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING
 from marl_plugins import hookimpl
 from marl_plugins.core.options import above, at_least
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.seats import Seating
-from marl_plugins.plan.seating import SHIPPED
-from marl_plugins.plan.states import seats_needed
+from marl_plugins.process_groups.backend import SharedSeats
+from marl_plugins.process_groups.checks import WHO
+from marl_plugins.process_groups.seats import Seating
+from marl_plugins.process_groups.states import seats_needed
 
 if TYPE_CHECKING:
+    from marl_plugins.core.process_backend import ProcessBackend
     from marl_plugins.run import Run
 
 may_differ = ("process_groups.*",)
@@ -29,7 +31,7 @@ may_differ = ("process_groups.*",)
 
 @hookimpl
 def marl_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group(f"more policies than devices (--plugin {SHIPPED})")
+    group = parser.add_argument_group(f"more policies than devices (--plugin {WHO})")
     group.add_argument(
         "--process_groups.seats",
         metavar="N",
@@ -52,23 +54,23 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 
 
 @hookimpl
-def marl_seats(run: Run) -> Seating:
+def marl_processes(run: Run) -> ProcessBackend:
     flags = run.args.process_groups
     most = max((seats_needed(run.policy_args[p.name]) for p in run.policies if p.trainable), default=1)
-    return Seating(flags.seats or most, flags.nodes, flags.state_gb)
+    return SharedSeats(Seating(flags.seats or most, flags.nodes, flags.state_gb))
 
 
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
-    """What is wrong with seats is said of every plugin's (plan/seating.py)."""
+    """Remark on seats that are never shared; what is wrong with them is said by the back-end."""
     needed = [seats_needed(run.policy_args[p.name]) for p in run.policies if p.trainable]
-    if (seating := run.seating) is None or not needed or sum(needed) > seating.total:
+    if not isinstance(run.processes, SharedSeats) or not needed or sum(needed) > run.processes.seating.total:
         return []
     return [
         Problem(
             "process_groups.enough",
-            at(plugin=SHIPPED),
-            f"{seating.total} seats are enough for all {len(needed)} trained policies, so none will ever leave its own",
+            at(plugin=WHO),
+            f"{run.processes.seating.total} seats are enough for all {len(needed)} trained policies: none will ever leave its own",
             fix="lower --process_groups.seats, or leave out the plugin",
             severity="warning",
             flags=("process_groups.seats",),

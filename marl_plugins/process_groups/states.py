@@ -1,4 +1,4 @@
-"""What the states of training processes take that come and go (processes/process_groups.py), in Ray's object store."""
+"""The bytes of Ray's object store that the states of policies without processes take."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from types import SimpleNamespace
 from marl_plugins.core import tiny
 from marl_plugins.hosts.devices import critic_gpus, training_gpus
 from marl_plugins.plan.estimate import parameters
+from marl_plugins.process_groups.seats import Seating
 from marl_plugins.run import Run
-
-STORE = 2**30
-"""Bytes of the object store for everything else."""
 
 
 def seats_needed(args: SimpleNamespace) -> int:
@@ -41,10 +39,8 @@ def _size(model: str) -> float | None:
     return tiny.parameters(model) if tiny.is_tiny(model) else parameters(model)
 
 
-def states_together(run: Run) -> int:
-    """Bytes of the object store that are kept for states; 0 where every policy has devices of its own."""
-    if run.seating is None:
-        return 0
-    if run.seating.state_gb is not None:
-        return int(run.seating.state_gb * 1e9)
+def states_together(run: Run, seating: Seating) -> int:
+    """Bytes of the object store that are kept for states."""
+    if seating.state_gb is not None:
+        return int(seating.state_gb * 1e9)
     return int(sum(size or 0.0 for size in state_bytes(run).values()))

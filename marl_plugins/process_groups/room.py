@@ -2,7 +2,7 @@
 
     async with processes.active():     the policy has its seats, and processes in them that know all that they knew before
 
-A process is not moved: its state is taken out (processes/training_state.py), it is killed, and another one goes on with the state.
+A process is not moved: its state is taken out (training_state.py), it is killed, and another one goes on with the state.
 That is a spare, one in each seat and used once, which has done beforehand what takes time: imports, loading of operators, and the
 first touch of memory, its own and that of the states that wait. The controller owns the states, in Ray's store. Who computes when
 changes nothing that is computed.
@@ -25,12 +25,11 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from marl_plugins.core.failures import RunEnded
-from marl_plugins.core.seats import Grant, Seat, Seating, SeatRequest, Seats
 from marl_plugins.hosts.devices import critic_gpus, training_gpus
 from marl_plugins.hosts.prebuild import clear_abandoned_locks
-from marl_plugins.processes.critic_actor import RemoteCriticActor
+from marl_plugins.process_groups.seats import Grant, Seat, Seating, SeatRequest, Seats
+from marl_plugins.process_groups.worker import RemoteCriticActor, RemotePolicyActor
 from marl_plugins.processes.launch import TrainingProcesses, not_started
-from marl_plugins.processes.policy_actor import RemotePolicyActor
 from marl_plugins.processes.watchdog import locate
 
 from openrlhf.trainer.ray.launcher import RayActorGroup  # isort: skip  # after the host support, installed above

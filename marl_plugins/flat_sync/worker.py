@@ -5,20 +5,21 @@
               group; where engines share devices with training processes, as one CUDA IPC handle per rank
     worker    cuts the buffer into views, and loads these as upstream's loads its one
 
-Off unless `--flat_sync` is given: no run of it on GPUs has been recorded. The processes of engines import this module, and must not
-import DeepSpeed.
+The processes of engines import this module, and must not import DeepSpeed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 import torch
 from torch import Tensor
+
+from marl_plugins.processes.extension import Extension
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,13 @@ def buckets(parameters: Iterable[tuple[str, torch.dtype, torch.Size]], limit: in
     yield from (Bucket(dtype, shapes) for dtype, shapes in open_ones.items())
 
 
+class FlatSync(Extension):
+    """Sends the weights in buckets of `--flat_sync.mb` MB, in place of upstream's broadcast."""
+
+    def sync(self, following: Callable[[], None]) -> None:
+        send(self.trainer, self.trainer.args.flat_sync.mb * 10**6)
+
+
 def send(trainer: Any, limit: int) -> None:
     """Bring the engines to the policy's weights; called on every rank.
 
@@ -80,7 +88,7 @@ def send(trainer: Any, limit: int) -> None:
             flat = bucket.pack(mine) if first or trainer.use_cuda_ipc else None
         handles = _handles(flat) if trainer.use_cuda_ipc else None
         if first:
-            taken = [engine.take_bucket.remote(bucket, handles) for engine in engines]
+            taken = [engine.in_workers.remote(take, bucket, handles) for engine in engines]
             if handles is None:
                 trainer._model_update_group.broadcast(flat, src=0, stream=torch.cuda.current_stream())
             ray.get(taken)

@@ -1,0 +1,52 @@
+"""The training of policies that judge, as a part of the step (training.py has the rewards)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from marl_plugins.coach.training import lessons
+from marl_plugins.core.estimators import Whitened
+from marl_plugins.core.ledger import Ledger
+from marl_plugins.core.rows import Row, auxiliary_rows
+from marl_plugins.core.steps import Step, StepPart
+from marl_plugins.core.trajectory import Trajectory
+from marl_plugins.runtime.experience import Prepared, estimate
+
+if TYPE_CHECKING:
+    from marl_plugins.coach.state import CoachState
+
+
+class WhitenedByRole(Whitened):
+    """Whitened rewards; verdicts on one role are compared with each other alone."""
+
+    def normalisation_group(self, row: Row) -> str:
+        return row.action.role
+
+
+class JudgeTraining(StepPart):
+    """Adds what judges said in the step, with rewards, to what policies are updated with.
+
+    A policy with `train_every` N is updated in every N-th step alone; what it said in the others is left out.
+    """
+
+    def __init__(self, state: CoachState, step: Step):
+        self.state, self.step = state, step
+        self.answers: list[Trajectory] = []
+        self.own_rows: list[Row] = []
+
+    async def rows(self, rows: Sequence[Row]) -> None:
+        self.answers, metrics = lessons(self.state.said, self.step.trajectories)
+        self.state.metrics |= metrics
+        due = {name for name, policy in self.step.policies.items() if policy.spec.is_due(self.step.number)}
+        self.own_rows = auxiliary_rows(self.answers, due)
+
+    async def prepared(self, prepared: Sequence[Prepared]) -> Sequence[Prepared]:
+        by_policy: dict[str, list[Row]] = {}
+        for row in self.own_rows:
+            by_policy.setdefault(row.action.policy, []).append(row)
+        forwarded: list[Any] = [await self.step.policies[name].forward(rows) for name, rows in by_policy.items()]
+        return [*prepared, *estimate(forwarded, WhitenedByRole())]
+
+    def ledger(self) -> Ledger | None:
+        return Ledger.of(self.step.number, self.answers, self.own_rows) if self.answers else None

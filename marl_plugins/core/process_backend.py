@@ -1,0 +1,59 @@
+"""Who gives policies their training processes (`marl_processes`)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+OBJECT_STORE_BYTES = 2**30
+"""Size of Ray's object store without what a back-end keeps there."""
+
+
+class ProcessBackend(ABC):
+    """Gives every trained policy its training processes, and takes them back.
+
+    `run` is the `Run` of marl_plugins.run. `problems`, `devices` and `object_store_bytes` answer while the run is planned, and
+    import neither Ray nor torch. The others are called in the run.
+    """
+
+    lasting = True
+    """Whether a policy has the same processes for the whole run, so that what they hold between two updates stays."""
+
+    def problems(self, run: Any) -> Sequence[Any]:
+        """Return what is wrong with giving the policies of this run their processes, as in `marl_configure`."""
+        return []
+
+    @abstractmethod
+    def devices(self, run: Any) -> Mapping[str, int]:
+        """Return the devices that training processes need, by policy, or together under a name that is shown."""
+
+    def object_store_bytes(self, run: Any) -> int:
+        """Return the bytes of Ray's object store that are needed for what the back-end keeps there."""
+        return 0
+
+    def check_cluster(self, run: Any) -> None:  # noqa: B027
+        """Check the cluster, once Ray has been reached.
+
+        Raises:
+            ConfigurationError: It lacks what the back-end needs.
+        """
+
+    def open(self, run: Any) -> None:  # noqa: B027
+        """Begin to start what policies share. Called before any policy has processes."""
+
+    @abstractmethod
+    def processes_of(
+        self, policy: str, args: Any, device: str, tokenizer: Any, max_steps: int, silence: float, extensions: Sequence[str]
+    ) -> Any:
+        """Return the `TrainingProcesses` (marl_plugins.processes.launch, or a subclass) of a policy; nothing is started yet.
+
+        Args: as of `TrainingProcesses`.
+        """
+
+    def metrics(self) -> dict[str, float]:
+        """Return numbers of the step that ends."""
+        return {}
+
+    def close(self) -> None:  # noqa: B027
+        """End what `open` started, at once. The policies' processes have been ended by then."""

@@ -1,0 +1,103 @@
+"""A training step as plugins see it, and a plugin's part of one.
+
+part = marl_step(run, step)      for every step, before its rollout begins
+part.arrived(trajectory)         each trajectory as it finishes, its actions and its outcome scored
+part.during_rollout()            runs while the rollout runs, and is awaited at its end
+part.rows(rows)                  the rows of the step, credited and selected
+part.prepared(prepared)          the rows of every policy with their advantages, on their way to the updates
+part.metrics()                   numbers of the step
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from marl_plugins.core.estimators import Estimator
+from marl_plugins.core.ledger import Ledger
+from marl_plugins.core.processes import Engines, PolicyProcesses
+from marl_plugins.core.rows import Row
+from marl_plugins.core.trajectory import Task, Trajectory
+
+
+class Step(Protocol):
+    """One training step."""
+
+    @property
+    def number(self) -> int:
+        """The training step, from 1."""
+
+    @property
+    def optimiser_steps(self) -> int:
+        """K, the optimiser steps of its updates."""
+
+    @property
+    def tasks(self) -> Sequence[Task]:
+        """Those of the step, in its order; a trajectory's `place` is an index of them."""
+
+    @property
+    def policies(self) -> Mapping[str, PolicyProcesses]:
+        """All policies of the run by name, those included that are not trained."""
+
+    @property
+    def pools(self) -> Mapping[str, Engines]:
+        """The engines of every policy, by its name."""
+
+    @property
+    def estimator(self) -> Estimator:
+        """The run's advantage estimator."""
+
+    @property
+    def trajectories(self) -> Sequence[Trajectory]:
+        """Those that have arrived; from the rollout's end on all of them, in the order of tasks and samples."""
+
+    @property
+    def ended(self) -> asyncio.Event:
+        """Set once the last trajectory has arrived."""
+
+    @property
+    def forwarded(self) -> list[Any]:
+        """Forward passes of rows of the step that parts have made during the rollout (`PolicyProcesses.forward`); append yours.
+
+        What of it is trained on is not computed again.
+        """
+
+    async def credited(self, trajectories: Sequence[Trajectory]) -> Sequence[Row] | None:
+        """Return the rows of whole tasks, credited and selected as at the step's end.
+
+        For a run in which no plugin needs the whole step (`Run.need_step` is empty). None as long as the run has not shown whether
+        actions are scored.
+        """
+
+
+class StepPart:
+    """A plugin's part of one training step. Override what is needed; what is raised here ends the step."""
+
+    def arrived(self, trajectory: Trajectory) -> None:
+        """See a trajectory that has finished, before credit.
+
+        Trajectories are read and not changed, and what is made of them must not depend on the order in which they arrive: timing
+        is no part of a run.
+        """
+
+    async def during_rollout(self) -> None:
+        """Work while the rollout runs; awaited at the rollout's end, before credit. What ends the rollout early cancels it."""
+
+    async def rows(self, rows: Sequence[Row]) -> None:
+        """See the rows of the step, credited and selected, before their forward passes. Rows are not changed here."""
+
+    async def prepared(self, prepared: Sequence[Any]) -> Sequence[Any]:
+        """Return the `Prepared` values (marl_plugins.runtime.experience) that the policies are updated with, changed or not.
+
+        A part may add one of a policy that plays no role. A policy has one of them at most.
+        """
+        return prepared
+
+    def ledger(self) -> Ledger | None:
+        """Return the account of the rows that the part has added in `prepared`; None where it adds none."""
+        return None
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return numbers of the step."""
+        return {}

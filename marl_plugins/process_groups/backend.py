@@ -1,0 +1,87 @@
+"""The back-end that gives policies processes on seats that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.process_backend import ProcessBackend
+from marl_plugins.hosts.devices import critic_gpus
+from marl_plugins.plan.estimate import gb
+from marl_plugins.process_groups.checks import check_seating
+from marl_plugins.process_groups.seats import Seating
+from marl_plugins.process_groups.states import state_bytes, states_together
+
+if TYPE_CHECKING:
+    from marl_plugins.process_groups.room import Room
+    from marl_plugins.run import Run
+
+
+class SharedSeats(ProcessBackend):
+    """Training processes exist only while their policy computes.
+
+    Args:
+        seating: The seats that there are.
+    """
+
+    lasting = False
+
+    def __init__(self, seating: Seating):
+        self.seating = seating
+        self.room: Room | None = None
+        """Once it is open, and only where a policy is trained."""
+
+    def problems(self, run: Run) -> list[str]:
+        return check_seating(run, self.seating)
+
+    def devices(self, run: Run) -> Mapping[str, int]:
+        trained = any(policy.trainable for policy in run.policies)
+        return {"seats of training processes": self.seating.total} if trained else {}
+
+    def object_store_bytes(self, run: Run) -> int:
+        return states_together(run, self.seating)
+
+    def check_cluster(self, run: Run) -> None:
+        import ray
+
+        of_nodes = [int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]]
+        seats, nodes = self.seating.seats, self.seating.nodes
+        if self.devices(run) and sum(found // seats for found in of_nodes) < nodes:  # they would be waited for, for ever
+            raise ConfigurationError(
+                f"the plan needs {nodes} nodes with {seats} seats each, and Ray's nodes have {', '.join(map(str, of_nodes))} GPUs; "
+                "use fewer seats of more nodes (--process_groups.seats, --process_groups.nodes), or larger nodes"
+            )
+        store, wanted = int(ray.cluster_resources().get("object_store_memory", 0)), self.object_store_bytes(run)
+        if store < wanted:
+            raise ConfigurationError(
+                f"the states of policies that leave their seats need {gb(wanted)} of Ray's object store, and this cluster has "
+                f"{gb(store)}; start it with a larger one (ray start --object-store-memory), or leave out "
+                "--plugin marl_plugins.process_groups"
+            )
+
+    def open(self, run: Run) -> None:
+        if not self.devices(run):
+            return
+        from marl_plugins.process_groups.room import Room
+
+        largest = max(size or 0.0 for size in state_bytes(run).values())
+        critics = any(critic_gpus(args) for args in run.policy_args.values())
+        self.room = Room(self.seating, critics, run.recipe.limits.silence_seconds, largest)
+        self.room.open()
+
+    def processes_of(
+        self, policy: str, args: Any, device: str, tokenizer: Any, max_steps: int, silence: float, extensions: Sequence[str]
+    ) -> Any:
+        from marl_plugins.process_groups.room import SeatedProcesses
+
+        assert self.room is not None, "open comes first"
+        return SeatedProcesses(self.room, policy, args, device, tokenizer, max_steps, silence, extensions)
+
+    def metrics(self) -> dict[str, float]:
+        return self.room.metrics() if self.room else {}
+
+    def close(self) -> None:
+        if self.room is not None:
+            self.room.close()
+            self.room = None

@@ -1,0 +1,71 @@
+"""Training processes that wait without a policy, become a rank of one, and hand their state on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from marl_plugins.hosts import cpu
+from marl_plugins.processes.policy_actor import ON_CPU, PolicyActor  # first: it installs the host support
+
+import ray  # isort: skip
+
+from marl_plugins.hosts.prebuild import load_operators
+from marl_plugins.process_groups.training_state import TrainingState, get_state, set_state, touch
+from marl_plugins.processes.critic_actor import CriticActor
+from marl_plugins.processes.training_process import TrainingProcess
+
+
+class StandbyProcess(TrainingProcess):
+    """What a training process needs in order to stand by and to take over."""
+
+    extensions: Sequence[Any] = ()
+    _master_addr: str
+    _master_port: int
+
+    def warm_up(self, memory: int, states: Sequence[Any]) -> None:
+        """Load DeepSpeed's operators, which takes seconds, and touch memory; this process belongs to no policy yet.
+
+        Args:
+            memory: Bytes to touch.
+            states: References to states, of which this process may be given one.
+        """
+        for _ in load_operators():
+            pass
+        if ON_CPU:
+            cpu.touch_memory(memory)
+            for state in ray.get(list(states)):
+                touch(state)
+
+    def assign(self, ranks: int, rank: int, address: str | None, port: int | None) -> tuple[str, int]:
+        """Become a rank of a policy; return the address and port at which its ranks meet, which rank 0 draws now."""
+        super().__init__(ranks, rank, address, port)  # type: ignore[call-arg]
+        return self._master_addr, self._master_port
+
+    def get_state(self) -> tuple[int, TrainingState]:
+        """The size of the whole state in bytes, and the state: two values, so that one can wait without fetching the other."""
+        state = get_state(self.engine, self.strategy, [extension.state() for extension in self.extensions])
+        return state.nbytes, state
+
+    def set_state(self, state: TrainingState) -> None:
+        """Go on where another process was asked for its state; called after the model has been loaded."""
+        of_extensions = set_state(self.engine, self.strategy, state)
+        for extension, own in zip(self.extensions, of_extensions, strict=True):
+            if own is not None:
+                extension.restore(own)
+
+
+class StandbyPolicyActor(StandbyProcess, PolicyActor):
+    """A training process of whichever policy it is assigned to."""
+
+    @property
+    def extensions(self) -> Sequence[Any]:  # type: ignore[override]
+        return self.trainer.extensions if hasattr(self, "trainer") else ()
+
+
+class StandbyCriticActor(StandbyProcess, CriticActor):
+    """A training process of the critic of whichever policy it is assigned to."""
+
+
+RemotePolicyActor = ray.remote(num_gpus=1)(StandbyPolicyActor)
+RemoteCriticActor = ray.remote(num_gpus=1)(StandbyCriticActor)

@@ -1,0 +1,54 @@
+"""What the training processes of policies and critics have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class TrainingProcess:
+    """Fits of whole accumulation windows, and finite weights."""
+
+    engine: Any
+    """DeepSpeed's engine of the model that is trained."""
+    strategy: Any
+    trainer: Any
+    _world_size: int
+
+    def lay_out(self, epochs: Any) -> None:
+        """Take this rank's micro-batches, as indices of its sequences (core/layout.py), before each `fit`."""
+        self.trainer.replay_buffer.lay_out(epochs)
+
+    def prepare_fit(self, accumulation: int, seed: int) -> None:
+        """Set how many micro-batches make an optimiser step this time, and a seed, before each `fit`.
+
+        `micro_steps = 0` makes the accumulation windows begin with the first micro-batch, whatever the fit before left over.
+        """
+        self.engine.set_train_batch_size(self.strategy.micro_train_batch_size * accumulation * self._world_size)
+        self.engine.micro_steps = 0
+        self.strategy.accumulated_gradient = accumulation
+        torch.manual_seed(seed)
+
+    def in_whole_windows(self, fit: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Fit, and assert that it ended at the end of an accumulation window, so that no gradient is carried over."""
+        before, batches = self.engine.global_steps, len(self.trainer.replay_buffer)
+        status = fit()
+        carried = self.engine.micro_steps % self.engine.gradient_accumulation_steps()
+        if carried:
+            raise RuntimeError(
+                f"{carried} of {self.engine.gradient_accumulation_steps()} micro-batches carried over the fit's end"
+            )
+        return {**status, "optimiser_steps": self.engine.global_steps - before, "micro_batches": batches}
+
+    def check_finite(self) -> None:
+        """Check the weights before they are synced or saved.
+
+        Raises:
+            FloatingPointError: A weight is not finite; names the tensors.
+        """
+        parts = {n: getattr(p, "ds_tensor", p) for n, p in self.engine.module.named_parameters()}  # ZeRO-3 shards
+        broken = [name for name, value in parts.items() if not torch.isfinite(value).all()]
+        if broken:
+            raise FloatingPointError(f"weights that are not finite: {', '.join(broken[:5])}")

@@ -1,0 +1,106 @@
+"""The engines of one policy, and whose weights they hold: its own newest ones, or those of the policy that it follows."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import ray
+
+from marl_plugins.core.policy import Policy
+from marl_plugins.core.threads import in_daemon_thread
+from marl_plugins.plan.signature import engine_signature
+from marl_plugins.processes.engines import EnginePool, RestartBudget, start_engine
+from marl_plugins.processes.launch import TrainingProcesses
+
+
+class PolicyEngines:
+    """A policy's engines, woken, given weights and replaced.
+
+    Args:
+        training: The policy's training processes; None for one that is not trained.
+    """
+
+    followed: PolicyEngines | None = None
+    """The policy that this one follows, where that one is trained in this run."""
+    _held: Any = None
+    """Ray's reference to the weights that `hold` gave the engines, for an engine that replaces one of them."""
+
+    def __init__(
+        self,
+        spec: Policy,
+        args: Any,
+        device: str,
+        restarts: RestartBudget,
+        silence: float,
+        training: TrainingProcesses | None,
+    ):
+        self.spec, self.name, self.args, self.device, self.training = spec, spec.name, args, device, training
+        self.version = 0
+        replace = functools.partial(start_engine, args) if device == "cpu" else None
+        self.engines = EnginePool(spec.name, [], replace, self.restore_engine, restarts, silence, args.balance.in_flight)
+        self.engines.signature = engine_signature(args)
+
+    @property
+    def trained(self) -> bool:
+        """Whether it is updated, whether or not its processes are running."""
+        return self.spec.trainable
+
+    @property
+    def processes(self) -> TrainingProcesses:
+        """The training processes of a policy that is trained."""
+        assert self.training is not None, f"policy {self.name!r} is frozen"
+        return self.training
+
+    async def weights(self) -> bytes:
+        """See `Follower.weights`: the current weights, as safetensors; a policy that follows another one gives that one's."""
+        source = self.followed or self
+        assert source.training is not None, f"policy {self.spec.follows!r}, which {self.name!r} follows, is not in this run"
+        weights: bytes = await source.processes.await_work(
+            f"gave its weights to {self.name!r}", await source.processes.weights()
+        )
+        return weights
+
+    async def sync(self, version: int) -> bool:
+        """Bring the engines to the current weights of the policy, or of the one that it follows, and call these `version`."""
+        if self.spec.follows:
+            return await self.hold(await self.weights(), version)
+        self.version, self._held, name, on_all = version, None, self.name, self.engines.on_all
+        done = functools.partial(self.processes.await_work, f"gave its engines version {version}")
+        with self.engines.changing(version):
+            if self.device == "cpu":
+                blob = await self.processes.weights_to_sync()
+                await done(on_all(lambda handle: handle.load_state.remote(blob, name, version)))
+            else:
+                await done(*self.processes.groups["policy"].async_run_method("check_finite"))
+                assert self.processes.trainer is not None, f"policy {name!r} is not started"
+                await done(in_daemon_thread(self.processes.trainer.broadcast_to_vllm))
+                await done(on_all(lambda handle: handle.identify.remote(name, version)))
+        return True
+
+    async def hold(self, weights: bytes, version: int) -> bool:
+        """See `Follower.hold`: bring the engines to these weights and call them `version`."""
+        held, name = await in_daemon_thread(ray.put, weights), self.name
+        self._held, self.version = held, version  # first, for an engine that is replaced meanwhile
+        with self.engines.changing(version):
+            await self.engines.on_all(lambda handle: handle.load_state.remote(held, name, version))
+        return True
+
+    async def wake(self) -> None:
+        """Wake the engines that share their devices with the training processes, before a rollout."""
+        if self.args.vllm.enable_sleep:
+            await self.engines.on_all(lambda handle: handle.wake_up.remote())
+
+    async def sleep(self) -> None:
+        """Give the devices to the training processes after a rollout, as upstream does (samples_generator.py:100-113)."""
+        if self.args.vllm.enable_sleep:
+            await self.engines.on_all(lambda handle: handle.sleep.remote())
+
+    async def restore_engine(self, handle: Any) -> None:
+        """Give a new engine the weights that the others hold; those of a frozen policy it has loaded itself."""
+        if self._held is not None:
+            await handle.load_state.remote(self._held, self.name, self.version)
+        elif self.trained:
+            await self.processes.restore(handle, self.version)
+        else:
+            await handle.identify.remote(self.name, self.version)

@@ -1,0 +1,45 @@
+"""Saved steps: every policy, the plugins' state and the best weights as one; and the final weights."""
+
+from __future__ import annotations
+
+import asyncio
+
+from marl_plugins.core.concurrency import all_of
+from marl_plugins.plan.resume import tag
+from marl_plugins.records.best import Best, kept_apart
+from marl_plugins.records.display import Display
+from marl_plugins.records.write import Records, writing
+from marl_plugins.runtime.checkpoints import Checkpoints
+from marl_plugins.runtime.session import Session
+
+
+class Saving:
+    """Saves the steps of a session.
+
+    Args:
+        best: What is known of the best step, whose weights are also kept apart.
+    """
+
+    def __init__(self, session: Session, records: Records, checkpoints: Checkpoints, display: Display, best: Best):
+        self.session, self.records, self.checkpoints, self.display, self.best = session, records, checkpoints, display, best
+        self.last = 0
+        """The step that was saved last; 0 before the first."""
+
+    async def save(self, step: int) -> None:
+        """Save every policy and the plugins' state as one step."""
+        trained, plan = self.session.trained, self.session.plan
+        with self.display.phase("checkpoint"), self.checkpoints.saving(step):
+            await all_of(policy.save(tag(step), {"step": step}) for policy in trained.values())
+            versions, state = {name: policy.version for name, policy in trained.items()}, plan.plugins.state(plan.run)
+            await asyncio.to_thread(self.records.sync)
+            if self.best.step == step:
+                with kept_apart(self.records.folder, self.best) as folder:
+                    await all_of(policy.save_model(folder) for policy in trained.values())
+            commit, files = self.checkpoints.commit, plan.plugins.files(plan.run)
+            await asyncio.to_thread(commit, step, versions, state, files, self.best.state())  # reads all that was saved
+        self.last = step
+
+    async def save_models(self) -> None:
+        """Save each policy's weights in Hugging Face format, in its own folder."""
+        with self.display.phase("saving models", announce=True), writing("the final weights", self.records.folder):
+            await all_of(policy.save_model() for policy in self.session.trained.values())

@@ -1,0 +1,120 @@
+"""One training step while it is made: its trajectories, its rows, and the parts that plugins have in it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from marl_plugins.core.concurrency import all_of
+from marl_plugins.core.failures import RunEnded
+from marl_plugins.core.ledger import Ledger
+from marl_plugins.core.rows import Row
+from marl_plugins.core.steps import StepPart
+from marl_plugins.core.trajectory import Task, Trajectory
+from marl_plugins.manager import parts_of
+from marl_plugins.runtime.crediting import Crediting, check_versions
+from marl_plugins.runtime.experience import Forwarded, Prepared, estimate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from marl_plugins.runtime.session import Session
+
+
+class RunningStep:
+    """A `Step` (core/steps.py) of a session.
+
+    Args:
+        number: The training step, from 1.
+        optimiser_steps: K, of its updates.
+    """
+
+    def __init__(self, session: Session, number: int, optimiser_steps: int, tasks: Sequence[Task]):
+        self.session = session
+        self.number = number
+        self.optimiser_steps = optimiser_steps
+        self.tasks = tasks
+        self.policies: Mapping[str, Any] = session.policies
+        self.pools = session.rollout.pools
+        self.estimator = session.estimator
+        self.trajectories: list[Trajectory] = []
+        self.ended = asyncio.Event()
+        self.forwarded: list[Any] = []
+        run, plugins = session.plan.run, session.plan.plugins
+        scope = session.estimator.return_scope
+        self._crediting = Crediting(run, plugins, session.trained, scope, optimiser_steps)
+        self.parts: Mapping[str, StepPart] = parts_of(plugins, run, self)
+
+    async def roll_out(self, samples: int, tick: Callable[[], None]) -> None:
+        """Run the workflow on all tasks, while the parts work.
+
+        Args:
+            samples: Trajectories per task.
+            tick: Called when a trajectory has finished.
+        """
+
+        async def collect() -> None:
+            async with aclosing(self.session.rollout.train(self.tasks, samples, self.number)) as arriving:
+                async for trajectory in arriving:
+                    self.trajectories.append(trajectory)
+                    for part in self.parts.values():
+                        part.arrived(trajectory)
+                    tick()
+            self.ended.set()
+
+        await all_of([collect(), *(part.during_rollout() for part in self.parts.values())])
+        self.trajectories = self.session.rollout.in_order(self.trajectories)
+
+    async def credited(self, trajectories: Sequence[Trajectory]) -> list[Row] | None:
+        """See `Step.credited`."""
+        return await self._crediting.early(trajectories)
+
+    async def rows(self) -> list[Row]:
+        """The rows of the step, credited and selected."""
+        rows = await self._crediting.rows(self.trajectories)
+        for part in self.parts.values():
+            await part.rows(rows)
+        return rows
+
+    def ledger(self, rows: Sequence[Row]) -> Ledger:
+        """What became of every action, those of the parts' own rows included."""
+        ledger = Ledger.of(self.number, self.trajectories, rows)
+        for part in self.parts.values():
+            if (own := part.ledger()) is not None:
+                ledger.auxiliary.append(own)
+        return ledger
+
+    async def prepare(self, rows: Sequence[Row]) -> list[Prepared]:
+        """The rows with their tensors by policy, their advantages taken over all policies together, as the parts leave them."""
+        by_policy: dict[str, list[Row]] = {}
+        for row in rows:
+            by_policy.setdefault(row.action.policy, []).append(row)
+        forwarded: list[Forwarded] = await all_of(
+            self.session.trained[name].forward(mine, [f for f in self.forwarded if f.policy == name])
+            for name, mine in by_policy.items()
+        )
+        prepared: Sequence[Prepared] = estimate(forwarded, self.estimator)
+        for name, part in self.parts.items():
+            prepared = await part.prepared(prepared)
+            self._check(name, prepared)
+        return list(prepared)
+
+    def _check(self, plugin: str, prepared: Sequence[Prepared]) -> None:
+        """Check what a part has made of the values that policies are updated with.
+
+        Raises:
+            RunEnded: A policy has two, or one of another version's rows.
+        """
+        policies = [p.policy for p in prepared]
+        if twice := next((name for name in policies if policies.count(name) > 1), None):
+            raise RunEnded(
+                f"plugin {plugin}: its part of step {self.number} gave rows of policy {twice!r}, which is updated with rows of its "
+                "role already; a part adds rows of policies that play no role"
+            )
+        check_versions([row for p in prepared for row in p.rows], self.session.trained)
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers of all parts."""
+        return {name: value for part in self.parts.values() for name, value in part.metrics().items()}

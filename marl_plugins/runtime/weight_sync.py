@@ -1,0 +1,49 @@
+"""The weights of trained policies to their engines, and to the engines of the policies that follow them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from marl_plugins.core.concurrency import all_of
+from marl_plugins.core.failures import RunEnded
+from marl_plugins.hosts import cpu
+from marl_plugins.runtime.policy import UpstreamPolicy
+from marl_plugins.runtime.session import Session
+
+
+class WeightSync:
+    """Brings engines to the weights of their policies, by `marl_sync`."""
+
+    def __init__(self, session: Session):
+        self.session = session
+
+    async def begin(self, resumed: bool) -> None:
+        """Sync what a run begins with: engines have loaded the original models, and on CPU in float32 whatever is trained."""
+        trained = self.session.trained
+        if resumed or cpu.device() == "cpu":
+            await all_of(self._sync(policy, policy.version) for policy in trained.values())
+        await self._follow(trained)
+
+    async def updated(self, names: Sequence[str]) -> None:
+        """Sync every updated policy's engines to its new weights, then those of the policies that follow it."""
+        policies = [self.session.trained[name] for name in names]
+        await all_of(self._sync(policy, policy.version + 1) for policy in policies)
+        await self._follow(names)
+
+    async def _follow(self, names: Collection[str]) -> None:
+        versions = {name: self.session.trained[name].version for name in names}
+        following = [p for p in self.session.policies.values() if p.spec.follows in versions]
+        await all_of(self._sync(policy, versions[policy.spec.follows]) for policy in following)
+
+    async def _sync(self, policy: UpstreamPolicy, version: int) -> None:
+        """Sync one policy.
+
+        Raises:
+            RunEnded: It did not happen; what is sampled next would be trained by other weights than sampled it.
+        """
+        plan = self.session.plan
+        done = await plan.plugins.hook.marl_sync(run=plan.run, policy=policy, version=version)
+        if not done or (policy.trained and policy.version != version):  # one that follows may hold an earlier version
+            raise RunEnded(
+                f"the engines of policy {policy.name!r} were not brought to version {version} (marl_sync returned {done!r})"
+            )

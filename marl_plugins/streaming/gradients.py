@@ -1,0 +1,206 @@
+"""Gradients of one step that are computed during its rollout: what has been accumulated, and whether it still holds.
+
+    add         the gradients of a policy's rows of whole tasks, of advantages as far as they are known with these tasks
+                (`Estimator.shape_within_tasks`, `estimate`)
+    prepared    after the estimator's last stage: what the update takes along, and with what mean and deviation
+
+The advantages that were accumulated are compared with those that the step gives the same sequences. They differ where a plugin or
+an estimator needs more of a step than it says.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from marl_plugins.core.advantages import Moments
+from marl_plugins.core.estimators import Estimator
+from marl_plugins.core.failures import RunEnded
+from marl_plugins.core.rows import Row
+from marl_plugins.core.sequences import TokenSequence
+from marl_plugins.core.trajectory import Action
+from marl_plugins.runtime.experience import (
+    Experience,
+    ExtensionCall,
+    Forwarded,
+    Prepared,
+    actions_of,
+    before_statistics,
+    items_of,
+)
+from marl_plugins.streaming.accumulators import resolved
+from marl_plugins.streaming.batches import gradient_batches
+from marl_plugins.streaming.worker import AccumulatedGradients
+
+SequenceName = tuple[tuple[Action, ...], int]
+"""A sequence by its actions, and how many of a step before it have the same: a plugin may select a row several times."""
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+"""What `--ds.param_dtype` means, where gradients are computed during a rollout."""
+WORKER = AccumulatedGradients.__name__
+
+
+@dataclass(frozen=True)
+class AccumulatedSequence:
+    """A sequence whose gradient has been added.
+
+    Args:
+        advantages: (tokens,), those that were accumulated.
+        groups: (tokens,), an index of `names` at each sampled token, -1 elsewhere.
+        names: Normalisation groups of the estimator.
+    """
+
+    advantages: Tensor
+    groups: Tensor
+    names: Sequence[str]
+
+    def moments(self) -> Iterator[tuple[str, Moments]]:
+        """Yield each group that it has tokens of, with the moments of their advantages."""
+        for number, name in enumerate(self.names):
+            if (mine := self.groups == number).any():
+                yield name, Moments.of(self.advantages, mine)
+
+    def matches(self, item: Experience, last: Mapping[str, tuple[float, float]], largest: float) -> bool:
+        """Whether the step gives it the same advantages, after the estimator's last stage.
+
+        Args:
+            last: By group, the mean and the deviation of that stage.
+            largest: The largest |advantage| of the policy's rows: a ten-thousandth of it is no difference, nor is rounding.
+        """
+        found, size = torch.zeros_like(self.advantages), torch.zeros_like(self.advantages)
+        for number, name in enumerate(self.names):
+            if name in last:
+                mean, deviation = last[name]
+                found = torch.where(self.groups == number, (self.advantages - mean) / deviation, found)
+                size = torch.where(self.groups == number, (self.advantages.abs() + abs(mean)) / deviation, size)
+        now = torch.where(self.groups >= 0, item.advantages, 0.0)
+        return bool(((found - now).abs() <= 1e-4 * largest + 1e-5 * size).all())
+
+
+class GradientAccumulation:
+    """The gradients of one step, of all policies.
+
+    Args:
+        means: By normalisation group, the mean of the version before; those of this one take their place at its end.
+    """
+
+    def __init__(self, estimator: Estimator, policies: Mapping[str, Any], means: dict[str, float]):
+        self.estimator, self.policies, self.means = estimator, policies, means
+        self.affine = estimator.accumulators == 2
+        self.added: dict[str, dict[SequenceName, AccumulatedSequence]] = {}
+        """By policy, each sequence."""
+        self._returns: dict[Action, float] = {}
+        """By action, its row's return and what other rows of the task make of it."""
+
+    def note_returns(self, rows: Sequence[Row]) -> None:
+        """Take the returns of the credited rows of whole tasks, of all policies, before `add`."""
+        if rows:
+            rewards = torch.tensor([row.reward for row in rows], dtype=torch.float32)
+            shaped = self.estimator.shape_within_tasks(rows, rewards).tolist()
+            self._returns |= {row.action: value for row, value in zip(rows, shaped, strict=True)}
+
+    async def add(self, f: Forwarded) -> None:
+        """Compute the gradients of a policy's credited rows and add them to those before. One call after the other for each policy,
+        in the order of the step, and for every row once."""
+        estimator, policy = self.estimator, self.policies[f.policy]
+        shaped = torch.tensor([self._returns[row.action] for row in f.rows], dtype=torch.float32)
+        reward, advantages, returns = before_statistics(f, shaped, estimator)
+        if not self.affine:
+            advantages = estimator.apply(f.rows, advantages, estimator.statistics([(f.rows, advantages, f.tokens.mask)]))
+        items = items_of(f, advantages, returns, (reward * f.tokens.mask).sum(-1))
+        names = sorted({estimator.normalisation_group(row) for row in f.rows})
+        given = [
+            AccumulatedSequence(item.advantages, self._groups(sequence, item, names), names)
+            for sequence, item in zip(f.sequences, items, strict=True)
+        ]
+        if f.policy not in self.added:
+            await policy.extension(WORKER, "begin", policy.version, self.affine)
+        added = self.added.setdefault(f.policy, {})
+        batches = gradient_batches(policy, f.sequences, items, [each.groups for each in given])
+        kl_coef = policy.trainer.kl_ctl.value
+        answers = await policy.extension(WORKER, "add", names, dict(self.means), kl_coef, each=batches.of_ranks)
+        linear = dict(zip(batches.places, (good for answer in answers for good in answer), strict=True))
+        for number, (name, each) in enumerate(zip(sequence_names(f.sequences), given, strict=True)):
+            if linear[number]:
+                added[name] = each
+
+    def _groups(self, sequence: TokenSequence, item: Experience, names: Sequence[str]) -> Tensor:
+        """The number of the normalisation group at each sampled token, (tokens,)."""
+        groups = torch.full(item.action_mask.shape, -1)
+        for row, start in zip(sequence.rows, sequence.starts, strict=True):
+            number = names.index(self.estimator.normalisation_group(row))
+            groups[start - 1 : start - 1 + len(row.action.generation.ids)] = number
+        return groups
+
+    def prepared(self, prepared: Sequence[Prepared]) -> list[Prepared]:
+        """Return the rows of all policies with what their updates take along.
+
+        Raises:
+            RunEnded: The step gives a sequence other advantages than it was accumulated with.
+        """
+        found = [self._of_policy(p) for p in prepared]
+        if self.affine:
+            self.means |= {name: mean for p in prepared for name, (mean, _) in p.last.items()}
+        return found
+
+    def _of_policy(self, p: Prepared) -> Prepared:
+        """A policy's rows with all that was accumulated, or without anything where that is not exact enough."""
+        added = self.added.get(p.policy)
+        if not added:
+            return p
+        places = {name: n for n, name in enumerate(sequence_names(p.sequences))}
+        largest = max(item.advantages.abs().max().item() for item in p.items)
+        for name, each in added.items():
+            if name not in places or not each.matches(p.items[places[name]], p.last, largest):
+                raise RunEnded(self._difference(p, places.get(name)))
+        if self.affine and not self._resolved(p, added.values()):
+            return p
+        excluded, policy = frozenset(places[name] for name in added), self.policies[p.policy]
+        tokens = float(sum(p.items[n].action_mask.sum().item() for n in excluded))
+        carry = ExtensionCall(WORKER, "carry", (dict(p.last), tokens, len(excluded), policy.version))
+        metrics = {**p.metrics, "carried": float(len(excluded)), **means_over_rows(p, policy.args.algo.kl.use_loss)}
+        return replace(p, excluded=excluded, calls=(*p.calls, carry), metrics=metrics)
+
+    def _resolved(self, p: Prepared, added: Iterable[AccumulatedSequence]) -> bool:
+        """See `resolved` in accumulators.py."""
+        moments: dict[str, Moments] = {}
+        for name, of_sequence in (pair for each in added for pair in each.moments()):
+            moments[name] = moments.get(name, Moments()) + of_sequence
+        means = {name: mean for name, (mean, _) in p.last.items()}
+        return resolved(moments, self.means, means, DTYPES[self.policies[p.policy].args.ds.param_dtype])
+
+    def _difference(self, p: Prepared, place: int | None) -> str:
+        which = "is left out at the step's end" if place is None else "has other advantages at the step's end"
+        name = "a sequence" if place is None else f"row {p.sequences[place].name}"
+        return (
+            f"policy {p.policy!r}: --streaming.gradients: the gradient of {name} was taken during the rollout, and it {which}: "
+            f"{type(self.estimator).__name__}, or a plugin with marl_credit, needs more of a step than it says (scope, affine, "
+            "marl_credit_step); nothing of this step was trained on. Correct what it says, or remove --streaming.gradients"
+        )
+
+
+def means_over_rows(p: Prepared, kl_in_loss: bool) -> dict[str, float]:
+    """Upstream's metrics that are means over rows, of all rows: upstream sees only those whose gradients are not carried.
+
+    Args:
+        kl_in_loss: Whether upstream takes its metrics of the KL from the loss, over tokens.
+    """
+    rows = torch.stack([item.info["rows"] for item in p.items])
+    names = ["reward", "return", *([] if kl_in_loss else ["kl", "logprobs_diff"])]
+    values = {name: [item.info[name] for item in p.items] for name in names}
+    values |= {f: [getattr(item, f) for item in p.items] for f in ("response_length", "truncated", "total_length")}
+    return {name: ((torch.stack(each) * rows).sum() / rows.sum()).item() for name, each in values.items()}
+
+
+def sequence_names(sequences: Iterable[TokenSequence]) -> list[SequenceName]:
+    """The names of sequences."""
+    seen: Counter[tuple[Action, ...]] = Counter()
+    found = []
+    for actions in map(actions_of, sequences):
+        found.append((actions, seen[actions]))
+        seen[actions] += 1
+    return found
