@@ -22,7 +22,8 @@ from hostile_queries import REFUSED, SLOW_STEPS, STOPPED
 from marl_plugins.core.shipped import recipes_root
 from marl_plugins.core.tools import ToolCall
 from marl_plugins.loading import load_file
-from marl_plugins.tools.sql import SqlToolConfig, ask, sql_tool
+from marl_plugins.tools.sql.queries import ask, sql_tool
+from marl_plugins.tools.sql.section import SqlToolConfig
 
 ROUNDS, AT_ONCE = 301, 200
 CONFIG = SqlToolConfig(database="", today="2025-12-31")

@@ -26,7 +26,7 @@ from marl_plugins.plan.flags import own_parser
 from marl_plugins.sandbox.section import SandboxConfig
 from marl_plugins.tools.mcp.section import MCPServerConfig
 from marl_plugins.tools.python import PythonToolConfig
-from marl_plugins.tools.sql import SqlToolConfig
+from marl_plugins.tools.sql.section import SqlToolConfig
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 

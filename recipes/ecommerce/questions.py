@@ -18,7 +18,7 @@ from random import Random
 import yaml
 
 from marl_plugins.core.trajectory import Task
-from marl_plugins.tools.sql import ask
+from marl_plugins.tools.sql.queries import ask
 
 from . import store
 

@@ -15,7 +15,8 @@ from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.core.options import at_least
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import ToolResult
-from marl_plugins.tools.sql import SqlToolConfig, ask, find_queries, runner
+from marl_plugins.tools.sql.queries import ask, find_queries, runner
+from marl_plugins.tools.sql.section import SqlToolConfig
 
 from . import questions
 

@@ -9,12 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from marl_plugins import hookimpl
-from marl_plugins.tools.sql.queries import Answer as Answer
-from marl_plugins.tools.sql.queries import ask as ask
-from marl_plugins.tools.sql.queries import find_queries as find_queries
-from marl_plugins.tools.sql.queries import runner as runner
-from marl_plugins.tools.sql.queries import sql_tool as sql_tool
-from marl_plugins.tools.sql.section import SqlToolConfig as SqlToolConfig
+from marl_plugins.tools.sql.section import SqlToolConfig
 
 if TYPE_CHECKING:
     from marl_plugins.core.problems import Problem
@@ -32,7 +27,11 @@ def marl_sections() -> dict[str, type[Section]]:
 def marl_tools(run: Run) -> list[Tool]:
     """The tool, where the recipe has a database for it."""
     config = run.section(SqlToolConfig)
-    return [sql_tool(config, run.folder / config.database)] if config is not None else []
+    if config is None:
+        return []
+    from marl_plugins.tools.sql.queries import sql_tool
+
+    return [sql_tool(config, run.folder / config.database)]
 
 
 @hookimpl
