@@ -132,6 +132,26 @@ def test_an_exception_that_some_answer_avoids_is_a_warning(tmp_path):
     assert warned(folder) == [("rehearsal.may_raise", "workflow.py:9")]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import yaml; yaml.safe_load(yaml.safe_dump({'said': str(route)}))",
+        "assert type(str(route)) is str",
+        "json.loads(json.dumps([str(route), route.text]))",
+        "import sqlite3; sqlite3.connect(':memory:').execute('SELECT ?', (str(route),))",
+        "import copy, pickle; pickle.loads(pickle.dumps(str(route))); copy.deepcopy(route)",
+    ],
+)
+def test_answers_that_note_what_is_looked_for_are_texts_like_others(tmp_path, line):
+    assert warned(Triage(tmp_path, "tags", f"    {line}\n{TAIL}")) == []
+
+
+def test_a_table_with_a_default_hides_nothing(tmp_path):
+    folder = Triage(tmp_path, "    team = TEAMS.get(str(route).strip(), 'registry')\n")
+    line = folder.edit(METRICS, METRICS.replace("incident", "incidnt"))
+    assert refused(folder)[0] == [("rehearsal.mistake", f"workflow.py:{line}")]
+
+
 # --- calls that nobody awaits -----------------------------------------------------------------------------------------------
 
 

@@ -120,7 +120,8 @@ class Rehearser:
     def _both(self, task: Task) -> list[Trial]:
         """Trials with words and with ones, whose mistakes are kept.
 
-        The task has a label that can be recognised; a workflow that may need a real one is tried again with it.
+        The task has a label that can be recognised, and answers note what is looked for; a workflow that may need the real
+        ones is tried again with them.
         """
         marked = with_marked_label(task, self.copies)
 
@@ -129,10 +130,8 @@ class Rehearser:
             for script in (WORDS, ONES):
                 trial = self.stage.play(script, marked, caught)
                 self._add(self.wrong, shown_labels(trial))
-                if marked != task and trial.failed:
-                    again = self.stage.play(script, task, caught)
-                    again.reached.add(trial.reached)
-                    trial = again
+                if trial.failed:
+                    trial = self.stage.play(script, task, caught, noting=False).after(trial)
                 if trial.trajectory is not None:
                     trial.trajectory.task = task
                 trials.append(trial)

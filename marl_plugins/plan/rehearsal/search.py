@@ -127,12 +127,15 @@ class Search:
         return trial
 
     def play(self, script: Script, caught: Caught, workflow: Workflow | None = None) -> Trial:
-        """One trial, on the task as it is where the workflow (or another one) may need its real label."""
+        """One trial; what it raises is what the workflow (or another one) raises on the task and with texts as they are."""
         marked, real = self.tasks
         play = partial(self.stage.play, script, caught=caught, most_calls=self.most_calls, workflow=workflow)
         trial = play(marked)
-        if marked != real and trial.failures and not any(f.certain for f in trial.failures):
-            trial.failures = play(real).failures
+        if trial.failures and not any(f.certain for f in trial.failures):
+            again = play(marked, noting=False)
+            if again.failures and marked != real:
+                again.failures = play(real, noting=False).failures
+            trial = again.after(trial)
         if trial.trajectory is not None:
             trial.trajectory.task = real
         return trial

@@ -73,6 +73,12 @@ class Trial:
         """Whether the workflow came to its own end."""
         return self.trajectory is not None and not (self.failed or self.trajectory.infrastructure_failure)
 
+    def after(self, first: Trial) -> Trial:
+        """The trial, with what one before it has reached and noted."""
+        self.reached.add(first.reached)
+        self.notes = first.notes
+        return self
+
 
 class Chat:
     """A chat format in which everything is empty, except for what is answered: its only id is the number of the answer."""
@@ -144,15 +150,18 @@ class Stage:
         *,
         most_calls: int = MOST_CALLS,
         workflow: Workflow | None = None,
+        noting: bool = True,
     ) -> Trial:
         """Run the workflow, or another one, once on a copy of a task.
 
         Args:
             caught: Of `run_apart`.
             most_calls: The trial is left where the workflow makes more calls of roles.
+            noting: Whether answers note what is looked for in them. Code that takes nothing but `str` itself refuses those
+                that do, so that what such a trial raises has to be seen without.
         """
         trial = Trial(script, Reached(self.source))
-        performance = Performance(trial, workflow or self.workflow, most_calls)
+        performance = Performance(trial, workflow or self.workflow, most_calls, noting)
         before = _shared_generators()
         with failures_kept(trial.failures, self.file, caught), trial.reached.watching():
             trial.trajectory = run_on_a_loop(performance.run(self, copy.deepcopy(task)))
@@ -184,7 +193,8 @@ class Stage:
 class Performance:
     """One trial while its workflow runs."""
 
-    def __init__(self, trial: Trial, workflow: Workflow, most_calls: int):
+    def __init__(self, trial: Trial, workflow: Workflow, most_calls: int, noting: bool):
+        self.noting = noting
         self.trial = trial
         self.workflow = workflow
         self.most_calls = most_calls
@@ -245,8 +255,9 @@ class Performance:
         self.trial.answers[speaker] += 1
         return self.trial.script.line(speaker, nth, number)
 
-    def _noted(self, speaker: str, text: str) -> NotedText:
-        return NotedText(text, self.trial.notes.setdefault(speaker, Notes()))
+    def _noted(self, speaker: str, text: str) -> str:
+        notes = self.trial.notes.setdefault(speaker, Notes())
+        return NotedText(text, notes) if self.noting else plain(text)
 
     def _tool(self, name: str, functions: tuple[Function, ...]) -> Tool:
         async def answer(call: ToolCall) -> ToolResult:
