@@ -11,8 +11,8 @@ from types import ModuleType
 from marl_plugins import __version__
 from marl_plugins.commands import COMMANDS
 from marl_plugins.core.command import Command
-from marl_plugins.core.failures import ConfigurationError, RunEnded, nearest
-from marl_plugins.core.problems import as_json
+from marl_plugins.core.failures import ConfigurationError, RunEnded
+from marl_plugins.core.problems import Problem, as_json, at, meant
 from marl_plugins.core.redaction import inert
 
 USAGE = """\
@@ -79,9 +79,11 @@ def dispatch(words: list[str]) -> int:
         if command.name == name:
             return command.main(rest)
     if name.startswith("-"):
-        raise ConfigurationError(f"expected a command before {name}, as in `openrlhf train {name} ...` (openrlhf --help)")
+        fix = f"write `openrlhf train {name} ...` (openrlhf --help)"
+        raise ConfigurationError(Problem("command.expected", at(command="openrlhf"), name, "a command first", fix))
     known = [c.name for c in (*COMMANDS, *others)]
-    raise ConfigurationError(f"unknown command {name!r}{nearest(name, known)} (openrlhf --help)")
+    fix = f"{meant(name, known)} (openrlhf --help)".strip()
+    raise ConfigurationError(Problem("command.unknown", at(command="openrlhf"), f"unknown command {name!r}", fix=fix))
 
 
 def plugin_commands(words: Sequence[str]) -> list[Command]:
@@ -106,7 +108,12 @@ def plugin_commands(words: Sequence[str]) -> list[Command]:
             for command in _commands_of(load(plugin)):
                 if command.name in commands:
                     raise ConfigurationError(
-                        f"plugin {plugin}: brings a command {command.name!r}, which exists already; rename it"
+                        Problem(
+                            "plugin.command_taken",
+                            at(plugin=plugin),
+                            f"brings a command {command.name!r}, which exists already",
+                            fix="rename it",
+                        )
                     )
                 commands[command.name] = command
         except ConfigurationError:
@@ -121,11 +128,12 @@ def _commands_of(plugin: ModuleType) -> Sequence[Command]:
         return ()
     from marl_plugins.loading import users_code
 
-    with users_code("marl_commands", place=f"plugin {plugin.__name__}"):
+    with users_code(at(hook="marl_commands"), place=at(plugin=plugin.__name__)):
         commands = list(hook() or ())
     if wrong := [c for c in commands if not isinstance(c, Command) or not callable(c.main)]:
         place = plugin.__file__ or plugin.__name__
-        raise ConfigurationError(f"plugin {place}: marl_commands gave {wrong[0]!r:.80}, expected a Command with a `main`")
+        where, wanted = at(plugin=place, hook="marl_commands"), "a Command with a `main`"
+        raise ConfigurationError(Problem("plugin.answer", where, f"{wrong[0]!r:.80}", wanted))
     return commands
 
 

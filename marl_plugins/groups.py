@@ -186,12 +186,12 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 
 
 @hookimpl
-def marl_configure(run: Run) -> list[Problem | str]:
+def marl_configure(run: Run) -> list[Problem]:
     if run.estimator not in ESTIMATORS:
         return [p for flag in ("groups.by", "groups.scope") for p in run.unused_flag(flag, ESTIMATORS)]
     # too few samples is upstream's own check
     problems = check_estimator(_made(run), 2, len(run.trained_roles), run.turns)
-    return [f"--groups.by: {problem}" for problem in problems]
+    return [problem.within(flag="groups.by") for problem in problems]
 
 
 def _made(run: Run) -> GroupMean:

@@ -16,13 +16,15 @@ import threading
 import traceback
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TypeGuard
 
 from marl_plugins import __version__
-from marl_plugins.core.failures import ConfigurationError, RunEnded, nearest
+from marl_plugins.core.failures import ConfigurationError, RunEnded
+from marl_plugins.core.problems import Problem, Where, at, meant
 
 GROUP = "marl_plugins"
 """Entry points of this group are names of plugins."""
@@ -70,22 +72,33 @@ def load(name: str) -> ModuleType:
     if name.endswith(".py"):
         return load_file(Path(name))
     if not all(part.isidentifier() for part in name.replace("-", "_").split(".")):
-        raise ConfigurationError(f"plugin {name!r}: expected a dotted module name, an entry-point name or a .py file")
+        raise ConfigurationError(
+            Problem("plugin.name", at(plugin=name), expected="a dotted module name, an entry-point name or a .py file")
+        )
     if name not in SHIPPED:  # reading the entry points of all that is installed takes 15 ms
         name = next((e.value for e in metadata.entry_points(group=GROUP) if e.name == name), name)
     try:
-        with users_code(packages={name.partition(".")[0]}, place=name):
+        with users_code(packages={name.partition(".")[0]}, place=at(plugin=name)):
             return importlib.import_module(name)
     except ConfigurationError as error:
         if not isinstance(missing := error.__cause__, ModuleNotFoundError):
-            raise ConfigurationError([f"plugin {name}: cannot be imported: {p}" for p in error.problems]) from missing
+            raise ConfigurationError(_around(p, at(plugin=name)) for p in error.problems) from missing
         module = missing.name or ""
         if name == module or name.startswith(module + "."):
             known = [*SHIPPED, *(e.name for e in metadata.entry_points(group=GROUP))]
             raise ConfigurationError(
-                f"plugin {name!r} is not a module, an entry point of group {GROUP!r} or a .py file{nearest(name, known)}"
+                Problem(
+                    "plugin.unknown",
+                    at(plugin=name),
+                    f"is not a module, an entry point of group {GROUP!r} or a .py file",
+                    fix=meant(name, known),
+                )
             ) from None
-        raise ConfigurationError(f"plugin {name}: it imports {module!r}, which is not installed") from None
+        raise ConfigurationError(
+            Problem(
+                "plugin.needs_module", at(plugin=name), f"it imports {module!r}, which is not installed", fix="install it"
+            )
+        ) from None
 
 
 def load_file(path: Path, module_name: str = "") -> ModuleType:
@@ -98,13 +111,22 @@ def load_file(path: Path, module_name: str = "") -> ModuleType:
         ConfigurationError: The file is missing, cannot be read or cannot be imported.
     """
     if problem := _unreadable(path):
-        raise ConfigurationError(f"{path}: {problem}")
+        raise ConfigurationError(problem)
     path = path.resolve()
     try:
-        with users_code(place=str(path)):
+        with users_code(place=at(file=path)):
             return _module(f"{_package(path.parent)}.{path.stem.replace('.', '_')}", path)
     except ConfigurationError as error:
-        raise ConfigurationError([f"{path}: cannot be imported: {p}" for p in error.problems]) from error.__cause__
+        raise ConfigurationError(_within(p, at(file=path)) for p in error.problems) from error.__cause__
+
+
+def _around(problem: Problem, where: Where) -> Problem:
+    return problem if problem.where[: len(where)] == where else replace(problem, where=where + problem.where)
+
+
+def _within(problem: Problem, where: Where) -> Problem:
+    """The problem of a file that cannot be imported, with its name where no line of it is named."""
+    return problem if any(line.startswith(where[0].name) for line in problem.names("line")) else _around(problem, where)
 
 
 def _package(folder: Path) -> str:
@@ -136,25 +158,26 @@ def _module(name: str, path: Path, folders: list[str] | None = None) -> ModuleTy
     return module
 
 
-def _unreadable(path: Path) -> str | None:
+def _unreadable(path: Path) -> Problem | None:
     """Why a file cannot be read; None if it can."""
+    where = at(file=path)
     try:
         if path.exists() and not path.is_file():
-            return "is not a file"
+            return Problem("files.no_file", where, "is not a file")
         path.open("rb").close()
     except FileNotFoundError:
-        return "no such file"
+        return Problem("files.missing", where, "no such file")
     except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    return None if path.suffix == ".py" else "is not a .py file"
+        return Problem("files.unreadable", where, f"cannot be read: {error.strerror}")
+    return None if path.suffix == ".py" else Problem("files.not_python", where, "is not a .py file")
 
 
 @contextmanager
-def users_code(doing: str = "", packages: Collection[str] = (), place: str | None = None) -> Iterator[None]:
+def users_code(doing: Where = (), packages: Collection[str] = (), place: Where | None = None) -> Iterator[None]:
     """Run code of the user's before anything starts: whatever it raises, `sys.exit` included, is the user's to fix.
 
     Args:
-        doing: The hook that is called, for the message.
+        doing: The hook that is called, or the flag that is read.
         packages: Top-level packages that are the user's although they are installed.
         place: What is named where no line of the user's took part; None: such a failure is raised as it is.
 
@@ -166,10 +189,11 @@ def users_code(doing: str = "", packages: Collection[str] = (), place: str | Non
     except (ConfigurationError, RunEnded):
         raise
     except (Exception, SystemExit) as error:
-        where = users_line(error, packages) or place
-        if where is None:
+        line = users_line(error, packages)
+        if line is None and place is None:
             raise
-        raise ConfigurationError(": ".join(filter(None, [where, doing, _said(error)]))) from error
+        where = (at(line=line) if line else place or ()) + doing
+        raise ConfigurationError(_failure(error, where)) from error
 
 
 def users_line(error: BaseException, packages: Collection[str]) -> str | None:
@@ -200,12 +224,13 @@ def _of_a_file(error: BaseException) -> TypeGuard[SyntaxError]:
     return isinstance(error, SyntaxError) and str(error.filename).endswith(".py")
 
 
-def _said(error: BaseException) -> str:
+def _failure(error: BaseException, where: Where) -> Problem:
     if _of_a_file(error):
-        return str(error.msg)
+        return Problem("code.syntax", where, str(error.msg))
     if isinstance(error, SystemExit):
-        return f"sys.exit({error.code!r}) ends the program; raise an exception that says what is wrong"
-    return f"{type(error).__name__}: {text_of(error)}{_remedy(error)}"
+        got = f"sys.exit({error.code!r}) ends the program"
+        return Problem("code.exit", where, got, fix="raise an exception that says what is wrong")
+    return Problem("code.failed", where, f"{type(error).__name__}: {text_of(error)}", fix=_remedy(error))
 
 
 def _remedy(error: BaseException) -> str:
@@ -215,10 +240,10 @@ def _remedy(error: BaseException) -> str:
         return ""
     folder, (package, _, name) = Path(frames[-1].f_code.co_filename).parent, error.name.partition(".")
     if package.startswith(FOLDERS):
-        return f": there is no {name}.py in {folder}{nearest(name, [file.stem for file in folder.glob('*.py')])}"
+        return " ".join([f"there is no {name}.py in {folder}:", meant(name, [file.stem for file in folder.glob("*.py")])])
     beside = (folder / f"{package}.py").is_file()
     return (
-        f"; {package}.py lies beside it: write `from .{package} import ...`, or `from . import {package}`" if beside else ""
+        f"{package}.py lies beside it: write `from .{package} import ...`, or `from . import {package}`" if beside else ""
     )
 
 

@@ -8,12 +8,9 @@ hook's implementations are called is its kind (hookspecs.py).
 from __future__ import annotations
 
 import argparse
-import ast
 import functools
 import importlib
 import inspect
-import re
-import textwrap
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -22,13 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from marl_plugins import __version__, hookspecs
-from marl_plugins.core.failures import ConfigurationError, RunEnded, RunPaused, nearest
-from marl_plugins.core.problems import Problem
+from marl_plugins import hookspecs
+from marl_plugins.core.failures import ConfigurationError, RunEnded, RunPaused
+from marl_plugins.core.problems import Problem, Where, at
 from marl_plugins.core.steps import Step, StepPart
-from marl_plugins.hookspecs import KINDS, Kind, Purpose
+from marl_plugins.hookspecs import KINDS, Purpose
 from marl_plugins.loading import load, present, users_code, version_of
 from marl_plugins.loading import load_file as load_file  # copied recipes import it from here
+from marl_plugins.plugin_checks import misnamed, misused_hooks
+from marl_plugins.plugin_checks import wraps as wraps
 
 if TYPE_CHECKING:
     from marl_plugins.run import Run
@@ -49,11 +48,6 @@ BUILTINS = (
 """Always active and asked last: what a run does where no named plugin answers."""
 
 
-def wraps(options: Any) -> bool:
-    """Whether a hook implementation (pluggy's, or its marker's options) wraps the others."""
-    return bool(options["wrapper"] or options["hookwrapper"])
-
-
 class Plugins:
     """The active plugins of a run.
 
@@ -68,7 +62,7 @@ class Plugins:
     def __init__(self, names: Sequence[str]):
         self.manager = pluggy.PluginManager("marl")
         self.manager.add_hookspecs(hookspecs)
-        problems: list[str] = []
+        problems: list[Problem] = []
         named = with_requirements(names, problems)
         for name in present(BUILTINS):
             self.manager.register(importlib.import_module(name), name)
@@ -79,21 +73,21 @@ class Plugins:
         if problems:
             raise ConfigurationError(problems)
 
-    def _register(self, name: str, module: ModuleType, problems: list[str]) -> None:
+    def _register(self, name: str, module: ModuleType, problems: list[Problem]) -> None:
         if wrong := misused_hooks(module):
-            problems.extend(f"plugin {name}: {problem}" for problem in wrong)
+            problems += [problem.within(plugin=name) for problem in wrong]
             return
         try:
             self.manager.register(module, name)
         except pluggy.PluginValidationError as error:
-            problems.append(f"plugin {name}: {' '.join(str(error).split())}")
+            problems.append(Problem("plugin.signature", at(plugin=name), " ".join(str(error).split())))
             return
         for hook in (h for h, kind in KINDS.items() if kind.awaited):
             for impl in self.implementations(hook):
                 if impl.plugin_name == name and not impl.wrapper and not impl.hookwrapper:
                     impl.function = _awaitable(impl.function)
 
-    def _clashes(self) -> list[str]:
+    def _clashes(self) -> list[Problem]:
         problems = []
         for hook, kind in KINDS.items():
             claims = [
@@ -102,9 +96,8 @@ class Plugins:
                 if impl.plugin_name not in BUILTINS and not impl.wrapper and not impl.hookwrapper
             ]
             if kind.name in ("first", "around") and len(claims) > 1:
-                problems.append(
-                    f"plugins {' and '.join(sorted(claims))} both answer {hook}, which takes one answer; name only one of them"
-                )
+                where, got = at(plugin=sorted(claims), hook=hook), "both answer, and the hook takes one answer"
+                problems.append(Problem("plugin.both", where, got, fix="name only one of them"))
         return problems
 
     def implementations(self, hook: str) -> list[Any]:
@@ -128,25 +121,21 @@ class Plugins:
         Raises:
             ConfigurationError: A flag exists already, or does not carry a name that says whose it is.
         """
-        problems: list[Problem | str] = []
+        problems: list[Problem] = []
         for impl in reversed(self.implementations("marl_options")):
             before = list(parser._actions)
             try:
                 with self._users_code("marl_options"):
                     _call(impl, parser=parser)
             except ConfigurationError as error:
-                exists = isinstance(error.__cause__, argparse.ArgumentError)
-                problems += (
-                    error.problems
-                    if not exists
-                    else [
-                        f"plugin {impl.plugin_name}: adds a flag that exists already: {error.__cause__}; plugins name flags after "
-                        "themselves"
-                    ]
-                )
+                problems += error.problems
+                if isinstance(error.__cause__, argparse.ArgumentError):
+                    got = f"adds a flag that exists already: {error.__cause__}"
+                    fix = "plugins name flags after themselves"
+                    problems[-1] = Problem("plugin.flag_exists", at(plugin=impl.plugin_name), got, fix=fix)
             known = {option for action in parser._actions for option in action.option_strings}
             wrong = [problem for action in parser._actions[len(before) :] for problem in misnamed(action, known)]
-            problems += [f"plugin {impl.plugin_name}: {problem}" for problem in wrong]
+            problems += [problem.within(plugin=impl.plugin_name) for problem in wrong]
         if problems:
             raise ConfigurationError(problems)
 
@@ -161,12 +150,12 @@ class Plugins:
             for i in self.implementations(hook)
             if i.plugin_name in self.names and (i.wrapper or i.hookwrapper)
         ]
-        with self._users_code(hook, place=f"plugin {' or '.join(wrappers)}" if wrappers else None):
+        with self._users_code(hook, place=at(plugin=wrappers) if wrappers else None):
             return getattr(self.hook, hook)(**arguments)
 
-    def _users_code(self, hook: str, place: str | None = None) -> AbstractContextManager[None]:
+    def _users_code(self, hook: str, place: Where | None = None) -> AbstractContextManager[None]:
         named = {name.partition(".")[0] for name in self.names if not name.endswith(".py")}
-        return users_code(hook, packages=named - {__name__.partition(".")[0]}, place=place)
+        return users_code(at(hook=hook), packages=named - {__name__.partition(".")[0]}, place=place)
 
     @asynccontextmanager
     async def started(self, run: Run, purpose: Purpose) -> AsyncIterator[None]:
@@ -316,7 +305,7 @@ async def _finished(answer: Any) -> Any:
     return await answer if inspect.isawaitable(answer) else answer
 
 
-def with_requirements(names: Iterable[str], problems: list[str]) -> dict[str, ModuleType]:
+def with_requirements(names: Iterable[str], problems: list[Problem]) -> dict[str, ModuleType]:
     """Modules by name: each named plugin, preceded by what it requires."""
     found: dict[str, ModuleType] = {}
     visiting: set[str] = set()
@@ -328,15 +317,15 @@ def with_requirements(names: Iterable[str], problems: list[str]) -> dict[str, Mo
         try:
             module = load(name)
         except ConfigurationError as error:
-            because = f" (required by {wanted_by})" if wanted_by else ""
-            problems.extend(f"{p}{because}" for p in error.problems)
+            problems.extend(problem.within(plugin=wanted_by or ()) for problem in error.problems)
             return
         canonical = module.__name__ if not name.endswith(".py") else str(Path(name).resolve())
         if canonical in found:
             return
         requires = getattr(module, "requires", ())
         if not isinstance(requires, list | tuple) or not all(isinstance(r, str) for r in requires):
-            problems.append(f"plugin {name}: requires = {requires!r}: expected a list of names of plugins")
+            where, wanted = at(plugin=name, name="requires"), "a list of names of plugins"
+            problems.append(Problem("plugin.requires", where, repr(requires), wanted))
             return
         for requirement in requires:
             add(requirement, name)
@@ -345,133 +334,6 @@ def with_requirements(names: Iterable[str], problems: list[str]) -> dict[str, Mo
     for name in names:
         add(name, None)
     return found
-
-
-def misnamed(action: argparse.Action, known: Iterable[str]) -> list[str]:
-    """What is wrong with a flag that a plugin adds.
-
-    Args:
-        known: All flags, this one among them.
-    """
-    if action.required or not action.option_strings:
-        name = (*action.option_strings, action.dest)[0]
-        return [
-            f"adds {name}, which has to be given; add a flag with a default, and refuse in marl_configure what is missing"
-        ]
-    problems = []
-    for flag in action.option_strings:
-        inside = [other for other in known if other.startswith(f"{flag}.") or flag.startswith(f"{other}.")]
-        if "." not in flag or flag.startswith("--policy."):
-            problems.append(f"adds the flag {flag}; plugins name flags after themselves: --NAME.{flag.lstrip('-')}")
-        elif inside:
-            problems.append(f"adds the flag {flag}, and there is {inside[0]}: one name cannot begin another; rename it")
-    try:
-        _ = (action.help or "") % vars(action)
-    except (ValueError, TypeError, KeyError):
-        problems.append(
-            f"adds the flag {action.option_strings[0]}, whose help cannot be shown: write %% for a percent sign"
-        )
-    return problems
-
-
-def misused_hooks(module: ModuleType) -> list[str]:
-    """What is wrong with a plugin's hooks, as far as its functions show."""
-    if mismatch := _other_version(getattr(module, "MARL_HOOKS", hookspecs.VERSION)):
-        return [mismatch]
-    if wrong := [*_unknown_arguments(module), *_needlessly_async(module)]:
-        return wrong
-    problems = []
-    for name, function in vars(module).items():
-        marked = hasattr(function, "marl_impl")
-        if marked and name not in KINDS:
-            problems.append(f"{_line(function)}there is no hook {name!r}{nearest(name, KINDS)}")
-        elif marked:
-            problems += [_line(function) + problem for problem in _misused(name, KINDS[name], function.marl_impl)]
-            if KINDS[name].name == "chain" and _returns_nothing(function):
-                problems.append(f"{_line(function)}{name} returns nothing; return what it is given, changed or not")
-        elif name.startswith("marl_") and inspect.isfunction(function):
-            problems.append(f"{_line(function)}{name} is not marked with @marl_plugins.hookimpl and would never be called")
-    hooks = {name for name, value in vars(module).items() if hasattr(value, "marl_impl")}
-    if not hooks and not problems:
-        problems.append("implements no hook (functions marked with @marl_plugins.hookimpl)")
-    may_differ = getattr(module, "may_differ", ())
-    if not isinstance(may_differ, list | tuple) or not all(isinstance(flag, str) for flag in may_differ):
-        problems.append(f'may_differ = {may_differ!r}: expected names of flags, as in may_differ = ("brevity.url",)')
-    if "marl_state" in hooks and "marl_restore" not in hooks:
-        problems.append("marl_state without marl_restore: what it saves would never come back; add marl_restore")
-    return problems
-
-
-def _line(function: Any) -> str:
-    """Where a hook stands in its plugin's file, to begin a problem with; empty where it is not a Python function."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return f"line {code.co_firstlineno}: " if code else ""
-
-
-def _returns_nothing(function: Any) -> bool:
-    """Whether a function comes to its end and never returns a value, as far as its source says so."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
-    except (OSError, TypeError, SyntaxError):
-        return False
-    if not tree.body or not isinstance(tree.body[0], ast.FunctionDef | ast.AsyncFunctionDef):
-        return False
-    if isinstance(tree.body[0].body[-1], ast.Raise):
-        return False
-    values = [n.value for n in ast.walk(tree) if isinstance(n, ast.Return | ast.Yield) and n.value is not None]
-    return all(isinstance(value, ast.Constant) and value.value is None for value in values)
-
-
-def _misused(name: str, kind: Kind, options: Any) -> list[str]:
-    """What the marker of one implementation says that its hook's kind does not allow."""
-    if not wraps(options):
-        if kind.name in ("first", "around") and options["trylast"]:
-            return [f"{name} is marked trylast and would be asked after the built-in, which always answers; remove trylast"]
-        return []
-    if kind.own:
-        return [f"{name} is each plugin's own and cannot be wrapped"]
-    return [f"{name} is a chain and cannot be wrapped; change the value and return it"] if kind.name == "chain" else []
-
-
-def _other_version(written_for: object) -> str | None:
-    """Why a plugin that was written for a version of the hooks cannot be used with these, and the fix."""
-    parts = str(written_for).split(".")
-    if len(parts) != 2 or not all(re.fullmatch(r"\d{1,4}", part) for part in parts):
-        return f'MARL_HOOKS = {written_for!r}: expected "major.minor", as in MARL_HOOKS = "{hookspecs.VERSION}"'
-    wanted, present = (tuple(int(part) for part in version) for version in (parts, hookspecs.VERSION.split(".")))
-    here = f"this is openrlhf-marl {__version__} with version {hookspecs.VERSION}"
-    if wanted > present:
-        return f"written for version {written_for} of the hooks, {here}; install a newer openrlhf-marl"
-    if wanted[0] < present[0]:
-        return (
-            f"written for version {written_for} of the hooks, {here}, where some of them have changed "
-            "(openrlhf docs compatibility); install a newer release of the plugin, or an older openrlhf-marl"
-        )
-    return None
-
-
-def _unknown_arguments(module: ModuleType) -> list[str]:
-    """Hooks with arguments that they are not given."""
-    problems = []
-    for name in KINDS:
-        function = getattr(module, name, None)
-        if inspect.isfunction(function) and hasattr(function, "marl_impl"):
-            known = list(inspect.signature(getattr(hookspecs, name)).parameters)
-            problems += [
-                f"{_line(function)}{name} has no argument {wanted!r}{nearest(wanted, known)}"
-                for wanted, parameter in inspect.signature(function).parameters.items()
-                if wanted not in known and parameter.default is parameter.empty  # one with a default is the plugin's own
-            ]
-    return problems
-
-
-def _needlessly_async(module: ModuleType) -> list[str]:
-    """Hooks written as `async def` that are not awaited."""
-    return [
-        f"{_line(getattr(module, name))}{name} is `async def`, and is not awaited; write `def` (see `openrlhf docs hooks`)"
-        for name, kind in sorted(KINDS.items())
-        if not kind.awaited and inspect.iscoroutinefunction(getattr(module, name, None))
-    ]
 
 
 def _awaitable(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,12 +6,19 @@ from pathlib import Path
 import pytest
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import as_json
+
+OF_FILES = ("line", "file", "folder")
 
 
 def brief(problem):
-    """Returns `(code, place, ...)`, as in `("flags.unknown", "recipe.yaml:7", "actor.adam.rl")`."""
-    files = ("line", "file", "folder")
-    return problem.code, *(Path(name).name if kind in files else name for kind, name in problem.where)
+    """Returns `(code, place, ...)`, as in `("flags.unknown", "recipe.yaml:7", "actor.adam.rl")`, of a problem or of its JSON."""
+    shown = problem if isinstance(problem, dict) else as_json(problem)
+    return shown["code"], *(_short(**place) for place in shown["where"])
+
+
+def _short(kind, name):
+    return Path(name).name if kind in OF_FILES or name.endswith(".py") else name
 
 
 def briefs(problems):

@@ -294,7 +294,7 @@ def test_everything_that_is_wrong_is_said_at_once_with_its_line(recipe):
     for line, part in (
         (8, "coach.members.none: expected one of rubric, model and policy, got none"),
         (9, "coach.members.two: expected one of rubric, model and policy, got rubric and model"),
-        (10, "coach.members.nobody: --coach.policy judgge: there is no frozen policy of that name; did you mean 'judge'?"),
+        (10, "coach.members.nobody: --coach.policy: there is no frozen policy of the name 'judgge'; did you mean 'judge'?"),
         (10, "coach.members.nobody.weight: it counts in a mean, and `combine` is median"),
         (11, "coach.members.absent: "),
         (12, "coach.members.rules.flags.timeout: it is about a model's verdicts, and this member is a rubric"),
@@ -330,10 +330,10 @@ def test_what_would_be_ignored_is_refused(recipe):
     assert any(
         "coach: unknown key; plugin marl_plugins.coach reads it" in p for p in problems(recipe(one, "extends: tiny.yaml\n"))
     )
-    assert any("--coach.timeout has no effect" in p for p in problems([*recipe(one), "--coach.timeout", "5"]))
+    assert any("--coach.timeout: has no effect" in p for p in problems([*recipe(one), "--coach.timeout", "5"]))
     two = "  members: {a: {model: m}, b: {model: n}}\n"
     found = problems([*recipe(two), "--coach.budget_tokens", "5"])
-    assert any("--coach.budget_tokens would hold for each of 2 endpoints" in p for p in found)
+    assert any("--coach.budget_tokens: would hold for each of 2 endpoints" in p for p in found)
 
 
 FLAGGED = "extends: tiny.yaml\nplugins: [marl_plugins.coach]\nflags: {coach.rubric: good.py}\n"

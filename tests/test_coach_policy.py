@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from openai_server import nonce_in, verdict
-from refusals import briefs
+from refusals import briefs, refused
 from simulated import CharacterChat, credit, make_trajectory
 
 from marl_plugins import coach, reward_backprop
@@ -138,22 +138,21 @@ def test_all_mistakes_are_reported_at_once_with_exit_code_2(recipe, capsys):
     assert main(["train", "--recipe", str(recipe), *words]) == 2
     err = capsys.readouterr().err
     for part in (
-        "--coach.policy jugde: there is no frozen policy of that name; did you mean 'judge'?",
-        "--coach.budget is about an endpoint, and this coach is a policy of the run (jugde)",
-        "--coach.base_url is about an endpoint",
+        "--coach.policy: there is no frozen policy of the name 'jugde'; did you mean 'judge'?",
+        "--coach.budget: is about an endpoint, and this coach is a policy of the run (jugde)",
+        "--coach.base_url: is about an endpoint",
         "--coach.max_missing: 2 is out of range: expected at least 0 and at most 1",
-        "nowhere.md: No such file",
+        "nowhere.md: cannot be read: No such file",
     ):
         assert part in err
 
 
 def test_a_policy_that_is_trained_cannot_be_the_coach(recipe):
-    (problem,) = problems(
-        "--recipe", str(recipe.with_name("tiny.yaml")), "--plugin", "marl_plugins.coach", "--coach.policy", "coder"
-    )
-    assert "that policy is trained, and would be on its own verdicts" in problem
+    words = ["--recipe", str(recipe.with_name("tiny.yaml")), "--plugin", "marl_plugins.coach", "--coach.policy", "coder"]
+    with refused(("coach.trained_policy", "coach.policy", "coder")):
+        build_plan(words)
     recipe.write_text(RECIPE.replace("trainable: false, ", ""))
-    assert any("--coach.policy judge: that policy is trained" in p for p in problems("--recipe", str(recipe)))
+    assert any("--coach.policy: policy 'judge': is trained" in p for p in problems("--recipe", str(recipe)))
 
 
 def test_a_judge_of_its_own_actions_is_said(recipe):

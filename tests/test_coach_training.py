@@ -227,17 +227,17 @@ def test_what_cannot_be_trained_is_refused_with_the_flag_and_the_cure(recipe):
     tiny = ["--recipe", recipe.with_name("tiny.yaml"), "--plugin", "marl_plugins.coach", "--coach.train_every", "2"]
     for words, kind in ((["--coach.rubric", rubric], "a rubric"), (["--coach.model", "m"], "a model at an endpoint")):
         text = refused(*tiny, *words)
-        assert "--coach.train_every is about a policy of the run (--coach.policy NAME), which alone can be trained" in text
+        assert "--coach.train_every: is about a policy of the run (--coach.policy NAME), which alone can be trained" in text
         assert f"this coach is {kind}" in text
     words = ["--recipe", recipe]
     recipe.write_text(RECIPE.replace('positions=8192"', 'positions=8192", trainable: false'))
-    assert "--coach.train_every 4: policy 'judge' has `trainable: false`; remove one of the two" in refused(*words)
+    assert "--coach.train_every: policy 'judge': has `trainable: false`; remove one of the two" in refused(*words)
     recipe.write_text(RECIPE.replace('model: "tiny:seed=9,positions=8192"', "follows: solver"))
-    assert "policy 'judge' follows 'solver' and is not trained itself; give it a `model` of its own" in refused(*words)
+    assert "policy 'judge': follows 'solver' and is not trained itself; give it a `model` of its own" in refused(*words)
     recipe.write_text(RECIPE)
     text = refused(*words, "--mapping", "solver=a,coder=judge,verifier=b")
     assert (
-        "policy 'judge' plays 'coder', and would be trained on its own word" in text and "map the role to another" in text
+        "policy 'judge': plays 'coder', and would be trained on its own word" in text and "map the role to another" in text
     )
     assert "--coach.train_every: 0 is out of range" in refused(*words, "--coach.train_every", "0")
     recipe.write_text(RECIPE.replace("  coach.train_every: 4\n", ""))

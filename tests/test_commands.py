@@ -102,7 +102,7 @@ def test_the_file_that_was_named_is_the_first_to_be_tried(tmp_path, monkeypatch,
         (["eval", "--recipe", TINY, "--models", "/nowhere"], "no folder 'solver' with a model in it; it holds no weights"),
         (["eval"], "nothing multi-agent was asked for"),
         (["eval", "--recipe", TINY, "--resume", "runs/a"], "with --recipe RECIPE --models FOLDER"),
-        (["eval", "--recipe", TINY, "--modles", "runs/a"], "unknown flag --modles; did you mean 'models'?"),
+        (["eval", "--recipe", TINY, "--modles", "runs/a"], "--modles: unknown flag; did you mean 'models'?"),
         (["recipes", "copy", "nosuch", "x"], "openrlhf recipes list"),
         (["evla"], "did you mean 'eval'?"),
     ],
@@ -152,7 +152,7 @@ def test_an_evaluation_on_other_tasks_keeps_those_that_are_trained_on(tmp_path, 
         assert (shown["tasks"]["train"], shown["tasks"]["eval"]) == (137, 1)
         assert str(file) in shown["task_source"]["eval"] and "load('train')" in shown["task_source"]["train"]
     assert main(["eval", *words, "--eval.dataset", "nosuch.jsonl"]) == 2
-    assert "--eval.dataset nosuch.jsonl: no such file" in capsys.readouterr().err
+    assert "--eval.dataset: nosuch.jsonl: no such file" in capsys.readouterr().err
 
 
 def test_a_run_that_has_not_ended_has_no_weights_yet_and_how_it_gets_them_is_said(tmp_path, capsys):

@@ -95,7 +95,7 @@ def test_mistakes_beyond_the_yaml_are_reported_together(recipe):
     only(found, "workflow:", "workfow.py: no such file")
     only(found, "roles.solver.prompt", "sovler.md")
     only(found, "there is no tool 'pyhton'", "did you mean 'python'?")
-    only(found, "unknown flag --actor.adam.rl", "did you mean 'actor.adam.lr'?", "recipe.yaml:")
+    only(found, "--actor.adam.rl: unknown flag", "did you mean 'actor.adam.lr'?", "recipe.yaml:")
     only(found, "there is no policy 'sovler'", "did you mean 'solver'?", "command line")
     only(found, "--rollout.temperature", "invalid float value: 'hot'")
     only(found, "32 trajectories", "--train.batch_size 33", "does not divide")
@@ -112,15 +112,15 @@ def test_lines_are_those_of_the_file(recipe):
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["--plugin", "marl_plugins.routnig"], ["'marl_plugins.routnig'", "did you mean 'marl_plugins.routing'?"]),
+        (["--plugin", "marl_plugins.routnig"], ["plugin marl_plugins.routnig: ", "did you mean 'marl_plugins.routing'?"]),
         (["--plugin", "no/such.py"], ["no/such.py: no such file"]),
         (["--recipe", "mathchatt"], ["--recipe mathchatt", "did you mean 'mathchat'?"]),
         (
             ["--plugin", "marl_plugins.filter_agents_data", "--filter_agents_data.multiple", "0"],
             ["multiple: 0 is out of range: expected at least 1"],
         ),
-        (["--train.async_enable"], ["--train.async_enable cannot be used", "asynchronous"]),
-        (["--ds.lora.rank", "8"], ["--ds.lora.rank cannot be used", "adapters"]),
+        (["--train.async_enable"], ["--train.async_enable: cannot be used", "asynchronous"]),
+        (["--ds.lora.rank", "8"], ["--ds.lora.rank: cannot be used", "adapters"]),
         (["--ds.packing_samples", "--ds.attn_implementation", "flex"], ["'flex' is not known to keep packed rows apart"]),
         (["--ds.ring_attn_size", "2"], ["--ds.ring_attn_size needs GPUs"]),
         (
@@ -131,18 +131,18 @@ def test_lines_are_those_of_the_file(recipe):
         (["--policy.solver.train.batch_size", "4"], ["cannot differ per policy"]),
         (["--groups.by", "task"], ["--groups.by: belongs to", "rloo", "the run has reinforce; remove one of the two"]),
         (["--gae.scope", "policy"], ["--gae.scope: belongs to", "estimator gae, and the run has reinforce"]),
-        (["--algo.advantage.lambd", "0.9"], ["--algo.advantage.lambd has no effect with", "reinforce, only with gae"]),
-        (["--policy.coder.critic.adam.lr", "1e-5"], ["--critic.adam.lr has no effect with", "only with gae"]),
+        (["--algo.advantage.lambd", "0.9"], ["--algo.advantage.lambd: has no effect with", "reinforce, only with gae"]),
+        (["--policy.coder.critic.adam.lr", "1e-5"], ["--critic.adam.lr: has no effect with", "only with gae"]),
         ([*RLOO, "task"], ["--groups.by: LeaveOneOut", "3 turns of a role saw different inputs; use task+role+turn"]),
         ([*RLOO, "task+role"], ["--groups.by: LeaveOneOut", "use task+role+turn"]),
         ([*RLOO, "task+role+turn", "--reinforce_pp.scope", "policy"], ["--reinforce_pp.scope: belongs to", "has rloo"]),
         (
             [*RLOO, "task+role+turn", "--algo.advantage.gamma", "0.9"],
-            ["gamma has no effect with", "rloo, only with reinforce or gae"],
+            ["gamma: has no effect with", "rloo, only with reinforce or gae"],
         ),
         (
             [*RLOO, "task+role+turn", "--algo.advantage.no_std_norm"],
-            ["no_std_norm has no effect with", "reinforce_baseline"],
+            ["no_std_norm: has no effect with", "reinforce_baseline"],
         ),
         ([*GAE, "--groups.scope", "policy"], ["--groups.scope: belongs to", "the run has gae"]),
         (
@@ -152,7 +152,7 @@ def test_lines_are_those_of_the_file(recipe):
         ([*GAE, "--critic.adam.lr", "nan"], ["--critic.adam.lr: nan is out of range"]),
         ([*GAE, "--critic.num_gpus_per_node", "0"], ["--critic.num_gpus_per_node: 0 is out of range"]),
         ([*GAE, "--critic.model_name_or_path", "/no/such"], ["--critic.model_name_or_path: model '/no/such' is neither"]),
-        ([*GAE, "--train.colocate_critic_reward"], ["colocate_critic_reward cannot be used", "no reward model"]),
+        ([*GAE, "--train.colocate_critic_reward"], ["colocate_critic_reward: cannot be used", "no reward model"]),
         ([*GAE, "--logical_gpus", "8"], ["the plan needs 9 (solver 3, coder 3, verifier 3)"]),
         (
             [*GAE, "--train.colocate_all", "--critic.num_gpus_per_node", "2"],
@@ -163,7 +163,7 @@ def test_lines_are_those_of_the_file(recipe):
         (["--rollout.max_new_tokens", "500"], ["leaves no room for a prompt"]),
         (
             ["--logical_gpus", "5"],
-            ["--logical_gpus 5: the plan needs 6 (solver 2, coder 2, verifier 2)", "--mapping shared"],
+            ["--logical_gpus: 5: the plan needs 6 (solver 2, coder 2, verifier 2)", "--mapping shared"],
         ),
         (["--mapping", "solver=a,coder=a"], ["role 'verifier' is mapped to no policy"]),
         (["--mapping", "nonsense"], ["expected separate, shared, or role=policy"]),
@@ -173,8 +173,8 @@ def test_lines_are_those_of_the_file(recipe):
         (["--actor.model_name_or_path", "tiny:foo=1"], ["'foo=1' is not a setting of a tiny model"]),
         (["--actor.model_name_or_path", "tiny:heads=0"], ["'heads=0' is not a setting"]),
         (["--data.max_len", "5000"], ["--data.max_len 5000 is over the 512 positions"]),
-        (["--data.prompt_dataset", "x.jsonl"], ["--data.prompt_dataset x.jsonl: no such file"]),
-        (["--reward.remote_url", "x.py"], ["--reward.remote_url would have no effect", "grader: grader.py"]),
+        (["--data.prompt_dataset", "x.jsonl"], ["--data.prompt_dataset: x.jsonl: no such file"]),
+        (["--reward.remote_url", "x.py"], ["--reward.remote_url: would have no effect", "grader: grader.py"]),
         (
             ["--actor.num_gpus_per_node", "0"],
             ["command line: --actor.num_gpus_per_node: 0 is out of range: expected at least 1"],
@@ -190,11 +190,11 @@ def test_lines_are_those_of_the_file(recipe):
         (["--rollout.top_p", "1.5"], ["--rollout.top_p: 1.5 is out of range: expected above 0 and at most 1"]),
         (["--eval.temperature", "-1"], ["--eval.temperature: -1 is out of range"]),
         (["--reward.overlong_buffer_len", "99"], ["overlong_buffer_len 99", "is over --rollout.max_new_tokens 12"]),
-        (["--actor.aux_loss_coef", "0.1"], ["--actor.aux_loss_coef cannot be used", "router"]),
+        (["--actor.aux_loss_coef", "0.1"], ["--actor.aux_loss_coef: cannot be used", "router"]),
         (["--train.colocate_all"], ["there is none here"]),
         (["--train.colocate_all", "--vllm.num_engines", "2"], ["2 (--vllm.num_engines x", "must equal 1"]),
-        (["--plugin", ""], ["plugin '': expected a dotted module name"]),
-        (["--ckpt.output_dir", "/dev/null/out"], ["--ckpt.output_dir /dev/null/out: no file can be created there"]),
+        (["--plugin", ""], ["expected a dotted module name"]),
+        (["--ckpt.output_dir", "/dev/null/out"], ["--ckpt.output_dir: /dev/null/out: no file can be created there"]),
         (["--max_steps", "0"], ["--max_steps: 0 is out of range: expected at least 1"]),
         (["--rollout.batch_size", "0"], ["--rollout.batch_size: 0 is out of range"]),
         (["--algo.advantage.is_correction_threshold", "1", "2", "3"], ["is_correction_threshold takes HIGH or LOW HIGH"]),
@@ -229,7 +229,7 @@ def test_every_estimator_of_upstreams_is_there(name):
 def test_roles_that_are_not_trained_may_differ_within_a_group(recipe):
     folder = recipe('coder: {model: "tiny:seed=1"}', 'coder: {model: "tiny:seed=1", trainable: false}', file="tiny.yaml")
     words = ["--recipe", str(folder / "tiny.yaml"), *RLOO]
-    only(problems(*words, "task"), "LeaveOneOut groups by task, but 2 roles saw different inputs")
+    only(problems(*words, "task"), "LeaveOneOut: groups by task, but 2 roles saw different inputs")
     build_plan([*words, "task+role"])
 
 
@@ -296,7 +296,7 @@ def test_false_takes_a_switch_back_and_is_checked(recipe):
     recipe("  actor.adam.lr: 1e-3", "  actor.adam.lr: false\n  no.such: false", file="tiny.yaml")
     found = problems("--recipe", str(folder / "tiny.yaml"))
     only(found, "actor.adam.lr: false is for switches")
-    only(found, "unknown flag --no.such")
+    only(found, "--no.such: unknown flag")
 
 
 def test_the_command_line_chooses_the_model():
@@ -326,7 +326,7 @@ def test_policies_that_a_mapping_leaves_idle_are_a_warning():
         ("{problem}", "{}", "prompts/solver.md", ["{} is not a field"]),
         ("{problem}", "{a.b}", "prompts/solver.md", ["{a.b} is not a field"]),
         ("import re", "import re\n1 / 0", "grader.py", ["grader.py:4: ZeroDivisionError"]),
-        ("  verifier: {prompt", "  ver-ifier: {prompt", "recipe.yaml", ["role 'ver-ifier' cannot be called"]),
+        ("  verifier: {prompt", "  ver-ifier: {prompt", "recipe.yaml", ["role 'ver-ifier': cannot be called"]),
         ('f"{a}{sign}{b}"', '"same"', "tasks.py", ["ids are used more than once, the first 'same'"]),
         ("str(label)))", "{1}))", "tasks.py", ["label and metadata must be JSON values"]),
     ],
@@ -341,7 +341,7 @@ def test_a_data_file_is_read_by_the_dry_run(recipe):
     folder = recipe("tasks: tasks.py\n", "")
     only(
         problems("--recipe", str(folder / "tiny.yaml"), "--data.prompt_dataset", "/no/data.jsonl"),
-        "--data.prompt_dataset /no/data.jsonl: no such file",
+        "--data.prompt_dataset: /no/data.jsonl: no such file",
     )
 
 
@@ -570,7 +570,7 @@ def test_a_mistake_ends_with_code_2_and_no_traceback():
     result = command("train", "--recipe", TINY, "--actor.adam.rl", "1", "--train.batch_size", "5")
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
-    assert re.search(r"error: command line: unknown flag --actor.adam.rl; did you mean", result.stderr)
+    assert re.search(r"error: command line: --actor.adam.rl: unknown flag; did you mean", result.stderr)
     assert "2 problems; nothing was done" in result.stderr
 
 
@@ -664,8 +664,8 @@ def test_a_recipes_data_are_beside_it(recipe, tmp_path, monkeypatch):
 
 def test_a_shipped_plugins_flag_names_the_plugin():
     found = problems("--recipe", str(SUMS / "tiny.yaml"), "--coach.policy", "judge", "--nobody.knows", "1")
-    only(found, "unknown flag --coach.policy; it is marl_plugins.coach's: add --plugin marl_plugins.coach")
-    assert any(p.endswith("unknown flag --nobody.knows") for p in found)
+    only(found, "--coach.policy: unknown flag; it is marl_plugins.coach's: add --plugin marl_plugins.coach")
+    assert any(p.endswith("--nobody.knows: unknown flag") for p in found)
 
 
 def test_what_is_multi_agent_alone_is_not_upstreams(capsys):

@@ -660,8 +660,8 @@ def test_every_problem_of_a_plan_is_an_error(capsys):
 
 
 def test_a_problem_carries_its_own_fix():
-    line = needs.problem_finding("a: b; unknown flag --x; did you mean 'y'?")
-    assert (line.good, line.found, line.fix) == (False, "a: b; unknown flag --x", "did you mean 'y'?")
+    line = needs.problem_finding("a: b; --x: unknown flag; did you mean 'y'?")
+    assert (line.good, line.found, line.fix) == (False, "a: b; --x: unknown flag", "did you mean 'y'?")
     line = needs.problem_finding("train.batch_size 5 does not divide 8")
     assert line.found == "train.batch_size 5 does not divide 8" and "openrlhf docs recipes" in line.fix
 

@@ -1,4 +1,4 @@
-"""What a newcomer gets wrong: edits of a working recipe or command, each with the exit code and the words of culprit and fix.
+"""What a newcomer gets wrong: edits of a working recipe or command, each with the exit code, and each problem's code and place.
 
 Every case runs the whole command as typed, `openrlhf train --recipe . --dry-run`: no traceback, and no exit code but 0 and 2.
 Cases that other test files have (test_configuration, test_messages, test_plan, test_rehearsal, test_plugins) are not repeated.
@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass
 
 import pytest
+from refusals import briefs
 
 from marl_plugins.cli import main
 
@@ -73,7 +74,8 @@ class Case:
     """Edits, and what comes of them.
 
     Args:
-        says: Parts of what is said: among the errors, or the warnings of a plan.
+        says: What is said, the errors or the warnings of a plan: each problem as `brief` shows it (refusals.py), all of them; or,
+            of what a user's own code says, parts of its text.
         exit: The exit code; 0 without `says` is a plan without warnings.
         words: Flags after `--recipe .`.
         files: By name, the whole content (None: no such file) or (old, new).
@@ -167,9 +169,9 @@ MAPPING = "expected separate, shared, or one `role: policy` per role"
 A_RECIPE = {
     "policy called run": key(
         "mapping: {pro: run, con: best, judge: checkpoints}",
-        "policy 'run': its weights would lie in",
-        "policy 'best': its weights",
-        "policy 'checkpoints': its weights",
+        ("files.taken", "run"),
+        ("files.taken", "best"),
+        ("files.taken", "checkpoints"),
     ),
     "name with a capital": recipe("name: debate", "name: Debate", "recipe.yaml:1: name: expected lower-case letters"),
     "name that is yes": recipe("name: debate", "name: yes", "recipe.yaml:1: name: expected another value than true"),
@@ -183,10 +185,15 @@ A_RECIPE = {
     ),
     "role without a prompt": recipe("    prompt: prompts/judge.md\n", "", ":6: roles.judge.prompt: this key is missing"),
     "role with a dash": recipe(
-        "  pro: {", "  pro-side: {", "role 'pro-side' cannot be called", "letters, digits and underscores"
+        "  pro: {", "  pro-side: {", ("roles.name", "recipe.yaml:4", "pro-side"), ("policies.name", "pro-side")
     ),
-    "role of 65 letters": recipe("  pro: {", f"  {'p' * 65}: {{", "cannot be called", "at most 64"),
-    "role of the package's own name": recipe("  pro: {", "  _specs: {", "role '_specs' cannot be called", "a letter first"),
+    "role of 65 letters": recipe(
+        "  pro: {",
+        f"  {'p' * 65}: {{",
+        ("roles.name", "recipe.yaml:4", "ppppppppppppppppppppppppppppppppppppppppppppppppppppppppppppppppp"),
+        ("policies.name", "ppppppppppppppppppppppppppppppppppppppppppppppppppppppppppppppppp"),
+    ),
+    "role of the package's own name": recipe("  pro: {", "  _specs: {", ("roles.name", "recipe.yaml:4", "_specs")),
     "role of another case": recipe(
         "  pro: {", "  Pro: {", "workflow.py:4: the recipe has no role 'pro'; did you mean 'Pro'?"
     ),
@@ -197,7 +204,7 @@ A_RECIPE = {
     "limit of half a token": recipe("max_new_tokens: 8", "max_new_tokens: 8.5", "expected a whole number, got 8.5"),
     "limit in quotes": good(recipe=("max_new_tokens: 8", "max_new_tokens: '8'")),
     "limit above max_len": recipe(
-        "max_new_tokens: 8", "max_new_tokens: 900", "max_new_tokens 900 leaves no room in --data.max_len"
+        "max_new_tokens: 8", "max_new_tokens: 900", ("lengths.no_room", "recipe.yaml:14", "judge", "judge")
     ),
     "text for a list": recipe(
         "max_new_tokens: 8", "stop: END", "roles.judge.stop: expected a list, as in `[END]`, got 'END'"
@@ -205,7 +212,7 @@ A_RECIPE = {
     "tool's name for a list": recipe(
         "max_new_tokens: 8", "tools: python", "roles.judge.tools: expected a list, as in `[python]`"
     ),
-    "turns without tools": recipe("max_new_tokens: 8", "max_turns: 3", "role 'judge' has 3 turns and no tools"),
+    "turns without tools": recipe("max_new_tokens: 8", "max_turns: 3", ("roles.turns", "recipe.yaml:8", "judge")),
     "choice that does not exist": recipe(
         "max_new_tokens: 8", "endless_tools: no_idea", "expected 'fail' or 'go_on', got 'no_idea'"
     ),
@@ -213,17 +220,20 @@ A_RECIPE = {
     "mapping that is a list": key("mapping: [a]", f":12: mapping: {MAPPING}, got ['a']"),
     "mapping without a value": key("mapping:", f":12: mapping: {MAPPING}, got None"),
     "mapping to a number": key("mapping: {pro: 3, con: b, judge: b}", "mapping.pro: expected the name of a policy, got 3"),
-    "mapping without a role": key("mapping: {pro: a, con: b}", ":12: role 'judge' is mapped to no policy"),
-    "mapping of nobody": key("mapping: {}", "role 'pro' is mapped to no policy", "role 'judge' is mapped to no policy"),
+    "mapping without a role": key("mapping: {pro: a, con: b}", ("roles.unmapped", "recipe.yaml:12", "mapping")),
+    "mapping of nobody": key(
+        "mapping: {}",
+        ("roles.unmapped", "recipe.yaml:12", "mapping"),
+        ("roles.unmapped", "recipe.yaml:12", "mapping"),
+        ("roles.unmapped", "recipe.yaml:12", "mapping"),
+    ),
     "mapping of an unknown role": key(
-        "mapping: {pro: a, con: a, judge: a, jury: a}", ":12: there is no role 'jury' to be mapped"
+        "mapping: {pro: a, con: a, judge: a, jury: a}", ("roles.unknown", "recipe.yaml:12", "mapping")
     ),
-    "policy that nobody plays": key(
-        "policies: {jury: {trainable: false}}", ":12: no role is mapped to policy 'jury'", "judge"
-    ),
+    "policy that nobody plays": key("policies: {jury: {trainable: false}}", ("policies.unused", "recipe.yaml:12")),
     "policies all frozen": key(
         "policies: {pro: {trainable: false}, con: {trainable: false}, judge: {trainable: false}}",
-        "every policy is frozen (trainable: false); at least one must be trained",
+        ("policies.frozen", "recipe.yaml:12"),
     ),
     "unknown key of a policy": key(
         "policies: {pro: {trainble: no}}", "policies.pro.trainble: unknown key; did you mean 'trainable'"
@@ -232,14 +242,12 @@ A_RECIPE = {
         "policies: {pro: {trainable: maybe}}", "policies.pro.trainable: expected true or false, got 'maybe'"
     ),
     "whole run's flag of a policy": key(
-        "policies: {pro: {flags: {train.batch_size: 4}}}", ":12: --train.batch_size holds for the"
+        "policies: {pro: {flags: {train.batch_size: 4}}}", ("flags.whole_run", "recipe.yaml:12", "train.batch_size")
     ),
     "plugins without a value": key("plugins:", ":12: plugins: has no value; give one, or remove the key"),
     "plugin that is no list": key("plugins: marl_plugins.coach", "plugins: expected a list, as in `[marl_plugins.coach]`"),
-    "plugin that does not exist": key(
-        "plugins: [marl_plugins.coahc]", "'marl_plugins.coahc'", "did you mean 'marl_plugins.coach'?"
-    ),
-    "plugin's file that does not exist": key("plugins: [mine.py]", "mine.py: no such file"),
+    "plugin that does not exist": key("plugins: [marl_plugins.coahc]", ("plugin.unknown", "marl_plugins.coahc")),
+    "plugin's file that does not exist": key("plugins: [mine.py]", ("files.missing", "mine.py")),
     "deadline of 0": key("limits: {task_seconds: 0}", "limits.task_seconds: expected a number above 0, got 0"),
     "deadline that is no number": key(
         "limits: {task_seconds: .nan}", "limits.task_seconds: expected a number above 0, got nan"
@@ -272,30 +280,48 @@ A_RECIPE = {
     "UTF-16": case("recipe.yaml: is not UTF-8 text (byte 0)", recipe=RECIPE.encode("utf-16")),
     "key that is a list": key("[a]: x", ":12: a key is a word"),
     "workflow that is a prompt": recipe(
-        "workflow: workflow.py", "workflow: prompts/pro.md", ":9: workflow: prompts/pro.md: is not a"
+        "workflow: workflow.py", "workflow: prompts/pro.md", ("files.not_python", "recipe.yaml:9", "workflow", "pro.md")
     ),
-    "grader elsewhere": recipe("grader: grader.py", "grader: ../nope.py", ":10: grader: ../nope.py: no such file"),
-    "no grader": recipe("grader: grader.py\n", "", "nothing scores the agents: give the recipe a grader"),
+    "grader elsewhere": recipe(
+        "grader: grader.py", "grader: ../nope.py", ("files.missing", "recipe.yaml:10", "grader", "nope.py")
+    ),
+    "no grader": recipe("grader: grader.py\n", "", ("scores.none",)),
 }
 A_FLAG = {
-    "data file that is not there": recipe("train.json", "nope.json", ":13: --data.prompt_dataset nope.json: no such file"),
-    "evaluation file that is not there": flag("eval.dataset: nope.json", ":15: --eval.dataset nope.json: no such file"),
-    "two values": recipe("max_len: 512", "max_len: [512, 3]", ":14: --data.max_len takes fewer values, got 512 3"),
-    "dashes": flag("--actor.adam.lr: 1e-4", ":15: flags stand in a recipe without dashes: actor.adam.lr"),
+    "data file that is not there": recipe(
+        "train.json", "nope.json", ("tasks.no_file", "recipe.yaml:13", "data.prompt_dataset", "nope.json")
+    ),
+    "evaluation file that is not there": flag(
+        "eval.dataset: nope.json", ("tasks.no_file", "recipe.yaml:15", "eval.dataset", "nope.json")
+    ),
+    "two values": recipe(
+        "max_len: 512",
+        "max_len: [512, 3]",
+        ("flags.too_many", "recipe.yaml:14", "data.max_len"),
+        ("lengths.positions", "recipe.yaml:14"),
+    ),
+    "dashes": flag("--actor.adam.lr: 1e-4", ("flags.dashes", "recipe.yaml:15", "--actor.adam.lr")),
     "exponent": good(recipe=("max_len: 512\n", "max_len: 512\n  actor.adam.lr: 1e-4\n")),
-    "number in words": flag("actor.adam.lr: fast", ":15: --actor.adam.lr: invalid float value: 'fast'"),
-    "false for a number": recipe("max_len: 512", "max_len: false", ":14: data.max_len: false is for switches"),
-    "true for a number": recipe("max_len: 512", "max_len: true", ":14: --data.max_len: expected one argument"),
+    "number in words": flag("actor.adam.lr: fast", ("flags.value", "recipe.yaml:15", "actor.adam.lr")),
+    "false for a number": recipe(
+        "max_len: 512", "max_len: false", ("flags.no_switch", "recipe.yaml:14", "data.max_len"), ("lengths.positions",)
+    ),
+    "true for a number": recipe(
+        "max_len: 512",
+        "max_len: true",
+        ("flags.value", "recipe.yaml:14", "data.max_len"),
+        ("lengths.positions", "recipe.yaml:14"),
+    ),
     "given twice": flag("data.max_len: 256", ":15: key 'data.max_len' is given twice"),
     "value of a switch": case(
-        "command line: --train.colocate_all is a switch: it is on when given and takes no value, got true",
+        ("flags.switch", "command line", "train.colocate_all"),
         words="--train.colocate_all true",
     ),
     "flag of one policy that does not exist": case(
-        "unknown flag --policy.pro.actor.lr; did you mean 'actor.adam.lr' or", words="--policy.pro.actor.lr 1"
+        ("flags.unknown", "command line", "policy.pro.actor.lr"), words="--policy.pro.actor.lr 1"
     ),
     "folder of a model that is taken for the hub's name": good(
-        "model 'prompts/x' is loaded from the hub: the folder prompts is here and has no x in it",
+        ("models.hub",),
         words="--actor.model_name_or_path prompts/x",
     ),
     "indented differently": recipe("  con: {", "   con: {", "this line is indented differently"),
@@ -303,23 +329,23 @@ A_FLAG = {
     "colon in a text": recipe(
         "name: debate", "name: a: b", "recipe.yaml:1: not YAML", "quote a text that contains a colon"
     ),
-    "dry-run": flag("dry-run: true", ":15: unknown flag --dry-run; it is for the whole run, and only the command line"),
-    "one policy's": flag("policy.pro.actor.adam.lr: 1e-4", ":15:", "`policies: {pro: {flags: {actor.adam.lr: VALUE}}}`"),
-    "schedule": flag(
-        "actor.lr_scheduler: wavy", ":15: --actor.lr_scheduler: invalid choice: 'wavy'", "'cosine_with_min_lr'"
-    ),
+    "dry-run": flag("dry-run: true", ("flags.unknown", "recipe.yaml:15", "dry-run")),
+    "one policy's": flag("policy.pro.actor.adam.lr: 1e-4", ("flags.unknown", "recipe.yaml:15", "policy.pro.actor.adam.lr")),
+    "schedule": flag("actor.lr_scheduler: wavy", ("flags.value", "recipe.yaml:15", "actor.lr_scheduler")),
     "batch that is not divided": recipe(
-        "train.batch_size: 8", "train.batch_size: 3", "8 trajectories", "3 (trajectories per"
+        "train.batch_size: 8", "train.batch_size: 3", ("plan.batch", "recipe.yaml:15", "recipe.yaml:17")
     ),
     "tasks beside data": key(
-        "tasks: tasks.py", ":14: --data.prompt_dataset would have no effect", tasks="def load(split): return []"
+        "tasks: tasks.py", ("flags.pointless", "recipe.yaml:14", "data.prompt_dataset"), tasks="def load(split): return []"
     ),
 }
 B_PROMPT = {
-    "file that is not there": case("recipe.yaml:4: roles.pro.prompt: cannot read prompts/pro.md", pro=None),
-    "folder": recipe("prompts/judge.md", "prompts", ":7: roles.judge.prompt: cannot read prompts: Is a directory"),
-    "device": recipe("prompts/judge.md", "/dev/zero", "cannot read /dev/zero: it is a pipe or a device"),
-    "system prompt that is not there": recipe("max_new_tokens: 8", "system: s.md", "roles.judge.system: cannot read s.md"),
+    "file that is not there": case(("files.unreadable", "recipe.yaml:4", "roles.pro.prompt", "pro.md"), pro=None),
+    "folder": recipe("prompts/judge.md", "prompts", ("files.unreadable", "recipe.yaml:7", "roles.judge.prompt", "prompts")),
+    "device": recipe("prompts/judge.md", "/dev/zero", ("files.pipe", "recipe.yaml:7", "roles.judge.prompt", "zero")),
+    "system prompt that is not there": recipe(
+        "max_new_tokens: 8", "system: s.md", ("files.unreadable", "recipe.yaml:8", "roles.judge.system", "s.md")
+    ),
     "field of the system prompt": recipe(
         "max_new_tokens: 8", "system: s.md", "workflow.py:6: role 'judge'", "['are'", **{"s.md": "{are}"}
     ),
@@ -327,26 +353,24 @@ B_PROMPT = {
         "workflow.py:4: role 'pro' was called with the wrong fields", "['nobody'", pro="{nobody}"
     ),
     "field that is not shown": good(pro="{question}"),
-    "brace": case(
-        "recipe.yaml:4:", "Single '{' encountered in format string; write {{ and }} for braces", pro="{question} {"
-    ),
-    "JSON": case(
-        "recipe.yaml:4:", 'pro.md: {"a"} is not a field', "braces are written {{ and }}", pro='{"a": 1} {question}'
-    ),
+    "brace": case(("roles.braces", "recipe.yaml:4", "roles.pro.prompt", "pro.md"), pro="{question} {"),
+    "JSON": case(("roles.field", "recipe.yaml:4", "roles.pro.prompt", "pro.md"), pro='{"a": 1} {question}'),
     "format that is none": case(
-        "recipe.yaml:4:", "pro.md: Invalid format specifier", "a name alone", pro="{question:%d}{history}"
+        ("roles.format", "recipe.yaml:4", "roles.pro.prompt", "pro.md"), pro="{question:%d}{history}"
     ),
     "conversion that is none": case(
-        "recipe.yaml:4:", "pro.md: Unknown conversion specifier x", pro="{question!x}{history}"
+        ("roles.format", "recipe.yaml:4", "roles.pro.prompt", "pro.md"), pro="{question!x}{history}"
     ),
-    "field called after": case("recipe.yaml:4:", "{after} cannot be given", "rename the field", pro="{question}{after}"),
-    "field called class": case("recipe.yaml:4:", "{class} cannot be given", "rename the field", pro="{question}{class}"),
+    "field called after": case(
+        ("roles.taken_field", "recipe.yaml:4", "roles.pro.prompt", "pro.md"), pro="{question}{after}"
+    ),
+    "field called class": case(
+        ("roles.taken_field", "recipe.yaml:4", "roles.pro.prompt", "pro.md"), pro="{question}{class}"
+    ),
     "field called self": good(pro="{question}{self}", workflow=('history="")', 'history="", self="x")')),
     "line ends of Windows": good(pro="{question}\r\n{history}"),
     "1 MB": case(
-        "recipe.yaml:14: role 'pro': its prompt",
-        "leaves no room",
-        "shorten it or raise",
+        ("lengths.prompt", "recipe.yaml:14", "pro"),
         pro="x" * 1_000_000 + "{question}",
     ),
 }
@@ -380,17 +404,20 @@ C_WORKFLOW = {
     ),
     "exception of its own kind": ending("class E(BaseException): pass\nraise E('x')", "workflow.py:7: E: x"),
     "syntax": case(
-        "recipe.yaml:9: workflow:", "workflow.py:1: expected ':'", workflow="async def run(task, roles, tools)\n"
+        ("code.syntax", "recipe.yaml:9", "workflow", "workflow.py:1"),
+        workflow="async def run(task, roles, tools)\n",
     ),
-    "no function run": case("workflow.py has no function run", workflow="async def main(task, roles, tools): pass\n"),
-    "run is a number": case("workflow.py has no function run", workflow="run = 3\n"),
+    "no function run": case(
+        ("files.no_function", "recipe.yaml:9", "workflow"), workflow="async def main(task, roles, tools): pass\n"
+    ),
+    "run is a number": case(("files.no_function", "recipe.yaml:9", "workflow"), workflow="run = 3\n"),
     "run is a class": case(
         "run gives run at once; write `async def", workflow="class run:\n    def __init__(self, *a): pass\n"
     ),
     "module that is missing": case(
-        "workflow.py:1: ModuleNotFoundError: No module named 'nopackage'", workflow="import nopackage\n"
+        ("code.failed", "recipe.yaml:9", "workflow", "workflow.py:1"), workflow="import nopackage\n"
     ),
-    "exit": case("workflow.py:1: sys.exit(None) ends the program", workflow="exit()\n"),
+    "exit": case(("code.exit", "recipe.yaml:9", "workflow", "workflow.py:1"), workflow="exit()\n"),
     "tool that nobody awaits": ending(
         f"tools.python('1')\n{LAST.strip()}", "workflow.py:6: tools.python is called, and nobody awaits it"
     ),
@@ -490,58 +517,58 @@ NO_PROMPT = (
 )
 D_DATA = {
     "number of thousands of digits": case(
-        "train.jsonl:1: holds a whole number of thousands of digits; write it as a text",
+        ("tasks.long_number", "train.jsonl:1"),
         **lines('{"question": "x", "answer": 1' + "0" * 5000 + "}"),
     ),
     "long field of a table": case(
-        "leave no room for an answer",
+        ("lengths.some_tasks", "recipe.yaml:14", "pro"),
+        ("lengths.some_tasks", "recipe.yaml:14", "con"),
+        ("lengths.answers", "recipe.yaml:14", "con"),
+        ("lengths.some_tasks", "recipe.yaml:14", "judge"),
+        ("lengths.answers", "recipe.yaml:14", "judge"),
         exit=0,
         recipe=("train.json", "train.csv"),
         data=None,
         **{"train.csv": "question,answer\n" + "x" * 200_000 + ",pro\n" + "".join(f"Is {n} even?,pro\n" for n in range(16))},
     ),
-    "list in lines": case(
-        "train.jsonl:1: expected an object per line, got a list; a list belongs in a .json file", **lines("[\n{}\n]")
-    ),
-    "commas between lines": case(
-        "train.jsonl:1: not JSON: a comma after the object", **lines('{"question": "a"},\n{"question": "b"}')
-    ),
-    "last line cut": case("train.jsonl:17: not JSON: it ends too early", **lines("\n".join(map(json.dumps, ROWS)) + "\n{")),
+    "list in lines": case(("tasks.list_in_lines", "train.jsonl:1"), **lines("[\n{}\n]")),
+    "commas between lines": case(("files.json", "train.jsonl:1"), **lines('{"question": "a"},\n{"question": "b"}')),
+    "last line cut": case(("files.json", "train.jsonl:17"), **lines("\n".join(map(json.dumps, ROWS)) + "\n{")),
     "blank lines": good(**lines("\n\n".join(map(json.dumps, ROWS)))),
     "line ends of Windows": good(**lines("\r\n".join(map(json.dumps, ROWS)))),
-    "UTF-16": case("train.jsonl is not UTF-8 text (byte 0); save it as UTF-8", **lines("{}".encode("utf-16"))),
-    "comment": case("train.json:1: not JSON: Expecting value at column 1", data="// tasks\n[]"),
-    "two lists": case("train.json: expected a list of objects, got an object", data='{"train": [{}], "test": [{}]}'),
-    "texts": case("train.json:1: item 1: expected an object, got a string", data='["a", "b"]'),
-    "null": case("train.json: expected a list of objects, got null", data="null"),
-    "empty list": case("train.json: no tasks in it", data="[]"),
+    "UTF-16": case(("files.encoding", "tasks", "train.jsonl"), **lines("{}".encode("utf-16"))),
+    "comment": case(("files.json", "train.json:1"), data="// tasks\n[]"),
+    "two lists": case(("tasks.no_list", "train.json"), data='{"train": [{}], "test": [{}]}'),
+    "texts": case(
+        ("tasks.no_object", "train.json:1: item 1"), ("tasks.no_object", "train.json:1: item 2"), data='["a", "b"]'
+    ),
+    "null": case(("tasks.no_list", "train.json"), data="null"),
+    "empty list": case(("tasks.empty_file", "train.json"), data="[]"),
     "integer of 5000 digits": case(
-        "train.json: holds a whole number of thousands of digits", data='[{"question": "a", "answer": %s}]' % ("1" * 5000)
+        ("tasks.long_number", "train.json"), data='[{"question": "a", "answer": %s}]' % ("1" * 5000)
     ),
     "prompt under another name": case(
-        f"item 1: {NO_PROMPT}: frage, answer", data=rows(lambda r, n: {"frage": "", "answer": ""})
+        ("tasks.no_prompt_field", "train.json:1: item 1"), data=rows(lambda r, n: {"frage": "", "answer": ""})
     ),
-    "chat under another name": case(f"item 1: {NO_PROMPT}: messages", data=rows(lambda r, n: {"messages": []})),
+    "chat under another name": case(
+        ("tasks.no_prompt_field", "train.json:1: item 1"), data=rows(lambda r, n: {"messages": []})
+    ),
     "comma-separated with semicolons": case(
-        "train.csv:1: one field named 'question;answer'; separate values with commas, not ';'",
+        ("tasks.separator", "train.csv:1"),
         recipe=("train.json", "train.csv"),
         **{"train.csv": "question;answer\na;b\n"},
     ),
-    "input key that is not there": case(
-        "item 1: no field 'nope' (--data.input_key); valid: ans", words="--data.input_key nope"
-    ),
-    "label key that is not there": case(
-        "item 1: no field 'nope' (--data.label_key); valid: ans", words="--data.label_key nope"
-    ),
+    "input key that is not there": case(("tasks.no_field", "train.json:1: item 1"), words="--data.input_key nope"),
+    "label key that is not there": case(("tasks.no_field", "train.json:1: item 1"), words="--data.label_key nope"),
     "labels that are null": case(
-        "item 3: field 'answer' is null; give every item a label",
+        ("tasks.empty_label", "train.json:1: item 3"),
         data=rows(lambda r, n: r | {"answer": None if n == 2 else 1}),
     ),
     "an action taken for its text": ending(
         "return pro.strip()", "workflow.py:6: AttributeError", "an action's text is `action.text`"
     ),
     "answers that leave no room": recipe(
-        "max_len: 512", "max_len: 60", "role 'judge': its prompt, the longest task and the answers that it is shown", exit=0
+        "max_len: 512", "max_len: 60", ("lengths.answers", "recipe.yaml:14", "judge"), exit=0
     ),
     "a grader that one label breaks": case(
         "score_outcome, on task '5', ",
@@ -556,77 +583,132 @@ D_DATA = {
         "train.json:1: item 1: field 'answer' is empty; give every item a label", data=rows(lambda r, n: r | {"answer": ""})
     ),
     "two messages": case(
-        "item 1: field 'prompt' must be a non-empty string, or chat messages of which one is there",
-        "got a list of 2",
-        "`tasks:`",
+        ("tasks.messages", "train.json:1: item 1"),
+        ("tasks.messages", "train.json:1: item 2"),
+        ("tasks.messages", "train.json:1: item 3"),
+        ("tasks.messages", "train.json:1: item 4"),
+        ("tasks.messages", "train.json:1: item 5"),
+        ("tasks.messages", "train.json:1: item 6"),
+        ("tasks.messages", "train.json:1: item 7"),
+        ("tasks.messages", "train.json:1: item 8"),
+        ("tasks.messages", "train.json:1: item 9"),
+        ("tasks.messages", "train.json:1: item 10"),
+        ("tasks.messages", "train.json:1: item 11"),
+        ("tasks.messages", "train.json:1: item 12"),
+        ("tasks.messages", "train.json:1: item 13"),
+        ("tasks.messages", "train.json:1: item 14"),
+        ("tasks.messages", "train.json:1: item 15"),
+        ("tasks.messages", "train.json:1: item 16"),
         data=rows(lambda r, n: {"prompt": [{"role": "system", "content": ""}, {"role": "user", "content": ""}]}),
     ),
     "prompt that is a number": case(
-        "item 1: field 'question' must be a non-empty string, got a number (0)", data=rows(lambda r, n: r | {"question": n})
+        ("tasks.prompt", "train.json:1: item 1"),
+        ("tasks.prompt", "train.json:1: item 2"),
+        ("tasks.prompt", "train.json:1: item 3"),
+        ("tasks.prompt", "train.json:1: item 4"),
+        ("tasks.prompt", "train.json:1: item 5"),
+        ("tasks.prompt", "train.json:1: item 6"),
+        ("tasks.prompt", "train.json:1: item 7"),
+        ("tasks.prompt", "train.json:1: item 8"),
+        ("tasks.prompt", "train.json:1: item 9"),
+        ("tasks.prompt", "train.json:1: item 10"),
+        ("tasks.prompt", "train.json:1: item 11"),
+        ("tasks.prompt", "train.json:1: item 12"),
+        ("tasks.prompt", "train.json:1: item 13"),
+        ("tasks.prompt", "train.json:1: item 14"),
+        ("tasks.prompt", "train.json:1: item 15"),
+        ("tasks.prompt", "train.json:1: item 16"),
+        data=rows(lambda r, n: r | {"question": n}),
     ),
     "prompt that is blank": case(
-        "item 4: field 'question' must be a non-empty string",
+        ("tasks.prompt", "train.json:1: item 4"),
         data=rows(lambda r, n: r | {"question": "" if n == 3 else "x"}),
     ),
     "id that is a list": case(
-        "item 1: field 'id' must be a string or an integer, got a list", data=rows(lambda r, n: r | {"id": [n]})
+        ("tasks.id", "train.json:1: item 1"),
+        ("tasks.id", "train.json:1: item 2"),
+        ("tasks.id", "train.json:1: item 3"),
+        ("tasks.id", "train.json:1: item 4"),
+        ("tasks.id", "train.json:1: item 5"),
+        ("tasks.id", "train.json:1: item 6"),
+        ("tasks.id", "train.json:1: item 7"),
+        ("tasks.id", "train.json:1: item 8"),
+        ("tasks.id", "train.json:1: item 9"),
+        ("tasks.id", "train.json:1: item 10"),
+        ("tasks.id", "train.json:1: item 11"),
+        ("tasks.id", "train.json:1: item 12"),
+        ("tasks.id", "train.json:1: item 13"),
+        ("tasks.id", "train.json:1: item 14"),
+        ("tasks.id", "train.json:1: item 15"),
+        ("tasks.id", "train.json:1: item 16"),
+        data=rows(lambda r, n: r | {"id": [n]}),
     ),
-    "ids that are the same": case("the id 'x' is used twice", data=rows(lambda r, n: r | {"id": "x"})),
+    "ids that are the same": case(("tasks.same_id", "train.json"), data=rows(lambda r, n: r | {"id": "x"})),
     "braces in a task": good(data=rows(lambda r, n: r | {"question": r["question"] + " {x} {}"})),
-    "too few": case(
-        "recipe.yaml:17: 3 tasks x 1 samples are fewer trajectories than one optimiser step", data=json.dumps(ROWS[:3])
-    ),
-    "evaluated on what is trained": case(
-        "16 of 16 evaluation tasks are in the training data too", words="--eval.dataset train.json"
-    ),
+    "too few": case(("tasks.too_few", "recipe.yaml:17"), data=json.dumps(ROWS[:3])),
+    "evaluated on what is trained": case(("tasks.leaked",), words="--eval.dataset train.json"),
     "kind that is not read": recipe(
-        "train.json", "train.jsonl.gz", ":13:", "only .json, .jsonl, .csv are read; convert it to .jsonl"
+        "train.json", "train.jsonl.gz", ("tasks.kind", "recipe.yaml:13", "data.prompt_dataset", "train.jsonl.gz")
     ),
     "address": case(
-        "--data.prompt_dataset https://example.org/a.json: no such file",
+        ("tasks.no_file", "data.prompt_dataset", "a.json"),
         words="--data.prompt_dataset https://example.org/a.json",
     ),
-    "two files": case("--data.prompt_dataset a.json,b.json: no such file", words="--data.prompt_dataset a.json,b.json"),
+    "two files": case(
+        ("tasks.no_file", "data.prompt_dataset", "a.json,b.json"), words="--data.prompt_dataset a.json,b.json"
+    ),
     "every task too long": case(
-        "recipe.yaml:14: role 'pro': no task leaves room", data=rows(lambda r, n: r | {"question": f"{n}" + "x" * 900})
+        ("lengths.tasks", "recipe.yaml:14", "pro"),
+        ("lengths.tasks", "recipe.yaml:14", "con"),
+        ("lengths.tasks", "recipe.yaml:14", "judge"),
+        data=rows(lambda r, n: r | {"question": f"{n}" + "x" * 900}),
     ),
 }
 TEXT = "its metadata must be a dict whose keys are texts"
 G_LOADER = {
     "label of half a pair": tasks(
         "split + str(n), f'{split}{n}?', chr(0xD800)",
-        "its label or metadata holds half of a UTF-16 pair, which no file takes",
+        ("tasks.unicode", "train/train0"),
+        ("tasks.unicode", "eval/eval0"),
     ),
     "label of thousands of digits": tasks(
         "split + str(n), f'{split}{n}?', 10**5000",
-        "label and metadata must be JSON values: holds a whole number of thousands",
+        ("tasks.json", "train/train0"),
+        ("tasks.json", "eval/eval0"),
     ),
     "metadata in itself": loader(
         "def load(split):\n    m = {}\n    m['m'] = m\n    return [Task(split + str(n), f'{split}{n}?', '', m) for n in range(16)]",
-        "label and metadata must be JSON values: it contains itself",
+        ("tasks.json", "train/train0"),
+        ("tasks.json", "eval/eval0"),
     ),
     "good": good(
         **loader("def load(split): return [Task(split + str(n), f'{split}{n}?', 'pro') for n in range(16)]").files
     ),
     "dicts": loader("def load(split): return [{'id': 'a'}]", "tasks.py: load('train') gave dict, expected marl_plugins"),
     "text": loader("def load(split): return 'abc'", "tasks.py: load('train') gave str"),
-    "one split only": loader("def load(split): return {'train': []}[split]", "tasks.py:2: marl_tasks: KeyError: 'eval'"),
+    "one split only": loader("def load(split): return {'train': []}[split]", ("code.failed", "tasks.py:2", "marl_tasks")),
     "nothing to evaluate": loader(
         "def load(split):\n    if split == 'train': return [Task('a', 'b')]", "load('eval') returned nothing"
     ),
-    "file that is missing": loader(
-        "def load(split): return open('/no/such')", "tasks.py:2: marl_tasks: FileNotFoundError", "/no/such"
-    ),
+    "file that is missing": loader("def load(split): return open('/no/such')", ("code.failed", "tasks.py:2", "marl_tasks")),
     "arguments of a task": loader(
-        "def load(split): return [Task(id='a', question='b')]", "tasks.py:2:", "unexpected keyword argument"
+        "def load(split): return [Task(id='a', question='b')]", ("code.failed", "tasks.py:2", "marl_tasks")
     ),
-    "id that is a number": tasks("n, f'{split}{n}?'", "train task 0: its id must be a non-empty string, got 0"),
-    "prompt that is None": tasks("split + str(n), None", "its prompt must be a non-empty string, got None"),
-    "metadata that is None": tasks("split + str(n), f'{split}{n}?', '', None", f"train task 'train0': {TEXT}, got None"),
-    "metadata that is a list": tasks("split + str(n), f'{split}{n}?', '', [1]", f"train task 'train0': {TEXT}, got [1]"),
-    "metadata by number": tasks("split + str(n), f'{split}{n}?', '', {1: 2}", f"train task 'train0': {TEXT}, got {{1: 2}}"),
-    "label that is a set": tasks("split + str(n), f'{split}{n}?', {1}", "label and metadata must be JSON values", "set"),
-    "same ids in both splits": tasks("str(n), f'{split}{n}?'", "16 tasks are in both train and eval, the first '0'"),
+    "id that is a number": tasks("n, f'{split}{n}?'", ("tasks.text", "train/0")),
+    "prompt that is None": tasks("split + str(n), None", ("tasks.text", "train/train0")),
+    "metadata that is None": tasks(
+        "split + str(n), f'{split}{n}?', '', None", ("tasks.metadata", "train/train0"), ("tasks.metadata", "eval/eval0")
+    ),
+    "metadata that is a list": tasks(
+        "split + str(n), f'{split}{n}?', '', [1]", ("tasks.metadata", "train/train0"), ("tasks.metadata", "eval/eval0")
+    ),
+    "metadata by number": tasks(
+        "split + str(n), f'{split}{n}?', '', {1: 2}", ("tasks.metadata", "train/train0"), ("tasks.metadata", "eval/eval0")
+    ),
+    "label that is a set": tasks(
+        "split + str(n), f'{split}{n}?', {1}", ("tasks.json", "train/train0"), ("tasks.json", "eval/eval0")
+    ),
+    "same ids in both splits": tasks("str(n), f'{split}{n}?'", ("tasks.both_splits",)),
     "demonstrations of nothing": demonstrations("yield 1", "demo.py:3: demonstrate yields 1, expected a Demonstration"),
     "demonstrations that fail": demonstrations("1 / 0", "demo.py:4: ZeroDivisionError"),
     "demonstrations of another role": demonstrations(
@@ -643,9 +725,7 @@ G_GRADER = {
     "pair": case(
         "grader.py:1:", "(1.0, {}); expected a number in [0, 1], or None", grader="def score_outcome(t): return 1.0, {}\n"
     ),
-    "other name": case(
-        "recipe.yaml:10: grader: grader.py has no function score_outcome", grader="def score(t): return 1\n"
-    ),
+    "other name": case(("files.no_function", "recipe.yaml:10", "grader"), grader="def score(t): return 1\n"),
     "attribute that is not there": case(
         "grader.py:1: AttributeError", "'result'", grader="def score_outcome(t): return t.result\n"
     ),
@@ -673,212 +753,189 @@ G_GRADER = {
 OUT_OF_RANGE = "is out of range: expected"
 E_COMMAND_LINE = {
     "checkpoints where the best step is kept": case(
-        "--ckpt.path out/best: the run keeps something else in this folder",
+        ("files.taken", "ckpt.path"),
         words="--ckpt.output_dir out --ckpt.path out/best",
     ),
-    "word": case("command line: --recipe takes fewer values, got . mathchat", more=["mathchat"]),
-    "one dash": case("--recipe: '-max_steps' is no value; a flag begins with two hyphens (--NAME)", words="-max_steps 3"),
-    "dashes of a word processor": case(
-        "'\u2013\u2013max_steps' is no value; a flag begins with two hyphens", words="\u2013\u2013max_steps 3"
-    ),
-    "two values": case("command line: --rollout.batch_size takes fewer values, got 8 9", words="--rollout.batch_size 8 9"),
-    "no value": case("command line: --rollout.batch_size: expected one argument", words="--rollout.batch_size"),
-    "half a task": case("--rollout.batch_size: invalid int value: '8.5'", words="--rollout.batch_size 8.5"),
-    "twice": good("--max_steps is given 2 times (2, 3); the last one holds", words="--max_steps 2 --max_steps 3"),
+    "word": case(("flags.too_many", "command line", "recipe"), more=["mathchat"]),
+    "one dash": case(("flags.hyphens", "command line", "recipe"), words="-max_steps 3"),
+    "dashes of a word processor": case(("flags.hyphens", "command line", "recipe"), words="\u2013\u2013max_steps 3"),
+    "two values": case(("flags.too_many", "command line", "rollout.batch_size"), words="--rollout.batch_size 8 9"),
+    "no value": case(("flags.value", "command line", "rollout.batch_size"), words="--rollout.batch_size"),
+    "half a task": case(("flags.value", "command line", "rollout.batch_size"), words="--rollout.batch_size 8.5"),
+    "twice": good(("flags.repeated", "max_steps"), words="--max_steps 2 --max_steps 3"),
     "twice the same": good(words="--max_steps 2 --max_steps 2"),
     "with an equals sign": good(words="--max_steps=2"),
-    "beginning of a name": case(
-        "unknown flag --rollout.batch; did you mean 'rollout.batch_size'?", words="--rollout.batch 8"
-    ),
-    "dash for an underscore": case("did you mean 'rollout.batch_size'?", words="--rollout.batch-size 8"),
-    "mapping of nothing": case("--mapping : expected separate, shared, or role=policy", words="--mapping="),
-    "mapping without roles": case("--mapping: role 'con' is mapped to no policy", "role 'judge'", words="--mapping pro=a"),
-    "mapping of an unknown role": case(
-        "--mapping: there is no role 'jury' to be mapped", words="--mapping pro=a,con=a,judge=a,jury=b"
-    ),
-    "recipe twice": case("--recipe is given 2 times", "a run has one recipe: keep one", words="--recipe mathchat"),
-    "infinite learning rate": case(f"--actor.adam.lr: 1e400 {OUT_OF_RANGE} at least 0", words="--actor.adam.lr 1e400"),
+    "beginning of a name": case(("flags.unknown", "command line", "rollout.batch"), words="--rollout.batch 8"),
+    "dash for an underscore": case(("flags.unknown", "command line", "rollout.batch-size"), words="--rollout.batch-size 8"),
+    "mapping of nothing": case(("flags.mapping", "mapping"), words="--mapping="),
+    "mapping without roles": case(("roles.unmapped", "mapping"), ("roles.unmapped", "mapping"), words="--mapping pro=a"),
+    "mapping of an unknown role": case(("roles.unknown", "mapping"), words="--mapping pro=a,con=a,judge=a,jury=b"),
+    "recipe twice": case(("recipe.twice",), words="--recipe mathchat"),
+    "infinite learning rate": case(("flags.value", "command line", "actor.adam.lr"), words="--actor.adam.lr 1e400"),
     "no room at all": case(
-        "leaves no room for a prompt in --data.max_len 1", "max_new_tokens 8 leaves no room", words="--data.max_len 1"
+        ("lengths.no_room", "recipe.yaml:16"), ("lengths.no_room", "judge", "judge"), words="--data.max_len 1"
     ),
     "schedule that needs more": case(
-        "invalid choice: 'warmup_stable_decay'", words="--actor.lr_scheduler warmup_stable_decay"
+        ("flags.value", "command line", "actor.lr_scheduler"), words="--actor.lr_scheduler warmup_stable_decay"
     ),
     "schedule": good(words="--actor.lr_scheduler linear --critic.lr_scheduler cosine_with_min_lr"),
-    "one sample to compare": case(
-        "n_samples_per_prompt > 1", words="--algo.advantage.estimator rloo --groups.by task+role"
-    ),
-    "model by a short name": case(
-        "model 'gpt2' is neither a folder that exists nor a hub name", words="--actor.model_name_or_path gpt2"
-    ),
-    "model by an address": case(
-        "nor a hub name (owner/name)", words="--actor.model_name_or_path https://huggingface.co/a/b"
-    ),
-    "model that is a file": case("is a file; a folder with config.json", words="--actor.model_name_or_path grader.py"),
-    "tiny model of no width": case(
-        "hidden=128 is not a multiple of heads=3", words="--actor.model_name_or_path tiny:heads=3"
-    ),
-    "output in a file": case(
-        "--ckpt.output_dir grader.py: no file can be created there", words="--ckpt.output_dir grader.py"
-    ),
+    "one sample to compare": case(("upstream.refused",), words="--algo.advantage.estimator rloo --groups.by task+role"),
+    "model by a short name": case(("models.unknown",), words="--actor.model_name_or_path gpt2"),
+    "model by an address": case(("models.unknown",), words="--actor.model_name_or_path https://huggingface.co/a/b"),
+    "model that is a file": case(("models.file",), words="--actor.model_name_or_path grader.py"),
+    "tiny model of no width": case(("models.tiny_heads", "tiny:heads=3"), words="--actor.model_name_or_path tiny:heads=3"),
+    "output in a file": case(("files.unwritable", "ckpt.output_dir", "grader.py"), words="--ckpt.output_dir grader.py"),
     "reward server": case(
-        "--reward.remote_url http://x: only a .py file",
+        ("reward.file", "reward.remote_url"),
         recipe=("grader: grader.py\n", ""),
         words="--reward.remote_url http://x",
     ),
     "policy that does not exist": case(
-        "there is no policy 'jury'; valid: con, judge, pro", words="--policy.jury.actor.adam.lr 1"
+        ("flags.no_policy", "command line", "policy.jury.actor.adam.lr"), words="--policy.jury.actor.adam.lr 1"
     ),
-    "coach without a kind": case(
-        "needs one of --coach.rubric FILE, --coach.model NAME and", words="--plugin marl_plugins.coach"
-    ),
+    "coach without a kind": case(("coach.none", "marl_plugins.coach"), words="--plugin marl_plugins.coach"),
     "coach's file that is not there": case(
-        "nope.py: no such file", words="--plugin marl_plugins.coach --coach.rubric nope.py"
+        ("files.missing", "nope.py"), words="--plugin marl_plugins.coach --coach.rubric nope.py"
     ),
-    "two coaches": case("exclude each other", words="--plugin marl_plugins.coach --coach.rubric grader.py --coach.model x"),
-    "resume of nothing": case("--resume nope repeats the run with the recipe that it recorded", words="--resume nope"),
+    "two coaches": case(
+        ("flags.exclusive", "command line", "coach.model", "coach.rubric"),
+        ("rubric.missing", "grader.py"),
+        words="--plugin marl_plugins.coach --coach.rubric grader.py --coach.model x",
+    ),
+    "resume of nothing": case(("resume.recipe",), words="--resume nope"),
 }
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 F_MODEL = {
     "good": model(model__safetensors="x"),
-    "no weights": model("recipe.yaml:11: model folder model has no weights (*.safetensors, *.bin)"),
-    "weights that are pointers": model(
-        "model.safetensors is a pointer of Git LFS", "git lfs pull", model__safetensors=POINTER
-    ),
-    "no architecture": model("names no architecture (`architectures`), got None", config={}, model__safetensors="x"),
+    "no weights": model(("models.no_weights", "recipe.yaml:11")),
+    "weights that are pointers": model(("models.pointer", "recipe.yaml:11"), model__safetensors=POINTER),
+    "no architecture": model(("models.architecture", "recipe.yaml:11", "config.json"), config={}, model__safetensors="x"),
     "translation model": model(
-        "is not a causal language model", config={"architectures": ["T5ForConditionalGeneration"]}, model__safetensors="x"
+        ("models.architecture", "recipe.yaml:11", "config.json"),
+        config={"architectures": ["T5ForConditionalGeneration"]},
+        model__safetensors="x",
     ),
-    "settings of the tokenizer cut": model("tokenizer_config.json:1: not JSON", tokenizer="{", model__safetensors="x"),
-    "tokenizer cut": model(
-        "tokenizer.json: not JSON; download the model's tokenizer again", model__safetensors="x", tokenizer__json="{"
+    "settings of the tokenizer cut": model(
+        ("files.json", "pro", "pro", "con", "con", "judge", "judge", "recipe.yaml:11", "tokenizer_config.json:1"),
+        tokenizer="{",
+        model__safetensors="x",
     ),
-    "configuration in UTF-16": model("config.json: not JSON", model__safetensors="x", config__json="{}".encode("utf-16")),
-    "another user's folder": recipe("model: tiny", "model: ~/nope", ":11: model '~/nope' is neither a folder that exists"),
+    "tokenizer cut": model(("files.json", "tokenizer.json"), model__safetensors="x", tokenizer__json="{"),
+    "configuration in UTF-16": model(
+        ("files.json", "pro", "pro", "con", "con", "judge", "judge", "recipe.yaml:11", "config.json"),
+        model__safetensors="x",
+        config__json="{}".encode("utf-16"),
+    ),
+    "another user's folder": recipe("model: tiny", "model: ~/nope", ("models.unknown", "recipe.yaml:11")),
     "setting of a tiny model": recipe(
-        "model: tiny", "model: 'tiny:layer=2'", ":11:", "'layer=2' is not a setting", "did you mean 'layers'?"
+        "model: tiny", "model: 'tiny:layer=2'", ("models.tiny_setting", "recipe.yaml:11", "tiny:layer=2")
     ),
 }
 OWN_NAME = "plugins name flags after themselves"
 ADD = "def marl_options(parser): parser.add_argument"
 H_PLUGIN = {
     "wrapper with two yields": case(
-        "plugin.py: marl_tasks: RuntimeError:",
-        "has second yield",
+        ("code.failed", "plugin.py", "marl_tasks"),
         plugin="from marl_plugins import hookimpl\n@hookimpl(wrapper=True)\ndef marl_tasks(run, split):\n    yield (yield)\n",
     ),
     "wrapper that loses the tasks": case(
-        "plugin.py: marl_tasks: there are no tasks to train on",
+        ("tasks.none", "plugin.py", "marl_tasks"),
         plugin="from marl_plugins import hookimpl\n@hookimpl(wrapper=True)\ndef marl_tasks(run, split):\n    yield\n",
     ),
     "tool whose functions are numbers": plugin(
         "def marl_tools():\n    from marl_plugins.core.tools import Tool\n    async def run(call): pass\n"
         "    return [Tool('t', run, functions=[1])]",
-        "tool 't': functions must be Functions of marl_plugins.core.tools, got [1]",
+        ("tools.functions", "plugin.py", "marl_tools", "t"),
     ),
-    "tool that is a text": plugin(
-        "def marl_tools(): return ['t']", "a tool is a Tool of marl_plugins.core.tools, got str 't'"
-    ),
+    "tool that is a text": plugin("def marl_tools(): return ['t']", ("tools.kind", "plugin.py", "marl_tools")),
     "version of thousands of digits": plugin(
-        f"def marl_log(): pass\nMARL_HOOKS = '2.{'9' * 5000}'", 'expected "major.minor"'
+        f"def marl_log(): pass\nMARL_HOOKS = '2.{'9' * 5000}'", ("plugin.version", "plugin.py", "MARL_HOOKS")
     ),
     "free flags as a text": plugin(
-        "def marl_log(): pass\nmay_differ = 'mine.x'", "plugin.py: may_differ = 'mine.x': expected names of flags"
+        "def marl_log(): pass\nmay_differ = 'mine.x'", ("plugin.may_differ", "plugin.py", "may_differ")
     ),
     "flag whose type fails": plugin(
-        f"{ADD}('--mine.x', type={{}}.__getitem__)", "command line: --mine.x: KeyError: '3'", words="--mine.x 3"
+        f"{ADD}('--mine.x', type={{}}.__getitem__)", ("code.failed", "command line", "mine.x"), words="--mine.x 3"
     ),
     "flag that may be given several times": plugin(
         f"{ADD}('--mine.x', action='append')", exit=0, words="--mine.x 3 --mine.x 4"
     ),
     "twice on the command line": plugin(
         "def marl_log(): pass",
-        "--plugin: plugin.py is named 2 times, and takes part once",
+        ("plugin.twice", "plugin"),
         exit=0,
         words="--plugin ../{}/plugin.py",
     ),
     "twice in the recipe": key(
         "plugins: [one.py, ./one.py]",
-        ":12: one.py is named 2 times, and takes part once",
+        ("plugin.twice", "recipe.yaml:12", "plugins"),
         exit=0,
         **{"one.py": "from marl_plugins import hookimpl\n@hookimpl\ndef marl_log(): pass\n"},
     ),
     "in the recipe and on the command line": plugin(
         "def marl_log(): pass", exit=0, recipe=("model: tiny", "model: tiny\nplugins: [plugin.py]")
     ),
-    "flag of another name": plugin(f"{ADD}('--limit')", f"adds the flag --limit; {OWN_NAME}: --NAME.limit"),
-    "flag like a policy's": plugin(f"{ADD}('--policy.x')", f"adds the flag --policy.x; {OWN_NAME}"),
-    "flag that begins others": plugin(
-        f"{ADD}('--actor.adam')", "adds the flag --actor.adam, and there is --actor.adam.", "rename it"
-    ),
-    "flag that goes on": plugin(
-        f"{ADD}('--actor.adam.lr.x')", "adds the flag --actor.adam.lr.x, and there is --actor.adam.lr:"
-    ),
-    "flag that has to be given": plugin(
-        f"{ADD}('--mine.x', required=True)", "adds --mine.x, which has to be given", "marl_configure"
-    ),
-    "argument without dashes": plugin(f"{ADD}('mine')", "adds mine, which has to be given; add a flag with a default"),
+    "flag of another name": plugin(f"{ADD}('--limit')", ("plugin.flag_name", "plugin.py", "limit")),
+    "flag like a policy's": plugin(f"{ADD}('--policy.x')", ("plugin.flag_name", "plugin.py", "policy.x")),
+    "flag that begins others": plugin(f"{ADD}('--actor.adam')", ("plugin.flag_prefix", "plugin.py", "actor.adam")),
+    "flag that goes on": plugin(f"{ADD}('--actor.adam.lr.x')", ("plugin.flag_prefix", "plugin.py", "actor.adam.lr.x")),
+    "flag that has to be given": plugin(f"{ADD}('--mine.x', required=True)", ("plugin.required_flag", "plugin.py")),
+    "argument without dashes": plugin(f"{ADD}('mine')", ("plugin.required_flag", "plugin.py")),
     "flag whose help is no format": plugin(
-        f"{ADD}('--mine.x', help='50% of it')", "help cannot be shown: write %% for a percent"
+        f"{ADD}('--mine.x', help='50% of it')", ("plugin.flag_help", "plugin.py", "mine.x")
     ),
-    "flag of a wrong default": plugin(
-        f"{ADD}('--mine.x', type=int, default='many')", "--mine.x: invalid int value: 'many'"
-    ),
-    "problem as a number": plugin(
-        "def marl_configure(run): return 3", "plugin.py: marl_configure returned 3, expected a list of texts"
-    ),
-    "problem as True": plugin(
-        "def marl_configure(run): return True", "marl_configure returned True, expected a list of texts"
-    ),
+    "flag of a wrong default": plugin(f"{ADD}('--mine.x', type=int, default='many')", ("flags.value", "mine.x")),
+    "problem as a number": plugin("def marl_configure(run): return 3", ("plugin.answer", "plugin.py", "marl_configure")),
+    "problem as True": plugin("def marl_configure(run): return True", ("plugin.answer", "plugin.py", "marl_configure")),
     "problems that are numbers": plugin(
-        "def marl_configure(run): return [3]", "marl_configure returned [3], expected a list of texts"
+        "def marl_configure(run): return [3]", ("plugin.answer", "plugin.py", "marl_configure")
     ),
     "run that is changed": plugin(
-        "def marl_configure(run): run.device = 'x'", "plugin.py:3: marl_configure: FrozenInstanceError"
+        "def marl_configure(run): run.device = 'x'", ("code.failed", "plugin.py:3", "marl_configure")
     ),
     "tasks that are texts": plugin(
-        "def marl_tasks(run, split): return ['a']", "a task is a marl_plugins.core.trajectory.Task, got 'a'"
+        "def marl_tasks(run, split): return ['a']", ("tasks.kind_of_value", "plugin.py", "marl_tasks")
     ),
     "tasks that are a number": plugin(
-        "def marl_tasks(run, split): return 3", "marl_tasks returned 3 for 'train', expected a list"
+        "def marl_tasks(run, split): return 3", ("plugin.answer", "plugin.py", "marl_tasks", "train")
     ),
     "workflow that is a text": plugin("def marl_workflow(run): return 'x'", "'x' is not a callable object"),
     "policies that are texts": plugin(
-        "def marl_policies(run): return ['pro']", "plugin.py: marl_policies returned ['pro'], expected a"
+        "def marl_policies(run): return ['pro']", ("plugin.answer", "plugin.py", "marl_policies")
     ),
-    "no policies": plugin("def marl_policies(run): return []", "marl_policies returned [], expected a list of Policy"),
+    "no policies": plugin("def marl_policies(run): return []", ("plugin.answer", "plugin.py", "marl_policies")),
     "wrapper that returns nothing": case(
-        "marl_policies returned None",
+        ("plugin.answer", "plugin.py", "marl_policies"),
         plugin="from marl_plugins import hookimpl\n@hookimpl(wrapper=True)\ndef marl_policies(run):\n    yield\n",
     ),
     "policy whose model is a number": plugin(
         "def marl_policies(run):\n    from marl_plugins.core.policy import Policy\n    return [Policy('pro', 3)]",
-        "the name of its model",
+        ("plugin.answer", "plugin.py", "marl_policies"),
     ),
     "estimator without return": plugin(
-        "def marl_estimator(run):\n    pass", "marl_estimator gave nothing, so reinforce trains", exit=0
+        "def marl_estimator(run):\n    pass", ("plugin.no_estimator", "plugin.py", "marl_estimator"), exit=0
     ),
     "estimator of another scope": plugin(
         "def marl_estimator(run):\n    from marl_plugins.core.estimators import Estimator\n    return Estimator(scope='world')",
-        "Estimator has scope='world'; expected one of 'action', 'group', 'batch'",
+        ("estimator.field", "plugin.py", "Estimator"),
     ),
     "estimator that discounts by 7": plugin(
         "def marl_estimator(run):\n    from marl_plugins.core.estimators import Estimator\n    return Estimator(gamma=7)",
-        "Estimator has gamma=7; expected a number from 0 to 1",
+        ("estimator.gamma", "plugin.py", "Estimator"),
     ),
     "state that never comes back": plugin(
-        "def marl_state(run): return {}", "marl_state without marl_restore", "add marl_restore"
+        "def marl_state(run): return {}", ("plugin.no_restore", "plugin.py", "marl_state")
     ),
     "hook that is not marked": case(
-        "marl_credit is not marked with @marl_plugins.hookimpl and would never be called",
+        ("hook.unmarked", "plugin.py", "plugin.py:1", "marl_credit"),
         plugin="def marl_credit(trajectories): return trajectories\n",
     ),
     "hook that does not exist": case(
-        "plugin.py: line 4: there is no hook 'marl_slect'; did you mean 'marl_select'?",
+        ("hook.unknown", "plugin.py", "plugin.py:4", "marl_slect"),
         plugin="from marl_plugins import hookimpl\n\n\n@hookimpl\ndef marl_slect(rows): return rows\n",
     ),
-    "module that is no plugin": case("plugin json: implements no hook", words="--plugin json"),
-    "folder": case("plugin 'prompts/x': expected a dotted module name", words="--plugin prompts/x"),
+    "module that is no plugin": case(("plugin.no_hook", "json"), words="--plugin json"),
+    "folder": case(("plugin.name", "prompts/x"), words="--plugin prompts/x"),
 }
 TABLES = {
     "recipe": A_RECIPE,
@@ -913,21 +970,21 @@ def test_what_is_typed_gives_a_plan_or_names_culprit_and_fix(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", io.StringIO())
     words = [word.format(tmp_path.name) if "{}" in word else word for word in tried.words]
-    code = main(["train", "--recipe", ".", *words, "--dry-run"])
+    code = main(["train", "--recipe", ".", *words, "--dry-run", "--json"])
     shown = capsys.readouterr()
-    said = shown.err if code else shown.out.partition("\nwarnings:")[2]
-    said = said.replace(f"{tmp_path}/", "")
-    assert code == tried.exit, said
-    assert "Traceback" not in shown.err
-    missing = [part for part in tried.says if part not in said]
-    assert not missing, f"{missing} in {said}"
-    assert tried.says or said.strip() == "none"
+    assert code == tried.exit and "Traceback" not in shown.err, shown.err
+    found = json.loads(shown.out)["problems" if code else "warnings"]
+    coded, text = briefs(found), "\n".join(problem["sentence"].replace(f"{tmp_path}/", "") for problem in found)
+    if all(isinstance(said, tuple) for said in tried.says):
+        assert coded == list(tried.says), text
+    missing = [part for part in tried.says if part not in (text if isinstance(part, str) else coded)]
+    assert not missing, f"{missing} in {text}"
 
 
 COMMANDS = {
     "flags without a command": (
         ["--recipe", "."],
-        "expected a command before --recipe, as in `openrlhf train --recipe ...`",
+        "expected a command first, got --recipe; write `openrlhf train --recipe ...`",
     ),
     "recipe of a folder without one": (
         ["train", "--recipe", "prompts"],
@@ -943,7 +1000,7 @@ COMMANDS = {
         ["train", "--resume"],
         "--resume takes one run's folder and is given once: --resume FOLDER",
     ),
-    "plugin alone": (["train", "--plugin", "marl_plugins.routing"], "policy 'agent': it has no model: give `model:`"),
+    "plugin alone": (["train", "--plugin", "marl_plugins.routing"], "policy 'agent': it has no model; give `model:`"),
     "help of a recipe that is not there": (["train", "--help", "--recipe", "nope"], "--recipe nope: no such file"),
     "evaluation without tasks": (["eval", "--recipe", "."], "there are no held-out tasks"),
     "copy over a folder": (["recipes", "copy", ".", "prompts"], "prompts: exists already; give a folder that does not"),
@@ -954,8 +1011,11 @@ COMMANDS = {
     "verdicts without a recipe": (["verdicts", "nowhere"], "the following arguments are required: --recipe"),
     "judging nothing, by no recipe": (["coach", "nowhere", "--recipe", "no"], "error: --recipe no: no such file"),
     "page that does not exist": (["docs", "recipe"], "there is no page 'recipe'; did you mean 'recipes'?"),
-    "command that is a number": (["hi", "--plugin", "three.py"], "three.py: marl_commands gave 3, expected a Command"),
-    "command that does nothing": (["hi", "--plugin", "idle.py"], "idle.py: marl_commands gave Command(name='hi'"),
+    "command that is a number": (
+        ["hi", "--plugin", "three.py"],
+        "three.py: marl_commands: expected a Command with a `main`, got 3",
+    ),
+    "command that does nothing": (["hi", "--plugin", "idle.py"], "idle.py: marl_commands: expected a Command"),
 }
 
 

@@ -84,15 +84,15 @@ def test_the_size_of_a_tiny_model_is_what_is_built():
     [
         (
             ["--process_groups.seats", "1", "--policy.coder.actor.num_gpus_per_node", "2"],
-            ["policy 'coder' needs 2 seats of one node", "a node has 1", "raise --process_groups.seats"],
+            ["policy 'coder': needs 2 seats of one node", "a node has 1", "raise --process_groups.seats"],
         ),
         (
             ["--process_groups.seats", "1", "--process_groups.nodes", "4", "--policy.coder.actor.num_gpus_per_node", "2"],
-            ["policy 'coder' needs 2 seats of one node", "a node has 1"],
+            ["policy 'coder': needs 2 seats of one node", "a node has 1"],
         ),
         (
             ["--process_groups.seats", "1", "--algo.advantage.estimator", "gae"],
-            ["policy 'solver' needs 2 seats", "policy 'verifier' needs 2 seats"],
+            ["policy 'solver': needs 2 seats", "policy 'verifier': needs 2 seats"],
         ),
         (
             ["--process_groups.state_gb", "0.001"],

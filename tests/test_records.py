@@ -53,7 +53,7 @@ def test_a_second_run_is_refused_before_anything_starts(tmp_path, flag):
     with held(flag, folder):
         done = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith(f"error: --{flag} {folder}: another run (process {os.getpid()} on ")
+    assert done.stderr.splitlines()[-1].startswith(f"error: --{flag}: {folder}: another run (process {os.getpid()} on ")
     assert not (tmp_path / "out" / "run").exists()
 
 

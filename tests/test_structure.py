@@ -22,6 +22,7 @@ ORDER = (
     ("loading",),
     ("run",),
     ("hookspecs",),
+    ("plugin_checks",),
     ("manager",),
     ("plan",),
     ("processes",),

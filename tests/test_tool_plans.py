@@ -147,7 +147,7 @@ def test_two_tools_of_a_role_must_not_have_one_function(plan, monkeypatch):
 
     monkeypatch.setattr(Servers, "of", with_python)
     (found,) = problems(plan, "tools: [python, started]")
-    assert "roles.clerk.tools: tools 'python' and 'started' both have a function 'python'" in found
+    assert "roles.clerk.tools: tool 'python', 'started': both have a function 'python'" in found
 
 
 def test_secrets_are_in_no_fingerprint_and_no_description(plan, monkeypatch):

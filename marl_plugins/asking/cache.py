@@ -13,6 +13,7 @@ from typing import IO
 from marl_plugins.asking.reading import UNREADABLE
 from marl_plugins.asking.request import Judgement, Judges, Request, Tally
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
+from marl_plugins.core.problems import Problem
 from marl_plugins.core.redaction import Redaction
 
 
@@ -134,7 +135,9 @@ class KeptAnswers:
             raise self._unusable(error) from None
 
     def _unusable(self, error: OSError) -> ConfigurationError:
-        return ConfigurationError(f"{self.prefix} answers in {error.filename}: {error.strerror}")
+        return ConfigurationError(
+            Problem("asking.answers_file", got=f"{self.prefix} answers in {error.filename}: {error.strerror}")
+        )
 
     def close(self) -> None:
         for file, _ in self.files:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from marl_plugins.asking.reading import UNREADABLE
 from marl_plugins.asking.request import Inquiry, Sends
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
+from marl_plugins.core.problems import Problem, at
 
 if TYPE_CHECKING:
     from aiolimiter import AsyncLimiter
@@ -111,8 +112,12 @@ class SpendingBudget:
                 self.spent_in, self.spent_out = (_spent(kept, name) for name in ("tokens_in", "tokens_out"))
             except (OSError, *UNREADABLE) as error:
                 raise ConfigurationError(
-                    f"{file}: the {self.prefix}'s account cannot be read: {error}; correct it from the provider's bill, or "
-                    "delete it to count from 0"
+                    Problem(
+                        "asking.account",
+                        at(file=file),
+                        f"the {self.prefix}'s account cannot be read: {error}",
+                        fix="correct it from the provider's bill, or delete it to count from 0",
+                    )
                 ) from None
 
     def add(self, tokens_in: int, tokens_out: int) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at, meant
 from marl_plugins.core.scoring import Seen, SeenLast
 
 if TYPE_CHECKING:
@@ -47,14 +48,30 @@ def checked_prompt(path: Path, allowed: Sequence[str], no_label: str = "") -> st
     for name in sorted(found - set(allowed)):
         if name in LABEL_FIELDS:
             problems.append(
-                f"coach prompt {path}: {{{name}}} is forbidden here: {no_label}; the label must not reach the score of any "
-                "other action"
+                Problem(
+                    "prompt.label",
+                    where=at(name="coach prompt", file=path),
+                    got=f"{{{name}}} is forbidden here: {no_label}",
+                    fix="the label must not reach the score of any other action",
+                )
             )
         else:
-            problems.append(f"coach prompt {path}: there is no placeholder {{{name}}}{nearest(name, allowed)}")
+            problems.append(
+                Problem(
+                    "prompt.placeholder",
+                    where=at(name="coach prompt", file=path),
+                    got=f"there is no placeholder {{{name}}}",
+                    fix=meant(name, allowed),
+                )
+            )
     why = {"action": "what is to be judged", "fence": "where the agent's text ends", "form": "how to answer"}
     problems += [
-        f"coach prompt {path}: {{{name}}} is missing; without it the coach cannot know {why[name]}"
+        Problem(
+            "prompt.missing",
+            where=at(name="coach prompt", file=path),
+            got=f"{{{name}}} is missing",
+            fix=f"without it the coach cannot know {why[name]}",
+        )
         for name in NEEDED
         if name not in found
     ]
@@ -76,9 +93,15 @@ def placeholders(path: Path) -> tuple[str, set[str]]:
             raise ValueError(f"{{{formatted[0]}}} has a format, and stands for a text")
         return text, {name for name, _, _ in found}
     except OSError as error:
-        raise ConfigurationError(f"coach prompt {path}: {error.strerror}") from None
+        raise ConfigurationError(
+            Problem("files.unreadable", where=at(name="coach prompt", file=path), got=f"cannot be read: {error.strerror}")
+        ) from None
     except ValueError as error:
-        raise ConfigurationError(f"coach prompt {path}: {error}; write {{{{ and }}}} for braces") from None
+        raise ConfigurationError(
+            Problem(
+                "prompt.braces", where=at(name="coach prompt", file=path), got=f"{error}", fix="write {{ and }} for braces"
+            )
+        ) from None
 
 
 def prompt_fields(action: Action, seen: Seen, duties: str) -> dict[str, str]:

@@ -38,7 +38,7 @@ from marl_plugins.coach.stages import Stages, check_stages
 from marl_plugins.coach.state import CoachState, judged_in
 from marl_plugins.core.command import Command
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
-from marl_plugins.core.problems import Problem
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.scoring import Seen, SeenLast
 
 if TYPE_CHECKING:
@@ -119,12 +119,12 @@ def marl_policies(run: Run) -> Generator[None, Sequence[Policy], list[Policy]]:
 
 
 @hookimpl
-def marl_configure(run: Run) -> list[Problem | str]:
+def marl_configure(run: Run) -> list[Problem]:
     from marl_plugins.coach.kinds import make_coach
     from marl_plugins.coach.rubric import RubricCoach, try_rubric
 
     members = members_of(run)
-    problems: list[Problem | str] = [*check_members(run)] if members else check_flags(run)
+    problems = check_members(run) if members else check_flags(run)
     config = config_of(run)
     if config.tools or "max_calls" in config.model_fields_set:
         from marl_plugins.coach.programs import check_tools
@@ -137,7 +137,7 @@ def marl_configure(run: Run) -> list[Problem | str]:
     try:
         state.coach, run.state(Askers).by_member = make_coach(run)
     except ConfigurationError as error:
-        problems += [problem for problem in error.problems if str(problem) not in map(str, problems)]
+        problems += [problem for problem in error.problems if problem not in problems]
     if state.coach is None:
         return problems
     coaches = state.coach.members if isinstance(state.coach, Ensemble) else {"": state.coach}
@@ -157,11 +157,15 @@ def marl_configure(run: Run) -> list[Problem | str]:
         if run.args.coach.memory or any(s.ask for s in state.stages.stages):
             for name, coach in models.items():
                 wrong = without_training(coach.questions.prompts)
-                problems += [f"coach.members.{name}: {p}" if name else p for p in wrong]
+                problems += [p.within(key=f"coach.members.{name}") if name else p for p in wrong]
     if run.args.coach.corrections_coef and not correcting:
         problems.append(
-            f"--coach.corrections_coef {run.args.coach.corrections_coef:g} trains on corrected actions, and this coach gives none: "
-            "add --coach.corrections (a model), or CORRECTIONS to its rubric"
+            Problem(
+                "coach.no_corrections",
+                at(flag="coach.corrections_coef"),
+                "trains on corrected actions, and this coach gives none",
+                fix="add --coach.corrections (a model), or CORRECTIONS to its rubric",
+            )
         )
     return problems
 

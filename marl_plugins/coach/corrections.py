@@ -29,6 +29,7 @@ from marl_plugins.coach.rejudge import read_trajectories
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import json_value, read_bytes, replace_text
 from marl_plugins.core.options import step_range
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.trajectory import Action, Correction, Trajectory
 from marl_plugins.records.read import TRAJECTORIES
 
@@ -78,8 +79,12 @@ def main(words: Sequence[str]) -> int:
     rows, counts = usable(trajectories, room_of(options.run, plan))
     if not counts:
         raise ConfigurationError(
-            f"{options.run / TRAJECTORIES}: holds no corrected action; a coach gives them with --coach.corrections (a model), or "
-            "with CORRECTIONS in its rubric"
+            Problem(
+                "coach.no_corrections",
+                where=at(file=options.run / TRAJECTORIES),
+                got="holds no corrected action",
+                fix="a coach gives them with --coach.corrections (a model), or with CORRECTIONS in its rubric",
+            )
         )
     report = {"files": write(rows, options.to or options.run / "corrections"), "roles": counts}
     if options.json:
@@ -102,10 +107,14 @@ def read_plan(run: Path) -> dict[str, Any]:
         if complete and all("max_len" in policy for policy in plan["policies"].values()):
             return plan
     except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror}; expected a run's output folder") from None
+        raise ConfigurationError(
+            Problem("files.unreadable", at(file=path), str(error.strerror), fix="expected a run's output folder")
+        ) from None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ConfigurationError(f"{path}: is no plan of a run: {error}") from None
-    raise ConfigurationError(f"{path}: an earlier release wrote it, which recorded no corrections")
+        raise ConfigurationError(Problem("run_folder.plan", at(file=path), f"is no plan of a run: {error}")) from None
+    raise ConfigurationError(
+        Problem("run_folder.old", at(file=path), "an earlier release wrote it, which recorded no corrections")
+    )
 
 
 Room = Callable[[Action, str], bool]
@@ -258,7 +267,9 @@ def write(rows: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path) -> dict
                 replace_text(path, "".join(lines))
                 written[str(path)] = len(lines)
     except OSError as error:
-        raise ConfigurationError(f"{folder}: cannot be written: {error.strerror}") from None
+        raise ConfigurationError(
+            Problem("files.unwritable", at(file=folder), f"cannot be written: {error.strerror}")
+        ) from None
     return written
 
 

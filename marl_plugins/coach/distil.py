@@ -33,6 +33,7 @@ from marl_plugins.coach.verdict import Verdict
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import replace_text
 from marl_plugins.core.options import between, step_range
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.scoring import Seen, SeenLast
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.records.read import TRAJECTORIES
@@ -100,7 +101,9 @@ def main(words: Sequence[str]) -> int:
     folder = options.to or options.run / "verdicts"
     files = {side: folder / f"{side}.jsonl" for side in ("train", "held_out")}
     if taken := [path for path in files.values() if path.exists()]:
-        raise ConfigurationError(f"{taken[0]} is there already: remove it, or name another folder with --to")
+        raise ConfigurationError(
+            Problem("files.exists", got=f"{taken[0]} is there already: remove it, or name another folder with --to")
+        )
     run = build_plan(passed_on).run
     trajectories = read_trajectories(options.run, options.steps, list(run.recipe.roles))
     rows, counts = rows_of(run, trajectories, options.form)
@@ -214,14 +217,18 @@ def write(rows: Sequence[Mapping[str, Any]], files: Mapping[str, Path], share: f
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_text(path, "".join(sides[side]))
         except OSError as error:
-            raise ConfigurationError(f"{path}: cannot be written: {error.strerror}") from None
+            raise ConfigurationError(
+                Problem("files.unwritable", at(file=path), f"cannot be written: {error.strerror}")
+            ) from None
     return {path: len(sides[side]) for side, path in files.items()}
 
 
-def nothing_to_write(run: Path, counts: Mapping[str, Mapping[str, int]]) -> str:
+def nothing_to_write(run: Path, counts: Mapping[str, Mapping[str, int]]) -> Problem:
     totals = {reason: sum(count[reason] for count in counts.values()) for reason in REASONS}
     told = ", ".join(f"{reason.replace('_', ' ')} {count}" for reason, count in totals.items() if count)
     fix = "a run with a coach records them"
     if totals["other_question"]:
         fix = "give the recipe and the coach's flags of the run"
-    return f"{run / TRAJECTORIES}: holds no verdict that can be used ({told}); {fix}"
+    return Problem(
+        "coach.no_verdicts", where=at(file=run / TRAJECTORIES), got=f"holds no verdict that can be used ({told})", fix=fix
+    )

@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.options import above, at_least, between, recipe_file
-from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.problems import Problem, at, meant
 from marl_plugins.core.redaction import shown_url
 
 if TYPE_CHECKING:
@@ -189,15 +189,20 @@ def kind_of(args: Any) -> str | None:
     return next((kind for kind in KINDS if getattr(args, kind)), None)
 
 
-def check_flags(run: Run) -> list[Problem | str]:
+def check_flags(run: Run) -> list[Problem]:
     """What is wrong with the flags beyond the range of each, and warnings."""
     kind = kind_of(run.args.coach)
     if kind is None:
         return [
-            "marl_plugins.coach needs one of --coach.rubric FILE, --coach.model NAME and --coach.policy NAME, got none; several "
-            "together are `coach: {members: ...}` in the recipe"
+            Problem(
+                "coach.none",
+                where=at(plugin="marl_plugins.coach"),
+                got="none",
+                expected="one of --coach.rubric FILE, --coach.model NAME and --coach.policy NAME",
+                fix="several together are `coach: {members: ...}` in the recipe",
+            )
         ]
-    problems: list[Problem | str] = [*_irrelevant_flags(run, kind)]
+    problems = _irrelevant_flags(run, kind)
     if kind == "policy":
         problems += policy_problems(run, run.args.coach)
     problems += _short_corrections(run)
@@ -207,38 +212,57 @@ def check_flags(run: Run) -> list[Problem | str]:
     return problems
 
 
-def _irrelevant_flags(run: Run, kind: str) -> list[str]:
+def _irrelevant_flags(run: Run, kind: str) -> list[Problem]:
     """Flags that were given together with the coach and have no effect on its kind."""
     args = run.args.coach
     given = run.on_command_line if f"coach.{kind}" in run.on_command_line else run.given
     problems = [
-        f"--coach.{flag} is about {what}, and this coach is {KINDS[kind]} ({getattr(args, kind)})"
+        Problem(
+            "coach.irrelevant",
+            where=at(flag=f"coach.{flag}"),
+            got=f"is about {what}, and this coach is {KINDS[kind]} ({getattr(args, kind)})",
+            fix="remove it",
+        )
         for flag, what in IRRELEVANT[kind].items()
         if f"coach.{flag}" in given
     ]
     if kind != "rubric" and args.ground_truth == "none" and "coach.last_prompt" in given:
         problems.append(
-            "--coach.last_prompt is about the action that is judged with the label, and --coach.ground_truth is none"
+            Problem(
+                "coach.last_prompt",
+                got=(
+                    "--coach.last_prompt is about the action that is judged with the label, and --coach.ground_truth "
+                    "is none"
+                ),
+                flags=("coach.last_prompt", "coach.ground_truth"),
+            )
         )
     return problems
 
 
-def policy_problems(run: Run, coach: Any) -> list[str]:
+def policy_problems(run: Run, coach: Any) -> list[Problem]:
     """What is wrong with the policy that is to judge (`coach.policy`, `coach.max_tokens`)."""
     name, longest = coach.policy, coach.max_tokens
     trainable = {p.name: p.trainable or bool(p.follows) for p in run.policies}
     if name not in trainable:
         frozen = {known for known, is_trained in trainable.items() if not is_trained}
         frozen |= {known for known, config in run.recipe.policies.items() if not config.trainable}
-        fix = nearest(name, frozen) or f"; add it to the recipe: `policies: {{{name}: {{model: ..., trainable: false}}}}`"
-        return [f"--coach.policy {name}: there is no frozen policy of that name{fix}"]
+        fix = meant(name, frozen) or f"add it to the recipe: `policies: {{{name}: {{model: ..., trainable: false}}}}`"
+        got = f"there is no frozen policy of the name {name!r}"
+        return [Problem("coach.no_policy", at(flag="coach.policy"), got, fix=fix)]
     if coach.train_every:
         problems = _training_problems(run, coach)
     elif trainable[name]:
         problems = [
-            f"--coach.policy {name}: that policy is trained, and would be on its own verdicts, which is not supported; name one "
-            "with `trainable: false` that follows none, or one without a role and --coach.train_every N, which trains it on how "
-            "well its scores predict the outcome"
+            Problem(
+                "coach.trained_policy",
+                at(flag="coach.policy", policy=name),
+                "is trained, and would be on its own verdicts, which is not supported",
+                fix=(
+                    "name one with `trainable: false` that follows none, or one without a role and "
+                    "--coach.train_every N, which trains it on how well its scores predict the outcome"
+                ),
+            )
         ]
     else:
         problems = []
@@ -247,26 +271,51 @@ def policy_problems(run: Run, coach: Any) -> list[str]:
     args = run.policy_args.get(name)
     if args is not None and longest >= args.data.max_len:
         return [
-            f"--coach.max_tokens {longest} leaves no room for a question in --data.max_len {args.data.max_len} of policy {name!r}"
+            Problem(
+                "coach.no_room",
+                got=(
+                    f"--coach.max_tokens {longest} leaves no room for a question in --data.max_len {args.data.max_len} "
+                    f"of policy {name!r}"
+                ),
+                flags=("coach.max_tokens", "data.max_len"),
+            )
         ]
     return []
 
 
-def _training_problems(run: Run, coach: Any) -> list[str]:
+def _training_problems(run: Run, coach: Any) -> list[Problem]:
     """What is wrong with a policy of the run that is to judge and to be trained on it."""
     name = coach.policy
-    where = f"--coach.train_every {coach.train_every}"
     (policy,) = (p for p in run.policies if p.name == name)
     if policy.follows:
         return [
-            f"{where}: policy {name!r} follows {policy.follows!r} and is not trained itself; give it a `model` of its own"
+            Problem(
+                "coach.follower",
+                at(flag="coach.train_every", policy=name),
+                f"follows {policy.follows!r} and is not trained itself",
+                fix="give it a `model` of its own",
+            )
         ]
     if not policy.trainable:
-        return [f"{where}: policy {name!r} has `trainable: false`; remove one of the two"]
+        return [
+            Problem(
+                "coach.untrained",
+                at(flag="coach.train_every", policy=name),
+                "has `trainable: false`",
+                fix="remove one of the two",
+            )
+        ]
     if roles := run.recipe.roles_of(name):
         return [
-            f"{where}: policy {name!r} plays {' and '.join(map(repr, roles))}, and would be trained on its own word, because it "
-            "scores these actions itself; map the role to another policy, or let another one judge"
+            Problem(
+                "coach.plays",
+                at(flag="coach.train_every", policy=name),
+                (
+                    f"plays {' and '.join(map(repr, roles))}, and would be trained on its own word, "
+                    "because it scores these actions itself"
+                ),
+                fix="map the role to another policy, or let another one judge",
+            )
         ]
     return []
 
@@ -290,21 +339,33 @@ def judging_themselves(run: Run, coaches: Iterable[str | None]) -> list[Problem]
     ]
 
 
-def endpoint_problems(args: Any) -> list[str]:
+def endpoint_problems(args: Any) -> list[Problem]:
     """What is wrong with an endpoint's flags (`args.base_url`, ...)."""
     problems = []
     if args.budget is not None and not (args.price_in or args.price_out):
         problems.append(
-            "--coach.budget counts dollars and needs --coach.price_in and --coach.price_out, or use --coach.budget_tokens"
+            Problem(
+                "coach.no_price",
+                got=(
+                    "--coach.budget counts dollars and needs --coach.price_in and --coach.price_out, or use "
+                    "--coach.budget_tokens"
+                ),
+                flags=("coach.budget", "coach.price_in", "coach.price_out", "coach.budget_tokens"),
+            )
         )
     if args.replay and (args.cache or args.record):
         problems.append(
-            "--coach.replay answers from a recording; --coach.cache and --coach.record would have nothing to add"
+            Problem(
+                "coach.replay",
+                got="--coach.replay answers from a recording",
+                fix="--coach.cache and --coach.record would have nothing to add",
+                flags=("coach.replay",),
+            )
         )
     return [*problems, *_address_problems(args.base_url), *(_key_problems(args.api_key_env) if args.model else [])]
 
 
-def _address_problems(url: str) -> list[str]:
+def _address_problems(url: str) -> list[Problem]:
     """What is wrong with an endpoint's address; none of it is repeated that may be a password."""
     try:
         place = urlsplit(url)
@@ -313,16 +374,26 @@ def _address_problems(url: str) -> list[str]:
     except ValueError:  # a port that is no number: a / or # in a password ends the address before it
         pass
     return [
-        f"--coach.base_url {shown_url(url)}: expected http://HOST:PORT/v1 or https://...; in a password / is written %2F, "
-        "@ %40, : %3A and # %23"
+        Problem(
+            "coach.address",
+            at(flag="coach.base_url"),
+            f"{shown_url(url)}: expected http://HOST:PORT/v1 or https://...",
+            fix="in a password / is written %2F, @ %40, : %3A and # %23",
+        )
     ]
 
 
-def _key_problems(variable: str) -> list[str]:
+def _key_problems(variable: str) -> list[Problem]:
     key = os.environ.get(variable, "").strip()
     if key.isascii() and key.isprintable():
         return []
-    return [f"${variable} (--coach.api_key_env) holds characters that no HTTP header can carry; is it a key?"]
+    return [
+        Problem(
+            "coach.key",
+            got=f"${variable} (--coach.api_key_env) holds characters that no HTTP header can carry",
+            fix="is it a key?",
+        )
+    ]
 
 
 def _short_corrections(run: Run) -> list[Problem]:
@@ -377,5 +448,11 @@ def require_modules() -> None:
     """
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         raise ConfigurationError(
-            f"--coach.model needs {', '.join(missing)}, which is not installed: pip install 'openrlhf-marl[coach]'"
+            Problem(
+                "coach.modules",
+                got=(
+                    f"--coach.model needs {', '.join(missing)}, which is not installed: pip install 'openrlhf-marl[coach]'"
+                ),
+                flags=("coach.model",),
+            )
         )

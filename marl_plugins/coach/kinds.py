@@ -15,7 +15,7 @@ from marl_plugins.coach.memory import training_text
 from marl_plugins.coach.rubric import RubricCoach, load_rules
 from marl_plugins.coach.state import CoachState
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.problems import Problem
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.run import use_tool
 
 if TYPE_CHECKING:
@@ -140,6 +140,11 @@ def kept_answers(run: Run) -> KeptAnswers:
     kept.load()
     if not kept.known:
         raise ConfigurationError(
-            f"--coach.replay {args.replay}: holds no verdicts; --coach.record FILE keeps those of a run"
+            Problem(
+                "coach.empty_recording",
+                at(flag="coach.replay"),
+                f"{args.replay}: holds no verdicts",
+                fix="--coach.record FILE keeps those of a run",
+            )
         )
     return kept

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +19,8 @@ from marl_plugins.coach.flags import (
     policy_problems,
 )
 from marl_plugins.coach.section import CoachConfig, CoachMemberConfig
-from marl_plugins.core.failures import nearest
 from marl_plugins.core.options import recipe_file
+from marl_plugins.core.problems import Problem, at, meant
 from marl_plugins.hosts.upstream_cli import Parser
 from marl_plugins.plan.flags import Given, actions_of, parse_alone
 
@@ -62,34 +64,59 @@ def member_args(run: Run, member: CoachMemberConfig) -> SimpleNamespace:
     return args
 
 
-def check_members(run: Run) -> list[str]:
+def check_members(run: Run) -> list[Problem]:
     """Everything that is wrong with the ensemble, each beginning with its key."""
     members, config = members_of(run), config_of(run)
     problems = [
-        f"coach.members: the recipe has a coach in `flags` too (coach.{kind}); remove one of the two"
+        Problem(
+            "coach.members_and_flags",
+            at(key="coach.members", flag=f"coach.{kind}"),
+            "the recipe has a coach in `flags` too",
+            fix="remove one of the two",
+        )
         for kind in KINDS
         if f"coach.{kind}" in run.given
     ]
     for name, member in members.items():
-        problems += [f"coach.members.{name}{problem}" for problem in _member_problems(run, name, member)]
+        problems += _member_problems(run, name, member)
     if config.combine != "mean":
         problems += [
-            f"coach.members.{name}.weight: it counts in a mean, and `combine` is {config.combine}; remove one of the two"
+            Problem(
+                "coach.weight",
+                at(key=f"coach.members.{name}.weight"),
+                f"it counts in a mean, and `combine` is {config.combine}",
+                fix="remove one of the two",
+            )
             for name, member in members.items()
             if "weight" in member.model_fields_set
         ]
     if config.disagreement == "weigh" and len(members) == 1:
-        problems.append("coach.disagreement: one member cannot disagree; add another, or remove the key")
+        problems.append(
+            Problem(
+                "coach.one_member",
+                at(key="coach.disagreement"),
+                "one member cannot disagree",
+                fix="add another, or remove the key",
+            )
+        )
     kinds = [kind for member in members.values() for kind in kinds_of(member)]
     if kinds.count("model") > 1:
         problems += [
-            f"coach.members: --coach.{name} would hold for each of {kinds.count('model')} endpoints; give each its own in its "
-            f"`flags`, as in {{{name}: 10}}"
+            Problem(
+                "coach.budget_of_members",
+                at(key="coach.members", flag=f"coach.{name}"),
+                f"would hold for each of {kinds.count('model')} endpoints",
+                fix=f"give each its own in its `flags`, as in {{{name}: 10}}",
+            )
             for name in BUDGETS
             if f"coach.{name}" in run.given
         ]
     problems += [
-        f"coach.members: --coach.{flag} has no effect, because no member is about {what}"
+        Problem(
+            "coach.irrelevant",
+            at(key="coach.members", flag=f"coach.{flag}"),
+            f"has no effect, because no member is about {what}",
+        )
         for flag, what in IRRELEVANT["rubric"].items()
         if f"coach.{flag}" in run.given and all(flag in IRRELEVANT[kind] for kind in kinds)
     ]
@@ -101,32 +128,41 @@ def kinds_of(member: CoachMemberConfig) -> list[str]:
     return [kind for kind in KINDS if getattr(member, kind)]
 
 
-def _member_problems(run: Run, name: str, member: CoachMemberConfig) -> list[str]:
-    """What is wrong with one member; each continues its key."""
-    problems = []
+def _member_problems(run: Run, name: str, member: CoachMemberConfig) -> list[Problem]:
+    """What is wrong with one member."""
+    problems, key = [], f"coach.members.{name}"
     if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
-        problems.append(": letters, digits, `_`, `-` and `.` make the name of a member, which metrics and files have")
+        got = "letters, digits, `_`, `-` and `.` make the name of a member, which metrics and files have"
+        problems.append(Problem("coach.member_name", at(key=key), got, fix="rename it"))
     kinds = kinds_of(member)
     if len(kinds) != 1:
-        problems.append(f": expected one of rubric, model and policy, got {' and '.join(kinds) or 'none'}")
-    parser = _parser()
-    for flag, value in member.flags.items():
-        where = f".flags.{flag}"
-        if flag in SHARED:
-            problems.append(f"{where}: it is of all members; give --coach.{flag}")
-        elif flag not in OF_A_MEMBER:
-            problems.append(f"{where}: a member has no flag {flag!r}{nearest(flag, OF_A_MEMBER)}")
-        elif len(kinds) == 1 and flag in IRRELEVANT[kinds[0]]:
-            problems.append(f"{where}: it is about {IRRELEVANT[kinds[0]][flag]}, and this member is {KINDS[kinds[0]]}")
-        else:
-            wrong = parse_alone(_given(flag, value), parser)
-            problems += [f"{where}: {problem.removeprefix(': ')}" for problem in wrong]
+        got, wanted = " and ".join(kinds) or "none", "one of rubric, model and policy"
+        problems.append(Problem("coach.member_kind", at(key=key), got, wanted))
+    problems += [problem for flag, value in member.flags.items() for problem in _flag_problems(key, flag, value, kinds)]
     args = member_args(run, member)
     if member.policy:
-        problems += [f": {problem}" for problem in policy_problems(run, args)]
+        problems += [problem.within(key=key) for problem in policy_problems(run, args)]
     if member.model:
-        problems += [f": {problem}" for problem in endpoint_problems(args)]
+        problems += [problem.within(key=key) for problem in endpoint_problems(args)]
     return problems
+
+
+def _flag_problems(member: str, flag: str, value: Any, kinds: Sequence[str]) -> list[Problem]:
+    """What is wrong with a flag of a member.
+
+    Args:
+        member: The member's key.
+        kinds: Which of `rubric`, `model` and `policy` it has.
+    """
+    where = at(key=f"{member}.flags.{flag}")
+    if flag in SHARED:
+        return [Problem("coach.shared_flag", where, "it is of all members", fix=f"give --coach.{flag}")]
+    if flag not in OF_A_MEMBER:
+        return [Problem("coach.member_flag", where, f"a member has no flag {flag!r}", fix=meant(flag, OF_A_MEMBER))]
+    if len(kinds) == 1 and flag in IRRELEVANT[kinds[0]]:
+        got = f"it is about {IRRELEVANT[kinds[0]][flag]}, and this member is {KINDS[kinds[0]]}"
+        return [Problem("coach.irrelevant", where, got, fix="remove it")]
+    return [replace(problem, where=where) for problem in parse_alone(_given(flag, value), _parser())]
 
 
 def _parser() -> Parser:

@@ -13,6 +13,7 @@ from marl_plugins.asking.request import Request
 from marl_plugins.coach import correcting, verdict
 from marl_plugins.coach.programs import NO_FILES, Copies, Programs, Work, copied
 from marl_plugins.coach.verdict import Verdict
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.scoring import Seen, SeenLast
 
 if TYPE_CHECKING:
@@ -132,9 +133,15 @@ def read_prompt(path: Path, *, with_label: bool) -> str:
     return checked_prompt(path, FIELDS, "it is allowed in --coach.last_prompt only")
 
 
-def without_training(prompts: Sequence[str]) -> list[str]:
+def without_training(prompts: Sequence[str]) -> list[Problem]:
     """That prompts do not say what there is to say of the training."""
     wanting = [name for name, text in zip(("prompt", "last_prompt"), prompts, strict=True) if "{training}" not in text]
     return [
-        f"--coach.{name}: {{training}} is missing; --coach.memory and the stages' `ask` are read there" for name in wanting
+        Problem(
+            "prompt.training",
+            at(flag=f"coach.{name}"),
+            "{training} is missing",
+            fix="--coach.memory and the stages' `ask` are read there",
+        )
+        for name in wanting
     ]

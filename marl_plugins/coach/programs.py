@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from marl_plugins.coach.verdict import ProgramRun
-from marl_plugins.core.failures import InfrastructureFailure, nearest
+from marl_plugins.core.failures import InfrastructureFailure
+from marl_plugins.core.problems import Problem, at, meant
 from marl_plugins.core.tools import Tool, ToolCall
 from marl_plugins.core.workspace import path_problem, read_files
 
@@ -140,19 +141,42 @@ class Work:
         )
 
 
-def check_tools(config: CoachConfig, forms: Sequence[str | None]) -> list[str]:
+def check_tools(config: CoachConfig, forms: Sequence[str | None]) -> list[Problem]:
     """What is wrong with `coach: tools:`, each beginning with its key.
 
     Args:
         forms: Of each model among the coaches the form of its answers, None for a policy's, which is text.
     """
     problems = [
-        f"coach.tools: a coach has no tool {tool!r}{nearest(tool, TOOLS)}" for tool in config.tools if tool not in TOOLS
+        Problem("coach.no_tool", at(key="coach.tools"), f"a coach has no tool {tool!r}", fix=meant(tool, TOOLS))
+        for tool in config.tools
+        if tool not in TOOLS
     ]
     if config.tools and not forms:
-        problems.append("coach.tools: no model uses them, because every coach is a rubric; remove the key")
+        problems.append(
+            Problem(
+                "coach.unused_tools",
+                at(key="coach.tools"),
+                "no model uses them, because every coach is a rubric",
+                fix="remove the key",
+            )
+        )
     if config.tools and "json" in forms:
-        problems.append("coach.tools: a program stands in an answer of text, and --coach.form is json; use text or auto")
+        problems.append(
+            Problem(
+                "coach.form",
+                at(key="coach.tools"),
+                "a program stands in an answer of text, and --coach.form is json",
+                fix="use text or auto",
+            )
+        )
     if not config.tools and "max_calls" in config.model_fields_set:
-        problems.append("coach.max_calls: there are no tools to be called; add `tools: [python]`, or remove the key")
+        problems.append(
+            Problem(
+                "coach.max_calls",
+                at(key="coach.max_calls"),
+                "there are no tools to be called",
+                fix="add `tools: [python]`, or remove the key",
+            )
+        )
     return problems

@@ -23,8 +23,9 @@ from marl_plugins.coach.flags import add_flags
 from marl_plugins.coach.members import members_of
 from marl_plugins.coach.metrics import agreements
 from marl_plugins.coach.state import judged_in
-from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.options import step_range
+from marl_plugins.core.problems import Problem, at, meant
 from marl_plugins.core.recipe import find_recipe
 from marl_plugins.core.scoring import Seen, score_trajectory
 from marl_plugins.core.trajectory import Action, Trajectory
@@ -87,8 +88,12 @@ def main(words: Sequence[str]) -> int:
             (m.policy for m in members.values() if m.policy), None if members else plan.run.args.coach.policy
         ):
             raise ConfigurationError(
-                f"--coach.policy {policy}: no engines are started here; name a rubric (--coach.rubric FILE) or "
-                "a model at an endpoint (--coach.model NAME)"
+                Problem(
+                    "coach.policy_without_engines",
+                    at(flag="coach.policy"),
+                    f"{policy}: no engines are started here",
+                    fix="name a rubric (--coach.rubric FILE) or a model at an endpoint (--coach.model NAME)",
+                )
             )
         trajectories = read_trajectories(options.source, options.steps, list(plan.run.recipe.roles))
         report = asyncio.run(rejudge(plan, trajectories))
@@ -117,15 +122,24 @@ def read_words(
         return None
     if not words or words[0].startswith("-"):
         raise ConfigurationError(
-            f"{parser.prog}: give the run first, its output folder or its {TRAJECTORIES}; then --recipe RECIPE"
+            Problem(
+                "command.run_first",
+                where=at(command=parser.prog),
+                got=f"give the run first, its output folder or its {TRAJECTORIES}",
+                fix="then --recipe RECIPE",
+            )
         )
     flags = split_flags(words[1:], COMMAND_LINE)
-    problems = [] if Path(words[0]).exists() else [f"{words[0]}: No such file or directory; {EXPECTED}"]
+    problems = (
+        []
+        if Path(words[0]).exists()
+        else [Problem("files.missing", where=at(file=words[0]), got="No such file or directory", fix=EXPECTED)]
+    )
     try:
         options, _ = parser.parse_known_args([words[0], *(w for f in flags for w in f.argv)])
         find_recipe(options.recipe)
     except ConfigurationError as error:
-        problems += map(str, error.problems)
+        problems += error.problems
     if problems:
         raise ConfigurationError(problems)
     passed_on = [w for f in flags if f.name not in own for w in f.argv]
@@ -142,16 +156,24 @@ def read_trajectories(source: Path, steps: Steps, roles: Sequence[str]) -> list[
     Raises:
         ConfigurationError: A file is missing, lines cannot be read, an action's role is unknown, or nothing is left.
     """
-    kept, unknown = [], dict[str, str]()
+    kept, unknown = [], dict[str, Problem]()
     for record in RunReader(source).recorded(Filter(steps)):
         for role in {action.role for action in record.value.actions}.difference(roles, unknown):
-            unknown[role] = f"{record.place}: the recipe has no role {role!r}{nearest(role, roles)}"
+            unknown[role] = Problem(
+                "records.role", at(line=record.place), f"the recipe has no role {role!r}", fix=meant(role, roles)
+            )
         if record.value.actions and not record.value.infrastructure_failure:
             kept.append(record.value)
     if unknown:
         raise ConfigurationError(list(unknown.values()))
     if not kept:
-        raise ConfigurationError(f"{source}: holds no trajectory with actions to judge in steps {shown_steps(steps)}")
+        raise ConfigurationError(
+            Problem(
+                "records.no_trajectories",
+                where=at(file=source),
+                got=f"holds no trajectory with actions to judge in steps {shown_steps(steps)}",
+            )
+        )
     return kept
 
 

@@ -25,14 +25,14 @@ alone; everywhere else its function is not called, and what the other criteria g
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.coach.verdict import Verdict
-from marl_plugins.core.failures import ConfigurationError, nearest
-from marl_plugins.core.problems import Problem, problem_of
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at, meant
 from marl_plugins.core.scoring import Seen, SeenLast, score_trajectory
 from marl_plugins.core.trajectory import Action, Trajectory
 from marl_plugins.loading import load_file
@@ -117,20 +117,39 @@ def load_rubric(path: Path, roles: Sequence[str]) -> dict[str, list[Criterion]]:
     """
     rubric = getattr(load_file(path), "RUBRIC", None)
     if not isinstance(rubric, dict):
-        raise ConfigurationError(f"{path}: has no RUBRIC, a mapping of role to criteria")
-    problems = [f"{path}: RUBRIC: there is no role {role!r}{nearest(role, roles)}" for role in rubric if role not in roles]
+        raise ConfigurationError(Problem("rubric.missing", at(file=path), "has no RUBRIC, a mapping of role to criteria"))
+    problems = [
+        Problem("rubric.role", at(file=path), f"RUBRIC: there is no role {role!r}", fix=meant(role, roles))
+        for role in rubric
+        if role not in roles
+    ]
     for role in roles:
         criteria = rubric.get(role)
         if not criteria:
-            problems.append(f"{path}: RUBRIC has no criteria for role {role!r}")
+            problems.append(Problem("rubric.no_criteria", at(file=path), f"RUBRIC has no criteria for role {role!r}"))
         elif wrong := [c for c in criteria if not isinstance(c, Criterion)]:
-            problems.append(f"{path}: RUBRIC[{role!r}]: expected Criterion, got {type(wrong[0]).__name__}")
+            problems.append(
+                Problem(
+                    "rubric.kind", at(file=path), f"RUBRIC[{role!r}]: expected Criterion, got {type(wrong[0]).__name__}"
+                )
+            )
         elif bad := [c for c in criteria if not c.points > 0]:
             problems.append(
-                f"{path}: RUBRIC[{role!r}]: criterion {bad[0].name!r} has {bad[0].points} points; expected more than 0"
+                Problem(
+                    "rubric.points",
+                    at(file=path),
+                    f"RUBRIC[{role!r}]: criterion {bad[0].name!r} has {bad[0].points} points",
+                    fix="expected more than 0",
+                )
             )
         elif all(c.needs_label for c in criteria):
-            problems.append(f"{path}: RUBRIC[{role!r}]: every criterion needs the label, which all but one action lack")
+            problems.append(
+                Problem(
+                    "rubric.label",
+                    at(file=path),
+                    f"RUBRIC[{role!r}]: every criterion needs the label, which all but one action lack",
+                )
+            )
     if problems:
         raise ConfigurationError(problems)
     return dict(rubric)
@@ -144,10 +163,16 @@ def load_rules(path: Path, roles: Sequence[str]) -> tuple[dict[str, list[Criteri
     """
     rubric, corrections = load_rubric(path, roles), getattr(load_file(path), "CORRECTIONS", {})
     if not isinstance(corrections, dict):
-        raise ConfigurationError(f"{path}: CORRECTIONS is no mapping of role to a function (action, seen)")
-    problems = [f"{path}: CORRECTIONS: there is no role {r!r}{nearest(r, roles)}" for r in corrections if r not in roles]
+        raise ConfigurationError(
+            Problem("rubric.corrections", at(file=path), "CORRECTIONS is no mapping of role to a function (action, seen)")
+        )
+    problems = [
+        Problem("rubric.role", at(file=path), f"CORRECTIONS: there is no role {r!r}", fix=meant(r, roles))
+        for r in corrections
+        if r not in roles
+    ]
     problems += [
-        f"{path}: CORRECTIONS[{role!r}]: {why}"
+        Problem("rubric.correction", at(file=path), f"CORRECTIONS[{role!r}]: {why}")
         for role, correct in corrections.items()
         if (why := "is no function" if not callable(correct) else arity_problem(correct, 2))
     ]
@@ -163,7 +188,7 @@ def try_rubric(run: Run, coach: RubricCoach, place: str) -> list[Problem]:
         place: Where the rubric is named, for messages.
     """
     problems = [
-        problem_of(f"{problem}; criterion {criterion.name!r} is called with action and seen")
+        replace(problem, fix=f"criterion {criterion.name!r} is called with action and seen")
         for criteria in coach.rubric.values()
         for criterion in criteria
         if (problem := arity_problem(criterion.holds, 2))
@@ -178,4 +203,4 @@ def try_rubric(run: Run, coach: RubricCoach, place: str) -> list[Problem]:
         await score_trajectory(trajectory, share, None, roles=list(run.recipe.roles))
 
     wrong, unclear = try_scorer(run, place, score, None)
-    return [*map(problem_of, wrong), *(problem_of(problem).as_warning() for problem in unclear)]
+    return [*wrong, *unclear]

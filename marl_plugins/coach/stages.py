@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.behaviour import ALPHA
-from marl_plugins.core.failures import nearest
+from marl_plugins.core.problems import Problem, at, meant
 
 if TYPE_CHECKING:
     from marl_plugins.coach.rubric import Criterion
@@ -70,7 +70,7 @@ class Stages:
 
 def check_stages(
     stages: Sequence[CoachStageConfig], rubrics: Sequence[Mapping[str, Sequence[Criterion]]], models: bool
-) -> list[str]:
+) -> list[Problem]:
     """What is wrong with the stages, each beginning with its key.
 
     Args:
@@ -84,19 +84,43 @@ def check_stages(
         ends = [name for name in ("until_outcome", "until_step") if getattr(stage, name) is not None]
         if len(ends) != (0 if last else 1):
             wanted = "no end, because none follows it" if last else "one of until_outcome and until_step"
-            problems.append(f"{where}: expected {wanted}, got {' and '.join(ends) or 'neither'}")
+            problems.append(Problem("coach.stage_end", at(key=where), " and ".join(ends) or "neither", wanted))
         if stage.ask and not models:
-            problems.append(f"{where}.ask: no model reads it, because every coach is a rubric; give `weights`")
+            problems.append(
+                Problem(
+                    "coach.stage_ask",
+                    where=at(key=f"{where}.ask"),
+                    got="no model reads it, because every coach is a rubric",
+                    fix="give `weights`",
+                )
+            )
         if stage.weights and not rubrics:
-            problems.append(f"{where}.weights: no rubric has criteria that they could weigh; give `ask`")
+            problems.append(
+                Problem(
+                    "coach.stage_weights",
+                    where=at(key=f"{where}.weights"),
+                    got="no rubric has criteria that they could weigh",
+                    fix="give `ask`",
+                )
+            )
         elif rubrics:
             problems += [
-                f"{where}.weights.{name}: no rubric has a criterion {name!r}{nearest(name, known)}"
+                Problem(
+                    "coach.no_criterion",
+                    where=at(key=f"{where}.weights.{name}"),
+                    got=f"no rubric has a criterion {name!r}",
+                    fix=meant(name, known),
+                )
                 for name in stage.weights
                 if name not in known
             ]
         problems += [
-            f"{where}.weights: they leave role {role!r} no criterion that applies without the label; give one a weight above 0"
+            Problem(
+                "coach.no_criterion_left",
+                where=at(key=f"{where}.weights"),
+                got=f"they leave role {role!r} no criterion that applies without the label",
+                fix="give one a weight above 0",
+            )
             for rubric in rubrics
             for role, criteria in rubric.items()
             if not any(stage.weights.get(c.name, 1.0) > 0 and not c.needs_label for c in criteria)

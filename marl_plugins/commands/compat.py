@@ -18,6 +18,7 @@ from pathlib import Path
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.findings import Finding, all_good, error, note, ok
+from marl_plugins.core.problems import Problem
 from marl_plugins.hosts import marti, releases, upstream_cli
 from marl_plugins.hosts.flags import flags_of
 from marl_plugins.hosts.seams import check_seams, seams_of
@@ -51,7 +52,9 @@ def main(words: Sequence[str]) -> int:
     options = parser.parse_args(list(words))
     if name := marti.recognise(Path(options.source)):
         if options.tests:
-            raise ConfigurationError(f"{options.source} is {name}; --tests is for releases of OpenRLHF")
+            raise ConfigurationError(
+                Problem("compat.tests", got=f"{options.source} is {name}", fix="--tests is for releases of OpenRLHF")
+            )
         findings = marti.check(Path(options.source))
         _print(name, name, findings, options.json, "it is as expected", "see the lines marked FIX")
         return 0 if all_good(findings) else 1
@@ -102,11 +105,16 @@ def _check_command_line(tree: SourceTree) -> list[Finding]:
         note("flags", f"--{name} is new", "refused when set, until it is in the flag table")
         for name in sorted(found - known)
     ]
-    failed = [problem for problem in upstream_cli.validate(nested, tree.package)[0] if "failed" in problem]
+    failed = [
+        problem for problem in upstream_cli.validate(nested, tree.package)[0] if problem.code == "upstream.validation"
+    ]
     return [
         *(gone or [ok("flags", f"all {len(known)} known flags exist")]),
         *new,
-        *([error("validation", p, REPAIR) for p in failed] or [ok("validation", "upstream's own checks of its flags run")]),
+        *(
+            [error("validation", str(p), REPAIR) for p in failed]
+            or [ok("validation", "upstream's own checks of its flags run")]
+        ),
     ]
 
 

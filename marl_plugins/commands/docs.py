@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.core.problems import Problem
 from marl_plugins.core.shipped import data
 from marl_plugins.hosts.upstream_cli import Parser
 
@@ -27,6 +28,10 @@ def main(words: Sequence[str]) -> int:
         return 0
     name = options.page.removeprefix("docs/").removesuffix(".md")
     if name not in pages:
-        raise ConfigurationError(f"there is no page {options.page!r}{nearest(name, pages)} (openrlhf docs lists them)")
+        raise ConfigurationError(
+            Problem(
+                "docs.unknown", got=f"there is no page {options.page!r}{nearest(name, pages)} (openrlhf docs lists them)"
+            )
+        )
     print(pages[name].read_text(encoding="utf-8"), end="")
     return 0

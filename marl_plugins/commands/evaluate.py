@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from marl_plugins.commands.train import print_plan
-from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at, meant
 from marl_plugins.hosts.upstream_cli import Parser
 from marl_plugins.plan.build import build_plan, use_engines_only
 from marl_plugins.plan.describe import first_lines
@@ -25,7 +26,9 @@ from marl_plugins.run import Run
 OWN = ("models", "only")
 TRAINING = ("resume", "resume_with_changes")
 """Flags of `openrlhf train` that would do nothing here."""
-NO_TASKS = "there are no held-out tasks: the recipe's `tasks:` gives none for eval, nor --eval.dataset"
+NO_TASKS = Problem(
+    "tasks.none_held_out", got="there are no held-out tasks: the recipe's `tasks:` gives none for eval, nor --eval.dataset"
+)
 
 
 def parser() -> Parser:
@@ -58,10 +61,20 @@ def main(words: Sequence[str]) -> int:
     flags = split_flags(words, COMMAND_LINE)
     misspelt = [f.name for f in flags if f.name not in OWN and get_close_matches(f.name, OWN, cutoff=0.7)]
     if misspelt:  # the plan's flags do not have ours
-        raise ConfigurationError([f"{COMMAND_LINE}: unknown flag --{name}{nearest(name, OWN)}" for name in misspelt])
+        raise ConfigurationError(
+            [
+                Problem("flags.unknown", at(line=COMMAND_LINE, flag=name), "unknown flag", fix=meant(name, OWN))
+                for name in misspelt
+            ]
+        )
     if resumed := [f.name for f in flags if f.name in TRAINING]:
         raise ConfigurationError(
-            f"--{resumed[0]} continues a training; what a run has saved is evaluated with --recipe RECIPE --models FOLDER"
+            Problem(
+                "eval.resumed",
+                where=at(flag=resumed[0]),
+                got="continues a training",
+                fix="what a run has saved is evaluated with --recipe RECIPE --models FOLDER",
+            )
         )
     options = parser().parse_args([w for f in flags if f.name in OWN for w in (f"--{f.name}", *f.words)])
     plan = build_plan([w for f in flags if f.name not in OWN for w in f.argv])
@@ -69,7 +82,13 @@ def main(words: Sequence[str]) -> int:
     if options.models:
         run = with_models(run, options.models, options.only)
     elif options.only:
-        raise ConfigurationError("--only names policies that are taken from --models FOLDER, which is not given")
+        raise ConfigurationError(
+            Problem(
+                "eval.only",
+                got="--only names policies that are taken from --models FOLDER, which is not given",
+                flags=("only", "models"),
+            )
+        )
     if not from_hub(run) and not plan.tasks("eval"):
         raise ConfigurationError(NO_TASKS)
     if plan.options.dry_run:
@@ -101,7 +120,9 @@ def with_models(run: Run, folder: Path, only: Sequence[str]) -> Run:
     """
     names, saved_as = [p.name for p in run.policies], {p.name: p.follows or p.name for p in run.policies}
     problems = [
-        f"--only {name}: there is no policy of that name{nearest(name, names)}" for name in only if name not in names
+        Problem("eval.no_policy", at(flag="only"), f"{name}: there is no policy of that name", fix=meant(name, names))
+        for name in only
+        if name not in names
     ]
     wanted = list(only) or names
     for name in wanted:
@@ -112,7 +133,14 @@ def with_models(run: Run, folder: Path, only: Sequence[str]) -> Run:
                 has = "it is itself a model; expected the folder above it, of the run"
             elif not saved and (folder / COMMAND_FILE).is_file():
                 has += f", because a run writes them at its end: openrlhf train --resume {folder}"
-            problems.append(f"--models {folder}: no folder {saved_as[name]!r} with a model in it; {has}")
+            problems.append(
+                Problem(
+                    "eval.no_weights",
+                    at(flag="models"),
+                    f"{folder}: no folder {saved_as[name]!r} with a model in it",
+                    fix=str(has),
+                )
+            )
     if problems:
         raise ConfigurationError(list(dict.fromkeys(problems)))
     models = {name: str((folder / saved_as[name]).absolute()) for name in wanted}

@@ -12,6 +12,7 @@ from typing import Any
 
 from marl_plugins.commands.imports.shapes import KINDS
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe import base_of, find_recipe
 from marl_plugins.core.recipe_yaml import read_recipe
 from marl_plugins.core.redaction import inert, shown_flag
@@ -170,14 +171,18 @@ def copy(name: str, folder: Path) -> int:
     base_of(read_recipe(named))
     source = named.parent
     if folder.exists():
-        raise ConfigurationError(f"{folder}: exists already; give a folder that does not")
+        raise ConfigurationError(
+            Problem("files.exists", at(file=folder), "exists already", fix="give a folder that does not")
+        )
     try:
         shutil.copytree(source, folder, ignore=_not_copied)
         files = sorted(filter(_is_recipe, folder.glob("*.yaml")), key=lambda path: _how_likely(path, named.name))
         for path in files:
             _rename(path, re.sub(r"\W", "_", folder.resolve().name.lower()))
     except OSError as error:
-        raise ConfigurationError(f"{folder}: cannot be written: {error.strerror or error}") from None
+        raise ConfigurationError(
+            Problem("files.unwritable", at(file=folder), f"cannot be written: {error.strerror or error}")
+        ) from None
     print(f"copied {source.resolve().name} to {folder}")
     for path in files:
         outside = [p for p in base_of(read_recipe(path)).plugins if p.endswith(".py") and p.startswith("..")]

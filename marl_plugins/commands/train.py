@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem
 from marl_plugins.core.redaction import inert
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def main(words: Sequence[str]) -> int:
             "  openrlhf train --recipe mathchat/tiny.yaml --max_steps 5    on a CPU; other recipes: openrlhf recipes list\n"
             "  openrlhf train --help                                       all flags, upstream's own trainer's too"
         )
-    typed, remarks = words, list[str]()
+    typed, remarks = words, list[Problem]()
     if any(w.partition("=")[0] == "--resume" for w in typed):
         from marl_plugins.records.run_folder import replayed
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from marl_plugins.core.failures import nearest
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.tools import Function, FunctionCall, Tool, Wanted
 
 TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
@@ -102,7 +103,7 @@ def functions_of(tools: Sequence[Tool]) -> list[Function]:
     return [function for tool in tools for function in tool.functions or ()]
 
 
-def clashes(tools: Sequence[Tool]) -> list[str]:
+def clashes(tools: Sequence[Tool]) -> list[Problem]:
     """The functions of one name that two tools offer."""
     owners: dict[str, str] = {}
     problems = []
@@ -110,7 +111,6 @@ def clashes(tools: Sequence[Tool]) -> list[str]:
         for function in tool.functions or ():
             other = owners.setdefault(function.name, tool.name)
             if other != tool.name:
-                problems.append(
-                    f"tools {other!r} and {tool.name!r} both have a function {function.name!r}; leave one of them out"
-                )
+                where, got = at(tool=(other, tool.name)), f"both have a function {function.name!r}"
+                problems.append(Problem("calls.same_function", where, got, fix="leave one of them out"))
     return problems

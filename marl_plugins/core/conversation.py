@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at
 
 
 class Tokenizer(Protocol):
@@ -49,8 +50,12 @@ class ChatFormat:
     def __init__(self, tokenizer: Tokenizer, policy: str, tools: Sequence[Mapping[str, Any]] = ()):
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigurationError(
-                f"policy {policy!r}: its tokenizer has no chat template, so messages cannot be turned into tokens; "
-                "use an instruction-tuned model, or add `chat_template` to its tokenizer_config.json"
+                Problem(
+                    "models.no_template",
+                    at(policy=policy),
+                    "its tokenizer has no chat template, so messages cannot be turned into tokens",
+                    fix="use an instruction-tuned model, or add `chat_template` to its tokenizer_config.json",
+                )
             )
         self.tokenizer = tokenizer
         self.policy = policy
@@ -81,7 +86,9 @@ class ChatFormat:
     def end_of_turn(self) -> tuple[int, ...]:
         """The id that ends an assistant's turn."""
         if self.tokenizer.eos_token_id is None:
-            raise ConfigurationError(f"policy {self.policy!r}: its tokenizer has no end-of-sequence token")
+            raise ConfigurationError(
+                Problem("models.no_end", at(policy=self.policy), "its tokenizer has no end-of-sequence token")
+            )
         return (self.tokenizer.eos_token_id,)
 
     def continuation(self, sampled: Sequence[int], following: Sequence[dict[str, str]]) -> tuple[int, ...]:
@@ -101,9 +108,15 @@ class ChatFormat:
             text = self.rendered([*base, *({"role": role, "content": content} for role, content in following)])
             if text.count(_MARK) != 1:
                 raise ConfigurationError(
-                    f"policy {self.policy!r}: its chat template does not keep an assistant message unchanged when a "
-                    f"{following[0][0]!r} message follows, so a multi-turn role cannot be trained token by token; set "
-                    "`max_turns: 1` for its roles or use another template"
+                    Problem(
+                        "models.template",
+                        at(policy=self.policy),
+                        (
+                            f"its chat template does not keep an assistant message unchanged when a {following[0][0]!r} message "
+                            "follows, so a multi-turn role cannot be trained token by token"
+                        ),
+                        fix="set `max_turns: 1` for its roles or use another template",
+                    )
                 )
             after = text.split(_MARK, 1)[1]
             if len(self._between) > 1024:

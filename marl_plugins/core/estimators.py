@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from marl_plugins.core.credit import Scope
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.rows import Row
 
 if TYPE_CHECKING:
@@ -164,42 +165,43 @@ def group_key(row: Row, group_by: GroupBy) -> str:
     return "/".join(parts)
 
 
-def check_estimator(estimator: Estimator, samples: int, roles: int, turns: int = 1, critic: bool = False) -> list[str]:
+def check_estimator(estimator: Estimator, samples: int, roles: int, turns: int = 1, critic: bool = False) -> list[Problem]:
     """Why an estimator cannot be used with this number of samples per task, of trained roles, and of turns of one of them.
 
     Args:
         critic: Whether the run has one.
     """
-    name = type(estimator).__name__
+    where = at(name=type(estimator).__name__)
     if not isinstance(estimator, Estimator):
-        return [f"marl_estimator gave {name}, expected an Estimator of marl_plugins.core.estimators"]
+        wanted = "an Estimator of marl_plugins.core.estimators"
+        return [Problem("estimator.kind", at(hook="marl_estimator"), where[0].name, wanted)]
     problems = [
-        f"{name} has {field}={value!r}; expected one of {', '.join(map(repr, get_args(kind)))}"
+        Problem("estimator.field", where, f"{field}={value!r}", f"one of {', '.join(map(repr, get_args(kind)))}")
         for field, kind in (("scope", Reach), ("return_scope", Scope), ("group_by", GroupBy))
         if (value := getattr(estimator, field)) not in (*get_args(kind), *([None] if field == "group_by" else []))
     ]
     if not isinstance(estimator.gamma, int | float) or not 0 <= estimator.gamma <= 1:
-        problems.append(f"{name} has gamma={estimator.gamma!r}; expected a number from 0 to 1")
+        problems.append(Problem("estimator.gamma", where, f"gamma={estimator.gamma!r}", "a number from 0 to 1"))
     if estimator.needs_critic != critic:
         uses, has = ("a critic", "none") if estimator.needs_critic else ("no critic", "one")
-        problems.append(f"{name} uses {uses} and the run has {has}, which --algo.advantage.estimator gae decides")
+        got = f"uses {uses} and the run has {has}, which --algo.advantage.estimator gae decides"
+        problems.append(Problem("estimator.critic", where, got, flags=("algo.advantage.estimator",)))
     if estimator.group_by is None:
         if estimator.scope == "group":
-            problems.append(
-                f"{name} compares groups and does not say which: set group_by to task, task+role or task+role+turn"
-            )
+            fix = "set group_by to task, task+role or task+role+turn"
+            problems.append(Problem("estimator.no_group", where, "compares groups and does not say which", fix=fix))
         return problems
     if estimator.scope == "action":
-        return [*problems, f"{name} has group_by={estimator.group_by!r} and scope 'action'"]
+        got = f"has group_by={estimator.group_by!r} and scope 'action', which compares nothing"
+        return [*problems, Problem("estimator.scope", where, got, fix="change one of the two")]
     if samples < 2:
-        problems.append(
-            f"{name} compares the samples of a task, of which there is one: --rollout.n_samples_per_prompt {samples}; "
-            "at least 2 are needed, or every advantage is 0"
-        )
+        got = f"compares the samples of a task, of which there is one: --rollout.n_samples_per_prompt {samples}"
+        fix, flags = "at least 2 are needed, or every advantage is 0", ("rollout.n_samples_per_prompt",)
+        problems.append(Problem("estimator.samples", where, got, fix=fix, flags=flags))
     if estimator.group_by != "task+role+turn" and turns > 1:
-        problems.append(
-            f"{name} groups by {estimator.group_by}, but the {turns} turns of a role saw different inputs; use task+role+turn"
-        )
+        got = f"groups by {estimator.group_by}, but the {turns} turns of a role saw different inputs"
+        problems.append(Problem("estimator.turns", where, got, fix="use task+role+turn"))
     elif estimator.group_by == "task" and roles > 1:
-        problems.append(f"{name} groups by task, but {roles} roles saw different inputs; use task+role or task+role+turn")
+        got = f"groups by task, but {roles} roles saw different inputs"
+        problems.append(Problem("estimator.roles", where, got, fix="use task+role or task+role+turn"))
     return problems

@@ -26,17 +26,11 @@ class Origins:
         self.lines: dict[tuple[str, ...], tuple[Path, int]] = {}
 
     def where(self, *key: str | int) -> str:
-        """`file:line` of a key, or of the closest key around it."""
+        """`file:line` of a key, or of the closest key around it; empty where the recipe has no file."""
         path = tuple(str(k) for k in key)
         while path and path not in self.lines:
             path = path[:-1]
-        file, line = self.lines[path]
-        return f"{file}:{line}"
-
-    def placed(self, problem: str) -> str:
-        """A problem with `file:line` in front where it begins with a key, as in `coach.members: ...`."""
-        key = tuple(problem.partition(": ")[0].split("."))
-        return f"{self.where(*key)}: {problem}" if key in self.lines else problem
+        return "{}:{}".format(*self.lines[path]) if path in self.lines else ""
 
 
 @dataclass(frozen=True)

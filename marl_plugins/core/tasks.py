@@ -14,8 +14,8 @@ from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.core.failures import ConfigurationError, nearest
-from marl_plugins.core.problems import first_of
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at, first_of, meant
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.texts import read_text
 from marl_plugins.core.trajectory import Task
@@ -97,15 +97,15 @@ def read_tasks(
     try:
         text = read_text(path)
     except ConfigurationError as error:
-        raise ConfigurationError(f"tasks: {error}") from None
+        raise ConfigurationError(p.within(name="tasks") for p in error.problems) from None
     if not text.strip():
-        raise ConfigurationError(f"{path}: is empty; there are no tasks in it")
-    problems: list[str] = []
+        raise ConfigurationError(Problem("tasks.empty_file", at(file=path), "is empty", fix="there are no tasks in it"))
+    problems: list[Problem] = []
     items = list(islice(_items(path, text, problems), limit))
     columns = dict.fromkeys(key for _, item in items if isinstance(item, dict) for key in item)
     fields = choose_fields(columns, input_key, label_key)
     if columns and (missing := _missing(fields, input_key, columns)):
-        raise ConfigurationError([*problems, *(f"{items[0][0]}: {problem}" for problem in missing)])
+        raise ConfigurationError([*problems, *(p.within(line=items[0][0]) for p in missing)])
     tasks: list[Task] = []
     for number, (where, item) in enumerate(items):
         task = _task(where, item, fields, number, problems)
@@ -114,32 +114,46 @@ def read_tasks(
     seen: set[str] = set()
     for task in tasks:
         if task.id in seen:
-            problems.append(f"{path}: the id {task.id!r} is used twice; ids name results and must differ")
+            problems.append(
+                Problem(
+                    "tasks.same_id",
+                    at(file=path),
+                    f"the id {task.id!r} is used twice",
+                    fix="ids name results and must differ",
+                )
+            )
         seen.add(task.id)
     if not problems and not tasks:
-        problems.append(f"{path}: no tasks in it")
+        problems.append(Problem("tasks.empty_file", at(file=path), "no tasks in it"))
     if problems:
-        raise ConfigurationError(first_of(problems, str(path)))
+        raise ConfigurationError(first_of(problems, path))
     return FileTasks(tasks, path, fields, [where for where, _ in items])
 
 
-def _missing(fields: Fields, input_key: str | None, columns: Iterable[str]) -> list[str]:
+def _missing(fields: Fields, input_key: str | None, columns: Iterable[str]) -> list[Problem]:
     """Fields that no item has."""
     there = ", ".join(columns)
     problems = []
     if fields.prompt not in columns and input_key:
-        problems.append(f"no field {input_key!r} (--data.input_key){nearest(input_key, columns)}")
+        problems.append(
+            Problem("tasks.no_field", got=f"no field {input_key!r} (--data.input_key)", fix=meant(input_key, columns))
+        )
     elif fields.prompt not in columns:
         problems.append(
-            f"no field {fields.prompt!r}, nor {', '.join(INPUT_KEYS[1:])}; name the field of the prompt with --data.input_key: "
-            f"{there}"
+            Problem(
+                "tasks.no_prompt_field",
+                got=f"no field {fields.prompt!r}, nor {', '.join(INPUT_KEYS[1:])}",
+                fix=f"name the field of the prompt with --data.input_key: {there}",
+            )
         )
     if fields.label and fields.label not in columns:
-        problems.append(f"no field {fields.label!r} (--data.label_key){nearest(fields.label, columns)}")
+        problems.append(
+            Problem("tasks.no_field", got=f"no field {fields.label!r} (--data.label_key)", fix=meant(fields.label, columns))
+        )
     return problems
 
 
-def _items(path: Path, text: str, problems: list[str]) -> Iterator[tuple[str, Any]]:
+def _items(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[str, Any]]:
     """The items of a file with their places."""
     try:
         if path.suffix == ".json":
@@ -149,25 +163,25 @@ def _items(path: Path, text: str, problems: list[str]) -> Iterator[tuple[str, An
         else:
             yield from _lines(path, text, problems)
     except RecursionError:
-        problems.append(f"{path}: JSON that is nested too deeply to be read")
+        problems.append(Problem("tasks.deep_json", at(file=path), "JSON that is nested too deeply to be read"))
     except ValueError:
-        problems.append(f"{path}: {LONG_NUMBER}")
+        problems.append(Problem("tasks.long_number", at(file=path), LONG_NUMBER))
 
 
-def _listed(path: Path, text: str, problems: list[str]) -> Iterator[tuple[str, Any]]:
+def _listed(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[str, Any]]:
     try:
         items = json.loads(text)
     except json.JSONDecodeError as error:
         of_lines = all(map(_is_object, text.strip().split("\n", 2)[:2])) and error.lineno > 1
         hint = "one object per line belongs in a .jsonl file; rename it" if of_lines else _fault(error)
-        problems.append(f"{path}:{error.lineno}: not JSON: {hint}")
+        problems.append(Problem("files.json", at(line=f"{path}:{error.lineno}"), f"not JSON: {hint}"))
         return
     lists = [v for v in items.values() if isinstance(v, list)] if isinstance(items, dict) else []
     places = map("{}:{}".format, repeat(path), _lines_of_items(text)) if isinstance(items, list) else repeat(str(path))
     if len(lists) == 1:
         items = lists[0]
     if not isinstance(items, list):
-        problems.append(f"{path}: expected a list of objects, got {_kind(items)}")
+        problems.append(Problem("tasks.no_list", at(file=path), _kind(items), expected="a list of objects"))
         return
     for number, (place, item) in enumerate(zip(places, items, strict=False), 1):
         yield f"{place}: item {number}", item
@@ -185,38 +199,64 @@ def _lines_of_items(text: str) -> Iterator[int]:
         _, place = decoder.raw_decode(text, counted)
 
 
-def _lines(path: Path, text: str, problems: list[str]) -> Iterator[tuple[str, Any]]:
+def _lines(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[str, Any]]:
     if text.lstrip().startswith("["):
-        problems.append(f"{path}:1: expected an object per line, got a list; a list belongs in a .json file: rename it")
+        problems.append(
+            Problem(
+                "tasks.list_in_lines",
+                where=at(line=f"{path}:1"),
+                got="expected an object per line, got a list",
+                fix="a list belongs in a .json file: rename it",
+            )
+        )
         return
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
                 yield f"{path}:{number}", json.loads(line)
             except json.JSONDecodeError as error:
-                problems.append(f"{path}:{number}: not JSON: {_fault(error)}")
+                problems.append(Problem("files.json", at(line=f"{path}:{number}"), f"not JSON: {_fault(error)}"))
             except ValueError:
-                problems.append(f"{path}:{number}: {LONG_NUMBER}")
+                problems.append(Problem("tasks.long_number", at(line=f"{path}:{number}"), LONG_NUMBER))
 
 
-def _table(path: Path, text: str, problems: list[str]) -> Iterator[tuple[str, Any]]:
+def _table(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[str, Any]]:
     csv.field_size_limit(sys.maxsize)  # the text has been read already, and prompts may be long
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         header = next(rows)
         if len(set(header)) < len(header):
-            problems.append(f"{path}:1: two fields have the same name: {', '.join(header)}")
+            problems.append(
+                Problem(
+                    "tasks.same_columns",
+                    where=at(line=f"{path}:1"),
+                    got=f"two fields have the same name: {', '.join(header)}",
+                )
+            )
             return
         if len(header) == 1 and (separator := next((s for s in ";\t|" if s in header[0]), "")):
-            problems.append(f"{path}:1: one field named {header[0]!r}; separate values with commas, not {separator!r}")
+            problems.append(
+                Problem(
+                    "tasks.separator",
+                    where=at(line=f"{path}:1"),
+                    got=f"one field named {header[0]!r}",
+                    fix=f"separate values with commas, not {separator!r}",
+                )
+            )
             return
         for row in rows:
             if row and len(row) != len(header):
-                problems.append(f"{path}:{rows.line_num}: {len(row)} values, where line 1 names {len(header)} fields")
+                problems.append(
+                    Problem(
+                        "tasks.columns",
+                        at(line=f"{path}:{rows.line_num}"),
+                        f"{len(row)} values, where line 1 names {len(header)} fields",
+                    )
+                )
             elif row:
                 yield f"{path}:{rows.line_num}", dict(zip(header, row, strict=True))
     except csv.Error as error:
-        problems.append(f"{path}:{rows.line_num}: not CSV: {error}")
+        problems.append(Problem("files.csv", at(line=f"{path}:{rows.line_num}"), f"not CSV: {error}"))
 
 
 def _is_object(line: str) -> bool:
@@ -257,32 +297,59 @@ def not_json(value: Any) -> str | None:
     return None
 
 
-def _task(where: str, item: Any, fields: Fields, number: int, problems: list[str]) -> Task | None:
+def _task(where: str, item: Any, fields: Fields, number: int, problems: list[Problem]) -> Task | None:
     if not isinstance(item, dict):
-        problems.append(f"{where}: expected an object, got {_kind(item)}")
+        problems.append(Problem("tasks.no_object", at(line=where), _kind(item), expected="an object"))
         return None
     before = len(problems)
     prompt = as_text(item.get(fields.prompt))
     if fields.prompt not in item:
-        problems.append(f"{where}: no field {fields.prompt!r} (--data.input_key){nearest(fields.prompt, item)}")
+        problems.append(
+            Problem(
+                "tasks.no_field",
+                at(line=where),
+                f"no field {fields.prompt!r} (--data.input_key)",
+                fix=meant(fields.prompt, item),
+            )
+        )
     elif isinstance(prompt, list):
         problems.append(
-            f"{where}: field {fields.prompt!r} must be a non-empty string, or chat messages of which one is there, the user's; "
-            f"got a list of {len(prompt)}: give `tasks:`, a file with load(split)"
+            Problem(
+                "tasks.messages",
+                at(line=where),
+                (f"field {fields.prompt!r} must be a non-empty string, or chat messages of which one is there, the user's"),
+                fix=f"got a list of {len(prompt)}: give `tasks:`, a file with load(split)",
+            )
         )
     elif not isinstance(prompt, str) or not prompt.strip():
-        problems.append(f"{where}: field {fields.prompt!r} must be a non-empty string, got {_kind(prompt)}")
-    if fields.label and fields.label not in item:
-        problems.append(f"{where}: no field {fields.label!r} (--data.label_key){nearest(fields.label, item)}")
-    elif fields.label and (empty := _empty(item[fields.label])):
         problems.append(
-            f"{where}: field {fields.label!r} is {empty}; give every item a label, or name another field (--data.label_key)"
+            Problem(
+                "tasks.prompt", at(line=where), f"field {fields.prompt!r} must be a non-empty string, got {_kind(prompt)}"
+            )
         )
+    if fields.label and fields.label not in item:
+        problems.append(
+            Problem(
+                "tasks.no_field",
+                at(line=where),
+                f"no field {fields.label!r} (--data.label_key)",
+                fix=meant(fields.label, item),
+            )
+        )
+    elif fields.label and (empty := _empty(item[fields.label])):
+        fix = "give every item a label, or name another field (--data.label_key)"
+        problems.append(Problem("tasks.empty_label", at(line=where), f"field {fields.label!r} is {empty}", fix=fix))
     identity = item.get("id", number)
     if not isinstance(identity, str | int):
-        problems.append(f"{where}: field 'id' must be a string or an integer, got {_kind(identity)}")
+        problems.append(
+            Problem("tasks.id", at(line=where), f"field 'id' must be a string or an integer, got {_kind(identity)}")
+        )
     if not_json(item):
-        problems += [f"{where}: field {key!r}: {why}" for key, value in item.items() if (why := not_json(value))]
+        problems += [
+            Problem("tasks.value", at(line=where), f"field {key!r}: {why}")
+            for key, value in item.items()
+            if (why := not_json(value))
+        ]
     if len(problems) > before:
         return None
     rest = {k: v for k, v in item.items() if k not in (fields.prompt, fields.label, "id")}

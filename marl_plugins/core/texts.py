@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at
 
 
 def read_text(path: Path) -> str:
@@ -15,9 +16,22 @@ def read_text(path: Path) -> str:
     """
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
-            raise ConfigurationError(f"cannot read {path}: it is a pipe or a device; a regular file is expected")
+            raise ConfigurationError(
+                Problem(
+                    "files.pipe",
+                    where=at(file=path),
+                    got="cannot be read: it is a pipe or a device",
+                    fix="a regular file is expected",
+                )
+            )
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
+        raise ConfigurationError(
+            Problem("files.unreadable", where=at(file=path), got=f"cannot be read: {error.strerror}")
+        ) from None
     except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+        raise ConfigurationError(
+            Problem(
+                "files.encoding", where=at(file=path), got=f"is not UTF-8 text (byte {error.start})", fix="save it as UTF-8"
+            )
+        ) from None

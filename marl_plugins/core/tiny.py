@@ -9,7 +9,8 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
-from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at, meant
 
 DEFAULTS = {"seed": 0, "hidden": 128, "layers": 2, "heads": 2, "positions": 512}
 
@@ -35,11 +36,22 @@ def parse(model: str) -> dict[str, int]:
     for pair in filter(None, given.split(",")):
         name, _, value = pair.partition("=")
         if name not in settings or not value.isdigit() or (name != "seed" and int(value) < 1):
-            raise ConfigurationError(f"model {model!r}: {pair!r} is not a setting of a tiny model{nearest(name, settings)}")
+            raise ConfigurationError(
+                Problem(
+                    "models.tiny_setting",
+                    where=at(name=model),
+                    got=f"{pair!r} is not a setting of a tiny model",
+                    fix=meant(name, settings),
+                )
+            )
         settings[name] = int(value)
     if settings["hidden"] % settings["heads"]:
         raise ConfigurationError(
-            f"model {model!r}: hidden={settings['hidden']} is not a multiple of heads={settings['heads']}"
+            Problem(
+                "models.tiny_heads",
+                where=at(name=model),
+                got=f"hidden={settings['hidden']} is not a multiple of heads={settings['heads']}",
+            )
         )
     return settings
 

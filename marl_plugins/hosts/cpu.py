@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem
 
 DEVICE = "MARL_PLUGINS_DEVICE"
 """Environment variable: `cpu` or `cuda`; set for all processes of a run, and by users to override detection."""
@@ -32,7 +33,7 @@ def device() -> str:
     """
     chosen = os.environ.get(DEVICE)
     if chosen and chosen not in ("cpu", "cuda"):
-        raise ConfigurationError(f"{DEVICE}={chosen}: expected cpu or cuda")
+        raise ConfigurationError(Problem("machine.device", got=f"{DEVICE}={chosen}: expected cpu or cuda"))
     if chosen:
         return chosen
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):

@@ -116,13 +116,13 @@ OTHER_VALUES: Mapping[str, Mapping[str, str]] = MappingProxyType(
 
 
 def successor(name: str) -> str | None:
-    """What to write for an old flag, as the end of a message; None if the name is no old flag."""
+    """What to write for an old flag, as the fix; None if the name is no old flag."""
     if name in GONE:
-        return f"; {GONE[name]}: remove it"
+        return f"{GONE[name]}: remove it"
     if name not in RENAMED:
         return None
     note = f" ({_NOTES[name]})" if name in _NOTES else ""
-    return f"; since OpenRLHF 0.10.2 it is --{RENAMED[name]}{note}"
+    return f"since OpenRLHF 0.10.2 it is --{RENAMED[name]}{note}"
 
 
 def table() -> str:

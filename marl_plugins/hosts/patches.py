@@ -31,6 +31,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.shipped import data
 from marl_plugins.hosts.diffs import DoesNotApply, Patch, apply_hunks, read_patch
 from marl_plugins.hosts.releases import parsed
@@ -76,7 +77,10 @@ class Series:
             if name not in by_word:
                 known = [p.name for p in self.patches]
                 raise ConfigurationError(
-                    f"no patch {name!r} for {self.title}{nearest(name, known)} (openrlhf patch --help)"
+                    Problem(
+                        "patches.unknown",
+                        got=f"no patch {name!r} for {self.title}{nearest(name, known)} (openrlhf patch --help)",
+                    )
                 )
         return frozenset(by_word[name] for name in names) if names else frozenset(by_word.values())
 
@@ -116,17 +120,28 @@ def load_series(folder: Path | None = None) -> list[Series]:
             tree = TreeFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
         except ValidationError as error:
             raise ConfigurationError(
-                f"{path}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()
+                Problem("patches.form", at(file=path), f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}")
+                for problem in error.errors()
             ) from None
         patches = tuple(read_patch(p.read_bytes(), p.stem) for p in sorted(path.parent.glob("*.patch")))
         unknown = {file for p in patches for file in p.hunks} ^ tree.released.keys()
         if unknown:
             raise ConfigurationError(
-                f"{path}: `released` must name the files that the patches touch, exactly; "
-                f"differing: {', '.join(sorted(unknown))}"
+                Problem(
+                    "patches.released",
+                    at(file=path),
+                    "`released` must name the files that the patches touch, exactly",
+                    fix=f"differing: {', '.join(sorted(unknown))}",
+                )
             )
         if outside := [file for file in tree.released if not _is_within(file)]:
-            raise ConfigurationError(f"{path}: not the path of a file within the tree: {', '.join(map(repr, outside))}")
+            raise ConfigurationError(
+                Problem(
+                    "patches.outside",
+                    at(file=path),
+                    f"not the path of a file within the tree: {', '.join(map(repr, outside))}",
+                )
+            )
         found.append(Series(path.parent, tree, patches))
     return found
 
@@ -182,8 +197,14 @@ class PatchedTree:
                 content = self.series.patched_text(file, released, wanted)
             except DoesNotApply as error:
                 raise ConfigurationError(
-                    f"{self.series.title}: {', '.join(sorted(wanted))} cannot be applied without the others ({file}: {error}); "
-                    "name the patches before them too, or none to apply all"
+                    Problem(
+                        "patches.alone",
+                        got=(
+                            f"{self.series.title}: {', '.join(sorted(wanted))} cannot be applied without the others ({file}: "
+                            f"{error})"
+                        ),
+                        fix="name the patches before them too, or none to apply all",
+                    )
                 ) from None
             if content != self.series.patched_text(file, released, self.names[file]):
                 contents[file] = content
@@ -198,15 +219,26 @@ def recognise(path: Path, among: Sequence[Series] | None = None) -> PatchedTree:
         ConfigurationError: No patches exist for it, or a touched file is neither as released nor as patched.
     """
     if not path.is_dir():
-        raise ConfigurationError(f"{path}: no such folder; --to takes the folder that contains the package")
+        raise ConfigurationError(
+            Problem(
+                "patches.no_folder", at(file=path), "no such folder", fix="--to takes the folder that contains the package"
+            )
+        )
     series = load_series() if among is None else among
     roots = [path, *sorted(path.glob("*.data/purelib"))]
     candidates = [(r, s) for r in roots for s in series if all((r / mark).exists() for mark in s.tree.recognise)]
     if not candidates:
         marks = dict.fromkeys(f"{s.tree.host} ({', '.join(s.tree.recognise)})" for s in series)
         raise ConfigurationError(
-            f"{path}: not a tree for which patches exist; looked for {' or '.join(marks) or 'nothing: no patches are shipped'}; "
-            "--to takes the folder that contains the package, such as the root of a checkout"
+            Problem(
+                "patches.unknown_tree",
+                at(file=path),
+                (
+                    "not a tree for which patches exist; looked for "
+                    f"{' or '.join(marks) or 'nothing: no patches are shipped'}"
+                ),
+                fix="--to takes the folder that contains the package, such as the root of a checkout",
+            )
         )
     refusals = []
     for root, one in candidates:
@@ -217,9 +249,9 @@ def recognise(path: Path, among: Sequence[Series] | None = None) -> PatchedTree:
     raise ConfigurationError(min(refusals, key=len))  # of several releases, the closest one
 
 
-def _read_tree(root: Path, series: Series) -> PatchedTree | list[str]:
+def _read_tree(root: Path, series: Series) -> PatchedTree | list[Problem]:
     """The tree for this series, or why it does not fit."""
-    problems: list[str] = []
+    problems: list[Problem] = []
     released: dict[str, bytes] = {}
     names: dict[str, frozenset[str]] = {}
     for file in series.tree.released:
@@ -227,26 +259,47 @@ def _read_tree(root: Path, series: Series) -> PatchedTree | list[str]:
         links = [f for f in (path, *path.parents[: len(Path(file).parts) - 1]) if f.is_symlink()]
         if links:
             problems.append(
-                f"{links[-1]}: a symbolic link to {links[-1].readlink()}; give the tree that contains {file} itself"
+                Problem(
+                    "patches.link",
+                    where=at(file=links[-1]),
+                    got=f"a symbolic link to {links[-1].readlink()}",
+                    fix=f"give the tree that contains {file} itself",
+                )
             )
             continue
         try:
             if not stat.S_ISREG(path.lstat().st_mode):
-                problems.append(f"{path}: not a file; {series.title} has one there")
+                problems.append(
+                    Problem("patches.no_file", at(file=path), "not a file", fix=f"{series.title} has one there")
+                )
                 continue
             content = path.read_bytes()
         except OSError as error:
-            problems.append(f"{path}: cannot be read ({error.strerror}); {series.title} has it: is the tree complete?")
+            problems.append(
+                Problem(
+                    "patches.unreadable",
+                    at(file=path),
+                    f"cannot be read ({error.strerror})",
+                    fix=f"{series.title} has it: is the tree complete?",
+                )
+            )
             continue
         known = series.identify(file, content)
         if known is None:
-            problems.append(f"{path}: {_explain_unknown(root, series, file, content)}")
+            problems.append(
+                Problem("patches.other_content", at(file=path), str(_explain_unknown(root, series, file, content)))
+            )
         else:
             released[file], names[file] = known
     stated = _stated_version(root, series.tree.host)
     if problems and stated and parsed(stated) != parsed(series.tree.version):
         return [
-            f"{root}: is {series.tree.host} {stated} according to its own files; these patches are for {series.tree.version}"
+            Problem(
+                "patches.other_release",
+                at(file=root),
+                f"is {series.tree.host} {stated} according to its own files",
+                fix=f"these patches are for {series.tree.version}",
+            )
         ]
     return problems or PatchedTree(root, series, released, names)
 
@@ -318,5 +371,10 @@ def _write_all(leftovers: Sequence[Path], contents: Mapping[Path, bytes]) -> Non
             with contextlib.suppress(OSError):  # what prevented it may be a folder of that name
                 _temporary(path).unlink(missing_ok=True)
         raise ConfigurationError(
-            f"{error.filename}: cannot be written ({error.strerror}); make the tree writable, then repeat the command"
+            Problem(
+                "patches.unwritable",
+                at(file=error.filename),
+                f"cannot be written ({error.strerror})",
+                fix="make the tree writable, then repeat the command",
+            )
         ) from None

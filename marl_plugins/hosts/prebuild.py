@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem
 from marl_plugins.hosts import cpu
 
 OPERATORS = ("FusedAdamBuilder", "ShareMemCommBuilder")
@@ -55,7 +56,10 @@ def main() -> int:
     if not (shutil.which("g++") and shutil.which("ninja")):
         missing = " and ".join(tool for tool in ("g++", "ninja") if not shutil.which(tool))
         raise ConfigurationError(
-            f"DeepSpeed compiles two operators and {missing} is missing: apt-get install g++ ninja-build"
+            Problem(
+                "machine.compiler",
+                got=f"DeepSpeed compiles two operators and {missing} is missing: apt-get install g++ ninja-build",
+            )
         )
     folder = Path(os.environ["TORCH_EXTENSIONS_DIR"])
     folder.mkdir(parents=True, exist_ok=True)

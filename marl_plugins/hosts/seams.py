@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.hosts.releases import WINDOWED, concerns
 
 
@@ -267,9 +268,11 @@ def syntax_tree(path: Path) -> ast.Module:
     try:
         return ast.parse(path.read_text(encoding="utf-8"), str(path))
     except SyntaxError as error:
-        raise ConfigurationError(f"{path}:{error.lineno}: is not Python ({error.msg})") from None
+        raise ConfigurationError(
+            Problem("upstream.syntax", at(line=f"{path}:{error.lineno}"), f"is not Python ({error.msg})")
+        ) from None
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path}: cannot be read as Python ({error})") from None
+        raise ConfigurationError(Problem("upstream.syntax", at(file=path), f"cannot be read as Python ({error})")) from None
 
 
 def _parameters(arguments: ast.arguments) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.hosts.releases import parsed
 
 CLI = "cli/train_ppo_ray.py"
@@ -60,7 +61,12 @@ def open_tree(source: str) -> Iterator[SourceTree]:
             yield _unpack(download(str(version)), Path(unpacked))
     else:
         raise ConfigurationError(
-            f"{source}: no such file or folder, and not a version; expected a checkout, a wheel, or a version like 0.11.2"
+            Problem(
+                "trees.unknown",
+                where=at(file=source),
+                got="no such file or folder, and not a version",
+                fix="expected a checkout, a wheel, or a version like 0.11.2",
+            )
         )
 
 
@@ -78,11 +84,21 @@ def _read_folder(path: Path) -> SourceTree:
         _check_complete(path, metadata[0])
     if not (root / "openrlhf").is_dir():
         raise ConfigurationError(
-            f"{path}: has no folder openrlhf/; expected a checkout of OpenRLHF, an unpacked wheel, or a version"
+            Problem(
+                "trees.no_package",
+                at(file=path),
+                "has no folder openrlhf/",
+                fix="expected a checkout of OpenRLHF, an unpacked wheel, or a version",
+            )
         )
     if not (root / "openrlhf" / CLI).is_file():
         raise ConfigurationError(
-            f"{path}: openrlhf/{CLI} is missing: not a supported OpenRLHF, or an incomplete one; check it out again"
+            Problem(
+                "trees.incomplete",
+                at(file=path),
+                f"openrlhf/{CLI} is missing: not a supported OpenRLHF, or an incomplete one",
+                fix="check it out again",
+            )
         )
     if metadata:
         headers = HeaderParser().parsestr((metadata[0] / "METADATA").read_text(encoding="utf-8"))
@@ -97,14 +113,27 @@ def _check_complete(path: Path, metadata: Path) -> None:
     record = metadata / "RECORD"
     for file in (record, metadata / "METADATA"):
         if not file.is_file():
-            raise ConfigurationError(f"{metadata}: {file.name} is missing, so the wheel is incomplete: unpack it again")
+            raise ConfigurationError(
+                Problem(
+                    "trees.wheel",
+                    where=at(file=metadata),
+                    got=f"{file.name} is missing, so the wheel is incomplete: unpack it again",
+                )
+            )
     with record.open(encoding="utf-8", newline="") as lines:
         names = [row[0] for row in csv.reader(lines) if row and row[0].endswith(".py") and "openrlhf/" in row[0]]
     missing = [name for name in names if not (path / name).is_file()]
     if missing:
         raise ConfigurationError(
-            f"{path}: partly unpacked: {len(missing)} of the {len(names)} files in the wheel's RECORD are missing, the first "
-            f"{missing[0]}; unpack it again"
+            Problem(
+                "trees.partly",
+                at(file=path),
+                (
+                    f"partly unpacked: {len(missing)} of the {len(names)} files in the wheel's RECORD are missing, "
+                    f"the first {missing[0]}"
+                ),
+                fix="unpack it again",
+            )
         )
 
 
@@ -113,12 +142,20 @@ def _unpack(wheel: Path, folder: Path) -> SourceTree:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(folder)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-        raise ConfigurationError(f"{wheel}: not a complete wheel ({error}); download it again") from None
+        raise ConfigurationError(
+            Problem("trees.wheel", where=at(file=wheel), got=f"not a complete wheel ({error})", fix="download it again")
+        ) from None
     except OSError as error:
-        raise ConfigurationError(f"{wheel}: cannot be unpacked into {folder} ({error.strerror or error})") from None
+        raise ConfigurationError(
+            Problem(
+                "trees.unpack", where=at(file=wheel), got=f"cannot be unpacked into {folder} ({error.strerror or error})"
+            )
+        ) from None
     if not list(folder.glob("openrlhf-*.dist-info")):
         found = ", ".join(sorted(p.name for p in folder.glob("*.dist-info"))) or "no *.dist-info"
-        raise ConfigurationError(f"{wheel}: expected a wheel of openrlhf, it contains {found}")
+        raise ConfigurationError(
+            Problem("trees.other_wheel", where=at(file=wheel), got=f"expected a wheel of openrlhf, it contains {found}")
+        )
     return _read_folder(folder)._replace(origin="wheel")
 
 
@@ -146,5 +183,11 @@ def download(version: str) -> Path:
             if "(from versions: none)" in reason:  # what pip also prints if it cannot reach the index
                 reason = "pip found no version; is the index reachable (pip config list)?"
             reason = reason.partition(" (from versions")[0]
-            raise ConfigurationError(f"openrlhf {version} could not be downloaded: {reason[:300]}; or give a path")
+            raise ConfigurationError(
+                Problem(
+                    "trees.download",
+                    got=f"openrlhf {version} could not be downloaded: {reason[:300]}",
+                    fix="or give a path",
+                )
+            )
         return wheels[0].rename(cache / wheels[0].name)

@@ -17,6 +17,7 @@ import io
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable
 from datetime import datetime
 from functools import lru_cache
@@ -26,6 +27,7 @@ from typing import Any, cast
 
 from marl_plugins.core import command
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.hosts.seams import syntax_tree
 
 CLI = "cli/train_ppo_ray.py"
@@ -45,10 +47,8 @@ def upstream_root() -> Path:
     """
     spec = importlib.util.find_spec("openrlhf")
     if spec is None or not spec.submodule_search_locations:
-        raise ConfigurationError(
-            "OpenRLHF is not installed in this environment; on a machine with CUDA: pip install 'openrlhf[vllm]==0.11.2', "
-            "without: make install in a checkout of openrlhf-marl"
-        )
+        fix = "on a machine with CUDA: pip install 'openrlhf[vllm]==0.11.2', without: make install in a checkout of openrlhf-marl"
+        raise ConfigurationError(Problem("upstream.missing", got="OpenRLHF is not installed in this environment", fix=fix))
     return Path(spec.submodule_search_locations[0])
 
 
@@ -71,7 +71,7 @@ def _main_block(path: Path) -> tuple[CodeType, list[tuple[int, CodeType]]]:
     blocks = {node.name: node.body for node in tree.body if isinstance(node, ast.FunctionDef)}
     mains = [n.body for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "__name__ == '__main__'"]
     if not mains:
-        raise ConfigurationError(f"{path}: no `if __name__ == '__main__'` block; this OpenRLHF release is not supported")
+        raise _unsupported(path, "no `if __name__ == '__main__'` block")
     patched = {"build_parser", "main"} <= blocks.keys()
     body = [*blocks["build_parser"][:-1], *blocks["main"]] if patched else mains[0]
     sources = ["" if _adds_a_flag(statement) else ast.unparse(statement) for statement in body]
@@ -79,9 +79,7 @@ def _main_block(path: Path) -> tuple[CodeType, list[tuple[int, CodeType]]]:
         parse = sources.index("args = build_parser().parse_args(argv)" if patched else "args = parser.parse_args()")
         train = sources.index("train(args)")
     except ValueError:
-        raise ConfigurationError(
-            f"{path}: parses its arguments in an unknown way; this OpenRLHF release is not supported"
-        ) from None
+        raise _unsupported(path, "parses its arguments in an unknown way") from None
     after = [
         (statement.lineno, _compiled([statement], path))
         for statement, source in zip(body[parse + 1 : train], sources[parse + 1 : train], strict=True)
@@ -117,7 +115,13 @@ def _import_standard(name: str, *rest: Any) -> Any:
 
 def _cannot_run(path: Path, error: Exception, what: str) -> ConfigurationError:
     """The error for what upstream's own statements raised; those of an unknown release may raise anything."""
-    return ConfigurationError(f"{path}: {what} without importing it ({type(error).__name__}: {error})")
+    return _unsupported(path, f"{what} without importing it ({type(error).__name__}: {error})")
+
+
+def _unsupported(path: Path, got: str) -> ConfigurationError:
+    return ConfigurationError(
+        Problem("upstream.unsupported", at(file=path), got, fix="this OpenRLHF release is not supported: openrlhf compat")
+    )
 
 
 class Parser(command.Parser):
@@ -142,9 +146,7 @@ def build_parser(root: Path) -> Parser:
     except Exception as error:
         raise _cannot_run(root / CLI, error, "its parser cannot be built") from None
     if not isinstance(parser, Parser):
-        raise ConfigurationError(
-            f"{root / CLI}: its `parser` is not an ArgumentParser; this OpenRLHF release is not supported"
-        )
+        raise _unsupported(root / CLI, "its `parser` is not an ArgumentParser")
     # argparse's own pattern lacks exponents and takes -1e-5 for a flag.
     parser._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
     options = (option for action in parser._actions for option in action.option_strings)
@@ -168,7 +170,7 @@ def hierarchize(flat: argparse.Namespace, root: Path) -> SimpleNamespace:
     return _hierarchize(root)(flat)
 
 
-def validate(args: SimpleNamespace, root: Path) -> tuple[list[str], list[str]]:
+def validate(args: SimpleNamespace, root: Path) -> tuple[list[Problem], list[Problem]]:
     """Run upstream's own validation on nested arguments, which also completes them in place.
 
     Returns:
@@ -180,7 +182,8 @@ def validate(args: SimpleNamespace, root: Path) -> tuple[list[str], list[str]]:
     try:
         args.train.agent_func_path, args.reward.remote_url = args.train.agent_func_path or "recipe", args.reward.remote_url
     except AttributeError as error:
-        return [f"upstream's validation failed: a flag that it depends on is gone ({error})"], []
+        got = f"upstream's validation failed: a flag that it depends on is gone ({error})"
+        return [Problem("upstream.validation", got=got)], []
     _, statements = _main_block(root / CLI)
     namespace = {"args": args}
     with contextlib.redirect_stdout(printed):
@@ -188,8 +191,25 @@ def validate(args: SimpleNamespace, root: Path) -> tuple[list[str], list[str]]:
             try:
                 _execute(code, namespace)
             except AssertionError as error:
-                problems.append(f"upstream refuses the flags: {error}")
+                got, flags = f"upstream refuses the flags: {error}", _flags_of(root / CLI, error)
+                problems.append(Problem("upstream.refused", got=got, flags=flags))
             except Exception as error:  # statements of an unknown release may raise anything
-                problems.append(f"upstream's validation (train_ppo_ray.py:{line}) failed: {type(error).__name__}: {error}")
+                got = f"upstream's validation (train_ppo_ray.py:{line}) failed: {type(error).__name__}: {error}"
+                problems.append(Problem("upstream.validation", got=got))
     args.train.agent_func_path, args.reward.remote_url = None, None
-    return problems, [line for line in printed.getvalue().splitlines() if line.strip()]
+    said = [line for line in printed.getvalue().splitlines() if line.strip()]
+    return problems, [Problem("upstream.warning", got=line, severity="warning") for line in said]
+
+
+def _flags_of(path: Path, error: AssertionError) -> tuple[str, ...]:
+    """Names of the flags that an assertion of upstream's is about, and those of the conditions around it."""
+    line = next(
+        (frame.lineno for frame in reversed(traceback.extract_tb(error.__traceback__)) if frame.filename == str(path)), 0
+    )
+    around = [
+        node.test
+        for node in ast.walk(syntax_tree(path))
+        if isinstance(node, ast.Assert | ast.If) and node.lineno <= (line or 0) <= (node.end_lineno or 0)
+    ]
+    attributes = (ast.unparse(node) for test in around for node in ast.walk(test) if isinstance(node, ast.Attribute))
+    return tuple(dict.fromkeys(name.removeprefix("args.") for name in attributes if name.startswith("args.")))

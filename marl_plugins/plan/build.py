@@ -19,20 +19,16 @@ from types import SimpleNamespace
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.policy import Policy
-from marl_plugins.core.problems import Problem, problem_of
+from marl_plugins.core.problems import Problem, at, problem_of
 from marl_plugins.core.recipe import Recipe, Sections, base_of, find_recipe
 from marl_plugins.core.recipe_yaml import Origins, RecipeTree, read_recipe
 from marl_plugins.hosts import cpu, releases, upstream_cli
 from marl_plugins.loading import line_of
 from marl_plugins.manager import Plugins, need_step
 from marl_plugins.plan.calls import check_calls
-from marl_plugins.plan.checks import (
-    check_followers,
-    check_numbers,
-    check_policies,
-    check_roles,
-    prefix_with_policies,
-)
+from marl_plugins.plan.checks.numbers import check_numbers, with_policies_named
+from marl_plugins.plan.checks.policies import check_followers, check_policies
+from marl_plugins.plan.checks.roles import check_roles
 from marl_plugins.plan.files import check_files
 from marl_plugins.plan.flags import (
     COMMAND_LINE,
@@ -46,9 +42,9 @@ from marl_plugins.plan.flags import (
 )
 from marl_plugins.plan.lengths import Lengths, check_lengths
 from marl_plugins.plan.models import check_models, hub_warnings
-from marl_plugins.plan.parts import estimator_of, of_plugin, policies_of, processes_of, tools_of
+from marl_plugins.plan.parts import estimator_of, of_plugin, policies_of, processes_of, tools_of, wrong_answer
 from marl_plugins.plan.plan import Plan
-from marl_plugins.plan.problems import Problems, placed
+from marl_plugins.plan.problems import Problems
 from marl_plugins.plan.rehearsal import check_workflow
 from marl_plugins.plan.sections import load_recipe, sections_of
 from marl_plugins.plan.tasks import check_tasks, from_hub, task_warnings
@@ -92,7 +88,9 @@ def _naming_files() -> Iterator[None]:
     except OSError as error:
         if error.filename is None:
             raise
-        raise ConfigurationError(f"{error.filename}: cannot be read: {error.strerror}") from error
+        raise ConfigurationError(
+            Problem("files.unreadable", at(file=error.filename), f"cannot be read: {error.strerror}")
+        ) from error
 
 
 @contextmanager
@@ -139,40 +137,29 @@ def build_plan(words: Sequence[str]) -> Plan:
     problems += check_numbers(run)
     problems += check_files(plan, request.origins)
     problems += run.processes.problems(run) if run.policies and run.processes else []
-    warnings = Problems()
-    warnings += [*repeated_plugins(request), *hub_warnings(p.model for p in run.policies)]
+    problems += [*repeated_plugins(request), *hub_warnings(p.model for p in run.policies)]
     if owners := plugins.owners("marl_estimator"):
         estimator = problems.attempt(lambda: estimator_of(plan))
         if estimator is not None and not of_plugin(estimator):
-            name = run.args.algo.advantage.estimator
-            warnings += [
-                f"plugin {' or '.join(owners)}: marl_estimator gave nothing, so {name} trains; does it end with `return`?"
-            ]
+            got = f"gave nothing, so {run.args.algo.advantage.estimator} trains"
+            where, fix = at(plugin=owners, hook="marl_estimator"), "does it end with `return`?"
+            problems.append(Problem("plugin.no_estimator", where, got, fix=fix, severity="warning"))
     if not request.options.resume:  # what follows `--resume FOLDER` is meant to replace what was recorded
-        warnings += repeated_flags(split_flags(words, COMMAND_LINE), flags.actions)
-    if not problems and not from_hub(run):
+        problems += repeated_flags(split_flags(words, COMMAND_LINE), flags.actions)
+    if not problems.errors and not from_hub(run):
         problems += problems.attempt(lambda: check_tasks(plan)) or []
-        warnings += [] if problems else task_warnings(plan)
-    if not problems:
+        problems += [] if problems.errors else task_warnings(plan)
+    if not problems.errors:
         wrong, unclear = check_workflow(plan, tools)
-        problems += wrong
-        warnings += unclear
-    if not problems:
+        problems += [*wrong, *unclear]
+    if not problems.errors:
         lengths = problems.attempt(lambda: check_lengths(plan)) or Lengths()
         problems += lengths.problems
-        warnings += lengths.warnings
         plan = replace(plan, lengths=lengths.lines)
-    warnings += configure_plugins(plan, problems)
-    for found in (problems, warnings):
-        found[:] = [_placed(problem, request.origins, flags) for problem in found]
-    problems.raise_if_any()
-    return replace(plan, run=replace(run, warnings=(*run.warnings, *(warning.as_warning() for warning in warnings))))
-
-
-def _placed(problem: Problem, origins: Origins, flags: Flags) -> Problem:
-    if problem.code == "other" and not problem.where:
-        return problem_of(flags.placed(origins.placed(problem.got)))
-    return placed(problem, origins, flags.lines)
+    configure_plugins(plan, problems)
+    found = problems.placed(request.origins, flags.lines)
+    found.raise_if_any()
+    return replace(plan, run=replace(run, warnings=(*run.warnings, *found.warnings)))
 
 
 def draft_plan(words: Sequence[str], plugins: Plugins) -> Plan:
@@ -198,7 +185,12 @@ def read_request(words: Sequence[str], problems: Problems, plugins: Plugins | No
     command_line = split_flags(words, COMMAND_LINE)
     if len(recipes := [" ".join(f.words) for f in command_line if f.name == "recipe"]) > 1:
         raise ConfigurationError(
-            f"--recipe is given {len(recipes)} times ({', '.join(recipes)}); a run has one recipe: keep one"
+            Problem(
+                "recipe.twice",
+                got=f"--recipe is given {len(recipes)} times ({', '.join(recipes)})",
+                fix="a run has one recipe: keep one",
+                flags=("recipe",),
+            )
         )
     options = own_options([f for f in command_line if f.name in OWN_FLAGS], problems)
     if options.recipe is not None:
@@ -206,7 +198,8 @@ def read_request(words: Sequence[str], problems: Problems, plugins: Plugins | No
     elif options.plugin:
         tree = implicit_recipe()
     else:
-        raise ConfigurationError(problems or "nothing multi-agent was asked for: give --recipe, --plugin, or both")
+        got, fix = "nothing multi-agent was asked for", "give --recipe, --plugin, or both"
+        raise ConfigurationError(problems or Problem("flags.nothing", got=got, fix=fix))
     origins, folder = tree.origins, tree.path.parent
     if plugins is None:
         plugins = problems.attempt(lambda: Plugins([*tree.plugins, *options.plugin]))
@@ -227,16 +220,19 @@ def read_request(words: Sequence[str], problems: Problems, plugins: Plugins | No
     return Request(options, flags, plugins, recipe, sections, origins, folder)
 
 
-def repeated_plugins(request: Request) -> list[str]:
+def repeated_plugins(request: Request) -> list[Problem]:
     """Plugins that are named more than once in one place; the command line may repeat the recipe's."""
     in_recipe = recipe_plugins(request.recipe, request.folder)
     problems = []
     for where, names in (
-        (request.origins.where("plugins") if in_recipe else "", in_recipe),
-        ("--plugin", request.options.plugin),
+        (at(line=request.origins.where("plugins") if in_recipe else "", key="plugins"), in_recipe),
+        (at(flag="plugin"), request.options.plugin),
     ):
         files = Counter(str(Path(name).resolve()) if name.endswith(".py") else name for name in names)
-        problems += [f"{where}: {name} is named {n} times, and takes part once" for name, n in files.items() if n > 1]
+        for name, n in files.items():
+            if n > 1:
+                got = f"{name} is named {n} times, and takes part once"
+                problems.append(Problem("plugin.twice", where, got, fix="name it once", severity="warning"))
     return problems
 
 
@@ -258,7 +254,8 @@ def draft_run(request: Request, plugins: Plugins, flags: Flags) -> Run:
     """The run before its policies are known."""
     args = flags.args()
     version = upstream_cli.upstream_version()
-    other_release = [] if version == releases.TRAINED else [f"openrlhf {version} is {releases.standing(version)}"]
+    got = f"openrlhf {version} is {releases.standing(version)}"
+    other_release = [] if version == releases.TRAINED else [Problem("upstream.release", got=got, severity="warning")]
     run = Run(
         recipe=request.recipe,
         folder=request.folder,
@@ -269,7 +266,7 @@ def draft_run(request: Request, plugins: Plugins, flags: Flags) -> Run:
         estimator=None if plugins.claims("marl_estimator") else args.algo.advantage.estimator,
         given=flags.given,
         on_command_line=flags.on_command_line,
-        warnings=tuple(map(problem_of, other_release)),
+        warnings=tuple(other_release),
         max_steps=request.options.max_steps,
         logical_gpus=request.options.logical_gpus,
     )
@@ -285,14 +282,16 @@ def with_policies(run: Run, request: Request, plugins: Plugins, flags: Flags, pr
     problems += check_followers(run, policies, request.origins)
     names = [p.name for p in policies]
     idle = [
-        f"policy {name!r} of the recipe plays no role with {without[name]}"
+        Problem(
+            "policies.idle", got=f"policy {name!r} of the recipe plays no role with {without[name]}", severity="warning"
+        )
         for name in run.recipe.policies
         if name in without and name not in names
     ]
     own = flags.by_policy(policies, request.origins, run.estimator)
     policy_args: dict[str, SimpleNamespace] = {}
-    refused: dict[str, list[str]] = {}
-    printed: list[str] = []
+    refused: dict[str, list[Problem]] = {}
+    printed: list[Problem] = []
     for policy in sorted(policies, key=lambda p: bool(p.follows)):  # those last, because they have another one's model
         args = flags.policy_args(own[policy.name])
         problems += _model_flags(policy, own[policy.name])
@@ -304,19 +303,19 @@ def with_policies(run: Run, request: Request, plugins: Plugins, flags: Flags, pr
         refused[policy.name], warnings = upstream_cli.validate(args, flags.root)
         if run.device == "cpu":  # where packing does without flash attention, on which upstream insists
             args.ds.attn_implementation = attention
-            warnings = [warning for warning in warnings if "flash_attention" not in warning]
+            warnings = [warning for warning in warnings if "flash_attention" not in warning.got]
         printed += warnings
         if not policy.trainable:
             use_engines_only(args)
         _settle_folders(args, run.args, policy.name)
         policy_args[policy.name] = args
-    problems += prefix_with_policies(refused)
-    problems += prefix_with_policies({p.name: model_problems(p, policy_args[p.name], run, request) for p in policies})
+    problems += with_policies_named(refused)
+    problems += with_policies_named({p.name: model_problems(p, policy_args[p.name], run, request) for p in policies})
     known = replace(
         run,
         policies=tuple(replace(p, model=policy_args[p.name].actor.model_name_or_path) for p in policies),
         policy_args=policy_args,
-        warnings=tuple(dict.fromkeys([*run.warnings, *map(problem_of, (*idle, *printed))])),
+        warnings=tuple(dict.fromkeys([*run.warnings, *idle, *printed])),
     )
     return replace(known, processes=problems.attempt(lambda: processes_of(plugins, known)))
 
@@ -326,10 +325,15 @@ def use_engines_only(args: SimpleNamespace) -> None:
     args.train.colocate_all = args.vllm.enable_sleep = False
 
 
-def _model_flags(policy: Policy, own: Sequence[Given]) -> list[str]:
+def _model_flags(policy: Policy, own: Sequence[Given]) -> list[Problem]:
     """The flags that name a model of its own for a policy that follows another one, as problems."""
     return [
-        f"{flag.where}: --{flag.name} of policy {policy.name!r}: it follows {policy.follows!r} and has its model; remove the flag"
+        Problem(
+            "policies.model_of_follower",
+            at(line=flag.where, policy=policy.name, flag=flag.name),
+            f"it follows {policy.follows!r} and has its model",
+            fix="remove the flag",
+        )
         for flag in own
         if flag.name == "actor.model_name_or_path" and policy.follows
     ]
@@ -343,33 +347,29 @@ def _settle_folders(args: SimpleNamespace, shared: SimpleNamespace, policy: str)
     args.logger.wandb.key = args.logger.tensorboard_dir = None  # the controller logs, once
 
 
-def model_problems(policy: Policy, args: SimpleNamespace, run: Run, request: Request) -> list[str]:
+def model_problems(policy: Policy, args: SimpleNamespace, run: Run, request: Request) -> list[Problem]:
     """What is wrong with the models of a policy and its critic, with the line of the recipe that names its model."""
     origins = request.origins
     own = args.actor.model_name_or_path == policy.model and "actor.model_name_or_path" not in run.on_command_line
     keys = (("policies", policy.name, "model"), ("model",), ("flags", "actor.model_name_or_path"))
     key = next((key for key in keys if key in origins.lines), None)
-    place = f"{origins.where(*key)}: " if own and key and policy.model else ""
+    line = origins.where(*key) if own and key and policy.model else ""
     problems = check_models(args, request.options.trust_remote_code)
-    return [str(problem) if str(problem).startswith("--") else f"{place}{problem}" for problem in problems]
+    return [problem if problem.names("flag") else problem.within(line=line) for problem in problems]
 
 
-def configure_plugins(plan: Plan, problems: Problems) -> list[Problem]:
-    """Add what the plugins refuse to the problems; their warnings are returned."""
+def configure_plugins(plan: Plan, problems: Problems) -> None:
+    """Add what the plugins refuse, and their warnings."""
     elsewhere = Problems()  # what is wrong with the estimator is said by others
-    run = plan.run if problems else replace(plan.run, advantages=elsewhere.attempt(lambda: estimator_of(plan)))
+    run = plan.run if problems.errors else replace(plan.run, advantages=elsewhere.attempt(lambda: estimator_of(plan)))
     answers = problems.attempt(lambda: plan.plugins.call_while_planning("marl_configure", run=run)) or []
-    found = Problems()
     for answer in answers:
-        if isinstance(answer, Problem | str):
-            found += [answer]
-        elif isinstance(answer, list | tuple) and all(isinstance(problem, Problem | str) for problem in answer):
-            found += answer
+        listed = [answer] if isinstance(answer, Problem | str) else answer
+        if isinstance(listed, list | tuple) and all(isinstance(problem, Problem | str) for problem in listed):
+            problems += map(problem_of, listed)
         else:
-            owners = " or ".join(plan.plugins.owners("marl_configure"))
-            found += [f"plugin {owners}: marl_configure returned {answer!r:.80}, expected a list of texts, or None"]
-    problems += found.errors
-    return found.warnings
+            wanted = "a list of Problem or of texts, or None"
+            problems.append(wrong_answer(plan.plugins, "marl_configure", f"{answer!r:.80}", wanted))
 
 
 def implicit_recipe() -> RecipeTree:
@@ -384,7 +384,11 @@ def _remap(recipe: Recipe, mapping: str) -> Recipe:
         return recipe.model_copy(update={"mapping": mapping})
     pairs = [part.partition("=") for part in mapping.split(",")]
     if any(not role or not equals or not policy for role, equals, policy in pairs):
-        raise ConfigurationError(f"--mapping {mapping}: expected separate, shared, or role=policy,role=policy")
+        raise ConfigurationError(
+            Problem(
+                "flags.mapping", at(flag="mapping"), f"{mapping}: expected separate, shared, or role=policy,role=policy"
+            )
+        )
     return recipe.model_copy(update={"mapping": {role: policy for role, _, policy in pairs}})
 
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.options import at_least, recipe_file
 from marl_plugins.core.policy import Policy
+from marl_plugins.core.problems import Problem, at, meant
 from marl_plugins.core.recipe_yaml import Origins
 from marl_plugins.core.redaction import SECRETS
 from marl_plugins.core.tasks import SUFFIXES
@@ -145,9 +146,8 @@ def split_flags(words: Sequence[str], where: str) -> list[Given]:
             name, equals, value = word[2:].partition("=")
             flags.append(Given(name, (value,) if equals else (), where))
         elif not flags:
-            raise ConfigurationError(
-                f"{where}: expected a flag (--name), got {word!r}; a recipe is named by --recipe {word}"
-            )
+            fix = f"a recipe is named by --recipe {word}"
+            raise ConfigurationError(Problem("flags.no_flag", at(line=where), repr(word), "a flag (--name)", fix))
         else:
             last = flags.pop()
             flags.append(Given(last.name, (*last.words, word), where))
@@ -177,78 +177,91 @@ def beside_recipe(flag: Given, folder: Path, actions: Mapping[str, argparse.Acti
     return flag
 
 
-def settle_alternatives(flags: Iterable[Given], parser: argparse.ArgumentParser) -> tuple[list[Given], list[str]]:
+def settle_alternatives(flags: Iterable[Given], parser: argparse.ArgumentParser) -> tuple[list[Given], list[Problem]]:
     """The flags with at most one of each mutually exclusive group, and the problems with the others.
 
     One on the command line replaces a recipe's.
     """
-    kept, problems = list(flags), []
+    kept, problems = list(flags), list[Problem]()
     for group in parser._mutually_exclusive_groups:
         names = {option[2:] for action in group._group_actions for option in action.option_strings}
         mine = [f for f in kept if f.name in names]
         first = [f for f in mine if f.where == COMMAND_LINE] or mine
         chosen = {f.name: f for f in first}
         if len(chosen) > 1:
-            problems.append(
-                f"{first[0].where}: {' and '.join(f'--{name}' for name in sorted(chosen))} exclude each other; remove one of them"
-            )
+            where = at(line=first[0].where, flag=sorted(chosen))
+            problems.append(Problem("flags.exclusive", where, "they exclude each other", fix="remove one of them"))
         kept = [f for f in kept if f.name not in names or f.name == first[0].name]
     return kept, problems
 
 
 def check_flag(
     flag: Given, parser: upstream_cli.Parser, actions: Mapping[str, argparse.Action], per_policy: bool
-) -> list[str]:
+) -> list[Problem]:
     """What is wrong with one flag, parsed alone."""
+    where, entry, action = at(line=flag.where, flag=flag.name), FLAGS.get(flag.name), actions.get(flag.name)
     if flag.name.startswith("-"):
-        return [f"{flag.where}: flags stand in a recipe without dashes: {flag.name.lstrip('-')}"]
-    if flag.name not in actions:
+        where, fix = at(line=flag.where, key=flag.name), f"write {flag.name.lstrip('-')}"
+        return [Problem("flags.dashes", where, "flags stand in a recipe without dashes", fix=fix)]
+    if action is None:
         typed = f"policy.{flag.policy}.{flag.name}" if flag.policy else flag.name
-        return [f"{flag.where}: unknown flag --{typed}{_hint(flag, actions)}"]
+        return [Problem("flags.unknown", at(line=flag.where, flag=typed), "unknown flag", fix=_hint(flag, actions))]
     if flag.off:
-        takes_value = actions[flag.name].nargs != 0
-        return [f"{flag.where}: {flag.name}: false is for switches; this flag takes a value"] if takes_value else []
-    entry = FLAGS.get(flag.name)
+        got = "false is for switches, and this flag takes a value"
+        return (
+            [Problem("flags.no_switch", where, got, fix="give the value, or remove the key")] if action.nargs != 0 else []
+        )
     if not entry and flag.name in parser.of_upstream:
-        return [
-            f"{flag.where}: --{flag.name} is new in openrlhf {upstream_cli.upstream_version()}; what becomes of it with "
-            "several policies is not known yet. Remove it, or install a newer openrlhf-marl"
-        ]
-    if entry and entry.status == "refused" and not _is_default(flag, actions[flag.name]):
-        return [f"{flag.where}: --{flag.name} cannot be used: {entry.note}"]
+        got = (
+            f"new in openrlhf {upstream_cli.upstream_version()}; what becomes of it with several policies is not known yet"
+        )
+        return [Problem("flags.new", where, got, fix="remove it, or install a newer openrlhf-marl")]
+    if entry and entry.status == "refused" and not _is_default(flag, action):
+        return [Problem("flags.refused", where, f"cannot be used: {entry.note}")]
     if entry and entry.status == "replaced":
-        return [f"{flag.where}: --{flag.name} has no effect here: replaced: {entry.note}"]
+        return [Problem("flags.replaced", where, f"has no effect here: replaced: {entry.note}")]
     if per_policy and (entry is None or entry.status != "policy"):
-        return [f"{flag.where}: --{flag.name} holds for the whole run and cannot differ per policy"]
+        return [Problem("flags.whole_run", where, "holds for the whole run and cannot differ per policy")]
     return parse_alone(flag, parser)
 
 
-def parse_alone(flag: Given, parser: argparse.ArgumentParser) -> list[str]:
+def parse_alone(flag: Given, parser: argparse.ArgumentParser) -> list[Problem]:
     """The problems that parsing one flag reports, with its place."""
+    where, action = at(line=flag.where, flag=flag.name), actions_of(parser).get(flag.name)
     if (dashes := [w for w in flag.words if re.match(r"[-\u2010-\u2015][^\d.]", w)]) and len(flag.words) > 1:
-        return [f"{flag.where}: --{flag.name}: {dashes[0]!r} is no value; a flag begins with two hyphens (--NAME)"]
+        fix = "a flag begins with two hyphens (--NAME)"
+        return [Problem("flags.hyphens", where, f"{dashes[0]!r} is no value", fix=fix)]
+    if action is not None and action.nargs == 0 and len(flag.words) == 1:
+        got = f"is a switch: it is on when given and takes no value, got {flag.words[0]}"
+        return [Problem("flags.switch", where, got, fix="give the flag alone")]
     other = OTHER_VALUES.get(flag.name, {})
-    meant = "".join(f"; {other[word]}" for word in flag.words if word in other)
+    meant = "; ".join(other[word] for word in flag.words if word in other)
     try:
-        with users_code(f"--{flag.name}", place=flag.where):  # a plugin's `type` may raise anything
-            parser.parse_args(flag.argv)
+        with users_code(at(flag=flag.name), place=at(line=flag.where)):  # a plugin's `type` may raise anything
+            _, rest = parser.parse_known_args(flag.argv)
     except ConfigurationError as error:
-        if any(str(p).startswith("unrecognized arguments") for p in error.problems):
-            return [f"{flag.where}: --{flag.name} takes fewer values, got {' '.join(flag.words)}"]
-        if any("ignored explicit argument" in str(p) for p in error.problems):
-            return [f"{flag.where}: --{flag.name} is a switch: it is on when given and takes no value, got {flag.words[0]}"]
-        return [f"{flag.where}: {p}{meant}" for p in error.problems]
+        found = [p if p.names("line") else p.within(line=flag.where) for p in error.problems]
+        return [replace(p, fix=p.fix or meant) for p in found]
+    if rest:
+        got = f"takes fewer values, got {' '.join(flag.words)}"
+        return [Problem("flags.too_many", where, got, fix=f"see openrlhf train --help for --{flag.name}")]
     return []
 
 
-def repeated_flags(flags: Iterable[Given], actions: Mapping[str, argparse.Action]) -> list[str]:
+def repeated_flags(flags: Iterable[Given], actions: Mapping[str, argparse.Action]) -> list[Problem]:
     """Flags of a command line that are given more than once with different values, of which the last one holds."""
     values: dict[str, list[str]] = {}
     for flag in flags:
         if flag.name != "plugin" and not isinstance(actions.get(flag.name), argparse._AppendAction):
             values.setdefault(flag.name, []).append(" ".join(flag.words))
     return [
-        f"--{name} is given {len(given)} times ({', '.join(given)}); the last one holds"
+        Problem(
+            "flags.repeated",
+            at(flag=name),
+            f"is given {len(given)} times ({', '.join(given)})",
+            fix="the last one holds: remove the others",
+            severity="warning",
+        )
         for name, given in values.items()
         if len(set(given)) > 1
     ]
@@ -264,7 +277,7 @@ def own_options(flags: Iterable[Given], problems: Problems) -> argparse.Namespac
     return parser.parse_args(right)
 
 
-def unknown_flags(words: Sequence[str]) -> list[str]:
+def unknown_flags(words: Sequence[str]) -> list[Problem]:
     """The flags of a command line for upstream's own trainer that upstream does not have, with what was probably meant."""
     root = upstream_cli.upstream_root()
     try:
@@ -272,7 +285,7 @@ def unknown_flags(words: Sequence[str]) -> list[str]:
     except ConfigurationError:  # a release whose parser only upstream itself can build
         return []
     return [
-        f"{flag.where}: unknown flag --{flag.name}{_hint(flag, actions)}"
+        Problem("flags.unknown", at(line=flag.where, flag=flag.name), "unknown flag", fix=_hint(flag, actions))
         for flag in split_flags(words, COMMAND_LINE)
         if flag.name not in actions
     ]
@@ -287,35 +300,34 @@ def _hint(flag: Given, known: Iterable[str]) -> str:
     """What to do about an unknown flag: its name of today, the shipped plugin that has it, or what was probably meant."""
     name, first = flag.name, flag.name.partition(".")[0]
     if name in OWN_FLAGS:
-        return "; it is for the whole run, and only the command line takes it"
+        return "it is for the whole run, and only the command line takes it"
     if first == "policy" and name.count(".") > 1:
         policy, _, own = name.partition(".")[2].partition(".")
-        return f"; in a recipe it is `policies: {{{policy}: {{flags: {{{own}: VALUE}}}}}}`"
+        return f"in a recipe it is `policies: {{{policy}: {{flags: {{{own}: VALUE}}}}}}`"
     if renamed := successor(name):
         return renamed
     owners = [plugin for plugin in SHIPPED if plugin.rpartition(".")[2] == first]
     if owners and not any(n.startswith(f"{first}.") for n in known):
-        return f"; it is {owners[0]}'s: add --plugin {owners[0]}"
+        return f"it is {owners[0]}'s: add --plugin {owners[0]}"
     last = name.rpartition(".")[2]
     longer = sorted(n for n in known if n.endswith(f".{name}")) or sorted(
         n for n in known if first != last and n.startswith(f"{first}.") and n.endswith(f".{last}")
     )
     if longer:
-        return f"; did you mean {' or '.join(map(repr, longer))}?"
-    return nearest(name, [*known, *(OWN_FLAGS if flag.where == COMMAND_LINE else ())])
+        return f"did you mean {' or '.join(map(repr, longer))}?"
+    return meant(name, [*known, *(OWN_FLAGS if flag.where == COMMAND_LINE else ())])
 
 
-def check_estimator_flags(flags: Iterable[Given], actions: Mapping[str, argparse.Action], estimator: str) -> list[str]:
+def check_estimator_flags(flags: Iterable[Given], actions: Mapping[str, argparse.Action], estimator: str) -> list[Problem]:
     """Upstream's flags that have no effect with the run's estimator; upstream ignores them silently."""
     problems = []
     for flag in flags:
         entry = FLAGS.get(flag.name)
         idle = entry and entry.estimators and estimator not in entry.estimators
         if entry and idle and not flag.off and not _is_default(flag, actions[flag.name]):
-            problems.append(
-                f"{flag.where}: --{flag.name} has no effect with --algo.advantage.estimator {estimator}, only with "
-                f"{' or '.join(entry.estimators)}; remove one of the two"
-            )
+            got = f"has no effect with --algo.advantage.estimator {estimator}, only with {' or '.join(entry.estimators)}"
+            where = at(line=flag.where, flag=flag.name)
+            problems.append(Problem("flags.idle", where, got, fix="remove one of the two"))
     return problems
 
 
@@ -363,8 +375,12 @@ class Flags:
         )
         problems += conflicts
         problems += [
-            f"{flag.where}: --{flag.name} is secret, and a recipe is copied into the folder of every run; remove it from the "
-            "recipe, and give it on the command line or in the environment (WANDB_API_KEY)"
+            Problem(
+                "flags.secret",
+                at(line=flag.where, flag=flag.name),
+                "is secret, and a recipe is copied into the folder of every run",
+                fix="remove it from the recipe, and give it on the command line or in the environment (WANDB_API_KEY)",
+            )
             for flag in recipe
             if flag.name in SECRETS and flag.words
         ]
@@ -410,10 +426,13 @@ class Flags:
             own[policy.name] = list(given)
         for flag in self.of_policies:
             name, _, upstream_name = flag.name.partition(".")[2].partition(".")
+            where = at(line=flag.where, flag=flag.name)
             if not upstream_name:
-                self.problems += [f"{flag.where}: --{flag.name}: expected --policy.NAME.FLAG, FLAG being one of upstream's"]
+                wanted = "--policy.NAME.FLAG, FLAG being one of upstream's"
+                self.problems.append(Problem("flags.of_policy", where, f"--{flag.name}", wanted))
             elif name not in own:
-                self.problems += [f"{flag.where}: --{flag.name}: there is no policy {name!r}{nearest(name, own)}"]
+                got = f"there is no policy {name!r}"
+                self.problems.append(Problem("flags.no_policy", where, got, fix=meant(name, own)))
             else:
                 own[name].append(Given(upstream_name, flag.words, flag.where, policy=name))
         for name, flags in own.items():
@@ -438,22 +457,6 @@ class Flags:
         given = [flag.name for flag in own]
         shared = [flag for flag in self.in_recipe if given.count(flag.name) < max(1, len(chosen))]
         return [flag.where for flag in (*shared, *own) if flag.in_recipe and flag.name in wanted]
-
-    def placed(self, problem: str) -> str:
-        """A problem with the lines of the recipe in front on which the flags stand that it names."""
-        if re.match(rf"{COMMAND_LINE}: |.*?:\d+: ", problem):
-            return problem
-        of = re.match(r"policy ('.*?'): ", problem)
-        names = re.findall(r"'(.*?)'", of[1]) if of else list(self.in_policies)
-        own = [f for name in names for f in self.in_policies.get(name, ())]
-        everywhere = [f.name for f in own]
-        shared = [f for f in self.in_recipe if everywhere.count(f.name) < max(1, len(names))]
-        lines = [
-            f.where
-            for f in (*shared, *own)
-            if f.where != COMMAND_LINE and re.search(rf"(?<![\w.]){re.escape(f.name)}(?!\w|\.\w)", problem)
-        ]
-        return f"{', '.join(dict.fromkeys(lines))}: {problem}" if lines else problem
 
     def policy_args(self, own: Sequence[Given]) -> SimpleNamespace:
         """All flags for one policy, nested.

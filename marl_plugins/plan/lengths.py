@@ -15,6 +15,7 @@ from pathlib import Path
 
 from marl_plugins.core.calls import functions_of
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.prompts import prompt_renderer
 from marl_plugins.core.tiny import count_tokens, is_tiny, tokens_of
 from marl_plugins.core.tools import Tool
@@ -41,10 +42,9 @@ class Counter:
 
 @dataclass
 class Lengths:
-    """What the lengths of prompts and tasks show: what cannot work, what may not, and a line for each role."""
+    """What the lengths of prompts and tasks show: what cannot work or may not, and a line for each role."""
 
-    problems: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
     lines: dict[str, str] = field(default_factory=dict)
 
 
@@ -85,19 +85,36 @@ def _check_role(
         line += f" + what {', '.join(unknown)} offers, known at the start" * bool(run.role(role).calls)
     if fixed >= limit:
         found.problems.append(
-            f"role {role!r}: its prompt ({run.folder / run.role(role).prompt}) has {fixed} tokens with empty fields, which leaves "
-            f"no room for an answer in --data.max_len {limit}; shorten it or raise --data.max_len"
+            Problem(
+                "lengths.prompt",
+                at(role=role),
+                (
+                    f"its prompt ({run.folder / run.role(role).prompt}) has {fixed} tokens with empty fields, which "
+                    f"leaves no room for an answer in --data.max_len {limit}"
+                ),
+                fix="shorten it or raise --data.max_len",
+                flags=("data.max_len",),
+            )
         )
     elif fixed + wanted > limit:
-        found.warnings.append(
-            f"role {role!r}: its prompt ({run.folder / run.role(role).prompt}) has {fixed} tokens with empty fields, which leaves "
-            f"less than its max_new_tokens {wanted} in --data.max_len {limit}; its answers may be cut off"
+        found.problems.append(
+            Problem(
+                "lengths.prompt_short",
+                at(role=role),
+                (
+                    f"its prompt ({run.folder / run.role(role).prompt}) has {fixed} tokens with empty fields, which "
+                    f"leaves less than its max_new_tokens {wanted} in --data.max_len {limit}"
+                ),
+                fix="its answers may be cut off",
+                severity="warning",
+                flags=("data.max_len",),
+            )
         )
     elif tasks and (times := _times_shown(run, role, empty)):
         lengths = _task_lengths(tasks, counter, times, limit - fixed - wanted)
         longest = max(lengths)
         line += f" + {longest} of the longest task"
-        _compare(found, f"role {role!r}", tasks, [limit - fixed - length for length in lengths], limit, wanted)
+        _compare(found, role, tasks, [limit - fixed - length for length in lengths], limit, wanted)
     if times := _times_continued(run, role):
         later = counter.of_messages(empty_messages(run, role, later=True))
         line += f" + {times} x {later} of later messages"
@@ -106,9 +123,18 @@ def _check_role(
     if answers:
         line += f" + up to {answers} of answers"
     if answers and fixed < limit <= (total := fixed + longest + answers):
-        found.warnings.append(
-            f"role {role!r}: its prompt, the longest task and the answers that it is shown have up to {total} tokens; where that "
-            f"leaves no room for its own in --data.max_len {limit}, the trajectory counts as a failure of the agents"
+        found.problems.append(
+            Problem(
+                "lengths.answers",
+                at(role=role),
+                f"its prompt, the longest task and the answers that it is shown have up to {total} tokens",
+                fix=(
+                    f"where that leaves no room for its own in --data.max_len {limit}, the trajectory counts as a "
+                    "failure of the agents"
+                ),
+                severity="warning",
+                flags=("data.max_len",),
+            )
         )
     found.lines[role] = f"{line}, of {limit} (max_new_tokens {wanted}; {counter.source})"
 
@@ -118,16 +144,39 @@ def _compare(found: Lengths, role: str, tasks: Sequence[Task], left: Sequence[in
     worst = min(left)
     full, short = sum(n < 1 for n in left), sum(1 <= n < wanted for n in left)
     if full == len(left):
-        found.problems.append(f"{role}: no task leaves room for an answer in --data.max_len {limit}; raise it")
+        found.problems.append(
+            Problem(
+                "lengths.tasks",
+                at(role=role),
+                f"no task leaves room for an answer in --data.max_len {limit}",
+                fix="raise it",
+                flags=("data.max_len",),
+            )
+        )
     elif full:
-        found.warnings.append(
-            f"{role}: {full} of {len(left)} tasks leave no room for an answer in --data.max_len {limit} (the longest is "
-            f"{tasks[left.index(worst)].id!r}, {limit - worst} tokens with the prompt); they count as failures of the agents"
+        found.problems.append(
+            Problem(
+                "lengths.some_tasks",
+                at(role=role),
+                (
+                    f"{full} of {len(left)} tasks leave no room for an answer in --data.max_len {limit} (the "
+                    f"longest is {tasks[left.index(worst)].id!r}, {limit - worst} tokens with the prompt)"
+                ),
+                fix="they count as failures of the agents",
+                severity="warning",
+                flags=("data.max_len",),
+            )
         )
     if short:
-        found.warnings.append(
-            f"{role}: {short} of {len(left)} tasks leave less than its max_new_tokens {wanted} in --data.max_len {limit}; its "
-            "answers to them may be cut off"
+        found.problems.append(
+            Problem(
+                "lengths.short",
+                at(role=role),
+                (f"{short} of {len(left)} tasks leave less than its max_new_tokens {wanted} in --data.max_len {limit}"),
+                fix="its answers to them may be cut off",
+                severity="warning",
+                flags=("data.max_len",),
+            )
         )
 
 
@@ -219,7 +268,9 @@ def counter_of(model: str) -> Counter | None:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception:  # the library raises nothing more specific; transformers may still read the folder
         if not _is_json(file):
-            raise ConfigurationError(f"{file}: not JSON; download the model's tokenizer again") from None
+            raise ConfigurationError(
+                Problem("files.json", at(file=file), "not JSON", fix="download the model's tokenizer again")
+            ) from None
         return None
 
     def of_text(text: str) -> int:

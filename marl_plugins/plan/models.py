@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.tiny import is_tiny
 from marl_plugins.core.tiny import parse as parse_tiny
 
@@ -23,7 +24,7 @@ GENERATE = "custom_generate/generate.py"
 """What transformers runs without its being named anywhere."""
 
 
-def check_models(args: SimpleNamespace, trusted: bool) -> list[str]:
+def check_models(args: SimpleNamespace, trusted: bool) -> list[Problem]:
     """What is wrong with the models of a policy and its critic.
 
     Args:
@@ -32,11 +33,11 @@ def check_models(args: SimpleNamespace, trusted: bool) -> list[str]:
     model, critic = args.actor.model_name_or_path, args.critic.model_name_or_path
     problems = model_problems(model, trusted)
     if critic not in (None, model):
-        problems += [f"--critic.model_name_or_path: {problem}" for problem in model_problems(critic, trusted)]
+        problems += [p.within(flag="critic.model_name_or_path") for p in model_problems(critic, trusted)]
     return problems
 
 
-def code_problems(find: Callable[[str], Path | None]) -> list[str]:
+def code_problems(find: Callable[[str], Path | None]) -> list[Problem]:
     """The files by which a model brings code of its own, which upstream and vLLM would import in every process.
 
     Args:
@@ -48,7 +49,7 @@ def code_problems(find: Callable[[str], Path | None]) -> list[str]:
             try:
                 config = _read_object(file)
             except ConfigurationError as error:
-                return [*map(str, error.problems)]
+                return error.problems
             if named := _named_code(config):
                 reasons[file] = f"`auto_map` names code of the model's own ({named!r:.100})"
             elif "configuration_files" in config:
@@ -56,7 +57,12 @@ def code_problems(find: Callable[[str], Path | None]) -> list[str]:
     if file := find(GENERATE):
         reasons[file] = "code of the model's own"
     return [
-        f"{file}: {reason}, and it would run as you, in every process; read it, then add --trust_remote_code"
+        Problem(
+            "models.code",
+            at(file=file),
+            f"{reason}, and it would run as you, in every process",
+            fix="read it, then add --trust_remote_code",
+        )
         for file, reason in reasons.items()
     ]
 
@@ -66,30 +72,49 @@ def in_folder(folder: Path, name: str) -> Path | None:
     return file if (file := folder / name).is_file() else None
 
 
-def model_problems(model: str, trusted: bool) -> list[str]:
+def model_problems(model: str, trusted: bool) -> list[Problem]:
     """What is wrong with one model."""
     if not model:
-        return ["it has no model: give `model:` in the recipe or --actor.model_name_or_path"]
+        return [
+            Problem("models.none", got="it has no model", fix="give `model:` in the recipe or --actor.model_name_or_path")
+        ]
     if is_tiny(model):
         try:
             parse_tiny(model)
         except ConfigurationError as error:
-            return [*map(str, error.problems)]
+            return error.problems
         return []
     path = Path(model)
     if not path.exists():
         looks_local = model.startswith((".", "/", "~")) or model.count("/") != 1
-        return [f"model {model!r} is neither a folder that exists nor a hub name (owner/name)"] if looks_local else []
+        return (
+            [Problem("models.unknown", got=f"model {model!r} is neither a folder that exists nor a hub name (owner/name)")]
+            if looks_local
+            else []
+        )
     if not path.is_dir():
-        return [f"model {model!r} is a file; a folder with config.json, weights and tokenizer is expected"]
+        return [
+            Problem(
+                "models.file",
+                got=f"model {model!r} is a file",
+                fix="a folder with config.json, weights and tokenizer is expected",
+            )
+        ]
     code = [] if trusted else code_problems(partial(in_folder, path))
     return [*code, *_config_problems(path), *_tokenizer_problems(path), *_weight_problems(path)]
 
 
-def hub_warnings(models: Iterable[str]) -> list[str]:
+def hub_warnings(models: Iterable[str]) -> list[Problem]:
     """Names that are the hub's for want of a folder, although a folder was probably meant."""
     return [
-        f"model {model!r} is loaded from the hub: the folder {Path(model).parent} is here and has no {Path(model).name} in it"
+        Problem(
+            "models.hub",
+            got=(
+                f"model {model!r} is loaded from the hub: the folder {Path(model).parent} is here and has no "
+                f"{Path(model).name} in it"
+            ),
+            severity="warning",
+        )
         for model in dict.fromkeys(models)
         if model and not is_tiny(model) and not Path(model).exists() and Path(model).parent.is_dir()
     ]
@@ -122,54 +147,89 @@ def _config_of(model: str) -> dict[str, Any]:
         return {}
 
 
-def _config_problems(folder: Path) -> list[str]:
+def _config_problems(folder: Path) -> list[Problem]:
     """What config.json says of a model that cannot be trained here."""
     file = folder / "config.json"
     if not file.is_file():
-        return [f"model folder {folder} has no config.json"]
+        return [Problem("models.no_config", got=f"model folder {folder} has no config.json")]
     try:
         config = _read_object(file)
     except ConfigurationError as error:
-        return [*map(str, error.problems)]
+        return error.problems
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
-        return [f"{file}: names no architecture (`architectures`), got {names!r}; a causal language model is expected"]
+        return [
+            Problem(
+                "models.architecture",
+                at(file=file),
+                f"names no architecture (`architectures`), got {names!r}",
+                fix="a causal language model is expected",
+            )
+        ]
     name = names[0]
     if "vision_config" in config:
-        return [f"{file}: {name} is a vision-language model, which is not supported; use a language model"]
+        return [
+            Problem(
+                "models.vision",
+                at(file=file),
+                f"{name} is a vision-language model, which is not supported",
+                fix="use a language model",
+            )
+        ]
     if not name.endswith("ForCausalLM"):
-        return [f"{file}: {name} is not a causal language model, whose architectures end with ForCausalLM"]
+        return [
+            Problem(
+                "models.architecture",
+                at(file=file),
+                f"{name} is not a causal language model, whose architectures end with ForCausalLM",
+            )
+        ]
     if not config.get("auto_map") and not _known_to_transformers(name):
-        return [f"{file}: the installed transformers does not know the architecture {name}"]
+        return [
+            Problem(
+                "models.unknown_architecture",
+                at(file=file),
+                f"the installed transformers does not know the architecture {name}",
+            )
+        ]
     return []
 
 
-def _tokenizer_problems(folder: Path) -> list[str]:
+def _tokenizer_problems(folder: Path) -> list[Problem]:
     file = folder / "tokenizer_config.json"
     if not file.is_file():
-        return [f"model folder {folder} has no tokenizer_config.json"]
+        return [Problem("models.no_tokenizer", got=f"model folder {folder} has no tokenizer_config.json")]
     try:
         config = _read_object(file)
     except ConfigurationError as error:
-        return [*map(str, error.problems)]
+        return error.problems
     templates = [folder / "chat_template.jinja", folder / "chat_template.json"]
     if config.get("chat_template") or any(template.is_file() for template in templates):
         return []
     return [
-        f"the tokenizer of model folder {folder} has no chat template (chat_template.jinja, or `chat_template` in "
-        "tokenizer_config.json); use an instruction-tuned model or add one"
+        Problem(
+            "models.no_template",
+            got=(
+                f"the tokenizer of model folder {folder} has no chat template (chat_template.jinja, or "
+                "`chat_template` in tokenizer_config.json)"
+            ),
+            fix="use an instruction-tuned model or add one",
+        )
     ]
 
 
-def _weight_problems(folder: Path) -> list[str]:
+def _weight_problems(folder: Path) -> list[Problem]:
     """Weights that are not there, or only as the pointers that Git LFS leaves in their place."""
     files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
     if not files:
-        return [f"model folder {folder} has no weights (*.safetensors, *.bin)"]
+        return [Problem("models.no_weights", got=f"model folder {folder} has no weights (*.safetensors, *.bin)")]
     pointers = [
         file for file in files if file.stat().st_size < 1024 and file.read_bytes().startswith(b"version https://git-lfs")
     ]
-    return [f"{file} is a pointer of Git LFS, not weights; run `git lfs pull` in {folder}" for file in pointers[:1]]
+    return [
+        Problem("models.pointer", got=f"{file} is a pointer of Git LFS, not weights", fix=f"run `git lfs pull` in {folder}")
+        for file in pointers[:1]
+    ]
 
 
 def _named_code(value: Any) -> Any:
@@ -188,13 +248,15 @@ def _read_object(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigurationError(f"cannot read {file}: {error.strerror}") from None
+        raise ConfigurationError(Problem("files.unreadable", got=f"cannot read {file}: {error.strerror}")) from None
     except json.JSONDecodeError as error:
-        raise ConfigurationError(f"{file}:{error.lineno}: not JSON: {error.msg} at column {error.colno}") from None
+        raise ConfigurationError(
+            Problem("files.json", at(line=f"{file}:{error.lineno}"), f"not JSON: {error.msg} at column {error.colno}")
+        ) from None
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{file}: not JSON: {error}") from None
+        raise ConfigurationError(Problem("files.json", at(file=file), f"not JSON: {error}")) from None
     if not isinstance(value, dict):
-        raise ConfigurationError(f"{file}: expected an object, got {type(value).__name__}")
+        raise ConfigurationError(Problem("files.json", at(file=file), str(type(value).__name__), expected="an object"))
     return value
 
 

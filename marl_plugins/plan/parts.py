@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from marl_plugins.core.estimators import Estimator, check_estimator
@@ -28,10 +29,13 @@ def policies_of(plugins: Plugins, run: Run) -> list[Policy]:
     right = isinstance(answer, list | tuple) and all(isinstance(p, Policy) and isinstance(p.model, str) for p in answer)
     if right and (answer or not owners):  # a mapping of no role to any policy is reported with the roles
         return list(answer)
-    raise ConfigurationError(
-        f"plugin {' or '.join(owners)}: marl_policies returned {answer!r:.80}, expected a list of Policy of "
-        "marl_plugins.core.policy, one at least, each with the name of its model"
-    )
+    wanted = "a list of Policy of marl_plugins.core.policy, one at least, each with the name of its model"
+    raise ConfigurationError(wrong_answer(plugins, "marl_policies", f"{answer!r:.80}", wanted))
+
+
+def wrong_answer(plugins: Plugins, hook: str, got: str, expected: str) -> Problem:
+    """The problem with what plugins answered to a hook."""
+    return Problem("plugin.answer", at(plugin=plugins.owners(hook), hook=hook), got, expected)
 
 
 def processes_of(plugins: Plugins, run: Run) -> ProcessBackend:
@@ -43,10 +47,8 @@ def processes_of(plugins: Plugins, run: Run) -> ProcessBackend:
     answer = plugins.call_while_planning("marl_processes", run=run)
     if isinstance(answer, ProcessBackend):
         return answer
-    raise ConfigurationError(
-        f"plugin {' or '.join(plugins.owners('marl_processes'))}: marl_processes returned {_kind(answer)}, expected a "
-        "ProcessBackend of marl_plugins.core.process_backend, or None"
-    )
+    wanted = "a ProcessBackend of marl_plugins.core.process_backend, or None"
+    raise ConfigurationError(wrong_answer(plugins, "marl_processes", _kind(answer), wanted))
 
 
 def tools_of(plugins: Plugins, run: Run) -> dict[str, Tool]:
@@ -55,19 +57,19 @@ def tools_of(plugins: Plugins, run: Run) -> dict[str, Tool]:
     Raises:
         ConfigurationError: Some are not tools, or two have the same name.
     """
-    place = f"plugin {' or '.join(plugins.owners('marl_tools'))}: marl_tools"
-    problems: list[Problem | str] = []
+    where = at(plugin=plugins.owners("marl_tools"), hook="marl_tools")
+    problems: list[Problem] = []
     tools: dict[str, Tool] = {}
     for answer in plugins.call_while_planning("marl_tools", run=run):
         if not isinstance(answer, Iterable):
-            problems.append(f"{place} returned {_kind(answer)}, expected a list of Tool")
+            problems.append(wrong_answer(plugins, "marl_tools", _kind(answer), "a list of Tool"))
             continue
         for tool in answer:
             if wrong := _tool_problems(tool):
-                problems += [f"{place}: {problem}" for problem in wrong]
+                problems += [replace(problem, where=where + problem.where) for problem in wrong]
             elif tool.name in tools:
-                got = "two tools have this name"
-                problems.append(Problem("tools.twice", at(tool=tool.name), got, fix="rename one of them"))
+                twice, got = where + at(tool=tool.name), "two tools have this name"
+                problems.append(Problem("tools.twice", twice, got, fix="rename one of them"))
             else:
                 tools[tool.name] = tool
     if not any(tool.workspaces for tool in tools.values()):
@@ -86,14 +88,14 @@ def _kind(value: Any) -> str:
     return getattr(value, "__name__", None) or f"{type(value).__name__} {value!r:.60}"
 
 
-def _tool_problems(tool: Any) -> list[str]:
+def _tool_problems(tool: Any) -> list[Problem]:
     """What is wrong with one of the values that `marl_tools` returned."""
     if not isinstance(tool, Tool):
-        return [f"a tool is a Tool of marl_plugins.core.tools, got {_kind(tool)}"]
+        return [Problem("tools.kind", (), _kind(tool), "a Tool of marl_plugins.core.tools")]
     if not isinstance(tool.name, str) or not tool.name:
-        return [f"a tool's name is a non-empty string, got {tool.name!r}"]
+        return [Problem("tools.name", (), repr(tool.name), "a tool's name to be a non-empty string")]
     problems = [
-        f"tool {tool.name!r}: {field} must be {expected}, got {_kind(value)}"
+        Problem("tools.field", at(tool=tool.name), _kind(value), f"`{field}` to be {expected}")
         for field, value, right, expected in (
             ("run", tool.run, _is_async(tool.run), "a function written `async def`"),
             ("find", tool.find, _is_find(tool), "a function that is not async, or None for a tool with functions"),
@@ -103,12 +105,12 @@ def _tool_problems(tool: Any) -> list[str]:
     ]
     functions = tool.functions
     if not isinstance(functions, tuple | list | None) or not all(isinstance(f, Function) for f in functions or ()):
-        problems.append(
-            f"tool {tool.name!r}: functions must be Functions of marl_plugins.core.tools, got {functions!r:.80}"
-        )
+        wanted = "`functions` to be Functions of marl_plugins.core.tools"
+        problems.append(Problem("tools.functions", at(tool=tool.name), f"{functions!r:.80}", wanted))
     for field, function in (("run", tool.run), ("find", tool.find)):
         if callable(function) and (wrong := arity_problem(function, 1)):
-            problems.append(f"tool {tool.name!r}: {field} takes one argument: {wrong}")
+            fix = f"`{field}` takes one argument"
+            problems.append(replace(wrong, where=at(tool=tool.name) + wrong.where, fix=fix))
     return problems
 
 
@@ -124,21 +126,21 @@ def _is_async(function: Any) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
-def arity_problem(function: Any, arguments: int) -> str | None:
+def arity_problem(function: Any, arguments: int) -> Problem | None:
     """Why a function cannot be called with that many arguments, with its file and line; None where it can."""
     try:
         inspect.signature(function).bind(*[None] * arguments)
     except TypeError as error:
-        return f"{place_of(function)}{error}"
+        return Problem("code.arguments", at(line=place_of(function)), str(error))
     except ValueError:  # a function written in C tells nothing
         return None
     return None
 
 
 def place_of(function: Any) -> str:
-    """`file:line: ` of a Python function; empty for anything else."""
+    """`file:line` of a Python function; empty for anything else."""
     code = getattr(inspect.unwrap(function), "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}: " if code else ""
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else ""
 
 
 def has_critics(run: Run) -> bool:
@@ -163,10 +165,17 @@ def estimator_of(plan: Plan) -> Estimator:
     name, wanted = type(estimator).__name__, run.args.algo.advantage.estimator
     by_name = "algo.advantage.estimator" in run.given
     if isinstance(estimator, Estimator) and by_name and not (estimator.needs_critic and wanted == "gae"):
-        problems.append(f"{name} trains, not --algo.advantage.estimator {wanted}; remove the plugin or the flag")
+        problems.append(
+            Problem(
+                "estimator.replaced",
+                got=f"{name} trains, not --algo.advantage.estimator {wanted}",
+                fix="remove the plugin or the flag",
+                flags=("algo.advantage.estimator",),
+            )
+        )
     if problems:
-        owners = " or ".join(plan.plugins.owners("marl_estimator"))
-        raise ConfigurationError(f"plugin {owners}: {problem}" for problem in problems)
+        owners = plan.plugins.owners("marl_estimator")
+        raise ConfigurationError(problem.within(plugin=owners) for problem in problems)
     return estimator
 
 

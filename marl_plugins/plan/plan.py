@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.tasks import FileTasks
 from marl_plugins.core.trajectory import Task
 from marl_plugins.manager import Plugins
@@ -39,9 +40,12 @@ class Plan:
         if split not in self._tasks:
             tasks = self.plugins.call_while_planning("marl_tasks", run=self.run, split=split) or []
             if not isinstance(tasks, Iterable):
-                raise ConfigurationError(
-                    f"marl_tasks returned {tasks!r:.80} for {split!r}, expected a list of marl_plugins.core.trajectory.Task"
+                owners = self.plugins.owners("marl_tasks")
+                where, wanted = (
+                    at(plugin=owners, hook="marl_tasks", task=split),
+                    "a list of marl_plugins.core.trajectory.Task",
                 )
+                raise ConfigurationError(Problem("plugin.answer", where, f"{tasks!r:.80}", wanted))
             self._tasks[split] = tasks if isinstance(tasks, FileTasks) else list(tasks)
         return self._tasks[split]
 

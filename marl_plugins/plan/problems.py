@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from marl_plugins.core.recipe_yaml import Origins
 
 T = TypeVar("T")
+Lines = Callable[[Iterable[str], Iterable[str]], Iterable[str]]
+"""`lines(flags, policies)`."""
 
 
 class Problems(list[Problem]):
@@ -48,13 +50,16 @@ class Problems(list[Problem]):
         if errors := self.errors:
             raise ConfigurationError(errors)
 
+    def placed(self, origins: Origins, lines: Lines) -> Problems:
+        """Returns the problems with the recipe's lines that they are about, where they name none yet.
 
-def placed(problem: Problem, origins: Origins, lines: Callable[[Iterable[str], Iterable[str]], Iterable[str]]) -> Problem:
-    """Returns a problem with the recipe's lines that it is about, where it names none yet.
+        Args:
+            lines: The recipe's lines on which flags stand, by their names and those of policies (of all, where none is named).
+        """
+        return Problems(_placed(problem, origins, lines) for problem in self)
 
-    Args:
-        lines: The recipe's lines on which flags stand, by their names and those of policies (all of them where none is named).
-    """
+
+def _placed(problem: Problem, origins: Origins, lines: Lines) -> Problem:
     if problem.names("line"):
         return problem
     first = problem.where[0] if problem.where else None

@@ -23,7 +23,7 @@ from typing_extensions import TypedDict
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import json_value, read_bytes
-from marl_plugins.core.problems import first_of, problem_of
+from marl_plugins.core.problems import Problem, at, first_of
 from marl_plugins.manager import labels_of
 from marl_plugins.plan.fingerprint import digest, fingerprint, matches, values_of
 from marl_plugins.plan.parts import has_critics
@@ -207,9 +207,11 @@ def differences(step: int, saved: Mapping[str, Any], now: Mapping[str, Any], wit
     found = Comparison(step, saved, now).found
     new_run = "or start a new run with another --ckpt.path"
     problems = [
-        f"{d.text}; a resumed run cannot change it: restore it, {new_run}"
+        Problem("resume.fixed", got=d.text, fix=f"a resumed run cannot change it: restore it, {new_run}")
         if d.fixed
-        else f"{d.text}: restore it, accept the change with --resume_with_changes, {new_run}"
+        else Problem(
+            "resume.changed", got=d.text, fix=f"restore it, accept the change with --resume_with_changes, {new_run}"
+        )
         for d in found
         if d.fixed or not with_changes
     ]
@@ -252,13 +254,13 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         if not (steps := saved_steps(folder)):
             return None
-        raise ConfigurationError(
-            f"{path} is missing, though step {steps[-1]} is saved; {way_out(folder, steps[-1] + 1)}"
-        ) from None
+        got, fix = f"missing, though step {steps[-1]} is saved", way_out(folder, steps[-1] + 1)
+        raise ConfigurationError(Problem("resume.gone", at(file=path), got, fix=fix)) from None
     except OSError as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
+        raise ConfigurationError(Problem("files.unreadable", at(file=path), f"cannot be read: {error.strerror}")) from None
     except ValueError as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error}; {way_out(folder)}") from None
+        got, fix = f"cannot be read: {error}", way_out(folder)
+        raise ConfigurationError(Problem("resume.manifest", at(file=path), got, fix=fix)) from None
 
 
 def _manifest(data: bytes) -> dict[str, Any]:
@@ -330,34 +332,36 @@ def saved_folders(folder: Path, policies: Iterable[str], critics: bool) -> list[
     return [folder / policy / part for policy in policies for part in ("_actor", *(["_critic"] if critics else []))]
 
 
-def missing_parts(folder: Path, manifest: Mapping[str, Any], critics: bool = False) -> list[str]:
-    """What of a saved step is not on disk, as far as names and sizes show, and how to go on without it."""
+def missing_parts(folder: Path, manifest: Mapping[str, Any], critics: bool = False) -> list[Problem]:
+    """What of a saved step is not on disk, as far as names and sizes show, and how to continue without it."""
     problems = _missing(folder, manifest, critics)
-    return [*map(str, first_of(problems, str(folder))), damaged(folder, manifest["step"])] if problems else []
+    return [*first_of(problems, folder), damaged(folder, manifest["step"])] if problems else []
 
 
-def damaged(folder: Path, step: int) -> str:
-    """The last line of the problems with a saved step."""
-    return f"step {step} in {folder} cannot be resumed; {way_out(folder, step)}"
+def damaged(folder: Path, step: int) -> Problem:
+    """The last of the problems with a saved step."""
+    return Problem("resume.damaged", at(folder=folder), f"step {step} cannot be resumed", fix=way_out(folder, step))
 
 
-def _missing(folder: Path, manifest: Mapping[str, Any], critics: bool = False) -> list[str]:
+def _missing(folder: Path, manifest: Mapping[str, Any], critics: bool = False) -> list[Problem]:
     problems, step, gone = [], manifest["step"], []
+    fix = f"step {step} cannot be resumed without it"
     for part in (f / tag(step) for f in saved_folders(folder, manifest["policies"], critics)):
         if not part.is_dir():
             gone.append(part)
-            problems.append(f"{part} is missing; step {step} cannot be resumed without it")
+            problems.append(Problem("resume.missing", at(folder=part), "is missing", fix=fix))
         elif not any(path.stat().st_size for path in part.glob("*.pt")):
             gone.append(part)
-            problems.append(f"{part} holds no weights (*.pt); step {step} cannot be resumed without them")
+            problems.append(Problem("resume.no_weights", at(folder=part), "holds no weights (*.pt)", fix=fix))
     for name, (size, _) in manifest.get("files", {}).items():  # manifests of earlier releases list none
         path = folder / name
         if any(path.is_relative_to(part) for part in gone):
             continue
         if not path.is_file():
-            problems.append(f"{path} is missing; step {step} cannot be resumed without it")
+            problems.append(Problem("resume.missing", at(file=path), "is missing", fix=fix))
         elif (found := path.stat().st_size) != size:
-            problems.append(f"{path} has {found} bytes and was saved with {size}: it is damaged")
+            got = f"has {found} bytes and was saved with {size}: it is damaged"
+            problems.append(Problem("resume.size", at(file=path), got, fix=fix))
     return problems
 
 
@@ -366,7 +370,7 @@ def how_to_resume(output: Path) -> str:
     return f"openrlhf train --resume {output}" if (output / COMMAND_FILE).is_file() else "--ckpt.load_enable"
 
 
-def with_resumption(plan: Plan, remarks: Sequence[str] = ()) -> tuple[Plan, int]:
+def with_resumption(plan: Plan, remarks: Sequence[Problem] = ()) -> tuple[Plan, int]:
     """The plan with what is to be known of its resumption among its warnings, and the step that it continues from, 0 for none.
 
     Args:
@@ -380,39 +384,44 @@ def with_resumption(plan: Plan, remarks: Sequence[str] = ()) -> tuple[Plan, int]
     folder, load = Path(run.args.ckpt.path), run.args.ckpt.load_enable
     manifest, step = read_manifest(folder), 0
     if options.resume_with_changes and not load:
-        raise ConfigurationError("--resume_with_changes is about a resumed run: add --ckpt.load_enable, or --resume FOLDER")
+        where, got = at(flag="resume_with_changes"), "is about a resumed run"
+        fix = "add --ckpt.load_enable, or --resume FOLDER"
+        raise ConfigurationError(Problem("resume.not_resumed", where, got, fix=fix))
     if manifest and not load:
         raise ConfigurationError(taken(folder, manifest["step"], run.output))
     if manifest:
-        step, problems = manifest["step"], list[str]()
+        step, problems = manifest["step"], list[Problem]()
         try:
             changes = differences(step, manifest["run"], fingerprint(plan), options.resume_with_changes)
             warnings += accepted(changes)
         except ConfigurationError as error:
-            problems += map(str, error.problems)
+            problems += error.problems
         problems += missing_parts(folder, manifest, has_critics(run))
         if problems:
             raise ConfigurationError(problems)
         last = plan.counted.get("steps", run.max_steps)
         if last is not None and step >= last:
-            warnings.append(
-                f"nothing is left to train: step {step} is saved and the run has {last} steps; raise --max_steps or "
-                "--train.num_episodes"
-            )
+            got = f"nothing is left to train: step {step} is saved and the run has {last} steps"
+            fix = "raise --max_steps or --train.num_episodes"
+            warnings.append(Problem("resume.done", at(folder=folder), got, fix=fix, severity="warning"))
     elif load:
-        warnings.append(f"no step is saved in {folder} (--ckpt.path): the run starts from the beginning")
-    found = [problem_of(warning).as_warning() for warning in warnings]
-    return replace(plan, run=replace(run, warnings=(*run.warnings, *found))), step
+        got = "no step is saved in it (--ckpt.path): the run starts from the beginning"
+        warnings.append(Problem("resume.nothing_saved", at(folder=folder), got, severity="warning"))
+    return replace(plan, run=replace(run, warnings=(*run.warnings, *warnings))), step
 
 
-def taken(folder: Path, step: int, output: Path) -> str:
+def taken(folder: Path, step: int, output: Path) -> Problem:
     """The problem with a fresh start into a folder that holds a saved run."""
-    return (
-        f"--ckpt.path {folder} holds a run saved at step {step}; resume with: {how_to_resume(output)}, or choose another "
-        "folder"
+    got, fix = (
+        f"{folder} holds a run saved at step {step}",
+        f"resume with: {how_to_resume(output)}, or choose another folder",
     )
+    return Problem("resume.taken", at(flag="ckpt.path"), got, fix=fix)
 
 
-def accepted(changes: Iterable[str]) -> list[str]:
+def accepted(changes: Iterable[str]) -> list[Problem]:
     """Warnings of the changes that a resumed run makes."""
-    return [f"{change} (accepted by --resume_with_changes)" for change in changes]
+    return [
+        Problem("resume.accepted", got=f"{change} (accepted by --resume_with_changes)", severity="warning")
+        for change in changes
+    ]

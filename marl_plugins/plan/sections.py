@@ -42,7 +42,7 @@ def sections_of(plugins: Plugins) -> dict[str, type[Section]]:
     problems: list[Problem] = []
     for impl in plugins.in_order("marl_sections"):
         plugin = impl.plugin_name
-        with users_code("marl_sections", place=f"plugin {plugin}"):
+        with users_code(at(hook="marl_sections"), place=at(plugin=plugin)):
             answer = impl.function()
         for name, model in answer.items() if isinstance(answer, Mapping) else [("", answer)]:
             if problem := _wrong_section(name, model) or _taken(name, owners):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem
 from marl_plugins.core.process_backend import ProcessBackend
 from marl_plugins.hosts.devices import critic_gpus
 from marl_plugins.plan.estimate import gb
@@ -32,7 +33,7 @@ class SharedSeats(ProcessBackend):
         self.room: Room | None = None
         """Once it is open, and only where a policy is trained."""
 
-    def problems(self, run: Run) -> list[str]:
+    def problems(self, run: Run) -> list[Problem]:
         return check_seating(run, self.seating)
 
     def devices(self, run: Run) -> Mapping[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.process_backend import OBJECT_STORE_BYTES
 from marl_plugins.plan.estimate import gb
 from marl_plugins.process_groups.seats import Seating
@@ -13,30 +14,59 @@ from marl_plugins.run import Run
 WHO = "marl_plugins.process_groups"
 
 
-def check_seating(run: Run, seating: Seating) -> list[str]:
+def check_seating(run: Run, seating: Seating) -> list[Problem]:
     """Return everything that is wrong with a run's seats."""
     who = WHO
     needed = {p.name: seats_needed(run.policy_args[p.name]) for p in run.policies if p.trainable}
     if run.device != "cpu":
         return [
-            f"{who}: not on GPUs yet: upstream's weight sync has one broadcast group per policy, made with its training processes; "
-            "leave out the plugin"
+            Problem(
+                "seats.gpus",
+                at(plugin=who),
+                (
+                    "not on GPUs yet: upstream's weight sync has one broadcast group per policy, made with its "
+                    "training processes"
+                ),
+                fix="leave out the plugin",
+            )
         ]
     if not needed:
-        return [f"{who}: no policy is trained, so there is nothing to share; leave out the plugin"]
+        return [
+            Problem(
+                "seats.unused",
+                at(plugin=who),
+                "no policy is trained, so there is nothing to share",
+                fix="leave out the plugin",
+            )
+        ]
     if seating.nodes < 1:
-        return [f"{who}: --process_groups.nodes is {seating.nodes}, and there is no seat without a node; raise it"]
+        return [
+            Problem(
+                "seats.nodes",
+                at(plugin=who),
+                f"--process_groups.nodes is {seating.nodes}, and there is no seat without a node",
+                fix="raise it",
+                flags=("process_groups.nodes",),
+            )
+        ]
     problems = [
-        f"{who}: policy {name!r} needs {count} seats of one node (--actor.num_nodes x --actor.num_gpus_per_node, with a critic "
-        f"its as well), and a node has {seating.seats}; raise --process_groups.seats, or lower "
-        f"--policy.{name}.actor.num_gpus_per_node"
+        Problem(
+            "seats.too_few",
+            at(plugin=who, policy=name),
+            (
+                f"needs {count} seats of one node (--actor.num_nodes x --actor.num_gpus_per_node, "
+                f"with a critic its as well), and a node has {seating.seats}"
+            ),
+            fix=f"raise --process_groups.seats, or lower --policy.{name}.actor.num_gpus_per_node",
+            flags=("actor.num_nodes", "actor.num_gpus_per_node", "process_groups.seats"),
+        )
         for name, count in needed.items()
         if count > seating.seats
     ]
     return problems or _without_room(run, seating, who)
 
 
-def _without_room(run: Run, seating: Seating, who: str) -> list[str]:
+def _without_room(run: Run, seating: Seating, who: str) -> list[Problem]:
     """The problem with states that Ray's object store, or this machine's memory, cannot hold."""
     sizes, given = state_bytes(run), seating.state_gb
     known = {name: size for name, size in sizes.items() if size is not None}
@@ -44,18 +74,38 @@ def _without_room(run: Run, seating: Seating, who: str) -> list[str]:
     if given is None and len(known) < len(sizes):
         unknown = ", ".join(repr(name) for name in sizes if name not in known)
         return [
-            f"{who}: the size of the model of policy {unknown} is not known, and with it how large Ray's object store has to be; "
-            f"give --process_groups.state_gb: of all policies together, 18 bytes a parameter"
+            Problem(
+                "seats.unknown_size",
+                at(plugin=who),
+                (
+                    f"the size of the model of policy {unknown} is not known, and with it how large Ray's object "
+                    "store has to be"
+                ),
+                fix="give --process_groups.state_gb: of all policies together, 18 bytes a parameter",
+                flags=("process_groups.state_gb",),
+            )
         ]
     if given is not None and total > given * 1e9:
         return [
-            f"{who}: the states of the policies need {gb(total)} ({shown}), and --process_groups.state_gb is {given:g}; raise it "
-            "or leave it out"
+            Problem(
+                "seats.state_gb",
+                at(plugin=who),
+                f"the states of the policies need {gb(total)} ({shown}), and --process_groups.state_gb is {given:g}",
+                fix="raise it or leave it out",
+                flags=("process_groups.state_gb",),
+            )
         ]
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if not os.environ.get("RAY_ADDRESS") and OBJECT_STORE_BYTES + states_together(run, seating) > memory:
         return [
-            f"{who}: the states of the policies need {gb(states_together(run, seating))} of Ray's object store ({shown}), and this "
-            f"machine has {gb(memory)} of memory; use smaller models, fewer ranks or fewer policies (--mapping)"
+            Problem(
+                "seats.memory",
+                at(plugin=who),
+                (
+                    f"the states of the policies need {gb(states_together(run, seating))} of Ray's object store ({shown}), "
+                    f"and this machine has {gb(memory)} of memory"
+                ),
+                fix="use smaller models, fewer ranks or fewer policies (--mapping)",
+            )
         ]
     return []

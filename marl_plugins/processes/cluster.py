@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem
 from marl_plugins.core.process_backend import OBJECT_STORE_BYTES
 from marl_plugins.hosts import cpu
 from marl_plugins.hosts.prebuild import clear_abandoned_locks
@@ -111,7 +112,10 @@ def ray_cluster(run: Run, debug: bool, python: str | None) -> Iterator[None]:
                 ray.init(**_options(run, debug, python, folder))
         except (ConnectionError, ValueError) as error:
             raise ConfigurationError(
-                f"Ray cannot be reached or started (RAY_ADDRESS {os.environ.get('RAY_ADDRESS')!r}): {error}"
+                Problem(
+                    "devices.ray",
+                    got=f"Ray cannot be reached or started (RAY_ADDRESS {os.environ.get('RAY_ADDRESS')!r}): {error}",
+                )
             ) from error
         finally:  # a raylet and a GCS server, unless the cluster is someone else's
             ours = set(psutil.Process().children()) - before
@@ -256,8 +260,14 @@ def _check_devices(run: Run) -> None:
     found = int(ray.cluster_resources().get("GPU", 0))
     if found < needed:
         raise ConfigurationError(
-            f"the plan needs {needed} GPUs ({shown_devices(run)}) and Ray has {found}; use --train.colocate_all, fewer engines "
-            "(--vllm.num_engines), fewer ranks (--actor.num_gpus_per_node), a shared mapping (--mapping shared), or more GPUs"
+            Problem(
+                "devices.too_few",
+                got=f"the plan needs {needed} GPUs ({shown_devices(run)}) and Ray has {found}",
+                fix=(
+                    "use --train.colocate_all, fewer engines (--vllm.num_engines), fewer ranks "
+                    "(--actor.num_gpus_per_node), a shared mapping (--mapping shared), or more GPUs"
+                ),
+            )
         )
     if run.processes is not None:
         run.processes.check_cluster(run)

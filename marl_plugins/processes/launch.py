@@ -12,6 +12,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from marl_plugins.core.failures import ConfigurationError, RunEnded, raised_by
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.hosts.devices import critic_gpus, training_gpus
 from marl_plugins.processes.critic_actor import RemoteCriticActor
@@ -244,7 +245,9 @@ def not_started(policy: str, model: str, error: RayTaskError | RayActorError) ->
             "memory ran out; the same command starts again"
         )
     return ConfigurationError(
-        f"policy {policy!r}: model {model!r} could not be started: {reason} (--debug shows all of it)"
+        Problem(
+            "models.start", at(policy=policy), f"model {model!r} could not be started: {reason} (--debug shows all of it)"
+        )
     )
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.plan.models import code_problems, in_folder
 
 
@@ -19,7 +20,7 @@ def refuse_code(models: Iterable[str]) -> None:
     Raises:
         ConfigurationError: At least one of them brings code, or leads to another model.
     """
-    problems = []
+    problems: list[Problem] = []
     for model in dict.fromkeys(models):
         folder = Path(model)
         problems += code_problems(partial(in_folder, folder)) if folder.is_dir() else _problems_on_hub(model)
@@ -27,14 +28,13 @@ def refuse_code(models: Iterable[str]) -> None:
         raise ConfigurationError(problems)
 
 
-def _problems_on_hub(model: str) -> list[str]:
+def _problems_on_hub(model: str) -> list[Problem]:
     find = partial(_download, model)
     problems = code_problems(find)
     if adapter := find("adapter_config.json"):
-        problems.append(
-            f"{adapter}: {model} is an adapter, and transformers would load the model that it names, which may bring code; "
-            "merge the two into one model, or add --trust_remote_code"
-        )
+        got = f"{model} is an adapter, and transformers would load the model that it names, which may bring code"
+        fix = "merge the two into one model, or add --trust_remote_code"
+        problems.append(Problem("models.adapter", at(file=adapter), got, fix=fix))
     return problems
 
 

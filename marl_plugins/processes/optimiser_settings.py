@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem
 
 SETTINGS = ("initial_lr", "betas", "eps", "weight_decay", "momentum", "ns_steps", "nesterov")
 """What flags say of a group of an optimiser; all else in it is state."""
@@ -47,6 +48,9 @@ def keep_settings_when_loading(strategy: Any) -> None:
 
 def _unloadable(folder: str, step: str, why: str) -> ConfigurationError:
     return ConfigurationError(
-        f"the checkpoint {Path(folder, step)} cannot be loaded: {why.splitlines()[0]}; use the step before (docs/resume.md), or "
-        "another --ckpt.path"
+        Problem(
+            "resume.unloadable",
+            got=f"the checkpoint {Path(folder, step)} cannot be loaded: {why.splitlines()[0]}",
+            fix="use the step before (docs/resume.md), or another --ckpt.path",
+        )
     )

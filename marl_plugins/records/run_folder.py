@@ -30,7 +30,7 @@ from marl_plugins import __version__
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import json_value, read_bytes, replace_text
 from marl_plugins.core.options import recipe_file
-from marl_plugins.core.problems import first_of
+from marl_plugins.core.problems import Problem, at, first_of
 from marl_plugins.core.recipe import find_recipe
 from marl_plugins.core.redaction import holds_secret, shown_flag
 from marl_plugins.hosts import upstream_cli
@@ -93,11 +93,15 @@ def record_start(plan: Plan, words: Sequence[str], done: int) -> None:
         replace_text(path, json.dumps([*entries, entry], indent=2) + "\n")
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f"--ckpt.output_dir {run.output}: how the run was started cannot be kept: {error}"
+            Problem(
+                "run_folder.unwritable",
+                at(flag="ckpt.output_dir"),
+                f"{run.output}: how the run was started cannot be kept: {error}",
+            )
         ) from error
 
 
-def replayed(words: Sequence[str]) -> tuple[list[str], list[str]]:
+def replayed(words: Sequence[str]) -> tuple[list[str], list[Problem]]:
     """The words that `--resume FOLDER` stands for, with those that follow it, and remarks; other words are returned as they are.
 
     Raises:
@@ -108,12 +112,22 @@ def replayed(words: Sequence[str]) -> tuple[list[str], list[str]]:
     if not chosen:
         return list(words), []
     if len(chosen) > 1 or len(chosen[0].words) != 1:
-        raise ConfigurationError("--resume takes one run's folder and is given once: --resume FOLDER")
+        raise ConfigurationError(
+            Problem(
+                "resume.folder", got="--resume takes one run's folder and is given once: --resume FOLDER", flags=("resume",)
+            )
+        )
     folder = Path(chosen[0].words[0])
     if any(flag.name == "recipe" for flag in flags):
         raise ConfigurationError(
-            f"--resume {folder} repeats the run with the recipe that it recorded: remove --recipe, or start a new run without "
-            "--resume"
+            Problem(
+                "resume.recipe",
+                got=(
+                    f"--resume {folder} repeats the run with the recipe that it recorded: remove --recipe, or start a "
+                    "new run without --resume"
+                ),
+                flags=("resume", "recipe"),
+            )
         )
     entry = _last_entry(folder)
     place = os.path.abspath(folder)
@@ -125,12 +139,21 @@ def replayed(words: Sequence[str]) -> tuple[list[str], list[str]]:
     twice = [word for f in more if f.name == "plugin" for word in f.words if Path(word).name in recorded]
     if twice:
         raise ConfigurationError(
-            f"--resume {folder} repeats the run with the plugins that it recorded: remove --plugin {twice[0]}; a changed plugin is "
-            "taken by the run's own command with --ckpt.load_enable --resume_with_changes"
+            Problem(
+                "resume.plugin",
+                got=f"--resume {folder} repeats the run with the plugins that it recorded: remove --plugin {twice[0]}",
+                fix="a changed plugin is taken by the run's own command with --ckpt.load_enable --resume_with_changes",
+                flags=("resume", "plugin"),
+            )
         )
     loading = [f for f in (Given("ckpt.load_enable", (), COMMAND_LINE),) if f.name not in [m.name for m in more]]
     remarks = [
-        f"--{name} was given when the run was started and is never written down: give it again if it is needed"
+        Problem(
+            "resume.secret",
+            where=at(flag=name),
+            got=("was given when the run was started and is never written down: give it again if it is needed"),
+            severity="warning",
+        )
         for name in entry["secrets"]
         if name not in [f.name for f in more]
     ]
@@ -140,7 +163,14 @@ def replayed(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def _last_entry(folder: Path) -> Any:
     path = folder / COMMAND_FILE
     if not folder.is_dir():
-        raise ConfigurationError(f"--resume {folder}: no such folder; expected the --ckpt.output_dir of a run")
+        raise ConfigurationError(
+            Problem(
+                "resume.folder",
+                at(flag="resume"),
+                f"{folder}: no such folder",
+                fix="expected the --ckpt.output_dir of a run",
+            )
+        )
     if not path.is_file():
         why = f"not the folder of a run (it has no {COMMAND_FILE})"
         if (folder / "manifest.json").is_file():
@@ -148,18 +178,34 @@ def _last_entry(folder: Path) -> Any:
         elif (folder / "plan.json").is_file():
             why = f"the folder of a run by an earlier release, which kept no {COMMAND_FILE}"
         raise ConfigurationError(
-            f"--resume {folder}: {why}; expected the --ckpt.output_dir of a run. Any saved run continues by its own command "
-            "with --ckpt.load_enable"
+            Problem(
+                "resume.folder",
+                at(flag="resume"),
+                f"{folder}: {why}",
+                fix=(
+                    "expected the --ckpt.output_dir of a run. Any saved run continues by its own command with "
+                    "--ckpt.load_enable"
+                ),
+            )
         )
     entry = read_entries(path)[-1]
     if "digest" in entry and not is_whole(entry):
         raise ConfigurationError(
-            f"{path} is damaged: its last entry does not have the digest that it names; restore it, or resume with the run's own "
-            "command and --ckpt.load_enable"
+            Problem(
+                "run_folder.damaged",
+                where=at(file=path),
+                got="is damaged: its last entry does not have the digest that it names",
+                fix="restore it, or resume with the run's own command and --ckpt.load_enable",
+            )
         )
     changed = [
-        f"{folder / name} is not as it was when the run was started (changed, cut or removed): restore it, or resume with the "
-        "run's own command and --ckpt.load_enable"
+        Problem(
+            "run_folder.changed",
+            got=(
+                f"{folder / name} is not as it was when the run was started (changed, cut or removed): restore "
+                "it, or resume with the run's own command and --ckpt.load_enable"
+            ),
+        )
         for name, content in entry.get("files", {}).items()
         if file_digest(folder / name) != content
     ]
@@ -178,12 +224,20 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
         entries: list[dict[str, Any]] = json_value(read_bytes(path))
         ENTRIES_FORM.validate_python(entries)
     except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
+        raise ConfigurationError(
+            Problem("files.unreadable", where=at(file=path), got=f"cannot be read: {error.strerror}")
+        ) from None
     except ValidationError as error:
         first = error.errors()[0]
-        raise ConfigurationError(f"{path} cannot be read: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise ConfigurationError(
+            Problem(
+                "run_folder.form",
+                where=at(file=path),
+                got=f"cannot be read: {'.'.join(map(str, first['loc']))}: {first['msg']}",
+            )
+        ) from None
     except ValueError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error}") from None
+        raise ConfigurationError(Problem("run_folder.form", where=at(file=path), got=f"cannot be read: {error}")) from None
     return entries
 
 

@@ -29,7 +29,7 @@ from typing import IO, Any
 from marl_plugins.core.failures import ConfigurationError, RunEnded, raised_by
 from marl_plugins.core.files import replace_text, sync
 from marl_plugins.core.ledger import Ledger
-from marl_plugins.core.problems import Problem
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.redaction import shown_args
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.trajectory import Trajectory
@@ -153,13 +153,22 @@ def _locked(flag: str, folder: Path) -> IO[bytes]:
         file.close()
         holder = path.read_text(encoding="utf-8", errors="replace").strip()
         raise ConfigurationError(
-            f"--{flag} {folder}: another run (process {holder or 'unknown'}) is writing to it; wait for it, or give this one a "
-            "folder of its own"
+            Problem(
+                "run_folder.locked",
+                where=at(flag=flag, folder=folder),
+                got=f"another run (process {holder or 'unknown'}) is writing to it",
+                fix="wait for it, or give this one a folder of its own",
+            )
         ) from None
     except OSError as error:
         file.close()
         raise ConfigurationError(
-            f"--{flag} {folder}: cannot be locked against other runs: {error.strerror}; choose a folder on another file system"
+            Problem(
+                "run_folder.no_lock",
+                where=at(flag=flag, folder=folder),
+                got=f"cannot be locked against other runs: {error.strerror}",
+                fix="choose a folder on another file system",
+            )
         ) from None
     return file
 
@@ -188,7 +197,9 @@ def writing(what: str, folder: Path) -> Iterator[None]:
 
 
 def unwritable(flag: str, folder: Path, error: OSError) -> ConfigurationError:
-    return ConfigurationError(f"--{flag} {folder}: cannot be written: {error.strerror}")
+    return ConfigurationError(
+        Problem("run_folder.unwritable", where=at(flag=flag, folder=folder), got=f"cannot be written: {error.strerror}")
+    )
 
 
 def _lines(records: Iterable[Mapping[str, Any]]) -> str:
@@ -240,7 +251,7 @@ def move_aside(folder: Path, keep_start: bool = False) -> Path | None:
     return aside
 
 
-def cut_back(folder: Path, last_step: int) -> list[str]:
+def cut_back(folder: Path, last_step: int) -> list[Problem]:
     """Keep only the records of steps up to `last_step`, no half-written line and no report; remarks on steps whose records are
     missing.
 
@@ -248,7 +259,7 @@ def cut_back(folder: Path, last_step: int) -> list[str]:
         ConfigurationError: A line is no record, or a file cannot be read or written.
     """
     ends, remarks = {}, []
-    problems: list[Problem | str] = []
+    problems: list[Problem] = []
     for path in (folder / name for name in FILES if (folder / name).exists()):
         end = step = 0
         try:
@@ -259,7 +270,14 @@ def cut_back(folder: Path, last_step: int) -> list[str]:
             problems += error.problems
         ends[path] = end
         if path.name in OF_EVERY_STEP and step < last_step:
-            remarks.append(f"{path}: holds no records of steps {step + 1} to {last_step}, though step {last_step} is saved")
+            remarks.append(
+                Problem(
+                    "records.missing",
+                    at(file=path),
+                    f"holds no records of steps {step + 1} to {last_step}, though step {last_step} is saved",
+                    severity="warning",
+                )
+            )
     if problems:
         raise ConfigurationError(problems)
     for path, end in ends.items():
@@ -267,7 +285,9 @@ def cut_back(folder: Path, last_step: int) -> list[str]:
             (folder / REPORT).unlink(missing_ok=True)
             _truncate(path, end)
         except OSError as error:
-            raise ConfigurationError(f"{path}: cannot be written: {error.strerror}") from None
+            raise ConfigurationError(
+                Problem("run_folder.unwritable", at(file=path), f"cannot be written: {error.strerror}")
+            ) from None
     return remarks
 
 

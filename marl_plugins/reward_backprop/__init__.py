@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 from marl_plugins import hookimpl
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, nearest
 from marl_plugins.core.options import at_least, recipe_file
+from marl_plugins.core.problems import Problem
 from marl_plugins.core.scoring import checked_score
 
 if TYPE_CHECKING:
@@ -85,14 +86,20 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 
 
 @hookimpl
-def marl_configure(run: Run) -> list[str]:
+def marl_configure(run: Run) -> list[Problem]:
     args, problems = run.args.reward_backprop, []
     if args.alpha == args.beta == 0:
-        problems.append("--reward_backprop.alpha and --reward_backprop.beta are both 0: every reward would be 0")
+        problems.append(
+            Problem(
+                "reward_backprop.zero",
+                got="--reward_backprop.alpha and --reward_backprop.beta are both 0: every reward would be 0",
+                flags=("reward_backprop.alpha", "reward_backprop.beta"),
+            )
+        )
     try:
         run.state(BackpropState).attributor = make_attributor(run)
     except ConfigurationError as error:
-        problems += map(str, error.problems)
+        problems += error.problems
     return problems
 
 
@@ -108,7 +115,13 @@ def make_attributor(run: Run) -> Attributor:
     duties = duties_of(run)
     if args.attributor == "rules":
         if args.prompt:
-            raise ConfigurationError("--reward_backprop.prompt is for --reward_backprop.attributor model")
+            raise ConfigurationError(
+                Problem(
+                    "reward_backprop.prompt",
+                    got="--reward_backprop.prompt is for --reward_backprop.attributor model",
+                    flags=("reward_backprop.prompt", "reward_backprop.attributor"),
+                )
+            )
         from marl_plugins.reward_backprop.rules import Rules
 
         return Rules(duties)
@@ -122,12 +135,26 @@ def make_attributor(run: Run) -> Attributor:
     if asker is None:
         fix = "give" if coach_first else "name --plugin marl_plugins.coach before marl_plugins.reward_backprop, with"
         raise ConfigurationError(
-            f"--reward_backprop.attributor model asks the coach's model: {fix} --coach.model NAME or --coach.policy NAME"
+            Problem(
+                "reward_backprop.no_model",
+                got=(
+                    f"--reward_backprop.attributor model asks the coach's model: {fix} --coach.model NAME or "
+                    "--coach.policy NAME"
+                ),
+                flags=("reward_backprop.attributor", "coach.model", "coach.policy"),
+            )
         )
     if isinstance(asker.transport, PolicyTransport) and run.policy_args[asker.transport.policy].vllm.enable_sleep:
         raise ConfigurationError(
-            f"--reward_backprop.attributor model asks policy {asker.transport.policy!r} after the rollout, when its engines sleep "
-            "(--vllm.enable_sleep) because it is trained; use rules, or a coach that is not trained"
+            Problem(
+                "reward_backprop.sleeping",
+                got=(
+                    f"--reward_backprop.attributor model asks policy {asker.transport.policy!r} after the rollout, when "
+                    "its engines sleep (--vllm.enable_sleep) because it is trained"
+                ),
+                fix="use rules, or a coach that is not trained",
+                flags=("reward_backprop.attributor", "vllm.enable_sleep"),
+            )
         )
     return ModelAttributor(asker, prompt, duties)
 

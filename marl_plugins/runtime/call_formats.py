@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from marl_plugins.core.calls import FindCalls, functions_of, json_of, outside_thinking
-from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, meant
 from marl_plugins.core.tools import FunctionCall, Tool
 
 
@@ -54,8 +55,11 @@ def find_calls(calls: str, reasoning: str | None, tokenizer: Any, tools: Sequenc
         find("?")
     except (RuntimeError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise ConfigurationError(
-            f"calls: vLLM's parser {calls!r} does not fit the model's tokenizer: {str(error).rstrip('.')}; name the format that "
-            "the model was trained with"
+            Problem(
+                "calls.tokenizer",
+                got=f"calls: vLLM's parser {calls!r} does not fit the model's tokenizer: {str(error).rstrip('.')}",
+                fix="name the format that the model was trained with",
+            )
         ) from error
     return find_or_none
 
@@ -79,5 +83,5 @@ def _spoken(name: str | None, tokenizer: Any, request: Any, manager: Any) -> Cal
 def _class_of(key: str, name: str, known: Sequence[str], get: Callable[[str], Any]) -> Any:
     """The class of a parser."""
     if name not in known:
-        raise ConfigurationError(f"{key}: vLLM has no parser {name!r}{nearest(name, known)}")
+        raise ConfigurationError(Problem("calls.parser", got=f"{key}: vLLM has no parser {name!r}", fix=meant(name, known)))
     return get(name)

@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 
 from marl_plugins.core.failures import ConfigurationError, RunEnded
 from marl_plugins.core.files import open_file, read_bytes, replace_text, sync
-from marl_plugins.core.problems import first_of
+from marl_plugins.core.problems import Problem, at, first_of
 from marl_plugins.plan.resume import (
     MANIFEST,
     SCHEMA_VERSION,
@@ -101,7 +101,7 @@ class Checkpoints:
             raise ConfigurationError(missing)
         changes = differences(step, manifest["run"], self.run, with_changes)
         if broken := broken_files(self.folder, manifest):
-            raise ConfigurationError([*first_of(broken, str(self.folder)), damaged(self.folder, step)])
+            raise ConfigurationError([*first_of(broken, self.folder), damaged(self.folder, step)])
         self.changes = [*manifest.get("changes", []), *([{"after_step": step, "changes": changes}] if changes else [])]
         self.new_changes = changes
         with self._writing():
@@ -128,7 +128,9 @@ class Checkpoints:
         try:
             yield
         except OSError as error:
-            raise ConfigurationError(f"--ckpt.path {self.folder}: cannot be written: {error.strerror}") from None
+            raise ConfigurationError(
+                Problem("resume.unwritable", at(flag="ckpt.path"), f"{self.folder}: cannot be written: {error.strerror}")
+            ) from None
 
     def commit(
         self,
@@ -242,14 +244,14 @@ def content_of(path: Path, flush: bool = False) -> tuple[int, str]:
         return file.tell(), found.hexdigest()
 
 
-def broken_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
+def broken_files(folder: Path, manifest: Mapping[str, Any]) -> list[Problem]:
     """The files of a saved step whose content is not what was saved; manifests of earlier releases list none."""
     files = manifest.get("files", {})
     paths = [folder / name for name in files]
     return [
-        f"{path} cannot be read: {found.strerror}"
+        Problem("files.unreadable", where=at(file=path), got=f"cannot be read: {found.strerror}")
         if isinstance(found, OSError)
-        else f"{path} is damaged: its content is not what was saved"
+        else Problem("resume.damaged_file", where=at(file=path), got="is damaged: its content is not what was saved")
         for path, saved, found in zip(paths, files.values(), of_files(_content_or_error, paths), strict=True)
         if found != tuple(saved)
     ]

@@ -62,7 +62,7 @@ def train(plan: Plan, words: Sequence[str]) -> int:
             manifest = checkpoints.open(run.args.ckpt.load_enable, plan.options.resume_with_changes)
         started, done = time.monotonic(), manifest["step"] if manifest else 0
         for change in accepted(checkpoints.new_changes):
-            if change not in map(str, run.warnings):  # tasks of a hub are read only now
+            if change not in run.warnings:  # tasks of a hub are read only now
                 display.say(f"warning: {change}")
         if not manifest and (aside := move_aside(output, keep_start=bool(plan.options.resume))):
             display.say(f"records of an earlier run moved to {aside}")

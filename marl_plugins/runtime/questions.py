@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 
 from marl_plugins.core.conversation import ChatFormat
-from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, nearest
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.problems import Problem, at, meant
 from marl_plugins.core.redaction import encodable
 from marl_plugins.core.roles import Call, Generate, Sampling
 from marl_plugins.core.seeds import derive_seed
@@ -23,7 +24,14 @@ def make_ask(generate: Generate, chats: Mapping[str, ChatFormat], samplings: Map
 
     async def ask(policy: str, messages: Sequence[Mapping[str, str]], max_tokens: int, sampled: bool) -> Answer:
         if policy not in chats:
-            raise ConfigurationError(f"run.ask: there is no policy {policy!r} in this run{nearest(policy, chats)}")
+            raise ConfigurationError(
+                Problem(
+                    "policies.unknown",
+                    at(key="run.ask"),
+                    f"there is no policy {policy!r} in this run",
+                    fix=meant(policy, chats),
+                )
+            )
         context = chats[policy].opening([{name: encodable(text) for name, text in m.items()} for m in messages])
         longest = samplings[policy].max_len
         room = longest - len(context)

@@ -10,6 +10,7 @@ import jinja2
 from marl_plugins.core.calls import clashes, functions_of
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.prompts import followup_renderer, prompt_renderer
 from marl_plugins.core.roles import RoleSpec, Sampling
 from marl_plugins.core.tools import Tool
@@ -104,8 +105,15 @@ def _try_template(run: Run, role: RoleSpec) -> None:
         shown = chat.opening(opening)
         if role.find_calls and shown == ChatFormat(chat.tokenizer, chat.policy).opening(opening):
             raise ConfigurationError(
-                f"role {role.name!r}: calls: the chat template of policy {role.policy!r} shows no tools, so its model has not "
-                "learned to call any; leave `calls` out, and say in the prompt how tools are called"
+                Problem(
+                    "calls.template",
+                    at(role=role.name),
+                    (
+                        f"calls: the chat template of policy {role.policy!r} shows no tools, so its model has not learned "
+                        "to call any"
+                    ),
+                    fix="leave `calls` out, and say in the prompt how tools are called",
+                )
             )
         if role.max_turns > 1:
             each = [ToolResult(tool.name, "", "?", ok=True) for tool in role.tools]
@@ -113,17 +121,35 @@ def _try_template(run: Run, role: RoleSpec) -> None:
                 chat.continuation([], role.answers(results))
             if role.find_calls and _shows_more(chat, role.answers(each)):
                 raise ConfigurationError(
-                    f"role {role.name!r}: calls: the chat template of policy {role.policy!r} shows a tool's name or a call's id "
-                    "with its answer, which it is not given; leave `calls` out, and say in the prompt how tools are called"
+                    Problem(
+                        "calls.template_ids",
+                        at(role=role.name),
+                        (
+                            f"calls: the chat template of policy {role.policy!r} shows a tool's name or a call's id with its "
+                            "answer, which it is not given"
+                        ),
+                        fix="leave `calls` out, and say in the prompt how tools are called",
+                    )
                 )
     except jinja2.TemplateError as error:
         raise ConfigurationError(
-            f"policy {chat.policy!r}: its chat template refuses the messages of role {role.name!r}: {error}"
+            Problem(
+                "models.template_refuses",
+                at(policy=chat.policy),
+                f"its chat template refuses the messages of role {role.name!r}: {error}",
+            )
         ) from None
     if role.find_calls and len(shown) >= role.sampling.max_len:
         raise ConfigurationError(
-            f"role {role.name!r}: its prompt and the tools that it may call have {len(shown)} tokens, which leaves no room for an "
-            f"answer in --data.max_len {role.sampling.max_len}; name fewer tools, or raise --data.max_len"
+            Problem(
+                "lengths.tools",
+                at(role=role.name),
+                (
+                    f"its prompt and the tools that it may call have {len(shown)} tokens, which leaves no room for an "
+                    f"answer in --data.max_len {role.sampling.max_len}"
+                ),
+                fix="name fewer tools, or raise --data.max_len",
+            )
         )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.demonstrations import WarmStartConfig
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.process_backend import ProcessBackend
 from marl_plugins.core.roles import Sampling
 from marl_plugins.core.tiny import is_tiny
@@ -173,7 +174,11 @@ class Session:
                 tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trusted, use_fast=fast)
             except (OSError, ValueError) as error:
                 problems.append(
-                    f"policy {policy!r}: the tokenizer of {name!r} cannot be loaded: {str(error).splitlines()[0]}"
+                    Problem(
+                        "models.tokenizer",
+                        at(policy=policy),
+                        f"the tokenizer of {name!r} cannot be loaded: {str(error).splitlines()[0]}",
+                    )
                 )
                 continue
             tokenizer.padding_side = "left"

@@ -31,6 +31,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt,
 
 from marl_plugins.core.deadlines import in_turn
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.redaction import Redaction, shown_url
 from marl_plugins.core.workspace import MOST_FILES, folders_of, path_problem, read_files, tree_problem
 from marl_plugins.sandbox import remote
@@ -130,15 +131,29 @@ class ServiceSandbox:
             if said != b'"pong"':
                 shown = self._redaction.text(said[:200].decode(errors="replace"), 80)
                 raise ConfigurationError(
-                    f'tools.sandbox.url: {self.shown}: GET /v1/ping gave {shown!r}, and SandboxFusion answers "pong"; {cure}'
+                    Problem(
+                        "sandbox.ping",
+                        at(key="tools.sandbox.url"),
+                        f'{self.shown}: GET /v1/ping gave {shown!r}, and SandboxFusion answers "pong"',
+                        fix=str(cure),
+                    )
                 )
             got = await self.run(Program("print(6 * 7)"))
         except (InfrastructureFailure, RunPaused) as failure:
             what = str(failure).removeprefix(f"{self.shown}: ")
-            raise ConfigurationError(f"tools.sandbox.url: {self.shown}: {what}; {cure}") from failure
+            raise ConfigurationError(
+                Problem("sandbox.unreachable", at(key="tools.sandbox.url"), f"{self.shown}: {what}", fix=str(cure))
+            ) from failure
         if (got.status, got.stdout) != ("finished", "42\n"):
             found = got.reason or got.stderr[-LAST_WORDS:] or got.stdout
-            raise ConfigurationError(f"tools.sandbox.url: {self.shown}: print(6 * 7) gave {got.status}: {found!r}; {cure}")
+            raise ConfigurationError(
+                Problem(
+                    "sandbox.answer",
+                    at(key="tools.sandbox.url"),
+                    f"{self.shown}: print(6 * 7) gave {got.status}: {found!r}",
+                    fix=str(cure),
+                )
+            )
 
     async def close(self) -> None:
         """End the session, and with it what is being waited for."""

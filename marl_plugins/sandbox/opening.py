@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.sandbox.program import Startable
 from marl_plugins.sandbox.section import SandboxConfig
 
@@ -36,7 +37,7 @@ def back_end(
 
         return LocalSandbox(config, packages=packages, concurrency=concurrency, workspaces=workspaces)
     if missing := missing_extra():
-        raise ConfigurationError(f"tools.sandbox.isolation: service: {missing}")
+        raise ConfigurationError(Problem("sandbox.service", at(key="tools.sandbox.isolation"), f"service: {missing}"))
     from marl_plugins.sandbox.fusion import ServiceSandbox
 
     return ServiceSandbox(config.url, concurrency=concurrency, workspaces=workspaces)

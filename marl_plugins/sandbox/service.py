@@ -22,6 +22,7 @@ from aiohttp import web
 from pydantic_core import PydanticCustomError
 
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.problems import Problem
 from marl_plugins.core.workspace import path_problem, tree_problem
 from marl_plugins.sandbox.opening import open_sandbox
 from marl_plugins.sandbox.program import (
@@ -198,7 +199,12 @@ async def serve(
                 await web.TCPSite(runner, host, port).start()
             except OSError as error:
                 raise ConfigurationError(
-                    f"--host {host} --port {port}: {error.strerror or error}; choose others"
+                    Problem(
+                        "sandbox.port",
+                        got=f"--host {host} --port {port}: {error.strerror or error}",
+                        fix="choose others",
+                        flags=("host", "port"),
+                    )
                 ) from error
             address, opened = runner.addresses[0][:2]
             shown = f"[{address}]" if ":" in address else address

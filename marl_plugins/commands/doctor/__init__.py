@@ -22,6 +22,7 @@ from marl_plugins import __version__
 from marl_plugins.commands.doctor import engines, gpus, machine, needs, services, upstream, versions
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.findings import Finding, all_good
+from marl_plugins.core.problems import at
 from marl_plugins.core.recipe import find_recipe
 from marl_plugins.hosts import cpu, upstream_cli
 from marl_plugins.loading import SHIPPED, load, present, users_code
@@ -112,7 +113,7 @@ def lines_of(plugin: ModuleType, run: Run | None, options: argparse.Namespace, s
     """Returns a plugin's own lines."""
     given = {"run": run, "args": nested(vars(options)), "static": static}
     wanted = inspect.signature(plugin.marl_doctor).parameters
-    with users_code("marl_doctor", place=f"plugin {plugin.__name__}"):
+    with users_code(at(hook="marl_doctor"), place=at(plugin=plugin.__name__)):
         return list(plugin.marl_doctor(**{name: given[name] for name in wanted if name in given}) or ())
 
 

@@ -20,6 +20,7 @@ Only what no answer changes is an error; what an agent might avoid, or a run mig
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from marl_plugins.core.problems import Problem
@@ -29,7 +30,6 @@ from marl_plugins.core.workflow import Workflow
 from marl_plugins.manager import Plugins
 from marl_plugins.plan.parts import arity_problem, place_of
 from marl_plugins.plan.plan import Plan
-from marl_plugins.plan.rehearsal.apart import where_of
 from marl_plugins.plan.rehearsal.examples import copies_of_label, different, wrong_demonstrations
 from marl_plugins.plan.rehearsal.rehearser import Rehearsal, Rehearser
 from marl_plugins.plan.rehearsal.scorers import Rehearsed, try_grader
@@ -88,9 +88,8 @@ def rehearse(
         copies: Keys of the tasks' metadata under which the label stands too.
         more: Tasks whose demonstrations may lead further.
     """
-    file = place_of(workflow).removesuffix(": ") or str(run.folder / run.recipe.workflow)
+    file = place_of(workflow) or str(run.folder / run.recipe.workflow)
     if problem := arity_problem(workflow, 3):
-        said = f"{problem.removeprefix(f'{file}: ')}; run is called with task, roles and tools"
-        return Rehearsal(wrong=[Problem("rehearsal.arguments", where_of(file), said)], task=task)
+        return Rehearsal(wrong=[replace(problem, fix="run is called with task, roles and tools")], task=task)
     known = dict(tools) if isinstance(tools, Mapping) else dict.fromkeys(tools)
     return Rehearser(Stage(run, workflow, known, file), task, copies, more).rehearse(others)

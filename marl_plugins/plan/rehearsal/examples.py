@@ -67,7 +67,7 @@ def wrong_demonstrations(run: Run, task: Task | None) -> list[Problem]:
     module = run.demonstrations_module
     if module is None or task is None or not any(is_tiny(policy.model) for policy in run.policies):
         return []
-    place = place_of(module.demonstrate).removesuffix(": ")
+    place = place_of(module.demonstrate)
 
     def draw(caught: Caught) -> tuple[list[object], list[Failure]]:
         drawn: list[object] = []

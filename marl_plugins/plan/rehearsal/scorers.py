@@ -60,7 +60,7 @@ def try_scorer(
     Returns:
         Mistakes, and warnings.
     """
-    rehearsed, where = run.state(Rehearsed), place_of(function).removesuffix(": ") or what
+    rehearsed, where = run.state(Rehearsed), place_of(function) or what
 
     def tries(trajectories: dict[str, Trajectory], caught: Caught) -> list[tuple[str, list[Failure]]]:
         found = []
@@ -114,9 +114,7 @@ def try_grader(plan: Plan) -> tuple[list[Problem], list[Problem]]:
         if not callable(function) or plan.plugins.claims(f"marl_{name}"):
             continue
         if problem := arity_problem(function, len(given)):
-            place = place_of(function).removesuffix(": ")
-            said = f"{problem.removeprefix(f'{place}: ')}; {name} is called with {' and '.join(given)}"
-            wrong.append(Problem("rehearsal.arguments", where_of(place), said))
+            wrong.append(replace(problem, fix=f"{name} is called with {' and '.join(given)}"))
             continue
         mistakes, remarks = try_scorer(run, name, score, function)
         wrong, unclear = wrong + mistakes, unclear + remarks
@@ -124,7 +122,7 @@ def try_grader(plan: Plan) -> tuple[list[Problem], list[Problem]]:
         unclear.append(
             Problem(
                 "rehearsal.no_score",
-                where_of(place_of(module.score_outcome).removesuffix(": ")),
+                where_of(place_of(module.score_outcome)),
                 "score_outcome gave no score for any rehearsed trajectory, and what has none is not rewarded",
                 fix="does it end with `return`?",
                 severity="warning",

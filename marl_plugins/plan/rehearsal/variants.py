@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from marl_plugins.core.problems import Problem, meant
@@ -32,9 +33,9 @@ def variants_of(workflow: Workflow, speakers: Collection[str]) -> tuple[Variants
     function: Any = getattr(workflow, "variants", None) or getattr(inspect.getmodule(workflow), "variants", None)
     if function is None:
         return {}, []
-    place = place_of(function).removesuffix(": ")
+    place = place_of(function)
     if problem := arity_problem(function, 0):
-        return {}, [Problem("rehearsal.variants", got=f"{problem}; variants is called without arguments")]
+        return {}, [replace(problem, fix="variants is called without arguments")]
     failures: list[Any] = []
     given: list[Any] = []
 

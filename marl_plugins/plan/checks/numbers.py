@@ -1,0 +1,234 @@
+"""What is wrong with numbers of a run that do not fit each other: lengths, micro-batches, devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.tiny import is_tiny
+from marl_plugins.hosts import cpu
+from marl_plugins.hosts.devices import critic_gpus, engine_gpus, training_gpus
+from marl_plugins.plan.devices import needed_devices, shown_devices
+from marl_plugins.plan.models import positions_of
+from marl_plugins.run import Run
+
+
+def check_numbers(run: Run) -> list[Problem]:
+    """Numbers that do not fit each other; the range of each alone is checked with its flag (ranges.py)."""
+    args, problems = run.args, []
+    if run.trajectories % max(1, args.train.batch_size):
+        problems.append(
+            Problem(
+                "plan.batch",
+                got=(
+                    f"a step has {run.trajectories} trajectories (--rollout.batch_size {args.rollout.batch_size} x "
+                    f"--rollout.n_samples_per_prompt {args.rollout.n_samples_per_prompt}), which --train.batch_size "
+                    f"{args.train.batch_size} (trajectories per optimiser step) does not divide"
+                ),
+                flags=("rollout.batch_size", "rollout.n_samples_per_prompt", "train.batch_size"),
+            )
+        )
+    if run.device != "cpu" and sum(p.trainable for p in run.policies) > 1 and args.vllm.sync_with_ray:
+        problems.append(
+            Problem(
+                "plan.sync_with_ray",
+                got=(
+                    "--vllm.sync_with_ray is for one policy: upstream calls the group of every policy 'openrlhf' "
+                    "(ppo_actor.py:128)"
+                ),
+                fix="leave it out, the engines are then synchronised over torch's own groups",
+                flags=("vllm.sync_with_ray",),
+            )
+        )
+    problems += with_policies_named(
+        {
+            name: [*_lengths(run, name, a), *_batching(run.device, a), *_placement(run.device, a)]
+            for name, a in run.policy_args.items()
+        }
+    )
+    if run.logical_gpus is not None and run.device != "cpu":
+        problems.append(
+            Problem("plan.logical_gpus", at(flag="logical_gpus"), "is for machines without GPUs", fix="remove it")
+        )
+    elif run.logical_gpus is not None and run.policy_args and run.logical_gpus < sum(needed_devices(run).values()):
+        problems.append(
+            Problem(
+                "plan.logical_gpus",
+                at(flag="logical_gpus"),
+                f"{run.logical_gpus}: the plan needs {sum(needed_devices(run).values())} ({shown_devices(run)})",
+                fix=(
+                    "use fewer engines (--vllm.num_engines), fewer ranks (--actor.num_gpus_per_node) or a shared "
+                    "mapping (--mapping shared)"
+                ),
+                flags=("vllm.num_engines", "actor.num_gpus_per_node"),
+            )
+        )
+    return problems
+
+
+def _lengths(run: Run, policy: str, a: Any) -> list[Problem]:
+    """Token limits of one policy that contradict each other or its model."""
+    problems = []
+    buffer, longest = a.reward.overlong_buffer_len, a.rollout.max_new_tokens
+    if buffer is not None and longest is not None and buffer > longest:
+        problems.append(
+            Problem(
+                "lengths.overlong",
+                got=f"--reward.overlong_buffer_len {buffer} is over --rollout.max_new_tokens {longest}",
+                flags=("reward.overlong_buffer_len", "rollout.max_new_tokens"),
+            )
+        )
+    clip = a.reward.clip_range
+    if clip and not clip[0] < clip[1]:
+        problems.append(
+            Problem(
+                "lengths.clip_range",
+                at(flag="reward.clip_range"),
+                f"{clip[0]:g} {clip[1]:g}",
+                "two numbers, the lower one first",
+            )
+        )
+    for role in run.recipe.roles_of(policy):
+        limit = run.role(role).max_new_tokens
+        if buffer is not None and limit and buffer > limit:
+            problems.append(
+                Problem(
+                    "lengths.overlong",
+                    got=f"--reward.overlong_buffer_len {buffer} is over the max_new_tokens {limit} of role {role!r}",
+                    flags=("reward.overlong_buffer_len",),
+                )
+            )
+        if limit and limit >= a.data.max_len:
+            problems.append(
+                Problem(
+                    "lengths.no_room",
+                    at(role=role),
+                    f"max_new_tokens {limit} leaves no room in --data.max_len {a.data.max_len}",
+                    flags=("data.max_len",),
+                )
+            )
+    model = a.actor.model_name_or_path
+    positions = positions_of(model)
+    if positions is not None and a.data.max_len > positions:
+        larger = f", or name the model tiny:positions={a.data.max_len}" if is_tiny(model) else ""
+        got = f"--data.max_len {a.data.max_len} is over the {positions} positions of its model"
+        problems.append(Problem("lengths.positions", got=got, fix=f"lower it{larger}", flags=("data.max_len",)))
+    if longest is not None and longest >= a.data.max_len:
+        problems.append(
+            Problem(
+                "lengths.no_room",
+                got=(f"--rollout.max_new_tokens {longest} leaves no room for a prompt in --data.max_len {a.data.max_len}"),
+                flags=("rollout.max_new_tokens", "data.max_len"),
+            )
+        )
+    return problems
+
+
+def _batching(device: str, a: Any) -> list[Problem]:
+    """Packing, micro-batches by tokens and sequence parallelism where they cannot work."""
+    problems = []
+    if a.train.dynamic_batch_enable:
+        problems += [
+            Problem(
+                "lengths.micro_batch",
+                got=(
+                    f"--{stage}.max_tokens_per_gpu {tokens} is under --data.max_len {a.data.max_len}: a conversation "
+                    "of that length would fit into no micro-batch"
+                ),
+                fix="raise it, or lower --data.max_len",
+                flags=(f"{stage}.max_tokens_per_gpu", "data.max_len"),
+            )
+            for stage in ("train", "rollout")
+            if (tokens := getattr(a, stage).max_tokens_per_gpu) is not None and tokens < a.data.max_len
+        ]
+    if device == "cpu" and a.ds.ring_attn_size > 1:
+        problems.append(
+            Problem("devices.ring_attention", got="--ds.ring_attn_size needs GPUs", flags=("ds.ring_attn_size",))
+        )
+    if device == "cpu" and a.ds.packing_samples and a.ds.attn_implementation not in ("eager", "sdpa"):
+        problems.append(
+            Problem(
+                "devices.packing",
+                at(flag="ds.packing_samples"),
+                f"attention {a.ds.attn_implementation!r} is not known to keep packed rows apart on a CPU",
+                fix="use --ds.attn_implementation eager or sdpa",
+                flags=("ds.attn_implementation",),
+            )
+        )
+    return problems
+
+
+def _placement(device: str, a: Any) -> list[Problem]:
+    """Devices and settings of one policy that cannot be combined, or not on this machine."""
+    problems = []
+    ranks = f"must equal {training_gpus(a)} (--actor.num_nodes x --actor.num_gpus_per_node)"
+    if a.train.colocate_all and engine_gpus(a) != training_gpus(a):
+        problems.append(
+            Problem(
+                "devices.colocated",
+                got=(
+                    f"--train.colocate_all puts engines and training on the same devices: {engine_gpus(a)} "
+                    f"(--vllm.num_engines x --vllm.tensor_parallel_size) {ranks}"
+                ),
+                flags=("train.colocate_all", "vllm.num_engines", "vllm.tensor_parallel_size"),
+            )
+        )
+    if a.train.colocate_all and critic_gpus(a) not in (0, training_gpus(a)):
+        problems.append(
+            Problem(
+                "devices.colocated",
+                got=(
+                    f"--train.colocate_all puts the critic on the policy's devices: {critic_gpus(a)} "
+                    f"(--critic.num_nodes x --critic.num_gpus_per_node) {ranks}"
+                ),
+                flags=("train.colocate_all", "critic.num_nodes", "critic.num_gpus_per_node"),
+            )
+        )
+    if device != "cpu":
+        return problems
+    if a.train.colocate_all or a.vllm.enable_sleep or a.ds.enable_sleep:
+        problems.append(
+            Problem(
+                "devices.no_gpu",
+                got=(
+                    "--train.colocate_all, --vllm.enable_sleep and --ds.enable_sleep share a GPU's memory, and there "
+                    "is none here"
+                ),
+                fix=(
+                    f"use a recipe for CPUs (the shipped ones have a tiny.yaml), or set {cpu.DEVICE}=cuda to see the "
+                    "plan for GPUs"
+                ),
+                flags=("train.colocate_all", "vllm.enable_sleep", "ds.enable_sleep"),
+            )
+        )
+    if a.ds.zero_stage == 3:
+        problems.append(
+            Problem(
+                "devices.zero_stage",
+                got="--ds.zero_stage 3 is refused on CPU: it gave NaN with two ranks in one of four runs",
+                flags=("ds.zero_stage",),
+            )
+        )
+    if a.ds.attn_implementation.startswith("flash"):
+        problems.append(
+            Problem(
+                "devices.attention",
+                got=f"--ds.attn_implementation {a.ds.attn_implementation} needs a GPU",
+                fix="use eager or sdpa",
+                flags=("ds.attn_implementation",),
+            )
+        )
+    return problems
+
+
+def with_policies_named(by_policy: Mapping[str, Sequence[Problem]]) -> list[Problem]:
+    """Problems with the policies that have them; without a name where all have the same, as with flags for all of them."""
+    owners: dict[Problem, list[str]] = {}
+    for name, problems in by_policy.items():
+        for problem in problems:
+            owners.setdefault(problem, []).append(name)
+    return [
+        problem if len(names) == len(by_policy) and problem.code != "models.none" else problem.within(policy=names)
+        for problem, names in owners.items()
+    ]
