@@ -272,12 +272,16 @@ def use_tool(run: Run, name: str, user: str) -> Tool:
     if name not in run.tools:
         got, fix = f"{user} uses it, and the run does not have it", meant(name, run.tools)
         raise ConfigurationError(Problem("tools.unknown", at(tool=name), got, fix=fix))
-    users = run.state(ToolUsers).names.setdefault(name, [])
-    users += [user] if user not in users else []
+    note_user(run, name, user)
     return run.tools[name]
+
+
+def note_user(run: Run, name: str, user: str) -> None:
+    """Notes who uses a tool without being a role that names it."""
+    run.state(ToolUsers).names.setdefault(name, []).append(user)
 
 
 def tool_users(run: Run, name: str) -> list[str]:
     """Returns who uses a tool, as far as it is known: `agents`, where a role names it, and users of `use_tool`."""
     agents = ["agents"] if any(name in role.tools for role in run.recipe.roles.values()) else []
-    return [*agents, *run.state(ToolUsers).names.get(name, ())]
+    return list(dict.fromkeys([*agents, *run.state(ToolUsers).names.get(name, ())]))

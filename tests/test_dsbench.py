@@ -27,6 +27,7 @@ from marl_plugins.core.trajectory import Generation, ToolResult
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
 from marl_plugins.loading import load_file
 from marl_plugins.plan.build import build_plan
+from marl_plugins.plan.describe import first_lines
 from marl_plugins.plan.fingerprint import fingerprint
 from marl_plugins.records import run_folder
 from marl_plugins.reward_backprop import BackpropState
@@ -595,6 +596,11 @@ def test_its_warm_up_is_checked_compared_and_kept(tmp_path):
 
 
 @pytest.mark.usefixtures("data")
+def test_the_plan_says_where_the_words_programs_run():
+    plan = build_plan(["--recipe", str(FOLDER / "tiny.yaml")])
+    assert first_lines(plan)[0].startswith("sandbox: programs of agents run in the sandbox: ")
+
+
 def test_planning_imports_neither_pandas_nor_scikit_learn():
     code = (
         "import sys; from marl_plugins.cli import main\n"

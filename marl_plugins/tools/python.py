@@ -25,7 +25,7 @@ from marl_plugins.core.section import Section
 from marl_plugins.core.tools import Function, Tool, ToolCall
 from marl_plugins.core.trajectory import Task, ToolResult
 from marl_plugins.core.workspace import Workspace
-from marl_plugins.run import tool_users
+from marl_plugins.run import note_user, tool_users
 from marl_plugins.sandbox import Limits, OnDemand, Program, Sandbox
 from marl_plugins.sandbox.section import SandboxConfig
 
@@ -198,9 +198,16 @@ def programs_of(run: Run) -> OnDemand:
     return kept.sandbox
 
 
-def tool_of(run: Run) -> Tool:
-    """Returns a run's tool `python`, also for the tools of plugins that run programs as it does."""
+def tool_of(run: Run, user: str = "") -> Tool:
+    """Returns a run's tool `python`, also for the tools of plugins that run programs as it does.
+
+    Args:
+        user: Whose programs these are, in messages, as in `use_tool`; empty: those of the roles that name the tool.
+    """
     from marl_plugins.sandbox.workspace import Workspaces
+
+    if user:
+        note_user(run, "python", user)
 
     def workspace(task: Task) -> AbstractAsyncContextManager[Workspace]:
         return run.state(Workspaces).of(task)

@@ -58,7 +58,7 @@ def marl_tools(run):
     """The word's program runs as those of the tool `python` do, with the same limits, in the trajectory's workspace."""
     from marl_plugins.tools.python import tool_of
 
-    python, known = tool_of(run), {}
+    python, known = tool_of(run, "agents"), {}
 
     async def word(call):
         if not known:
