@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import statistics
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -152,7 +153,7 @@ def main() -> None:
             each = list(pool.map(partial(first_alarm, world), range(-(-options.runs // 10)), chunksize=4))
             steps = sorted(first for first, raised in each if any(role == ROLES[0] for role, _ in raised))
             others = sum(any(role != ROLES[0] for role, _ in raised) for _, raised in each)
-            told = f"{steps[len(steps) // 2]}, {steps[-1]}" if steps else "-"
+            told = f"{statistics.median(steps):g}, {steps[-1]}" if steps else "-"
             print(f"| {name} | {len(each)} | {len(steps)} | {told} | {others} |", flush=True)
 
 

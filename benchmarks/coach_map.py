@@ -20,7 +20,7 @@ real loop is drawn into the picture as crosses.
 
 Steps to one half are those after which the held-out success, which is computed and not sampled, is a half for the first time; a run
 that does not get there counts as more than the last step. Spread: the least and the most of the seeds. The difference at step 40
-is that to `outcome`, paired by seed, with its 95 % t-interval.
+is that to `outcome`, with the 95 % t-interval over seeds; what arms of a seed have in common does not show in it.
 """
 
 from __future__ import annotations
@@ -272,13 +272,14 @@ def calibrate(seeds: int) -> None:
 
 def half(reached: Array) -> str:
     """Median of the steps to one half, and their spread."""
-    low, middle, high = (f"{value:.0f}" if np.isfinite(value) else f"> {STEPS}" for value in spread(reached))
+    low, middle, high = (f"{value:g}" if np.isfinite(value) else f"> {STEPS}" for value in spread(reached))
     return f"{middle} ({low} to {high})"
 
 
 def spread(values: Array) -> tuple[float, float, float]:
+    """The least, the median and the most; a median between a step and none is none."""
     ordered = np.sort(values)
-    return float(ordered[0]), float(ordered[len(ordered) // 2]), float(ordered[-1])
+    return float(ordered[0]), statistics.median(map(float, ordered)), float(ordered[-1])
 
 
 def draw(curves: dict[tuple[str, float, int], Array], picture: Path) -> None:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.startup import memory
+from marl_plugins.core.intervals import t_quantile
 from marl_plugins.core.shipped import recipes_root
 from marl_plugins.records.read import RunReader
 
@@ -40,8 +41,6 @@ ARMS: dict[str, list[str]] = {
     "shared": [*COACH, "--mapping", "shared"],
     "frozen": [*COACH, "--actor.adam.lr", "0", "--max_steps", "8", "--eval.steps", "2"],
 }
-T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 12: 2.201}
-"""Two-sided 95 % quantile of Student's t by number of seeds."""
 
 
 def train(arm: str, flags: Sequence[str], seed: int, out: Path) -> dict[str, Any]:
@@ -95,7 +94,7 @@ def points(values: Sequence[float]) -> str:
     mean = 100 * statistics.fmean(values)
     if len(values) < 2:
         return f"{mean:+.1f}"
-    half = 100 * T95[len(values)] * statistics.stdev(values) / len(values) ** 0.5
+    half = 100 * t_quantile(len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
     return f"{mean:+.1f} [{mean - half:+.1f}, {mean + half:+.1f}]"
 
 

@@ -7,6 +7,7 @@ tool the same of its calls. And how many actions were in progress at once.
 
 from __future__ import annotations
 
+import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from marl_plugins.records.trace import TracedAction, read_trace
 def spread(values: Sequence[float], unit: str = "") -> str:
     """Median, 95th percentile and maximum."""
     ordered = sorted(values)
-    found = (ordered[(len(ordered) - 1) // 2], ordered[-(-95 * len(ordered) // 100) - 1], ordered[-1])
+    found = (statistics.median(ordered), ordered[-(-95 * len(ordered) // 100) - 1], ordered[-1])
     return " / ".join(f"{value:.3g}" for value in found) + unit
 
 

@@ -1,7 +1,7 @@
 """Weight sync on GPUs in buckets: one call and one transfer for many parameters, instead of upstream's one of each per parameter
 (ppo_actor.py:409-490, vllm_worker_wrap.py).
 
-    trainer   the parameters of one dtype, laid end to end in a buffer of at most `--flat_sync` MB, broadcast on upstream's own
+    trainer   the parameters of one dtype, laid end to end in a buffer of at most `--flat_sync.mb` MB, broadcast on upstream's own
               group; where engines share devices with training processes, as one CUDA IPC handle per rank
     worker    cuts the buffer into views, and loads these as upstream's loads its one
 
