@@ -47,7 +47,7 @@ def test_every_flag_exists(page, flags):
     assert all(any(flag.startswith(name) for flag in known) for name in prefixes)
 
 
-@pytest.mark.parametrize("page", pages("decisions.md"))
+@pytest.mark.parametrize("page", pages("decisions.md", "compatibility.md"))
 def test_every_command_and_hook_exists(page):
     text = page.read_text()
     commands = {command.name for command in (*COMMANDS, *plugin_commands([]))}
