@@ -245,3 +245,34 @@ def test_a_recipes_grader_may_score_roles(tmp_path, grader):
 
     asyncio.run(score_outcome(trajectory, ask, None, plan.run.recipe.roles))
     assert (trajectory.outcomes, trajectory.outcome) == ({"solver": 1.0, "coder": 0.0}, 0.5)
+
+
+# --- what is wrong with the user's code names whose it is -------------------------------------------------------------------
+
+
+def test_a_grader_that_raises_names_task_and_answer():
+    trajectory = make_trajectory({"a": []})
+    trajectory.answer = "forty-two"
+
+    async def judged(trajectory):
+        return int(trajectory.answer)
+
+    with pytest.raises(ValueError, match="invalid literal for int") as error:
+        asyncio.run(score_outcome(trajectory, judged, None, ["a"]))
+    assert error.value.__notes__ == ["raised while the answer 'forty-two' to task 't', sample 0, was scored"]
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_scorer_of_actions_that_raises_names_role_task_and_answer(plain):
+    trajectory = make_trajectory({"a": []})
+
+    def score(action, seen):
+        async def judged():
+            raise KeyError("points")
+
+        return {}["points"] if plain else judged()
+
+    with pytest.raises(KeyError) as error:
+        asyncio.run(score_trajectory(trajectory, score, None, roles=["a"]))
+    (note,) = error.value.__notes__
+    assert "role 'a' was scored" in note and "on task 't'" in note

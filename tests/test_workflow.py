@@ -667,3 +667,35 @@ def test_scorers_that_fail_together_fail_once(chat, caplog):
         run(workflow, chat, score_action=score)
     gc.collect()
     assert not caplog.records
+
+
+# --- tools that are wrong ---------------------------------------------------------------------------------------------------
+
+
+def test_a_tool_that_gives_no_result_is_named_with_its_line(chat):
+    async def lookup(call):
+        return "just a text"
+
+    async def asks(task, roles, tools):
+        return await tools.lookup("host 7")
+
+    with pytest.raises(TypeError) as error:
+        run(asks, chat, tools={"lookup": Tool("lookup", lookup, lambda text: [])})
+    place = f"{__file__}:{lookup.__code__.co_firstlineno}: "
+    assert str(error.value).startswith(
+        f"{place}tool 'lookup' gave str, expected a ToolResult of marl_plugins.core.trajectory"
+    )
+    assert error.value.__notes__ == [
+        f"raised by {place}tool 'lookup', which the workflow called on task 't1' with 'host 7'"
+    ]
+
+
+def test_a_tool_that_raises_is_named_with_who_called_it(chat):
+    async def lookup(call):
+        raise RuntimeError("no database")
+
+    role = spec(chat, "a", tools=(Tool("lookup", lookup, lambda text: ["host 7"]),), max_turns=2)
+    with pytest.raises(RuntimeError, match="no database") as error:
+        run(one, chat, roles=[role])
+    (note,) = error.value.__notes__
+    assert "tool 'lookup', which role 'a' called on task 't1' with 'host 7'" in note

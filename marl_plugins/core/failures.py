@@ -10,7 +10,10 @@ Anything else that is raised in a run is a bug, of this package or of a recipe, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from marl_plugins.core.problems import Problem, meant, problem_of
 
@@ -86,3 +89,23 @@ def raised_by(error: Exception) -> Exception:
     """What a remote method raised, without Ray's wrapping."""
     cause = getattr(error, "cause", None)
     return cause if isinstance(cause, Exception) else error
+
+
+def place_of(function: Any) -> str:
+    """`file:line` of a Python function; empty for anything else."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else ""
+
+
+@contextmanager
+def while_doing(what: Callable[[], str]) -> Iterator[None]:
+    """Adds to whatever is raised inside what the run was doing, as a note at the end of its traceback.
+
+    Args:
+        what: The end of a sentence that begins with "raised", such as "by tool 'lookup'".
+    """
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"raised {what()}")
+        raise

@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import Any
 
 from marl_plugins.core.deadlines import counted
-from marl_plugins.core.failures import InfrastructureFailure, nearest
+from marl_plugins.core.failures import InfrastructureFailure, nearest, while_doing
 from marl_plugins.core.trajectory import Action, File, Trajectory
 
 ScoreAction = Callable[[Action, "Seen"], Awaitable[float | None] | None]
@@ -170,8 +170,14 @@ class Scoring:
 
     def _start(self, action: Action, seen: Seen) -> None:
         assert self.score_action is not None
+        task = self.trajectory.task.id
+
+        def said() -> str:
+            return f"while role {action.role!r} was scored for {action.text!r:.200}, on task {task!r}"
+
         try:
-            verdict = self.score_action(action, seen)
+            with while_doing(said):
+                verdict = self.score_action(action, seen)
         except InfrastructureFailure as failure:  # of a plain function, which is called here
             self.trajectory.actions_scored, action.unscored = True, failure.kind
             return
@@ -181,7 +187,8 @@ class Scoring:
 
         async def score() -> None:
             try:
-                action.score = checked_score(await verdict, f"action of role {action.role!r}")
+                with while_doing(said):
+                    action.score = checked_score(await verdict, f"action of role {action.role!r}")
             except InfrastructureFailure as failure:  # an unavailable verdict is missing, never invented
                 action.unscored = failure.kind
 
@@ -203,6 +210,12 @@ class Scoring:
             task.cancel()
 
 
+def of_answer(trajectory: Trajectory) -> str:
+    """The answer to a task, and which task it is, for a message."""
+    answer = "no answer" if trajectory.answer is None else f"the answer {trajectory.answer!r:.200}"
+    return f"{answer} to task {trajectory.task.id!r}, sample {trajectory.sample},"
+
+
 async def score_outcome(
     trajectory: Trajectory, scorer: ScoreOutcome, seconds: float | None, roles: Collection[str]
 ) -> None:
@@ -221,9 +234,10 @@ async def score_outcome(
         return
     lost = trajectory.lost_after(seconds, "its outcome was not scored")
     async with lost, counted(lost.deadline):
-        answer = scorer(trajectory)
-        if answer is not None:
-            set_outcome(trajectory, await answer, roles)
+        with while_doing(lambda: f"while {of_answer(trajectory)} was scored"):
+            answer = scorer(trajectory)
+            if answer is not None:
+                set_outcome(trajectory, await answer, roles)
 
 
 async def score_trajectory(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.core.failures import InfrastructureFailure
+from marl_plugins.core.failures import InfrastructureFailure, place_of, while_doing
 from marl_plugins.core.trajectory import Action, Task, ToolResult, Trajectory
 from marl_plugins.core.workspace import TooManyFiles, Workspace
 
@@ -144,6 +144,20 @@ class Wanted:
     function: FunctionCall | None = None
 
 
+def checked_result(result: object, tool: Tool) -> ToolResult:
+    """What a tool's `run` gave, which must be a `ToolResult`.
+
+    Raises:
+        TypeError: It is none; the tool has a bug.
+    """
+    if isinstance(result, ToolResult):
+        return result
+    raise TypeError(
+        f"{place_of(tool.run)}: tool {tool.name!r} gave {type(result).__name__}, expected a ToolResult of "
+        "marl_plugins.core.trajectory: return ToolResult(NAME, call.text, OUTPUT, ok=True)"
+    )
+
+
 class OpenTools:
     """The tools of one trajectory, an asynchronous context that lasts until the trajectory has been scored.
 
@@ -213,13 +227,19 @@ class OpenTools:
         """Make a call, and keep its result, also where it is lost."""
         start = self._trajectory.now()
         try:
-            result = await self._run(tool, wanted, action)
+            with while_doing(lambda: self._by(tool, wanted, action)):
+                result = checked_result(await self._run(tool, wanted, action), tool)
         except (InfrastructureFailure, asyncio.CancelledError) as error:
             kind = error.kind if isinstance(error, InfrastructureFailure) else "cancelled"
             took = self._trajectory.now() - start
             self._kept(ToolResult(tool.name, wanted.text, str(error), False, took, start=start, failure=kind), action)
             raise
         return self._kept(replace(result, start=start, seconds=result.seconds or self._trajectory.now() - start), action)
+
+    def _by(self, tool: Tool, wanted: Wanted, action: Action | None) -> str:
+        caller = f"role {action.role!r}" if action else "the workflow"
+        text = f"{place_of(tool.run)}: tool {tool.name!r}, which {caller} called on task {self._trajectory.task.id!r}"
+        return f"by {text} with {wanted.text!r:.200}"
 
     async def _run(self, tool: Tool, wanted: Wanted, action: Action | None) -> ToolResult:
         t = self._trajectory
@@ -245,7 +265,7 @@ class OpenTools:
         async with workspace.turn:
             self._trajectory.workspace = await workspace.opened()
             try:
-                result = await tool.run(replace(call, workspace=self._trajectory.workspace))
+                result = checked_result(await tool.run(replace(call, workspace=self._trajectory.workspace)), tool)
             except asyncio.CancelledError:  # what it has left is its own, and not the next call's
                 with suppress(TooManyFiles, InfrastructureFailure):
                     await workspace.note(call.action)

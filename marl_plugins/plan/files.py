@@ -11,13 +11,13 @@ from types import MappingProxyType
 from typing import Any
 
 from marl_plugins.core.demonstrations import WarmStartConfig
-from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.failures import ConfigurationError, place_of
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe_yaml import Origins
 from marl_plugins.core.tasks import SUFFIXES
 from marl_plugins.loading import load_file
 from marl_plugins.plan.describe import flag_value
-from marl_plugins.plan.parts import arity_problem, place_of
+from marl_plugins.plan.parts import arity_problem
 from marl_plugins.plan.plan import Plan
 
 ARGUMENTS: Mapping[str, Sequence[str]] = MappingProxyType({"tasks": ("split",), "demonstrations": ("task", "rng")})

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from marl_plugins.core.estimators import Estimator, check_estimator
-from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.failures import ConfigurationError, place_of
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.process_backend import ProcessBackend
@@ -135,12 +135,6 @@ def arity_problem(function: Any, arguments: int) -> Problem | None:
     except ValueError:  # a function written in C tells nothing
         return None
     return None
-
-
-def place_of(function: Any) -> str:
-    """`file:line` of a Python function; empty for anything else."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code else ""
 
 
 def has_critics(run: Run) -> bool:

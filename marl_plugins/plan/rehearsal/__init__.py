@@ -23,12 +23,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
+from marl_plugins.core.failures import place_of
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import Task
 from marl_plugins.core.workflow import Workflow
 from marl_plugins.manager import Plugins
-from marl_plugins.plan.parts import arity_problem, place_of
+from marl_plugins.plan.parts import arity_problem
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.rehearsal.examples import copies_of_label, different, wrong_demonstrations
 from marl_plugins.plan.rehearsal.rehearser import Rehearsal, Rehearser

@@ -9,11 +9,11 @@ from contextlib import suppress
 from itertools import islice
 
 from marl_plugins.core.demonstrations import Demonstration
+from marl_plugins.core.failures import place_of
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.prompts import prompt_renderer
 from marl_plugins.core.tiny import is_tiny
 from marl_plugins.core.trajectory import Task
-from marl_plugins.plan.parts import place_of
 from marl_plugins.plan.rehearsal.apart import Caught, Failure, Stuck, failures_kept, run_apart, where_of
 from marl_plugins.run import Run
 

@@ -10,12 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from marl_plugins.core.failures import place_of
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.scoring import Seen, reward_function_score, score_outcome, score_trajectory
 from marl_plugins.core.texts import read_text
 from marl_plugins.core.trajectory import Action, Trajectory
 from marl_plugins.loading import load_file
-from marl_plugins.plan.parts import arity_problem, place_of
+from marl_plugins.plan.parts import arity_problem
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.rehearsal import apart
 from marl_plugins.plan.rehearsal.apart import (

@@ -15,9 +15,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from marl_plugins.core.failures import place_of
 from marl_plugins.core.problems import Problem, meant
 from marl_plugins.core.workflow import Workflow
-from marl_plugins.plan.parts import arity_problem, place_of
+from marl_plugins.plan.parts import arity_problem
 from marl_plugins.plan.rehearsal.apart import failures_kept, run_apart, where_of
 from marl_plugins.plan.rehearsal.script import TOOL, WORDS, Script
 
