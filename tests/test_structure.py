@@ -293,3 +293,15 @@ def test_every_argument_of_a_test_is_used():
         not in {"self"} | {node.id for line in test.body for node in ast.walk(line) if isinstance(node, ast.Name)}
     ]
     assert not unused
+
+
+def test_a_role_meets_its_policy_in_one_place():
+    """A plan asks the recipe for the policy of a role; a run asks its cast, on each task (`runtime/roles.py`)."""
+    asking = [
+        f"{file}:{node.lineno}"
+        for file, tree in TREES.items()
+        if file.split("/")[0] in ("runtime", "processes", "records") and file != "runtime/roles.py"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr == "policy_of"
+    ]
+    assert not asking

@@ -9,7 +9,7 @@ import random
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
@@ -46,9 +46,12 @@ class Fields:
     prompt: str
     label: str | None
     rivals: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+    """What else was chosen: the one list of an object, the user's text of chat messages."""
 
     def __str__(self) -> str:
-        return f"{self.prompt} -> prompt, " + (f"{self.label} -> label" if self.label else "no label")
+        label = f"{self.label} -> label" if self.label else "no label"
+        return "; ".join([f"{self.prompt} -> prompt, {label}", *self.remarks])
 
 
 class FileTasks(list[Task]):
@@ -127,6 +130,11 @@ def read_tasks(
         problems.append(Problem("tasks.empty_file", at(file=path), "no tasks in it"))
     if problems:
         raise ConfigurationError(first_of(problems, path))
+    if any(isinstance(item[fields.prompt], list) for _, item in items):
+        fields = replace(fields, remarks=("of chat messages, the user's text",))
+    if path.suffix == ".json" and text.lstrip().startswith("{"):
+        key = next(key for key, value in json.loads(text).items() if isinstance(value, list))
+        fields = replace(fields, remarks=(f"of the one object, the list under {key!r}", *fields.remarks))
     return FileTasks(tasks, path, fields, [where for where, _ in items])
 
 
@@ -181,7 +189,8 @@ def _listed(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[st
     if len(lists) == 1:
         items = lists[0]
     if not isinstance(items, list):
-        problems.append(Problem("tasks.no_list", at(file=path), _kind(items), expected="a list of objects"))
+        several = f" with {len(lists)} lists; leave one of them in it" if lists else ""
+        problems.append(Problem("tasks.no_list", at(file=path), f"{_kind(items)}{several}", expected="a list of objects"))
         return
     for number, (place, item) in enumerate(zip(places, items, strict=False), 1):
         yield f"{place}: item {number}", item

@@ -41,13 +41,13 @@ from marl_plugins.plan.flags import (
     split_flags,
 )
 from marl_plugins.plan.lengths import Lengths, check_lengths
-from marl_plugins.plan.models import check_models, hub_warnings
+from marl_plugins.plan.models import check_models, hub_warnings, offline_warnings
 from marl_plugins.plan.parts import estimator_of, of_plugin, policies_of, processes_of, tools_of, wrong_answer
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.problems import Problems
 from marl_plugins.plan.rehearsal import check_workflow
 from marl_plugins.plan.sections import load_recipe, sections_of
-from marl_plugins.plan.tasks import check_tasks, from_hub, task_warnings
+from marl_plugins.plan.tasks import check_tasks, from_hub, hub_tasks, task_warnings
 from marl_plugins.run import Run
 
 SLOW = 10.0
@@ -138,6 +138,7 @@ def build_plan(words: Sequence[str]) -> Plan:
     problems += check_files(plan, request.origins)
     problems += run.processes.problems(run) if run.policies and run.processes else []
     problems += [*repeated_plugins(request), *hub_warnings(p.model for p in run.policies)]
+    problems += [*offline_warnings((p.model for p in run.policies), "model"), *offline_warnings(hub_tasks(run), "dataset")]
     if owners := plugins.owners("marl_estimator"):
         estimator = problems.attempt(lambda: estimator_of(plan))
         if estimator is not None and not of_plugin(estimator):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
@@ -102,6 +103,31 @@ def model_problems(model: str, trusted: bool) -> list[Problem]:
         ]
     code = [] if trusted else code_problems(partial(in_folder, path))
     return [*code, *_config_problems(path), *_tokenizer_problems(path), *_weight_problems(path)]
+
+
+def offline_warnings(names: Iterable[str | None], kind: Literal["model", "dataset"]) -> list[Problem]:
+    """Names of the hub's that are not on this machine, while the environment says that it is offline.
+
+    Args:
+        names: Of models or data sets; folders, files and `tiny` models are none of the hub's.
+    """
+    flags = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE" if kind == "model" else "HF_DATASETS_OFFLINE")
+    said = next((flag for flag in flags if os.environ.get(flag, "").upper() in ("1", "ON", "YES", "TRUE")), None)
+    home = Path(os.environ.get("HF_HOME") or Path("~/.cache/huggingface").expanduser())
+    hub = Path(os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or home / "hub")
+    sets = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets")
+    return [
+        Problem(
+            "models.offline" if kind == "model" else "tasks.offline",
+            got=f"{kind} {name!r} is the hub's, it is not in {hub}, and {said} says that this machine is offline",
+            fix="download it first, or name a folder",
+            severity="warning",
+        )
+        for name in dict.fromkeys(filter(None, names))
+        if said and not is_tiny(name) and not Path(name).exists()
+        if not (hub / f"{kind}s--{name.replace('/', '--')}").is_dir()
+        if kind == "model" or not (sets / name.replace("/", "___")).is_dir()
+    ]
 
 
 def hub_warnings(models: Iterable[str]) -> list[Problem]:

@@ -23,8 +23,13 @@ MOST_NAMED = 5
 
 def from_hub(run: Run) -> bool:
     """Whether tasks come from a hub; those are read when a run really starts."""
+    return bool(hub_tasks(run))
+
+
+def hub_tasks(run: Run) -> list[str]:
+    """The data sets of a hub, or of a folder, that tasks come from."""
     names = [None if run.recipe.tasks else run.args.data.prompt_dataset, run.args.eval.dataset]
-    return any(name and Path(name).suffix not in SUFFIXES for name in names)
+    return [name for name in names if name and Path(name).suffix not in SUFFIXES]
 
 
 def check_tasks(plan: Plan) -> list[Problem]:
@@ -85,7 +90,8 @@ def _task_problem(task: Task, all_json: bool, all_text: bool) -> Problem | None:
     for name in ("id", "prompt"):
         if not isinstance(value := getattr(task, name), str) or not value:
             got = f"its {name} must be a non-empty string, got {value!r:.100}"
-            return Problem("tasks.text", got=got, fix="chat messages become one with `tasks:`, a file with load(split)")
+            fix = "chat messages become one with `tasks:`, a file with load(split)" if name == "prompt" else ""
+            return Problem("tasks.text", got=got, fix=fix)
     if not isinstance(task.metadata, dict) or not all(isinstance(key, str) for key in task.metadata):
         return Problem("tasks.metadata", (), f"{task.metadata!r:.80}", "its metadata to be a dict whose keys are texts")
     if not all_json and (wrong := not_json([task.label, task.metadata])):
@@ -153,7 +159,8 @@ def _best_metric_problems(run: Run, evaluation: Sequence[Task]) -> list[Problem]
 def task_warnings(plan: Plan) -> list[Problem]:
     """What is worth knowing of the tasks before they are trained on."""
     run, train, evaluation = plan.run, plan.tasks("train"), plan.tasks("eval")
-    warnings = [*_field_warnings(train), *_field_warnings(evaluation), *_label_warnings(plan)]
+    warnings: list[Problem] = [*_field_warnings(train), *_field_warnings(evaluation), *_label_warnings(plan)]
+    warnings += [*_text_warnings("train", train), *_text_warnings("eval", evaluation)]
     if run.args.rollout.batch_size > len(train):
         samples = run.args.rollout.n_samples_per_prompt
         warnings.append(
@@ -195,6 +202,43 @@ def _field_warnings(tasks: list[Task]) -> list[Problem]:
             severity="warning",
         )
     ]
+
+
+def _text_warnings(split: str, tasks: list[Task]) -> list[Problem]:
+    """Tasks that no agent can tell apart and that have different labels, and prompts with a character that ends texts."""
+    alike: dict[str, list[Task]] = {}
+    for task in tasks:
+        alike.setdefault(task.prompt, []).append(task)
+    unclear = [task for same in alike.values() if len(same) > 1 for task in _contradicted(same)]
+    found = []
+    if unclear:
+        found.append(
+            Problem(
+                "tasks.contradict",
+                at(task=unclear[0].id),
+                f"{len(unclear)} of {len(tasks)} {split} tasks have the prompt of another one and a different label, as this one "
+                f"has: {unclear[0].prompt!r:.80}",
+                fix="tell the agents what differs, or keep one of them",
+                severity="warning",
+            )
+        )
+    if broken := [task for task in tasks if "\0" in task.prompt]:
+        found.append(
+            Problem(
+                "tasks.nul",
+                at(task=broken[0].id),
+                f"{len(broken)} of {len(tasks)} {split} prompts hold a NUL character, as this one does",
+                fix="remove it: models and files may take it for the end of the text",
+                severity="warning",
+            )
+        )
+    return found
+
+
+def _contradicted(same: list[Task]) -> list[Task]:
+    """Those of tasks with one prompt, metadata and files that have another label than an earlier one of them."""
+    labels: dict[str, Any] = {}
+    return [t for t in same if labels.setdefault(repr((t.metadata, t.files)), t.label) != t.label]
 
 
 def _label_warnings(plan: Plan) -> list[Problem]:

@@ -17,6 +17,9 @@ from marl_plugins.run import Run
 def check_numbers(run: Run) -> list[Problem]:
     """Numbers that do not fit each other; the range of each alone is checked with its flag (ranges.py)."""
     args, problems = run.args, []
+    if args.ckpt.save_steps == 0:
+        where, got = at(flag="ckpt.save_steps"), "a step is saved every N steps, got 0"
+        problems.append(Problem("plan.save_steps", where, got, fix="give 1 or more, or -1 to save none"))
     if run.trajectories % max(1, args.train.batch_size):
         problems.append(
             Problem(

@@ -94,6 +94,8 @@ def _prompt(path: Path) -> list[Problem]:
         return [Problem("roles.braces", where, str(error), fix="write {{ and }} for braces")]
     if not text.strip():
         return [Problem("roles.empty_prompt", where, "is empty", fix="write what the role is asked")]
+    if "\0" in text:
+        return [Problem("roles.nul", where, "holds a NUL character", fix="remove it")]
     no_name = [field for field in fields if not field.isidentifier()]
     taken = [field for field in fields if keyword.iskeyword(field) or field in ("after", "continues")]
     fix = "a field is a name such as {problem}, and braces are written {{ and }}"
