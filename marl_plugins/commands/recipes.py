@@ -1,4 +1,4 @@
-"""`openrlhf recipes list | show | copy | import`: shipped recipes, and your own made from them or from other programs' files."""
+"""`openrlhf recipes list | show | check | copy | import`: shipped recipes, and your own made from them or from other programs' files."""
 
 from __future__ import annotations
 
@@ -40,6 +40,13 @@ def main(words: Sequence[str]) -> int:
     copying = commands.add_parser("copy", help="copy a recipe, to start your own")
     copying.add_argument("recipe", help="name of a shipped recipe, or a folder with a recipe.yaml")
     copying.add_argument("folder", type=Path, help="where to; it must not exist yet")
+    checking = commands.add_parser(
+        "check",
+        help="a recipe's grader, on answers whose worth is known",
+        description="Grade the answers of the recipe's answers.py: right ones have to be paid, wrong ones and tricks must not. "
+        "Some tricks are tried on every grader.",
+    )
+    checking.add_argument("recipe", help="name of a shipped recipe, a folder, or a YAML file")
     importing = commands.add_parser(
         "import",
         help="a recipe from a MARTI or MAPPA configuration",
@@ -73,6 +80,8 @@ def main(words: Sequence[str]) -> int:
         from marl_plugins.commands.imports.write import run, wanted_from
 
         return run(options.source, wanted_from(options))
+    if options.command == "check":
+        return check(options.recipe)
     if options.command == "copy":
         return copy(options.recipe, options.folder)
     return show(options.recipe, options.json, options.mermaid) if options.command == "show" else list_all(options.json)
@@ -159,6 +168,28 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
 def _rehearsed(plan: Plan) -> Rehearsal:
     """The rehearsal of a plan, with all of its tools."""
     return rehearse_plan(plan, tools_of(plan.plugins, plan.run))
+
+
+def check(name: str) -> int:
+    """Grades the answers of a recipe's answers.py; 1 where the grader does not pay as their author says.
+
+    Raises:
+        ConfigurationError: There are none, or the recipe cannot be planned.
+    """
+    from marl_plugins.commands.tables import print_table
+    from marl_plugins.contracts.graders import check_grader
+
+    path = find_recipe(name)
+    found = check_grader(draft_plan(["--recipe", str(path)], Plugins(read_recipe(path).plugins)))
+    kinds = {"right": "right answers are paid", "wrong": "wrong answers are not", "tricks": "tricks are not"}
+    for kind, what in kinds.items():
+        of_kind = [one for one in found if one.kind == kind]
+        print(f"{sum(one.fine for one in of_kind)} of {len(of_kind)} {what}")
+    missed = [one for one in found if not one.fine]
+    rows = [[one.graded.task.id, one.graded.role, one.kind, repr(one.answer[:80]), str(one.outcome)] for one in missed]
+    if rows:
+        print_table("Not graded as their author says", ["task", "role", "kind", "answer", "outcome"], rows)
+    return int(bool(missed))
 
 
 def copy(name: str, folder: Path) -> int:

@@ -21,7 +21,7 @@ TAIL = 4 * LONGEST
 NAMED = r"(?:answer|result|verdict|decision|winner|choice|vote|conclusion|judge?ment)"
 STATED = re.compile(
     rf"<answer>(?P<tagged>.*?)</answer>"
-    rf"|(?:\b{NAMED}\b[*_`\"']*(?:[ \t]+is)?[*_`\"']*[ \t]*[:=]|\b{NAMED}[ \t]+is[ \t]+|####)(?P<said>\s*[^\n]*)",
+    rf"|(?:\b{NAMED}\b[*_`\"']*(?:[ \t]+is)?[*_`\"']*[ \t]*[:=]|\b{NAMED}[ \t]+is[ \t]+|####)(?=\s*(?P<said>[^\n]*))",
     re.IGNORECASE | re.DOTALL,
 )
 MARKUP = " \t\n*_`\"'\u201c\u201d\u2018\u2019#>"
@@ -29,8 +29,8 @@ TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 LEAD = re.compile(r"^(?:[-\u2022]\s+)?(?:the\s+)?(?:(?:option|choice|letter|answer)\s+)?\(?", re.IGNORECASE)
 PRIOR = re.compile(r"(?:^|[^\w\s)}])\s*$|\b(?:is|equals|be)\s+$")
 """What may stand before a minus that is the sign of a number apart from it: nothing that it could be subtracted from."""
-OTHERS = re.compile(r"(?<![\w.])-?\d[\d,.]*(?:,?\s+(?:or|and))\s+$")
-"""A number before another one: `41 or` of `41 or 42`."""
+OTHERS = re.compile(r"(?<![\w.])-?\d[\d,.]*(?:,?[ \t]+(?:or|and))?[ \t]+$")
+"""A number before another one: `41 or` of `41 or 42`, `41` of `41 42`."""
 
 OPEN = re.compile(r"0[\s,;/&*_$]+(?:(?:and|to)\s+)?[*_$]*0|\bor\b", re.IGNORECASE)
 """Two figures, each written as 0, of which it is open which one is meant."""

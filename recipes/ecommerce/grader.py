@@ -11,6 +11,8 @@ BEGIN = re.compile(
     r"(?:^\W*|(?<=[\s,;|]))(?:(?:answer|question|a|q)\W?\s*)?(\d{1,3})[*_]*(?::|[.)](?!\d))[*_:.)]*", re.I | re.M
 )
 """Where the answer to a question begins: `2: `, `**2.** `, `Answer 2: `, at the start of a line or after the answer before."""
+LARGEST = 10**15
+"""No figure of a store is larger."""
 NAME = re.compile(r"[a-z]+-\d{3}|\d{4}-\d\d-\d\d")
 """Products and days, which are names where a question gives no options."""
 
@@ -51,7 +53,7 @@ def score(label, text):
 def number_in(text):
     """The number of a line that says one."""
     found = number(lone_number(text))
-    return None if found is None else float(found)
+    return None if found is None or abs(found) > LARGEST else float(found)
 
 
 def names_in(text, options):

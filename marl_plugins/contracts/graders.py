@@ -1,0 +1,198 @@
+"""Answers of which their author knows what they are worth: a grader pays what is right, and neither what is wrong nor tricks.
+
+    # answers.py, in the recipe's folder
+    from marl_plugins.contracts.graders import Graded
+
+    def answers(tasks):                    # the recipe's own tasks, of both splits
+        yield Graded(tasks[0], right=["59", "It is 59."], wrong=["58", "5 9"], tricks=["52+7", "58 or 59", "42 59"])
+
+`openrlhf recipes check FOLDER` runs the workflow once for each answer, without models and with silent tools, and then the grader,
+as a run does. To the tricks are added those of `TRICKS`, which no grader should pay, whatever the task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.prompts import followup_renderer, prompt_renderer
+from marl_plugins.core.roles import Call, RoleSpec, Sampling
+from marl_plugins.core.scoring import score_outcome
+from marl_plugins.core.tools import Tool, ToolCall
+from marl_plugins.core.trajectory import File, Generation, Task, ToolResult, Trajectory
+from marl_plugins.core.workflow import run_workflow
+from marl_plugins.grading.tricks import TRICKS
+from marl_plugins.loading import load_file
+from marl_plugins.plan.parts import tools_of
+
+if TYPE_CHECKING:
+    from marl_plugins.plan.plan import Plan
+
+Kind = Literal["right", "wrong", "tricks"]
+FILE = "answers.py"
+MOST_CALLS = 1000
+"""Maximum number of calls of one run of a workflow."""
+
+
+@dataclass(frozen=True)
+class Graded:
+    """Answers of one role on one task.
+
+    Args:
+        task: What is asked.
+        right: Answers that are paid.
+        wrong: Answers that are not, as honest models give them.
+        tricks: Answers that want to be paid for nothing.
+        role: Who gives them; default: the recipe's last role.
+        others: What every other role says, by its name; default: the same as `role` does.
+        file: Answers are the content of this file of the workspace, and not what the role says.
+        paid, unpaid: The outcome of the role for a right answer, at least, and for another one, at most; both in [0, 1].
+    """
+
+    task: Task
+    right: Sequence[str] = ()
+    wrong: Sequence[str] = ()
+    tricks: Sequence[str] = ()
+    role: str = ""
+    others: Mapping[str, str] = field(default_factory=dict)
+    file: str = ""
+    paid: float = 1.0
+    unpaid: float = 0.0
+
+
+class Found(NamedTuple):
+    """What the grader said of one answer.
+
+    Args:
+        outcome: Of the role, in [0, 1]; None where it has none.
+        fine: Whether the grader pays it as its author says.
+    """
+
+    graded: Graded
+    kind: Kind
+    answer: str
+    outcome: float | None
+    fine: bool
+
+
+def check_grader(plan: Plan) -> list[Found]:
+    """Grades all answers of the file `answers.py` of a recipe's folder.
+
+    Raises:
+        ConfigurationError: There is no such file, it has no `answers(tasks)`, or it names what the recipe does not have.
+        Exception: What workflow or grader raise.
+    """
+    return asyncio.run(_check(plan, list(_listed(plan))))
+
+
+def _listed(plan: Plan) -> Iterator[Graded]:
+    path = plan.run.folder / FILE
+    answers = getattr(load_file(path), "answers", None)
+    if not callable(answers):
+        raise ConfigurationError(f"{path}: expected a function answers(tasks), which yields Graded")
+    roles = list(plan.run.recipe.roles)
+    for graded in answers([*plan.tasks("train"), *plan.tasks("eval")]):
+        if not isinstance(graded, Graded):
+            raise ConfigurationError(f"{path}: answers(tasks) gave {type(graded).__name__}, expected Graded")
+        if unknown := {graded.role or roles[-1], *graded.others} - {*roles}:
+            raise ConfigurationError(
+                f"{path}: {', '.join(sorted(unknown))} is no role of the recipe; it has {', '.join(roles)}"
+            )
+        yield replace(graded, role=graded.role or roles[-1])
+
+
+async def _check(plan: Plan, listed: Sequence[Graded]) -> list[Found]:
+    found: list[Found] = []
+    for graded in listed:
+        told: dict[Kind, list[str]] = {
+            "right": [*graded.right],
+            "wrong": [*graded.wrong],
+            "tricks": [*graded.tricks, *(trick for trick in TRICKS if trick not in (*graded.right, *graded.wrong))],
+        }
+        for kind, answers in told.items():
+            for answer in answers:
+                outcome = await outcome_of(plan, graded, answer)
+                fine = outcome is not None and (outcome >= graded.paid if kind == "right" else outcome <= graded.unpaid)
+                found.append(Found(graded, kind, answer, outcome, fine))
+    return found
+
+
+async def outcome_of(plan: Plan, graded: Graded, answer: str) -> float | None:
+    """The outcome of a role that gives an answer; None where it has none.
+
+    Raises:
+        Exception: What workflow or grader raise.
+    """
+    run, texts = plan.run, {**dict.fromkeys(plan.run.recipe.roles, answer), **graded.others}
+    trajectory = await _acted(plan, graded.task, {role: texts[role] for role in run.recipe.roles})
+    with tempfile.TemporaryDirectory() as folder:
+        if graded.file:
+            _leave(Path(folder, graded.file), answer, trajectory)
+        await score_outcome(trajectory, lambda t: plan.plugins.hook.marl_score_outcome(run=run, trajectory=t), None, texts)
+    return trajectory.outcome_of(graded.role)
+
+
+def _leave(path: Path, content: str, trajectory: Trajectory) -> None:
+    """Make a file what the last action has left in the workspace."""
+    path.write_text(content, encoding="utf-8")
+    trajectory.workspace = path.parent
+    trajectory.files = (File(path.name, len(content.encode()), "", trajectory.actions[-1].path),)
+
+
+async def _acted(plan: Plan, task: Task, texts: Mapping[str, str]) -> Trajectory:
+    """The trajectory of a workflow in which every role says its one text; tools answer nothing, and find no calls."""
+    run, calls = plan.run, 0
+
+    async def generate(call: Call) -> Generation:
+        nonlocal calls
+        calls += 1
+        if calls > MOST_CALLS:
+            raise ConfigurationError(f"the workflow calls its roles more than {MOST_CALLS} times, whatever they answer")
+        return Generation((0,), (0.0,), "stop", call.policy, 0)
+
+    async def nothing(call: ToolCall) -> ToolResult:
+        return ToolResult("tool", call.text, "", ok=True)
+
+    roles = {
+        name: RoleSpec(
+            name,
+            run.recipe.policy_of(name),
+            prompt_renderer(run.prompt(name), run.system(name)),
+            _Says(texts[name]),  # type: ignore[arg-type]
+            Sampling(1.0, 1.0, 1, MOST_CALLS + 2),
+            render_next=followup_renderer(run.followup(name)),
+        )
+        for name in run.recipe.roles
+    }
+    tools = {
+        tool.name: Tool(tool.name, nothing, lambda text: [], functions=()) for tool in tools_of(plan.plugins, run).values()
+    }
+    workflow = plan.plugins.call_while_planning("marl_workflow", run=run)
+    return await run_workflow(workflow, task, 0, step=0, run_seed=0, roles=roles, tools=tools, generate=generate)
+
+
+class _Says:
+    """A chat format (core.conversation.ChatFormat) in which every answer is one text, and nothing else has tokens."""
+
+    def __init__(self, text: str):
+        self._text = text
+
+    def opening(self, messages: Any) -> tuple[int, ...]:
+        return ()
+
+    def keeps(self, conversation: Any, following: Any) -> bool:
+        return True
+
+    def continuation(self, sampled: Any, following: Any) -> tuple[int, ...]:
+        return ()
+
+    def said(self, ids: tuple[int, ...]) -> str:
+        return self._text
+
+    def text(self, ids: tuple[int, ...]) -> str:
+        return self._text

@@ -1,0 +1,92 @@
+"""What the grader is held to (`openrlhf recipes check debate`): the judge's answers, on a question whose answer is the north."""
+
+from marl_plugins.contracts.graders import Graded
+
+FORMS = (
+    *(
+        "{0}",
+        "{1}",
+        "{1}.",
+        "**{1}**",
+        "*{0}*",
+        "`{0}`",
+        '"{1}"',
+        "({0})",
+        " {0}\n",
+        "{2}",
+        "the {0}",
+        "The {1}.",
+        "- {0}",
+        "> {1}",
+    ),
+    *(
+        "Answer: {0}",
+        "Answer: **{1}**",
+        "**Answer:** {1}",
+        "answer: the {0}",
+        "The answer is {0}.",
+        "The answer is the {0}.",
+    ),
+    *(
+        "Verdict: {1}",
+        "**Verdict: {1}**",
+        "My verdict is {0}.",
+        "Decision: {0}",
+        "Final decision: {1}.",
+        "The winner is the {0}.",
+    ),
+    *("Winner: {0}", "Judgment: {1}", "\\boxed{{{0}}}", "\\boxed{{\\text{{{1}}}}}", "#### {0}", "<answer>{0}</answer>"),
+    *(
+        "The north quotes 970, the south 812.\n{1}",
+        "That's a close one, and it's decided by one month.\n\n{0}",
+        "My call: {0}",
+    ),
+    *(
+        "{1}. It's the better case.",
+        "I decide for {0}. That's my verdict.",
+        "Let's go {0}: that's clear.",
+        "It's the {0}'s month.",
+    ),
+    *(
+        "The judge's word: {0}",
+        "The south's best month is lower than the north's.\n{0}",
+        "The answer is {0}, not the other.",
+    ),
+)
+OPEN = (
+    *(
+        "north or south",
+        "south or north",
+        "north/south",
+        "north and south",
+        "Both north and south",
+        "North, South",
+        "neither",
+    ),
+    *(
+        "Answer: north or south",
+        "Answer: north/south",
+        "\\boxed{north, south}",
+        "The winner is north or south.",
+        "northsouth",
+        "northern",
+    ),
+    *(
+        "It's a tie; that's all.",
+        "That's the judge's word.",
+        "Answer: the better one",
+        "n s",
+        "The north's, the south's",
+        "east",
+    ),
+    "The north's case is weaker than the south's, or isn't it?",
+)
+"""Answers that leave it open, or name no side."""
+
+
+def answers(tasks):
+    task = next(task for task in tasks if task.label == "north")
+    others = dict.fromkeys(("north", "south"), task.metadata["reports"]["north"][0])
+    right = [form.format("north", "North", "NORTH") for form in FORMS]
+    wrong = [form.format("south", "South", "SOUTH") for form in FORMS]
+    yield Graded(task, right, [*wrong, "East", "42"], OPEN, others=others)

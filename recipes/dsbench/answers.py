@@ -1,0 +1,100 @@
+"""What the grader is held to (`openrlhf recipes check dsbench/tiny.yaml`): submissions, as text of `submission.csv`."""
+
+import csv
+import io
+import random
+from pathlib import Path
+
+from marl_plugins.contracts.graders import Graded
+
+from . import layout
+
+SUBMISSION = "submission.csv"
+
+
+def table(names, rows, **form):
+    text = io.StringIO()
+    csv.writer(text, **form).writerows([names, *rows])
+    return text.getvalue()
+
+
+def right(names, rows, rng):
+    """The right predictions, as programs write them: 40 orders of rows and columns, endings of lines, quotes."""
+    forms = ({}, {"lineterminator": "\n"}, {"quoting": csv.QUOTE_ALL}, {"quoting": csv.QUOTE_NONNUMERIC})
+    for _ in range(5):
+        mixed = rng.sample(rows, len(rows))
+        for form in forms:
+            yield table(names, mixed, **form)
+            yield table(names[::-1], [row[::-1] for row in mixed], **form)
+
+
+NO_NUMBERS = (
+    "",
+    " ",
+    "nan",
+    "NaN",
+    "inf",
+    "-inf",
+    "None",
+    "null",
+    "?",
+    "x",
+    "1e999",
+    "[1]",
+    "1,5",
+    "0x1",
+    "--1",
+    "1 2",
+    "1e101",
+)
+
+
+def wrong(names, rows, rng):
+    """Submissions that are none, or predict nothing."""
+    for value in NO_NUMBERS:
+        yield table(names, [[row[0], value] for row in rows])
+        yield table(names, [*rows[:-1], [rows[-1][0], value]])
+    yield from (
+        table(names, rows[:-1]),
+        table(names, [*rows, rows[0]]),
+        table(names, [*rows, ["none", 1.0]]),
+        table(names, []),
+    )
+    yield from (
+        table(["id", "y", "z"], rows),
+        table([names[0], "other"], rows),
+        table(names[:1], [row[:1] for row in rows]),
+    )
+    yield table(names, [[f"x{row[0]}", row[1]] for row in rows])
+
+
+def tricks(names, rows, rng):
+    """Files that are not a submission, and many predictions at once."""
+    text, values = table(names, rows), sorted({row[1] for row in rows})[:9]
+    yield table(names, [[row[0], "/".join(values)] for row in rows])
+    yield table(names, [[row[0], value] for row in rows for value in values])
+    yield table([*names, names[1]], [[*row, row[1]] for row in rows])
+    yield table(["", *names], [[n, *row] for n, row in enumerate(rows)])
+    yield from (
+        table(names, [[row[0], f"={row[1]}"] for row in rows]),
+        table(names, [[row[0], f"'{row[1]}'"] for row in rows]),
+    )
+    yield from (
+        text[1:],
+        text * 2,
+        "\ufeff" * 3 + text,
+        text.replace(",", ";"),
+        text.replace(",", "\t"),
+        "\0" + text,
+        text + "x",
+    )
+    yield from ("../answer.csv", "{}", "[]", f"@{SUBMISSION}", "id", ",".join(names), ",".join(names) + "\n" * 99)
+    yield from ("score,1.0", "1", "valid,gap\n1,1\n")
+
+
+def answers(tasks):
+    rng, task = random.Random(0), next(task for task in tasks if "profits" in task.id)
+    with Path(layout.card_of(task.label).answer).open(newline="") as file:
+        names, *rows = csv.reader(file)
+    kinds = [list(kind(names, rows, rng)) for kind in (right, wrong, tricks)]
+    yield Graded(task, *kinds, file=SUBMISSION)

@@ -1,0 +1,68 @@
+"""What the grader is held to (`openrlhf recipes check kuhn_poker`): the first player's move with a king, against one who bets."""
+
+from marl_plugins.contracts.graders import Graded
+from marl_plugins.core.trajectory import Task
+
+TASK = Task("KQ", "deal KQ", metadata={"cards": "KQ"})
+FORMS = (
+    *(
+        "{0}",
+        "{1}",
+        "{1}.",
+        "**{1}**",
+        "*{0}*",
+        "`{0}`",
+        '"{0}"',
+        "({0})",
+        " {0}\n",
+        "{2}",
+        "- {0}",
+        "> {1}",
+        "{1}!",
+        "{3}",
+    ),
+    *(
+        "Answer: {0}",
+        "Answer: **{1}**",
+        "**Answer:** {1}",
+        "answer: {0}",
+        "The answer is {0}.",
+        "Move: {1}",
+        "My move: {0}",
+    ),
+    *("**Move: {1}**", "Decision: {0}", "Final decision: {1}.", "\\boxed{{{0}}}", "\\boxed{{\\text{{{1}}}}}", "#### {0}"),
+    *("<answer>{0}</answer>", "I {0}.", "I'll {0}.", "I will {0} here", "I have a king.\n{0}", "The king wins.\n\n**{1}**"),
+    *("I could pass or bet. With a king, it's clear.\n{0}", "To pass is weak, to bet is strong.\nMy move: {0}", "So: {0}"),
+    *("My choice is {0}.", "It's a king, so my decision is {0}.", "J < Q < K\n{0}", "(thinking)\n{1}."),
+)
+OPEN = (
+    *(
+        "bet or pass",
+        "pass or bet",
+        "bet/pass",
+        "pass, bet",
+        "bet, pass",
+        "Both: bet and pass",
+        "neither",
+        "betting",
+        "raise",
+        "call",
+    ),
+    *(
+        "I'd bet; it's better than to pass",
+        "Answer: bet or pass",
+        "\\boxed{bet, pass}",
+        "The answer is pass or bet",
+        "a bit of a bet/pass",
+    ),
+    *("better", "I have a king.", "K J", "b p", "The move is mine."),
+)
+"""Answers that leave it open: a pass, as the recipe says."""
+
+
+def answers(tasks):
+    bets, passes = ([form.format(m, m.capitalize(), m.upper(), m[0]) for form in FORMS] for m in ("bet", "pass"))
+    others = {"second": "bet"}
+    yield Graded(
+        TASK, [*bets, "K"], [*passes, "k", "fold", "check"], OPEN, role="first", others=others, paid=1.0, unpaid=0.25
+    )

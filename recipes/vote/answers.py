@@ -1,0 +1,84 @@
+"""What the grader is held to (`openrlhf recipes check vote`): the decider's answers, on a question whose answer is B."""
+
+from marl_plugins.contracts.graders import Graded
+from marl_plugins.core.trajectory import Task
+
+TASK = Task("3.4-3.41", "Which number is larger? A: 3.4 B: 3.41", "B", {"a": 3.4, "b": 3.41})
+FORMS = (
+    *(
+        "{0}",
+        "{0}.",
+        "**{0}**",
+        "`{0}`",
+        "({0})",
+        "{0})",
+        "*{0}*",
+        '"{0}"',
+        " {0}\n",
+        "Option {0}",
+        "option {0}.",
+        "Answer {0}",
+    ),
+    *("Answer: {0}", "Answer: **{0}**", "**Answer:** {0}", "**Answer: {0}**", "answer: {0}", "ANSWER: {0}", "Answer:\n{0}"),
+    *(
+        "The answer is {0}.",
+        "The answer is **{0}**.",
+        "The answer is ({0}).",
+        "The correct answer is {0}",
+        "Final answer: {0}",
+    ),
+    *(
+        "So the final answer is {0}.",
+        "#### {0}",
+        "\\boxed{{{0}}}",
+        "\\boxed{{\\text{{{0}}}}}",
+        "$\\boxed{{{0}}}$",
+        "My vote: {0}",
+    ),
+    *(
+        "My decision: {0}",
+        "Verdict: {0}",
+        "<answer>{0}</answer>",
+        "Choice: {0}",
+        "Three say A and two say B. Compare digits.\n\n{0}",
+    ),
+    *("3.41 - 3.4 = 0.01 > 0.\n{0}", "A is 3.4 and B is 3.41.\nThe larger one: {0}", "A majority is wrong here.\n**{0}**"),
+    *("Let me think: A?\nNo.\n{0}", "The answer is {0}. A majority agrees.", "The answer is {0}, because A is smaller."),
+    "First I thought: the answer is A. But no: the answer is {0}.",
+)
+OPEN = (
+    *(
+        "A or B",
+        "A and B",
+        "A/B",
+        "B, A",
+        "A, B",
+        "A B",
+        "The answer is A or B.",
+        "The answer is B or A",
+        "Answer: A/B",
+        "Answer: A, B",
+    ),
+    *(
+        "Both A and B",
+        "\\boxed{A, B}",
+        "\\boxed{AB}",
+        "AB",
+        "The answer is a number.",
+        "A clear case for the better one",
+        "Answer: either",
+    ),
+    *("neither", "Answer: the larger one", "B is right. A clear case for B and for A."),
+)
+"""Answers that leave it open."""
+
+
+def answers(tasks):
+    wrong = [form.format("A") for form in FORMS if "is smaller" not in form and "is A." not in form]
+    yield Graded(
+        TASK,
+        right=[form.format("B") for form in FORMS],
+        wrong=[*wrong, "C", "3.41", "Answer: 3.41"],
+        tricks=OPEN,
+        others={"voter": "A"},
+    )
