@@ -1,4 +1,4 @@
-"""`openrlhf recipes list | show | check | copy | import`: shipped recipes, and your own made from them or from other programs' files."""
+"""`openrlhf recipes list | show | check | copy | import`: shipped recipes, and your own, also made from other programs' files."""
 
 from __future__ import annotations
 

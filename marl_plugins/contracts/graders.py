@@ -115,8 +115,8 @@ async def _check(plan: Plan, listed: Sequence[Graded]) -> list[Found]:
             "tricks": [*graded.tricks, *(trick for trick in TRICKS if trick not in (*graded.right, *graded.wrong))],
         }
         for kind, answers in told.items():
-            for answer in answers:
-                outcome = await outcome_of(plan, graded, answer)
+            outcomes = await asyncio.gather(*(outcome_of(plan, graded, answer) for answer in answers))
+            for answer, outcome in zip(answers, outcomes, strict=True):
                 fine = outcome is not None and (outcome >= graded.paid if kind == "right" else outcome <= graded.unpaid)
                 found.append(Found(graded, kind, answer, outcome, fine))
     return found

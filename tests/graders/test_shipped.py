@@ -1,0 +1,111 @@
+"""Every shipped recipe's grader: 40 right and 40 wrong answers as models write them, and 20 that want to be paid for nothing."""
+
+from collections import Counter
+
+import pytest
+
+from marl_plugins.commands.recipes import main
+from marl_plugins.contracts.graders import FILE, check_grader
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.recipe import find_recipe
+from marl_plugins.core.recipe_yaml import read_recipe
+from marl_plugins.core.shipped import recipes_root
+from marl_plugins.grading.tricks import TRICKS
+from marl_plugins.manager import Plugins
+from marl_plugins.plan.build import draft_plan
+
+RECIPES = {
+    folder.name: "tiny_merchant.yaml" if folder.name == "ecommerce" else "tiny.yaml"
+    for folder in sorted(recipes_root().iterdir())
+    if (folder / "workflow.py").is_file()
+}
+
+
+def checked(path):
+    return check_grader(draft_plan(["--recipe", str(path)], Plugins(read_recipe(find_recipe(str(path))).plugins)))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_shipped_grader_pays_what_is_right_and_nothing_else(name):
+    found = checked(recipes_root() / name / RECIPES[name])
+    assert [(one.kind, one.answer, one.outcome) for one in found if not one.fine] == []
+    own = {(one.kind, one.graded.task.id, one.graded.role, one.answer) for one in found}
+    counts = Counter(kind for kind, *_, answer in own if kind != "tricks" or answer not in TRICKS)
+    assert counts["right"] >= 40 and counts["wrong"] >= 40 and counts["tricks"] >= 20, counts
+
+
+PAIR = {
+    "recipe.yaml": (
+        "name: pair\nroles:\n  coder: {prompt: coder.md}\nworkflow: workflow.py\ntasks: tasks.py\ngrader: grader.py\nmodel: tiny\n"
+    ),
+    "coder.md": "{problem}\n",
+    "workflow.py": "async def run(task, roles, tools):\n    return await roles.coder(problem=task.prompt)\n",
+    "tasks.py": (
+        "from marl_plugins.core.trajectory import Task\n\n\n"
+        "def load(split):\n    return [Task(f'{split}-1', 'f(x) = x + 1', 'assert f(1) == 2')]\n"
+    ),
+    "answers.py": (
+        "from marl_plugins.contracts.graders import Graded\n\n\ndef answers(tasks):\n"
+        "    yield Graded(tasks[0], ['def f(x): return x + 1'], ['def f(x): return x'], ['def f(x): raise SystemExit'])\n"
+    ),
+}
+EXECUTES = (
+    "import subprocess, sys\n\n\ndef score_outcome(trajectory):\n"
+    "    program = f'{trajectory.answer}\\n{trajectory.task.label}'\n"
+    "    return float(subprocess.run([sys.executable, '-c', program], capture_output=True).returncode == 0)\n"
+)
+CHECKS = (
+    "from marl_plugins.grading.programs import Checker\n\nchecker = Checker(seconds=5)\n\n\nasync def score_outcome(trajectory):\n"
+    "    return float((await checker.passed(trajectory.answer, trajectory.task.label)).passed)\n"
+)
+
+
+@pytest.fixture
+def pair(tmp_path):
+    def make(grader, **changed):
+        for name, text in {**PAIR, "grader.py": grader, **{f"{n}.py": t for n, t in changed.items()}}.items():
+            (tmp_path / name).write_text(text)
+        return tmp_path
+
+    return make
+
+
+def test_a_grader_that_appends_checks_to_the_program_is_found_by_its_tricks(pair, capsys):
+    assert main(["check", str(pair(EXECUTES))]) == 1
+    said = capsys.readouterr().out
+    assert "1 of 1 right answers are paid\n1 of 1 wrong answers are not\n" in said
+    assert "raise SystemExit" in said and "os._exit(0)" in said
+
+
+def test_a_grader_that_checks_programs_apart_is_fine(pair, capsys):
+    assert main(["check", str(pair(CHECKS))]) == 0
+    assert f"{len(TRICKS) + 1} of {len(TRICKS) + 1} tricks are not" in capsys.readouterr().out
+
+
+def test_a_grader_that_refuses_what_is_right_is_named_with_the_answer(pair, capsys):
+    assert main(["check", str(pair("def score_outcome(trajectory):\n    return 0.0\n"))]) == 1
+    said = capsys.readouterr().out
+    assert "0 of 1 right answers are paid" in said and "train-1" in said and "return x + 1" in said
+
+
+@pytest.mark.parametrize(
+    ("answers", "problem"),
+    [
+        ("x = 1", "expected a function answers\\(tasks\\)"),
+        ("def answers(tasks): return ['x']", "answers\\(tasks\\) gave str, expected Graded"),
+        (
+            "from marl_plugins.contracts.graders import Graded\ndef answers(tasks): return [Graded(tasks[0], role='code')]",
+            "code is no role of the recipe; it has coder",
+        ),
+    ],
+)
+def test_answers_that_are_none_are_named(pair, answers, problem):
+    with pytest.raises(ConfigurationError, match=f"{FILE}: {problem}"):
+        checked(pair(CHECKS, answers=answers))
+
+
+def test_a_recipe_without_answers_is_told_so(pair):
+    folder = pair(CHECKS)
+    (folder / FILE).unlink()
+    with pytest.raises(ConfigurationError, match=f"{FILE}: no such file"):
+        checked(folder)
