@@ -62,7 +62,9 @@ def test_saving_every_zero_steps_is_refused(folder):
 
 def test_evaluations_without_tasks_are_said(folder):
     set_flag(with_data(folder, ROWS), "eval.steps: 2")
-    assert "--eval.steps: 2: nothing is evaluated, because there are no eval tasks; give --eval.dataset FILE" in said(folder)
+    assert "--eval.steps: 2: nothing is evaluated, because there are no eval tasks; give --eval.dataset FILE" in said(
+        folder
+    )
 
 
 @pytest.mark.parametrize(
