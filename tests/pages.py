@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import escapes
+import problem_codes
 
 from marl_plugins import hookspecs
 from marl_plugins.coach.section import CoachConfig, CoachMemberConfig, CoachStageConfig
@@ -196,6 +197,7 @@ TABLES = {
     ("flags.md", "This project's own"): own_flags_table,
     ("flags.md", "Upstream's, and what becomes of each"): flags.table,
     ("from_openrlhf.md", "Old flag names"): old_flags.table,
+    ("problems.md", "All codes"): problem_codes.table,
 }
 """The tables that are made from the code, by page and heading."""
 

@@ -150,7 +150,7 @@ def test_seats_for_all_are_remarked():
 def test_a_plugin_that_gives_something_else_than_a_back_end_is_refused(tmp_path):
     file = tmp_path / "four.py"
     file.write_text("from marl_plugins import hookimpl\n\n@hookimpl\ndef marl_processes(run): return 4\n")
-    with pytest.raises(ConfigurationError, match=r"four\.py: marl_processes returned int 4, expected a ProcessBackend"):
+    with pytest.raises(ConfigurationError, match=r"four\.py: marl_processes: expected a ProcessBackend"):
         build_plan([*SUMS, "--plugin", str(file)])
 
 

@@ -121,6 +121,7 @@ def as_json(problem: Problem) -> dict[str, Any]:
         "expected": problem.expected,
         "fix": problem.fix,
         "severity": problem.severity,
+        "flags": list(problem.flags),
         "sentence": sentence(problem),
     }
 

@@ -1,0 +1,183 @@
+"""Problems as values: how they are shown, their codes, and that nothing reads their sentences."""
+
+import ast
+import pickle
+import re
+from pathlib import Path
+
+import problem_codes
+import pytest
+
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import LISTED, Problem, as_json, at, first_of, meant, problem_of
+
+TESTS = Path(__file__).resolve().parent
+PACKAGE = problem_codes.PACKAGE
+PLAIN_SENTENCES = {
+    "asking/transport.py": 2,
+    "builtin/recipe.py": 4,
+    "commands/doctor/__init__.py": 1,
+    "commands/export.py": 2,
+    "commands/imports/items.py": 3,
+    "commands/imports/read.py": 15,
+    "commands/imports/templates.py": 1,
+    "commands/imports/write.py": 2,
+    "commands/train.py": 2,
+    "hosts/diffs.py": 2,
+    "plan/resume.py": 1,
+    "process_groups/backend.py": 2,
+    "processes/launch.py": 1,
+    "records/tables.py": 3,
+    "records/trace.py": 3,
+    "reward_backprop/__init__.py": 2,
+    "run.py": 1,
+    "runtime/roles.py": 2,
+    "sandbox/command.py": 2,
+    "sandbox/server.py": 1,
+    "tools/mcp/servers.py": 1,
+    "tools/python.py": 1,
+}
+"""Calls of `ConfigurationError` with a plain sentence, by module: none may be added, those that are left become values."""
+MOST_PROSE = 402
+"""Asserts, and `match=` of what is raised, that look for four words or more: there may be fewer, not more."""
+MOST_UNNAMED = 279
+"""Codes that no test names: there may be fewer, not more."""
+
+
+def problems():
+    where = at(line=["a.yaml:1", "a.yaml:2"], policy="solver", flag=("actor.adam.lr", "ds.zero_stage"))
+    return [
+        (
+            Problem("x.y", where, "no", "a number", "give one"),
+            "a.yaml:1, a.yaml:2: policy 'solver': --actor.adam.lr and --ds.zero_stage: expected a number, got no; give one",
+        ),
+        (Problem("x.y", at(plugin="mine.py", hook="marl_tools"), "it fails"), "plugin mine.py: marl_tools: it fails"),
+        (Problem("x.y", got="it fails", fix="do not"), "it fails; do not"),
+        (Problem("x.y", at(line="", key="roles"), expected="a mapping"), "roles: expected a mapping"),
+    ]
+
+
+@pytest.mark.parametrize(("problem", "sentence"), problems())
+def test_a_problem_is_shown_as_place_what_is_wrong_and_the_fix(problem, sentence):
+    assert str(problem) == as_json(problem)["sentence"] == sentence
+
+
+def test_places_are_put_around_and_an_unknown_kind_is_refused():
+    problem = Problem("x.y", at(file="prompt.md"), "is empty").within(line="recipe.yaml:4", key="roles.a.prompt")
+    assert [tuple(place) for place in problem.where] == [
+        ("line", "recipe.yaml:4"),
+        ("key", "roles.a.prompt"),
+        ("file", "prompt.md"),
+    ]
+    assert problem.names("key") == ("roles.a.prompt",)
+    with pytest.raises(ValueError, match="plcae"):
+        at(plcae="x")
+
+
+def test_an_error_keeps_codes_and_places_between_processes():
+    error = ConfigurationError([Problem("x.y", at(flag="a.b"), "no"), "a plain sentence of a recipe"])
+    again = pickle.loads(pickle.dumps(error))
+    assert again.problems == error.problems and again.problems[1] == problem_of("a plain sentence of a recipe")
+    assert [p.code for p in again.problems] == ["x.y", "other"]
+
+
+def test_a_long_list_is_counted():
+    many = [Problem("x.y", got=str(n)) for n in range(LISTED + 5)]
+    error = ConfigurationError(first_of(many, "data.jsonl"))
+    assert len(error.problems) == LISTED + 1 and error.count == LISTED + 5
+    assert error.problems[-1].code == "other.more"
+
+
+def test_an_unknown_name_is_answered_with_what_was_meant():
+    assert meant("sovler", ["solver", "judge"]) == "did you mean 'solver'?"
+    assert meant("x", ["solver", "judge"]) == "valid: judge, solver" and meant("x", map(str, range(10, 50))) == ""
+
+
+# --- codes ----------------------------------------------------------------------------------------------------------------
+
+
+def codes():
+    return {problem_codes.code_of(call) for _, call in problem_codes.calls()}
+
+
+def test_every_code_is_dotted_and_written_out():
+    assert not [code for code in codes() if not re.fullmatch(r"[a-z_]+(\.[a-z_0-9]+)+|other", code)]
+
+
+def test_the_codes_that_no_test_names_become_fewer():
+    text = "".join(path.read_text(encoding="utf-8") for path in TESTS.rglob("test_*.py"))
+    unnamed = sorted(code for code in codes() if f'"{code}"' not in text)
+    assert len(unnamed) <= MOST_UNNAMED, unnamed
+
+
+# --- nothing reads a sentence ---------------------------------------------------------------------------------------------
+
+
+def trees(folder):
+    return {
+        str(path.relative_to(folder)): ast.parse(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.py"))
+    }
+
+
+def texts(node):
+    """The texts below a node that are no part of a `Problem`."""
+    if any(called(node, name) for name in ("Problem", "wrong_answer", "at", "within", "names")):
+        return
+    if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str)):
+        yield node
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from texts(child)
+
+
+def called(node, name):
+    return isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == name
+
+
+def test_our_own_code_passes_values():
+    found = {}
+    for file, tree in trees(PACKAGE).items():
+        calls = [n for n in ast.walk(tree) if called(n, "ConfigurationError") and n.args and any(texts(n.args[0]))]
+        if calls:
+            found[file] = len(calls)
+    more = {file: n for file, n in found.items() if n > PLAIN_SENTENCES.get(file, 0)}
+    assert not more, f"{more}: pass a Problem"
+
+
+def test_no_regular_expression_reads_a_message():
+    wrong = [
+        f"{file}:{node.lineno}"
+        for file, tree in trees(PACKAGE).items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        if node.func.attr in ("match", "search", "fullmatch", "findall", "sub", "split") and len(node.args) > 1
+        if ast.unparse(node.func.value) == "re"
+        if any(re.search(r"\b(problems?|message|sentence|warning)\b", ast.unparse(argument)) for argument in node.args[1:])
+    ]
+    assert not wrong
+
+
+PROSE = re.compile(r"[A-Za-z]['A-Za-z]*(?:[,;:]? [A-Za-z]['A-Za-z]*){3,}")
+
+
+def is_prose(node):
+    return any(
+        isinstance(n, ast.Constant) and isinstance(n.value, str) and PROSE.search(n.value.replace("\\", ""))
+        for n in ast.walk(node)
+    )
+
+
+def test_prose_in_asserts_becomes_less():
+    count = sum(
+        is_prose(part)
+        for tree in trees(TESTS).values()
+        for node in ast.walk(tree)
+        for part in (
+            [node.test]
+            if isinstance(node, ast.Assert)
+            else [keyword.value for keyword in node.keywords if keyword.arg == "match"]
+            if isinstance(node, ast.Call)
+            else []
+        )
+    )
+    assert count <= MOST_PROSE
