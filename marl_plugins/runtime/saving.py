@@ -6,6 +6,7 @@ import asyncio
 
 from marl_plugins.core.concurrency import all_of
 from marl_plugins.plan.resume import tag
+from marl_plugins.plan.tasks import best_metric
 from marl_plugins.records.best import Best, kept_apart
 from marl_plugins.records.display import Display
 from marl_plugins.records.write import Records, writing
@@ -14,14 +15,12 @@ from marl_plugins.runtime.session import Session
 
 
 class Saving:
-    """Saves the steps of a session.
+    """Saves the steps of a session."""
 
-    Args:
-        best: What is known of the best step, whose weights are also kept apart.
-    """
-
-    def __init__(self, session: Session, records: Records, checkpoints: Checkpoints, display: Display, best: Best):
-        self.session, self.records, self.checkpoints, self.display, self.best = session, records, checkpoints, display, best
+    def __init__(self, session: Session, records: Records, checkpoints: Checkpoints, display: Display):
+        self.session, self.records, self.checkpoints, self.display = session, records, checkpoints, display
+        self.best = Best(best_metric(session.plan.run.args.ckpt.best_metric_key))
+        """The best step so far, whose weights are also kept apart."""
         self.last = 0
         """The step that was saved last; 0 before the first."""
 

@@ -17,8 +17,6 @@ from marl_plugins.core.concurrency import all_of
 from marl_plugins.core.failures import RunPaused
 from marl_plugins.core.tasks import batches
 from marl_plugins.core.trajectory import Task, Trajectory
-from marl_plugins.plan.tasks import best_metric
-from marl_plugins.records.best import Best
 from marl_plugins.records.display import Display
 from marl_plugins.records.write import Records, writing
 from marl_plugins.runtime.checkpoints import Checkpoints
@@ -44,8 +42,8 @@ class Trainer:
         self.records = records
         self.display = display
         self.samples = int(self.run.args.rollout.n_samples_per_prompt)
-        self.best = Best(best_metric(self.run.args.ckpt.best_metric_key))
-        self.saving = Saving(session, records, checkpoints, display, self.best)
+        self.saving = Saving(session, records, checkpoints, display)
+        self.best = self.saving.best
         self.weight_sync = WeightSync(session)
         self.breaker = CircuitBreaker()
         self.shown: set[str] = set()
