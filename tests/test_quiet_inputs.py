@@ -69,7 +69,7 @@ def test_evaluations_without_tasks_are_said(folder):
 
 @pytest.mark.parametrize(
     ("flag", "kind", "problem"),
-    [("HF_HUB_OFFLINE", "model", "models.offline"), ("HF_DATASETS_OFFLINE", "dataset", "tasks.offline")],
+    [("HF_HUB_OFFLINE", "model", "hub.offline"), ("HF_DATASETS_OFFLINE", "dataset", "hub.offline")],
 )
 def test_a_name_of_the_hub_that_is_not_here_is_said_while_offline(folder, tmp_path, monkeypatch, flag, kind, problem):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))

@@ -118,7 +118,7 @@ def offline_warnings(names: Iterable[str | None], kind: Literal["model", "datase
     sets = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets")
     return [
         Problem(
-            "models.offline" if kind == "model" else "tasks.offline",
+            "hub.offline",
             got=f"{kind} {name!r} is the hub's, it is not in {hub}, and {said} says that this machine is offline",
             fix="download it first, or name a folder",
             severity="warning",
