@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from unittest.mock import patch
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.prompts import followup_renderer, prompt_renderer
@@ -133,7 +134,14 @@ async def outcome_of(plan: Plan, graded: Graded, answer: str) -> float | None:
     with tempfile.TemporaryDirectory() as folder:
         if graded.file:
             _leave(Path(folder, graded.file), answer, trajectory)
-        await score_outcome(trajectory, lambda t: plan.plugins.hook.marl_score_outcome(run=run, trajectory=t), None, texts)
+        try:
+            with patch("os._exit", side_effect=SystemExit):  # which would end the check without a word
+                await score_outcome(
+                    trajectory, lambda t: plan.plugins.hook.marl_score_outcome(run=run, trajectory=t), None, texts
+                )
+        except SystemExit:
+            grader = run.folder / str(run.recipe.grader)
+            raise ConfigurationError(f"{grader}: runs programs in its own process, which {answer!r} has left") from None
     return trajectory.outcome_of(graded.role)
 
 

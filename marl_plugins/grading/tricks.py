@@ -24,6 +24,11 @@ def leaving(names: tuple[str, ...] = ()) -> dict[str, str]:
     return {**LEAVING, "returns an object that equals everything": equal}
 
 
+def mild(names: tuple[str, ...] = ()) -> dict[str, str]:
+    """Those of `leaving` that do not end the process of a grader that runs them in its own."""
+    return {what: program for what, program in leaving(names).items() if "os._exit" not in program}
+
+
 def fenced(program: str) -> str:
     """A program in a block of Markdown."""
     return f"```python\n{program}\n```"

@@ -112,6 +112,18 @@ class SandboxContract:
         assert (good.status, bad.status) == ("finished", "failed")
         assert "assert (1 + 1) == 3" in bad.stdout
 
+    def test_pytest_that_the_program_leaves_has_not_passed(self) -> None:
+        leaving = (
+            "import os\nos._exit(0)\n",
+            "raise SystemExit\ndef test_it(): pass\n",
+            "import os\ndef test_it():\n    os._exit(0)\n",
+            "import atexit, os\natexit.register(lambda: os._exit(0))\ndef test_it():\n    assert False\n",
+            "import os, pytest\ndef test_it():\n    os.write(1, b'1 passed')\n    os._exit(0)\n",
+            "x = 1\n",
+        )
+        for got in self.run_all([Program(source, "pytest", limits=LONG) for source in leaving]):
+            assert (got.status, got.code == 0) == ("failed", False), got
+
     def test_files(self) -> None:
         program = Program(
             "data = open('in/a.bin', 'rb').read()\nimport os\nos.makedirs('out')\nopen('out/b', 'wb').write(data[::-1])",

@@ -47,6 +47,8 @@ ENVIRONMENT = {
 TEST_FILE = "test_program.py"
 TEST_WORDS = ["-q", "-p", "no:cacheprovider", "--rootdir=.", "--confcutdir=.", TEST_FILE]
 """What pytest is given."""
+with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "run_tests.py"), encoding="utf-8") as runner:
+    TEST_RUNNER = f"{runner.read()}\nmain({TEST_WORDS})\n"
 
 
 class Settings(TypedDict):
@@ -406,7 +408,7 @@ def run_tests(source: bytes) -> int:
     """Run the program's tests with pytest; the exit code."""
     with open(TEST_FILE, "wb") as file:
         file.write(source)
-    return run_python(f"import sys, pytest; sys.exit(pytest.main({TEST_WORDS}))".encode())
+    return run_python(TEST_RUNNER.encode())
 
 
 def run_python(source: bytes) -> int:

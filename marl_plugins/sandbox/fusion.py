@@ -36,7 +36,7 @@ from marl_plugins.core.redaction import Redaction, shown_url
 from marl_plugins.core.workspace import MOST_FILES, folders_of, path_problem, read_files, tree_problem
 from marl_plugins.sandbox import remote
 from marl_plugins.sandbox.files import NAMES, remove_files, write_files
-from marl_plugins.sandbox.fork_server import TEST_WORDS
+from marl_plugins.sandbox.fork_server import TEST_FILE, TEST_RUNNER
 from marl_plugins.sandbox.local import RETURNED
 from marl_plugins.sandbox.program import Completed, Program, Status, excess, judge
 
@@ -315,7 +315,7 @@ class _Job:
             "sent": self._digests(),
             "entries": MOST_FILES,
             "returned": RETURNED,
-            "tests": TEST_WORDS,
+            "tests": {"file": TEST_FILE, "runner": TEST_RUNNER},
         }
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w") as archive:

@@ -69,7 +69,8 @@ def main(settings: dict[str, Any]) -> None:
     Args:
         settings: `language`; `merged`; `modules`; `seconds`, `cpu_seconds`; `memory`, `file`, `disk`, `output` in bytes; `chars`;
             `wanted`, paths; `sent`, the SHA-256 of each file of a kept workspace by its path, or null for a fresh one; `entries`
-            and `returned`, the maximum number of files and of bytes that are returned; `tests`, pytest's arguments.
+            and `returned`, the maximum number of files and of bytes that are returned; `tests`, the file of the tests and
+            the program that runs them.
     """
     here, sys.dont_write_bytecode = os.getcwd(), True
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]
@@ -203,9 +204,9 @@ def become_program(settings: dict[str, Any], streams: list[int]) -> None:
             signal.signal(ignored, signal.SIG_DFL)
         os.execve(BASH, ["bash", source], dict(os.environ))
     if language == "pytest":
-        with open(settings["tests"][-1], "w", encoding="utf-8") as tests:
+        with open(settings["tests"]["file"], "w", encoding="utf-8") as tests:
             tests.write(text)
-        text = f"import sys, pytest; sys.exit(pytest.main({settings['tests']!r}))"
+        text = settings["tests"]["runner"]
     elif settings["modules"]:
         sys.path.insert(0, folder)
     run_python(text)

@@ -12,7 +12,7 @@ from marl_plugins.core.recipe_yaml import read_recipe
 from marl_plugins.core.shipped import recipes_root
 from marl_plugins.grading.tricks import TRICKS
 from marl_plugins.manager import Plugins
-from marl_plugins.plan.build import draft_plan
+from marl_plugins.plan.build import build_plan, draft_plan
 
 RECIPES = {
     folder.name: "tiny_merchant.yaml" if folder.name == "ecommerce" else "tiny.yaml"
@@ -42,7 +42,7 @@ PAIR = {
     "workflow.py": "async def run(task, roles, tools):\n    return await roles.coder(problem=task.prompt)\n",
     "tasks.py": (
         "from marl_plugins.core.trajectory import Task\n\n\n"
-        "def load(split):\n    return [Task(f'{split}-1', 'f(x) = x + 1', 'assert f(1) == 2')]\n"
+        "def load(split):\n    return [Task(f'{split}-1', 'f(x) = x + 1', 'assert f(1) == 2')] if split == 'train' else []\n"
     ),
     "answers.py": (
         "from marl_plugins.contracts.graders import Graded\n\n\ndef answers(tasks):\n"
@@ -109,3 +109,48 @@ def test_a_recipe_without_answers_is_told_so(pair):
     (folder / FILE).unlink()
     with pytest.raises(ConfigurationError, match=f"{FILE}: no such file"):
         checked(folder)
+
+
+SMALL = (
+    *("--data.max_len", "256", "--rollout.max_new_tokens", "8", "--rollout.batch_size", "1"),
+    *("--train.batch_size", "1", "--train.micro_batch_size", "1"),
+)
+
+
+def warned(folder):
+    run = build_plan(["--recipe", str(folder), *SMALL]).run
+    return [str(warning) for warning in run.warnings if "score_outcome pays" in str(warning)]
+
+
+def test_the_rehearsal_names_a_grader_that_pays_leaving(pair):
+    folder = pair(EXECUTES)
+    (warning,) = warned(folder)
+    assert warning.startswith(
+        f"{folder}/grader.py:4: score_outcome pays 1 to role 'coder' for a program that leaves by raising"
+    )
+    assert "0 for one that does nothing" in warning and "Checker" in warning
+
+
+def test_a_grader_that_runs_programs_in_its_own_process_is_named(pair):
+    folder = pair(
+        "def score_outcome(trajectory):\n    try:\n        exec(trajectory.answer + '\\n' + trajectory.task.label, {})\n"
+        "    except Exception:\n        return 0.0\n    return 1.0\n"
+    )
+    with pytest.raises(ConfigurationError, match=r"runs programs in its own process, which '.*' has left"):
+        checked(folder)
+    (warning,) = warned(folder)
+    assert "score_outcome runs programs in the run's own process: one that leaves ends the run" in warning
+
+
+def test_the_rehearsal_names_a_grader_that_compares_what_a_program_made(pair):
+    compares = (
+        "def score_outcome(trajectory):\n    names = {}\n    try:\n        exec(trajectory.answer, names)\n"
+        "    except BaseException:\n        return 0.0\n    f = names.get('f', lambda x: None)\n    return float(bool(f(1) == 2))\n"
+    )
+    (warning,) = warned(pair(compares))
+    assert "a program that returns an object that equals everything" in warning
+
+
+@pytest.mark.parametrize("grader", [CHECKS, "def score_outcome(trajectory):\n    return 0.5  # without exec\n"])
+def test_the_rehearsal_has_nothing_against_others(pair, grader):
+    assert warned(pair(grader)) == []

@@ -11,6 +11,7 @@
     apart.py       user code in a thread that can be left behind, and what it raises
     findings.py    dependencies that are lost, labels that are shown, lines that are not reached, loops that do not end
     scorers.py     the grader, and others that plugins bring
+    leaving.py     programs that leave before they are checked, given to a grader that runs programs
     examples.py    the tasks on which it is run, and the demonstrations of the first
     graph.py       who saw whom
 
@@ -32,6 +33,7 @@ from marl_plugins.manager import Plugins
 from marl_plugins.plan.parts import arity_problem
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.rehearsal.examples import copies_of_label, different, wrong_demonstrations
+from marl_plugins.plan.rehearsal.leaving import paid_for_leaving
 from marl_plugins.plan.rehearsal.rehearser import Rehearsal, Rehearser
 from marl_plugins.plan.rehearsal.scorers import Rehearsed, try_grader
 from marl_plugins.plan.rehearsal.trial import Stage
@@ -50,6 +52,7 @@ def check_workflow(plan: Plan, tools: Tools | None) -> tuple[list[Problem], list
     rehearsed = plan.run.state(Rehearsed)
     rehearsed.trajectories, rehearsed.others, rehearsed.sure = found.trajectories, found.others, found.task is not None
     wrong, unclear = try_grader(plan)
+    unclear += [] if wrong else paid_for_leaving(plan)
     return [*found.wrong, *wrong, *wrong_demonstrations(plan.run, found.task)], found.unclear + unclear
 
 

@@ -101,12 +101,12 @@ def try_grader(plan: Plan) -> tuple[list[Problem], list[Problem]]:
 
     async def outcome(trajectory: Trajectory) -> None:
         if not trajectory.agent_failure:  # of which no grader is asked
-            await score_outcome(trajectory, lambda t: _answer(module.score_outcome, t), SECONDS, roles)
+            await score_outcome(trajectory, lambda t: answer_of(module.score_outcome, t), SECONDS, roles)
             missing.append(trajectory.outcome is None and not trajectory.infrastructure_failure)
 
     async def actions(trajectory: Trajectory) -> None:
         def score(action: Action, seen: Seen) -> Coroutine[Any, Any, Any]:
-            return _answer(module.score_action, action, seen)
+            return answer_of(module.score_action, action, seen)
 
         await score_trajectory(trajectory, score, None, roles=roles, seconds=SECONDS)
 
@@ -162,7 +162,7 @@ def _try_reward_function(plan: Plan) -> tuple[list[Problem], list[Problem]]:
     return try_scorer(run, "reward_func", outcome, function, may_wait=True)
 
 
-async def _answer(function: Callable[..., Any], *arguments: Any) -> Any:
+async def answer_of(function: Callable[..., Any], *arguments: Any) -> Any:
     """What a recipe's function answers, plain or async."""
     answer = function(*arguments)
     return await answer if inspect.isawaitable(answer) else answer
