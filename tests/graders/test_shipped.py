@@ -119,7 +119,7 @@ SMALL = (
 
 def warned(folder):
     run = build_plan(["--recipe", str(folder), *SMALL]).run
-    return [str(warning) for warning in run.warnings if "score_outcome pays" in str(warning)]
+    return [str(warning) for warning in run.warnings if warning.code == "rehearsal.pays_leaving"]
 
 
 def test_the_rehearsal_names_a_grader_that_pays_leaving(pair):

@@ -10,12 +10,12 @@ import asyncio
 import copy
 import re
 
+from marl_plugins.core.failures import place_of
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.scoring import score_outcome
 from marl_plugins.core.texts import read_text
 from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.grading.tricks import fenced, mild
-from marl_plugins.plan.parts import place_of
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.rehearsal.apart import Stuck, run_apart, run_on_a_loop, where_of
 from marl_plugins.plan.rehearsal.scorers import SECONDS, Rehearsed, answer_of
