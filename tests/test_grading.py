@@ -109,10 +109,10 @@ def test_checks_that_cannot_be_run_are_broken(passed, checks):
 
 def test_what_failed_is_named(passed):
     assert passed("def f(x): return 1", "\nassert f(1) == 2").reason == "checks.py:2: AssertionError"
-    assert passed("", "assert f(1) == 2").reason == "checks.py:1: NameError: the program has no 'f'"
-    assert "raises SyntaxError when it is loaded" in passed("def f(", CHECKS).reason
-    assert "stopped after 2 s" in passed("while True: pass", CHECKS).reason
-    assert "E is no plain value" in passed(HOSTILE["equal to all"], CHECKS).reason
+    assert passed("", "assert f(1) == 2").reason.startswith("checks.py:1: NameError")
+    assert "SyntaxError" in passed("def f(", CHECKS).reason
+    assert "after 2 s" in passed("while True: pass", CHECKS).reason
+    assert "plain value" in passed(HOSTILE["equal to all"], CHECKS).reason
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from unittest.mock import patch
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.prompts import followup_renderer, prompt_renderer
 from marl_plugins.core.roles import Call, RoleSpec, Sampling
 from marl_plugins.core.scoring import score_outcome
@@ -95,15 +96,17 @@ def _listed(plan: Plan) -> Iterator[Graded]:
     path = plan.run.folder / FILE
     answers = getattr(load_file(path), "answers", None)
     if not callable(answers):
-        raise ConfigurationError(f"{path}: expected a function answers(tasks), which yields Graded")
+        raise ConfigurationError(
+            Problem("answers.none", at(file=path), "no function", "answers(tasks), which yields Graded")
+        )
     roles = list(plan.run.recipe.roles)
     for graded in answers([*plan.tasks("train"), *plan.tasks("eval")]):
         if not isinstance(graded, Graded):
-            raise ConfigurationError(f"{path}: answers(tasks) gave {type(graded).__name__}, expected Graded")
+            got = f"answers(tasks) gave {type(graded).__name__}"
+            raise ConfigurationError(Problem("answers.type", at(file=path), got, "Graded"))
         if unknown := {graded.role or roles[-1], *graded.others} - {*roles}:
-            raise ConfigurationError(
-                f"{path}: {', '.join(sorted(unknown))} is no role of the recipe; it has {', '.join(roles)}"
-            )
+            said = f"{', '.join(map(repr, sorted(unknown)))}, which the recipe does not have"
+            raise ConfigurationError(Problem("answers.role", at(file=path), said, f"a role: {', '.join(roles)}"))
         yield replace(graded, role=graded.role or roles[-1])
 
 
@@ -140,8 +143,10 @@ async def outcome_of(plan: Plan, graded: Graded, answer: str) -> float | None:
                     trajectory, lambda t: plan.plugins.hook.marl_score_outcome(run=run, trajectory=t), None, texts
                 )
         except SystemExit:
-            grader = run.folder / str(run.recipe.grader)
-            raise ConfigurationError(f"{grader}: runs programs in its own process, which {answer!r} has left") from None
+            said = f"it runs programs in its own process, which {answer!r} has left"
+            raise ConfigurationError(
+                Problem("answers.left", at(file=run.folder / str(run.recipe.grader)), said, fix="run them with Checker")
+            ) from None
     return trajectory.outcome_of(graded.role)
 
 
@@ -160,7 +165,11 @@ async def _acted(plan: Plan, task: Task, texts: Mapping[str, str]) -> Trajectory
         nonlocal calls
         calls += 1
         if calls > MOST_CALLS:
-            raise ConfigurationError(f"the workflow calls its roles more than {MOST_CALLS} times, whatever they answer")
+            raise ConfigurationError(
+                Problem(
+                    "answers.endless", at(file=run.folder / run.recipe.workflow), f"more than {MOST_CALLS} calls of roles"
+                )
+            )
         return Generation((0,), (0.0,), "stop", call.policy, 0)
 
     async def nothing(call: ToolCall) -> ToolResult:

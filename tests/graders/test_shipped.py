@@ -73,42 +73,51 @@ def pair(tmp_path):
 def test_a_grader_that_appends_checks_to_the_program_is_found_by_its_tricks(pair, capsys):
     assert main(["check", str(pair(EXECUTES))]) == 1
     said = capsys.readouterr().out
-    assert "1 of 1 right answers are paid\n1 of 1 wrong answers are not\n" in said
+    assert [line[:6] for line in said.splitlines()[:2]] == ["1 of 1"] * 2
     assert "raise SystemExit" in said and "os._exit(0)" in said
 
 
 def test_a_grader_that_checks_programs_apart_is_fine(pair, capsys):
     assert main(["check", str(pair(CHECKS))]) == 0
-    assert f"{len(TRICKS) + 1} of {len(TRICKS) + 1} tricks are not" in capsys.readouterr().out
+    assert f"{len(TRICKS) + 1} of {len(TRICKS) + 1}" in capsys.readouterr().out
 
 
 def test_a_grader_that_refuses_what_is_right_is_named_with_the_answer(pair, capsys):
     assert main(["check", str(pair("def score_outcome(trajectory):\n    return 0.0\n"))]) == 1
     said = capsys.readouterr().out
-    assert "0 of 1 right answers are paid" in said and "train-1" in said and "return x + 1" in said
+    assert said.startswith("0 of 1") and "train-1" in said and "return x + 1" in said
 
 
 @pytest.mark.parametrize(
-    ("answers", "problem"),
+    ("answers", "code"),
     [
-        ("x = 1", "expected a function answers\\(tasks\\)"),
-        ("def answers(tasks): return ['x']", "answers\\(tasks\\) gave str, expected Graded"),
+        ("x = 1", "answers.none"),
+        ("def answers(tasks): return ['x']", "answers.type"),
         (
             "from marl_plugins.contracts.graders import Graded\ndef answers(tasks): return [Graded(tasks[0], role='code')]",
-            "code is no role of the recipe; it has coder",
+            "answers.role",
         ),
     ],
 )
-def test_answers_that_are_none_are_named(pair, answers, problem):
-    with pytest.raises(ConfigurationError, match=f"{FILE}: {problem}"):
-        checked(pair(CHECKS, answers=answers))
+def test_answers_that_are_none_are_named(pair, answers, code):
+    assert codes(lambda: checked(pair(CHECKS, answers=answers))) == [code]
+
+
+def test_a_workflow_that_does_not_end_is_named(pair):
+    endless = "async def run(task, roles, tools):\n    while True:\n        await roles.coder(problem=task.prompt)\n"
+    assert codes(lambda: checked(pair(CHECKS, workflow=endless))) == ["answers.endless"]
+
+
+def codes(work):
+    with pytest.raises(ConfigurationError) as caught:
+        work()
+    return [problem.code for problem in caught.value.problems]
 
 
 def test_a_recipe_without_answers_is_told_so(pair):
     folder = pair(CHECKS)
     (folder / FILE).unlink()
-    with pytest.raises(ConfigurationError, match=f"{FILE}: no such file"):
-        checked(folder)
+    assert codes(lambda: checked(folder)) == ["files.missing"]
 
 
 SMALL = (
@@ -119,16 +128,13 @@ SMALL = (
 
 def warned(folder):
     run = build_plan(["--recipe", str(folder), *SMALL]).run
-    return [str(warning) for warning in run.warnings if warning.code == "rehearsal.pays_leaving"]
+    return [warning for warning in run.warnings if warning.code == "rehearsal.pays_leaving"]
 
 
 def test_the_rehearsal_names_a_grader_that_pays_leaving(pair):
-    folder = pair(EXECUTES)
-    (warning,) = warned(folder)
-    assert warning.startswith(
-        f"{folder}/grader.py:4: score_outcome pays 1 to role 'coder' for a program that leaves by raising"
-    )
-    assert "0 for one that does nothing" in warning and "Checker" in warning
+    (warning,) = warned(folder := pair(EXECUTES))
+    assert warning.names("file") == () and warning.names("line") == (f"{folder}/grader.py:4",)
+    assert "pays 1 to role 'coder'" in warning.got and "SystemExit" in warning.got
 
 
 def test_a_grader_that_runs_programs_in_its_own_process_is_named(pair):
@@ -136,10 +142,9 @@ def test_a_grader_that_runs_programs_in_its_own_process_is_named(pair):
         "def score_outcome(trajectory):\n    try:\n        exec(trajectory.answer + '\\n' + trajectory.task.label, {})\n"
         "    except Exception:\n        return 0.0\n    return 1.0\n"
     )
-    with pytest.raises(ConfigurationError, match=r"runs programs in its own process, which '.*' has left"):
-        checked(folder)
+    assert codes(lambda: checked(folder)) == ["answers.left"]
     (warning,) = warned(folder)
-    assert "score_outcome runs programs in the run's own process: one that leaves ends the run" in warning
+    assert "own process" in warning.got
 
 
 def test_the_rehearsal_names_a_grader_that_compares_what_a_program_made(pair):
@@ -148,7 +153,7 @@ def test_the_rehearsal_names_a_grader_that_compares_what_a_program_made(pair):
         "    except BaseException:\n        return 0.0\n    f = names.get('f', lambda x: None)\n    return float(bool(f(1) == 2))\n"
     )
     (warning,) = warned(pair(compares))
-    assert "a program that returns an object that equals everything" in warning
+    assert "equals everything" in warning.got
 
 
 @pytest.mark.parametrize("grader", [CHECKS, "def score_outcome(trajectory):\n    return 0.5  # without exec\n"])
