@@ -37,7 +37,7 @@ def flags():
     return found | FOREIGN
 
 
-@pytest.mark.parametrize("page", pages(*OTHERS, *TABLES))
+@pytest.mark.parametrize("page", pages(*OTHERS, *TABLES, "problems.md"))
 def test_every_flag_exists(page, flags):
     named = re.findall(r"(?<![\w-])--(?!policy\.)([a-z][\w.-]*\w)(\*?)", re.sub(r"--no-\w+", "", page.read_text()))
     prefixes = {name for name, star in named if star}
