@@ -22,7 +22,7 @@ from reading import load
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.trajectory import Task
 from marl_plugins.core.workspace import path_problem, read_files
-from marl_plugins.plan.problems import placed
+from marl_plugins.plan.problems import Problems
 from marl_plugins.sandbox import (
     Limits,
     Program,
@@ -159,7 +159,7 @@ def recipe_with(folder, text):
     (folder / "recipe.yaml").write_text(f"name: mine\nroles: {{a: {{prompt: p.md}}}}\nworkflow: w.py\n{text}\n")
     _, sections, origins = load(folder / "recipe.yaml")
     found = check_sandbox(sections["tools.sandbox"], folder, sections["tools.python"].packages)
-    return [str(placed(problem, origins, lambda flags, policies: ())) for problem in found]
+    return list(map(str, Problems(found).placed(origins, lambda flags, policies: ())))
 
 
 def test_a_recipes_sandbox_is_checked_before_anything_starts(tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.recipe import find_recipe
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.describe import describe
-from marl_plugins.plan.problems import placed
+from marl_plugins.plan.problems import Problems
 from marl_plugins.sandbox import Limits, Program, fusion, open_sandbox, remote
 from marl_plugins.sandbox.checks import check_sandbox, describe_sandbox
 from marl_plugins.sandbox.contract import SandboxContract
@@ -489,7 +489,7 @@ def checked(folder, text):
     (folder / "recipe.yaml").write_text(f"name: mine\nroles: {{a: {{prompt: p.md}}}}\nworkflow: w.py\n{text}\n")
     _, sections, origins = load(folder / "recipe.yaml")
     found = check_sandbox(sections["tools.sandbox"], folder, sections["tools.python"].packages)
-    return [str(placed(problem, origins, lambda flags, policies: ())) for problem in found]
+    return list(map(str, Problems(found).placed(origins, lambda flags, policies: ())))
 
 
 @pytest.mark.parametrize(
