@@ -1,6 +1,6 @@
 """Attempts to get out of the sandbox, the victims that they are made on, and from which level on each is held.
 
-    KEY=anything python tests/escapes.py LEVEL [ABI]    runs all of them at a level and prints {attempt: what came of it} as JSON
+    KEY=anything python tests/escapes.py LEVEL [ABI [quick]]    runs them at a level and prints {attempt: what came of it} as JSON
 
 An attempt that gets out prints OUT. At the level `process` many do, so this runs as an ordinary user, and where the caller is root
 in a mount namespace of its own (test_sandbox_escapes.py sees to that).
@@ -88,6 +88,10 @@ ATTEMPTS = {
     "cut by opening": Attempt(
         "empty a file by opening it to be read", "import os\nos.open('{{file}}', os.O_RDONLY | os.O_TRUNC); print('OUT')"
     ),
+    "cut by the third way of opening": Attempt(
+        "empty a file by opening it neither to be read nor written",
+        "import os\nos.close(os.open('{{file}}', os.O_TRUNC | 3)); print('OUT')",
+    ),
     "make a file": Attempt("make a file in /tmp", "open('/tmp/{{secret}}', 'w').close(); print('OUT')"),
     "make a file in /dev/shm": Attempt(
         "leave a file in the machine's /dev/shm",
@@ -138,6 +142,17 @@ ATTEMPTS = {
         "connect to an abstract socket",
         "import socket\nsocket.socket(socket.AF_UNIX).connect('\\0{{secret}}'); print('OUT')",
     ),
+    "datagram from a pair": Attempt(
+        "send from a pair of sockets to a socket with a path",
+        "import socket\na, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)\na.sendto(b'x', '{{datagrams}}'); print('OUT')",
+    ),
+    "connect a pair": Attempt(
+        "connect a pair of sockets elsewhere",
+        "import socket\na, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)\na.connect('{{datagrams}}'); print('OUT')",
+    ),
+    "sockets of the machine": Attempt(
+        "see the sockets of the machine", "if '{{unix}}' in open('/proc/self/net/unix').read(): print('OUT')"
+    ),
     "bash's network": Attempt("connect with bash", "exec 3<>/dev/tcp/127.0.0.1/{{tcp}} && echo OUT", language="bash"),
     "socket without the library": Attempt(
         "make a socket by the system call",
@@ -153,6 +168,44 @@ ATTEMPTS = {
     ),
     "pidfd": Attempt(
         "signal by a pidfd", "import os, signal\nsignal.pidfd_send_signal(os.pidfd_open({{victim}}), 0); print('OUT')"
+    ),
+    "signal by the kernel": Attempt(
+        "have the kernel signal a process, as the owner of a pipe",
+        "import fcntl, os, time\nr, w = os.pipe()\nfcntl.fcntl(r, 8, {{victim}}); fcntl.fcntl(r, 10, 28)\n"
+        "fcntl.fcntl(r, fcntl.F_SETFL, os.O_RDONLY | os.O_ASYNC); os.write(w, b'x'); print('OUT')",
+    ),
+    "signal by the kernel to a group": Attempt(
+        "have the kernel signal a group of processes",
+        "import fcntl, os, struct\nr, w = os.pipe()\nfcntl.fcntl(r, 15, struct.pack('ii', 2, {{victim}})); "
+        "fcntl.fcntl(r, fcntl.F_SETFL, os.O_RDONLY | os.O_ASYNC); print('OUT')",
+    ),
+    "owner by ioctl": Attempt(
+        "make a process the owner of a socket",
+        "import fcntl, socket, struct\na, b = socket.socketpair()\nfor command in (0x8901, 0x8902):\n"
+        "    fcntl.ioctl(a, command, struct.pack('i', {{victim}})); print('OUT')",
+    ),
+    "signal by a lease": Attempt(
+        "have the kernel signal by a lease",
+        "import fcntl, os\nf = os.open('a', os.O_CREAT)\nfcntl.fcntl(f, 8, {{victim}}); fcntl.fcntl(f, 1024, 0); print('OUT')",
+    ),
+    "child of the parent's": Attempt(
+        "start a process as a child of what runs it",
+        "import ctypes, os\npid = ctypes.CDLL(None).syscall(56 if os.uname().machine == 'x86_64' else 220, 0x8011, 0, 0, 0, 0)\n"
+        "if pid == 0: os._exit(0)\nif pid > 0: print('OUT')",
+        P,
+    ),
+    "end signal": Attempt(
+        "start a process whose end sends another signal",
+        "import ctypes, os\npid = ctypes.CDLL(None).syscall(56 if os.uname().machine == 'x86_64' else 220, 0x13, 0, 0, 0, 0)\n"
+        "if pid == 0: os._exit(0)\nif pid > 0: print('OUT')",
+    ),
+    "hidden": Attempt(
+        "hide from who watches it",
+        "import ctypes\nif ctypes.CDLL(None).prctl(4, 0, 0, 0, 0) == 0: print('OUT')",
+    ),
+    "descriptors under way": Attempt(
+        "send descriptors through a socket",
+        "import os, socket\na, b = socket.socketpair()\nsocket.send_fds(a, [b'x'], [0]); print('OUT')",
     ),
     "ptrace": Attempt(
         "trace a process", "import ctypes\nif ctypes.CDLL(None).ptrace(16, {{victim}}, 0, 0) == 0: print('OUT')"
@@ -209,6 +262,10 @@ ATTEMPTS = {
     "setuid file": Attempt(
         "make a setuid file",
         "import os\nopen('a', 'w').close(); os.chmod('a', 0o4755)\nif os.stat('a').st_mode & 0o4000: print('OUT')",
+    ),
+    "setuid file by opening": Attempt(
+        "make a setuid file by opening it",
+        "import os\nos.close(os.open('a', os.O_CREAT | os.O_WRONLY, 0o4755))\nif os.stat('a').st_mode & 0o4000: print('OUT')",
     ),
     "chroot": Attempt("chroot", "import os\nos.chroot('.'); print('OUT')", P),
     "limits": Attempt(
@@ -306,6 +363,8 @@ def victims(place):
         tcp = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         udp = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         udp.bind(("127.0.0.1", 0))
+        datagrams = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        datagrams.bind(str(place / "datagrams"))
         for address in (str(place / "socket"), f"\0{secret}"):
             listener = stack.enter_context(socket.socket(socket.AF_UNIX))
             listener.bind(address)
@@ -317,7 +376,7 @@ def victims(place):
             **{"secret": secret, "nap": nap, "owner": os.getpid(), "victim": victim.pid, "file": place / "folder" / "file"},
             **{"folder": place / "folder", "victim_file": place / "folder" / "victim_file", "other": other},
             **{"tcp": tcp.getsockname()[1], "udp": udp.getsockname()[1], "unix": place / "socket", "pickle": repr(poison)},
-            **{"key": os.getpid(), "poisoned": place / "poisoned"},
+            **{"datagrams": place / "datagrams", "key": os.getpid(), "poisoned": place / "poisoned"},
         }
 
 
@@ -331,11 +390,12 @@ class Poison:
         return open, (self.path, "w")
 
 
-async def attempt_all(level, abi=None):
+async def attempt_all(level, abi=None, which="all"):
     """What came of every attempt: held, or how it got out.
 
     Args:
         abi: Act as if the kernel had only this version of Landlock.
+        which: `all`, or `quick`: without those that take what they can get.
     """
     found = {}
     with tempfile.TemporaryDirectory() as folder, victims(Path(folder)) as names:
@@ -347,7 +407,8 @@ async def attempt_all(level, abi=None):
             there = levels.examine()
             levels.examine = lambda: replace(there, abi=abi)
         async with open_sandbox(SandboxConfig(isolation=level), workspaces=workspaces, concurrency=1) as sandbox:
-            for name, attempt in ATTEMPTS.items():
+            chosen = {n: a for n, a in ATTEMPTS.items() if which == "all" or not a.status}
+            for name, attempt in chosen.items():
                 source = attempt.program
                 for field, value in names.items():
                     source = source.replace("{{" + field + "}}", str(value))
@@ -395,4 +456,5 @@ def table():
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(attempt_all(sys.argv[1], *map(int, sys.argv[2:])))))
+    level, *options = sys.argv[1:]
+    print(json.dumps(asyncio.run(attempt_all(level, *[int(word) if word.isdigit() else word for word in options]))))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hostile_programs import LEVELS, LIMITS, NAP, PROGRAMS, files_left, processes_left, run_answer
 
-from marl_plugins.sandbox import OnDemand, files, supervisor
+from marl_plugins.sandbox import OnDemand, files, removal
 from marl_plugins.sandbox.section import SandboxConfig
 from marl_plugins.tools.python import PythonToolConfig, find_programs, python_tool, run_program
 
@@ -123,8 +123,8 @@ def test_whoever_may_not_read_a_folder_of_his_can_remove_it():
     """As nobody where the tests run as root, whom no rights stop."""
     script = f"""
         import os, sys
-        sys.path.insert(0, {str(Path(supervisor.__file__).parent)!r})
-        import supervisor
+        sys.path.insert(0, {str(Path(removal.__file__).parent)!r})
+        import removal
         if os.getuid() == 0:
             os.setgid(65534); os.setuid(65534)
         os.makedirs("x/a/b/c")
@@ -132,7 +132,7 @@ def test_whoever_may_not_read_a_folder_of_his_can_remove_it():
             open(name, "w").close()
         for name in ("x/a/b/c", "x/a/b", "x/a", "x"):
             os.chmod(name, 0)
-        supervisor.remove("x")
+        removal.remove("x")
         assert os.listdir(".") == [], os.listdir(".")
     """
     with tempfile.TemporaryDirectory() as place:

@@ -31,7 +31,8 @@ from marl_plugins.sandbox import (
     levels,
     local,
     open_sandbox,
-    supervisor,
+    removal,
+    taken,
 )
 from marl_plugins.sandbox.checks import check_sandbox, describe_sandbox
 from marl_plugins.sandbox.contract import SandboxContract
@@ -316,18 +317,11 @@ def test_a_number_that_is_free_again_is_not_killed():
     assert other.wait() == -signal.SIGTERM
 
 
-def test_a_fork_server_outlives_its_supervisor_until_it_has_ended_its_programs():
-    server, theirs = object.__new__(fork_server.Server), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    theirs[1].close()
-    server.supervisor = theirs[0]
-    with subprocess.Popen(["sleep", "60"]) as other:
-        program = fork_server.Program({"run": 1}, other.pid, 0)
-        program.started -= 1
-        server.programs = {1: program}
-        server._watch()
-        assert program.watched
-        other.kill()
-    theirs[0].close()
+def test_a_program_that_no_supervisor_can_watch_does_not_begin():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.close()
+    with pytest.raises(BrokenPipeError):
+        fork_server.report(ours.detach(), {"run": 1}, [])
 
 
 @pytest.mark.usefixtures("place")
@@ -441,8 +435,8 @@ def test_files_that_cannot_be_counted_count_as_too_many(tmp_path, monkeypatch):
     exec(DEEP, {})
     open("a", "w").close()
     os.chdir("/")
-    assert supervisor.usage(str(tmp_path))[0] > supervisor.ENTRIES
-    supervisor.remove(str(tmp_path))
+    assert taken.usage(str(tmp_path))[0] > taken.ENTRIES
+    removal.remove(str(tmp_path))
 
 
 # --- much ---------------------------------------------------------------------------------------------------------------

@@ -3,17 +3,20 @@
 import asyncio
 import base64
 import contextlib
+import gzip
 import io
 import json
 import os
 import re
 import shutil
+import socket
 import tempfile
 import time
 import zipfile
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from fusion_servers import SERVERS, answering, free_port, http, ours
 from hostile_programs import processes_left
 from hypothesis import given, settings
@@ -30,6 +33,7 @@ from marl_plugins.sandbox.checks import check_sandbox, describe_sandbox
 from marl_plugins.sandbox.contract import SandboxContract
 from marl_plugins.sandbox.fusion import ServiceSandbox
 from marl_plugins.sandbox.section import SandboxConfig
+from marl_plugins.sandbox.service import LARGEST, Room
 from marl_plugins.sandbox.trial import try_sandbox
 from marl_plugins.tools.python import marl_start
 
@@ -483,6 +487,55 @@ def test_credentials_are_sent_and_never_shown(monkeypatch):
     basic = base64.b64encode(b"me:open sesame/1").decode()
     assert f"Basic {basic}" in seen[0]
     assert "sesame" not in str(refused.value) and "***" in str(refused.value)
+
+
+def told(url, lines, body=b""):
+    """The status that a service answers a request with, whose lines after the first are given."""
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), 10) as connection:
+        connection.sendall("\r\n".join(["POST /run_code HTTP/1.1", *lines, "", ""]).encode() + body)
+        return int(connection.recv(100).split()[1])
+
+
+def test_a_service_answers_to_its_own_names_alone_and_reads_no_more_than_it_may(service):
+    """A page in a browser whose name leads here, a bomb, a body without an end and one that is too large: none is read."""
+    url, request = service[1]._url, json.dumps({"code": "print(1)", "language": "python"}).encode()
+    plain = ["Content-Type: application/json", f"Content-Length: {len(request)}"]
+    for host in ("localhost:1", "127.0.0.1", "[::1]:80", "10.1.2.3:8080"):
+        assert told(url, [f"Host: {host}", *plain], request) == 200, host
+    for host in ("evil.example", "localhost.evil.example", "127.0.0.1.nip.io:80", "", "[::1", "[evil]"):
+        assert told(url, [f"Host: {host}", *plain], request) in (400, 403), host
+    bomb = gzip.compress(bytes(50 << 20))
+    packed = ["Host: localhost", "Content-Type: application/json", "Content-Encoding: gzip", f"Content-Length: {len(bomb)}"]
+    assert told(url, packed, bomb) == 415
+    endless = ["Host: localhost", "Content-Type: application/json", "Transfer-Encoding: chunked"]
+    assert told(url, endless, b"5\r\nhello\r\n") == 411
+    assert told(url, ["Host: localhost", plain[0], f"Content-Length: {LARGEST + 1}"]) == 413
+
+
+def test_requests_beyond_a_number_of_bytes_wait_and_beyond_a_number_are_refused():
+    async def run():
+        room, held, order = Room(100, 3), asyncio.Event(), []
+
+        async def hold(name, count):
+            async with room.taken(count):
+                order.append(name)
+                await held.wait()
+
+        first = asyncio.create_task(hold("first", 60))
+        second = asyncio.create_task(hold("second", 60))
+        given_up = asyncio.create_task(hold("given up", 60))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert order == ["first"]
+        with pytest.raises(web.HTTPServiceUnavailable):
+            await hold("fourth", 1)
+        given_up.cancel()
+        held.set()
+        await asyncio.gather(first, second)
+        return order
+
+    assert asyncio.run(run()) == ["first", "second"]
 
 
 def checked(folder, text):

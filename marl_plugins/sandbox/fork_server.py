@@ -5,13 +5,16 @@
 Started once by the supervisor (supervisor.py), inside bubblewrap where the level is `namespaces`. A request comes on the socket of
 its owner with four descriptors (source, standard input, output, errors); the child that is forked for it confines itself
 (confine.py) and then is the program, without exec. Answers are `begun`, `ended` with the exit code, and `unavailable` where
-something failed that is not the program's. The supervisor is told of programs that run for longer, and says which take too much.
+something failed that is not the program's. The supervisor is told of every program by its own process, as the last thing that this
+does before it is the program, and says which take too much.
 
 Standard library only: this is imported without the package, by a Python that may have no site-packages.
 """
 
 import atexit
 import contextlib
+import errno
+import fcntl
 import gc
 import json
 import os
@@ -25,12 +28,16 @@ import types
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, cast
 
 if TYPE_CHECKING or __package__:
-    from marl_plugins.sandbox import confine
+    from marl_plugins.sandbox import confine, seccomp, system_calls
+    from marl_plugins.sandbox.kernel import check, libc, no_new_privileges
+    from marl_plugins.sandbox.taken import children_of
 else:
     import confine  # beside this file, where there is no package
+    import seccomp
+    import system_calls
+    from kernel import check, libc, no_new_privileges
+    from taken import children_of
 
-LOOK = 0.1
-"""Seconds after which the supervisor watches a program."""
 GRACE = 0.3
 """Seconds for a program's children to end after it."""
 AGAIN = 1
@@ -97,7 +104,9 @@ class Request(TypedDict):
     processes: int
     modules: bool
     base: int
-    """Memory of the fork server, which its programs share."""
+    """Memory of the fork server that is no file's, which its programs share."""
+    shm: bool
+    """Whether it has a /dev/shm of its own."""
 
 
 class Program:
@@ -108,8 +117,6 @@ class Program:
         self.pid = pid
         self.init = init
         """Process 1 of its pid namespace; 0 where it has none, or once that has ended."""
-        self.started = time.monotonic()
-        self.watched = False
         self.code: int | None = None
 
 
@@ -123,7 +130,7 @@ def main() -> None:
     sys.argv = ["program.py"]
     if refused := prepare_imports(settings["imports"]) or warm_up(settings["warm_up"]):
         return tell(owner, refused=refused)
-    for name in ("confine", "fork_server"):
+    for name in ("confine", "fork_server", "kernel", "removal", "seccomp", "system_calls", "taken"):
         sys.modules.pop(name, None)
     gc.collect()
     gc.freeze()  # a collection in a program would copy the shared pages
@@ -183,12 +190,18 @@ class Server:
         self.programs: dict[int, Program] = {}
         """By their number."""
         with open("/proc/self/statm", "rb") as statm:
-            self.base = int(statm.read().split()[1]) * resource.getpagesize()
+            _, resident, of_files, *_ = map(int, statm.read().split())
+        self.base = (resident - of_files) * resource.getpagesize()
+        self.line = fcntl.fcntl(supervisor.fileno(), fcntl.F_DUPFD_CLOEXEC, confine.DESCRIPTORS)
+        """By which each process tells the supervisor of itself: no program can have a descriptor of this number."""
+        self.filter = b""
+        if settings["abi"]:
+            self.filter = seccomp.allowing(system_calls.rules(settings["abi"], bool(settings["init"]), self.line))
         self.home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self.woken, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(writing)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        confine.libc.prctl(confine.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        libc.prctl(confine.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def serve(self) -> None:
         """Until the owner or the supervisor has gone."""
@@ -204,7 +217,6 @@ class Server:
             if self.supervisor.fileno() in ready and not self._ask_supervisor():
                 break
             self._reap()
-            self._watch()
         for program in self.programs.values():
             self._kill(program)
         until = time.monotonic() + 5
@@ -212,12 +224,9 @@ class Server:
             self._reap()
             time.sleep(0.001)
 
-    def _pause(self) -> float | None:
+    def _pause(self) -> int | None:
         """Milliseconds until something has to be done unasked."""
-        if any(program.code is not None for program in self.programs.values()):
-            return AGAIN
-        unwatched = [p.started for p in self.programs.values() if not p.watched]
-        return max(0.0, min(unwatched) + LOOK - time.monotonic()) * 1000 + 1 if unwatched else None
+        return AGAIN if any(program.code is not None for program in self.programs.values()) else None
 
     def _ask_owner(self) -> bool:
         """Do what the owner wants; whether it is there."""
@@ -249,8 +258,9 @@ class Server:
 
     def _start(self, request: Request, descriptors: list[int]) -> None:
         init = 0
+        request["base"], request["shm"] = self.base, bool(self.settings["init"])
         if self.settings["init"]:
-            confine.check(confine.libc.unshare(confine.CLONE_NEWPID), "unshare")  # of the children, until setns
+            check(libc.unshare(confine.CLONE_NEWPID), "unshare")  # of the children, until setns
         try:
             if self.settings["init"]:
                 init = os.posix_spawn(self.settings["init"], ["init", "2147483647"], {})
@@ -261,16 +271,15 @@ class Server:
                 os.kill(init, signal.SIGKILL)
             raise
         if pid == 0:
-            become_program(request, descriptors, self.settings, self.owner)
+            become_program(request, descriptors, self)
         self._return()
-        request["base"] = self.base
         self.programs[request["run"]] = Program(request, pid, init)
         tell(self.owner, begun=request["run"])
 
     def _return(self) -> None:
         """To its own pid namespace."""
         if self.settings["init"]:
-            confine.check(confine.libc.setns(self.home, confine.CLONE_NEWPID), "setns")
+            check(libc.setns(self.home, confine.CLONE_NEWPID), "setns")
 
     def _kill(self, program: Program) -> None:
         """Begin to end a program: with process 1 its whole pid namespace ends; elsewhere what it leaves becomes a child here."""
@@ -299,8 +308,6 @@ class Server:
         if none or self._end_orphans(by_pid.keys() | by_init.keys()):
             for program in [p for p in self.programs.values() if p.code is not None and not p.init]:
                 del self.programs[program.request["run"]]
-                if program.watched:
-                    tell(self.supervisor, forget=program.request["run"])
                 tell(self.owner, ended=program.request["run"], code=program.code)
 
     def _end_orphans(self, known: set[int]) -> bool:
@@ -315,20 +322,6 @@ class Server:
                 waiting += below
         return not orphans
 
-    def _watch(self) -> None:
-        """Tell the supervisor of programs that have run for a while."""
-        for program in self.programs.values():
-            if program.watched or time.monotonic() - program.started < LOOK:
-                continue
-            program.watched = True
-            try:
-                top = os.pidfd_open(program.pid)  # pids differ where the supervisor is
-            except ProcessLookupError:
-                continue
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `serve` sees its end, and ends the programs
-                socket.send_fds(self.supervisor, [json.dumps(program.request).encode()], [top])
-            os.close(top)
-
 
 def kill(pid: int) -> None:
     """End a process that may have ended."""
@@ -336,27 +329,15 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def children_of(pid: int) -> list[int]:
-    """The children of a process, whichever of its threads has started them."""
-    found: list[int] = []
-    try:
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
-                found += map(int, file.read().split())
-    except OSError:  # it has ended
-        pass
-    return found
-
-
-def become_program(request: Request, descriptors: list[int], settings: Settings, owner: socket.socket) -> NoReturn:
+def become_program(request: Request, descriptors: list[int], server: Server) -> NoReturn:
     """In the forked child: confine it, and be the program to its end."""
     try:
-        prepare(request, descriptors, settings)
+        prepare(request, descriptors, server)
         source = os.pread(descriptors[0], os.fstat(descriptors[0]).st_size, 0)
         if request["language"] == "bash" and not os.access(BASH, os.X_OK):
             raise FileNotFoundError(f"no {BASH}")
     except BaseException as error:
-        tell(owner, unavailable=request["run"], reason=f"{type(error).__name__}: {error}")
+        tell(server.owner, unavailable=request["run"], reason=f"{type(error).__name__}: {error}")
         os._exit(1)
     leave = os._exit  # whatever the program makes of it
     try:
@@ -377,15 +358,17 @@ def become_program(request: Request, descriptors: list[int], settings: Settings,
         leave(1)
 
 
-def prepare(request: Request, descriptors: list[int], settings: Settings) -> None:
-    """Leave this process with nothing but the program's rights."""
+def prepare(request: Request, descriptors: list[int], server: Server) -> None:
+    """Leave this process with nothing but the program's rights, and tell the supervisor of it."""
+    settings = server.settings
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
+    itself = os.pidfd_open(os.getpid())  # pids differ where the supervisor is
     for number, descriptor in enumerate(descriptors[1:]):
         os.dup2(descriptor, number)
-    confine.libc.prctl(confine.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    confine.libc.prctl(confine.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what it leaves stays below it
+    libc.prctl(confine.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    libc.prctl(confine.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what it leaves stays below it
     if settings["init"]:
         confine.private_mounts(request["folder"], settings["hidden"], request["memory"] // 4)
     os.environ.clear()
@@ -396,12 +379,28 @@ def prepare(request: Request, descriptors: list[int], settings: Settings) -> Non
     alone = settings["user"] is not None
     confine.limit(request["memory"], request["seconds"], request["file"], request["processes"] if alone else None)
     confine.drop_capabilities()
-    confine.no_new_privileges()
+    told = [itself]
     if settings["abi"]:
         confine.landlock(settings["read"], [request["folder"], *settings["write"]], settings["devices"], settings["abi"])
-        confine.seccomp(settings["abi"], bool(settings["init"]))
+        told.append(seccomp.install(server.filter, listened=True))
     elif settings["filters"]:
-        confine.spare([os.getppid(), *settings["spared"]])
+        seccomp.install(seccomp.sparing([os.getppid(), *settings["spared"]]))
+    else:
+        no_new_privileges()
+    report(server.line, request, told)
+
+
+def report(line: int, request: Request, descriptors: list[int]) -> None:
+    """Tell the supervisor of a program that is about to run, with its process, and the descriptor by which its filter asks."""
+    with socket.socket(fileno=line) as supervisor:
+        while True:
+            try:
+                socket.send_fds(supervisor, [json.dumps(request).encode()], descriptors)
+                return
+            except OSError as error:
+                if error.errno != errno.ETOOMANYREFS:  # others are on their way
+                    raise
+                time.sleep(0.001)
 
 
 def run_tests(source: bytes) -> int:

@@ -24,7 +24,7 @@ from typing import Literal
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.sandbox import confine
+from marl_plugins.sandbox import confine, seccomp
 from marl_plugins.sandbox.section import Level
 
 LEVELS: tuple[Level, ...] = ("process", "landlock", "namespaces")
@@ -33,8 +33,23 @@ SYSTEM = (
     *("/sys/devices/system/cpu", "/dev/zero", "/dev/random", "/dev/urandom"),
 )
 """What programs may read beside Python and their workspace."""
-MACHINE = ("/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/loadavg")
-"""What they may read of a /proc that is not their own."""
+ITSELF = (
+    "fd",
+    "cmdline",
+    "comm",
+    "environ",
+    "io",
+    "limits",
+    "maps",
+    "oom_score",
+    "smaps",
+    "smaps_rollup",
+    "stat",
+    "statm",
+    "status",
+)
+MACHINE = (*(f"/proc/self/{name}" for name in ITSELF), "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/loadavg")
+"""What they may read of a /proc that is not their own: not `net`, `mountinfo` and `cgroup`, which tell of the machine."""
 DEVICES = ("/dev/null",)
 INIT = "/bin/sleep"
 """Process 1 of each program's pid namespace."""
@@ -59,6 +74,13 @@ class Machine:
     missing: Mapping[Level, str]
 
     @property
+    def means(self) -> str:
+        """What isolates programs here, in words."""
+        found = [f"Landlock version {self.abi}"] if self.abi else []
+        found += ["seccomp with user notification"] if self.filters else []
+        return ", ".join([*found, *([f"bubblewrap {self.bwrap}"] if self.bwrap else [])]) or "limits alone"
+
+    @property
     def strongest(self) -> Level:
         return next(level for level in reversed(LEVELS) if level not in self.missing)
 
@@ -67,19 +89,19 @@ class Machine:
 def examine() -> Machine:
     """What this machine has; bubblewrap is tried. One answer for a process, so that programs get the level that the plan names."""
     missing: dict[Level, str] = {}
-    abi, filters = 0, confine.can_filter()
+    abi, no_filters = 0, seccomp.problem()
     try:
         abi = confine.landlock_abi()
     except OSError as error:
         missing["landlock"] = _no_landlock(error)
-    if not filters:
-        missing["landlock"] = f"no seccomp filters on this machine ({os.uname().machine}): x86-64 and aarch64 have them"
+    if no_filters:
+        missing["landlock"] = no_filters
     bwrap, problem = try_bubblewrap()
     if problem:
         missing["namespaces"] = problem
     if "landlock" in missing:
         missing["namespaces"] = missing["landlock"]
-    return Machine(abi, filters, bwrap, missing)
+    return Machine(abi, not no_filters, bwrap, missing)
 
 
 def choose(isolation: Literal["auto", "service"] | Level, machine: Machine) -> Level:
@@ -182,7 +204,9 @@ def users(level: Level, paths: Sequence[str], slots: int) -> int | None:
         capabilities = next(int(line.split()[1], 16) for line in status if line.startswith("CapEff:"))
     if not any(first <= confine.FIRST_UID and confine.FIRST_UID + slots <= first + count for first, _, count in ranges):
         return None
-    needed = sum(1 << capability for capability in (0, 1, 6, 7))  # CHOWN, DAC_OVERRIDE, SETGID, SETUID
+    needed = sum(
+        1 << n for n in (0, 1, 6, 7, 19)
+    )  # CHOWN, DAC_OVERRIDE, SETGID, SETUID; SYS_PTRACE to see their open files
     if capabilities & needed != needed:
         return None
     folders = {folder for path in paths for folder in (Path(path), *Path(path).parents)}

@@ -177,6 +177,7 @@ class Run:
         self._ended: asyncio.Future[int | None] = self._loop.create_future()
         self._stopped: tuple[Status, str] | None = None
         self._unavailable = ""
+        self._refused: list[str] = []
         self._timers: list[asyncio.TimerHandle] = []
         self._written = 0
 
@@ -220,6 +221,8 @@ class Run:
             self._timers.append(self._loop.call_later(limits.seconds, self._stop, "time", excess("time", limits)))
         elif "unavailable" in message:
             self._unavailable = message["reason"]
+        elif "refused" in message:
+            self._refused.append(message["refused"])
         elif "exceeded" in message:
             self._stop(message["status"], f"stopped: {message['reason']}")
         elif not self._ended.done():
@@ -262,7 +265,7 @@ class Run:
                 "language": self.program.language,
                 "memory": limits.memory_mb << 20,
                 "seconds": int(limits.seconds + 1 if limits.cpu_seconds is None else max(1.0, limits.cpu_seconds)),
-                "file": limits.file_mb << 20,
+                "file": min(limits.file_mb, limits.disk_mb) << 20,
                 "disk": limits.disk_mb << 20,
                 "processes": limits.processes,
                 "modules": self.program.modules,
@@ -305,6 +308,8 @@ class Run:
         texts = [part.text() for part in kept] + [""]
         cut = [part.left_out > 0 for part in kept] + [False]
         status, reason = self._stopped or judge(code, texts[len(streams) - 1])
+        if self._refused and status != "finished":
+            reason = "; ".join(filter(None, [reason, f"the sandbox refused {', '.join(self._refused)}"]))
         files = await asyncio.to_thread(read_files, folder, self.program.wanted, RETURNED) if self.program.wanted else {}
         return Completed(
             status,

@@ -35,7 +35,7 @@ class Limits:
         seconds: Wall time.
         cpu_seconds: Time on a processor, of each process; default: a second more than `seconds`.
         memory_mb: Memory of each process beyond what was imported before, and of all its processes together.
-        processes: Number of processes at the same time.
+        processes: Number of processes and threads at the same time.
         file_mb: Size of one file.
         disk_mb: Size of all files in the workspace.
         output_chars: How much of each stream is kept: its first and its last half.
@@ -45,7 +45,7 @@ class Limits:
     seconds: float = 5.0
     cpu_seconds: float | None = None
     memory_mb: int = 512
-    processes: int = 256
+    processes: int = 128
     file_mb: int = 512
     disk_mb: int = 1024
     output_chars: int = 2000

@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.sandbox.fork_server import ENVIRONMENT, LARGEST
-from marl_plugins.sandbox.supervisor import remove
+from marl_plugins.sandbox.removal import remove
 
 if TYPE_CHECKING:
     from marl_plugins.sandbox.fork_server import Settings
@@ -215,8 +215,12 @@ class Server:
             run.hear(message)
 
     def _hear_supervisor(self) -> None:
-        message = self._receive(self._control)
-        if message is not None and (removed := self._removals.pop(message["removed"], None)):
+        if (message := self._receive(self._control)) is None:
+            return
+        if "refused" in message:
+            if run := self._runs.get(message["run"]):
+                run.hear(message)
+        elif removed := self._removals.pop(message["removed"], None):
             removed.set_result(None)
 
     def _receive(self, connection: socket.socket) -> dict[str, Any] | None:

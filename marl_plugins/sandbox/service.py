@@ -11,11 +11,14 @@ import asyncio
 import base64
 import binascii
 import contextlib
+import ipaddress
 import json
 import signal
-from collections.abc import Callable
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import pydantic
 from aiohttp import web
@@ -35,10 +38,17 @@ from marl_plugins.sandbox.program import (
 )
 from marl_plugins.sandbox.section import SandboxConfig
 
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 OUTPUT_CHARS = 1 << 20
 """How much of each stream is returned: its first and its last half."""
-LARGEST = 768 << 20
-"""Maximum bytes of a request."""
+LARGEST = 400 << 20
+"""Maximum bytes of a request: a workspace of 256 MB in base64, and its program."""
+WAITING = 2 * LARGEST
+"""Maximum bytes of all requests whose programs run or wait; what is more is not read yet."""
+REQUESTS = 1000
+"""Maximum number of requests that run or wait."""
+SENDING = 120.0
+"""Seconds in which a request has to arrive, once it is read."""
 IMPORTS = ("base64", "contextlib", "hashlib", "json", "selectors", "typing", "zipfile")
 """Of remote.py, which runs before every program that fusion.py sends."""
 LEAVING = 2.0
@@ -123,13 +133,97 @@ def _decoded(path: str, text: str) -> bytes:
         raise Refused("files", f"{path}: not base64 ({error})") from error
 
 
-def application(sandbox: Sandbox, most: Most) -> web.Application:
-    """The service's two addresses, in front of a sandbox."""
+class Room:
+    """Place for the bytes of requests: who comes when it is full waits, and nothing of it is read."""
+
+    def __init__(self, total: int, most: int):
+        self._free = total
+        self._most = most
+        self._number = 0
+        self._given_back = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def taken(self, count: int) -> AsyncIterator[None]:
+        """Wait until there is room for so many bytes, and take it.
+
+        Raises:
+            HTTPServiceUnavailable: Too many wait.
+        """
+        if self._number >= self._most:
+            raise web.HTTPServiceUnavailable(text=f"{self._most} requests run or wait; try again later")
+        self._number += 1
+        try:
+            while self._free < count:
+                self._given_back.clear()
+                await self._given_back.wait()
+            self._free -= count
+            try:
+                yield
+            finally:
+                self._free += count
+                self._given_back.set()
+        finally:
+            self._number -= 1
+
+
+def own_hosts(names: Collection[str]) -> Callable[[str], bool]:
+    """Whether a request's `Host` is this service: an address, or a name that it is known by.
+
+    A page in a browser can have its own name lead to this machine (DNS rebinding), but it cannot send another name than that.
+    """
+    known = {"localhost", socket.gethostname().lower(), *(name.lower() for name in names)}
+
+    def is_own(host: str) -> bool:
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:  # brackets that do not belong together
+            return False
+        return name in known or is_address(name)
+
+    return is_own
+
+
+def is_address(name: str) -> bool:
+    """Whether a host is given by its number."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def application(sandbox: Sandbox, most: Most, names: Collection[str] = ()) -> web.Application:
+    """The service's two addresses, in front of a sandbox.
+
+    Args:
+        names: By which it is reached, beside its addresses, `localhost` and the machine's own.
+    """
+    room, is_own = Room(WAITING, REQUESTS), own_hosts(names)
+
+    @web.middleware
+    async def own(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if not is_own(request.host):
+            raise web.HTTPForbidden(text=f"Host {request.host[:200]!a} is not this service's; add --names NAME")
+        return await handler(request)
 
     async def run_code(request: web.Request) -> web.Response:
         if request.content_type != "application/json":  # nor may a page in a browser send programs
             return _refusal([{"type": "content_type", "loc": ["body"], "msg": "expected application/json"}])
-        body = await request.read()
+        if request.headers.get("Content-Encoding", "identity") != "identity":
+            raise web.HTTPUnsupportedMediaType(text="send the request as it is, without Content-Encoding")
+        if (length := request.content_length) is None:
+            raise web.HTTPLengthRequired(text="Content-Length is missing")
+        if length > LARGEST:
+            raise web.HTTPRequestEntityTooLarge(LARGEST, length)
+        async with room.taken(length):
+            return await answer(request)
+
+    async def answer(request: web.Request) -> web.Response:
+        try:
+            async with asyncio.timeout(SENDING):
+                body = await request.read()
+        except TimeoutError:
+            raise web.HTTPRequestTimeout(text=f"the request did not arrive within {SENDING:.0f} s") from None
         try:
             program = await asyncio.to_thread(lambda: RunCode.model_validate_json(body).program(most))
         except pydantic.ValidationError as error:
@@ -148,7 +242,7 @@ def application(sandbox: Sandbox, most: Most) -> web.Application:
     async def ping(_: web.Request) -> web.Response:
         return web.json_response("pong")
 
-    service = web.Application(client_max_size=LARGEST)
+    service = web.Application(client_max_size=LARGEST, middlewares=[own])
     service.add_routes([web.post("/run_code", run_code), web.get("/v1/ping", ping)])
     return service
 
@@ -173,12 +267,19 @@ def answered(completed: Completed) -> dict[str, Any]:
 
 
 async def serve(
-    config: SandboxConfig, host: str, port: int, concurrency: int | None, most: Most, say: Callable[[str, str], None]
+    config: SandboxConfig,
+    host: str,
+    port: int,
+    concurrency: int | None,
+    most: Most,
+    names: Collection[str],
+    say: Callable[[str, str], None],
 ) -> None:
     """Serve until SIGINT or SIGTERM.
 
     Args:
         concurrency: Maximum number of programs at the same time; default: the machine's cores.
+        names: By which the service is reached (`application`).
         say: Told the address and the level, once requests are answered.
 
     Raises:
@@ -191,7 +292,11 @@ async def serve(
     config = config.model_copy(update={"imports": [*IMPORTS, *config.imports]})
     async with open_sandbox(config, concurrency=concurrency) as sandbox:
         runner = web.AppRunner(
-            application(sandbox, most), handler_cancellation=True, access_log=None, shutdown_timeout=LEAVING
+            application(sandbox, most, [host, *names]),
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=LEAVING,
+            auto_decompress=False,
         )
         await runner.setup()
         try:

@@ -2,41 +2,54 @@
 
     main() with sys.argv[1] = Settings as JSON
 
-It is a subreaper: whatever a program starts stays below it, in whatever session and whoever of its parents has ended. When its
-owner closes the socket or ends, in whatever way, everything below it is ended and the folder of all fresh workspaces removed.
-Outside of bubblewrap, whose end nobody inside could survive. Standard library only, as in fork_server.py.
+It is a subreaper: whatever a program starts stays below it, in whatever session and whoever of its parents has ended. It looks at
+what each program takes (taken.py), sooner where it could soon be too much, and answers what the programs' filters ask (gate.py).
+When its owner closes the socket or ends, in whatever way, everything below it is ended and the folder of all fresh workspaces
+removed. Outside of bubblewrap, whose end nobody inside could survive. Standard library only, as in fork_server.py.
 """
 
 import contextlib
-import errno
-import itertools
 import json
 import os
 import queue
-import resource
 import select
 import signal
 import socket
-import stat
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, TypedDict, cast
+import traceback
+from collections.abc import Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypedDict, cast
 
 if TYPE_CHECKING or __package__:
-    from marl_plugins.sandbox import confine
-    from marl_plugins.sandbox.fork_server import Request, children_of, receive, tell
+    from marl_plugins.sandbox import confine, taken
+    from marl_plugins.sandbox.fork_server import Request, receive, tell
+    from marl_plugins.sandbox.gate import Gate
+    from marl_plugins.sandbox.kernel import libc
+    from marl_plugins.sandbox.removal import remove
 else:
     import confine
-    from fork_server import children_of, receive, tell
+    import taken
+    from fork_server import receive, tell
+    from gate import Gate
+    from kernel import libc
+    from removal import remove
 
-LOOK = 0.1
-"""Seconds between two looks at a program's memory, processes and files; more where a look takes long."""
-ENTRIES = 10_000
-"""Maximum number of files and folders in a workspace."""
-BEYOND: dict[int | None, int] = {errno.ENAMETOOLONG: ENTRIES + 1}
-"""What counts as more than all of them, because what lies there cannot be counted."""
+LOOK, SOONEST = 0.1, 0.005
+"""Seconds between two looks at what a program takes, at most and at least."""
+SHARE = 4
+"""A look takes at most one part in so many of the time."""
+MEMORY_RATE, DISK_RATE = 4e9, 2e9
+"""Bytes in a second that a core can take; more than was measured."""
+NEAR, SPARE = 0.9, 1.05
+"""Parts of its limit at which several processes are looked at standing still, and that one may take that nothing else holds."""
+SWITCH = 0.001
+"""Seconds after which threads take turns."""
+PRIORITY = -10
+"""Of who looks at programs, where it may have that."""
+CORES = os.cpu_count() or 1
 PATIENCE = 5.0
 """Seconds after which a process that cannot be ended is left."""
 
@@ -59,22 +72,51 @@ class Settings(TypedDict):
 
 
 class Watched:
-    """A program that is watched.
+    """A program that is watched. As little as possible is done before it runs for a while or asks something.
 
     Args:
         top: A pidfd of the process that is above all of its others.
+        listener: The descriptor by which its filter asks, if it has one.
+        control: The socket of its owner, who is told what was refused.
     """
 
-    def __init__(self, request: "Request", top: int):
+    def __init__(self, request: "Request", top: int, listener: int | None, control: socket.socket):
         self.request = request
         self.top = top
-        self.next_look = time.monotonic()
+        self.listener = listener
+        self._control = control
+        self.closely = Closely(0, 0)
+        self.shared = 0
+        """Bytes of memory that its processes have in common, as far as that was looked at."""
+        self.seen = False
+        """Whether a thread looks at it."""
+        self.ended = threading.Event()
+        self.next_look = self.next_thorough = time.monotonic() + soonest(request, 0, 0, CORES)
+
+    @cached_property
+    def pid(self) -> int:
+        """The process that is above all others, as it is called here; -1 where it has ended."""
+        return taken.pid_of(self.top)
+
+    @cached_property
+    def gate(self) -> Gate:
+        """What answers its filter."""
+        assert self.listener is not None
+        run = self.request["run"]
+        return Gate(self.request, self.listener, self.pid, lambda what: tell(self._control, run=run, refused=what))
+
+    def close(self) -> None:
+        """It has ended: what it has left gets no answer."""
+        self.ended.set()
+        os.close(self.top)
+        if self.listener is not None:
+            os.close(self.listener)
 
 
 def main() -> None:
     """The supervisor."""
     settings: Settings = json.loads(sys.argv[1])
-    confine.libc.prctl(confine.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc.prctl(confine.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     owner = os.pidfd_open(os.getppid())
     control = socket.socket(fileno=settings["control"])
     control.set_inheritable(False)
@@ -85,6 +127,8 @@ def main() -> None:
     os.posix_spawn(command[0], [*command, given], settings["environment"], setsid=True)
     theirs.close()
     os.close(settings["server"])
+    threading.excepthook = fail
+    sys.setswitchinterval(SWITCH)
     supervisor = Supervisor(control, server, owner)
     supervisor.serve()
     end_descendants()
@@ -92,26 +136,36 @@ def main() -> None:
     remove(settings["root"])
 
 
+def fail(raised: threading.ExceptHookArgs) -> NoReturn:
+    """End at once where a thread fails: then the fork server ends its programs, instead of running them unwatched."""
+    traceback.print_exception(raised.exc_value)
+    os._exit(1)
+
+
 class Supervisor:
-    """Watches the programs of one fork server."""
+    """Watches the programs of one fork server. One thread answers, one removes; one looks at each that runs for a while."""
 
     def __init__(self, control: socket.socket, server: socket.socket, owner: int):
         self.control = control
         self.server = server
         self.owner = owner
         self.watched: dict[int, Watched] = {}
+        """By the number of each program."""
+        self.by_descriptor: dict[int, Watched] = {}
+        """By the two descriptors of each program."""
+        self.paused: dict[int, float] = {}
+        """Until when a filter that asks much has to wait, by its descriptor."""
+        self.poll = select.poll()
         self.unwanted: queue.Queue[str | None] = queue.Queue()
         self.removing = threading.Thread(target=self._remove_unwanted, daemon=True)
         self.removing.start()
 
     def serve(self) -> None:
         """Until the owner has gone, or the fork server."""
-        poll = select.poll()
         for waiting in (self.control.fileno(), self.server.fileno(), self.owner):
-            poll.register(waiting, select.POLLIN)
+            self.poll.register(waiting, select.POLLIN)
         while True:
-            pause = min((w.next_look for w in self.watched.values()), default=None)
-            ready = [f for f, _ in poll.poll(None if pause is None else max(0.0, pause - time.monotonic()) * 1000 + 1)]
+            ready = [found for found, _ in self.poll.poll(self._pause())]
             if self.owner in ready:
                 return
             if self.control.fileno() in ready:
@@ -119,49 +173,83 @@ class Supervisor:
                 if wanted is None:
                     return
                 self.unwanted.put(wanted["remove"])
+            for descriptor in ready:
+                if watched := self.by_descriptor.get(descriptor):
+                    self._hear_program(watched, descriptor)
             if self.server.fileno() in ready and not self._hear_server():
                 return
-            for watched in list(self.watched.values()):
-                if time.monotonic() >= watched.next_look:
-                    self._look(watched)
+            self._go_on()
+
+    def _pause(self) -> float | None:
+        """Milliseconds until something has to be done unasked."""
+        times = [watched.next_look for watched in self.watched.values() if not watched.seen]
+        until = min([*times, *self.paused.values()], default=None)
+        return None if until is None else max(0.0, until - time.monotonic()) * 1000 + 1
+
+    def _go_on(self) -> None:
+        """Look at programs whose time has come, each in a thread, for a look may take long; answer filters that had to wait."""
+        now = time.monotonic()
+        for watched in self.watched.values():
+            if not watched.seen and watched.next_look <= now:
+                watched.seen = True
+                if watched.pid > 0:  # known here: another program may have its descriptor once it has ended
+                    threading.Thread(target=self._look_at, args=(watched,), daemon=True).start()
+        for descriptor in [found for found, until in self.paused.items() if until <= now]:
+            del self.paused[descriptor]
+            self.poll.register(descriptor, select.POLLIN)
 
     def _hear_server(self) -> bool:
-        """Note which programs are to be watched; whether the fork server is there."""
+        """Note which program is to be watched; whether the fork server is there."""
         message, descriptors = receive(self.server)
         if message is None:
             return False
-        if "forget" in message:
-            if watched := self.watched.pop(message["forget"], None):
-                os.close(watched.top)
-        else:
-            self.watched[message["run"]] = Watched(cast("Request", message), descriptors[0])
+        top, listener = (*descriptors, None)[:2]
+        watched = Watched(cast("Request", message), cast("int", top), listener, self.control)
+        self.watched[message["run"]] = watched
+        for descriptor in descriptors:
+            self.by_descriptor[descriptor] = watched
+            self.poll.register(descriptor, select.POLLIN)
         return True
+
+    def _hear_program(self, watched: Watched, descriptor: int) -> None:
+        """Answer a program's filter, or forget the program, which has ended."""
+        if descriptor == watched.listener:
+            if (wait := watched.gate.answer()) > 0:
+                self.poll.unregister(descriptor)
+                self.paused[descriptor] = time.monotonic() + wait
+            return
+        del self.watched[watched.request["run"]]
+        for known in (watched.top, watched.listener):
+            if known is not None:
+                del self.by_descriptor[known]
+                if self.paused.pop(known, None) is None:
+                    self.poll.unregister(known)
+        watched.close()
+
+    def _look_at(self, watched: Watched) -> None:
+        """Look at a program until it has ended."""
+        with contextlib.suppress(PermissionError):  # this thread's: before programs that take what they can
+            os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
+        while not watched.ended.wait(max(0.0, watched.next_look - time.monotonic())):
+            self._look(watched)
 
     def _look(self, watched: Watched) -> None:
         """Tell the fork server where a program takes too much."""
         started = time.monotonic()
-        found = self._exceeded(watched)
-        watched.next_look = time.monotonic() + max(LOOK, 10 * (time.monotonic() - started))
-        if found:
-            status, reason = found
+        if thorough := started >= watched.next_thorough:
+            watched.closely = Closely.look(watched.request, watched.pid)
+        found = Look(watched.request, watched.pid, watched.closely, watched.shared)
+        watched.shared = found.shared
+        took = time.monotonic() - started - found.stood_still
+        pause = soonest(watched.request, found.memory, found.disk, found.tasks)
+        if exceeded := watched.closely.exceeded or found.exceeded:
+            status, reason = exceeded
             tell(self.server, run=watched.request["run"], status=status, reason=reason)
-
-    def _exceeded(self, watched: Watched) -> tuple[str, str] | None:
-        """Which limit a program's processes exceed together: the status and the reason; None where none."""
-        request, top = watched.request, pid_of(watched.top)
-        if top <= 0:
-            return None
-        processes = [top, *descendants(top)]
-        if len(processes) > request["processes"]:
-            return "killed", f"more than {request['processes']} processes"
-        most = request["memory"] + request["base"]
-        if len(processes) > 1 and all(sum(map(measure, processes)) > most for measure in (resident, proportional)):
-            return "memory", f"its processes took more than {request['memory'] >> 20} MB of memory together"
-        entries, size = usage(request["folder"])
-        size += sum(deleted_files(processes).values())
-        if entries > ENTRIES:
-            return "killed", f"more than {ENTRIES} files, or a path that is too long"
-        return ("killed", f"its files took more than {request['disk'] >> 20} MB") if size > request["disk"] else None
+            send(found.pids, signal.SIGKILL)  # at once, however busy the fork server is
+            pause = LOOK
+        watched.next_look = time.monotonic() + max(pause, 0 if thorough else SHARE * took)
+        if thorough:
+            watched.next_thorough = time.monotonic() + max(pause, SHARE * took)
 
     def removed(self) -> None:
         """Wait until all that was to be removed is."""
@@ -176,88 +264,112 @@ class Supervisor:
             tell(self.control, removed=folder)
 
 
-def pid_of(pidfd: int) -> int:
-    """A process as it is called here; -1 where it has ended."""
-    with open(f"/proc/self/fdinfo/{pidfd}", "rb") as file:
-        return next((int(line.split()[1]) for line in file if line.startswith(b"Pid:")), -1)
+class Closely(NamedTuple):
+    """What only a longer look shows.
 
+    Args:
+        held: Bytes that the kernel holds for the program's processes.
+        nameless: Bytes of its files without a name.
+        exceeded: A limit that is exceeded: the status and the reason.
+    """
 
-def descendants(top: int) -> Iterator[int]:
-    """All processes below one, each before its children: one that is killed now starts no more of them."""
-    waiting = [top]
-    while waiting:
-        for child in children_of(waiting.pop()):
-            yield child
-            waiting.append(child)
+    held: int
+    nameless: int
+    exceeded: tuple[str, str] | None = None
 
-
-def resident(pid: int) -> int:
-    """Bytes of memory of a process; what it shares counts fully."""
-    pages = read(f"/proc/{pid}/statm").split()
-    return int(pages[1]) * resource.getpagesize() if pages else 0
-
-
-def proportional(pid: int) -> int:
-    """Bytes of memory of a process; what it shares counts in parts. Takes longer."""
-    lines = read(f"/proc/{pid}/smaps_rollup").splitlines()
-    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(b"Pss:"))
-
-
-def read(path: str) -> bytes:
-    """A file of /proc; empty where its process has ended."""
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError:
-        return b""
-
-
-def deleted_files(processes: list[int]) -> dict[tuple[int, int], int]:
-    """Bytes of the files that have no name any more and are still open, memory files among them, each once."""
-    found = {}
-    for pid in processes:
+    @classmethod
+    def look(cls, request: "Request", top: int) -> "Closely":
+        """Look at what the program's processes have opened and mapped."""
+        processes = living(taken.family(top))
         try:
-            for name in os.listdir(f"/proc/{pid}/fd"):
-                link = f"/proc/{pid}/fd/{name}"
-                if os.readlink(link).endswith(" (deleted)"):
-                    file = os.stat(link)
-                    found[file.st_dev, file.st_ino] = file.st_blocks * 512
-        except OSError:  # it has ended, or closed the file
-            continue
-    return found
+            opened = taken.descriptors(processes)
+        except taken.HiddenProcess:
+            return cls(0, 0, ("killed", "one of its processes cannot be looked at, because its program may not be read"))
+        mapped = taken.mappings(processes)
+        held = taken.kernel_bytes(processes, opened, mapped)
+        if request["shm"] and processes:
+            held += taken.shared_memory(processes[0])
+        many = (
+            ("killed", f"a process with more than {taken.MAPPINGS} mappings") if mapped.largest > taken.MAPPINGS else None
+        )
+        return cls(held, taken.nameless_bytes(opened, mapped, request["file"]), many)
 
 
-def usage(folder: str) -> tuple[int, int]:
-    """Files and folders in a folder, counted up to the limit, and their bytes; one whose path is too long is beyond the limit."""
-    entries = size = 0
-    waiting = [folder]
-    while waiting and entries <= ENTRIES:
-        try:
-            with os.scandir(waiting.pop()) as found:
-                inside = list(itertools.islice(found, ENTRIES + 1))
-        except OSError as error:  # removed or closed by the program, or too deep
-            entries += BEYOND.get(error.errno or 0, 0)
-            continue
-        for entry in inside:
-            entries += 1
-            try:
-                size += entry.stat(follow_symlinks=False).st_blocks * 512
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append(entry.path)
-            except OSError as error:
-                entries += BEYOND.get(error.errno or 0, 0)
-    return entries, size
+class Look:
+    """What a program takes now, and which limit that exceeds: the status and the reason, if any.
+
+    Args:
+        shared: Bytes of memory that its processes have in common, as far as that was looked at. It takes long, so they stand still
+            meanwhile; that happens only where they would otherwise take too much.
+    """
+
+    def __init__(self, request: "Request", top: int, closely: Closely, shared: int):
+        self.pids = taken.family(top)
+        self.shared = shared
+        self.stood_still = 0.0
+        """Seconds for which its processes did."""
+        processes = living(self.pids)
+        self.tasks = max(1, sum(one.threads for one in processes))
+        self.exceeded: tuple[str, str] | None = None
+        if self.tasks > request["processes"]:
+            self.exceeded = "killed", f"more than {request['processes']} processes and threads"
+        most = request["memory"] * (1.0 if len(processes) > 1 else SPARE) + request["base"]
+        held = closely.held + sum(one.kernel for one in processes)
+        self.memory = held + sum(one.own for one in processes) - shared
+        if self.memory > NEAR * most and len(processes) > 1:
+            began = time.monotonic()
+            self.pids = stop(top)
+            processes = living(self.pids)
+            together = taken.proportional(processes)
+            self.shared = max(0, sum(one.own for one in processes) - together)
+            self.memory = held + together
+            if self.memory <= most:  # else they are ended where they stand
+                send(self.pids, signal.SIGCONT)
+            self.stood_still = time.monotonic() - began
+        if self.memory > most:
+            self.exceeded = "memory", f"its processes took more than {request['memory'] >> 20} MB of memory together"
+        entries, size = taken.usage(request["folder"])
+        self.disk = size + closely.nameless
+        if entries > taken.ENTRIES:
+            self.exceeded = "killed", f"more than {taken.ENTRIES} files, or a path that is too long"
+        elif self.disk > request["disk"]:
+            self.exceeded = "killed", f"its files took more than {request['disk'] >> 20} MB"
+
+
+def stop(top: int) -> list[int]:
+    """Have a process and all below it stand still; which they are."""
+    pids: dict[int, None] = {}
+    while fresh := [pid for pid in taken.family(top) if pid not in pids]:
+        pids |= dict.fromkeys(fresh)
+        send(fresh, signal.SIGSTOP)
+    return list(pids)
+
+
+def send(pids: Iterable[int], number: signal.Signals) -> None:
+    """Send a signal to processes that may have ended."""
+    for pid in pids:
+        assert pid > 1, "all others would be signalled"
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def living(pids: list[int]) -> list[taken.Process]:
+    """Those of these processes that have not ended."""
+    return [found for pid in pids if (found := taken.process(pid))]
+
+
+def soonest(request: "Request", memory: float, disk: float, tasks: int) -> float:
+    """Seconds within which a program cannot take more than its limits, where it takes so much now."""
+    cores = min(tasks, CORES)
+    room = min((NEAR * request["memory"] - memory) / (MEMORY_RATE * cores), (request["disk"] - disk) / (DISK_RATE * cores))
+    return max(SOONEST, min(LOOK, room))
 
 
 def end_descendants() -> None:
     """Kill all processes below this one, again and again: orphans become children of this one."""
     until = time.monotonic() + PATIENCE
     while reap() and time.monotonic() < until:
-        for pid in descendants(os.getpid()):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except OSError:  # it has ended
-                continue
+        send(taken.descendants(os.getpid()), signal.SIGKILL)
         time.sleep(0.0005)
 
 
@@ -270,55 +382,3 @@ def reap() -> bool:
     except ChildProcessError:
         return False
     return True
-
-
-def remove(path: str) -> None:
-    """Remove a folder or a file, if it is there: without recursion, without following links, whatever its rights are.
-
-    Raises:
-        OSError: It cannot be removed.
-    """
-    try:
-        if not stat.S_ISDIR(os.lstat(path).st_mode):
-            return os.unlink(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    folder = open_folder(path)
-    try:
-        empty(folder)
-    finally:
-        os.close(folder)
-    return os.rmdir(path)
-
-
-def empty(top: int) -> None:
-    """Remove all that is in a folder. Folders move up into it before they are emptied, so that no path gets long."""
-    fresh, number = os.urandom(8).hex(), 0
-    while entries := list(os.scandir(top)):
-        for entry in entries:
-            if not entry.is_dir(follow_symlinks=False):
-                os.unlink(entry.name, dir_fd=top)
-                continue
-            folder = open_folder(entry.name, top)
-            try:
-                for inner in list(os.scandir(folder)):
-                    if inner.is_dir(follow_symlinks=False):
-                        os.close(open_folder(inner.name, folder))  # one that may not be written may not be moved either
-                        number += 1
-                        os.rename(inner.name, f"{fresh}{number}", src_dir_fd=folder, dst_dir_fd=top)
-                    else:
-                        os.unlink(inner.name, dir_fd=folder)
-            finally:
-                os.close(folder)
-            os.rmdir(entry.name, dir_fd=top)
-
-
-def open_folder(path: str, within: int | None = None) -> int:
-    """A folder's descriptor, after its owner was given all rights; never that of a folder that a link leads to."""
-    found = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=within)
-    try:
-        if stat.S_IMODE(os.stat(found).st_mode) & 0o700 != 0o700:
-            os.chmod(f"/proc/self/fd/{found}", 0o700)
-        return os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=found)
-    finally:
-        os.close(found)

@@ -58,7 +58,7 @@ def try_sandbox(config: SandboxConfig, limits: Limits, packages: bool, used: boo
     if machine is None:
         findings = [ok("sandbox", f"programs run at the {where}")]
     else:
-        findings = [ok("sandbox", f"isolates programs at level {where}")]
+        findings = [ok("sandbox", f"isolates programs at level {where} ({machine.means})")]
         missing = machine.missing.items()
         findings += [note("sandbox", f"no level {name}: {what}", "openrlhf docs sandbox") for name, what in missing]
     problems = []

@@ -21,8 +21,8 @@ from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.threads import DaemonThreads
 from marl_plugins.core.trajectory import File, Task
 from marl_plugins.core.workspace import MOST_FILES, OURS, TooManyFiles
+from marl_plugins.sandbox.removal import remove
 from marl_plugins.sandbox.server import new_root
-from marl_plugins.sandbox.supervisor import remove
 
 Mark = tuple[int, int, int, int]
 """What a file cannot keep when it is changed: inode, bytes, times of the change in ns, of the content and of the entry. The

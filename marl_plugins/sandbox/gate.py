@@ -1,0 +1,188 @@
+"""Answers what a program's filter asks (seccomp.py, system_calls.py): who stands above the program decides while the call waits.
+
+* Another process or thread, or pair of sockets: allowed as long as there are few enough. Those are counted that were allowed since
+  the last look at what is there; when they are too many there is another look, during which none can be made. So it is exact.
+* Memory that is shared without a file: allowed up to a total, because nothing shows who holds it.
+* Signals, where Landlock does not guard them yet: sent by this process, to the program's own processes alone.
+* What is refused and not usual: noted for the answer, with what to do instead.
+
+Of Linux's man page seccomp_unotify(2). A call may go on only where the decision rests on plain arguments and on the caller's own
+process, which another thread cannot change meanwhile. Standard library only, as in supervisor.py.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import signal
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING or __package__:
+    from marl_plugins.sandbox import system_calls, taken
+    from marl_plugins.sandbox.fork_server import Request
+    from marl_plugins.sandbox.seccomp import machine
+else:
+    import system_calls
+    import taken
+    from seccomp import machine
+
+NOTIF_RECV, NOTIF_SEND, NOTIF_SET_FLAGS = 0xC0502100, 0xC0182101, 0x40082104
+SYNC_WAKE_UP, CONTINUE = 1, 1
+QUESTION, ANSWER = struct.Struct("=QIIiIQ6Q"), struct.Struct("=QqiI")
+SOCKET_PAIRS = 64
+"""Maximum number of pairs of sockets at the same time, which hold 0.4 MB each when they are full."""
+SHARED = 8
+"""Part of a program's memory that it may share without a file: one eighth."""
+IN_FLIGHT_SECONDS = 0.1
+"""For so long a call that was allowed may not be seen yet."""
+BATCH, BATCH_SECONDS = 64, 0.01
+"""Questions of one program that are answered within a time; more of them wait, so that nobody is kept busy."""
+SIGNALS = frozenset(system_calls.SIGNALS)
+TASKS = frozenset(("clone", "fork", "vfork"))
+NAMES = {numbers[system_calls.COLUMN[machine()]]: name for name, numbers in system_calls.NUMBERS.items()}
+
+
+class Count:
+    """How many of something there are, at most.
+
+    Args:
+        most: The limit.
+        look: Counts those that are there.
+    """
+
+    def __init__(self, most: int, look: Callable[[], int]):
+        self.most = most
+        self._look = look
+        self._number = most  # so that the first one looks
+        self._allowed: deque[float] = deque()
+
+    def take(self) -> bool:
+        """Count one more; whether there is room for it."""
+        now = time.monotonic()
+        while self._allowed and self._allowed[0] < now - IN_FLIGHT_SECONDS:
+            self._allowed.popleft()
+        if self._number >= self.most:
+            self._number = self._look() + len(self._allowed)
+        if self._number >= self.most:
+            return False
+        self._number += 1
+        self._allowed.append(now)
+        return True
+
+
+class Gate:
+    """The questions of one program.
+
+    Args:
+        listener: The descriptor on which they come.
+        top: The process that is above all of its others.
+        note: Told what was refused, in words for the answer.
+    """
+
+    def __init__(self, request: "Request", listener: int, top: int, note: Callable[[str], None]):
+        self.listener = listener
+        self._top = top
+        self._note = note
+        self._noted: set[str] = set()
+        self._tasks = Count(request["processes"], lambda: taken.number_of_tasks(taken.family(top)))
+        self._pairs = Count(SOCKET_PAIRS, self._look_at_sockets)
+        self._shared = request["memory"] // SHARED
+        self._batch = (0.0, 0)
+        with contextlib.suppress(OSError):  # in Linux 6.6 and later
+            fcntl.ioctl(listener, NOTIF_SET_FLAGS, SYNC_WAKE_UP)
+
+    def answer(self) -> float:
+        """Answer the next question; how many seconds the one after it has to wait."""
+        question = bytearray(QUESTION.size)
+        try:
+            fcntl.ioctl(self.listener, NOTIF_RECV, question)
+        except OSError:  # who has asked has ended, or was interrupted and asks again
+            return 0.0
+        number, caller, _, call, _, _, *arguments = QUESTION.unpack(question)
+        error = self._decide(NAMES.get(call, ""), caller, arguments)
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(self.listener, NOTIF_SEND, ANSWER.pack(number, 0, -error, 0 if error else CONTINUE))
+        began, count = self._batch
+        now = time.monotonic()
+        self._batch = (now, 1) if now > began + BATCH_SECONDS else (began, count + 1)
+        return began + BATCH_SECONDS - now if self._batch[1] >= BATCH else 0.0
+
+    def _decide(self, call: str, caller: int, arguments: list[int]) -> int:
+        """The error that a call is answered with; 0 where it may be made."""
+        if call in TASKS:
+            return self._allowed(self._tasks, call, "processes and threads", errno.EAGAIN)
+        if call == "socketpair":
+            return self._allowed(self._pairs, call, "pairs of sockets", errno.EMFILE)
+        if call == "mmap":
+            self._shared -= arguments[1]
+            if self._shared >= 0:
+                return 0
+            self._shared += arguments[1]
+            return self._refuse("mmap of shared memory without a file", "map a file in the workspace", errno.ENOMEM)
+        target = int.from_bytes((arguments[0] & 0xFFFFFFFF).to_bytes(4, "little"), "little", signed=True)
+        if call in system_calls.OF_ITSELF:
+            return 0 if target in (caller, process_of(caller)) else errno.EPERM
+        if call in SIGNALS:
+            return self._signal(call, caller, target, arguments[1])
+        return self._refuse(call, system_calls.TOLD.get(call, "no program may"), errno.EPERM)
+
+    def _allowed(self, count: Count, call: str, what: str, error: int) -> int:
+        return 0 if count.take() else self._refuse(call, f"a program has at most {count.most} {what} at a time", error)
+
+    def _refuse(self, call: str, why: str, error: int) -> int:
+        if call not in self._noted:
+            self._noted.add(call)
+            self._note(f"{call} ({why})")
+        return error
+
+    def _signal(self, call: str, caller: int, target: int, number: int) -> int:
+        """Signals to the caller's own process it may send itself; those to others are sent from here, or refused."""
+        own = process_of(caller)
+        if target in (caller, own) and target > 0:
+            return 0
+        members = taken.family(self._top)
+        if call == "pidfd_open":  # by which nothing can be sent
+            return 0 if target in members else errno.ESRCH
+        if call != "kill" or target == -1:
+            return errno.EPERM
+        chosen = [target] if target > 0 else [pid for pid in members if group_of(pid) == -target]
+        sent = [self._send(pid, number) for pid in chosen]
+        return min(sent, default=errno.ESRCH)
+
+    def _send(self, pid: int, number: int) -> int:
+        """Send a signal to one of the program's processes; the error, if any."""
+        try:
+            found = os.pidfd_open(pid)
+        except OSError as error:
+            return error.errno or errno.ESRCH
+        try:
+            if pid not in taken.family(self._top):  # looked at now, while the number is held to be this process's
+                return errno.EPERM
+            signal.pidfd_send_signal(found, number & 0x7F)
+        except OSError as error:
+            return error.errno or errno.EPERM
+        finally:
+            os.close(found)
+        return 0
+
+    def _look_at_sockets(self) -> int:
+        processes = [found for pid in taken.family(self._top) if (found := taken.process(pid))]
+        return len(taken.descriptors(processes).sockets) // 2
+
+
+def process_of(task: int) -> int:
+    """The process of a thread; 0 where it has ended."""
+    lines = taken.read(f"/proc/{task}/status").splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith(b"Tgid:")), 0)
+
+
+def group_of(pid: int) -> int:
+    """The group of a process; 0 where it has ended."""
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return 0
