@@ -330,7 +330,7 @@ ATTEMPTS = {
         "a bomb of processes",
         "import os, time\nfor n in range(9): os.fork()\ntime.sleep(99)",
         P,
-        status=("killed", "time", "failed"),
+        status=("killed", "time", "failed", "memory"),
     ),
     "time": Attempt("run for ever", "while True: pass", P, status=("time",)),
     "output": Attempt("write for ever", "while True: print('x' * 10000)", P, status=("output", "time")),
