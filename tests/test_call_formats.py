@@ -241,7 +241,7 @@ def test_a_role_is_tried_before_anything_starts():
             (SHOP,),
             "its chat template refuses the messages of role 'clerk': no tool_calls",
         ),
-        (TEMPLATE, (SHOP, replace(SHOP, name="mall")), "tools 'shop' and 'mall' both have a function 'price'"),
+        (TEMPLATE, (SHOP, replace(SHOP, name="mall")), "tool 'shop', 'mall': both have a function 'price'"),
     ],
 )
 def test_a_role_that_cannot_work_is_refused(template, tools, problem):

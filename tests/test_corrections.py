@@ -158,7 +158,7 @@ def test_corrections_of_a_rubric_that_cannot_work(tmp_path, given, said):
 def test_a_verdict_needs_room_for_a_correction():
     words = ["--recipe", RECIPE, "--coach.model", "m", "--coach.corrections", "--coach.max_tokens", "40"]
     assert ("coach.short_corrections", "coach.max_tokens") in briefs(build_plan(words).run.warnings)
-    with pytest.raises(ConfigurationError, match=r"--coach\.corrections is about a model's verdicts"):
+    with pytest.raises(ConfigurationError, match=r"--coach\.corrections: is about a model's verdicts"):
         build_plan(["--recipe", RECIPE, "--coach.corrections"])
 
 

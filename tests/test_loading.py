@@ -20,7 +20,7 @@ def refused(path):
     with pytest.raises(ConfigurationError) as caught:
         load_file(path)
     assert str(path) not in [getattr(module, "__file__", None) for module in sys.modules.values()]
-    return caught.value.problems[0]
+    return str(caught.value.problems[0])
 
 
 def test_files_of_a_folder_import_each_other(tmp_path):
@@ -94,13 +94,13 @@ def test_names_that_are_no_identifiers(tmp_path):
 @pytest.mark.parametrize("line", ["from tasks import load", "import tasks"])
 def test_an_import_by_the_bare_name_says_what_to_write(tmp_path, line):
     problem = refused(write(tmp_path, tasks="load = 1", grader=f"import os\n{line}") / "grader.py")
-    assert problem.startswith(f"{tmp_path}/grader.py: cannot be imported: {tmp_path}/grader.py:2: ModuleNotFoundError")
+    assert problem.startswith(f"{tmp_path}/grader.py:2: ModuleNotFoundError")
     assert problem.endswith("; tasks.py lies beside it: write `from .tasks import ...`, or `from . import tasks`")
 
 
 def test_a_file_that_is_not_there_is_named_with_the_nearest(tmp_path):
     problem = refused(write(tmp_path, tasks="load = 1", grader="from .taks import load") / "grader.py")
-    assert problem.endswith(f"there is no taks.py in {tmp_path}; did you mean 'tasks'?")
+    assert problem.startswith(f"{tmp_path}/grader.py:1: ") and "did you mean 'tasks'?" in problem
 
 
 def test_a_mistake_in_a_file_that_another_imports_is_named_by_its_line(tmp_path):
