@@ -303,7 +303,7 @@ def test_what_is_no_estimator_is_said(tmp_path):
     file.write_text("from marl_plugins import hookimpl\n\n@hookimpl\ndef marl_estimator(): return object()\n")
     kit = type("Kit", (PluginContract,), {"plugin": str(file)})()
     with pytest.raises(
-        (AssertionError, ConfigurationError), match="marl_estimator: expected an Estimator of .*, got object"
+        (AssertionError, ConfigurationError), match=r"marl_estimator: expected an Estimator of .*, got object"
     ):
         kit.test_advantages_do_not_depend_on_batches()
 
