@@ -9,7 +9,7 @@ from marl_plugins.core.deadlines import counted, in_turn, not_counted
 from marl_plugins.core.scoring import score_outcome
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.grading import right
-from marl_plugins.grading.programs import Checker
+from marl_plugins.sandbox import Checker
 
 RIGHT = "def f(x):\n    return x * 2 + 1"
 CHECKS = "\n".join(f"assert f({x}) == {2 * x + 1}" for x in (0, 1, 4, 7, 13))

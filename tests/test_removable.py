@@ -15,7 +15,7 @@ CAPABILITIES = {
     "the tool python": (["tools.python"], 0),
     "the tool sql": (["tools.sql"], 0),
     "MCP": (["tools.mcp"], 0),
-    "sandbox": (["sandbox"], 2),  # what runs programs in it: the tool python, and grading/programs.py for graders
+    "sandbox": (["sandbox"], 1),  # the tool python
     "reward backpropagation": (["reward_backprop"], 0),
     "streaming": (["streaming"], 0),
     "process groups": (["process_groups"], 0),

@@ -1,8 +1,9 @@
-"""What graders are made of (docs/recipes.md, "The grader").
+"""Parts of graders that read an agent's text (docs/recipes.md, "The grader").
 
 places.py      where an answer stands, and in which form: a box, a line `answer: X`, one word, a number
 values.py      whether it has the value of the label: numbers, lists, words, formulas
-programs.py    whether a program passes checks, without being able to say so itself
+
+A grader that runs programs uses `Checker` of the sandbox (marl_plugins/sandbox/checker.py).
 """
 
 from marl_plugins.grading.numbers import number

@@ -2,7 +2,7 @@
 
 A process runs pytest and says at its end, with a number that its parent has drawn, how that ended; the parent exits as the tests
 did. So a program that leaves (`os._exit(0)`, `SystemExit`, in a thread) has not passed. Program and tests share an interpreter: one
-that looks for the number finds it. Checks that a program must not reach are run by marl_plugins/grading/programs.py.
+that looks for the number finds it. Checks that a program must not reach are run by checker.py.
 
 Standard library of Python 3.8 only: this is sent to services as text, and followed by `main(WORDS)`.
 """

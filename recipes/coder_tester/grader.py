@@ -4,7 +4,7 @@ The tester is not paid for tests that fail, nor for tests that pass, but for tes
 a function passes which returns nothing are none. Programs and asserts are run apart: no program can say itself that it passes.
 """
 
-from marl_plugins.grading.programs import Checker
+from marl_plugins.sandbox import Checker
 
 from .workflow import code
 

@@ -55,7 +55,7 @@ EXECUTES = (
     "    return float(subprocess.run([sys.executable, '-c', program], capture_output=True).returncode == 0)\n"
 )
 CHECKS = (
-    "from marl_plugins.grading.programs import Checker\n\nchecker = Checker(seconds=5)\n\n\nasync def score_outcome(trajectory):\n"
+    "from marl_plugins.sandbox import Checker\n\nchecker = Checker(seconds=5)\n\n\nasync def score_outcome(trajectory):\n"
     "    return float((await checker.passed(trajectory.answer, trajectory.task.label)).passed)\n"
 )
 

@@ -24,7 +24,7 @@ RUNS_PROGRAMS = re.compile(r"\b(?:exec|eval|compile|subprocess|Popen|runner|run_
 """What a grader's file names that runs programs."""
 IDLE = ("pass", fenced("pass"))
 """A program that does nothing: what it is paid, leaving may be paid too."""
-FIX = "run the checks apart from the program, with Checker of marl_plugins.grading.programs"
+FIX = "run the checks apart from the program, with Checker of marl_plugins.sandbox"
 
 
 def paid_for_leaving(plan: Plan) -> list[Problem]:

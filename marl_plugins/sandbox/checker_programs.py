@@ -1,4 +1,4 @@
-"""What runs in the sandbox for `programs.py`: the program alone, answering calls; or the checks alone, with its answers.
+"""What runs in the sandbox for a `Checker` (checker.py): the program alone, answering calls; or the checks alone, with its answers.
 
     answers()    loads the program and writes one line of JSON for each call that it was asked for
     verdict()    runs the checks; writes how they ended, or the calls whose answers they still need
@@ -125,7 +125,7 @@ def raised(error: BaseException) -> dict[str, Any]:
 # --- the checks -------------------------------------------------------------------------------------------------------------
 
 
-class Unanswered(BaseException):
+class AnswerNeeded(BaseException):
     """The checks need an answer that there is not yet."""
 
 
@@ -133,27 +133,27 @@ class TooManyCalls(BaseException):
     """The checks do not come to an end."""
 
 
-class Unknown:
+class PendingAnswer:
     """Stands for an answer that there is not yet: an assert passes with it, anything else has to wait."""
 
-    def __init__(self, asked: Asked, name: str = ""):
+    def __init__(self, asked: CheckNames, name: str = ""):
         self._asked, self._name = asked, name
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         if not self._name:
-            raise Unanswered
+            raise AnswerNeeded
         return self._asked.call(self._name, given, named)
 
     def __bool__(self) -> bool:
         if sys._getframe(1).f_lineno in self._asked.asserts:
             return True
-        raise Unanswered
+        raise AnswerNeeded
 
     def _as_unknown(self, *others: Any) -> Any:
         return self
 
     def _waits(self, *others: Any) -> Any:
-        raise Unanswered
+        raise AnswerNeeded
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _as_unknown
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __mod__ = __pow__ = _as_unknown
@@ -162,7 +162,7 @@ class Unknown:
     __getattr__ = __hash__ = _waits
 
 
-class Asked(dict[str, Any]):
+class CheckNames(dict[str, Any]):
     """The names of the checks: one that they do not define is the program's.
 
     Args:
@@ -187,7 +187,7 @@ class Asked(dict[str, Any]):
         if name not in self._values:
             answer = self._answer({"name": name})
             if answer is None:
-                self._values[name] = Unknown(self, name)
+                self._values[name] = PendingAnswer(self, name)
             elif answer.get("callable"):
                 self._values[name] = lambda *given, **named: self.call(name, given, named)
             elif "missing" in answer:
@@ -198,11 +198,11 @@ class Asked(dict[str, Any]):
 
     def call(self, name: str, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Call a function of the program."""
-        if any(isinstance(part, Unknown) for part in (*given, *named.values())):
-            raise Unanswered
+        if any(isinstance(part, PendingAnswer) for part in (*given, *named.values())):
+            raise AnswerNeeded
         answer = self._answer({"name": name, "given": [packed(list(given)), packed(named)]})
         if answer is None:
-            return Unknown(self)
+            return PendingAnswer(self)
         return self._told(answer, (*given, *named.values()))
 
     def _answer(self, call: dict[str, Any]) -> dict[str, Any] | None:
@@ -259,7 +259,7 @@ def verdict(request: dict[str, Any]) -> None:
     try:
         tree = ast.parse(request["checks"])
         spans = [(node.lineno, node.end_lineno or node.lineno) for node in ast.walk(tree) if isinstance(node, ast.Assert)]
-        asked = Asked(request["known"], {line for first, last in spans for line in range(first, last + 1)})
+        asked = CheckNames(request["known"], {line for first, last in spans for line in range(first, last + 1)})
         exec(compile(tree, "checks.py", "exec"), asked)
         for name, test in list(asked.items()):
             if name.startswith("test_") and callable(test):

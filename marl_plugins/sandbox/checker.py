@@ -1,12 +1,12 @@
-"""Whether a program that an agent wrote passes checks, such that it cannot say so itself.
+"""A `Checker` runs a program that an agent wrote against checks, so that the program cannot report its own success.
 
     checker = Checker(seconds=5)
     found = await checker.passed(program, "assert f(3) == 7")
     found.passed, found.reason
 
-The program and the checks run one after the other in sandboxes of their own (inside.py). The checks are run first: they ask for the
-program's names and calls. The program is loaded alone, as a module, and answers them. The checks are run again with its answers,
-until they have come to their end. So
+The program and the checks run one after the other in sandboxes of their own (checker_programs.py). The checks are run first: they
+ask for the program's names and calls. The program is loaded alone, as a module, and answers them. The checks are run again with its
+answers, until they have come to their end. So
 
     leaving    (`raise SystemExit`, `os._exit`, at exit, in a thread) gives no answers, and what has left no report has not passed
     pretending to be equal, by a class with an `__eq__` of its own, is in vain: answers are plain values that crossed as JSON
@@ -22,10 +22,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.sandbox import Completed, Limits, OnDemand, Program
+from marl_plugins.sandbox.opening import OnDemand
+from marl_plugins.sandbox.program import Completed, Limits, Program
 from marl_plugins.sandbox.section import SandboxConfig
 
-SOURCE = Path(__file__).with_name("inside.py").read_text()
+SOURCE = Path(__file__).with_name("checker_programs.py").read_text()
 FUNCTION, NONE = '{"callable": true}', '{"value": null}'
 """Answers of a program whose functions all return None."""
 ROUNDS = 50
@@ -35,7 +36,7 @@ FILE_MB = 64
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckResult:
     """What came of a program's checks.
 
     Args:
@@ -65,7 +66,7 @@ class Checker:
         self._limits = Limits(seconds=seconds, memory_mb=memory_mb, file_mb=FILE_MB, disk_mb=2 * FILE_MB)
         self._sandbox = sandbox or OnDemand(SandboxConfig(imports=["ast", "json"]), packages=packages)
 
-    async def passed(self, program: str | None, checks: str) -> Checked:
+    async def passed(self, program: str | None, checks: str) -> CheckResult:
         """Runs checks on a program.
 
         Args:
@@ -86,8 +87,8 @@ class Checker:
             if said != "asks":
                 status, _, reason = said.partition(" ")
                 if status == "passed":
-                    return Checked(True)
-                return Checked(False, reason or _why(completed, "the checks"), broken=status != "failed")
+                    return CheckResult(True)
+                return CheckResult(False, reason or _why(completed, "the checks"), broken=status != "failed")
             if program is None:
                 known += [(call, NONE if '"given": ' in call else FUNCTION) for call in unknown]
                 continue
@@ -96,9 +97,11 @@ class Checker:
             completed, answers = await self._run("answers", limits, program=program, calls=calls)
             left -= completed.seconds
             if len(answers) <= len(calls):  # the first line says that it was loaded
-                return Checked(False, _unanswered(answers, calls, completed))
+                return CheckResult(False, _unanswered(answers, calls, completed))
             known += zip(unknown, answers[1 + len(known) :], strict=False)
-        return Checked(False, f"the checks need more than {ROUNDS} answers in turn, each for the next call", broken=True)
+        return CheckResult(
+            False, f"the checks need more than {ROUNDS} answers in turn, each for the next call", broken=True
+        )
 
     async def fail_without(self, checks: str) -> bool:
         """Whether checks fail a program whose functions all return None; those that do not have checked nothing."""
