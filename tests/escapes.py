@@ -45,6 +45,12 @@ class Attempt:
 
 
 P, L, N = "process", "landlock", "namespaces"
+CALL = """import ctypes, os
+libc, buffer = ctypes.CDLL(None), ctypes.create_string_buffer(256)
+def call(x86, arm, *given):
+    words = [ctypes.c_long(one) if isinstance(one, int) else one for one in given]
+    return libc.syscall(ctypes.c_long(x86 if os.uname().machine == 'x86_64' else arm), *words)
+"""
 ATTEMPTS = {
     # what it can read
     "environment": Attempt("read the environment of the run", "import os\nif 'KEY' in os.environ: print('OUT')", P),
@@ -188,6 +194,53 @@ ATTEMPTS = {
         "have the kernel signal by a lease",
         "import fcntl, os\nf = os.open('a', os.O_CREAT)\nfcntl.fcntl(f, 8, {{victim}}); fcntl.fcntl(f, 1024, 0); print('OUT')",
     ),
+    "signal by a queue": Attempt(
+        "queue a signal for a process",
+        CALL + "info = (ctypes.c_int * 32)(0, 0, -1, 0, os.getpid())\n"
+        "if call(129, 138, {{victim}}, 0, info) == 0 or call(297, 240, {{victim}}, {{victim}}, 0, info) == 0: print('OUT')",
+    ),
+    "signal to a thread": Attempt(
+        "signal a thread of a process",
+        CALL + "if call(234, 131, {{victim}}, {{victim}}, 0) == 0 or call(200, 130, {{victim}}, 0) == 0: print('OUT')",
+    ),
+    "signal by a timer": Attempt(
+        "have a timer signal a process",
+        CALL
+        + "event = (ctypes.c_int * 16)(0, 0, 15, 4, {{victim}})\nif call(222, 107, 1, event, buffer) == 0: print('OUT')",
+        P,
+    ),
+    "descriptors of others": Attempt(
+        "take a process's descriptors",
+        CALL + "if call(438, 438, os.pidfd_open({{victim}}), 0, 0) >= 0: print('OUT')",
+    ),
+    "file by its number": Attempt(
+        "open a file of the user's by its number in the file system",
+        CALL + "buffer[:8] = (80).to_bytes(8, 'little')\nmount = (ctypes.c_int * 1)()\n"
+        "name = ctypes.create_string_buffer(b'{{file}}')\nif call(303, 264, -100, name, buffer, mount, 0) == 0 and "
+        "call(304, 265, os.open('.', 0), buffer, 0) >= 0: print('OUT')",
+        P,
+    ),
+    "typing": Attempt(
+        "type into a terminal (TIOCSTI)",
+        "import fcntl\nfor n in (0, 1, 2):\n    try: fcntl.ioctl(n, 0x5412, b'x'); print('OUT')\n    except OSError: pass",
+        P,
+    ),
+    "change its input": Attempt(
+        "change what it was given on standard input",
+        "import os\nfor n in (0, os.open('/proc/self/fd/0', os.O_RDWR)):\n"
+        "    for change in (lambda: os.write(n, b'x'), lambda: os.ftruncate(n, 9)):\n        try: change(); print('OUT')\n"
+        "        except OSError: pass",
+        P,
+    ),
+    "be ended last": Attempt(
+        "have the kernel end others where memory is short", "open('/proc/self/oom_score_adj', 'w').write('0'); print('OUT')"
+    ),
+    "real time": Attempt(
+        "take a core for itself (SCHED_FIFO)", "import os\nos.sched_setscheduler(0, 1, os.sched_param(1)); print('OUT')", P
+    ),
+    "faults of its own": Attempt("answer its own page faults", CALL + "if call(323, 282, 1) >= 0: print('OUT')"),
+    "secret memory": Attempt("have memory that nobody sees", CALL + "if call(447, 447, 0) >= 0: print('OUT')"),
+    "file system": Attempt("open a file system", CALL + "if call(430, 430, b'tmpfs', 0) >= 0: print('OUT')", P),
     "child of the parent's": Attempt(
         "start a process as a child of what runs it",
         "import ctypes, os\npid = ctypes.CDLL(None).syscall(56 if os.uname().machine == 'x86_64' else 220, 0x8011, 0, 0, 0, 0)\n"

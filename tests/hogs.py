@@ -55,6 +55,27 @@ class Hog:
     program: str
 
 
+UNMAPPED = bytes.fromhex(
+    "7f454c4602010100"
+    + "00" * 8
+    + "02003e0001000000"
+    + "7800400000000000"
+    + "4000000000000000"
+    + "00" * 8
+    + "0000000040003800"
+    "0100000000000000"
+    + "0100000005000000"
+    + "00" * 8
+    + "0000400000000000" * 2
+    + "dd00000000000000" * 2
+    + "0010000000000000"
+    "48c7c0090000004831ff48c7c60010000048c7c20700000049c7c22200000049c7c0ffffffff4d31c90f05"  # map a page
+    "4889c74889c3488d350b00000048c7c122000000f3a4ffe3"  # and go on there
+    "48c7c00b00000048c7c70000400048c7c6001000000f05"  # unmap the program
+    "48c7c0220000000f05ebf5"  # pause
+)
+"""A program of x86-64 (ELF) of which nothing is mapped while it runs."""
+
 HOGS = {
     # memory
     "children": Hog("memory of children", "memory", "children(8, lambda: taken(200))"),
@@ -118,6 +139,19 @@ HOGS = {
         "while True:\n    p = libc.mmap(None, 8 * MB, 3, 0x21, -1, 0)\n    if p == BAD: raise MemoryError('mmap')\n"
         "    ctypes.memset(p, 1, 8 * MB); libc.munmap(p + 4096, 8 * MB - 4096); took(8)",
     ),
+    "standard input": Hog(
+        "memory in what is given to the program as a memory file",
+        "memory",
+        "f = os.open('/proc/self/fd/0', os.O_RDWR); n = 0\nwhile True: os.pwrite(f, bytes(4 * MB), n); n += 4 * MB; took(4)",
+    ),
+    "huge pages": Hog(
+        "huge pages that are unmapped but for a small one",
+        "memory",
+        "while True:\n    p = libc.mmap(None, 6 * MB, 3, 0x22, -1, 0)\n    if p == BAD: raise MemoryError('mmap')\n"
+        "    q = (p + 2 * MB - 1) & -(2 * MB); libc.madvise(ctypes.c_void_p(q), ctypes.c_size_t(2 * MB), 14); ctypes.memset(q, 1, 2 * MB)\n"
+        "    huge = 'AnonHugePages: 0 kB' not in ' '.join(open('/proc/self/smaps_rollup').read().split())\n"
+        "    libc.munmap(p, q - p); libc.munmap(q + 4096, p + 6 * MB - q - 4096); took(2 if huge else 4 / 1024)",
+    ),
     "memory files": Hog(
         "memory in memory files",
         "memory",
@@ -147,6 +181,18 @@ HOGS = {
         "def many():\n    p = libc.mmap(None, 250 * MB, 1, 0x22, -1, 0)\n    for n in range(60000):\n"
         "        libc.mprotect(ctypes.c_void_p(p + n * 4096), 4096, 3 if n % 2 else 1)\n"
         "        if n % 4096 == 4095: took(1)\nchildren(28, many)",
+    ),
+    "deep mappings": Hog(
+        "many mappings of a chain of processes, each of which keeps links to all above it",
+        "memory",
+        "p = libc.mmap(None, 40 * MB, 3, 0x22, -1, 0)\nfor n in range(4300):\n    ctypes.memset(p + 2 * n * 4096, 1, 1)\n"
+        "    libc.mprotect(ctypes.c_void_p(p + (2 * n + 1) * 4096), 4096, 1)\nfor depth in range(99):\n"
+        "    if os.fork(): time.sleep(99)\n    took(4300 * 64 * depth / MB)\ntime.sleep(99)",
+    ),
+    "beside files": Hog(
+        "memory beside very many files",
+        "memory",
+        "for n in range(2000): open(str(n), 'w').close()\nchildren(8, lambda: taken(200))",
     ),
     "locks": Hog(
         "locks on very many parts of files",
@@ -222,6 +268,44 @@ HOGS = {
         "    os.write(f, bytes(20 * MB)); os.close(f)\n    if os.fork() == 0: os.execv('a', ['a', '99'])\n"
         "    time.sleep(0.05); os.unlink('a'); took(20)\ntime.sleep(99)",
     ),
+    "unmapped programs": Hog(
+        "files that are executed, and unmapped",
+        "disk",
+        f"program = {UNMAPPED!r} if X86 else open('/bin/sleep', 'rb').read()\nfor n in range(28):\n"
+        "    f = os.open('a', os.O_RDWR | os.O_CREAT, 0o755); os.write(f, program + bytes(20 * MB)); os.close(f)\n"
+        "    if os.fork() == 0: os.execv('a', ['a', '99'])\n"
+        "    time.sleep(0.05); os.unlink('a'); took(20)\ntime.sleep(99)",
+    ),
+    "behind long names": Hog(
+        "files that only a mapping holds, behind mappings with very long names",
+        "disk",
+        "here = os.getcwd()\nfor n in range(15): os.mkdir('d' * 240); os.chdir('d' * 240)\n"
+        "open('x', 'wb').write(b'x'); f = os.open('x', os.O_RDONLY); os.chdir(here); p = libc.mmap(None, 200 * MB, 0, 0x22, -1, 0)\n"
+        "for n in range(1400): libc.mmap(ctypes.c_void_p(p + n * 8192), 4096, 1, 0x11, f, 0)\nfor n in range(200):\n"
+        "    g = os.open('a', os.O_RDWR | os.O_CREAT); os.write(g, bytes(8 * MB))\n"
+        "    libc.mmap(ctypes.c_void_p(p + 150 * MB + n * 8192), 4096, 1, 0x11, g, 0); os.unlink('a'); os.close(g); took(8)",
+    ),
+    "sparse files": Hog(
+        "files that are long and empty, written where they are mapped",
+        "disk",
+        "def write():\n    for n in range(8):\n        f = os.open(f'{os.getpid()}-{n}', os.O_RDWR | os.O_CREAT); os.ftruncate(f, 100 * MB)\n"
+        "        m = mmap.mmap(f, 100 * MB); os.close(f)\n        for k in range(25): m.write(b'x' * 4 * MB); took(4)\nchildren(4, write)",
+    ),
+    "moving folder": Hog(
+        "files in a folder that moves",
+        "disk",
+        "os.makedirs('a/x'); os.mkdir('b')\nif os.fork() == 0:\n    while True: os.rename('a/x', 'b/x'); os.rename('b/x', 'a/x')\n"
+        "while True:\n    for folder in 'ab':\n        try: f = open(f'{folder}/x/{time.monotonic()}', 'wb')\n"
+        "        except OSError: continue\n        f.write(bytes(4 * MB)); took(4); f.close()",
+    ),
+    "beside mappings": Hog(
+        "files without a name beside very many mappings",
+        "disk",
+        "def many():\n    p = libc.mmap(None, 80 * MB, 1, 0x22, -1, 0)\n"
+        "    for n in range(9000): libc.mprotect(ctypes.c_void_p(p + n * 4096), 4096, 3 if n % 2 else 1)\n    time.sleep(99)\n"
+        "for n in range(6):\n    if os.fork() == 0: many()\nkept = []\nwhile True:\n"
+        "    f = open('a', 'wb', 0); f.write(bytes(4 * MB)); kept.append(f); os.unlink('a'); took(4)",
+    ),
     "closed folder": Hog(
         "files in a folder that cannot be listed",
         "disk",
@@ -264,6 +348,17 @@ HOGS = {
         "tasks",
         "threading.stack_size(65536)\ndef work(): took(1); time.sleep(99)\nwhile True:\n    try: threading.Thread(target=work).start()\n"
         "    except RuntimeError: time.sleep(0.01)",
+    ),
+    "interrupted forks": Hog(
+        "processes that are made while signals interrupt",
+        "tasks",
+        "import signal\nsignal.signal(14, lambda *_: None); signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)\nwhile True:\n    try:\n"
+        "        if os.fork() == 0: signal.setitimer(signal.ITIMER_REAL, 0); took(1); time.sleep(99)\n    except OSError: pass",
+    ),
+    "spawned": Hog(
+        "processes that are spawned (vfork)",
+        "tasks",
+        "while True:\n    try: os.posix_spawn('/bin/sleep', ['sleep', '99'], {}); took(1)\n    except OSError: time.sleep(0.001)",
     ),
     "orphans": Hog(
         "processes whose parents have ended",

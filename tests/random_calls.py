@@ -12,6 +12,7 @@ import struct
 from pathlib import Path
 
 from marl_plugins.sandbox import Completed, Limits, Program, open_sandbox, system_calls
+from marl_plugins.sandbox.removal import remove
 from marl_plugins.sandbox.seccomp import machine
 from marl_plugins.sandbox.section import Level, SandboxConfig
 
@@ -127,12 +128,16 @@ async def make_calls(level: Level, calls: int, place: Path, victim: int) -> tupl
     made = 0
     async with open_sandbox(SandboxConfig(isolation=level), concurrency=2, workspaces=workspace.parent) as sandbox:
         neighbour = asyncio.create_task(sandbox.run(Program(NEIGHBOUR, limits=LIMITS)))
-        for _ in range(RUNS):
-            source = program(0, calls, victim, place / "outside" / "file")
+        for seed in range(RUNS):
+            source = program(seed, calls, victim, place / "outside" / "file")
             counter = struct.pack("Q", made).ljust(4096, b"\0")
             got = await sandbox.run(Program(source, files={"made": counter}, wanted=("made",), limits=LIMITS), workspace)
             left = got.files.get("made", b"")[:8].ljust(8, b"\0")
             (count,) = struct.unpack("Q", left)  # a call may have changed it
+            if got.status == "failed":  # a call before has made its own folder unusable: no call was made
+                remove(str(workspace))
+                workspace.mkdir()
+                continue
             made = count if made < count <= calls else made + 1
             if made >= calls:
                 break

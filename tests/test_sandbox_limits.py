@@ -18,7 +18,7 @@ from marl_plugins.sandbox import Limits, Program, levels, open_sandbox
 from marl_plugins.sandbox.section import SandboxConfig
 
 ISOLATING = [level for level in LEVELS if level != "process"]
-TAKING = Limits(seconds=3.0, memory_mb=256, disk_mb=256, file_mb=512, processes=32, output_chars=10**6)
+TAKING = Limits(seconds=2.5, memory_mb=256, disk_mb=256, file_mb=512, processes=32, output_chars=10**6)
 BUSY = 3.0
 """Part of its limit that a program takes at most on a machine on which other tests run; what is not counted takes four times its
 limit. benchmarks/attacks.py has the figures of a quiet one."""
@@ -31,7 +31,7 @@ CALLS = 2000
 @pytest.mark.parametrize("level", ISOLATING)
 def test_no_program_takes_more_than_its_limits(level):
     async def work():
-        async with open_sandbox(SandboxConfig(isolation=level), concurrency=2) as sandbox:
+        async with open_sandbox(SandboxConfig(isolation=level), concurrency=4) as sandbox:
             programs = [Program(source(hog, PAUSES[hog.kind]), limits=TAKING) for hog in HOGS.values()]
             return await asyncio.gather(*[sandbox.run(each) for each in programs])
 

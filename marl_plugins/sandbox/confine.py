@@ -22,6 +22,7 @@ else:
     from system_calls import ABI_SCOPES
 
 PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 1, 24, 36, 47, 4
+PR_SET_THP_DISABLE = 41
 CLONE_NEWNS, CLONE_NEWPID = 0x20000, 0x20000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_MOVE, MS_REC, MS_PRIVATE = 2, 4, 8, 1 << 12, 1 << 13, 1 << 14, 1 << 18
 STAGE = "/mnt"
@@ -36,6 +37,8 @@ DESCRIPTORS = 256
 """Maximum number of open files of a process."""
 TIMERS = 1024
 """Maximum number of waiting signals and timers of a user."""
+FIRST_ENDED = b"1000"
+"""The score of what the kernel ends first where memory is short."""
 
 
 def landlock_abi() -> int:
@@ -116,6 +119,20 @@ def become(user: int, folder: str) -> None:
     os.setresuid(user, user, user)
 
 
+def offer_itself() -> None:
+    """Where memory is short, the kernel ends this process before others. From `landlock` on it cannot take that back."""
+    with (
+        contextlib.suppress(OSError),
+        open("/proc/self/oom_score_adj", "wb", 0) as score,
+    ):  # of a /proc that may be read-only
+        score.write(FIRST_ENDED)
+
+
+def no_huge_pages() -> None:
+    """No huge pages in what is forked from here: of one that is unmapped but for 4 KB, the kernel keeps all and counts 4 KB."""
+    libc.prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
+
+
 def limit(memory: int, seconds: int, file: int, processes: int | None) -> None:
     """Limits of each process; what is mapped already is not the program's.
 
@@ -129,7 +146,8 @@ def limit(memory: int, seconds: int, file: int, processes: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     resource.setrlimit(resource.RLIMIT_FSIZE, (file, file))
     resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for none in (resource.RLIMIT_CORE, resource.RLIMIT_RTPRIO, resource.RLIMIT_NICE, resource.RLIMIT_MSGQUEUE):
+        resource.setrlimit(none, (0, 0))
     _, most = resource.getrlimit(resource.RLIMIT_SIGPENDING)
     timers = TIMERS if most == resource.RLIM_INFINITY else min(TIMERS, most)
     resource.setrlimit(resource.RLIMIT_SIGPENDING, (timers, timers))

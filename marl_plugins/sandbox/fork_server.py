@@ -128,6 +128,7 @@ def main() -> None:
         connection.set_inheritable(False)
     sys.dont_write_bytecode = True
     sys.argv = ["program.py"]
+    confine.no_huge_pages()
     if refused := prepare_imports(settings["imports"]) or warm_up(settings["warm_up"]):
         return tell(owner, refused=refused)
     for name in ("confine", "fork_server", "kernel", "removal", "seccomp", "system_calls", "taken"):
@@ -364,6 +365,7 @@ def prepare(request: Request, descriptors: list[int], server: Server) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
+    confine.offer_itself()
     itself = os.pidfd_open(os.getpid())  # pids differ where the supervisor is
     for number, descriptor in enumerate(descriptors[1:]):
         os.dup2(descriptor, number)

@@ -1,7 +1,8 @@
 """Answers what a program's filter asks (seccomp.py, system_calls.py): who stands above the program decides while the call waits.
 
 * Another process or thread, or pair of sockets: allowed as long as there are few enough. Those are counted that were allowed since
-  the last look at what is there; when they are too many there is another look, during which none can be made. So it is exact.
+  the last look at what is there; when they are too many there is another look, during which none can be made. What was allowed and
+  may not have been done yet, on a busy machine, counts as if it were there. So it is exact.
 * Memory that is shared without a file: allowed up to a total, because nothing shows who holds it.
 * Signals, where Landlock does not guard them yet: sent by this process, to the program's own processes alone.
 * What is refused and not usual: noted for the answer, with what to do instead.
@@ -17,7 +18,6 @@ import os
 import signal
 import struct
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -37,8 +37,8 @@ SOCKET_PAIRS = 64
 """Maximum number of pairs of sockets at the same time, which hold 0.4 MB each when they are full."""
 SHARED = 8
 """Part of a program's memory that it may share without a file: one eighth."""
-IN_FLIGHT_SECONDS = 0.1
-"""For so long a call that was allowed may not be seen yet."""
+IN_FLIGHT_SECONDS, IN_FLIGHT_TICKS = 0.1, 3
+"""Seconds after which a call that was allowed is made if its caller sleeps, and else ticks of its caller's time."""
 BATCH, BATCH_SECONDS = 64, 0.01
 """Questions of one program that are answered within a time; more of them wait, so that nobody is kept busy."""
 SIGNALS = frozenset(system_calls.SIGNALS)
@@ -58,20 +58,41 @@ class Count:
         self.most = most
         self._look = look
         self._number = most  # so that the first one looks
-        self._allowed: deque[float] = deque()
+        self._allowed: dict[int, Allowed] = {}
+        """By caller: who asks again has made the call that was allowed before."""
 
-    def take(self) -> bool:
+    def take(self, caller: int) -> bool:
         """Count one more; whether there is room for it."""
-        now = time.monotonic()
-        while self._allowed and self._allowed[0] < now - IN_FLIGHT_SECONDS:
-            self._allowed.popleft()
+        self._allowed.pop(caller, None)
         if self._number >= self.most:
+            self._allowed = {task: allowed for task, allowed in self._allowed.items() if not allowed.is_made(task)}
             self._number = self._look() + len(self._allowed)
         if self._number >= self.most:
             return False
         self._number += 1
-        self._allowed.append(now)
+        self._allowed[caller] = Allowed()
         return True
+
+
+class Allowed:
+    """A call that was allowed."""
+
+    def __init__(self) -> None:
+        self._when = time.monotonic()
+        self._ticks: int | None = None
+        """Of its caller's time, when that was first looked at."""
+
+    def is_made(self, caller: int) -> bool:
+        """Whether it is sure that the call has been made, or never will be."""
+        if time.monotonic() < self._when + IN_FLIGHT_SECONDS:
+            return False
+        _, _, after = taken.read(f"/proc/{caller}/stat").rpartition(b")")
+        state, *fields = after.split() or [b"X"]
+        if state not in b"RD":  # it sleeps, or has ended; in the call it would wait without that, for a lock
+            return True
+        ticks = int(fields[10]) + int(fields[11])
+        self._ticks = ticks if self._ticks is None else self._ticks
+        return ticks >= self._ticks + IN_FLIGHT_TICKS
 
 
 class Gate:
@@ -114,9 +135,9 @@ class Gate:
     def _decide(self, call: str, caller: int, arguments: list[int]) -> int:
         """The error that a call is answered with; 0 where it may be made."""
         if call in TASKS:
-            return self._allowed(self._tasks, call, "processes and threads", errno.EAGAIN)
+            return self._allowed(self._tasks, caller, call, "processes and threads", errno.EAGAIN)
         if call == "socketpair":
-            return self._allowed(self._pairs, call, "pairs of sockets", errno.EMFILE)
+            return self._allowed(self._pairs, caller, call, "pairs of sockets", errno.EMFILE)
         if call == "mmap":
             self._shared -= arguments[1]
             if self._shared >= 0:
@@ -130,8 +151,10 @@ class Gate:
             return self._signal(call, caller, target, arguments[1])
         return self._refuse(call, system_calls.TOLD.get(call, "no program may"), errno.EPERM)
 
-    def _allowed(self, count: Count, call: str, what: str, error: int) -> int:
-        return 0 if count.take() else self._refuse(call, f"a program has at most {count.most} {what} at a time", error)
+    def _allowed(self, count: Count, caller: int, call: str, what: str, error: int) -> int:
+        return (
+            0 if count.take(caller) else self._refuse(call, f"a program has at most {count.most} {what} at a time", error)
+        )
 
     def _refuse(self, call: str, why: str, error: int) -> int:
         if call not in self._noted:

@@ -11,6 +11,7 @@ do twice what it does to its workspace; those that had not begun are run in the 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import time
 from pathlib import Path
@@ -35,6 +36,8 @@ LATE = 5.0
 """Seconds in which a program that is to be ended has to have ended; then its fork server is replaced."""
 ATTEMPTS = 3
 """Maximum number of fork servers that a program is given to, as long as it has not begun."""
+SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+"""What is given to a program cannot be changed."""
 RETURNED = 256 << 20
 """Maximum number of bytes of the files that a program was asked for."""
 
@@ -241,8 +244,11 @@ class Run:
         limits, opened = self.program.limits, []
 
         def memory(content: bytes) -> int:
-            opened.append(descriptor := os.memfd_create("program"))
+            opened.append(descriptor := os.memfd_create("program", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
             os.pwrite(descriptor, content, 0)
+            fcntl.fcntl(
+                descriptor, fcntl.F_ADD_SEALS, SEALS
+            )  # else the program may fill it, with memory that nobody counts
             return descriptor
 
         def pipe() -> tuple[Stream, int]:

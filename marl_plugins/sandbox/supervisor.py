@@ -4,6 +4,7 @@
 
 It is a subreaper: whatever a program starts stays below it, in whatever session and whoever of its parents has ended. It looks at
 what each program takes (taken.py), sooner where it could soon be too much, and answers what the programs' filters ask (gate.py).
+Memory is looked at by one thread and files by another, so that many files do not hide what is taken of memory meanwhile.
 When its owner closes the socket or ends, in whatever way, everything below it is ended and the folder of all fresh workspaces
 removed. Outside of bubblewrap, whose end nobody inside could survive. Standard library only, as in fork_server.py.
 """
@@ -19,7 +20,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypedDict, cast
 
@@ -39,8 +40,8 @@ else:
 
 LOOK, SOONEST = 0.1, 0.005
 """Seconds between two looks at what a program takes, at most and at least."""
-SHARE = 4
-"""A look takes at most one part in so many of the time."""
+SHARE, SHARE_NEAR = 4, 1
+"""A pause is at least so many times as long as the look before it; the second where a program is near a limit."""
 MEMORY_RATE, DISK_RATE = 4e9, 2e9
 """Bytes in a second that a core can take; more than was measured."""
 NEAR, SPARE = 0.9, 1.05
@@ -85,13 +86,17 @@ class Watched:
         self.top = top
         self.listener = listener
         self._control = control
-        self.closely = Closely(0, 0)
+        self.held = 0
+        """Bytes that the kernel holds for what its processes have opened and mapped."""
         self.shared = 0
-        """Bytes of memory that its processes have in common, as far as that was looked at."""
+        """Bytes of memory that its processes have in common, as far as that was looked at. It takes long, so they stand still
+        meanwhile; that happens only where they would otherwise take too much."""
         self.seen = False
-        """Whether a thread looks at it."""
+        """Whether threads look at it."""
         self.ended = threading.Event()
-        self.next_look = self.next_thorough = time.monotonic() + soonest(request, 0, 0, CORES)
+        self.next_look = time.monotonic() + min(
+            soonest(NEAR * request["memory"], MEMORY_RATE), soonest(request["disk"], DISK_RATE)
+        )
 
     @cached_property
     def pid(self) -> int:
@@ -143,7 +148,7 @@ def fail(raised: threading.ExceptHookArgs) -> NoReturn:
 
 
 class Supervisor:
-    """Watches the programs of one fork server. One thread answers, one removes; one looks at each that runs for a while."""
+    """Watches the programs of one fork server. One thread answers, one removes; two look at each that runs for a while."""
 
     def __init__(self, control: socket.socket, server: socket.socket, owner: int):
         self.control = control
@@ -187,13 +192,14 @@ class Supervisor:
         return None if until is None else max(0.0, until - time.monotonic()) * 1000 + 1
 
     def _go_on(self) -> None:
-        """Look at programs whose time has come, each in a thread, for a look may take long; answer filters that had to wait."""
+        """Look at programs whose time has come, in threads, for a look may take long; answer filters that had to wait."""
         now = time.monotonic()
         for watched in self.watched.values():
             if not watched.seen and watched.next_look <= now:
                 watched.seen = True
                 if watched.pid > 0:  # known here: another program may have its descriptor once it has ended
-                    threading.Thread(target=self._look_at, args=(watched,), daemon=True).start()
+                    for look in (look_at_memory, look_at_files):
+                        threading.Thread(target=self._watch, args=(watched, look), daemon=True).start()
         for descriptor in [found for found, until in self.paused.items() if until <= now]:
             del self.paused[descriptor]
             self.poll.register(descriptor, select.POLLIN)
@@ -226,30 +232,21 @@ class Supervisor:
                     self.poll.unregister(known)
         watched.close()
 
-    def _look_at(self, watched: Watched) -> None:
-        """Look at a program until it has ended."""
+    def _watch(self, watched: Watched, look: Callable[[Watched], "Seen"]) -> None:
+        """Look at a program until it has ended; where it takes too much, tell the fork server."""
         with contextlib.suppress(PermissionError):  # this thread's: before programs that take what they can
             os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
-        while not watched.ended.wait(max(0.0, watched.next_look - time.monotonic())):
-            self._look(watched)
-
-    def _look(self, watched: Watched) -> None:
-        """Tell the fork server where a program takes too much."""
-        started = time.monotonic()
-        if thorough := started >= watched.next_thorough:
-            watched.closely = Closely.look(watched.request, watched.pid)
-        found = Look(watched.request, watched.pid, watched.closely, watched.shared)
-        watched.shared = found.shared
-        took = time.monotonic() - started - found.stood_still
-        pause = soonest(watched.request, found.memory, found.disk, found.tasks)
-        if exceeded := watched.closely.exceeded or found.exceeded:
-            status, reason = exceeded
-            tell(self.server, run=watched.request["run"], status=status, reason=reason)
-            send(found.pids, signal.SIGKILL)  # at once, however busy the fork server is
-            pause = LOOK
-        watched.next_look = time.monotonic() + max(pause, 0 if thorough else SHARE * took)
-        if thorough:
-            watched.next_thorough = time.monotonic() + max(pause, SHARE * took)
+        pause = 0.0
+        while not watched.ended.wait(pause):
+            started = time.monotonic()
+            seen = look(watched)
+            share = SHARE if seen.pause == LOOK else SHARE_NEAR
+            pause = max(seen.pause, share * (time.monotonic() - started - seen.stood_still))
+            if seen.exceeded:
+                status, reason = seen.exceeded
+                tell(self.server, run=watched.request["run"], status=status, reason=reason)
+                send(seen.pids, signal.SIGKILL)  # at once, however busy the fork server is
+                pause = LOOK
 
     def removed(self) -> None:
         """Wait until all that was to be removed is."""
@@ -264,76 +261,71 @@ class Supervisor:
             tell(self.control, removed=folder)
 
 
-class Closely(NamedTuple):
-    """What only a longer look shows.
+class Seen(NamedTuple):
+    """What a look at a program has shown.
 
     Args:
-        held: Bytes that the kernel holds for the program's processes.
-        nameless: Bytes of its files without a name.
+        pids: Its processes.
         exceeded: A limit that is exceeded: the status and the reason.
+        pause: Seconds until the next look.
+        stood_still: Seconds for which its processes did, for this look.
     """
 
-    held: int
-    nameless: int
-    exceeded: tuple[str, str] | None = None
-
-    @classmethod
-    def look(cls, request: "Request", top: int) -> "Closely":
-        """Look at what the program's processes have opened and mapped."""
-        processes = living(taken.family(top))
-        try:
-            opened = taken.descriptors(processes)
-        except taken.HiddenProcess:
-            return cls(0, 0, ("killed", "one of its processes cannot be looked at, because its program may not be read"))
-        mapped = taken.mappings(processes)
-        held = taken.kernel_bytes(processes, opened, mapped)
-        if request["shm"] and processes:
-            held += taken.shared_memory(processes[0])
-        many = (
-            ("killed", f"a process with more than {taken.MAPPINGS} mappings") if mapped.largest > taken.MAPPINGS else None
-        )
-        return cls(held, taken.nameless_bytes(opened, mapped, request["file"]), many)
+    pids: list[int]
+    exceeded: tuple[str, str] | None
+    pause: float
+    stood_still: float = 0.0
 
 
-class Look:
-    """What a program takes now, and which limit that exceeds: the status and the reason, if any.
+def look_at_memory(watched: Watched) -> Seen:
+    """Look at how many processes and threads a program has, and at their memory."""
+    request, pids, exceeded, stood_still = watched.request, taken.family(watched.pid), None, 0.0
+    processes = living(pids)
+    tasks = max(1, sum(one.threads for one in processes))
+    most = request["memory"] * (1.0 if len(processes) > 1 else SPARE) + request["base"]
+    held = watched.held + sum(one.kernel for one in processes)
+    memory = held + sum(one.own for one in processes) - watched.shared
+    if memory > NEAR * most and len(processes) > 1:
+        began = time.monotonic()
+        pids = stop(watched.pid)
+        processes = living(pids)
+        together = taken.proportional(processes)
+        watched.shared = max(0, sum(one.own for one in processes) - together)
+        memory = held + together
+        if memory <= most:  # else they are ended where they stand
+            send(pids, signal.SIGCONT)
+        stood_still = time.monotonic() - began
+    if tasks > request["processes"]:
+        exceeded = "killed", f"more than {request['processes']} processes and threads"
+    elif memory > most:
+        exceeded = "memory", f"its processes took more than {request['memory'] >> 20} MB of memory together"
+    return Seen(pids, exceeded, soonest(NEAR * most - memory, MEMORY_RATE, tasks), stood_still)
 
-    Args:
-        shared: Bytes of memory that its processes have in common, as far as that was looked at. It takes long, so they stand still
-            meanwhile; that happens only where they would otherwise take too much.
-    """
 
-    def __init__(self, request: "Request", top: int, closely: Closely, shared: int):
-        self.pids = taken.family(top)
-        self.shared = shared
-        self.stood_still = 0.0
-        """Seconds for which its processes did."""
-        processes = living(self.pids)
-        self.tasks = max(1, sum(one.threads for one in processes))
-        self.exceeded: tuple[str, str] | None = None
-        if self.tasks > request["processes"]:
-            self.exceeded = "killed", f"more than {request['processes']} processes and threads"
-        most = request["memory"] * (1.0 if len(processes) > 1 else SPARE) + request["base"]
-        held = closely.held + sum(one.kernel for one in processes)
-        self.memory = held + sum(one.own for one in processes) - shared
-        if self.memory > NEAR * most and len(processes) > 1:
-            began = time.monotonic()
-            self.pids = stop(top)
-            processes = living(self.pids)
-            together = taken.proportional(processes)
-            self.shared = max(0, sum(one.own for one in processes) - together)
-            self.memory = held + together
-            if self.memory <= most:  # else they are ended where they stand
-                send(self.pids, signal.SIGCONT)
-            self.stood_still = time.monotonic() - began
-        if self.memory > most:
-            self.exceeded = "memory", f"its processes took more than {request['memory'] >> 20} MB of memory together"
-        entries, size = taken.usage(request["folder"])
-        self.disk = size + closely.nameless
-        if entries > taken.ENTRIES:
-            self.exceeded = "killed", f"more than {taken.ENTRIES} files, or a path that is too long"
-        elif self.disk > request["disk"]:
-            self.exceeded = "killed", f"its files took more than {request['disk'] >> 20} MB"
+def look_at_files(watched: Watched) -> Seen:
+    """Look at a program's files, and at what its processes have opened and mapped."""
+    request, pids = watched.request, taken.family(watched.pid)
+    processes = living(pids)
+    try:
+        opened = taken.descriptors(processes)
+    except taken.HiddenProcess:
+        said = "one of its processes cannot be looked at, because its program may not be read"
+        return Seen(pids, ("killed", said), LOOK)
+    mapped = taken.mappings(processes)
+    watched.held = taken.kernel_bytes(processes, opened, mapped)
+    if request["shm"] and processes:
+        watched.held += taken.shared_memory(processes[0])
+    entries, size = taken.usage(request["folder"])
+    disk = size + taken.nameless_bytes(opened, mapped, request["file"])
+    exceeded = None
+    if mapped.largest > taken.MAPPINGS:
+        exceeded = "killed", f"a process with more than {taken.MAPPINGS} mappings"
+    elif entries > taken.ENTRIES:
+        exceeded = "killed", f"more than {taken.ENTRIES} files, or a path that is too long"
+    elif disk > request["disk"]:
+        exceeded = "killed", f"its files took more than {request['disk'] >> 20} MB"
+    in_kernel = soonest(NEAR * request["memory"] - watched.held, MEMORY_RATE, len(pids))
+    return Seen(pids, exceeded, min(in_kernel, soonest(request["disk"] - disk, DISK_RATE, len(pids))))
 
 
 def stop(top: int) -> list[int]:
@@ -358,11 +350,9 @@ def living(pids: list[int]) -> list[taken.Process]:
     return [found for pid in pids if (found := taken.process(pid))]
 
 
-def soonest(request: "Request", memory: float, disk: float, tasks: int) -> float:
-    """Seconds within which a program cannot take more than its limits, where it takes so much now."""
-    cores = min(tasks, CORES)
-    room = min((NEAR * request["memory"] - memory) / (MEMORY_RATE * cores), (request["disk"] - disk) / (DISK_RATE * cores))
-    return max(SOONEST, min(LOOK, room))
+def soonest(room: float, rate: float, tasks: int = CORES) -> float:
+    """Seconds within which so many processes and threads cannot take more than so many bytes, at a rate for each core."""
+    return max(SOONEST, min(LOOK, room / (rate * min(tasks, CORES))))
 
 
 def end_descendants() -> None:

@@ -27,12 +27,17 @@ MAPPINGS = 10_000
 """Maximum number of mappings of a process."""
 BEYOND: dict[int | None, int] = {errno.ENAMETOOLONG: ENTRIES + 1}
 """What counts as more than all of them, because what lies there cannot be counted."""
-TASK_BYTES, MAPPING_BYTES, LOCK_BYTES, WATCH_BYTES, PIPE_BYTES, FILE_BYTES = 32 << 10, 256, 256, 256, 64 << 10, 1 << 10
+TASK_BYTES, MAPPING_BYTES, LOCK_BYTES, WATCH_BYTES, PIPE_BYTES, FILE_BYTES = 32 << 10, 512, 256, 256, 64 << 10, 4 << 10
 """What the kernel holds for a thread, a mapping, a lock on a part of a file, a watched file, a full pipe, an open descriptor."""
+LINK_BYTES = 64
+"""What the kernel holds for a mapping that a process has from one above it, once for each that is between them."""
+FEW_LINKS_BYTES = 16 << 20
+"""Links are at most half as many as mappings times processes, in a chain where each has started the next; usually there are few, so
+that as many bytes of them are not counted."""
 FEW_LOCKS = 2_000
 """Locks of the whole machine that are not looked at more closely."""
 MAPS_BYTES = 4 << 20
-"""More than so many mappings take in /proc, with long names too."""
+"""A process whose mappings take more in /proc, which has very many or very long names, is not read to its end."""
 DELETED = re.compile(rb"^(\S+) \S+ \S+ (\w+):(\w+) (\d+) +(?!/dev/zero ).* \(deleted\)$", re.MULTILINE)
 """A mapping of a file without a name; /dev/zero is memory that is shared without a file (gate.py)."""
 LOCK = re.compile(rb"^\d+: (?:-> )?POSIX +\S+ +\S+ +(\d+) ", re.MULTILINE)
@@ -70,7 +75,7 @@ class Descriptors(NamedTuple):
         watched: How many files are watched at most, by those that may be epolls.
         pipes: Pipes, each once.
         sockets: Sockets, each once.
-        nameless: Bytes of the files that have no name any more, by device and inode.
+        nameless: Bytes of the files that have no name any more, by device and inode; also of what is executed, and of folders.
     """
 
     number: int
@@ -182,9 +187,9 @@ def descriptors(processes: Iterable[Process]) -> Descriptors:
                 raise HiddenProcess from error
             continue
         number += len(names)
-        for name in names:
+        for name in (*(f"fd/{name}" for name in names), "exe", "cwd"):  # a program stays when nothing of it is mapped
             try:
-                file = os.stat(f"{one.path}/fd/{name}")
+                file = os.stat(f"{one.path}/{name}")
             except OSError:  # closed meanwhile
                 continue
             if stat.S_ISFIFO(file.st_mode):
@@ -218,7 +223,7 @@ def mappings(processes: Iterable[Process]) -> Mappings:
     nameless: dict[tuple[int, int], str] = {}
     for one in processes:
         text = read(f"{one.path}/maps", MAPS_BYTES)
-        count = text.count(b"\n")
+        count = text.count(b"\n") if len(text) < MAPS_BYTES else MAPPINGS + 1
         number, largest = number + count, max(largest, count)
         if largest > MAPPINGS:
             break
@@ -278,7 +283,8 @@ def kernel_bytes(processes: list[Process], opened: Descriptors, mapped: Mappings
     where they are made (gate.py)."""
     locks = locks_of({one.pid for one in processes}) * LOCK_BYTES
     held = len(opened.pipes) * PIPE_BYTES + opened.number * FILE_BYTES + opened.watched * WATCH_BYTES
-    return held + mapped.number * MAPPING_BYTES + locks
+    links = max(0, mapped.number * len(processes) * LINK_BYTES // 2 - FEW_LINKS_BYTES)
+    return held + mapped.number * MAPPING_BYTES + links + locks
 
 
 def usage(folder: str) -> tuple[int, int]:

@@ -1,0 +1,61 @@
+"""What the gate allows (marl_plugins/sandbox/gate.py): calls that were allowed count until they are made for sure."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from marl_plugins.sandbox import gate
+
+
+@pytest.fixture
+def started():
+    running = []
+
+    def start(program):
+        running.append(subprocess.Popen([sys.executable, "-I", "-S", "-c", program]))
+        return running[-1].pid
+
+    yield start
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+def until(condition):
+    end = time.monotonic() + 30
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_a_call_of_a_caller_that_has_slept_or_ended_is_made(started, monkeypatch):
+    monkeypatch.setattr(gate, "IN_FLIGHT_SECONDS", 0.0)
+    pid = started("import time; time.sleep(99)")
+    assert until(lambda: gate.Allowed().is_made(pid))
+    assert gate.Allowed().is_made(2**22 + 1)
+
+
+def test_a_call_of_a_caller_that_works_is_made_when_it_has_worked_for_a_while(started, monkeypatch):
+    monkeypatch.setattr(gate, "IN_FLIGHT_SECONDS", 0.0)
+    pid, allowed = started("while True: pass"), gate.Allowed()
+    monkeypatch.setattr(gate, "IN_FLIGHT_TICKS", 10**9)
+    assert until(lambda: not allowed.is_made(pid)) and not allowed.is_made(pid)
+    monkeypatch.setattr(gate, "IN_FLIGHT_TICKS", 3)
+    assert until(lambda: allowed.is_made(pid))
+
+
+def test_no_more_are_allowed_than_there_may_be_however_late_they_are_made(monkeypatch):
+    monkeypatch.setattr(gate.Allowed, "is_made", lambda self, caller: False)  # nobody has got to it yet
+    count = gate.Count(3, lambda: 1)
+    assert [count.take(caller) for caller in (11, 12, 13, 14)] == [True, True, False, False]
+
+
+def test_who_asks_again_has_made_the_call_before(monkeypatch):
+    monkeypatch.setattr(gate.Allowed, "is_made", lambda self, caller: False)
+    there = [1]
+    count = gate.Count(3, lambda: there[0])
+    for now, expected in ((1, True), (2, True), (3, False), (2, True)):
+        there[0] = now
+        assert count.take(11) is expected
