@@ -174,7 +174,7 @@ class Run:
         try:
             return read_text(self.folder / file)
         except ConfigurationError as error:
-            raise ConfigurationError(f"role {role!r}: {error}") from None
+            raise ConfigurationError([problem.within(role=role) for problem in error.problems]) from None
 
     @property
     def trained_roles(self) -> dict[str, RoleConfig]:

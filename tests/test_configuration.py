@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
-from marl_plugins.cli import main
+from marl_plugins.cli import dispatch
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.recipe import base_of
 from marl_plugins.core.recipe_yaml import read_recipe
@@ -668,9 +669,11 @@ def test_a_shipped_plugins_flag_names_the_plugin():
     assert any(p.endswith("--nobody.knows: unknown flag") for p in found)
 
 
-def test_what_is_multi_agent_alone_is_not_upstreams(capsys):
-    assert main(["train", "--dry-run"]) == 2
-    assert "--dry-run is about multi-agent training" in capsys.readouterr().err
+def test_what_is_multi_agent_alone_is_not_upstreams():
+    with refused(("train.no_recipe", "dry-run")):
+        dispatch(["train", "--dry-run"])
+    with refused(("train.nothing",)):
+        dispatch(["train"])
 
 
 def test_the_plan_counts_tasks_steps_and_devices():

@@ -5,10 +5,11 @@ import json
 from collections import Counter
 
 import pytest
+from refusals import refused
 
 from marl_plugins.cli import main
 from marl_plugins.commands import export
-from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.records import tables
 
 simulated = pytest.importorskip("simulated_run")
@@ -83,16 +84,17 @@ def test_a_run_that_goes_on_is_read_as_far_as_it_has_got(recorded, tmp_path, cap
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "problem"),
     [
-        (["nowhere"], "nowhere: No such file or directory; expected a run's output folder"),
-        (["RUN", "--steps", "9:"], "holds no actions that were asked for"),
-        (["RUN", "--to", "rows.csv"], r"--to rows.csv: expected a name that ends in .parquet, .arrow or .jsonl, or -"),
-        (["RUN", "--to", "nowhere/rows.parquet"], "--to nowhere/rows.parquet: cannot be written"),
+        (["nowhere"], ("records.unreadable", "nowhere")),
+        (["RUN", "--steps", "9:"], ("export.no_actions", "RUN")),
+        (["RUN", "--table", "trace"], ("export.no_file", "table", "trace")),
+        (["RUN", "--to", "rows.csv"], ("export.form", "to", "rows.csv")),
+        (["RUN", "--to", "nowhere/rows.parquet"], ("export.unwritable", "to", "rows.parquet")),
     ],
 )
-def test_what_cannot_be_done_is_said(recorded, tmp_path, monkeypatch, words, said):
+def test_what_cannot_be_done_is_said(recorded, tmp_path, monkeypatch, words, problem):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigurationError, match=said):
+    with refused(tuple(recorded.name if part == "RUN" else part for part in problem)):
         export.main([str(recorded) if word == "RUN" else word for word in words])
     assert not list(tmp_path.iterdir())

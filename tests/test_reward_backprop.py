@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai_server import nonce_in, openai_server
+from refusals import refused
 from simulated import make_trajectory
 
 from marl_plugins import reward_backprop as plugin
@@ -300,7 +301,7 @@ def test_an_outcome_of_several_parts_is_weighed():
     credited([failed], words)
     assert sum(contribution(a) for a in failed.actions) == pytest.approx(-1.0)
     t.outcome_parts = {"accuracy": 1.0}
-    with pytest.raises(ConfigurationError, match="names f1, which the grader did not write"):
+    with refused(("reward_backprop.no_part", "reward_backprop.weights", "t")):
         credited([t], words)
 
 
@@ -398,5 +399,5 @@ def test_the_same_outcome_for_every_role_is_the_teams():
 def test_parts_of_an_outcome_are_the_teams():
     t = scored(0.5, [0.0, 0.0, 0.0])
     t.outcomes, t.outcome_parts = {"a": 1.0, "b": 0.0, "c": 0.5}, {"f1": 1.0}
-    with pytest.raises(ConfigurationError, match="the grader gave one per role for task t; leave the flag out"):
+    with refused(("reward_backprop.per_role", "reward_backprop.weights", "t")):
         credited([t], ["--reward_backprop.weights", '{"f1": 1}'])

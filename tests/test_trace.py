@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from refusals import refused
 from test_tool_records import echo, find
 
-from marl_plugins.cli import main
-from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.cli import dispatch, main
+from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.options import step_range
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory_record import from_record
@@ -140,22 +141,25 @@ def test_a_record_that_cannot_be_traced_is_named(recorded, tmp_path, capsys, cha
 
 
 def test_what_is_no_run_is_said(tmp_path, recorded, capsys):
-    assert main(["export", str(tmp_path), *TRACE, "-"]) == 2
-    assert "No such file" in capsys.readouterr().err
-    assert main(["export", str(recorded), *TRACE, "-", "--steps", "7:"]) == 2
-    assert "holds no actions that were asked for" in capsys.readouterr().err
+    def refuses(problem, *words):
+        with refused(problem):
+            dispatch(["export", *map(str, words)])
+
+    refuses(("records.unreadable", "trajectories.jsonl"), tmp_path, *TRACE, "-")
+    refuses(("export.no_actions", recorded.name), recorded, *TRACE, "-", "--steps", "7:")
     assert main(["export", str(recorded), *TRACE, "-", "--steps", "x"]) == 2
     assert main(["export", str(recorded), *TRACE, "-", "--steps", "3:1"]) == 2
     assert "there is no step from 3 to 1" in capsys.readouterr().err
     (tmp_path / "tasks.jsonl").write_text('{"prompt": "x"}\n')
-    assert main(["export", str(tmp_path / "tasks.jsonl"), *TRACE, "-"]) == 2
-    assert "expected the trajectories or evaluations of a run" in capsys.readouterr().err
-    assert main(["export", str(recorded / "metrics.jsonl"), *TRACE, "-"]) == 2
-    assert "it is no trajectory; expected a line of a run's trajectories.jsonl" in capsys.readouterr().err
-    with pytest.raises(ConfigurationError, match="cannot be read"):
+    refuses(("export.no_actions", "tasks.jsonl"), tmp_path / "tasks.jsonl", *TRACE, "-")
+    of_steps = recorded / "metrics.jsonl"
+    refused_lines = [("records.unreadable", f"metrics.jsonl:{n}") for n in (1, 2, 3)]
+    with refused(*refused_lines):
+        dispatch(["export", str(of_steps), *TRACE, "-"])
+    with refused(("files.unreadable", "none")):
         read_trace(tmp_path / "none")
     (tmp_path / "other").write_text('{"step": 1}\n')
-    with pytest.raises(ConfigurationError, match="other:1: not a line of a trace: task: Field required"):
+    with refused(("trace.line", "other:1")):
         read_trace(tmp_path / "other")
     assert step_range("3") == (3, 3)
 

@@ -22,6 +22,7 @@ from marl_plugins.asking.reading import Malformed
 from marl_plugins.asking.repeats import pause_after
 from marl_plugins.asking.request import Form, Inquiry, MayPass, Request, Tally
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
+from marl_plugins.core.problems import Problem, Where, at
 
 ONE_REQUEST = re.compile(
     r"content.?(?:filter|management|polic)|context.?(?:length|window)|too (?:long|large|many tokens)|maximum.*(?:length|context)",
@@ -83,24 +84,28 @@ class EndpointTransport:
                 return MayPass("coach_protocol", f"an error in place of an answer: {error}")
             if error.status == 413 or (error.status in (400, 422) and ONE_REQUEST.search(f"{error.code} {error.message}")):
                 return InfrastructureFailure("coach_refused", str(error))
-        return RunPaused(f"{self.endpoint}: {self._explained(error)}")
+        return RunPaused(str(self._explained(error)))
 
-    def _explained(self, error: Failed) -> str:
-        """A reported error for people, with the fix where there is one."""
-        e = self.endpoint
+    @property
+    def _where(self) -> Where:
+        return at(name=str(self.endpoint))
+
+    def _explained(self, error: Failed) -> Problem:
+        """Returns a reported error with the fix, where there is one."""
+        e, fixes = self.endpoint, []
         if error.status in (401, 403):
-            return f"refuses the key ({error.status}); is ${e.api_key_env} right?"
-        text = str(error)
+            got, fix = f"refuses the key ({error.status})", f"is ${e.api_key_env} right?"
+            return Problem("endpoint.key", self._where, got, fix=fix)
         if error.status == 404:
-            text += (
-                f"; is --{e.prefix}.base_url right (it usually ends in /v1), and --{e.prefix}.model the name that the "
+            fixes += [
+                f"is --{e.prefix}.base_url right (it usually ends in /v1), and --{e.prefix}.model the name that the "
                 "endpoint uses?"
-            )
+            ]
         if error.busy:
-            text += f"; it asks to wait {error.wait:.0f} s" if error.wait else "; it is busy"
+            fixes += [f"it asks to wait {error.wait:.0f} s" if error.wait else "it is busy"]
         if error.final:
-            text += "; the account has run out of credit"
-        return text
+            fixes += ["the account has run out of credit"]
+        return Problem("endpoint.refused", self._where, str(error), fix="; ".join(fixes))
 
     async def probe(self, request: Request) -> Form:
         """One small request, in the first form that the endpoint answers in, within twice the time of a request.
@@ -119,33 +124,37 @@ class EndpointTransport:
                     break
         finally:
             await self.close()  # later requests may come from another event loop
-        raise ConfigurationError(f"{self.endpoint}: {problem}")
+        assert problem is not None, "the last form returns or leaves a problem"
+        raise ConfigurationError(problem)
 
-    async def _try_form(self, request: Request, form: Form, until: float) -> tuple[str | None, bool]:
-        """What is wrong with an answer in this form, and whether no other form would help."""
-        e, nonce = self.endpoint, random_nonce(request)
+    async def _try_form(self, request: Request, form: Form, until: float) -> tuple[Problem | None, bool]:
+        """Returns what is wrong with an answer in this form, and whether no other form would help."""
+        e, nonce, where = self.endpoint, random_nonce(request), self._where
         inquiry = Inquiry([{"role": "user", "content": request.prompt(nonce, form)}], form, request.schema)
         try:
             said = await self._ask_when_ready(inquiry, until)
         except TimeoutError:
-            hint = f"is it overloaded? --{e.prefix}.timeout raises the limit"
-            return f"no answer within {e.timeout:g} s, twice; {hint}", True
+            got, fix = (
+                f"no answer within {e.timeout:g} s, twice",
+                f"is it overloaded? --{e.prefix}.timeout raises the limit",
+            )
+            return Problem("endpoint.slow", where, got, fix=fix), True
         except Unreachable as error:
-            return f"cannot be reached ({error}); is it running?", True
+            return Problem("endpoint.unreachable", where, f"cannot be reached ({error})", fix="is it running?"), True
         except Redirected as error:
-            return str(error), True
+            return Problem("endpoint.redirects", where, str(error)), True
         except Failed as error:
             return self._explained(error), error.status not in (400, 422)
         except (Refused, Malformed) as error:
-            return f"does not answer as an OpenAI-compatible endpoint does: {error}", True
+            got = f"does not answer as an OpenAI-compatible endpoint does: {error}"
+            return Problem("endpoint.protocol", where, got), True
         if self.budget.limited and not said.counted:
-            return "does not report how many tokens an answer took, which a budget requires", True
+            got = "does not report how many tokens an answer took, which a budget requires"
+            return Problem("endpoint.no_usage", where, got), True
         if request.read(said.text, nonce, form) is None:
             shown = self.client.redaction.text(said.text[:1000], 200)
-            return (
-                f"answered a trial question with {shown!r}, which is not the form it was asked for; use a model that follows "
-                "instructions"
-            ), False
+            got = f"answered a trial question with {shown!r}, which is not the form it was asked for"
+            return Problem("endpoint.form", where, got, fix="use a model that follows instructions"), False
         return None, True
 
     async def _ask_when_ready(self, inquiry: Inquiry, until: float) -> Said:
@@ -178,6 +187,8 @@ class EndpointTransport:
             raise ConfigurationError(self._explained(error)) from None
         except (TimeoutError, Unreachable, Redirected, Malformed) as error:
             why = str(error) or f"no answer within {self.endpoint.timeout:g} s"
-            raise ConfigurationError(f"does not list its models: {why}") from None
+            raise ConfigurationError(
+                Problem("endpoint.no_models", self._where, f"does not list its models: {why}")
+            ) from None
         finally:
             await self.close()

@@ -12,6 +12,7 @@ from marl_plugins import hookimpl
 from marl_plugins.core.credit import ActionScores
 from marl_plugins.core.demonstrations import WarmStartConfig
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.scoring import reward_function_score
 from marl_plugins.core.tasks import SUFFIXES, as_text, choose_keys, read_tasks
 from marl_plugins.core.threads import DaemonThreads
@@ -50,10 +51,8 @@ def marl_tasks(run: Run, split: str) -> Sequence[Task]:
         tasks = _listed(run.tasks_module.load(split), run, split)
         wrong = [t for t in tasks if not isinstance(t, Task)]
         if wrong:
-            raise ConfigurationError(
-                f"{run.folder / str(run.recipe.tasks)}: load({split!r}) gave {type(wrong[0]).__name__}, expected "
-                "marl_plugins.core.trajectory.Task"
-            )
+            got, where = type(wrong[0]).__name__, at(file=run.folder / str(run.recipe.tasks), hook=f"load({split!r})")
+            raise ConfigurationError(Problem("tasks.type", where, got, "marl_plugins.core.trajectory.Task"))
         limit = run.args.data.max_samples if split == "train" else None
         return tasks[:limit]
     name = run.args.data.prompt_dataset if split == "train" else run.args.eval.dataset
@@ -71,10 +70,11 @@ def _listed(loaded: Any, run: Run, split: str) -> list[Any]:
     if isinstance(loaded, Iterable):
         return list(loaded)
     code = getattr(getattr(run.tasks_module, "load", None), "__code__", None)
-    place = f"{code.co_filename}:{code.co_firstlineno}" if code else run.folder / str(run.recipe.tasks)
+    line = f"{code.co_filename}:{code.co_firstlineno}" if code else ""
+    where = at(line=line, file="" if line else run.folder / str(run.recipe.tasks), hook=f"load({split!r})")
+    got, expected = "nothing" if loaded is None else type(loaded).__name__, "a list of marl_plugins.core.trajectory.Task"
     raise ConfigurationError(
-        f"{place}: load({split!r}) returned {'nothing' if loaded is None else type(loaded).__name__}, expected a list of "
-        "marl_plugins.core.trajectory.Task; an empty list where there are no tasks"
+        Problem("tasks.no_iterable", where, got, expected, "return an empty list where there are none")
     )
 
 
@@ -91,15 +91,13 @@ def _hub_tasks(name: str, run: Run, limit: int | None, flag: str) -> list[Task]:
     try:
         data = datasets.load_dataset(name, split="train")
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise ConfigurationError(
-            f"--{flag} {name}: not a {', '.join(SUFFIXES)} file, and as a data set: {error}"
-        ) from error
+        got = f"not a {', '.join(SUFFIXES)} file, and as a data set: {error}"
+        raise ConfigurationError(Problem("tasks.hub", at(flag=flag, name=name), got)) from error
     key, label = choose_keys(data.column_names, *_keys(run))
     missing = [k for k in (key, label) if k and k not in data.column_names]
     if missing:
-        raise ConfigurationError(
-            f"data set {name} has no column {missing[0]!r}; its columns: {', '.join(data.column_names)}"
-        )
+        got, fix = f"has no column {missing[0]!r}", f"its columns: {', '.join(data.column_names)}"
+        raise ConfigurationError(Problem("tasks.no_column", at(flag=flag, name=name), got, fix=fix))
     rows = data.select(range(min(limit, len(data)))) if limit is not None else data
     return [Task(str(n), as_text(row[key]), row[label] if label else None) for n, row in enumerate(rows)]
 

@@ -20,6 +20,7 @@ from marl_plugins.core.findings import Finding, check_extra, error, note, ok
 if TYPE_CHECKING:
     from marl_plugins.asking.asker import Asker
     from marl_plugins.asking.endpoint import Endpoint
+    from marl_plugins.core.problems import Problem
     from marl_plugins.run import Run
 
 LISTING_SECONDS = 10.0
@@ -85,17 +86,17 @@ def probe_coach(asker: Asker, endpoint: Endpoint) -> list[Finding]:
     started = time.monotonic()
     try:
         asyncio.run(asker.probe(trial_request()))
-    except ConfigurationError as problem:
-        return [error("coach", str(problem), _fix(endpoint, str(problem)))]
+    except ConfigurationError as wrong:
+        return [error("coach", str(wrong), _fix(endpoint, wrong.problems[0]))]
     form = {"json": "structured output", "text": "lines of text"}[asker.form]
     return [ok("coach", f"{endpoint} judges, in {form}, within {time.monotonic() - started:.1f} s")]
 
 
-def _fix(endpoint: Endpoint, problem: str) -> str:
+def _fix(endpoint: Endpoint, problem: Problem) -> str:
     """What to type after the endpoint's answer; if it does not have this model, the models it has."""
-    if "refuses the key" in problem:
+    if problem.code == "endpoint.key":
         return f"export {endpoint.api_key_env}=..., or name another variable: --coach.api_key_env NAME"
-    if "cannot be reached" in problem:
+    if problem.code == "endpoint.unreachable":
         return f"start it (vllm serve {endpoint.model}; ollama serve), or --coach.base_url URL"
     names, _ = fetch_model_names(endpoint)
     if names and endpoint.model not in names:
@@ -122,5 +123,5 @@ def fetch_model_names(endpoint: Endpoint) -> tuple[list[str], str | None]:
     transport = EndpointTransport(replace(endpoint, timeout=LISTING_SECONDS), SpendingBudget(endpoint.prefix), Tally())
     try:
         return asyncio.run(transport.model_names()), None
-    except ConfigurationError as problem:
-        return [], str(problem)
+    except ConfigurationError as wrong:
+        return [], str(replace(wrong.problems[0], where=()))

@@ -86,7 +86,7 @@ def check_release(tree: SourceTree) -> list[Finding]:
 def _describe_release(tree: SourceTree) -> list[Finding]:
     found = f"openrlhf {tree.version} ({tree.origin}); {releases.standing(tree.version)}"
     if refused := releases.refusal(tree.version):
-        return [note("release", found, refused)]
+        return [note("release", found, str(refused))]
     if not releases.known(tree.version):
         return [note("release", found, "only a run can show whether it works; openrlhf compat SOURCE --tests checks more")]
     return [ok("release", found)]

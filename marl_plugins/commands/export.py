@@ -14,6 +14,7 @@ from typing import Any
 from marl_plugins.commands.tables import print_table
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.options import score_range, step_range
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.trajectory import Action, Trajectory
 from marl_plugins.hosts.upstream_cli import Parser
 from marl_plugins.records.read import EVERYTHING, Filter, RunReader
@@ -60,14 +61,15 @@ def main(words: Sequence[str]) -> int:
     if options.to:
         found = write_table(TABLES[options.table], run, wanted, options.to)
     elif options.table != "actions":
-        raise ConfigurationError(f"--table {options.table}: name a file to write with --to, or - to print JSON Lines")
+        where, fix = at(flag="table", name=options.table), "name a file to write with --to, or - to print JSON Lines"
+        raise ConfigurationError(Problem("export.no_file", where, "a table is written", fix=fix))
     else:
         accounts = accounts_of(run.actions(wanted))
         print_accounts(accounts, options.json)
         found = len(accounts)
     if not found:
-        narrow = "; expected the trajectories or evaluations of a run" if wanted == EVERYTHING else " that were asked for"
-        raise ConfigurationError(f"{options.source}: holds no actions{narrow}")
+        expected = "the trajectories or evaluations of a run" if wanted == EVERYTHING else "actions that were asked for"
+        raise ConfigurationError(Problem("export.no_actions", at(file=options.source), "no actions", expected))
     return 0
 
 

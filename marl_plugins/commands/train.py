@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.problems import Problem
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.redaction import inert
 
 if TYPE_CHECKING:
@@ -22,11 +22,12 @@ def main(words: Sequence[str]) -> int:
     if "--help" in words or "-h" in words:
         return print_help(words)
     if not words:
-        raise ConfigurationError(
-            "nothing to train was named; for example:\n"
+        fix = (
+            "for example:\n"
             "  openrlhf train --recipe mathchat/tiny.yaml --max_steps 5    on a CPU; other recipes: openrlhf recipes list\n"
             "  openrlhf train --help                                       all flags, upstream's own trainer's too"
         )
+        raise ConfigurationError(Problem("train.nothing", got="nothing to train was named", fix=fix))
     typed, remarks = words, list[Problem]()
     if any(w.partition("=")[0] == "--resume" for w in typed):
         from marl_plugins.records.run_folder import replayed
@@ -36,10 +37,12 @@ def main(words: Sequence[str]) -> int:
         from marl_plugins.plan.flags import OWN_FLAGS
 
         if ours := [w for w in words if w.partition("=")[0].removeprefix("--") in OWN_FLAGS and w.startswith("--")]:
-            raise ConfigurationError(
-                f"{ours[0]} is about multi-agent training, and nothing multi-agent was asked for: give --recipe RECIPE or "
-                "--plugin NAME as well"
+            got = "is about multi-agent training, and nothing multi-agent was asked for"
+            where, fix = (
+                at(flag=ours[0].partition("=")[0].removeprefix("--")),
+                "give --recipe RECIPE or --plugin NAME as well",
             )
+            raise ConfigurationError(Problem("train.no_recipe", where, got, fix=fix))
         return pass_through(words)
     with without_collector(), without_pydantic_plugins() if "--dry-run" in words else contextlib.nullcontext():
         from marl_plugins.plan.build import build_plan

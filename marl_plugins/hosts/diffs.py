@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at
 
 _HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 
@@ -65,7 +66,7 @@ def read_patch(text: bytes, name: str) -> Patch:
             found.append(hunk)
         hunks[paths[0][6:]] = tuple(found)
     if not hunks or not all(hunks.values()):
-        raise ConfigurationError(f"{name}: changes nothing; a patch has a line `diff --git a/FILE b/FILE` and hunks")
+        raise _empty(name)
     return Patch(name, lines[0].decode().strip(), hunks)
 
 
@@ -96,9 +97,15 @@ def _read_hunk(name: str, lines: Sequence[bytes], at: int, match: re.Match[bytes
     return Hunk(old_line - bool(old), tuple(old), new_line - bool(new), tuple(new)), at
 
 
-def _not_understood(name: str, lines: Sequence[bytes], at: int, why: str) -> ConfigurationError:
-    found = repr(lines[at].decode(errors="replace").rstrip()) if at < len(lines) else "the end"
-    return ConfigurationError(f"{name}: line {at + 1} is not understood: {found}; {why}")
+def _empty(name: str) -> ConfigurationError:
+    fix = "a patch has a line `diff --git a/FILE b/FILE` and hunks"
+    return ConfigurationError(Problem("patches.empty", at(file=name), "changes nothing", fix=fix))
+
+
+def _not_understood(name: str, lines: Sequence[bytes], number: int, why: str) -> ConfigurationError:
+    found = repr(lines[number].decode(errors="replace").rstrip()) if number < len(lines) else "the end"
+    got = f"line {number + 1} is not understood: {found}"
+    return ConfigurationError(Problem("patches.syntax", at(file=name), got, fix=why))
 
 
 def apply_hunks(text: bytes, hunks: Sequence[Hunk], *, reverse: bool = False) -> bytes:

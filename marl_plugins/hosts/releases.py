@@ -10,6 +10,8 @@ from __future__ import annotations
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from marl_plugins.core.problems import Problem, at
+
 TRAINED = "0.11.2"
 CHECKED = ("0.10.2", "0.10.3", "0.10.4", "0.11.0", "0.11.1")
 WINDOWED = ">=0.10.4"
@@ -48,11 +50,13 @@ def known(version: str) -> bool:
     return version == TRAINED or version in CHECKED
 
 
-def refusal(version: str) -> str | None:
-    """Why several policies cannot be trained with a release, and the fix; None if they can."""
+def refusal(version: str) -> Problem | None:
+    """Returns why several policies cannot be trained with a release, and the fix; None if they can."""
     if concerns(WINDOWED, version):
         return None
-    return (
-        f"openrlhf {version}: its loss is the mean of each micro-batch's mean, so a micro-batch of weightless rows is 0/0 and the "
-        f"windows cannot be filled; install openrlhf{WINDOWED}, preferably {TRAINED}"
+    got = (
+        "its loss is the mean of each micro-batch's mean, so a micro-batch of weightless rows is 0/0 and the windows cannot "
+        "be filled"
     )
+    fix = f"install openrlhf{WINDOWED}, preferably {TRAINED}"
+    return Problem("upstream.loss", at(name=f"openrlhf {version}"), got, fix=fix)

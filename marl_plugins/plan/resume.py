@@ -387,10 +387,10 @@ def with_resumption(plan: Plan, remarks: Sequence[Problem] = ()) -> tuple[Plan, 
         where, got = at(flag="resume_with_changes"), "is about a resumed run"
         fix = "add --ckpt.load_enable, or --resume FOLDER"
         raise ConfigurationError(Problem("resume.not_resumed", where, got, fix=fix))
-    if manifest and not load:
-        raise ConfigurationError(taken(folder, manifest["step"], run.output))
     if manifest:
         step, problems = manifest["step"], list[Problem]()
+        if not load:
+            raise ConfigurationError(taken(folder, step, run.output))
         try:
             changes = differences(step, manifest["run"], fingerprint(plan), options.resume_with_changes)
             warnings += accepted(changes)

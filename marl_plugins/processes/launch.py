@@ -237,7 +237,7 @@ def not_started(policy: str, model: str, error: RayTaskError | RayActorError) ->
     """What is wrong where a process of a policy has failed while it was loading its model, or was killed then."""
     cause = raised_by(error)
     if isinstance(cause, ConfigurationError):
-        return ConfigurationError([f"policy {policy!r}: {problem}" for problem in cause.problems])
+        return ConfigurationError([problem.within(policy=policy) for problem in cause.problems])
     reason = str(error).strip().splitlines()[-1].strip()
     if isinstance(error, RayActorError) and not error.actor_init_failed:
         return RunEnded(

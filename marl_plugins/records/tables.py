@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.redaction import encodable
 from marl_plugins.core.trajectory import Action, Trajectory
 from marl_plugins.records.read import Filter, RunReader
@@ -94,7 +95,8 @@ def write_table(table: Table, run: RunReader, wanted: Filter, to: str) -> int:
     if to == "-":
         return sum(print(json.dumps(row)) is None for row in rows)
     if path.suffix not in FORMS:
-        raise ConfigurationError(f"--to {path}: expected a name that ends in {', '.join(FORMS[:-1])} or {FORMS[-1]}, or -")
+        expected = f"a name that ends in {', '.join(FORMS[:-1])} or {FORMS[-1]}, or -"
+        raise ConfigurationError(Problem("export.form", at(flag="to", file=path), expected=expected))
     part, count = path.with_name(f"{path.name}.part"), 0
     try:
         with json_lines(part) if path.suffix == ".jsonl" else arrow(part, path.suffix, table.columns) as write:
@@ -104,7 +106,8 @@ def write_table(table: Table, run: RunReader, wanted: Filter, to: str) -> int:
         if count:
             os.replace(part, path)
     except OSError as error:
-        raise ConfigurationError(f"--to {path}: cannot be written: {error.strerror or error}") from None
+        got = f"cannot be written: {error.strerror or error}"
+        raise ConfigurationError(Problem("export.unwritable", at(flag="to", file=path), got)) from None
     finally:
         with contextlib.suppress(OSError):
             part.unlink()
@@ -129,7 +132,8 @@ def arrow(path: Path, form: str, columns: Mapping[str, str]) -> Iterator[Write]:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise ConfigurationError("--to: pyarrow is not installed: pip install 'openrlhf-marl[tables]'") from None
+        got, fix = "pyarrow is not installed", "pip install 'openrlhf-marl[tables]'"
+        raise ConfigurationError(Problem("export.extra", at(flag="to"), got, fix=fix)) from None
     call = {"tool": "string", "status": "string", "start": "double", "seconds": "double", "bytes": "int64"}
     types = {
         "ids": pyarrow.list_(pyarrow.int32()),

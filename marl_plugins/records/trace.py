@@ -20,6 +20,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.texts import read_text
 from marl_plugins.core.trajectory import ToolResult, Trajectory
 from marl_plugins.records.read import EVERYTHING, Filter, RunReader
 
@@ -75,7 +77,9 @@ def trace_of(run: RunReader, wanted: Filter = EVERYTHING) -> Iterator[TracedActi
             try:
                 found += traced(record.value, wanted)
             except ValueError as error:
-                raise ConfigurationError(f"{record.place}: cannot be traced: {error}") from None
+                raise ConfigurationError(
+                    Problem("trace.untraceable", at(line=record.place), f"cannot be traced: {error}")
+                ) from None
         yield from sorted(found, key=lambda action: action.start)
 
 
@@ -123,14 +127,11 @@ def read_trace(path: Path) -> list[TracedAction]:
         ConfigurationError: The file cannot be read, or a line is none of a trace.
     """
     found = []
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error}; expected what `openrlhf export` writes") from None
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         try:
             found.append(TracedAction.model_validate_json(line))
         except ValidationError as error:
             why = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'the line'}: {e['msg']}" for e in error.errors())
-            raise ConfigurationError(f"{path}:{number}: not a line of a trace: {why}") from None
+            got = f"not a line of a trace: {why}"
+            raise ConfigurationError(Problem("trace.line", at(line=f"{path}:{number}"), got)) from None
     return found

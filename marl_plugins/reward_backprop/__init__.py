@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marl_plugins import hookimpl
-from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, nearest
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.options import at_least, recipe_file
-from marl_plugins.core.problems import Problem
+from marl_plugins.core.problems import Problem, at, meant
 from marl_plugins.core.scoring import checked_score
 
 if TYPE_CHECKING:
@@ -174,18 +174,16 @@ def value_of(trajectory: Trajectory, role: str, weights: Mapping[str, float]) ->
         return None
     if not weights or trajectory.agent_failure:  # agents that failed have an outcome of 0 in every part
         return 2.0 * outcome - 1.0
+    where = at(flag="reward_backprop.weights", task=trajectory.task.id)
     if trajectory.outcomes:
-        raise ConfigurationError(
-            "--reward_backprop.weights weighs the parts of one outcome of the team, and the grader gave one per role for task "
-            f"{trajectory.task.id}; leave the flag out, or let the grader return one number"
-        )
+        got = "weighs the parts of one outcome of the team, and the grader gave one per role"
+        fix = "leave the flag out, or let the grader return one number"
+        raise ConfigurationError(Problem("reward_backprop.per_role", where, got, fix=fix))
     parts = trajectory.outcome_parts
     missing = sorted(weights.keys() - parts.keys())
     if missing:
-        raise ConfigurationError(
-            f"--reward_backprop.weights names {', '.join(missing)}, which the grader did not write for task "
-            f"{trajectory.task.id}{nearest(missing[0], parts)}"
-        )
+        got, fix = f"names {', '.join(missing)}, which the grader did not write", meant(missing[0], parts)
+        raise ConfigurationError(Problem("reward_backprop.no_part", where, got, fix=fix))
     total = sum(weights.values())
     checked = {name: checked_score(parts[name], f"outcome's part {name!r}") or 0.0 for name in weights}
     return sum(w * (2.0 * checked[name] - 1.0) for name, w in weights.items()) / total

@@ -53,14 +53,14 @@ def make_cast(
         ConfigurationError: A chat template refuses what a role shows, a parser or a function's name does not fit.
     """
     roles: dict[str, RoleSpec] = {}
-    problems: dict[str, None] = {}
+    problems: dict[Problem, None] = {}
     for name in run.recipe.roles:
         policy = run.recipe.policy_of(name)
         try:
             roles[name] = _role(run, name, args[policy], chats[policy], tools)
             _try_template(run, roles[name])
         except ConfigurationError as error:
-            problems |= dict.fromkeys(map(str, error.problems))
+            problems |= dict.fromkeys(error.problems)
     if problems:
         raise ConfigurationError(problems)
     return Cast(roles)
@@ -70,12 +70,12 @@ def _role(run: Run, name: str, args: SimpleNamespace, chat: ChatFormat, tools: M
     role = run.role(name)
     own, find = tuple(tools[tool] for tool in role.tools), None
     if wrong := clashes(own):
-        raise ConfigurationError(f"role {name!r}: {problem}" for problem in wrong)
+        raise ConfigurationError(problem.within(role=name) for problem in wrong)
     if role.calls is not None:
         try:
             find = find_calls(role.calls, role.reasoning, chat.tokenizer, own)
         except ConfigurationError as error:
-            raise ConfigurationError(f"role {name!r}: {problem}" for problem in error.problems) from error
+            raise ConfigurationError(problem.within(role=name) for problem in error.problems) from error
         chat = ChatFormat(chat.tokenizer, chat.policy, tuple(function.schema for function in functions_of(own)))
     return RoleSpec(
         name=name,

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from marl_plugins.core.command import Parser
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.options import Number, at_least
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.sandbox.levels import LEVELS
 from marl_plugins.sandbox.opening import missing_extra
 from marl_plugins.sandbox.section import SandboxConfig
@@ -48,7 +49,7 @@ def main(words: Sequence[str]) -> int:
         parser.print_help()
         return 0
     if missing := missing_extra():
-        raise ConfigurationError(f"openrlhf sandbox serve: {missing}")
+        raise ConfigurationError(Problem("sandbox.extra", at(command="openrlhf sandbox serve"), missing))
     from marl_plugins.sandbox.service import Most, serve
 
     most = Most(options.most_seconds, options.most_memory_mb)
@@ -56,7 +57,7 @@ def main(words: Sequence[str]) -> int:
     try:
         asyncio.run(serve(config, options.host, options.port, options.concurrency, most, options.names, _say))
     except InfrastructureFailure as failure:
-        raise ConfigurationError(f"openrlhf sandbox serve: {failure}") from failure
+        raise ConfigurationError(Problem("sandbox.start", at(command="openrlhf sandbox serve"), str(failure))) from failure
     return 0
 
 

@@ -130,7 +130,7 @@ def main() -> None:
     sys.argv = ["program.py"]
     confine.no_huge_pages()
     if refused := prepare_imports(settings["imports"]) or warm_up(settings["warm_up"]):
-        return tell(owner, refused=refused)
+        return tell(owner, **refused)
     for name in ("confine", "fork_server", "kernel", "removal", "seccomp", "system_calls", "taken"):
         sys.modules.pop(name, None)
     gc.collect()
@@ -139,26 +139,31 @@ def main() -> None:
     return Server(settings, owner, supervisor).serve()
 
 
-def prepare_imports(names: list[str]) -> str:
-    """Import what programs import; what is wrong with a name, if anything."""
+def prepare_imports(names: list[str]) -> dict[str, str]:
+    """Imports what programs import, and returns what is wrong with a name, as `_refused` does; empty where nothing is."""
     for name in names:
         try:
             __import__(name)
         except BaseException as error:
-            return f"imports: {name!r} cannot be imported: {type(error).__name__}: {error}; remove it"
+            return _refused("imports", f"{name!r} cannot be imported: {type(error).__name__}: {error}", "remove it")
         if has_threads():
-            return f"imports: {name!r} starts threads, which do not survive a fork; remove it"
-    return ""
+            return _refused("imports", f"{name!r} starts threads, which do not survive a fork", "remove it")
+    return {}
 
 
-def warm_up(source: str) -> str:
-    """Run the recipe's own program, so that what it imports late and caches is there in every program; what is wrong with it."""
+def _refused(key: str, got: str, fix: str = "") -> dict[str, str]:
+    """A message to the owner, who makes it a problem."""
+    return {"key": key, "refused": got, "fix": fix}
+
+
+def warm_up(source: str) -> dict[str, str]:
+    """Runs the recipe's own program, so that what it imports late and caches is there in every program; returns what is wrong."""
     try:
         exec(compile(source, "warm_up", "exec"), {"__name__": "warm_up"})
     except BaseException as error:
         number = error.__traceback__ and error.__traceback__.tb_next and error.__traceback__.tb_next.tb_lineno
-        return f"warm_up: line {number}: {type(error).__name__}: {error}"
-    return "warm_up: it starts threads, which do not survive a fork" if has_threads() else ""
+        return _refused("warm_up", f"line {number}: {type(error).__name__}: {error}")
+    return _refused("warm_up", "it starts threads, which do not survive a fork") if has_threads() else {}
 
 
 def has_threads() -> bool:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.sandbox.fork_server import ENVIRONMENT, LARGEST
 from marl_plugins.sandbox.removal import remove
 
@@ -210,7 +211,8 @@ class Server:
         if "ready" in message:
             self.ready.set_result(None)
         elif "refused" in message:
-            self.ready.set_exception(ConfigurationError(f"tools.sandbox.{message['refused']}"))
+            where, got, fix = at(key=f"tools.sandbox.{message['key']}"), message["refused"], message["fix"]
+            self.ready.set_exception(ConfigurationError(Problem("sandbox.prepare", where, got, fix=fix)))
         elif run := self._runs.get(next(iter(message.values()))):
             run.hear(message)
 

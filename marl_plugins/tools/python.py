@@ -21,6 +21,7 @@ import pydantic
 from marl_plugins import hookimpl
 from marl_plugins.core.command import Command
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.section import Section
 from marl_plugins.core.tools import Function, Tool, ToolCall
 from marl_plugins.core.trajectory import Task, ToolResult
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from marl_plugins.core.findings import Finding
-    from marl_plugins.core.problems import Problem
     from marl_plugins.run import Run
 
 FENCE = re.compile(r"```(?:python|py)[^\S\n]*\n(.*?)```", re.DOTALL)
@@ -144,7 +144,7 @@ async def marl_start(run: Run) -> None:
     try:
         await programs_of(run).sandbox.start()
     except InfrastructureFailure as failure:
-        raise ConfigurationError(f"tools.sandbox: {failure}") from failure
+        raise ConfigurationError(Problem("sandbox.start", at(key="tools.sandbox"), str(failure))) from failure
 
 
 @hookimpl

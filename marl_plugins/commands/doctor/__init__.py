@@ -22,7 +22,7 @@ from marl_plugins import __version__
 from marl_plugins.commands.doctor import engines, gpus, machine, needs, services, upstream, versions
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.findings import Finding, all_good
-from marl_plugins.core.problems import at
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe import find_recipe
 from marl_plugins.hosts import cpu, upstream_cli
 from marl_plugins.loading import SHIPPED, load, present, users_code
@@ -55,10 +55,9 @@ def main(words: Sequence[str]) -> int:
         return 0
     options, others = parser.parse_known_args(words)
     if others and not (options.recipe or options.plugin):
-        raise ConfigurationError(
-            f"openrlhf doctor: unknown argument {others[0].partition('=')[0]!r} (openrlhf doctor --help); "
-            "flags of `openrlhf train` go with --recipe or --plugin"
-        )
+        got = f"unknown argument {others[0].partition('=')[0]!r} (openrlhf doctor --help)"
+        fix = "flags of `openrlhf train` go with --recipe or --plugin"
+        raise ConfigurationError(Problem("doctor.argument", at(command="openrlhf doctor"), got, fix=fix))
     if options.recipe:
         find_recipe(options.recipe)  # a missing recipe is a wrong command: exit code 2
     findings = examine(options, [w for w in words if w not in ("--json", "--static")], plugins)

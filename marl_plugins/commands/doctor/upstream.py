@@ -27,7 +27,7 @@ def check_upstream() -> list[Finding]:
     version = upstream_cli.upstream_version()
     found = f"{version} in {root.parent}"
     if refused := refusal(version):
-        release = error("openrlhf", found, refused)
+        release = error("openrlhf", found, str(refused))
     elif version == TRAINED:
         release = ok("openrlhf", found)
     else:

@@ -8,6 +8,7 @@ from typing import Any
 from marl_plugins.commands.imports import options, templates
 from marl_plugins.commands.imports.read import Source
 from marl_plugins.commands.imports.report import Report
+from marl_plugins.core.problems import at
 
 ENDPOINTS = (
     ("gemini", "https://generativelanguage.googleapis.com/v1beta/openai/", "GEMINI_API_KEY"),
@@ -46,12 +47,11 @@ def translate_coach(source: Source, report: Report) -> Coach | None:
         flags["coach.ground_truth"] = "none"
     if not template:
         return Coach(flags)
-    where = f"{source.where('workflow_args', 'coach_prompt_template')}: coach_prompt_template"
+    where = at(line=source.where("workflow_args", "coach_prompt_template"), key="coach_prompt_template")
     try:
         common, last, notes = templates.split_coach_template(str(template), where)
     except templates.UnknownPlaceholders as error:
-        for problem in error.problems:
-            report.problem(f"{problem}; delete it from the template")
+        report.problems += error.problems
         return Coach(flags)
     flags |= {"coach.prompt": "prompts/coach.md", "coach.last_prompt": "prompts/coach_last.md"}
     report.take("workflow_args.coach_prompt_template", options.WORKFLOW_READ["coach_prompt_template"])

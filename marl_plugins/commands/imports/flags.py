@@ -11,6 +11,7 @@ from marl_plugins.commands.imports.agents import Agent
 from marl_plugins.commands.imports.options import Option
 from marl_plugins.commands.imports.read import Source
 from marl_plugins.commands.imports.report import Report
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.hosts.flags import FLAGS
 
 
@@ -42,10 +43,9 @@ def translate_flags(source: Source, agents: Sequence[Agent], report: Report) -> 
             report.take(theirs, f"`{option.flag}` of single policies")
         else:
             got = ", ".join(f"{role} {value}" for role, value in values.items())
-            report.problem(
-                f"{source.where('agents')}: {theirs} differs between agents ({got}), but it is one value for the run here: "
-                "make them equal"
-            )
+            where = at(line=source.where("agents"), key=theirs)
+            said = f"differs between agents ({got}), but it is one value for the run here"
+            report.problem(Problem("imports.unequal", where, said, fix="make them equal"))
     list_left_out(source, report)
     if estimator in options.GROUPED:
         flags.run["groups.by"] = "task+role+turn"
@@ -64,7 +64,8 @@ def _estimator(source: Source, agents: Sequence[Agent], report: Report) -> str |
     estimator = options.ESTIMATORS.get(str(next(iter(found), "reinforce_plus_plus")))
     if len(found) > 1 or estimator is None:
         got, known = ", ".join(sorted(map(str, found))), ", ".join(options.ESTIMATORS)
-        report.problem(f"{source.where('agents')}: advantage_estimator: got {got}; expected one of {known}, for all agents")
+        where = at(line=source.where("agents"), key="advantage_estimator")
+        report.problem(Problem("imports.estimator", where, got, f"one of {known}, for all agents"))
     return estimator
 
 

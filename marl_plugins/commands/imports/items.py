@@ -13,8 +13,9 @@ from typing import Any
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import json_value
-from marl_plugins.core.problems import first_of
+from marl_plugins.core.problems import Problem, Where, at, first_of
 from marl_plugins.core.tasks import as_text, choose_keys
+from marl_plugins.core.texts import read_text
 
 METADATA = ("metadata", "extra_info")
 
@@ -37,12 +38,12 @@ def read_items(path: Path, input_key: str | None, label_key: str | None, metadat
     key, label = choose_keys(
         columns, input_key if input_key in columns else None, label_key if label_key in columns else None
     )
-    problems: list[str] = []
+    problems: list[Problem] = []
     items: list[dict[str, Any]] = []
     for where, row in rows:
         prompt = as_text(row.get(key)) if isinstance(row, dict) else None
         if not isinstance(prompt, str) or not prompt.strip():
-            problems.append(f"{where}: no text under {key!r}")
+            problems.append(Problem("imports.no_text", where, f"no text under {key!r}"))
             continue
         item = {"prompt": prompt}
         if label is not None and row.get(label) is not None:
@@ -51,9 +52,10 @@ def read_items(path: Path, input_key: str | None, label_key: str | None, metadat
         items.append({**item, **{k: v for k, v in rest.items() if k not in item}})
     labelled = sum("answer" in item for item in items)
     if labelled not in (0, len(items)):
-        problems.append(f"{path}: {len(items) - labelled} of {len(items)} items have no label ({label})")
+        got = f"{len(items) - labelled} of {len(items)} items have no label ({label})"
+        problems.append(Problem("imports.no_label", at(file=path), got))
     if not rows:
-        problems.append(f"{path}: has no items")
+        problems.append(Problem("imports.no_items", at(file=path), "has no items"))
     if problems:
         raise ConfigurationError(first_of(problems, str(path)))
     return items
@@ -68,32 +70,31 @@ def _flattened(row: dict[str, Any], metadata_key: str | None) -> dict[str, Any]:
     return row
 
 
-def _rows(path: Path) -> list[tuple[str, Any]]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error}") from None
+def _rows(path: Path) -> list[tuple[Where, Any]]:
+    text = read_text(path)
     try:
         whole = json_value(text.encode())
         if isinstance(whole, dict):
             lists = [v for v in whole.values() if isinstance(v, list)]
             whole = lists[0] if len(lists) == 1 else [whole]
         if not isinstance(whole, list):
-            raise ConfigurationError(f"{path}: expected a list of items, or one item per line, got {whole!r:.80}")
-        return [(f"{path}: item {n}", row) for n, row in enumerate(whole, 1)]
+            expected = "a list of items, or one item per line"
+            raise ConfigurationError(Problem("imports.items", at(file=path), f"{whole!r:.80}", expected))
+        return [(at(file=path, name=f"item {n}"), row) for n, row in enumerate(whole, 1)]
     except json.JSONDecodeError:
         pass  # one object per line
     except ValueError as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error}") from None
-    rows, problems = [], []
+        raise ConfigurationError(Problem("imports.unreadable", at(file=path), f"cannot be read: {error}")) from None
+    rows, problems = list[tuple[Where, Any]](), list[Problem]()
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             try:
-                rows.append((f"{path}:{number}", json_value(line.encode())))
+                rows.append((at(line=f"{path}:{number}"), json_value(line.encode())))
             except json.JSONDecodeError as error:
-                problems.append(f"{path}:{number}: not JSON: {error.msg} at column {error.colno}")
+                got = f"not JSON: {error.msg} at column {error.colno}"
+                problems.append(Problem("imports.not_json", at(line=f"{path}:{number}"), got))
             except ValueError as error:
-                problems.append(f"{path}:{number}: not JSON: {error}")
+                problems.append(Problem("imports.not_json", at(line=f"{path}:{number}"), f"not JSON: {error}"))
     if problems:
         raise ConfigurationError(first_of(problems, str(path)))
     return rows

@@ -8,6 +8,7 @@ from typing import Any
 from marl_plugins.commands.imports.agents import Agent
 from marl_plugins.commands.imports.read import Source
 from marl_plugins.commands.imports.report import Report
+from marl_plugins.core.problems import Problem, at
 
 
 def translate_policies(source: Source, agents: Sequence[Agent], model: str | None, report: Report) -> dict[str, Any]:
@@ -44,7 +45,8 @@ def _models(source: Source, agents: Sequence[Agent], model: str | None, report: 
     for role, found in models.items():
         if not found or "$" in str(found):
             got = f"{found!r}, which only the shell knew" if found else "none"
-            report.problem(f"{source.where('agents')}: pretrain: agent {role!r} has {got}; give --model NAME_OR_FOLDER")
+            where = at(line=source.where("agents"), key="pretrain", role=role)
+            report.problem(Problem("imports.no_model", where, got, "a model", "give --model NAME_OR_FOLDER"))
     return models
 
 

@@ -18,7 +18,9 @@ import yaml
 
 from marl_plugins.commands.imports.shell import Word, commands
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe_yaml import Origins, build
+from marl_plugins.core.texts import read_text
 
 Key = tuple[str, ...]
 
@@ -71,17 +73,17 @@ def read(path: Path) -> Source:
     if path.suffix in (".yaml", ".yml"):
         _hydra(source, path)
     elif path.suffix == ".json":
-        text = re.sub(r"^\t+", lambda tabs: " " * len(tabs[0]), _text(path), flags=re.MULTILINE)  # YAML refuses these
+        text = re.sub(r"^\t+", lambda tabs: " " * len(tabs[0]), read_text(path), flags=re.MULTILINE)  # YAML refuses these
         source.settings = _with_agents_key(parse(text, path, (), source.origins))
         _add_agents_key(source.origins, source.settings)
     elif path.suffix == ".sh":
         _script(source)
     else:
-        raise ConfigurationError(
-            f"{path}: expected a .yaml (Hydra), a .json (agent specifications) or a .sh (launch script)"
-        )
+        expected = "a .yaml (Hydra), a .json (agent specifications) or a .sh (launch script)"
+        raise ConfigurationError(Problem("imports.kind", at(file=path), expected=expected))
     if not isinstance(source.settings, dict) or not isinstance(source.settings.get("agents") or None, dict | list):
-        raise ConfigurationError(f"{path}: has no `agents`; the configuration of a multi-agent run is expected")
+        got, fix = "has no `agents`", "the configuration of a multi-agent run is expected"
+        raise ConfigurationError(Problem("imports.no_agents", at(file=path), got, fix=fix))
     agents = source.settings["agents"]
     if isinstance(agents, dict):
         source.settings["agents"] = [{name: config} for name, config in agents.items()]
@@ -105,27 +107,17 @@ def parse(text: str, path: Path, key: Key, origins: Origins, first_line: int = 1
         built = build(node, path, key, own, yaml.SafeLoader(""))
     except yaml.MarkedYAMLError as error:
         line = (error.problem_mark.line if error.problem_mark else 0) + first_line
-        raise ConfigurationError(f"{path}:{line}: cannot be read: {error.problem}") from None
+        where = at(line=f"{path}:{line}")
+        raise ConfigurationError(Problem("imports.unreadable", where, f"cannot be read: {error.problem}")) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + first_line
-        raise ConfigurationError(f"{path}:{line}: cannot be read: a control character, {error.character:#x}") from None
+        got = f"cannot be read: a control character, {error.character:#x}"
+        raise ConfigurationError(Problem("imports.unreadable", at(line=f"{path}:{line}"), got)) from None
     except RecursionError:
-        raise ConfigurationError(
-            f"{path}: cannot be read: a value contains itself (`&x [*x]`), or is nested too deeply"
-        ) from None
+        got = "cannot be read: a value contains itself (`&x [*x]`), or is nested too deeply"
+        raise ConfigurationError(Problem("imports.unreadable", at(file=path), got)) from None
     origins.lines.update({k: (file, line + first_line - 1) for k, (file, line) in own.lines.items()})
     return built
-
-
-def _text(path: Path) -> str:
-    if path.exists() and not path.is_file():
-        raise ConfigurationError(f"{path}: is not a file")
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{path}: is not UTF-8 text (byte {error.start})") from None
 
 
 def _with_agents_key(built: Any) -> Any:
@@ -143,22 +135,23 @@ def _add_agents_key(origins: Origins, settings: Any) -> None:
 
 def _hydra(source: Source, path: Path) -> None:
     origins = Origins()
-    own = parse(_text(path), path, (), origins)
+    own = parse(read_text(path), path, (), origins)
     if not isinstance(own, dict):
-        raise ConfigurationError(f"{path}: expected a mapping of keys")
+        raise ConfigurationError(_no_mapping(path))
     names = own.pop("defaults", [])
-    problems = []
+    problems = list[Problem]()
     for name in names if isinstance(names, list) else [names]:
         base = path.parent / f"{name}.yaml"
         if name == "_self_":
             continue
         if not isinstance(name, str) or not base.is_file():
-            where = origins.where("defaults")
-            problems.append(f"{where}: defaults: {name}: {base} does not exist; create it, or delete the entry")
+            where = at(line=origins.where("defaults"), key="defaults", name=str(name))
+            fix = "create it, or delete the entry"
+            problems.append(Problem("imports.defaults", where, f"{base} does not exist", fix=fix))
             continue
-        inherited = parse(_text(base), base, (), source.origins) or {}
+        inherited = parse(read_text(base), base, (), source.origins) or {}
         if not isinstance(inherited, dict):
-            problems.append(f"{base}: expected a mapping of keys")
+            problems.append(_no_mapping(base))
             continue
         source.settings = merge(source.settings, inherited)
     if problems:
@@ -166,6 +159,10 @@ def _hydra(source: Source, path: Path) -> None:
     source.inherited = set(source.origins.lines) - set(origins.lines)
     source.origins.lines.update(origins.lines)
     source.settings = merge(source.settings, own)
+
+
+def _no_mapping(path: Path) -> Problem:
+    return Problem("imports.mapping", at(file=path), expected="a mapping of keys")
 
 
 def merge(base: Any, own: Any) -> Any:
@@ -177,14 +174,15 @@ def merge(base: Any, own: Any) -> Any:
 
 def _script(source: Source) -> None:
     path = source.path
-    for words in commands(_text(path)):
+    for words in commands(read_text(path)):
         texts = [word.text for word in words]
         if any(V2_LAUNCH in text for text in texts):
             start = next(n for n, text in enumerate(texts) if V2_LAUNCH in text)
             return _v2_flags(source, words[start + 1 :])
         if V01_LAUNCH in texts:
             return _overrides(source, words[texts.index(V01_LAUNCH) + 1 :])
-    raise ConfigurationError(f"{path}: starts neither {V2_LAUNCH} (MARTI-v2) nor {V01_LAUNCH} (MARTI v0.1, MAPPA)")
+    got = f"starts neither {V2_LAUNCH} (MARTI-v2) nor {V01_LAUNCH} (MARTI v0.1, MAPPA)"
+    raise ConfigurationError(Problem("imports.launch", at(file=path), got))
 
 
 def _v2_flags(source: Source, words: list[Word]) -> None:
@@ -192,7 +190,8 @@ def _v2_flags(source: Source, words: list[Word]) -> None:
     while number < len(words):
         word = words[number]
         if not word.text.startswith("--"):
-            raise ConfigurationError(f"{source.path}:{word.line}: expected a flag, got {word.text!r:.80}")
+            where = at(line=f"{source.path}:{word.line}")
+            raise ConfigurationError(Problem("imports.flag", where, f"{word.text!r:.80}", "a flag"))
         name, equals, inline = word.text[2:].partition("=")
         values = [Word(inline, word.line)] if equals else []
         number += 1
@@ -201,7 +200,8 @@ def _v2_flags(source: Source, words: list[Word]) -> None:
             number += 1
         source.origins.lines[(name,)] = (source.path, word.line)
         if name in JSON_FLAGS and not values:
-            raise ConfigurationError(f"{source.path}:{word.line}: --{name} has no value; JSON is expected")
+            where = at(line=f"{source.path}:{word.line}", flag=name)
+            raise ConfigurationError(Problem("imports.no_value", where, "has no value", fix="JSON is expected"))
         if name == "agents":
             found = [
                 parse(_json(v.text), source.path, (name, str(n)), source.origins, v.line) for n, v in enumerate(values)
@@ -220,7 +220,8 @@ def _overrides(source: Source, words: list[Word]) -> None:
     name = name or next((text.partition("=")[2] for text in texts if text.startswith("--config-name=")), "default")
     config = source.find(f"marti/cli/configs/{name}.yaml") or source.find(f"{name}.yaml")
     if config is None:
-        raise ConfigurationError(f"{source.path}: --config-name {name}: no marti/cli/configs/{name}.yaml above the script")
+        got = f"no marti/cli/configs/{name}.yaml above the script"
+        raise ConfigurationError(Problem("imports.config_name", at(file=source.path, name=f"--config-name {name}"), got))
     _hydra(source, config)
     for before, word in zip(["", *texts], words, strict=False):
         key, equals, value = word.text.lstrip("+").partition("=")
@@ -228,12 +229,14 @@ def _overrides(source: Source, words: list[Word]) -> None:
         if key.startswith("-") or (before.startswith("-") and not equals):
             continue  # a flag of Hydra's, or its value
         if not equals or not all(path):
-            raise ConfigurationError(f"{source.path}:{word.line}: expected key=value, got {word.text!r:.80}; delete it")
+            where = at(line=f"{source.path}:{word.line}")
+            raise ConfigurationError(Problem("imports.override", where, f"{word.text!r:.80}", "key=value", "delete it"))
         inner: Any = source.settings
         for part in path[:-1]:
             inner = inner.setdefault(part, {}) if isinstance(inner, dict) else None
         if not isinstance(inner, dict):
-            raise ConfigurationError(f"{source.path}:{word.line}: {key}: it is inside a value that is not settings")
+            where = at(line=f"{source.path}:{word.line}", key=key)
+            raise ConfigurationError(Problem("imports.override", where, "it is inside a value that is not settings"))
         inner[path[-1]] = parse(value, source.path, path, source.origins, word.line) if value else None
         for length in range(1, len(path) + 1):
             source.inherited.discard(path[:length])

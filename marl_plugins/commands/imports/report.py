@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem
 
 
 @dataclass
@@ -19,7 +20,7 @@ class Report:
     left_out: dict[str, str] = field(default_factory=dict)
     """Options of theirs, and why they have no counterpart."""
     notes: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
 
     def take(self, theirs: str, ours: str) -> None:
         self.taken.append((theirs, ours))
@@ -30,17 +31,17 @@ class Report:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
-    def problem(self, text: str) -> None:
-        self.problems.append(text)
+    def problem(self, problem: Problem) -> None:
+        self.problems.append(problem)
 
-    def unknown(self, problem: str, fix: str) -> None:
-        """Something without a counterpart: a problem, or a note with `--skip-unknown`."""
+    def unknown(self, problem: Problem) -> None:
+        """Notes something without a counterpart: as a problem, or as a note with `--skip-unknown`."""
         if self.skip_unknown:
-            self.notes.append(f"{problem}; it was skipped")
+            self.notes.append(str(replace(problem, fix="it was skipped")))
         else:
-            self.problems.append(f"{problem}; {fix}, or give --skip-unknown")
+            self.problems.append(replace(problem, fix=f"{problem.fix}, or give --skip-unknown"))
 
-    def raise_problems(self, more: Sequence[str] = ()) -> None:
+    def raise_problems(self, more: Sequence[Problem] = ()) -> None:
         """Stop the import if there are problems.
 
         Raises:

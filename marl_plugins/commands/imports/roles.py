@@ -11,6 +11,8 @@ from marl_plugins.commands.imports.agents import Agent, names_in_templates
 from marl_plugins.commands.imports.read import Source
 from marl_plugins.commands.imports.report import Report
 from marl_plugins.commands.imports.shapes import KINDS, Kind, Shape
+from marl_plugins.core.failures import nearest
+from marl_plugins.core.problems import Problem, Where, at
 
 
 def choose_shape(source: Source, start_from: Kind | None, report: Report) -> Shape:
@@ -23,10 +25,9 @@ def choose_shape(source: Source, start_from: Kind | None, report: Report) -> Sha
         report.note(f"workflow.py: starts as a {start_from}; theirs ({name}) is Python that has to be rewritten")
         return Shape(start_from)
     key = "workflow_func_path" if settings.get("workflow_func_path") else "agent_workflow"
-    report.problem(
-        f"{source.where(key)}: {key}: the workflow {name!r} has no counterpart (known: {', '.join(shapes.SHAPES)}); "
-        f"give --workflow {', '.join(KINDS)} for one to start from"
-    )
+    got = f"the workflow {name!r} has no counterpart (known: {', '.join(shapes.SHAPES)})"
+    fix = f"give --workflow {', '.join(KINDS)} for one to start from"
+    report.problem(Problem("imports.workflow", at(line=source.where(key), key=key), got, fix=fix))
     return Shape("chain")
 
 
@@ -43,7 +44,7 @@ class Template:
     """
 
     text: str
-    where: str
+    where: Where
     braces: bool = False
     variable: str = ""
 
@@ -54,7 +55,7 @@ def translate_prompts(source: Source, shape: Shape, agents: Sequence[Agent], rep
     prompts: dict[str, str] = {}
     for number, agent in enumerate(agents):
         earlier = [a.role for a in agents[:number]] if shape.kind == "chain" else []
-        configured = [Template(text, f"the template of {agent.role!r}") for text in _configured(source, agent)]
+        configured = [Template(text, at(role=agent.role, key="chat_template")) for text in _configured(source, agent)]
         names = [agent.role, f"{agent.role}_again"] if shape.kind == "debate" else [agent.role]
         for turn, name in enumerate(names):
             if turn < len(configured):
@@ -86,7 +87,9 @@ def _templates_in_workflow(source: Source, shape: Shape, agents: Sequence[Agent]
     path = source.find(str(file).replace("openrlhf/", "marti/", 1)) if file else None
     if path is None or all(_configured(source, agent) for agent in agents):
         return []
-    found = [Template(text, f"{path}: {name}", braces=True, variable=name) for name, text in templates.templates_in(path)]
+    found = [
+        Template(text, at(file=path, name=name), braces=True, variable=name) for name, text in templates.templates_in(path)
+    ]
     expected = {"chain": len(agents), "debate": 2}.get(shape.kind)
     return found if len(found) == expected else []
 
@@ -96,20 +99,22 @@ def _translate(template: Template, agents: Sequence[Agent], report: Report) -> s
     try:
         text, leaks, unknown = templates.to_prompt(template.text, roles, names_in_templates(agents), template.braces)
     except ValueError as error:  # an unclosed brace
-        report.problem(f"{template.where}: {error}; write {{{{ and }}}} for braces")
+        report.problem(Problem("imports.braces", template.where, str(error), fix="write {{ and }} for braces"))
         return templates.escape(template.text)
-    for leak in leaks:
-        report.problem(f"{template.where}: {leak}")
-    for problem in unknown:
-        report.unknown(f"{template.where}: {problem}", "delete it from the prompt")
+    for name in leaks:
+        got = f"{name!r} shows an agent the label"
+        report.problem(Problem("imports.shows_label", template.where, got, fix="delete it"))
+    for name, valid in unknown:
+        got = f"{name!r} is unknown: no such field can be shown to an agent here{nearest(name, valid)}"
+        report.unknown(Problem("imports.unknown_field", template.where, got, fix="delete it from the prompt"))
     return text
 
 
-def _check_fields(prompt: str, name: str, where: str, role: str, known: set[str], report: Report) -> None:
+def _check_fields(prompt: str, name: str, where: Where, role: str, known: set[str], report: Report) -> None:
     fields = templates.fields_of(prompt)
     for field in fields:
         if field not in known:
-            report.problem(f"{where}: {field!r} is not known yet when {role!r} is called")
+            report.problem(Problem("imports.early_field", where, f"{field!r} is not known yet when {role!r} is called"))
     if "problem" not in fields:
         report.note(f"prompts/{name}.md: does not show the task ({{problem}})")
 
@@ -127,10 +132,9 @@ def translate_roles(
         if f"{agent.role}_again" in prompts:
             role["followup"] = f"prompts/{agent.role}_again.md"
         if agent.config.get("is_api_model"):
-            what = (
-                f"{source.where('agents')}: is_api_model: a model behind an API cannot play {agent.role!r}; a policy would"
-            )
-            report.unknown(what, "delete it to train its pretrain instead")
+            where = at(line=source.where("agents"), key="is_api_model", role=agent.role)
+            got, fix = "a model behind an API cannot play it, but a policy", "delete the key to train its pretrain instead"
+            report.unknown(Problem("imports.api_model", where, got, fix=fix))
     return roles
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ from marl_plugins.commands.imports.items import find_split, read_items, remove_t
 from marl_plugins.commands.imports.read import Source
 from marl_plugins.commands.imports.report import Report
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.shipped import recipes_root
+from marl_plugins.core.texts import read_text
 
 MATH = ("math", "math_format", "simplerl_math", "aime", "amc")
 """Values of `verify_task` that the shipped grader covers."""
@@ -50,15 +52,17 @@ def read_grader(source: Source, file: Path | None, has_coach: bool, report: Repo
     if path is not None:
         report.take("verify_task", f"`grader.py` ({task})")
         try:
-            return path.read_text(encoding="utf-8")
-        except OSError as error:
-            report.problem(f"--grader {path}: cannot be read: {error.strerror}")
+            return read_text(path)
+        except ConfigurationError as error:
+            report.problems += [problem.within(flag="grader") for problem in error.problems]
             return None
-    missing = f"{source.where('verify_task')}: verify_task {task!r} has no grader here"
+    where, got = at(line=source.where("verify_task"), key="verify_task"), f"{task!r} has no grader here"
+    missing = Problem("imports.grader", where, got, fix="give --grader FILE with score_outcome(trajectory)")
     if has_coach:
-        report.note(f"{missing}: only the coach scores, and evaluations count nothing until you add one (--grader FILE)")
+        fix = "only the coach scores, and evaluations count nothing until you add one (--grader FILE)"
+        report.note(str(replace(missing, fix=fix)))
     else:
-        report.problem(f"{missing}; give --grader FILE with score_outcome(trajectory)")
+        report.problem(missing)
     return None
 
 
@@ -75,7 +79,7 @@ def read_tasks(source: Source, train_data: Path | None, eval_data: Path | None, 
         items = read_items(train, *keys)
         held_out = [item for path in evaluations for item in read_items(path, *keys)]
     except ConfigurationError as error:
-        report.problems += map(str, error.problems)
+        report.problems += error.problems
         return None
     held_out, removed = remove_trained(items, held_out)
     if removed:
@@ -90,7 +94,7 @@ def _find_evaluations(source: Source, report: Report) -> list[Path]:
     settings = source.settings
     if settings.get("eval_dataset"):
         split = str(settings.get("eval_split") or "test")
-        found = _find_file(source, "eval_dataset", split, "--eval-data", report.note)
+        found = _find_file(source, "eval_dataset", split, "--eval-data", lambda problem: report.note(str(problem)))
         return [found] if found else []
     if not settings.get("extra_eval_tasks") or not settings.get("extra_eval_dir"):
         return []
@@ -105,14 +109,15 @@ def _find_evaluations(source: Source, report: Report) -> list[Path]:
     return files
 
 
-def _find_file(source: Source, key: str, split: str, flag: str, tell: Callable[[str], None]) -> Path | None:
+def _find_file(source: Source, key: str, split: str, flag: str, tell: Callable[[Problem], None]) -> Path | None:
     """The data file that an option names; if it is missing, `tell` says so."""
     name = str(source.settings.get(key) or "").removeprefix("json@")
     place = source.find(name) if name else None
     found = find_split(place, split) if place else None
     if found is None:
         got = f"{name} ({split}) was not found beside the source or above it" if name else "is not set"
-        tell(f"{source.where(key)}: {key}: {got}; give {flag} FILE.json or .jsonl")
+        where = at(line=source.where(key), key=key)
+        tell(Problem("imports.data", where, got, fix=f"give {flag} FILE.json or .jsonl"))
     return found
 
 
@@ -132,7 +137,6 @@ def check_amount(tasks: Tasks, flags: Mapping[str, Any], report: Report) -> None
     count = min(len(tasks.train), flags.get("data.max_samples", math.inf))
     samples, batch = flags.get("rollout.n_samples_per_prompt", 1), flags.get("train.batch_size", 1)
     if count * samples < batch:
-        report.problem(
-            f"{tasks.train_file}: {count} tasks x {samples} samples are fewer than the {batch} trajectories of train_batch_size; "
-            "give more data (--train-data FILE), or lower train_batch_size in a copy of the source"
-        )
+        got = f"{count} tasks x {samples} samples are fewer than the {batch} trajectories of train_batch_size"
+        fix = "give more data (--train-data FILE), or lower train_batch_size in a copy of the source"
+        report.problem(Problem("imports.too_few", at(file=tasks.train_file), got, fix=fix))

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from marl_plugins.asking.prompts import FIELDS, LABEL_FIELDS
 from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.core.problems import Problem, Where, at
+from marl_plugins.core.texts import read_text
 
 TASK = ("question", "problem", "prompt", "input", "task_description")
 LABELS = ("label", "answer", "ground_truth", "ground_truth_answer", "reference_answer")
@@ -53,8 +55,10 @@ def escape(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")
 
 
-def to_prompt(text: str, roles: list[str], names: dict[str, str], braces: bool) -> tuple[str, list[str], list[str]]:
-    """A template as a prompt of ours, its placeholders that show the label, and its unknown ones; both stay as text.
+def to_prompt(
+    text: str, roles: list[str], names: dict[str, str], braces: bool
+) -> tuple[str, list[str], list[tuple[str, list[str]]]]:
+    """A template as a prompt of ours, its placeholders that show the label, and its unknown ones with all names that are known.
 
     The prompt's fields are `problem`, `others`, `computed` and the names of earlier roles.
 
@@ -73,15 +77,16 @@ def to_prompt(text: str, roles: list[str], names: dict[str, str], braces: bool) 
         COMPUTED: "computed",
         **names,
     }
-    leaks, unknown = [], []
+    leaks: list[str] = []
+    unknown: list[tuple[str, list[str]]] = []
 
     def field(name: str) -> str | None:
         if name in known:
             return "{" + known[name] + "}"
         if name in LABELS:
-            leaks.append(f"{name!r} shows an agent the label; delete it")
+            leaks.append(name)
         elif braces:
-            unknown.append(f"{name!r} is unknown: no such field can be shown to an agent here{nearest(name, known)}")
+            unknown.append((name, list(known)))
         return None
 
     if braces:
@@ -110,9 +115,10 @@ def fields_of(prompt: str) -> list[str]:
 def templates_in(path: Path) -> list[tuple[str, str]]:
     """The templates in a workflow file of theirs, each with its variable's name, in the order of the file."""
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, SyntaxError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: cannot be read for its prompts: {error}") from None
+        tree = ast.parse(read_text(path), str(path))
+    except SyntaxError as error:
+        got = f"cannot be read for its prompts: {error}"
+        raise ConfigurationError(Problem("imports.unreadable", at(file=path), got)) from None
     found: list[tuple[int, str, str]] = []
     for node in ast.walk(tree):
         match node:
@@ -140,20 +146,20 @@ def _variable(part: ast.expr) -> str | None:
     return None
 
 
-def split_coach_template(template: str, where: str) -> tuple[str, str, list[str]]:
+def split_coach_template(template: str, where: Where) -> tuple[str, str, list[str]]:
     """Their template as a prompt for all actions, one for the last action, and notes.
 
     Raises:
         UnknownPlaceholders: Of the template.
     """
-    notes, problems = [], []
+    notes, problems, place = [], list[Problem](), ": ".join(name for _, name in where)
     lines = [m.group().strip() for m in THEIR_FORM.finditer(template)]
     if lines:
         notes.append("prompts/coach*.md: lines that request scores in their form were removed: " + "; ".join(lines))
     try:
         parsed = list(string.Formatter().parse(THEIR_FORM.sub("", template)))
     except ValueError as error:
-        raise UnknownPlaceholders(f"{where}: {error}; write {{{{ and }}}} for braces") from None
+        raise UnknownPlaceholders(Problem("imports.braces", where, str(error), fix="write {{ and }} for braces")) from None
     common, last = [], []
     shown = set()
     for literal, name, _, _ in parsed:
@@ -163,7 +169,8 @@ def split_coach_template(template: str, where: str) -> tuple[str, str, list[str]
             continue
         ours = COACH.get(name, name if name in (*FIELDS, *LABEL_FIELDS) else None)
         if ours is None:
-            problems.append(f"{where}: no placeholder {{{name}}} exists{nearest(name, COACH)}")
+            got = f"no placeholder {{{name}}} exists{nearest(name, COACH)}"
+            problems.append(Problem("imports.placeholder", where, got, fix="delete it from the template"))
             continue
         shown.add(ours)
         text = f"{FENCE}\n{{action}}\n{FENCE}" if ours == "action" else "{" + ours + "}"
@@ -171,14 +178,14 @@ def split_coach_template(template: str, where: str) -> tuple[str, str, list[str]
         common.append("N/A" if ours in LABEL_FIELDS else text)
         if name == "label":
             notes.append(
-                f"{where}: {{label}} showed the label when any agent was scored; it is shown only for the last action of "
+                f"{place}: {{label}} showed the label when any agent was scored; it is shown only for the last action of "
                 "the last role"
             )
     if problems:
         raise UnknownPlaceholders(problems)
     end = [] if "action" in shown else [f"\n## The step to judge\n{FENCE}\n{{action}}\n{FENCE}\n"]
     if end:
-        notes.append(f"{where}: has no {{agent_output}}; it was appended")
+        notes.append(f"{place}: has no {{agent_output}}; it was appended")
     return _with_end(common, end), _with_end(last, end), notes
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from marl_plugins.commands.imports import options, shapes
 from marl_plugins.commands.imports.read import Key, Source
 from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.core.problems import Problem, at
 
 TEXTS = (
     *("agent_workflow", "workflow_func_path", "advantage_estimator", "pretrain", "role"),
@@ -32,22 +33,25 @@ def check_form(source: Source) -> None:
     Raises:
         ConfigurationError: A value is not the settings, text or switch that is expected.
     """
-    settings, where, wrong = source.settings, source.where, []
+    settings, where, wrong = source.settings, source.where, list[Problem]()
     for key in ("default_agent", "workflow_args", "tools_config"):
         if not isinstance(settings.get(key), dict | None):
-            wrong.append(f"{where(key)}: {key}: expected settings, got {settings[key]!r:.80}")
+            wrong.append(Problem("imports.value", at(line=where(key), key=key), f"{settings[key]!r:.80}", "settings"))
     tools = settings.get("tools_config")
     tools = tools.get("tools") if isinstance(tools, dict) else None
     for name, config in tools.items() if isinstance(tools, dict) else [("", tools)] if tools else []:
         if not isinstance(config, dict):
             key = ".".join(filter(None, ("tools_config.tools", name)))
-            wrong.append(f"{where('tools_config', 'tools', name)}: {key}: expected settings, got {config!r:.80}")
+            line = where("tools_config", "tools", name)
+            wrong.append(Problem("imports.value", at(line=line, key=key), f"{config!r:.80}", "settings"))
         elif not isinstance(config.get("timeout"), int | float | None):
             line = where("tools_config", "tools", name, "timeout")
-            wrong.append(f"{line}: tools_config.tools.{name}.timeout: expected seconds, got {config['timeout']!r:.80}")
+            key = f"tools_config.tools.{name}.timeout"
+            wrong.append(Problem("imports.value", at(line=line, key=key), f"{config['timeout']!r:.80}", "seconds"))
     for number, agent in enumerate(settings["agents"]):
         if not isinstance(agent, dict) or not all(isinstance(config, dict | None) for config in agent.values()):
-            wrong.append(f"{where('agents', number)}: agents: expected `NAME: {{...}}`, got {agent!r:.80}")
+            line = where("agents", number)
+            wrong.append(Problem("imports.value", at(line=line, key="agents"), f"{agent!r:.80}", "`NAME: {...}`"))
     if wrong:
         raise ConfigurationError(wrong)
     places: list[tuple[Key, Any]] = [((), settings), *(((k,), settings.get(k)) for k in ("default_agent", "workflow_args"))]
@@ -56,7 +60,7 @@ def check_form(source: Source) -> None:
         for key, value in (mapping or {}).items():
             expected = _expected_type(key, value)
             if expected:
-                wrong.append(f"{where(*place, key)}: {key}: expected {expected}, got {value!r:.80}")
+                wrong.append(Problem("imports.value", at(line=where(*place, key), key=key), f"{value!r:.80}", expected))
     if wrong:
         raise ConfigurationError(wrong)
 
@@ -73,7 +77,7 @@ def _expected_type(key: str, value: Any) -> str | None:
     return None
 
 
-def wrong_numbers(source: Source, configs: Sequence[Mapping[str, Any]]) -> list[str]:
+def wrong_numbers(source: Source, configs: Sequence[Mapping[str, Any]]) -> list[Problem]:
     """The numbers that the import calculates with and that are not whole numbers of at least 1.
 
     Args:
@@ -85,11 +89,11 @@ def wrong_numbers(source: Source, configs: Sequence[Mapping[str, Any]]) -> list[
     counted = [(f"workflow_args.{key}", arguments.get(key)) for key in (*turns, "num_rounds", "max_others")]
     counted += [("tools_config.max_turns", tools.get("max_turns"))]
     counted += [(key, config.get(key)) for config in configs for key in COUNTED]
-    wrong = []
+    wrong = list[Problem]()
     for key, value in dict.fromkeys((key, repr(value)) for key, value in counted if not _is_count(value)):
         places = [k for k in source.origins.lines if k and k[-1] == key.rpartition(".")[2]]
-        where = source.where(*(places[-1] if places else ()))
-        wrong.append(f"{where}: {key}: expected a whole number of at least 1, got {value}")
+        where = at(line=source.where(*(places[-1] if places else ())), key=key)
+        wrong.append(Problem("imports.value", where, value, "a whole number of at least 1"))
     return wrong
 
 
@@ -104,14 +108,15 @@ def _is_count(value: Any) -> bool:
     )
 
 
-def find_unknown(source: Source) -> Iterator[str]:
+def find_unknown(source: Source) -> Iterator[Problem]:
     """Every key that is in no table, and every tool without a counterpart."""
     settings, where = source.settings, source.where
 
-    def check(mapping: Any, place: Key, known: Iterable[str]) -> Iterator[str]:
+    def check(mapping: Any, place: Key, known: Iterable[str]) -> Iterator[Problem]:
         for key in mapping if isinstance(mapping, dict) else ():
             if key not in known:
-                yield f"{where(*place, key)}: unknown key {'.'.join([*place, key])!r}{nearest(key, known)}"
+                its_place = at(line=where(*place, key), key=".".join([*place, key]))
+                yield Problem("imports.unknown_key", its_place, f"unknown key{nearest(key, known)}", fix="delete it")
 
     yield from check(settings, (), options.SETTINGS)
     yield from check(settings.get("default_agent"), ("default_agent",), options.SETTINGS)
@@ -127,5 +132,5 @@ def find_unknown(source: Source) -> Iterator[str]:
         place = ("tools_config", "tools", name)
         yield from check(config, place, {**options.TOOL_READ, **options.TOOL_LEFT_OUT})
         if config.get("type") != "sandbox_fusion":
-            what = f"{where(*place)}: tool {name!r} of type {config.get('type')!r} has no counterpart"
-            yield f"{what}; a plugin with marl_tools adds tools"
+            got = f"is of type {config.get('type')!r}, which has no counterpart (a plugin with marl_tools adds tools)"
+            yield Problem("imports.tool", at(line=where(*place), tool=name), got, fix="delete it")

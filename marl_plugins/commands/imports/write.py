@@ -23,6 +23,7 @@ from marl_plugins.commands.imports.report import Report
 from marl_plugins.commands.imports.shapes import Kind, Shape, identifier
 from marl_plugins.commands.imports.tiny import tiny_yaml
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.hosts import cpu
 
 
@@ -68,12 +69,14 @@ def run(source: Path, wanted: Wanted) -> int:
         ConfigurationError: Everything that prevents the import; nothing is written.
     """
     if os.path.lexists(wanted.folder):
-        raise ConfigurationError(f"{wanted.folder}: exists already; give a folder that does not")
+        got, fix = "exists already", "give a folder that does not"
+        raise ConfigurationError(Problem("imports.folder_exists", at(folder=wanted.folder), got, fix=fix))
     imported = convert(source, wanted)
     try:
         _write(imported.files, wanted.folder)
     except OSError as error:
-        raise ConfigurationError(f"{wanted.folder}: cannot be written: {error.strerror or error}") from None
+        got = f"cannot be written: {error.strerror or error}"
+        raise ConfigurationError(Problem("imports.unwritable", at(folder=wanted.folder), got)) from None
     report = imported.report
     print(f"imported {source} to {wanted.folder}: {len(imported.recipe['roles'])} roles, {len(report.taken)} options taken")
     print(f"{len(report.left_out)} options were left out, {len(report.notes)} things need checking: see README.md")
@@ -96,7 +99,7 @@ def convert(path: Path, wanted: Wanted) -> Imported:
     source = read(path)
     validate.check_form(source)
     for problem in validate.find_unknown(source):
-        report.unknown(problem, "delete it")
+        report.unknown(problem)
     shape = roles.choose_shape(source, wanted.workflow, report)
     agents = read_agents(source, report)
     workflow = source.settings.get("agent_workflow") or shape.kind

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from marl_plugins.core.calls import parse_call
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, leaves_of, nearest
+from marl_plugins.core.problems import Problem, at, meant
 from marl_plugins.core.redaction import Redaction, shown_url
 from marl_plugins.core.tools import Function, Tool, ToolCall
 from marl_plugins.core.trajectory import ToolResult
@@ -64,10 +65,10 @@ class Servers:
             ConfigurationError: Some cannot be reached, or do not have the tools that the recipe names.
         """
         tried = await asyncio.gather(*(server.learn() for server in self._servers.values()), return_exceptions=True)
-        problems: list[str] = []
+        problems: list[Problem] = []
         for error in tried:
             if isinstance(error, ConfigurationError):
-                problems += map(str, error.problems)
+                problems += error.problems
             elif error is not None:
                 raise error
         if problems:
@@ -155,22 +156,25 @@ class Server:
         Raises:
             ConfigurationError: It cannot be opened, or tools that the recipe names are not among them.
         """
-        place = f"tools.mcp.{self.name}"
+        where = at(key=f"tools.mcp.{self.name}")
         session = Session(self)
         try:
             await session.client()
         except InfrastructureFailure as failure:
-            raise ConfigurationError(
-                f"{place}: {failure}; does it run, and is it the right `command` or `url`?"
-            ) from failure
+            fix = "does it run, and is it the right `command` or `url`?"
+            raise ConfigurationError(Problem("mcp.unreachable", where, str(failure), fix=fix)) from failure
         finally:
             await session.close()
         offered, named = {f.name: f for f in session.functions}, self.config.tools
         problems = [
-            f"{place}.tools: it has no tool {name!r}{nearest(name, offered)}" for name in named if name not in offered
+            Problem(
+                "mcp.no_tool", at(key=f"tools.mcp.{self.name}.tools"), f"it has no tool {name!r}", fix=meant(name, offered)
+            )
+            for name in named
+            if name not in offered
         ]
         if not offered:
-            problems.append(f"{place}: it has no tools")
+            problems.append(Problem("mcp.no_tools", where, "it has no tools"))
         if problems:
             raise ConfigurationError(problems)
         self.functions = tuple(offered[name] for name in named or offered)
