@@ -684,11 +684,12 @@ G_LOADER = {
     "good": good(
         **loader("def load(split): return [Task(split + str(n), f'{split}{n}?', 'pro') for n in range(16)]").files
     ),
-    "dicts": loader("def load(split): return [{'id': 'a'}]", "tasks.py: load('train') gave dict, expected marl_plugins"),
-    "text": loader("def load(split): return 'abc'", "tasks.py: load('train') gave str"),
+    "dicts": loader("def load(split): return [{'id': 'a'}]", ("tasks.type", "tasks.py", "load('train')")),
+    "text": loader("def load(split): return 'abc'", ("tasks.type", "tasks.py", "load('train')")),
     "one split only": loader("def load(split): return {'train': []}[split]", ("code.failed", "tasks.py:2", "marl_tasks")),
     "nothing to evaluate": loader(
-        "def load(split):\n    if split == 'train': return [Task('a', 'b')]", "load('eval') returned nothing"
+        "def load(split):\n    if split == 'train': return [Task('a', 'b')]",
+        ("tasks.no_iterable", "tasks.py:2", "load('eval')"),
     ),
     "file that is missing": loader("def load(split): return open('/no/such')", ("code.failed", "tasks.py:2", "marl_tasks")),
     "arguments of a task": loader(

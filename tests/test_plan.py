@@ -272,11 +272,11 @@ def test_a_batch_of_more_than_all_tasks_says_the_real_size(recipe):
 @pytest.mark.parametrize(
     ("code", "parts"),
     [
-        ("def load(split):\n    pass\n", ["tasks.py:1: load('train') returned nothing, expected a list"]),
+        ("def load(split):\n    pass\n", ["tasks.py:1: load('train'): expected a list of ", "got nothing"]),
         ("x = 1\nasync def load(split):\n    return []\n", ["tasks.py:2: load is `async def`", "`def load(split)`"]),
         ("async def load(split):\n    yield 1\n", ["tasks.py:1: load is `async def`"]),
         ("def load():\n    return []\n", ["tasks.py:1: too many positional arguments", "load is called with split"]),
-        ("def load(split):\n    return [1]\n", ["load('train') gave int"]),
+        ("def load(split):\n    return [1]\n", ["load('train'): expected ", "got int"]),
         ("def load(split):\n    return []\n", ["there are no tasks to train on"]),
         (
             "from marl_plugins.core.trajectory import Task\n\n"

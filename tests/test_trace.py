@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from refusals import refused
+from refusals import brief, refused
 from test_tool_records import echo, find
 
 from marl_plugins.cli import dispatch, main
-from marl_plugins.core.failures import InfrastructureFailure
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.options import step_range
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory_record import from_record
@@ -152,10 +152,9 @@ def test_what_is_no_run_is_said(tmp_path, recorded, capsys):
     assert "there is no step from 3 to 1" in capsys.readouterr().err
     (tmp_path / "tasks.jsonl").write_text('{"prompt": "x"}\n')
     refuses(("export.no_actions", "tasks.jsonl"), tmp_path / "tasks.jsonl", *TRACE, "-")
-    of_steps = recorded / "metrics.jsonl"
-    refused_lines = [("records.unreadable", f"metrics.jsonl:{n}") for n in (1, 2, 3)]
-    with refused(*refused_lines):
-        dispatch(["export", str(of_steps), *TRACE, "-"])
+    with pytest.raises(ConfigurationError) as caught:
+        dispatch(["export", str(recorded / "metrics.jsonl"), *TRACE, "-"])
+    assert brief(caught.value.problems[0]) == ("records.unreadable", "metrics.jsonl:1")
     with refused(("files.unreadable", "none")):
         read_trace(tmp_path / "none")
     (tmp_path / "other").write_text('{"step": 1}\n')
