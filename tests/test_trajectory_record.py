@@ -18,6 +18,7 @@ def with_logprobs(logprobs, advantages=()):
     trajectory = make_trajectory({"a": []})
     (action,) = trajectory.actions
     action.generation = Generation(tuple(range(len(logprobs))), tuple(logprobs), "stop", "a", 1)
+    action.trainer_logprobs = tuple(-value for value in logprobs)
     action.advantages = tuple(advantages)
     action.advantage = math.fsum(advantages) / len(advantages) if advantages else None
     return trajectory
@@ -33,6 +34,7 @@ def test_log_probs_are_read_back_bit_for_bit(logprobs):
     trajectory = with_logprobs(logprobs)
     line, read = again(trajectory)
     found = read.actions[0].generation.logprobs
+    assert read.actions[0].trainer_logprobs == tuple(-v for v in found)
     assert np.array(found).tobytes() == np.array(logprobs, dtype=float).tobytes()
     assert again(read)[0] == line
 
@@ -46,8 +48,10 @@ def test_records_of_earlier_releases_spelled_them_as_float64(logprobs):
 
 def test_log_probs_take_little_room():
     values = np.random.default_rng(0).exponential(size=1000).astype(np.float32)
-    line, _ = again(with_logprobs([-float(v) for v in values]))
-    assert len(line) < 1000 * 14 + 6000 < len(json.dumps([-float(v) for v in values]))
+    trajectory = with_logprobs([-float(v) for v in values])
+    both, engines = (len(json.dumps(to_record(trajectory, trainer))) for trainer in (True, False))
+    spelled_as_float64 = len(json.dumps([-float(v) for v in values]))
+    assert both - engines < 0.6 * spelled_as_float64
 
 
 @given(st.lists(st.floats(-9, 9, width=32), min_size=1, max_size=20), st.booleans())

@@ -169,6 +169,9 @@ class Action:
     """Mean advantage over the action's tokens; written by the trainer, for the records."""
     advantages: tuple[float, ...] = ()
     """One per sampled token; written by the trainer, for the records."""
+    trainer_logprobs: tuple[float, ...] = ()
+    """Float32 log-probs of the sampled tokens by the trainer's weights before the update, where `generation.logprobs` are the
+    engine's; written by the trainer, for the records. Empty: the action was not trained on, or they are not recorded."""
     left_out: str | None = None
     """Why the action is not trained on, for the ledger."""
     call: int = 0

@@ -15,8 +15,12 @@ TIMED = ("seconds", "start", "times")
 """Keys of records whose values are measured, and differ between runs that are otherwise the same."""
 
 
-def to_record(trajectory: Trajectory) -> dict[str, Any]:
-    """A trajectory as JSON values, one line of `trajectories.jsonl`; `from_record` reads it back."""
+def to_record(trajectory: Trajectory, trainer_logprobs: bool = True) -> dict[str, Any]:
+    """A trajectory as JSON values, one line of `trajectories.jsonl`; `from_record` reads it back.
+
+    Args:
+        trainer_logprobs: Whether the trainer's log-probs are written where there are any; the engine's always are.
+    """
     return {
         "schema": SCHEMA_VERSION,
         "step": trajectory.step,
@@ -38,7 +42,7 @@ def to_record(trajectory: Trajectory) -> dict[str, Any]:
         "seconds": trajectory.seconds,
         **({"files": [asdict(file) for file in trajectory.files]} if trajectory.files else {}),
         **({"tools": list(map(_tool_record, trajectory.tool_results))} if trajectory.tool_results else {}),
-        "actions": [_record(action) for action in trajectory.actions],
+        "actions": [_record(action, trainer_logprobs) for action in trajectory.actions],
     }
 
 
@@ -70,7 +74,7 @@ def from_record(record: Mapping[str, Any]) -> Trajectory:
     return trajectory
 
 
-def _record(action: Action) -> dict[str, Any]:
+def _record(action: Action, trainer_logprobs: bool) -> dict[str, Any]:
     """An action as JSON values. Advantages per token are left out where all are the same, which is then `advantage`."""
     uneven = len(set(action.advantages)) > 1
     return {
@@ -88,6 +92,7 @@ def _record(action: Action) -> dict[str, Any]:
         "shown_ids": list(action.shown_ids),
         "ids": list(action.generation.ids),
         "logprobs": _spelled(action.generation.logprobs),
+        **({"trainer_logprobs": _spelled(action.trainer_logprobs)} if trainer_logprobs and action.trainer_logprobs else {}),
         "finish": action.generation.finish,
         "text": action.text,
         "times": [action.start, action.answered, action.end],
@@ -106,8 +111,17 @@ def _record(action: Action) -> dict[str, Any]:
 
 
 def _spelled(values: Sequence[float]) -> list[float]:
-    """Float32 values with the nine digits that tell any two of them apart, where their float64 would have seventeen."""
-    return [float(f"{value:.9g}") for value in array("f", values)]
+    """Float32 values with the fewest digits, nine at most, that give the same float32; their float64 would have seventeen."""
+    return [_shortest(value) for value in array("f", values)]
+
+
+def _shortest(value: float) -> float:
+    """A decimal of few digits that is the same float32."""
+    for digits in (7, 8):
+        short = float(f"{value:.{digits}g}")
+        if array("f", (short,))[0] == value:
+            return short
+    return float(f"{value:.9g}")
 
 
 def _read(values: Sequence[float]) -> tuple[float, ...]:
@@ -174,6 +188,7 @@ def _action(record: Mapping[str, Any], earlier: Mapping[str, Action]) -> Action:
         returns=record["return"],
         advantage=advantage,
         advantages=tuple(record.get("advantages", even)),
+        trainer_logprobs=_read(record.get("trainer_logprobs", ())),
         left_out=record["left_out"],
         start=start,
         answered=answered,

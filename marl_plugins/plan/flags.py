@@ -128,6 +128,11 @@ def own_parser() -> upstream_cli.Parser:
         help="what goes through the models in training: the turns of a conversation as one sequence, which computes every token "
         "once, or every action with its context by itself",
     )
+    ours.add_argument(
+        "--no_trainer_logprobs",
+        action="store_true",
+        help="leave the trainer's log-probs of the sampled tokens out of trajectories.jsonl; the engine's are always recorded",
+    )
     ours.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     ours.add_argument("--debug", action="store_true", help="show tracebacks and the output of all processes")
     ours.add_argument("--json", action="store_true", help="print JSON instead of tables")

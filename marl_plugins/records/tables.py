@@ -58,7 +58,13 @@ def row_of(trajectory: Trajectory, action: Action) -> Row:
         *(action.role, action.policy, action.generation.version, action.turn),
         *(reason is None, reason, action.generation.finish),
         *(trajectory.outcome_of(action.role), action.score, action.reward, action.returns, action.advantage),
-        *(action.context_ids, action.generation.ids, action.generation.logprobs, action.advantages),
+        *(
+            action.context_ids,
+            action.generation.ids,
+            action.generation.logprobs,
+            action.trainer_logprobs,
+            action.advantages,
+        ),
         encodable(action.text),
     )
     return dict(zip(ACTIONS, values, strict=True))
@@ -69,7 +75,14 @@ ACTIONS = {
     **{"role": "string", "policy": "string", "version": "int64", "turn": "int64"},
     **{"trained": "bool", "left_out": "string", "finish": "string"},
     **dict.fromkeys(("outcome", "score", "reward", "return", "advantage"), "double"),
-    **{"context_ids": "ids", "ids": "ids", "logprobs": "numbers", "advantages": "numbers", "text": "string"},
+    **{
+        "context_ids": "ids",
+        "ids": "ids",
+        "logprobs": "numbers",
+        "trainer_logprobs": "numbers",
+        "advantages": "numbers",
+        "text": "string",
+    },
 }
 TRACE = {
     **{"step": "int64", "task": "string", "sample": "int64", "action": "string", "role": "string", "policy": "string"},

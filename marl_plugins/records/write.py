@@ -53,13 +53,15 @@ class Records:
     Args:
         folder: Created if it does not exist; a resumed run's has been cut back (`cut_back`).
         args: The run's flags, for the trackers.
+        trainer_logprobs: Whether trajectories are recorded with the trainer's log-probs, too.
 
     Raises:
         ConfigurationError: The folder cannot be written.
     """
 
-    def __init__(self, folder: Path, args: Any, plan: Mapping[str, Any]):
+    def __init__(self, folder: Path, args: Any, plan: Mapping[str, Any], trainer_logprobs: bool = True):
         self.folder = folder
+        self.trainer_logprobs = trainer_logprobs
         self.seed = int(args.train.seed)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +85,7 @@ class Records:
         """
         if evaluated:
             self._evaluation(step, evaluated)
-        self._append(TRAJECTORIES, [to_record(t) for t in trajectories])
+        self._append(TRAJECTORIES, [to_record(t, self.trainer_logprobs) for t in trajectories])
         self._append(LEDGER, [ledger.record()] if ledger else [])
         self._append(METRICS, [{"step": step, **{k: _plain(v) for k, v in metrics.items()}}])
         train = {k: v for k, v in metrics.items() if not k.startswith("eval/")}

@@ -286,7 +286,7 @@ def estimate(given: Sequence[Forwarded], estimator: Estimator) -> list[Prepared]
     prepared = []
     for f, mine, (reward, raw, returns) in zip(given, rewards, estimates, strict=True):
         advantages = estimator.apply(f.rows, raw, statistics)
-        note_advantages(f, advantages)
+        note_tokens(f, advantages)
         items = items_of(f, advantages, returns, (reward * f.tokens.mask).sum(-1))
         last = {
             key: estimator.mean_and_std(statistics, key)
@@ -311,13 +311,16 @@ def before_statistics(f: Forwarded, shaped: Tensor, estimator: Estimator) -> tup
     return reward, *estimator.estimate(reward, f.tokens.mask, f.tokens.values)
 
 
-def note_advantages(f: Forwarded, advantages: Tensor) -> None:
-    """Write advantages (rows, tokens) onto the rows' actions: one per sampled token, and their mean."""
+def note_tokens(f: Forwarded, advantages: Tensor) -> None:
+    """Write advantages (rows, tokens) and the trainer's log-probs onto the rows' actions, for the records: one of each per sampled
+    token, and the mean of the advantages."""
     sampled = f.tokens.mask.bool()
+    counts = sampled.sum(-1).tolist()
     means = (advantages * f.tokens.mask).sum(-1) / f.tokens.mask.sum(-1)
-    per_row = torch.split(advantages[sampled], sampled.sum(-1).tolist())
-    for row, mean, values in zip(f.rows, means.tolist(), per_row, strict=True):
+    per_row = zip(torch.split(advantages[sampled], counts), torch.split(f.tokens.log_probs[sampled], counts), strict=True)
+    for row, mean, (values, log_probs) in zip(f.rows, means.tolist(), per_row, strict=True):
         row.action.advantage, row.action.advantages = mean, tuple(values.tolist())
+        row.action.trainer_logprobs = tuple(log_probs.tolist())
 
 
 def sequence_experience(sequence: TokenSequence) -> Experience:
