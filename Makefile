@@ -9,7 +9,7 @@
 PY := .venv/bin/python
 DEMO := runs/demo
 
-.PHONY: install demo test unit lint bench bench-demo bench-dsbench
+.PHONY: install browser demo test unit lint bench bench-demo bench-dsbench
 install:
 	@bash .ci/install
 
@@ -25,8 +25,12 @@ lint: install
 unit: install
 	$(PY) -m pytest -q -m "not engines" -n auto --dist loadfile
 
+# What the tests of pages need: Debian's headless Chromium; where it cannot be installed they say so and are skipped, in CI they fail.
+browser:
+	@command -v chromium-headless-shell >/dev/null || command -v chromium >/dev/null || bash .ci/browser
+
 # One worker more than cores, because whoever waits for an engine needs none; in order of names, so that engines come first.
-test: lint
+test: lint browser
 	$(PY) -m pytest -q -n $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder
 	.venv/bin/openrlhf compat $$($(PY) -c 'from marl_plugins.hosts.releases import TRAINED; print(TRAINED)') --tests
 

@@ -42,6 +42,7 @@ SHIPPED = (
     "marl_plugins.process_groups",
     "marl_plugins.flat_sync",
     "marl_plugins.filter_agents_data",
+    "marl_plugins.viewer",
 )
 """The capabilities in this package that a user names."""
 FOLDERS = "marl_folder_"

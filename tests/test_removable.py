@@ -29,6 +29,7 @@ CAPABILITIES = {
     "groups": (["groups"], 0),
     "gae": (["gae"], 0),
     "rae": (["rae"], 0),
+    "looking at a run": (["viewer"], 0),
 }
 """Folders or files below marl_plugins/, and the number of other modules that are lost with them."""
 

@@ -46,6 +46,7 @@ ORDER = (
         "reward_backprop",
         "builtin",
         "tools",
+        "viewer",
     ),
     ("contracts",),
     ("commands",),

@@ -15,11 +15,11 @@ import math
 import os
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, Generic, Literal, NamedTuple, TypeVar
+from typing import IO, Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import json_value, open_file
@@ -45,12 +45,53 @@ T = TypeVar("T")
 
 
 class Record(NamedTuple, Generic[T]):
-    """One line of a file: its place as FILE:NUMBER, the offset at which the next line begins, its step, and what it says."""
+    """One line of a file: its place as FILE:NUMBER, the offset at which the next line begins, its step, what it says, and the
+    offset at which it begins."""
 
     place: str
     end: int
     step: int
     value: T
+    start: int = 0
+
+
+class ActionLike(Protocol):
+    """What a filter asks of an action: an `Action`, or an index's entry of one."""
+
+    @property
+    def role(self) -> str: ...
+    @property
+    def policy(self) -> str: ...
+    @property
+    def left_out(self) -> str | None: ...
+    @property
+    def score(self) -> float | None: ...
+    @property
+    def advantage(self) -> float | None: ...
+
+
+class TaskLike(Protocol):
+    """What a filter asks of a task."""
+
+    @property
+    def id(self) -> str: ...
+
+
+class TrajectoryLike(Protocol):
+    """What a filter asks of a trajectory: a `Trajectory`, or an index's entry of one."""
+
+    @property
+    def task(self) -> TaskLike: ...
+    @property
+    def sample(self) -> int: ...
+    @property
+    def outcome(self) -> float | None: ...
+    @property
+    def agent_failure(self) -> str | None: ...
+    @property
+    def infrastructure_failure(self) -> str | None: ...
+    @property
+    def actions(self) -> Sequence[ActionLike]: ...
 
 
 @dataclass(frozen=True)
@@ -63,7 +104,9 @@ class Filter:
         task: Id of the task.
         outcome: Lowest and highest outcome, both included; a trajectory without an outcome is then not wanted.
         failure: Kind of the agents' or of the infrastructure's failure.
+        sample: Number of the sample of its task, from 0.
         role, policy, left_out: Of an action; `left_out` is the ledger's reason. A trajectory is wanted if one action is.
+        score, advantage: Of an action: lowest and highest, both included; an action without one is then not wanted.
     """
 
     steps: Steps = ALL_STEPS
@@ -74,28 +117,35 @@ class Filter:
     role: str | None = None
     policy: str | None = None
     left_out: str | None = None
+    sample: int | None = None
+    score: tuple[float, float] | None = None
+    advantage: tuple[float, float] | None = None
 
     def has_step(self, step: int) -> bool:
         return self.steps[0] <= step and (self.steps[1] is None or step <= self.steps[1])
 
-    def has_action(self, action: Action) -> bool:
+    def has_action(self, action: ActionLike) -> bool:
         wanted = (self.role, action.role), (self.policy, action.policy), (self.left_out, action.left_out)
-        return all(value is None or value == found for value, found in wanted)
+        return (
+            all(value is None or value == found for value, found in wanted)
+            and _within(self.score, action.score)
+            and _within(self.advantage, action.advantage)
+        )
 
-    def has_trajectory(self, trajectory: Trajectory) -> bool:
-        low, high = self.outcome or (-math.inf, math.inf)
-        found = trajectory.outcome
+    def has_trajectory(self, trajectory: TrajectoryLike) -> bool:
         return (
             (self.task is None or self.task == trajectory.task.id)
+            and (self.sample is None or self.sample == trajectory.sample)
             and self.failure in (None, trajectory.agent_failure, trajectory.infrastructure_failure)
-            and (self.outcome is None or (found is not None and low <= found <= high))
+            and _within(self.outcome, trajectory.outcome)
             and (not self.of_actions or any(map(self.has_action, trajectory.actions)))
         )
 
     @property
     def of_actions(self) -> bool:
         """Whether anything is asked of actions; a trajectory without any is wanted only if not."""
-        return any(value is not None for value in (self.role, self.policy, self.left_out))
+        asked = self.role, self.policy, self.left_out, self.score, self.advantage
+        return any(value is not None for value in asked)
 
     @cached_property
     def texts(self) -> tuple[bytes, ...]:
@@ -107,11 +157,22 @@ class Filter:
 EVERYTHING = Filter(ALL_STEPS)
 
 
-def records(path: Path, form: Callable[[dict[str, Any]], T], wanted: Filter = EVERYTHING) -> Iterator[Record[T]]:
+def _within(bounds: tuple[float, float] | None, value: float | None) -> bool:
+    """Whether a value is within bounds, both included; nothing is asked without bounds."""
+    return bounds is None or (value is not None and bounds[0] <= value <= bounds[1])
+
+
+def records(
+    path: Path,
+    form: Callable[[Any], T],
+    wanted: Filter = EVERYTHING,
+    decode: Callable[[bytes], Any] | None = None,
+) -> Iterator[Record[T]]:
     """Yields the records of a file in order; their steps never decrease.
 
     Args:
         form: Makes the value of a record; raises ValueError, KeyError, TypeError or AttributeError where it cannot.
+        decode: Parses a line that begins with its step into something other than a dict, for `form`; raises ValueError.
         wanted: Records of other steps are left out, without a check of their content.
 
     Raises:
@@ -124,8 +185,11 @@ def records(path: Path, form: Callable[[dict[str, Any]], T], wanted: Filter = EV
         try:
             stated = STEP.match(line)
             step = int(stated[1]) if stated and len(stated[1]) < 16 else None
-            value = None if step is not None and not _concerns(line, step, wanted) else _object(line)
-            step = step if value is None else _step_of(value)
+            if step is None or decode is None:
+                value = None if step is not None and not _concerns(line, step, wanted) else _object(line)
+                step = step if value is None else _step_of(value)
+            else:
+                value = decode(line) if _concerns(line, step, wanted) else None
         except ValueError as error:
             broken = [_unusable(path, number, str(error))]
             continue
@@ -143,7 +207,7 @@ def records(path: Path, form: Callable[[dict[str, Any]], T], wanted: Filter = EV
             problems.append(Problem("records.twice", at(line=f"{path}:{number}"), got, fix=fix))
         elif value is not None and wanted.has_step(step):
             try:
-                yield Record(f"{path}:{number}", end, step, form(value))
+                yield Record(f"{path}:{number}", end, step, form(value), end - len(line))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 why = str(error) if isinstance(error, ValueError) else f"it has another form: {error!r}"
                 problems.append(Problem("records.form", at(line=f"{path}:{number}"), f"cannot be read: {why}"))
@@ -251,12 +315,15 @@ class RunReader:
 
     def recorded(self, wanted: Filter = EVERYTHING) -> Iterator[Record[Trajectory]]:
         """Yields the trajectories that are wanted with the places of their lines; raises as `trajectories`."""
-        for path, part in self._parts(wanted):
+        for path, part in self.parts(wanted):
             found = records(path, from_record, part)
             yield from (record for record in found if wanted.has_trajectory(record.value))
 
-    def _parts(self, wanted: Filter) -> Iterator[tuple[Path, Filter]]:
-        """The files with what is wanted. Of the last evaluation all trajectories are in a file of its own, some in the other."""
+    def parts(self, wanted: Filter) -> Iterator[tuple[Path, Filter]]:
+        """Yields the files with what is wanted, and what is wanted of each.
+
+        All trajectories of the last evaluation are in a file of its own, and some of them in the other.
+        """
         last = self.folder / LAST_EVALUATION
         if self.file or wanted.split == "train":
             yield self.file or self.folder / TRAJECTORIES, wanted
@@ -340,7 +407,7 @@ class Tail(Generic[T]):
             number, start, end = self._number + 1, self._end, self._end + len(line)
             try:
                 found = _object(line)
-                record = Record(f"{self.path}:{number}", end, _step_of(found), self.form(found))
+                record = Record(f"{self.path}:{number}", end, _step_of(found), self.form(found), start)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ConfigurationError(_unusable(self.path, number, str(error))) from None
             self._number, self._start, self._end, self._digest = number, start, end, _digest_of(line)

@@ -20,6 +20,7 @@ from marl_plugins.records.best import put_back
 from marl_plugins.records.display import Display
 from marl_plugins.records.report import legend, table, write_report
 from marl_plugins.records.run_folder import record_start
+from marl_plugins.records.tokenizers import record_tokenizers
 from marl_plugins.records.write import Records, cut_back, held, move_aside, writing
 from marl_plugins.runtime.checkpoints import Checkpoints
 from marl_plugins.runtime.lifetime import plugins_started, run_until_terminated, terminated_like_interrupted
@@ -69,6 +70,8 @@ def train(plan: Plan, words: Sequence[str]) -> int:
         for remark in cut_back(output, done) if manifest else ():
             display.say(f"warning: {remark}")
         record_start(plan, words, done)
+        with writing("the tokenizers", output):
+            record_tokenizers(output, {name: chat.tokenizer for name, chat in session.chats.items()})
         with saying_how_to_resume(checkpoints), ray_cluster(run, debug, python):
             from marl_plugins.runtime.trainer import Trainer
 

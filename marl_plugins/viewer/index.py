@@ -1,0 +1,183 @@
+"""An index of a run's trajectories: what a list of them shows and filters by, and where in its file each one is.
+
+A line is parsed only as far as the index needs it; ids, log-probs and texts are read when a trajectory is opened or searched. So
+memory grows with the number of actions and not with the length of what was said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from marl_plugins.core.files import json_value, open_file
+from marl_plugins.core.trajectory import Trajectory
+from marl_plugins.core.trajectory_record import SCHEMA_VERSION, from_record
+from marl_plugins.records.read import Filter, RunReader, records
+
+
+class ActionEntry(msgspec.Struct, gc=False):
+    """What the index knows of an action."""
+
+    action: str
+    role: str
+    policy: str
+    score: float | None = None
+    reward: float | None = None
+    advantage: float | None = None
+    left_out: str | None = None
+
+
+class TaskName(NamedTuple):
+    """A task of which only the name is known."""
+
+    id: str
+
+
+class Metadata(msgspec.Struct, gc=False):
+    """What the index knows of a task's metadata."""
+
+    type: Any = None
+
+
+class Entry(msgspec.Struct):
+    """What the index knows of a trajectory.
+
+    Args:
+        file: Number of the file that holds it, in `Index.files`.
+        offset, length: Where its line is there, in bytes.
+    """
+
+    schema: int
+    step: int
+    name: str = msgspec.field(name="task")
+    sample: int
+    outcome: float | None
+    agent_failure: str | None
+    infrastructure_failure: str | None
+    actions: list[ActionEntry]
+    prompt: str
+    seconds: float = 0.0
+    metadata: Metadata = msgspec.field(default_factory=Metadata)
+    outcomes: dict[str, float | None] = {}
+    file: int = 0
+    offset: int = 0
+    length: int = 0
+
+    @property
+    def task(self) -> TaskName:
+        return TaskName(self.name)
+
+    @property
+    def key(self) -> tuple[int, str, int]:
+        """Step, task and sample, which name a trajectory of a run."""
+        return self.step, self.name, self.sample
+
+    @property
+    def failure(self) -> str:
+        """Kind of the failure of infrastructure or agents; empty without one."""
+        return self.infrastructure_failure or self.agent_failure or ""
+
+    @property
+    def score(self) -> float | None:
+        """Mean score of the actions that have one."""
+        return _mean([action.score for action in self.actions])
+
+    @property
+    def reward(self) -> float | None:
+        """Mean reward of the actions that have one."""
+        return _mean([action.reward for action in self.actions])
+
+    @property
+    def left_out(self) -> int:
+        """Number of actions that were left out of training."""
+        return sum(action.left_out is not None for action in self.actions)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+PROMPT_CHARACTERS = 200
+"""How much of a prompt the index keeps."""
+DECODER = msgspec.json.Decoder(Entry)
+
+
+def decode(line: bytes) -> Any:
+    """Parse a line as an entry; as JSON values where msgspec's stricter parser refuses it (NaN, half a surrogate pair)."""
+    try:
+        return DECODER.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return json_value(line)
+
+
+def entry_of(value: Any) -> Entry:
+    """Make an entry of a decoded line.
+
+    Raises:
+        ValueError: It is of something else, or of another schema.
+    """
+    if not isinstance(value, Entry):
+        if not isinstance(value, dict):
+            raise ValueError("expected an object")
+        if "schema" not in value:
+            raise ValueError("it is no trajectory; expected a line of a run's trajectories.jsonl, or of its evaluations")
+        value = msgspec.convert(value, Entry, strict=False)
+    if value.schema != SCHEMA_VERSION:
+        raise ValueError(f"a record of schema {value.schema}; this release reads {SCHEMA_VERSION}")
+    value.prompt = value.prompt[:PROMPT_CHARACTERS]
+    return value
+
+
+class Index:
+    """The trajectories of a run that are wanted.
+
+    Args:
+        find: A pattern that a text of a trajectory must contain: prompt, answer, what was shown, said, called, answered, explained.
+
+    Raises:
+        ConfigurationError: A file is missing or cannot be read, or lines of it are no trajectories.
+    """
+
+    def __init__(self, run: RunReader, wanted: Filter, find: re.Pattern[str] | None = None):
+        self.run = run
+        self.files: list[Path] = []
+        self.entries: list[Entry] = list(self._entries(wanted, find))
+
+    def _entries(self, wanted: Filter, find: re.Pattern[str] | None) -> Iterator[Entry]:
+        for number, (path, part) in enumerate(self.run.parts(wanted)):
+            self.files.append(path)
+            for record in records(path, entry_of, part, decode):
+                entry = record.value
+                entry.file, entry.offset, entry.length = number, record.start, record.end - record.start
+                if wanted.has_trajectory(entry) and (find is None or self.contains(entry, find)):
+                    yield entry
+
+    def line(self, entry: Entry) -> bytes:
+        """Read the line of an entry."""
+        with open_file(self.files[entry.file]) as file:
+            file.seek(entry.offset)
+            return file.read(entry.length)
+
+    def open(self, entry: Entry) -> Trajectory:
+        """Read the trajectory of an entry."""
+        return from_record(json_value(self.line(entry)))
+
+    def contains(self, entry: Entry, find: re.Pattern[str]) -> bool:
+        """Whether a text of the entry's trajectory contains a pattern."""
+        return any(find.search(text) for text in texts_of(self.open(entry)))
+
+
+def texts_of(trajectory: Trajectory) -> Iterator[str]:
+    """Yield all texts of a trajectory that a person may look for."""
+    yield from (trajectory.task.prompt, trajectory.answer or "", trajectory.detail)
+    for action in trajectory.actions:
+        yield from (action.text, action.explanation, *(text for _, text in action.shown))
+        for result in action.tool_results:
+            yield from (result.call, result.output)
+    for result in trajectory.tool_results:
+        yield from (result.call, result.output)

@@ -1,0 +1,249 @@
+"""`openrlhf inspect`: lists, queries, comparisons and what is refused."""
+
+import json
+import math
+import random
+from collections import Counter
+
+import inspected_runs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marl_plugins.cli import main
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.trajectory_record import to_record
+from marl_plugins.records.read import Filter, RunReader
+from marl_plugins.viewer import command
+from marl_plugins.viewer.compare import sign_test
+from marl_plugins.viewer.follow import Follower
+from marl_plugins.viewer.index import Index
+from marl_plugins.viewer.page_writer import sampled
+from marl_plugins.viewer.query import Query, query_of, terms_of
+from marl_plugins.viewer.shown import trajectory_values
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run's folder and its trajectories."""
+    folder = tmp_path_factory.mktemp("inspected") / "run"
+    return folder, inspected_runs.write_run(folder, samples=3, seed=4, hostile=inspected_runs.HOSTILE)
+
+
+def refused(*words):
+    with pytest.raises(ConfigurationError) as caught:
+        command.main([*map(str, words)])
+    return [(p.code, *(place.name for place in p.where)) for p in caught.value.problems]
+
+
+def printed(capsys, *words):
+    assert main(["inspect", *map(str, words)]) == 0
+    return capsys.readouterr().out
+
+
+# --- the list and its queries ----------------------------------------------------------------------------------------------
+
+
+def test_the_list_has_a_line_for_each_trajectory(run, capsys):
+    folder, made = run
+    lines = printed(capsys, folder).splitlines()
+    assert len(lines) == len(made) + 2 and lines[-1] == f"{len(made)} trajectories"
+    assert not any(ord(c) < 32 or c in "\u202e\u2066" for line in lines for c in line)
+
+
+def test_json_is_one_object_a_line_and_holds_what_was_recorded(run, capsys):
+    folder, made = run
+    found = [json.loads(line) for line in printed(capsys, folder, "--json").splitlines()]
+    assert [(t["step"], t["task"], t["sample"]) for t in found] == [(t.step, t.task.id, t.sample) for t in made]
+    assert found[-1] == json.loads(json.dumps(trajectory_values(made[-1])))
+
+
+def test_everything_of_a_trajectory_is_printed_without_control_characters(run, capsys):
+    folder, _ = run
+    out = printed(capsys, folder, "--full", "--step", "1")
+    assert "\x1b" not in out and "\u202e" not in out and "\\x1b]0;ran" in out
+    assert all(text in out for text in ("print(6*7)", "right 0.5, ends 1", "saw: planner.00000001", "left out"))
+
+
+QUERIES = [
+    ({"step": "2:3"}, lambda t: 2 <= t.step <= 3),
+    ({"task": "t1", "sample": "1"}, lambda t: (t.task.id, t.sample) == ("t1", 1)),
+    ({"outcome": "1"}, lambda t: t.outcome == 1),
+    ({"outcome": ":0.5"}, lambda t: t.outcome <= 0.5),
+    ({"failure": "no_answer"}, lambda t: t.agent_failure == "no_answer"),
+    ({"left_out": "no_score"}, lambda t: any(a.left_out == "no_score" for a in t.actions)),
+    ({"role": "reviewer", "score": "0.5:"}, lambda t: any(a.role == "reviewer" and a.score >= 0.5 for a in t.actions)),
+    (
+        {"policy": "coder", "advantage": ":-0.5"},
+        lambda t: any(a.policy == "coder" and a.advantage <= -0.5 for a in t.actions),
+    ),
+    ({"find": "IT IS 4[0-2]"}, lambda t: any("it is 42" in a.text for a in t.actions)),
+    ({"find": "asked of reviewer"}, lambda t: True),
+    ({"find": "document.title"}, lambda t: "document.title" in t.actions[0].text),
+]
+
+
+@pytest.mark.parametrize(("words", "wanted"), QUERIES, ids=[" ".join(f"{k}={v}" for k, v in q.items()) for q, _ in QUERIES])
+def test_a_query_selects_what_it_says(run, words, wanted):
+    folder, made = run
+    query = query_of(words)
+    index = Index(RunReader(folder), query.wanted, query.find)
+    expected = [(t.step, t.task.id, t.sample) for t in made if wanted(t)]
+    assert [entry.key for entry in index.entries] == expected and expected
+
+
+def test_an_entry_opens_the_trajectory_of_its_line(run):
+    folder, made = run
+    index = Index(RunReader(folder), Filter())
+    for entry, trajectory in zip(index.entries, made, strict=True):
+        record = json.loads(json.dumps(to_record(trajectory), ensure_ascii=False).encode("utf-8", "backslashreplace"))
+        assert to_record(index.open(entry)) == record
+
+
+def test_evaluations_are_shown_in_place_of_training(run, capsys):
+    folder, _ = run
+    assert printed(capsys, folder, "--evaluations").splitlines()[-1] == "8 trajectories"
+
+
+@given(st.dictionaries(st.sampled_from(["role", "task", "find", "step"]), st.text("ab =\"'", min_size=1), max_size=3))
+def test_terms_are_read_back_from_the_line_that_was_written(words):
+    import shlex
+
+    line = " ".join(f"{name}={shlex.quote(word)}" for name, word in words.items())
+    assert terms_of(line) == words
+
+
+def test_what_is_not_finite_or_missing_is_shown_as_nothing(tmp_path, capsys):
+    rng = random.Random(0)
+    made = inspected_runs.trajectory(rng, 1, "t0", 0)
+    made.outcome, made.actions[0].score, made.actions[0].reward, made.actions[1].parents = (
+        math.nan,
+        None,
+        math.inf,
+        ("gone.1",),
+    )
+    lost = inspected_runs.trajectory(rng, 1, "t1", 0, actions=[])
+    lost.outcome, lost.infrastructure_failure, lost.detail = None, "engine", "it died"
+    text = "".join(json.dumps(to_record(t)) + "\n" for t in (made, lost))
+    (tmp_path / "trajectories.jsonl").write_text(text)
+    first, second = (json.loads(line) for line in printed(capsys, tmp_path, "--json").splitlines())
+    assert first["outcome"] is first["actions"][0]["reward"] is None and second["actions"] == []
+    assert "[engine]" in printed(capsys, tmp_path) and "it died" in printed(capsys, tmp_path, "--full")
+    assert main(["inspect", str(tmp_path), "--html", str(tmp_path / "page.html")]) == 0
+
+
+# --- a run in progress -----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_in_progress_is_followed_line_by_line(tmp_path):
+    inspected_runs.write_run(tmp_path, steps=1)
+    path, query = tmp_path / "trajectories.jsonl", Query()
+    index = Index(RunReader(tmp_path), query.wanted)
+    follower, before = Follower(index, query), len(index.entries)
+    more = json.dumps(to_record(inspected_runs.trajectory(random.Random(1), 2, "t0", 0)))
+    with path.open("a") as file:
+        file.write(more[:100])
+    assert not follower.update(query) and len(index.entries) == before
+    with path.open("a") as file:
+        file.write(more[100:] + "\n")
+    assert follower.update(query) and index.entries[-1].key == (2, "t0", 0) and index.open(index.entries[-1]).step == 2
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:3]))  # as a resumed run cuts its records
+    assert follower.update(query) and len(index.entries) == 3
+
+
+def test_half_a_last_line_is_left_out(tmp_path, capsys):
+    made = inspected_runs.write_run(tmp_path, steps=1)
+    path = tmp_path / "trajectories.jsonl"
+    path.write_bytes(path.read_bytes()[:-40])
+    assert printed(capsys, tmp_path).splitlines()[-1] == f"{len(made) - 1} trajectories"
+
+
+# --- two runs --------------------------------------------------------------------------------------------------------------
+
+
+def test_pairs_are_counted_by_what_became_of_them(tmp_path, capsys):
+    a, b = (inspected_runs.write_run(tmp_path / name, seed=seed) for name, seed in (("a", 0), ("b", 1)))
+    found = json.loads(printed(capsys, tmp_path / "a", tmp_path / "b", "--json"))
+    change = Counter((y.outcome > x.outcome) - (y.outcome < x.outcome) for x, y in zip(a, b, strict=True))
+    assert (len(found["gained"]), len(found["lost"]), found["same"]) == (change[1], change[-1], change[0])
+    assert all(pair["role"] in ("planner", "coder", "reviewer", "") for pair in found["gained"] + found["lost"])
+    assert sum(map(sum, found["types"].values())) == found["pairs"] == len(a)
+    assert "B is better on" in printed(capsys, tmp_path / "a", tmp_path / "b")
+
+
+@pytest.mark.parametrize(("gained", "lost"), [(0, 0), (5, 0), (3, 9), (40, 44)])
+def test_the_exact_test_is_scipys(gained, lost):
+    stats = pytest.importorskip("scipy.stats")
+    expected = stats.binomtest(gained, gained + lost).pvalue if gained + lost else 1.0
+    assert sign_test(gained, lost) == pytest.approx(expected, rel=1e-9)
+
+
+# --- a page of a part ------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=60), st.integers(1, 40))
+def test_a_sample_takes_its_share_of_each_step(steps, most):
+    class Entry:
+        def __init__(self, step):
+            self.step = step
+
+    entries = [Entry(step) for step in sorted(steps)]
+    chosen = sampled(entries, most)
+    counts = Counter(entry.step for entry in chosen)
+    assert len(chosen) == len(set(map(id, chosen))) <= most and [e.step for e in chosen] == sorted(e.step for e in chosen)
+    if len(entries) > most >= len(set(steps)):
+        share = most // len(set(steps))
+        assert all(counts[step] == min(share, steps.count(step)) for step in set(steps))
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------------
+
+
+def test_wrong_words_are_refused_with_their_place(run, tmp_path):
+    folder, _ = run
+    assert refused(folder, "--find", "(", "--step", "x", "--outcome", "3") == [
+        ("viewer.value", "step"),
+        ("viewer.value", "outcome"),
+        ("viewer.value", "find"),
+    ]
+    assert refused(folder, "--advantage", "2:1") == [("viewer.value", "advantage")]
+    assert refused(folder, "--role", "nobody") == [("viewer.nothing", str(folder))]
+    assert refused(folder, folder, folder) == [("viewer.runs", "openrlhf inspect")]
+    assert refused(folder, folder, "--html", "x.html") == [("viewer.two_runs", "html", "full", "follow")]
+    with pytest.raises(ConfigurationError) as caught:
+        query_of({"roel": "coder"})
+    assert [(p.code, p.where[0].name) for p in caught.value.problems] == [("viewer.term", "roel")]
+    with pytest.raises(ConfigurationError) as caught:
+        terms_of('find="a')
+    assert [p.code for p in caught.value.problems] == ["viewer.value"]
+
+
+def test_runs_that_share_nothing_are_refused(run, tmp_path):
+    folder, _ = run
+    inspected_runs.write_run(tmp_path / "other", steps=1, tasks=1)
+    (path := tmp_path / "other" / "trajectories.jsonl").write_text(path.read_text().replace('"task": "t', '"task": "u'))
+    assert [code for code, *_ in refused(folder, tmp_path / "other")] == ["viewer.unpaired"]
+
+
+def test_no_run_and_no_records_are_refused(tmp_path):
+    assert [code for code, *_ in refused(tmp_path / "gone")] == ["records.unreadable"]
+    assert [code for code, *_ in refused(tmp_path)] == ["records.unreadable"]
+    (tmp_path / "trajectories.jsonl").write_text("")
+    assert [code for code, *_ in refused(tmp_path)] == ["viewer.nothing"]
+    (tmp_path / "trajectories.jsonl").write_text('{"schema": 2, "step": 1, "actions": []}\n{"schema": 1, "step": 1}\n')
+    assert [code for code, *_ in refused(tmp_path)] == ["records.form", "records.form"]
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(run, tmp_path, monkeypatch):
+    folder, _ = run
+    page = tmp_path / "page.html"
+    page.write_text("old")
+    assert refused(folder, "--html", tmp_path / "no" / "page.html")[0][0] == "viewer.unwritable"
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    assert refused(folder, "--html", page)[0][0] == "viewer.unwritable"
+    assert page.read_text() == "old" and [path.name for path in tmp_path.iterdir()] == ["page.html"]
