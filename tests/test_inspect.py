@@ -200,7 +200,7 @@ def test_a_sample_takes_its_share_of_each_step(steps, most):
 # --- what is refused -------------------------------------------------------------------------------------------------------
 
 
-def test_wrong_words_are_refused_with_their_place(run, tmp_path):
+def test_wrong_words_are_refused_with_their_place(run):
     folder, _ = run
     assert refused(folder, "--find", "(", "--step", "x", "--outcome", "3") == [
         ("viewer.value", "step"),

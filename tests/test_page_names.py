@@ -9,6 +9,7 @@ from marl_plugins import hookspecs
 from marl_plugins.cli import plugin_commands
 from marl_plugins.commands import COMMANDS
 from marl_plugins.hosts import upstream_cli
+from marl_plugins.viewer.query import TERMS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "recipes").glob("*/README.md"))]
@@ -34,7 +35,7 @@ def flags():
     found = {option.lstrip("-") for action in upstream._actions for option in action.option_strings}
     for path in (p for f in ("marl_plugins", "benchmarks", "examples", "recipes") for p in (ROOT / f).rglob("*.py")):
         found |= set(re.findall(r"--([a-z][\w.-]*\w)", path.read_text()))
-    return found | FOREIGN
+    return found | FOREIGN | set(TERMS)
 
 
 @pytest.mark.parametrize("page", pages(*OTHERS, *TABLES, "problems.md"))

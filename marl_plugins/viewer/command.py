@@ -11,10 +11,9 @@ from pathlib import Path
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.options import at_least
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.redaction import inert
 from marl_plugins.hosts.upstream_cli import Parser
 from marl_plugins.records.read import Filter, RunReader
-from marl_plugins.viewer.query import TERMS, Query, query_of
+from marl_plugins.viewer.query import TERMS, Query, nothing_found, query_of
 
 EXTRA = "pip install 'openrlhf-marl[inspect]'"
 
@@ -133,11 +132,3 @@ def print_list(options: argparse.Namespace, run: RunReader, query: Query) -> Non
     for entry in index.entries:
         print(entry_line(entry))
     print(f"{len(index.entries):,} trajectories")
-
-
-def nothing_found(run: RunReader, query: Query) -> ConfigurationError:
-    """Make the error of a query that leaves nothing."""
-    asked = " ".join(f"--{name} {word}" for name, word in query.words.items())
-    got = f"no trajectory matches {inert(asked)}" if asked else "holds no trajectories"
-    fix = "leave out a filter, or see `openrlhf inspect RUN` for what there is" if asked else ""
-    return ConfigurationError(Problem("viewer.nothing", at(file=run.file or run.folder), got, fix=fix))

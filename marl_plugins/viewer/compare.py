@@ -13,6 +13,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from math import comb
 from typing import Any
 
@@ -83,8 +84,8 @@ class Comparison:
 def sign_test(gained: int, lost: int) -> float:
     """Return the two-sided exact p-value of a split of changes that are coins where nothing differs (McNemar's exact test)."""
     changes = gained + lost
-    tail = sum(comb(changes, k) for k in range(min(gained, lost) + 1)) / 2**changes
-    return min(1.0, 2 * tail)
+    tail: int = sum(comb(changes, k) for k in range(min(gained, lost) + 1))
+    return min(1.0, float(Fraction(2 * tail, 2**changes)))
 
 
 def compare(options: argparse.Namespace, query: Query) -> int:

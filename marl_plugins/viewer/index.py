@@ -129,8 +129,9 @@ def entry_of(value: Any) -> Entry:
         value = msgspec.convert(value, Entry, strict=False)
     if value.schema != SCHEMA_VERSION:
         raise ValueError(f"a record of schema {value.schema}; this release reads {SCHEMA_VERSION}")
-    value.prompt = value.prompt[:PROMPT_CHARACTERS]
-    return value
+    entry: Entry = value
+    entry.prompt = entry.prompt[:PROMPT_CHARACTERS]
+    return entry
 
 
 class Index:

@@ -27,10 +27,9 @@ from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.redaction import encodable
 from marl_plugins.core.trajectory import Action
 from marl_plugins.records.read import RunReader
-from marl_plugins.viewer.command import nothing_found
 from marl_plugins.viewer.index import Entry, Index
 from marl_plugins.viewer.panels import panels_of
-from marl_plugins.viewer.query import Query
+from marl_plugins.viewer.query import Query, nothing_found
 from marl_plugins.viewer.shown import finite, trajectory_values
 from marl_plugins.viewer.tokens import TokenTexts
 

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.options import Number, score_range, step_range
 from marl_plugins.core.problems import Problem, at, meant
-from marl_plugins.records.read import EVERYTHING, Filter
+from marl_plugins.core.redaction import inert
+from marl_plugins.records.read import EVERYTHING, Filter, RunReader
 
 
 def number_range(word: str) -> tuple[float, float]:
@@ -134,3 +135,11 @@ def terms_of(line: str) -> dict[str, str]:
         else:
             loose.append(word)
     return {**found, **({"find": " ".join(loose)} if loose else {})}
+
+
+def nothing_found(run: RunReader, query: Query) -> ConfigurationError:
+    """Make the error of a query that leaves nothing."""
+    asked = " ".join(f"--{name} {word}" for name, word in query.words.items())
+    got = f"no trajectory matches {inert(asked)}" if asked else "holds no trajectories"
+    fix = "leave out a filter, or see `openrlhf inspect RUN` for what there is" if asked else ""
+    return ConfigurationError(Problem("viewer.nothing", at(file=run.file or run.folder), got, fix=fix))

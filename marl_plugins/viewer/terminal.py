@@ -16,6 +16,7 @@ from textual.screen import Screen
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widgets import Footer, Input, Static, Tree
+from textual.widgets.tree import TreeNode
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.records.read import Filter, RunReader
@@ -99,7 +100,7 @@ class TrajectoryScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         title = one_line(f"{self.shown['task']}, step {self.shown['step']}, sample {self.shown['sample']}")
         tree: Tree[dict[str, Any]] = Tree(title, data=self.shown)
-        nodes = {}
+        nodes: dict[str, TreeNode[dict[str, Any]]] = {}
         for action in self.shown["actions"]:  # below the turn that it continues, or the last action that it saw
             above = action["continues"] or (action["parents"] or [None])[-1]
             node = nodes.get(above, tree.root).add(action_title(action), data=action, expand=True)
