@@ -210,7 +210,7 @@ def test_wrong_words_are_refused_with_their_place(run):
     assert refused(folder, "--advantage", "2:1") == [("viewer.value", "advantage")]
     assert refused(folder, "--role", "nobody") == [("viewer.nothing", str(folder))]
     assert refused(folder, folder, folder) == [("viewer.runs", "openrlhf inspect")]
-    assert refused(folder, folder, "--html", "x.html") == [("viewer.two_runs", "html", "full", "follow")]
+    assert refused(folder, folder, "--full") == [("viewer.two_runs", "full", "follow")]
     with pytest.raises(ConfigurationError) as caught:
         query_of({"roel": "coder"})
     assert [(p.code, p.where[0].name) for p in caught.value.problems] == [("viewer.term", "roel")]

@@ -204,3 +204,23 @@ def test_a_page_without_tokenizers_says_why(browser, tmp_path):
     assert "tokenizer" in page.inner_text("details.action .note >> nth=0")
     assert trajectory_values(made[0])["actions"][0]["text"] in page.inner_text("details.action >> nth=0")
     page.close()
+
+
+def test_two_runs_stand_side_by_side(browser, tmp_path):
+    a, b = (inspected_runs.write_run(tmp_path / name, seed=seed) for name, seed in (("a", 0), ("b", 1)))
+    page_file = tmp_path / "both.html"
+    assert main(["inspect", str(tmp_path / "a"), str(tmp_path / "b"), "--html", str(page_file)]) == 0
+    page = browser.new_page()
+    page.goto(page_file.as_uri())
+    page.wait_for_selector(READY)
+    better = [(x, y) for x, y in zip(a, b, strict=True) if y.outcome > x.outcome]
+    assert filtered(page, "change=better") == f"{len(better)} of {len(a)}"
+    x, y = better[0]
+    go(page, f"step={x.step}&task={x.task.id}&sample={x.sample}")
+    columns = page.locator(".sides > div")
+    assert columns.count() == 2 and page.locator(".graph").count() == 2
+    for column, t in zip((columns.nth(0), columns.nth(1)), (x, y), strict=True):
+        assert t.actions[-1].text in column.inner_text() and f"{t.outcome:.3f}" in column.inner_text()
+    page.click("#curves summary")
+    assert "A coder" in page.inner_text("#panels") and "B coder" in page.inner_text("#panels")
+    page.close()

@@ -24,6 +24,7 @@ from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.plan.resume import COMMAND_FILE
 from marl_plugins.records.read import RunReader
 from marl_plugins.viewer.index import Entry, Index
+from marl_plugins.viewer.page_writer import Side, write_comparison
 from marl_plugins.viewer.query import Query
 
 SAME_OUTCOME = 1e-9
@@ -61,12 +62,14 @@ class Comparison:
     Args:
         unpaired: Number of trajectories with an outcome that only one of the runs has: of A, of B.
         differing: What was started differently, as (name, A's, B's).
+        sides: The entries of the pairs, in their order.
     """
 
     names: tuple[str, str]
     pairs: Sequence[Pair]
     unpaired: tuple[int, int]
     differing: Sequence[tuple[str, str, str]]
+    sides: tuple[Side, Side]
 
     @property
     def gained(self) -> list[Pair]:
@@ -94,9 +97,9 @@ def compare(options: argparse.Namespace, query: Query) -> int:
     Raises:
         ConfigurationError: Records cannot be read, or the runs share no task with an outcome.
     """
-    if options.html or options.full or options.follow:
-        got = "of two runs there is a table or --json"
-        raise ConfigurationError(Problem("viewer.two_runs", at(flag=("html", "full", "follow")), got, fix="name one run"))
+    if options.full or options.follow:
+        got = "of two runs there is a table, --json or --html"
+        raise ConfigurationError(Problem("viewer.two_runs", at(flag=("full", "follow")), got, fix="name one run"))
     runs = [RunReader(source) for source in options.source]
     split = query.wanted.split
     found = comparison_of(runs, query)
@@ -110,7 +113,9 @@ def compare(options: argparse.Namespace, query: Query) -> int:
                 fix=fix,
             )
         )
-    if options.json:
+    if options.html:
+        print(write_comparison(*found.sides, options.html))
+    elif options.json:
         print(json.dumps(values_of(found)))
     else:
         print_comparison(found, split)
@@ -130,8 +135,12 @@ def comparison_of(runs: Sequence[RunReader], query: Query) -> Comparison:
         role = first_difference(a.open(entry), b.open(other)) if changed else ""
         pairs.append(Pair(*key, str(entry.metadata.type or ""), entry.outcome, other.outcome, role))
     shared = len(pairs)
+    sides = (
+        Side(a, [mine[p.step, p.task, p.sample] for p in pairs]),
+        Side(b, [theirs[p.step, p.task, p.sample] for p in pairs]),
+    )
     names = runs[0].folder.absolute().name, runs[1].folder.absolute().name
-    return Comparison(names, pairs, (len(mine) - shared, len(theirs) - shared), differing(runs))
+    return Comparison(names, pairs, (len(mine) - shared, len(theirs) - shared), differing(runs), sides)
 
 
 def _by_key(entries: Iterable[Entry]) -> dict[tuple[int, str, int], Entry]:

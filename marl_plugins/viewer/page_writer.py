@@ -2,8 +2,8 @@
 
     page/page.html, .css, .js    what is shown, by the browser's own means
     index                        the list, the metrics of the curves, and what the page is of
-    t0, t1, ...                  blocks of trajectories, without tokens
-    k0, k1, ...                  their tokens: numbers of texts, log-probs, advantages
+    t0-0, t0-1, ...              blocks of trajectories, without tokens; t1-0, ... of the second of two runs
+    k0-0, k0-1, ...              their tokens: numbers of texts, log-probs, advantages
     texts                        the texts of all tokens
 
 Data is JSON, compressed and in base64, so nothing in it can end an element; the browser unpacks a block when it is shown. The page
@@ -17,7 +17,8 @@ import gzip
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from marl_plugins.core.redaction import encodable
 from marl_plugins.core.trajectory import Action
 from marl_plugins.records.read import RunReader
 from marl_plugins.viewer.index import Entry, Index
-from marl_plugins.viewer.panels import panels_of
+from marl_plugins.viewer.panels import panels_of, side_by_side
 from marl_plugins.viewer.query import Query, nothing_found
 from marl_plugins.viewer.shown import finite, trajectory_values
 from marl_plugins.viewer.tokens import TokenTexts
@@ -43,7 +44,7 @@ DIGITS = 3
 
 
 def write_page(run: RunReader, query: Query, file: Path, most: int) -> str:
-    """Write the page; the file is there when all of it is, and an earlier one stays until then.
+    """Write the page of a run; the file is there when all of it is, and an earlier one stays until then.
 
     Args:
         most: Trajectories that the page holds; of more, each step gives its share.
@@ -58,20 +59,51 @@ def write_page(run: RunReader, query: Query, file: Path, most: int) -> str:
     if not index.entries:
         raise nothing_found(run, query)
     entries = sampled(index.entries, most)
+    write(file, pieces([Side(index, entries)], index_values(index, entries)))
+    share = "" if len(entries) == len(index.entries) else f" of {len(index.entries):,}, an equal share of each step"
+    return f"{file}: {len(entries):,} trajectories{share}, {file.stat().st_size / 2**20:.1f} MB"
+
+
+@dataclass(frozen=True)
+class Side:
+    """A run of a page, and which of its trajectories the page holds."""
+
+    index: Index
+    entries: Sequence[Entry]
+
+
+def write_comparison(a: Side, b: Side, file: Path) -> str:
+    """Write a page of pairs, whose places in the sides are the same; as `write_page`."""
+    values = dict(index_values(a.index, a.entries, more=b.entries))
+    runs = [side.index.run.metrics() for side in (a, b)]
+    panels = [panel for metrics in runs for panel in panels_of(metrics, values["roles"], values["policies"])]
+    metrics, drawn = side_by_side(runs, ["A", "B"], {panel.title: panel for panel in panels}.values())
+    for row, other in zip(values["list"], b.entries, strict=True):
+        row.append(finite(other.outcome))
+    names = [side.index.run.folder.absolute().name for side in (a, b)]
+    values |= {"title": " against ".join(names), "sides": names, "metrics": metrics, "panels": [p.values() for p in drawn]}
+    write(file, pieces([a, b], values))
+    return f"{file}: {len(a.entries):,} pairs, {file.stat().st_size / 2**20:.1f} MB"
+
+
+def write(file: Path, parts: Iterable[str]) -> None:
+    """Write a file of parts, such that an earlier one stays until all of it is there.
+
+    Raises:
+        ConfigurationError: It cannot be written.
+    """
     part = file.with_name(f"{file.name}.part")
     try:
         with part.open("w", encoding="utf-8") as page:
-            for piece in pieces(index, entries):
-                page.write(piece)
+            page.writelines(parts)
         os.replace(part, file)
     except OSError as error:
         raise ConfigurationError(
             Problem("viewer.unwritable", at(flag="html", file=file), f"cannot be written: {error.strerror or error}")
         ) from None
     finally:
-        part.unlink(missing_ok=True) if part.parent.is_dir() else None
-    share = "" if len(entries) == len(index.entries) else f" of {len(index.entries):,}, an equal share of each step"
-    return f"{file}: {len(entries):,} trajectories{share}, {file.stat().st_size / 2**20:.1f} MB"
+        if part.exists():
+            part.unlink()
 
 
 def sampled(entries: Sequence[Entry], most: int) -> list[Entry]:
@@ -86,8 +118,12 @@ def sampled(entries: Sequence[Entry], most: int) -> list[Entry]:
     return chosen[:most]
 
 
-def pieces(index: Index, entries: Sequence[Entry]) -> Iterator[str]:
-    """Yield the page piece by piece."""
+def pieces(sides: Sequence[Side], values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the page piece by piece.
+
+    Args:
+        values: What it begins with; whether it has texts of tokens is added.
+    """
     template, style, script = (FOLDER.joinpath(f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js"))
     before, after = template.split("{{data}}")
     fill = {
@@ -99,14 +135,18 @@ def pieces(index: Index, entries: Sequence[Entry]) -> Iterator[str]:
     for name, text in fill.items():
         before, after = before.replace(name, text), after.replace(name, text)
     yield before
-    tokens = Tokens(TokenTexts(index.run.folder))
-    for n in range(0, len(entries), BLOCK_TRAJECTORIES):
-        trajectories = [index.open(entry) for entry in entries[n : n + BLOCK_TRAJECTORIES]]
-        number = n // BLOCK_TRAJECTORIES
-        yield data(f"t{number}", [trajectory_values(t) for t in trajectories])
-        yield data(f"k{number}", [[tokens.of(action) for action in t.actions] for t in trajectories])
-    yield data("texts", list(tokens.table))
-    yield data("index", index_values(index, entries, tokens))
+    table: dict[str, int] = {}
+    reasons = []
+    for number, side in enumerate(sides):
+        tokens = Tokens(TokenTexts(side.index.run.folder), table)
+        for n in range(0, len(side.entries), BLOCK_TRAJECTORIES):
+            trajectories = [side.index.open(entry) for entry in side.entries[n : n + BLOCK_TRAJECTORIES]]
+            name = f"{number}-{n // BLOCK_TRAJECTORIES}"
+            yield data(f"t{name}", [trajectory_values(t) for t in trajectories])
+            yield data(f"k{name}", [[tokens.of(action) for action in t.actions] for t in trajectories])
+        reasons.append(tokens.texts.reason)
+    yield data("texts", list(table))
+    yield data("index", {**values, "no_tokens": "" if table else reasons[0] or "nothing was sampled"})
     yield after
 
 
@@ -126,11 +166,12 @@ class Tokens:
 
     Args:
         texts: Where token ids get their texts.
+        table: The number of each text; grows.
     """
 
-    def __init__(self, texts: TokenTexts):
+    def __init__(self, texts: TokenTexts, table: dict[str, int]):
         self.texts = texts
-        self.table: dict[str, int] = {}
+        self.table = table
 
     def of(self, action: Action) -> dict[str, Any]:
         """Return numbers in the table of texts (t), the engine's (e) and the trainer's (r) log-probs and the advantages (a)."""
@@ -148,10 +189,14 @@ def _rounded(values: Sequence[float]) -> list[float | None]:
     return [None if (known := finite(value)) is None else round(known, DIGITS) for value in values]
 
 
-def index_values(index: Index, entries: Sequence[Entry], tokens: Tokens) -> Mapping[str, Any]:
-    """Make what the page begins with."""
-    roles = list(dict.fromkeys(action.role for entry in entries for action in entry.actions))
-    policies = list(dict.fromkeys(action.policy for entry in entries for action in entry.actions))
+def index_values(index: Index, entries: Sequence[Entry], more: Sequence[Entry] = ()) -> Mapping[str, Any]:
+    """Make what the page begins with.
+
+    Args:
+        more: Entries of another run, whose roles and policies are named too.
+    """
+    actions = [action for entry in (*entries, *more) for action in entry.actions]
+    roles, policies = (list(dict.fromkeys(getattr(action, name) for action in actions)) for name in ("role", "policy"))
     metrics = index.run.metrics()
     panels = panels_of(metrics, roles, policies)
     names = {"step", *(name for panel in panels for name in panel.names)}
@@ -164,7 +209,6 @@ def index_values(index: Index, entries: Sequence[Entry], tokens: Tokens) -> Mapp
         "list": [_row(entry, roles, policies) for entry in entries],
         "metrics": [{name: value for name, value in line.items() if name in names} for line in metrics],
         "panels": [panel.values() for panel in panels],
-        "no_tokens": "" if tokens.table else tokens.texts.reason,
     }
 
 

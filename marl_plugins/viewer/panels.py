@@ -17,21 +17,21 @@ class Panel:
 
     Args:
         lines: The metric of each line, by its label.
-        band: Metrics of a lower and an upper bound.
+        bands: Metrics of a lower and an upper bound, for as many lines, from the first.
     """
 
     title: str
     lines: Mapping[str, str]
-    band: tuple[str, str] | None = None
+    bands: Sequence[tuple[str, str]] = ()
 
     @property
     def names(self) -> Iterable[str]:
         """All metrics of the panel."""
-        return (*self.lines.values(), *(self.band or ()))
+        return (*self.lines.values(), *(name for band in self.bands for name in band))
 
     def values(self) -> dict[str, Any]:
         """Make JSON values."""
-        return {"title": self.title, "lines": list(self.lines.items()), "band": self.band}
+        return {"title": self.title, "lines": list(self.lines.items()), "bands": self.bands}
 
 
 def panels_of(metrics: Sequence[Mapping[str, Any]], roles: Sequence[str], policies: Sequence[str]) -> list[Panel]:
@@ -41,7 +41,7 @@ def panels_of(metrics: Sequence[Mapping[str, Any]], roles: Sequence[str], polici
         return {name: form.format(name) for name in names}
 
     panels = [
-        Panel("success on held-out tasks, 95 %", {"": "eval/outcome"}, ("eval/low", "eval/high")),
+        Panel("success on held-out tasks, 95 %", {"": "eval/outcome"}, [("eval/low", "eval/high")]),
         Panel("held-out outcome of a role", by(roles, "eval/outcome/{}")),
         Panel("outcome in training", {"": "outcome/mean"}),
         Panel("outcome of a role in training", by(roles, "outcome/{}")),
@@ -60,5 +60,34 @@ def panels_of(metrics: Sequence[Mapping[str, Any]], roles: Sequence[str], polici
     for panel in panels:
         lines = {label: name for label, name in panel.lines.items() if name in known}
         if lines:
-            kept.append(Panel(panel.title, lines, panel.band))
+            kept.append(Panel(panel.title, lines, panel.bands))
     return kept
+
+
+def side_by_side(
+    runs: Sequence[Sequence[Mapping[str, Any]]], names: Sequence[str], panels: Iterable[Panel]
+) -> tuple[list[dict[str, Any]], list[Panel]]:
+    """Draw the same panels for several runs: their metrics by step as one, and each line once for each run that has it.
+
+    Args:
+        runs: The metrics of each run.
+        names: Short names of the runs, which begin the labels of their lines.
+    """
+    steps: dict[int, dict[str, Any]] = {}
+    for name, metrics in zip(names, runs, strict=True):
+        for line in metrics:
+            merged = steps.setdefault(line["step"], {"step": line["step"]})
+            merged |= {f"{name} {metric}": value for metric, value in line.items() if metric != "step"}
+    known = {metric for line in steps.values() for metric, value in line.items() if value is not None}
+    drawn = []
+    for panel in panels:
+        lines = {
+            f"{name} {label}".strip(): f"{name} {metric}"
+            for label, metric in panel.lines.items()
+            for name in names
+            if f"{name} {metric}" in known
+        }
+        bands = [(f"{name} {low}", f"{name} {high}") for low, high in panel.bands for name in names]
+        if lines:
+            drawn.append(Panel(panel.title, lines, [band for band in bands if band[0] in known]))
+    return [steps[step] for step in sorted(steps)], drawn

@@ -48,7 +48,8 @@ async function block(kind, n) {
   if (cache.size > BLOCK_CACHE) cache.delete(cache.keys().next().value);
   return found;
 }
-const trajectory = async (n) => (await block("t", Math.floor(n / data.block)))[n % data.block];
+const place = (n, side) => `${side}-${Math.floor(n / data.block)}`;
+const trajectory = async (n, side = 0) => (await block("t", place(n, side)))[n % data.block];
 
 // --- the fragment and the filter -------------------------------------------------------------------------------------
 function state() {
@@ -73,7 +74,7 @@ function termsOf(line) {
   return loose.length ? { ...terms, find: loose.join(" ") } : terms;
 }
 const lineOf = (terms) => Object.entries(terms).map(([name, value]) => `${name}=${/\s/.test(value) ? `"${value}"` : value}`).join(" ");
-const NAMES = ["step", "task", "sample", "role", "policy", "outcome", "score", "advantage", "failure", "left_out", "find"];
+const NAMES = ["step", "task", "sample", "role", "policy", "outcome", "score", "advantage", "failure", "left_out", "find", "change"];
 function range(word, low = -Infinity, high = Infinity) {
   const [a, b] = word.split(":");
   const found = [a === "" ? low : +a, b === undefined ? +a : b === "" ? high : +b];
@@ -88,6 +89,10 @@ function predicate(terms) {
   if (t.task !== undefined) whole.push((e) => e[1] === t.task);
   if (t.sample) whole.push((e) => e[2] === +t.sample);
   if (t.outcome) { const r = range(t.outcome); whole.push((e) => r(e[3])); }
+  if (t.change) {
+    if (!data.sides || !["better", "worse", "same"].includes(t.change)) throw new Error(`change=${t.change}: of two runs, better, worse or same`);
+    whole.push((e) => (t.change === "better" ? e[7] > e[3] : t.change === "worse" ? e[7] < e[3] : e[7] === e[3]));
+  }
   if (t.failure) whole.push((e) => e[4] === t.failure);
   if (t.role) each.push((a) => data.roles[a[0]] === t.role);
   if (t.policy) each.push((a) => data.policies[a[1]] === t.policy);
@@ -123,10 +128,10 @@ function draw() {
   const first = Math.max(0, Math.floor(list.scrollTop / ROW) - 5), last = Math.min(rows.length, first + Math.ceil(list.clientHeight / ROW) + 10);
   const { open } = state(), drawn = [];
   for (let place = first; place < last; place++) {
-    const [step, task, sample, outcome, failure, prompt] = data.list[rows[place]];
+    const [step, task, sample, outcome, failure, prompt, , after] = data.list[rows[place]];
     const on = open && open.step === step && open.task === task && open.sample === sample;
     const row = el("div", { class: `row${place === active ? " active" : ""}${on ? " open" : ""}`, role: "option", id: "row" + place, "aria-selected": String(place === active), onclick: () => { active = place; openRow(); } },
-      el("span", {}, step), el("span", {}, task), el("span", {}, sample), el("span", {}, failure ? "✗ " + failure : number(outcome)), el("span", { class: "note" }, prompt));
+      el("span", {}, step), el("span", {}, task), el("span", {}, sample), el("span", {}, after !== undefined ? `${number(outcome)} → ${number(after)}` : failure ? "✗ " + failure : number(outcome)), el("span", { class: "note" }, prompt));
     row.style.top = place * ROW + "px";
     drawn.push(row);
   }
@@ -234,24 +239,28 @@ function actionCard(a, tok, on, opened) {
 async function showTrajectory(open) {
   const n = data.list.findIndex((e) => e[0] === open.step && e[1] === open.task && e[2] === open.sample), detail = $("detail");
   if (n < 0) return detail.replaceChildren(el("p", {}, `This page does not hold step ${open.step}, task ${open.task}, sample ${open.sample}.`));
-  const t = await trajectory(n), packs = await block("k", Math.floor(n / data.block)), toks = packs[n % data.block];
+  const columns = [];
+  for (let side = 0; side < (data.sides || [0]).length; side++) columns.push(await column(n, side, open));
+  detail.replaceChildren(el("button", { id: "back", onclick: () => go(null, state().terms) }, "← list"), el("div", { class: data.sides ? "sides" : "" }, ...columns));
+  const chosen = open.action && document.getElementById("action-" + open.action);
+  if (chosen) chosen.scrollIntoView({ block: "nearest" }); else detail.scrollTop = 0;
+}
+async function column(n, side, open) {
+  const t = await trajectory(n, side), toks = (await block("k", place(n, side)))[n % data.block];
   const failure = t.infrastructure_failure ? `lost: ${t.infrastructure_failure}` : t.agent_failure ? `failed: ${t.agent_failure}` : null;
-  detail.replaceChildren(
-    el("button", { id: "back", onclick: () => go(null, state().terms) }, "← list"),
-    el("h2", {}, `${t.task}, step ${t.step}, sample ${t.sample}`),
+  return el("div", {},
+    el("h2", {}, (data.sides ? `${"AB"[side]}: ${data.sides[side]}: ` : "") + `${t.task}, step ${t.step}, sample ${t.sample}`),
     fields([["prompt", t.prompt], ["label", t.label === null ? null : note(t.label)], ["answer", t.answer], ["outcome", number(t.outcome, 3)], ...Object.entries(t.outcomes).map(([role, value]) => ["outcome of " + role, number(value, 3)]),
       ...Object.entries(t.parts).map(([name, value]) => ["  " + name, number(value, 3)]), ["failure", failure], ["detail", t.detail], ["seconds", number(t.seconds, 1)],
       ["files", t.files.map((f) => `${f.path} (${f.bytes} bytes, ${f.writer || "the task"})`).join("\n")]]),
     t.actions.length ? graph(t, open.action) : el("p", { class: "note" }, "no actions"), ...t.tools.flatMap((c) => toolCall(c, "the workflow called")),
     ...t.actions.map((a, k) => actionCard(a, toks[k], a.action === open.action, open.action ? a.action === open.action : t.actions.length <= OPEN_ACTIONS)));
-  const chosen = open.action && document.getElementById("action-" + open.action);
-  if (chosen) chosen.scrollIntoView({ block: "nearest" }); else detail.scrollTop = 0;
 }
 
 // --- curves ----------------------------------------------------------------------------------------------------------
 function plot(panel) {
   const W = 300, H = 130, L = 34, B = 16, steps = data.metrics.map((m) => m.step);
-  const values = panel.lines.flatMap(([, name]) => data.metrics.map((m) => m[name])).concat(panel.band ? panel.band.flatMap((name) => data.metrics.map((m) => m[name])) : []).filter((v) => v !== null && v !== undefined);
+  const values = panel.lines.flatMap(([, name]) => data.metrics.map((m) => m[name])).concat(panel.bands.flat().flatMap((name) => data.metrics.map((m) => m[name]))).filter((v) => v !== null && v !== undefined);
   if (!values.length) return null;
   let low = Math.min(...values), high = Math.max(...values);
   if (low === high) { low -= 0.5; high += 0.5; }
@@ -259,10 +268,10 @@ function plot(panel) {
   const X = (s) => L + ((W - L - 6) * (s - first)) / (last - first), Y = (v) => 6 + ((H - B - 8) * (high - v)) / (high - low);
   const svg = el("svg", { class: "plot", viewBox: `0 0 ${W} ${H}`, preserveAspectRatio: "none", tabindex: 0, role: "img", "aria-label": `${panel.title}; arrow keys choose a step, Enter filters by it` });
   svg.append(el("text", { x: 2, y: 12 }, high.toPrecision(3)), el("text", { x: 2, y: H - B }, low.toPrecision(3)), el("text", { x: L, y: H - 3 }, first), el("text", { x: W - 24, y: H - 3 }, last));
-  if (panel.band) {
-    const known = data.metrics.filter((m) => m[panel.band[0]] !== null && m[panel.band[0]] !== undefined);
-    svg.append(el("polygon", { points: [...known.map((m) => `${X(m.step)},${Y(m[panel.band[1]])}`), ...known.reverse().map((m) => `${X(m.step)},${Y(m[panel.band[0]])}`)].join(" "), fill: COLOURS[0], opacity: 0.25 }));
-  }
+  panel.bands.forEach(([bottom, top], n) => {
+    const known = data.metrics.filter((m) => m[bottom] !== null && m[bottom] !== undefined);
+    svg.append(el("polygon", { points: [...known.map((m) => `${X(m.step)},${Y(m[top])}`), ...known.reverse().map((m) => `${X(m.step)},${Y(m[bottom])}`)].join(" "), fill: COLOURS[n % 8], opacity: 0.2 }));
+  });
   panel.lines.forEach(([, name], n) => {
     const known = data.metrics.filter((m) => m[name] !== null && m[name] !== undefined);
     svg.append(el("polyline", { points: known.map((m) => `${X(m.step)},${Y(m[name])}`).join(" "), fill: "none", stroke: COLOURS[n % 8], "stroke-width": 1.6, "stroke-dasharray": DASHES[n % 8] }));
@@ -289,31 +298,33 @@ function plot(panel) {
 
 // --- everything together ---------------------------------------------------------------------------------------------
 async function render() {
-  const { open, terms } = state(), status = $("status"), filter = $("filter");
+  const { open, terms } = state(), filter = $("filter");
   document.body.classList.toggle("opened", Boolean(open));
   if (document.activeElement !== filter) filter.value = lineOf(terms);
-  let found;
-  try {
-    status.textContent = terms.find ? "searching …" : status.textContent;
-    found = await select(terms);
-    filter.setAttribute("aria-invalid", "false");
-  } catch (error) {
-    filter.setAttribute("aria-invalid", "true");
-    status.textContent = visible(error.message);
-    return;
-  }
-  if (!found) return;
-  const before = rows[active];
-  rows = found;
-  active = Math.max(0, open ? rows.findIndex((n) => data.list[n][0] === open.step && data.list[n][1] === open.task && data.list[n][2] === open.sample) : rows.indexOf(before));
-  status.textContent = `${rows.length.toLocaleString("en")} of ${data.list.length.toLocaleString("en")}` + (data.of > data.list.length ? ` (a sample of ${data.of.toLocaleString("en")})` : "");
-  move(0);
+  const wrong = await filtered(open, terms);
+  if (wrong === null) return;
+  filter.setAttribute("aria-invalid", String(Boolean(wrong)));
+  if (wrong) $("status").textContent = visible(wrong);
   if (open) await showTrajectory(open);
   else $("detail").replaceChildren(el("p", { class: "note" }, "Choose a trajectory. Keys: ↑ ↓ or j k move, Enter opens, Escape goes back, / filters. A filter is words such as role=coder outcome=0 step=3:5 find=boxes; see " + NAMES.join(", ") + "."));
   document.body.dataset.ready = String(Number(document.body.dataset.ready || 0) + 1);
 }
+// Shows the list of a filter; returns what is wrong with it, empty for nothing, null where another one has been asked for meanwhile.
+async function filtered(open, terms) {
+  if (terms.find) $("status").textContent = "searching …";
+  let found;
+  try { found = await select(terms); } catch (error) { return error.message; }
+  if (!found) return null;
+  const before = rows[active];
+  rows = found;
+  active = Math.max(0, open ? rows.findIndex((n) => data.list[n][0] === open.step && data.list[n][1] === open.task && data.list[n][2] === open.sample) : rows.indexOf(before));
+  $("status").textContent = `${rows.length.toLocaleString("en")} of ${data.list.length.toLocaleString("en")}` + (data.of > data.list.length ? ` (a sample of ${data.of.toLocaleString("en")})` : "");
+  move(0);
+  return "";
+}
 async function begin() {
   data = await unpack("index");
+  rows = data.list.map((_, n) => n);
   document.title = visible(data.title);
   $("title").textContent = visible(data.title);
   tokenTexts = data.no_tokens ? null : await unpack("texts");
