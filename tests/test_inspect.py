@@ -169,7 +169,7 @@ def test_pairs_are_counted_by_what_became_of_them(tmp_path, capsys):
     assert (len(found["gained"]), len(found["lost"]), found["same"]) == (change[1], change[-1], change[0])
     assert all(pair["role"] in ("planner", "coder", "reviewer", "") for pair in found["gained"] + found["lost"])
     assert sum(map(sum, found["types"].values())) == found["pairs"] == len(a)
-    assert "B is better on" in printed(capsys, tmp_path / "a", tmp_path / "b")
+    assert "B is better" in printed(capsys, tmp_path / "a", tmp_path / "b")
 
 
 @pytest.mark.parametrize(("gained", "lost"), [(0, 0), (5, 0), (3, 9), (40, 44)])
