@@ -8,10 +8,10 @@ The real pool, router and rollout, on an event loop whose clock jumps to the nex
 training are SIMULATED, with the costs of `Profile`: nothing here says how fast an engine is, only what order and waiting cost.
 All arms of a seed have the same calls and must sample the same tokens. Of a recorded load every step is taken once, with its
 calls, their policies and order, the time of their tools, and `--token` seconds for each token that was sampled; two engines a
-policy. A further arm is one more entry of `ARMS`: hooks that run beside the rollout (`marl_beside`), and what is left to train
-after it.
+policy. A further arm is one more entry of `ARMS`: parts of the step that work during the rollout (`marl_step`), and what is left to
+train after it.
 
-Beside a rollout the rows of two consecutive tasks of the step are computed once both have ended, in the step's order, each policy
+During a rollout the rows of two consecutive tasks of the step are computed once both have ended, in the step's order, each policy
 by itself. What is learned from there costs 7/5 of a row's training: the forward pass is made again, and a second backward
 pass keeps the gradient exact.
 """
@@ -20,25 +20,30 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 import statistics
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-from marl_plugins import balance, routing, streaming
+os.environ["MARL_PLUGINS_DEVICE"] = "cpu"
+
+from marl_plugins import balance, routing
 from marl_plugins.core.rows import Row, rows_to_be
-from marl_plugins.core.trajectory import Task, Trajectory
+from marl_plugins.core.steps import StepPart
+from marl_plugins.core.trajectory import Action, Task, Trajectory
 from marl_plugins.core.workflow import Call, RoleSpec, Sampling
 from marl_plugins.processes.engines import EnginePool, RestartBudget
 from marl_plugins.records.trace import read_trace
 from marl_plugins.runtime.roles import Cast
-from marl_plugins.runtime.rollout import Rollout, Running
+from marl_plugins.runtime.rollout import Rollout
+from marl_plugins.streaming.part import StreamingPart
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from simulated import CharacterChat
@@ -135,33 +140,84 @@ class Arm:
     one_at_a_time: bool = False
     lockstep: bool = False
     changes: tuple[tuple[str, Any], ...] = ()
-    beside: Sequence[Callable[[Any], Any]] = ()
-    """What runs beside the rollout."""
+    parts: Sequence[Callable[[SimulatedStep], StepPart]] = ()
+    """What works during the rollout."""
 
 
-def balanced(rule: balance.Rule) -> Callable[[Any], Any]:
-    """What runs beside the rollout where engines change policy by a rule."""
+class SimulatedStep:
+    """A step (core/steps.py), as far as parts need it; policies are `Trained`."""
 
-    async def beside(rollout: Any) -> None:
-        await balance.balance(list(rollout.pools.values()), rule, rollout.ended)
+    number = 1
+    estimator = SimpleNamespace(accumulators=1)
 
-    return beside
+    def __init__(self, arm: Arm, tasks: Sequence[Task], pools: Mapping[str, EnginePool], policies: Mapping[str, Trained]):
+        self.tasks, self.pools, self.policies = tasks, pools, policies
+        self.ended = asyncio.Event()
+        self.trajectories: list[Trajectory] = []
+        self.forwarded: list[Any] = []
+        self.learned: set[Action] = set()
+        """Actions whose gradients were taken during the rollout."""
+        self.parts = [part(self) for part in arm.parts]
+
+    async def credited(self, trajectories: Sequence[Trajectory]) -> list[Row]:
+        return [row for name in self.policies for row in rows_to_be(trajectories, name)]
+
+    async def roll_out(self, arriving: AsyncIterator[Trajectory], arrived: Callable[[Trajectory], None]) -> None:
+        """Take the trajectories while the parts work."""
+
+        async def collect() -> None:
+            async for trajectory in arriving:
+                self.trajectories.append(trajectory)
+                for part in self.parts:
+                    part.arrived(trajectory)
+                arrived(trajectory)
+            self.ended.set()
+
+        await asyncio.gather(collect(), *(part.during_rollout() for part in self.parts))
 
 
-def streamed(tasks: int, gradients: bool = False, until: str = "all") -> Callable[[Any], Any]:
-    """Forward passes beside the rollout, of so many tasks at a time, and their gradients."""
+class Balance(StepPart):
+    """Lets engines change policy by a rule."""
+
+    def __init__(self, step: SimulatedStep, rule: balance.Rule):
+        self.step, self.rule = step, rule
+
+    async def during_rollout(self) -> None:
+        await balance.balance(list(self.step.pools.values()), self.rule, self.step.ended)
+
+
+def balanced(rule: balance.Rule) -> Callable[[SimulatedStep], StepPart]:
+    return lambda step: Balance(step, rule)
+
+
+class Gradients:
+    """Stands for streaming's gradients: they last as long as a row's training, because a second backward pass keeps them exact."""
+
+    def __init__(self, step: SimulatedStep):
+        self.step = step
+
+    def note_returns(self, rows: Sequence[Row]) -> None:
+        pass
+
+    async def add(self, rows: Sequence[Row]) -> None:
+        await self.step.policies[rows[0].action.policy].train(len(rows), 1)
+        self.step.learned |= {row.action for row in rows}
+
+
+def streamed(tasks: int, gradients: bool = False, until: str = "all") -> Callable[[SimulatedStep], StepPart]:
+    """Forward passes during the rollout, of so many tasks at a time, and their gradients."""
     options = SimpleNamespace(
         streaming=SimpleNamespace(tasks=tasks, until=until, gradients=gradients),
         rollout=SimpleNamespace(n_samples_per_prompt=1),
     )
+    run: Any = SimpleNamespace(args=options, state=lambda kind: kind())
 
-    async def beside(rollout: Any) -> None:
-        policy_args = {name: SimpleNamespace(critic=SimpleNamespace(freezing_steps=0)) for name in rollout.policies}
-        run: Any = SimpleNamespace(args=options, policy_args=policy_args)
-        work = [streaming.forward_early(run, p, rollout, streaming.Streamed()) for p in rollout.policies.values()]
-        await asyncio.gather(*work)
+    def part(step: Any) -> StepPart:
+        made: Any = StreamingPart(run, step)
+        made.gradients = Gradients(step)
+        return made
 
-    return beside
+    return part
 
 
 ARMS = {
@@ -170,24 +226,24 @@ ARMS = {
     "no queue": Arm(),
     "queue by arrival": Arm(in_flight=1, pool=ByArrival),
     "queue, oldest task first": Arm(in_flight=1),
-    "the same, idle engines change policy": Arm(in_flight=1, beside=(balanced(balance.idle_to_waiting),)),
-    "the same with forward passes beside the rollout": Arm(
-        in_flight=1, beside=(balanced(balance.idle_to_waiting), streamed(2))
+    "the same, idle engines change policy": Arm(in_flight=1, parts=(balanced(balance.idle_to_waiting),)),
+    "the same with forward passes during the rollout": Arm(
+        in_flight=1, parts=(balanced(balance.idle_to_waiting), streamed(2))
     ),
-    "the same with gradients beside it too": Arm(
-        in_flight=1, beside=(balanced(balance.idle_to_waiting), streamed(2, gradients=True))
+    "the same with gradients during it too": Arm(
+        in_flight=1, parts=(balanced(balance.idle_to_waiting), streamed(2, gradients=True))
     ),
     "the same until the rollout's end": Arm(
-        in_flight=1, beside=(balanced(balance.idle_to_waiting), streamed(2, gradients=True, until="rollout"))
+        in_flight=1, parts=(balanced(balance.idle_to_waiting), streamed(2, gradients=True, until="rollout"))
     ),
-    "engines change policy by FlexMARL's rule": Arm(in_flight=1, beside=(balanced(balance.shortest_to_longest(5)),)),
+    "engines change policy by FlexMARL's rule": Arm(in_flight=1, parts=(balanced(balance.shortest_to_longest(5)),)),
     "queue by arrival, idle engines change policy": Arm(
-        in_flight=1, pool=ByArrival, beside=(balanced(balance.idle_to_waiting),)
+        in_flight=1, pool=ByArrival, parts=(balanced(balance.idle_to_waiting),)
     ),
 }
 REFERENCE = "queue, oldest task first"
 BALANCED = "the same, idle engines change policy"
-ALL = "the same with gradients beside it too"
+ALL = "the same with gradients during it too"
 
 
 class Barrier:
@@ -264,8 +320,8 @@ class Result:
     half: float
     """When the first half of the tasks, in the step's order, had ended."""
     sampled: list[Any]
-    beside: float
-    """Share of the rows that were forwarded, or learned from, beside the rollout or in the way in which that is done."""
+    during: float
+    """Share of the rows that were forwarded, or learned from, during the rollout or in the way in which that is done."""
 
 
 def rollout_of(profile: Profile, arm: Arm, pools: dict[str, EnginePool], plan: Plan) -> Rollout:
@@ -288,6 +344,8 @@ class Trained:
 
     def __init__(self, name: str, profile: Profile, seats: asyncio.Semaphore):
         self.name, self.profile, self.seats = name, profile, seats
+        self.spec = SimpleNamespace(trainable=True)
+        self.args = SimpleNamespace(critic=SimpleNamespace(freezing_steps=0))
 
     async def forward(self, rows: Sequence[Row]) -> Sequence[Row]:
         """Rows after two fifths of their training; the advantages of all policies are computed afterwards."""
@@ -299,46 +357,22 @@ class Trained:
             await asyncio.sleep(rows * self.profile.train * part)
 
 
-class Learning:
-    """What takes gradients beside the rollout (`Running.early`): they last as long as a row's training, because a second backward
-    pass keeps them exact."""
-
-    def __init__(self, policies: dict[str, Trained]):
-        self.policies = policies
-        self.carried: set[int] = set()
-
-    async def credited(self, trajectories: Sequence[Trajectory]) -> list[Row]:
-        return [row for name in self.policies for row in rows_to_be(trajectories, name)]
-
-    async def accumulate(self, rows: Sequence[Row]) -> None:
-        await self.policies[rows[0].action.policy].train(len(rows), 1)
-        self.carried |= {id(row.action) for row in rows}
-
-
 async def one_step(profile: Profile, arm: Arm, seed: int) -> Result:
-    """A step: its rollout with what runs beside it, then forward passes, updates and syncs, each policy's on one of the seats."""
+    """A step: its rollout with what works during it, then forward passes, updates and syncs, each policy's on one of the seats."""
     profile, now = replace(profile, **dict(arm.changes)), asyncio.get_running_loop().time
     plan, pools, seats = profile.plan(seed), pools_of(profile, arm), asyncio.Semaphore(profile.seats)
     rollout, tasks = rollout_of(profile, arm, pools, plan), [Task(name, "", "") for name in plan]
-    policies: Any = {name: Trained(name, profile, seats) for name in pools}
-    early = Learning(policies)
-    running = Running(1, tasks, pools, policies, early)
+    policies = {name: Trained(name, profile, seats) for name in pools}
+    step = SimulatedStep(arm, tasks, pools, policies)
     ends: dict[int, float] = {}
-
-    async def collect() -> None:
-        async for trajectory in rollout.train(tasks, 1, 1):
-            running.arrive(trajectory)
-            ends[trajectory.place] = now()
-        running.end()
-
-    await asyncio.gather(collect(), *(beside(running) for beside in arm.beside))
-    trajectories = rollout.in_order(running.trajectories)
+    await step.roll_out(rollout.train(tasks, 1, 1), lambda trajectory: ends.setdefault(trajectory.place, now()))
+    trajectories = rollout.in_order(step.trajectories)
     rows = {name: rows_to_be(trajectories, name) for name in policies}
     assert sum(map(len, rows.values())) == sum(map(len, plan.values())), "a row was lost"
-    known = {id(row.action) for forwarded in running.forwarded for row in cast("Sequence[Row]", forwarded)}
-    left = {name: [row for row in mine if id(row.action) not in known] for name, mine in rows.items()}
+    known = {row.action for forwarded in step.forwarded for row in forwarded}
+    left = {name: [row for row in mine if row.action not in known] for name, mine in rows.items()}
     await asyncio.gather(*(policy.forward(left[name]) for name, policy in policies.items() if left[name]))
-    late = {name: [row for row in mine if id(row.action) not in early.carried] for name, mine in rows.items()}
+    late = {name: [row for row in mine if row.action not in step.learned] for name, mine in rows.items()}
     await asyncio.gather(*(policy.train(len(late[name]), 3 / 5) for name, policy in policies.items()))
     await asyncio.sleep(profile.sync)
     finished = [ends[place] for place in range(len(tasks))]
@@ -349,7 +383,7 @@ async def one_step(profile: Profile, arm: Arm, seed: int) -> Result:
         busy=worked / (profile.engines * profile.places * max(finished)),
         half=max(finished[: len(finished) // 2]),
         sampled=[(t.task.id, [(a.path, a.generation) for a in t.actions]) for t in trajectories],
-        beside=len(early.carried or known) / sum(map(len, rows.values())),
+        during=len(step.learned or known) / sum(map(len, rows.values())),
     )
 
 
@@ -370,7 +404,7 @@ def compare(profile: Profile, seeds: int) -> None:
         "rollout, s",
         "engines busy",
         "half of the tasks after",
-        "beside",
+        "during",
     ]
     print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|")
     for name, results in found.items():
@@ -378,7 +412,7 @@ def compare(profile: Profile, seeds: int) -> None:
         for other in (REFERENCE, ALL):
             cells.append(spread([a.step / b.step for a, b in zip(results, found[other], strict=True)], 2))
         cells += [spread([r.rollout for r in results]), f"{statistics.fmean(r.busy for r in results):.2f}"]
-        cells += [spread([r.half for r in results]), f"{statistics.fmean(r.beside for r in results):.2f}"]
+        cells += [spread([r.half for r in results]), f"{statistics.fmean(r.during for r in results):.2f}"]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
@@ -410,17 +444,11 @@ def rolled_out(profile: Profile, arm: Arm) -> float:
     pools, plan = pools_of(profile, arm), profile.plan(0)
 
     async def rollout() -> float:
-        work, tasks, actions = rollout_of(profile, arm, pools, plan), [Task(name, "", "") for name in plan], 0
-        running = Running(1, tasks, pools, {})
+        work, tasks = rollout_of(profile, arm, pools, plan), [Task(name, "", "") for name in plan]
+        step = SimulatedStep(arm, tasks, pools, {})
         started = time.process_time()
-
-        async def collect() -> None:
-            nonlocal actions
-            async for trajectory in work.train(tasks, 1, 1):
-                actions += len(trajectory.actions)
-            running.end()
-
-        await asyncio.gather(collect(), *(beside(running) for beside in arm.beside))
+        await step.roll_out(work.train(tasks, 1, 1), lambda trajectory: None)
+        actions = sum(len(trajectory.actions) for trajectory in step.trajectories)
         assert actions == profile.tasks * profile.calls, "an action was lost"
         return (time.process_time() - started) / actions * 1e3
 

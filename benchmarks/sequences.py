@@ -39,7 +39,7 @@ from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import TokenSequence, sequences_of
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
 from marl_plugins.reinforce_pp import ReinforcePlusPlus
-from marl_plugins.runtime.experience import Forwarded, estimate, forwarded, sequence_experience
+from marl_plugins.runtime.experience import ForwardedRows, estimate, forwarded, sequence_experience
 from marl_plugins.runtime.tiny_model import resolve
 
 TOKENS = 4096
@@ -60,7 +60,7 @@ def batches(sequences: Sequence[TokenSequence], limit: Limit) -> list[list[int]]
 
 
 @torch.no_grad()
-def forward(actor: Any, policy: str, rows: Sequence[Row], merge: bool, limit: Limit) -> Forwarded:
+def forward(actor: Any, policy: str, rows: Sequence[Row], merge: bool, limit: Limit) -> ForwardedRows:
     """The forward passes of a step."""
     sequences, done = sequences_of(rows, merge), []
     for batch in batches(sequences, limit):

@@ -78,7 +78,7 @@ def marl_configure(run: Run) -> list[Problem]:
 
 
 def _idle(run: Run, trained: Sequence[str], groups: Sequence[Sequence[str]]) -> list[Problem]:
-    """What keeps engines from moving."""
+    """Returns what keeps engines from moving."""
     who, in_flight = at(plugin="marl_plugins.balance"), run.args.balance.in_flight
     problems = [
         Problem("balance.alone", who + at(policy=name), "its engines stay: no other trained policy's were started alike")
@@ -196,7 +196,7 @@ async def balance(pools: Sequence[Engines], rule: Rule, ended: asyncio.Event) ->
 
 
 def _arrived(moving: Iterable[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
-    """Those that have come to an end; what one has raised is raised."""
+    """Returns the tasks that have come to an end; what one has raised is raised."""
     done = {task for task in moving if task.done()}
     for task in done:
         task.result()

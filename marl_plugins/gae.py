@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from marl_plugins import hookimpl
-from marl_plugins.core.estimators import Estimator, Whitened, add_scope_flag
+from marl_plugins.core.estimators import Estimator, WhitenedAdvantages, add_scope_flag
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Gae(Whitened):
+class Gae(WhitenedAdvantages):
     """GAE (Schulman et al., arXiv 1506.02438; upstream's `gae`), then whitened over all policies of the step.
 
         delta_t = r_t + gamma V_t+1 - V_t

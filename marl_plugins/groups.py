@@ -19,7 +19,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from marl_plugins import hookimpl
-from marl_plugins.core.estimators import Estimator, GroupBy, Reach, Whitened, add_scope_flag, check_estimator, group_key
+from marl_plugins.core.estimators import (
+    Estimator,
+    GroupBy,
+    Reach,
+    WhitenedAdvantages,
+    add_scope_flag,
+    check_estimator,
+    group_key,
+)
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.rows import Row
@@ -104,7 +112,7 @@ class GroupNorm(GroupMean):
 
 
 @dataclass(frozen=True)
-class ReinforceBaseline(GroupMean, Whitened):
+class ReinforceBaseline(GroupMean, WhitenedAdvantages):
     """REINFORCE++-baseline: return minus the group's mean, then whitened over the batch (arXiv 2501.03262; upstream's
     `reinforce_baseline`).
 
@@ -152,18 +160,19 @@ def _numbers(keys: Sequence[Hashable]) -> Tensor:
 
 
 def sum_by(keys: Sequence[Hashable], values: Tensor) -> Tensor:
-    """For each row, the sum of the values of all rows with its key, (rows,)."""
+    """Returns, for each row, the sum of the values of all rows with its key, (rows,)."""
     numbers = _numbers(keys)
     return values.new_zeros(len(keys)).index_add(0, numbers, values)[numbers]
 
 
 def mean_by(keys: Sequence[Hashable], values: Tensor) -> Tensor:
-    """For each row, the mean of the values (rows,) over all rows with its key."""
+    """Returns, for each row, the mean of the values (rows,) over all rows with its key."""
     return sum_by(keys, values) / sum_by(keys, values.new_ones(len(values)))
 
 
 def mean_of_others(keys: Sequence[Hashable], samples: Sequence[int], values: Tensor, otherwise: Tensor) -> Tensor:
-    """For each row, the mean of the values (rows,) over the rows with its key of other samples; `otherwise` without any."""
+    """Returns, for each row, the mean of the values (rows,) over the rows with its key of other samples; `otherwise` without
+    any."""
     import torch
 
     own = list(zip(keys, samples, strict=True))

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from marl_plugins.core.policy import Policy
     from marl_plugins.core.problems import Problem
     from marl_plugins.core.process_backend import ProcessBackend
-    from marl_plugins.core.processes import Engines, PolicyProcesses, Prepared
+    from marl_plugins.core.processes import Engines, PolicyProcesses, PreparedRows
     from marl_plugins.core.roles import Call
     from marl_plugins.core.rows import Row
     from marl_plugins.core.scoring import Outcome, Seen
@@ -71,7 +71,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Kind:
-    """How a hook's implementations are called.
+    """The way in which a hook's implementations are called.
 
     Args:
         name: See the module's text.
@@ -247,9 +247,10 @@ def marl_tasks(run: Run, split: str) -> Sequence[Task] | None:
 
 @hook("first")
 def marl_workflow(run: Run) -> Workflow | None:
-    """How roles and tools call each other on one task. *first*; when the configuration is checked, and again at start. Built-in:
-    the recipe's `workflow.py`. The check runs the workflow on invented answers, in another thread, before `marl_start`. Its
-    attribute `variants`, if it has one, names answers and workflows that it runs too ([recipes.md](recipes.md#variants)).
+    """Returns the workflow: how roles and tools call each other on one task. *first*; when the configuration is checked, and again
+    at start. Built-in: the recipe's `workflow.py`. The check runs the workflow on invented answers, in another thread, before
+    `marl_start`. Its attribute `variants`, if it has one, names answers and workflows that it runs too
+    ([recipes.md](recipes.md#variants)).
 
     Example:
 
@@ -278,8 +279,9 @@ def marl_policies(run: Run) -> Sequence[Policy] | None:
 
 @hook("first")
 def marl_processes(run: Run) -> ProcessBackend | None:
-    """Who gives policies their training processes. *first*; once at configuration, when the policies are known. Built-in: every
-    trained policy has processes and devices of its own for the whole run (`marl_plugins.processes.backend.OwnProcesses`).
+    """Returns the back-end that gives policies their training processes. *first*; once at configuration, when the policies are
+    known. Built-in: every trained policy has processes and devices of its own for the whole run
+    (`marl_plugins.processes.backend.OwnProcesses`).
 
     A `ProcessBackend` says before anything starts what it needs of the cluster; Ray is imported in its `open`.
 
@@ -413,7 +415,7 @@ def marl_credit(trajectories: Sequence[Trajectory], run: Run) -> Any:
     Each action's `reward` is its score (its role's outcome, where no action was scored) when the first plugin gets it. Change
     `action.reward` in place, None to leave an action out (with the reason in `action.unscored`), and return the same
     trajectories. `action.add_reward(term, value)` also records what the term was; `action.notes` is for anything else worth
-    recording; `action.correction = Correction(text, coef)` has what the action should have been trained on beside it.
+    recording; `action.correction = Correction(text, coef)` has what the action should have been, to be trained on in addition.
     What needs the whole step is `marl_credit_step`. Raise `RunPaused` to save the step before and end the run.
 
     Example:
@@ -485,7 +487,7 @@ def marl_estimator(run: Run) -> Estimator | None:
 
 @hook("around", awaited=True)
 def marl_update(
-    run: Run, policy: PolicyProcesses, prepared: Prepared, steps: int, step: int
+    run: Run, policy: PolicyProcesses, prepared: PreparedRows, steps: int, step: int
 ) -> Awaitable[dict[str, float]] | None:
     """Train one policy on rows whose advantages are known. *around, async*; in every step once per policy that has rows,
     concurrently.

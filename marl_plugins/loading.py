@@ -160,7 +160,7 @@ def _module(name: str, path: Path, folders: list[str] | None = None) -> ModuleTy
 
 
 def _unreadable(path: Path) -> Problem | None:
-    """Why a file cannot be read; None if it can."""
+    """Returns why a file cannot be read; None if it can."""
     where = at(file=path)
     try:
         if path.exists() and not path.is_file():
@@ -221,7 +221,7 @@ def line_of(thread: threading.Thread) -> str | None:
 
 
 def _of_a_file(error: BaseException) -> TypeGuard[SyntaxError]:
-    """Whether an error is about a file's syntax, and not about a text that was evaluated."""
+    """Returns whether an error is about a file's syntax, and not about a text that was evaluated."""
     return isinstance(error, SyntaxError) and str(error.filename).endswith(".py")
 
 
@@ -235,7 +235,7 @@ def _failure(error: BaseException, where: Where) -> Problem:
 
 
 def _remedy(error: BaseException) -> str:
-    """What to write where a user's file imports one that lies beside it, or was meant to; empty where it is something else."""
+    """Returns what to write where a user's file imports one of the same folder, or was meant to; else an empty text."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if is_users(frame, ())]
     if not (frames and isinstance(error, ModuleNotFoundError) and error.name):
         return ""

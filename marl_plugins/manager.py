@@ -192,7 +192,7 @@ class Plugins:
         return value
 
     def implements(self, name: str, hook: str) -> bool:
-        """Whether a plugin implements a hook."""
+        """Returns whether a plugin implements a hook."""
         return any(impl.plugin_name == name for impl in self.implementations(hook))
 
     def owners(self, hook: str) -> list[str]:
@@ -200,11 +200,11 @@ class Plugins:
         return [name for name in self.names if self.implements(name, hook)]
 
     def claims(self, hook: str) -> bool:
-        """Whether a named plugin (not a built-in) implements the hook."""
+        """Returns whether a named plugin (not a built-in) implements the hook."""
         return bool(self.owners(hook))
 
     def state(self, run: Run) -> dict[str, Any]:
-        """What every plugin keeps in checkpoints, by the plugin's label."""
+        """Returns what every plugin keeps in checkpoints, by the plugin's label."""
         labels = labels_of(self.names)
         return {labels[impl.plugin_name]: _call(impl, run=run) for impl in self.implementations("marl_state")}
 
@@ -236,7 +236,7 @@ class Plugins:
 
 
 def labels_of(names: Iterable[str]) -> dict[str, str]:
-    """What checkpoints call plugins, by their names: a file is its name without its folder, so that it may be moved."""
+    """Returns what checkpoints call plugins, by their names: a file is its name without its folder, so that it may be moved."""
     labels: dict[str, str] = {}
     for name in dict.fromkeys((*BUILTINS, *names)):
         own = label = Path(name).name if name.endswith(".py") else name
@@ -284,7 +284,7 @@ def extensions_of(plugins: Plugins, run: Run) -> tuple[str, ...]:
 
 
 def applies(impl: Any, run: Run | None) -> bool:
-    """Whether an implementation takes part in a run (`marl_plugins.applies_if`)."""
+    """Returns whether an implementation takes part in a run (`marl_plugins.applies_if`)."""
     condition = getattr(impl.function, "applies_if", None)
     return condition is None or bool(condition(run))
 

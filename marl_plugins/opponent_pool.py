@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Pool:
-    """What is kept for one policy that follows another one, in a folder."""
+    """The saved weights of one policy that follows another one, in a folder."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -79,7 +79,7 @@ class Pool:
 
 
 class Pools(dict[str, Pool]):
-    """By the name of the policy that follows."""
+    """The pools of a run, by the name of the policy that follows."""
 
 
 def content(weights: bytes) -> str:

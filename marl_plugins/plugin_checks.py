@@ -1,4 +1,4 @@
-"""What is wrong with a plugin, as far as its module shows: flags without its name, and hooks that are misspelt or misused."""
+"""Checks of a plugin, as far as its module shows: flags without its name, and hooks that are misspelt or misused."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from marl_plugins.hookspecs import KINDS, Kind
 
 
 def wraps(options: Any) -> bool:
-    """Whether a hook implementation (pluggy's, or its marker's options) wraps the others."""
+    """Returns whether a hook implementation (pluggy's, or its marker's options) wraps the others."""
     return bool(options["wrapper"] or options["hookwrapper"])
 
 
 def misnamed(action: argparse.Action, known: Iterable[str]) -> Iterator[Problem]:
-    """What is wrong with a flag that a plugin adds.
+    """Returns what is wrong with a flag that a plugin adds.
 
     Args:
         known: All flags, this one among them.
@@ -49,7 +49,7 @@ def misnamed(action: argparse.Action, known: Iterable[str]) -> Iterator[Problem]
 
 
 def misused_hooks(module: ModuleType) -> list[Problem]:
-    """What is wrong with a plugin's hooks, as far as its functions show."""
+    """Returns what is wrong with a plugin's hooks, as far as its functions show."""
     if mismatch := _other_version(getattr(module, "MARL_HOOKS", hookspecs.VERSION)):
         return [mismatch]
     if wrong := [*_unknown_arguments(module), *_needlessly_async(module)]:
@@ -70,7 +70,7 @@ def misused_hooks(module: ModuleType) -> list[Problem]:
 
 
 def _of_function(name: str, function: Any) -> Iterator[Problem]:
-    """What is wrong with one name of a plugin's module, if it is, or is probably meant to be, a hook."""
+    """Returns what is wrong with one name of a plugin's module, if it is, or is probably meant to be, a hook."""
     marked, where = hasattr(function, "marl_impl"), _place(name, function)
     if marked and name not in KINDS:
         yield Problem("hook.unknown", where, f"there is no hook {name!r}", fix=meant(name, KINDS))
@@ -84,13 +84,13 @@ def _of_function(name: str, function: Any) -> Iterator[Problem]:
 
 
 def _place(name: str, function: Any) -> Where:
-    """Where a hook stands in its plugin's file, as far as it is a Python function."""
+    """Returns where a hook stands in its plugin's file, as far as it is a Python function."""
     code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
     return at(line=f"{code.co_filename}:{code.co_firstlineno}" if code else "", hook=name)
 
 
 def _returns_nothing(function: Any) -> bool:
-    """Whether a function comes to its end and never returns a value, as far as its source says so."""
+    """Returns whether a function comes to its end and never returns a value, as far as its source says so."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
     except (OSError, TypeError, SyntaxError):
@@ -104,7 +104,7 @@ def _returns_nothing(function: Any) -> bool:
 
 
 def _misused(where: Where, kind: Kind, options: Any) -> Iterator[Problem]:
-    """What the marker of one implementation says that its hook's kind does not allow."""
+    """Returns what the marker of one implementation says that its hook's kind does not allow."""
     if not wraps(options):
         if kind.name in ("first", "around") and options["trylast"]:
             got = "is marked trylast and would be asked after the built-in, which always answers"
@@ -116,7 +116,7 @@ def _misused(where: Where, kind: Kind, options: Any) -> Iterator[Problem]:
 
 
 def _other_version(written_for: object) -> Problem | None:
-    """Why a plugin that was written for a version of the hooks cannot be used with these, and the fix."""
+    """Returns why a plugin that was written for a version of the hooks cannot be used with these, and the fix."""
     parts, where = str(written_for).split("."), at(name="MARL_HOOKS")
     if len(parts) != 2 or not all(re.fullmatch(r"\d{1,4}", part) for part in parts):
         wanted = f'"major.minor", as in MARL_HOOKS = "{hookspecs.VERSION}"'

@@ -3,7 +3,7 @@
     A = R - b,  then b <- decay b + (1 - decay) (mean R of the role in this step);  kept in checkpoints
 
 The first b is the role's mean in its first step: the paper's 0 is the middle of its rewards, and not of scores in [0, 1]. For
-games in which the seats are not worth the same: what a seat wins on average is no merit of its player.
+games in which the positions are not worth the same: what a position wins on average is no merit of its player.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from marl_plugins.run import Run
 
 
 class Baselines(dict[str, float]):
-    """By role."""
+    """The baselines, by role."""
 
 
 @hookimpl

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
 from marl_plugins import hookimpl
-from marl_plugins.core.estimators import Batch, Estimator, Reach, Whitened, add_scope_flag
+from marl_plugins.core.estimators import Batch, Estimator, Reach, WhitenedAdvantages, add_scope_flag
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.rows import Row
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ReinforcePlusPlus(Whitened):
+class ReinforcePlusPlus(WhitenedAdvantages):
     """REINFORCE++ (arXiv 2501.03262; MAPPA sections 2.3 and E.2; upstream's `reinforce`).
 
         G_t = sum over the sampled tokens s >= t of the row of gamma^(s-t) r_s

@@ -28,7 +28,7 @@ SectionT = TypeVar("SectionT", bound=Section)
 
 @dataclass(frozen=True)
 class Answer:
-    """What a policy answered a plugin's question.
+    """The answer of a policy to a plugin's question.
 
     Args:
         context_ids: The question, as the policy was shown it.

@@ -11,7 +11,7 @@ import os
 import struct
 from pathlib import Path
 
-from marl_plugins.sandbox import Completed, Limits, Program, open_sandbox, system_calls
+from marl_plugins.sandbox import Limits, Program, ProgramResult, open_sandbox, system_calls
 from marl_plugins.sandbox.removal import remove
 from marl_plugins.sandbox.seccomp import machine
 from marl_plugins.sandbox.section import Level, SandboxConfig
@@ -117,7 +117,7 @@ RUNS = 20_000
 """Maximum number of programs, most of which end themselves."""
 
 
-async def make_calls(level: Level, calls: int, place: Path, victim: int) -> tuple[int, Completed]:
+async def make_calls(level: Level, calls: int, place: Path, victim: int) -> tuple[int, ProgramResult]:
     """Have programs make so many calls, beside a neighbour; how many were made, and what came of the neighbour.
 
     Args:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated import make_trajectory
 
-from marl_plugins.core.advantages import BLOCK, Moments, discounted_sums, masked_gae, masked_returns
+from marl_plugins.core.advantages import BLOCK_TOKENS, Moments, discounted_sums, masked_gae, masked_returns
 from marl_plugins.core.rows import Row
 from marl_plugins.reinforce_pp import ReinforcePlusPlus
 
@@ -82,7 +82,11 @@ def reference_gae(values, rewards, mask, gamma, lambd):
 def valued_tokens(draw):
     """Values, rewards and a mask with holes, of rows that may be empty, short, or longer than a block or two."""
     rows = draw(st.integers(1, 4))
-    tokens = draw(st.one_of(st.integers(1, 9), st.sampled_from([BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5])))
+    tokens = draw(
+        st.one_of(
+            st.integers(1, 9), st.sampled_from([BLOCK_TOKENS - 1, BLOCK_TOKENS, BLOCK_TOKENS + 1, 3 * BLOCK_TOKENS + 5])
+        )
+    )
     share = draw(st.sampled_from([0.0, 0.1, 0.6, 1.0]))
     generator = np.random.default_rng(draw(st.integers(0, 2**32)))
     values, rewards = generator.normal(0, 3, (2, rows, tokens)).astype(np.float32)
@@ -142,7 +146,9 @@ def test_observation_tokens_neither_decay_nor_have_a_value():
 
 
 def test_sums_over_many_blocks_of_blocks():
-    values = torch.randn(1, BLOCK * BLOCK + 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    values = torch.randn(
+        1, BLOCK_TOKENS * BLOCK_TOKENS + 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     got, following = discounted_sums(values, 0.999), 0.0
     for t in reversed(range(values.size(1))):
         following = values[0, t].item() + 0.999 * following

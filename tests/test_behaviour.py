@@ -15,7 +15,7 @@ from marl_plugins.core.intervals import wilson
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.records.display import Display
 from marl_plugins.records.report import legend, summarise
-from marl_plugins.records.step_table import WIDTH, StepTable
+from marl_plugins.records.step_table import WIDTH_CHARS, StepTable
 from marl_plugins.runtime.metrics import summary
 
 
@@ -168,7 +168,7 @@ def test_the_console_marks_the_step_and_says_why(capsys):
     assert said == "step 12: alarm reward_hacking: score +0.120, success -0.010 (openrlhf docs metrics)"
     table = StepTable(["a"], 40)
     header, *rows = table.lines(RAISED | {"outcome/mean": 1.0}, None)
-    assert rows == [rows[0]] and len(rows[0]) == len(header) <= WIDTH and "1.000!" in rows[0]
+    assert rows == [rows[0]] and len(rows[0]) == len(header) <= WIDTH_CHARS and "1.000!" in rows[0]
 
 
 def test_the_console_says_an_alarm_once_for_as_long_as_it_lasts(capsys):

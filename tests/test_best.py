@@ -20,7 +20,7 @@ from marl_plugins.records.read import RunReader
 from marl_plugins.records.report import legend, summarise
 from marl_plugins.runtime.checkpoints import Checkpoints
 from marl_plugins.runtime.metrics import held_out
-from marl_plugins.runtime.saving import Saving
+from marl_plugins.runtime.saving import StepSaver
 from marl_plugins.runtime.trainer import Trainer
 
 numbers = st.lists(st.floats(0, 1), min_size=1, max_size=30)
@@ -137,7 +137,7 @@ def trained(folder, best_metric_key):
     trainer.run.args.ckpt.save_steps = 3
     trainer.saving.checkpoints = Checkpoints(folder / "checkpoints", 1, RUN)
     trainer.plugins.files = lambda run: []
-    trainer.saving.save = Saving.save.__get__(trainer.saving)
+    trainer.saving.save = StepSaver.save.__get__(trainer.saving)
     policy = trainer.session.trained["p"]
 
     async def save(name, state):

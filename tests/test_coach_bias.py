@@ -15,7 +15,7 @@ from simulated import credit, make_trajectory
 from benchmarks.coach_bias import WITH, WITHOUT, World, first_alarm
 from marl_plugins import coach as plugin
 from marl_plugins.coach.bias import DECAY, MOST_SLOPE, BiasMonitor, TypeSums, slopes_of
-from marl_plugins.coach.metrics import Judged
+from marl_plugins.coach.metrics import JudgedAction
 from marl_plugins.coach.state import CoachState
 from marl_plugins.coach.verdict import Verdict
 from marl_plugins.core.credit import rewards_from_scores
@@ -111,7 +111,9 @@ def test_a_type_that_comes_no_more_is_not_held_against_the_others():
                     "outcome": float(draw.random() < 0.5),
                 }
                 trajectory = replace(trajectory, **about)
-                seen.append((trajectory, Judged(trajectory.actions[0], Verdict(score=10 * score + draw.random()), False)))
+                seen.append(
+                    (trajectory, JudgedAction(trajectory.actions[0], Verdict(score=10 * score + draw.random()), False))
+                )
         monitor.observe(seen)
 
     for step in range(10):
@@ -213,7 +215,7 @@ def take(run, trajectories):
     """A step's credit and log, as a run calls them."""
     state = run.state(CoachState)
     for action in (a for t in trajectories for a in t.actions):
-        state.verdicts[action] = Judged(action, Verdict(score=10 * action.score), False)
+        state.verdicts[action] = JudgedAction(action, Verdict(score=10 * action.score), False)
     rewards_from_scores(trajectories)
     credit(plugin, trajectories, run)
     metrics = {}
@@ -253,7 +255,7 @@ def test_the_intervals_hold_the_bias_as_often_as_they_say():
         monitor, draw = BiasMonitor(), random.Random(seed)
         for _ in range(3):
             monitor.observe(
-                (t, Judged(a, Verdict(score=10 * a.score), False)) for t in step_of(draw, BIAS, 8) for a in t.actions
+                (t, JudgedAction(a, Verdict(score=10 * a.score), False)) for t in step_of(draw, BIAS, 8) for a in t.actions
             )
         found = monitor.differences(1.96)["engineer"]["classification"].interval
         inside += found.low <= -BIAS <= found.high

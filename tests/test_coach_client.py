@@ -13,7 +13,7 @@ from openai_server import Reply, eventually, nonce_in, openai_server, verdict
 from marl_plugins.asking.asker import endpoint_asker
 from marl_plugins.asking.cache import KeptAnswers
 from marl_plugins.asking.endpoint import Endpoint
-from marl_plugins.asking.exchange import Redirected, _followed
+from marl_plugins.asking.exchange import Redirect, _followed
 from marl_plugins.asking.limits import SpendingBudget
 from marl_plugins.asking.reading import seconds_of
 from marl_plugins.asking.request import Request
@@ -516,7 +516,7 @@ def test_only_the_same_server_is_followed(location, followed):
     if followed:
         assert _followed("https://u:p@host/v1", location) == followed
     else:
-        with pytest.raises(Redirected):
+        with pytest.raises(Redirect):
             _followed("https://u:p@host/v1", location)
 
 

@@ -18,7 +18,7 @@ from simulated import credit, make_trajectory
 from benchmarks.blame import DUTIES, KNOWN, ROLES, trajectory_of
 from marl_plugins import coach as plugin
 from marl_plugins.coach.ensemble import Ensemble, weigh_by_agreement
-from marl_plugins.coach.metrics import Judged
+from marl_plugins.coach.metrics import JudgedAction
 from marl_plugins.coach.section import CoachConfig
 from marl_plugins.coach.state import CoachState
 from marl_plugins.coach.verdict import JointVerdict, Verdict
@@ -104,7 +104,7 @@ def judged(scores, role="a"):
         action = make_trajectory({role: []}, sample=n).actions[0]
         given = {str(m): share for m, share in enumerate(shares)}
         action.score = action.reward = statistics.fmean(shares)
-        found.append(Judged(action, JointVerdict(score=10 * action.score, members=given, failed={}), False))
+        found.append(JudgedAction(action, JointVerdict(score=10 * action.score, members=given, failed={}), False))
     return found
 
 

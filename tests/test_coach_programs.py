@@ -21,7 +21,7 @@ from marl_plugins.core.trajectory import File, Generation
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.describe import describe, first_lines
 from marl_plugins.run import Answer
-from marl_plugins.sandbox import OnDemand
+from marl_plugins.sandbox import OnDemandSandbox
 from marl_plugins.sandbox.section import SandboxConfig
 from marl_plugins.tools.python import PythonToolConfig, python_tool
 
@@ -69,7 +69,7 @@ def program(text):
 
 
 def with_programs(coach, most=3, **limits):
-    sandbox = OnDemand(SandboxConfig(isolation="process"), packages=False)
+    sandbox = OnDemandSandbox(SandboxConfig(isolation="process"), packages=False)
     programs = Programs(python_tool(PythonToolConfig(**{"packages": False, **limits}), sandbox), most)
     coach.questions = replace(coach.questions, programs=programs)
     coach.sandbox = sandbox

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from simulated import make_trajectory
 
 from marl_plugins.coach.state import CoachState
-from marl_plugins.coach.training import Said, lessons, rewards, shares_in_tau
+from marl_plugins.coach.training import JudgeAnswer, lessons, rewards, shares_in_tau
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.plan.build import build_plan
@@ -118,7 +118,7 @@ def said(trajectory, *answers):
     found = {}
     for action, (score, ids) in zip(trajectory.actions, answers, strict=True):
         answer = Answer((1, 2), Generation(ids, (-0.5,) * len(ids), "stop", "j", 3), "text")
-        found[action] = [Said("j", action, answer, score)]
+        found[action] = [JudgeAnswer("j", action, answer, score)]
     return found
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from simulated import CharacterChat, simulated_engine
 
 from marl_plugins.core.conversation import ChatFormat
-from marl_plugins.core.fields import Miscalled
+from marl_plugins.core.fields import InvalidCall
 from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.tools import Tool
@@ -141,7 +141,7 @@ def wrong(use, says):
     async def workflow(task, roles, tools):
         return await use(roles, await roles.a(q="1"), await roles.b(q="2"))
 
-    with pytest.raises(Miscalled, match=says):
+    with pytest.raises(InvalidCall, match=says):
         run(workflow)
 
 

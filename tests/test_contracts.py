@@ -128,9 +128,9 @@ BROKEN = {
             return PerBatch(scope="batch")
     """,
     "what_is_affine_is_made_of_a_mean_and_a_deviation": """
-        from marl_plugins.core.estimators import Whitened
+        from marl_plugins.core.estimators import WhitenedAdvantages
 
-        class Clipped(Whitened):
+        class Clipped(WhitenedAdvantages):
             def apply(self, rows, advantages, statistics):
                 return super().apply(rows, advantages, statistics).clamp(-0.1, 0.1)
 

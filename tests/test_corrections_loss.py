@@ -19,7 +19,7 @@ policy_actor = pytest.importorskip("marl_plugins.processes.policy_actor")
 from marl_plugins.corrections.extra import CorrectedActions, corrected_actions  # noqa: E402
 from marl_plugins.corrections.part import CorrectionsPart  # noqa: E402
 from marl_plugins.corrections.worker import CorrectionsLoss  # noqa: E402
-from marl_plugins.processes.replay import LaidOutBuffer  # noqa: E402
+from marl_plugins.processes.replay import MicroBatchBuffer  # noqa: E402
 from marl_plugins.processes.weighing_trainer import WeighingTrainer  # noqa: E402
 from marl_plugins.runtime.batching import rank_batches  # noqa: E402
 from marl_plugins.runtime.experience import estimate, forwarded, sequence_experience  # noqa: E402
@@ -122,7 +122,7 @@ def fit(model, given, rank=0, kl_loss=False):
     trainer.extensions = [term := CorrectionsLoss(trainer)]
     for call in given.calls:
         getattr(term, call.method)(*call.arguments)
-    buffer = LaidOutBuffer(1, 0, False)
+    buffer = MicroBatchBuffer(1, 0, False)
     trainer.__dict__.update(
         {"strategy": strategy, "args": args, "actor": actor, "ema_model": None, "aux_loss": False, "actor_optim": None},
         actor_loss_fn=PolicyLoss(CLIP, CLIP),

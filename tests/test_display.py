@@ -7,7 +7,7 @@ import pytest
 from simulated import make_trajectory
 
 from marl_plugins.records.display import Display
-from marl_plugins.records.step_table import HEADER_EVERY, WIDTH, StepTable, abbreviated, duration, short
+from marl_plugins.records.step_table import HEADER_EVERY, WIDTH_CHARS, StepTable, abbreviated, duration, short
 
 ROLES = ["proponent_one", "opponent_two", "judge", "critic_three", "summarizer"]
 
@@ -27,7 +27,7 @@ def metrics_of(table, step=999):
 def test_the_table_fits(count, steps):
     table = StepTable([*ROLES, "sixth_role", "g", "h"][:count], steps)
     for line in table.lines(metrics_of(table, steps - 1), 90 * 3600.0):
-        assert len(line) <= WIDTH
+        assert len(line) <= WIDTH_CHARS
 
 
 def test_five_roles_have_a_column_each_beside_step_outcome_and_time_left():

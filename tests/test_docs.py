@@ -106,7 +106,7 @@ def words():
 def test_the_words_live_where_the_page_says(name, module, about):
     module, name = module.strip("`"), name.strip("`")
     word = getattr(importlib.import_module(module), name)
-    fields = re.findall(r"`([a-z_]+)(?:\([a-z]+\))?`", about.partition("beside it")[0])
+    fields = re.findall(r"`([a-z_]+)(?:\([a-z]+\))?`", about.partition("in the same module")[0])
     if inspect.isclass(word) and not issubclass(word, Exception | str):
         has = {*dir(word), *inspect.signature(word).parameters}
         assert fields and set(fields) <= has

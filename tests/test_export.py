@@ -42,7 +42,7 @@ def actions(folder):
 @pytest.mark.parametrize(("name", "read"), [("rows.parquet", "read_parquet"), ("rows.arrow", "read_feather")])
 def test_the_table_has_every_action_as_it_was_recorded(recorded, tmp_path, name, read, monkeypatch):
     pandas = pytest.importorskip("pandas")
-    monkeypatch.setattr(tables, "PORTION", 5)
+    monkeypatch.setattr(tables, "PORTION_ROWS", 5)
     assert main(["export", str(recorded), "--to", str(tmp_path / name)]) == 0
     assert [path.name for path in tmp_path.iterdir()] == [name]
     frame = getattr(pandas, read)(tmp_path / name)

@@ -16,7 +16,7 @@ import torch
 from simulated import conversations
 
 from marl_plugins.core.credit import ActionScores
-from marl_plugins.core.estimators import Estimator, Whitened
+from marl_plugins.core.estimators import Estimator, WhitenedAdvantages
 from marl_plugins.core.failures import ConfigurationError, RunEnded
 from marl_plugins.core.layout import Limit
 from marl_plugins.core.sequences import sequences_of
@@ -25,11 +25,11 @@ from marl_plugins.gae import Gae
 from marl_plugins.groups import GroupMean, GroupNorm, LeaveOneOut, ReinforceBaseline
 from marl_plugins.plan.build import build_plan
 from marl_plugins.processes.extension import called
-from marl_plugins.processes.replay import LaidOutBuffer
+from marl_plugins.processes.replay import MicroBatchBuffer
 from marl_plugins.processes.weighing_trainer import WeighingTrainer
 from marl_plugins.reinforce_pp import FlashReinforce, ReinforcePlusPlus
 from marl_plugins.runtime.batching import rank_batches
-from marl_plugins.runtime.crediting import Crediting
+from marl_plugins.runtime.crediting import CreditAssignment
 from marl_plugins.runtime.experience import completed, estimate, forwarded, sequence_experience
 from marl_plugins.runtime.tiny_model import resolve
 from marl_plugins.streaming.gradients import DTYPES
@@ -173,7 +173,7 @@ class Local:
         given = rank_batches(prepared.for_policy, RANKS, 1, Limit(3), 7, 1)
         own, gas = [], given.layout.accumulation
         for part, epochs in zip(given.parts, given.epochs, strict=True):
-            buffer = LaidOutBuffer(1, cpu_offload=False)
+            buffer = MicroBatchBuffer(1, cpu_offload=False)
             buffer.append(part)
             buffer.lay_out(epochs)
             own.append([buffer.collate_fn([buffer[n]]) for n in range(len(buffer))])
@@ -258,7 +258,7 @@ def streamed(policy, estimator, trajectories, order, tasks=1, until="all", centr
     )
 
     async def work():
-        crediting = Crediting(run, plugins or Plugins(), {"p": policy}, estimator.return_scope, 1)
+        crediting = CreditAssignment(run, plugins or Plugins(), {"p": policy}, estimator.return_scope, 1)
         step = SimpleNamespace(
             number=1,
             tasks=[Task(f"t{n}", "p") for n in range(1 + max(t.place for t in trajectories))],
@@ -352,7 +352,7 @@ def test_in_bfloat16_it_is_hardly_rounded_by_more_than_the_usual_one(centre, car
     assert differs(policy.gradient(prepared), exact) <= 2 * differs(usual, exact)
 
 
-class FlatReturns(Whitened):
+class FlatReturns(WhitenedAdvantages):
     """Without the penalty of the KL."""
 
     def estimate(self, rewards, mask, values):
@@ -390,12 +390,12 @@ def rewarded(amount):
         (ESTIMATORS["reinforce"], {"marl_select": lambda rows: rows[: len(rows) - 7]}),
         (ESTIMATORS["plain"], rewarded(1.0)),
         (ESTIMATORS["plain"], rewarded(1e-6)),  # however small rewards are, an optimiser may make them large
-        (Whitened(), {}),
+        (WhitenedAdvantages(), {}),
     ],
 )
 def test_a_plugin_or_estimator_that_needs_more_than_it_says_ends_the_run(estimator, chains, monkeypatch):
     if not chains:
-        monkeypatch.setattr(Whitened, "shape", lambda self, rows, rewards: rewards * len(rows))
+        monkeypatch.setattr(WhitenedAdvantages, "shape", lambda self, rows, rewards: rewards * len(rows))
     with pytest.raises(RunEnded, match=r"needs more of a step than it says .*nothing of this step was trained on"):
         streamed(Local(), estimator, step_of(6), list(range(10)), plugins=Plugins(**chains))
 

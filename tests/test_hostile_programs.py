@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hostile_programs import LEVELS, LIMITS, NAP, PROGRAMS, files_left, processes_left, run_answer
 
-from marl_plugins.sandbox import OnDemand, files, removal
+from marl_plugins.sandbox import OnDemandSandbox, files, removal
 from marl_plugins.sandbox.section import SandboxConfig
 from marl_plugins.tools.python import PythonToolConfig, find_programs, python_tool, run_program
 
@@ -60,7 +60,7 @@ def sandbox(request, loop, tmp_path_factory):
     place = tmp_path_factory.mktemp(request.param)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(place))
-        opened = OnDemand(SandboxConfig(isolation=request.param), packages=False, concurrency=2)
+        opened = OnDemandSandbox(SandboxConfig(isolation=request.param), packages=False, concurrency=2)
         assert loop.run(run(opened, "print(1)")).output == "1"
         opened.place, opened.level = place, request.param
         yield opened

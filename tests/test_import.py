@@ -18,7 +18,7 @@ from simulated import CharacterChat
 from marl_plugins.coach.model import read_prompt
 from marl_plugins.commands.imports import items, options, shapes, shell, templates
 from marl_plugins.commands.imports.read import read
-from marl_plugins.commands.imports.write import Wanted, convert
+from marl_plugins.commands.imports.write import ImportRequest, convert
 from marl_plugins.commands.recipes import main
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.tasks import read_tasks
@@ -222,7 +222,7 @@ def tasks_of(folder, split):
 def problems(source, **wanted):
     folder = source.parent / "never"
     with pytest.raises(ConfigurationError) as caught:
-        convert(source, Wanted(folder, **{"model": "hub/small", **wanted}))
+        convert(source, ImportRequest(folder, **{"model": "hub/small", **wanted}))
     assert not folder.exists()
     return briefs(caught.value.problems)
 

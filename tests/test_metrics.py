@@ -315,7 +315,7 @@ def test_every_kind_of_failure_of_the_package_is_in_the_page():
     package = Path(__file__).parent.parent / "marl_plugins"
     files = [file for file in package.rglob("*.py") if "plan" not in file.parts]  # a rehearsal writes no ledger
     calls = [node for file in files for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
-    raised = [c for c in calls if ast.unparse(c.func).split(".")[-1] in ("InfrastructureFailure", "MayPass")]
+    raised = [c for c in calls if ast.unparse(c.func).split(".")[-1] in ("InfrastructureFailure", "TransientFailure")]
     kinds = {*AgentFailure.KINDS, *(c.args[0].value for c in raised if isinstance(c.args[0], ast.Constant))}
     assert len(kinds) > 10
     assert not {kind for kind in kinds if f"`{kind}`" not in PAGE}

@@ -714,7 +714,7 @@ def test_a_secret_does_not_stand_in_a_recipe(recipe):
 
 
 def test_code_that_takes_long_while_planning_is_named(recipe, monkeypatch, capsys):
-    monkeypatch.setattr(build, "SLOW", 0.2)
+    monkeypatch.setattr(build, "SLOW_SECONDS", 0.2)
     (recipe.folder / "workflow.py").write_text(
         "import time\n\ntime.sleep(1)\n" + (recipe.folder / "workflow.py").read_text()
     )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_plugins.core.tools import ToolCall
-from marl_plugins.sandbox import OnDemand
+from marl_plugins.sandbox import OnDemandSandbox
 from marl_plugins.sandbox.section import SandboxConfig
 from marl_plugins.sandbox.streams import HeadAndTail
 from marl_plugins.tools.python import PythonToolConfig, find_programs, run_program, runner
@@ -18,7 +18,7 @@ from marl_plugins.tools.python import PythonToolConfig, find_programs, run_progr
 @pytest.fixture(scope="module")
 def run():
     """Run a program of the tool; the sandbox is the same for all tests."""
-    sandbox = OnDemand(SandboxConfig())
+    sandbox = OnDemandSandbox(SandboxConfig())
     with asyncio.Runner() as runner:
 
         async def program(text, limits):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from simulated import make_trajectory
 
-from marl_plugins.coach.metrics import Judged, measure
+from marl_plugins.coach.metrics import JudgedAction, measure
 from marl_plugins.coach.verdict import Verdict
 from marl_plugins.core.failures import AgentFailure, InfrastructureFailure
 from marl_plugins.records.read import RunReader
@@ -72,7 +72,7 @@ def test_criteria_and_types_have_rows():
     step = []
     for verdict in [verdicts[0], verdicts[0], verdicts[1]]:
         trajectory = make_trajectory({"a": []})
-        step.append((trajectory, Judged(trajectory.actions[0], verdict, False)))
+        step.append((trajectory, JudgedAction(trajectory.actions[0], verdict, False)))
     metrics = measure(step)
     assert metrics["role/a/criterion/right"] == pytest.approx(1 / 3) and metrics["role/a/criterion/ends"] == pytest.approx(
         2 / 3

@@ -11,7 +11,7 @@ import pytest
 from marl_plugins.commands.recipes import show
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.rehearsal import Rehearsed, apart, rehearse, workflow_of
+from marl_plugins.plan.rehearsal import RehearsalResult, apart, rehearse, workflow_of
 from marl_plugins.plan.rehearsal.labels import marked
 from marl_plugins.plan.rehearsal.script import WORDS, word
 from marl_plugins.plan.rehearsal.search import LONG
@@ -432,7 +432,7 @@ def test_the_rehearsal_changes_no_task(folder):
     folder.ending("task.metadata['seen'] = 1", JUDGE.format("con"))
     plan = folder.plan()
     assert all(t.metadata == {"type": "colour"} and t.label == "blue" for t in plan.tasks("train"))
-    trajectories = plan.run.state(Rehearsed).trajectories
+    trajectories = plan.run.state(RehearsalResult).trajectories
     assert [(t.task.label, t.answer) for t in trajectories.values()] == [("blue", word(3)), ("blue", "1")]
 
 
@@ -502,7 +502,7 @@ def test_a_grader_is_not_asked_about_failures_and_leaves_nothing_behind(folder):
         "from marl_plugins.core.failures import AgentFailure", JUDGE.format("con"), "raise AgentFailure('no_answer', '')"
     )
     assert folder.warnings() == []
-    assert len(folder.plan().run.state(Rehearsed).trajectories[WORDS.when].actions) == 3
+    assert len(folder.plan().run.state(RehearsalResult).trajectories[WORDS.when].actions) == 3
 
 
 def test_a_plugin_that_scores_takes_the_graders_place_and_is_not_called(folder):

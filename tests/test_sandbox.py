@@ -111,7 +111,7 @@ def test_a_machine_that_stood_still_gives_programs_the_level_that_was_said(tmp_p
     slow.chmod(0o755)
     with monkeypatch.context() as patched:
         patched.setattr(levels, "find_bubblewrap", lambda: str(slow))
-        patched.setattr(levels, "TRIAL", 0.2)
+        patched.setattr(levels, "TRIAL_SECONDS", 0.2)
         said = describe_sandbox(SandboxConfig())
     assert "was not done after 0.2 s; the machine is busy" in said
     assert LocalSandbox(SandboxConfig()).isolation == said.partition(";")[0] != "namespaces"
@@ -280,7 +280,7 @@ def test_a_program_that_has_not_begun_is_run_again(place):
 
 
 def test_what_takes_too_much_and_cannot_be_ended_ends_with_its_fork_server(place, monkeypatch):
-    monkeypatch.setattr(local, "LATE", 0.3)
+    monkeypatch.setattr(local, "LATE_SECONDS", 0.3)
 
     async def work(sandbox):
         running = asyncio.create_task(sandbox.run(Program("open('begun', 'w')\nwhile True: pass", limits=LONG)))

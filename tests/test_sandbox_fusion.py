@@ -22,7 +22,7 @@ from sandbox_fusion.models import CommandRunStatus
 
 from marl_plugins.cli import main
 from marl_plugins.core.workspace import path_problem
-from marl_plugins.sandbox.service import Most, Refused, RunCode
+from marl_plugins.sandbox.service import RequestError, RequestLimits, RunCode
 
 ROOT = Path(__file__).resolve().parent.parent
 SUCCESS, FAILED = RunStatus.Success, RunStatus.Failed
@@ -170,14 +170,14 @@ def test_a_request_that_is_taken_stays_in_its_folder(files, fetched):
         with pytest.raises(ValidationError):
             RunCode.model_validate(request)
     else:
-        program = RunCode.model_validate(request).program(Most(60, 100))
+        program = RunCode.model_validate(request).program(RequestLimits(60, 100))
         assert program.files.keys() == {path for path, text in files.items() if text is not None}
 
 
 def test_too_much_is_refused():
     def refusal(**fields):
-        with pytest.raises(Refused) as refused:
-            RunCode.model_validate({"code": "", "language": "python", **fields}).program(Most(60, 100))
+        with pytest.raises(RequestError) as refused:
+            RunCode.model_validate({"code": "", "language": "python", **fields}).program(RequestLimits(60, 100))
         return f"{refused.value.field}: {refused.value}"
 
     assert refusal(run_timeout=61) == "run_timeout: 61 s; this service allows 60 (--most_seconds)"

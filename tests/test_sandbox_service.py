@@ -33,7 +33,7 @@ from marl_plugins.sandbox.checks import check_sandbox, describe_sandbox
 from marl_plugins.sandbox.contract import SandboxContract
 from marl_plugins.sandbox.fusion import ServiceSandbox
 from marl_plugins.sandbox.section import SandboxConfig
-from marl_plugins.sandbox.service import LARGEST, Room
+from marl_plugins.sandbox.service import LARGEST_REQUEST_BYTES, Room
 from marl_plugins.sandbox.trial import try_sandbox
 from marl_plugins.tools.python import marl_start
 
@@ -172,7 +172,7 @@ def test_files_that_are_too_many_or_too_large_stay_there(service, source, limits
 
 def test_a_program_never_leaves_more_than_the_next_one_can_be_sent(service, monkeypatch):
     """Each leaves little, and together they are too much: the fault of the one that went too far, and of none after it."""
-    monkeypatch.setattr(fusion, "RETURNED", 1 << 20)
+    monkeypatch.setattr(fusion, "RETURNED_BYTES", 1 << 20)
     runner, sandbox, place = service
     workspace = Path(tempfile.mkdtemp(dir=place))
     wrote = [Program(f"open('{name}', 'wb').write(bytes(600_000))", limits=LONG) for name in "ab"]
@@ -212,13 +212,13 @@ def test_a_program_that_attacks_what_runs_it_has_itself_to_blame(service, source
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(fusion, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(fusion, "FIRST_PAUSE_SECONDS", 0.01)
 
 
 SMALL = Program("print(1)")
 
 
-def meets(answer, program=SMALL, queue=fusion.QUEUE):
+def meets(answer, program=SMALL, queue=fusion.QUEUE_SECONDS):
     """What comes of a program at a server that answers like that, and how many requests it got."""
 
     async def run():
@@ -304,7 +304,7 @@ async def forever():
 
 
 def test_a_service_that_hangs(monkeypatch):
-    monkeypatch.setattr(fusion, "STARTING", 0.1)
+    monkeypatch.setattr(fusion, "STARTING_SECONDS", 0.1)
     failure, requests = meets(lambda *_: forever(), Program("1", limits=Limits(seconds=0.1)), queue=1.7)
     assert failure.kind == "sandbox_timeout" and "no answer within 2 s" in str(failure)
     assert requests <= 1  # none where the machine was too busy even for that
@@ -510,7 +510,7 @@ def test_a_service_answers_to_its_own_names_alone_and_reads_no_more_than_it_may(
     assert told(url, packed, bomb) == 415
     endless = ["Host: localhost", "Content-Type: application/json", "Transfer-Encoding: chunked"]
     assert told(url, endless, b"5\r\nhello\r\n") == 411
-    assert told(url, ["Host: localhost", plain[0], f"Content-Length: {LARGEST + 1}"]) == 413
+    assert told(url, ["Host: localhost", plain[0], f"Content-Length: {LARGEST_REQUEST_BYTES + 1}"]) == 413
 
 
 def test_requests_beyond_a_number_of_bytes_wait_and_beyond_a_number_are_refused():

@@ -7,10 +7,10 @@ import pytest
 from simulated import content, simulated_engine, without_seconds
 
 from marl_plugins.core.failures import AgentFailure
-from marl_plugins.core.fields import Miscalled
+from marl_plugins.core.fields import InvalidCall
 from marl_plugins.core.roles import NotInRecipe, RoleSpec, Sampling
 from marl_plugins.core.rows import Row
-from marl_plugins.core.tools import Tool, Wanted
+from marl_plugins.core.tools import RequestedCall, Tool
 from marl_plugins.core.trajectory import Action, Generation, Task, ToolResult, action_path, path_order
 from marl_plugins.core.trajectory_builder import TrajectoryBuilder
 from marl_plugins.core.trajectory_record import from_record, to_record
@@ -72,7 +72,7 @@ async def by_messages(builder, task):
     first = await builder.answer("a", [said(task.prompt)])
     twins = (builder.answer("b", [said(first.text)], parents=[first]) for _ in range(2))
     left, right = await asyncio.gather(*twins)
-    result = await builder.call_tool(Wanted("loud", left.text, LOUD))
+    result = await builder.call_tool(RequestedCall("loud", left.text, LOUD))
     again = await builder.answer("a", [said(result.output)], continues=first, parents=[right])
     shown = f"{again}|{left}\n\n{right}"
     return await builder.answer("c", [said(shown)], parents=[again, left, right])
@@ -121,10 +121,10 @@ def test_what_is_no_call_is_refused(settings):
     async def work():
         with pytest.raises(NotInRecipe, match="no role 'd'; valid: a, b, c"):
             await builder.answer("d", [said("")])
-        with pytest.raises(Miscalled, match="continues takes an action of this trajectory, got one of another"):
+        with pytest.raises(InvalidCall, match="continues takes an action of this trajectory, got one of another"):
             await builder.answer("a", [said("")], continues=other)
         mine = await builder.answer("a", [said("")])
-        with pytest.raises(Miscalled, match="role 'b' cannot continue a conversation of role 'a'"):
+        with pytest.raises(InvalidCall, match="role 'b' cannot continue a conversation of role 'a'"):
             await builder.answer("b", [said("")], continues=mine)
         raise AgentFailure("no_answer", "nothing came of it")
 

@@ -1,4 +1,4 @@
-"""What a plugin holds to ask a language model for judgements, and the layers behind it.
+"""An `Asker` is a plugin's way to ask a language model for judgements; it is made of layers.
 
     judge    cache.py      kept, replayed, or being asked for right now: the same question is asked once
              question.py   a prompt with a nonce, a strict reading, one second question; a deadline over all of it
@@ -67,12 +67,12 @@ class Asker:
 
     @property
     def form(self) -> Form:
-        """In which form answers are asked for and read."""
+        """The form in which answers are asked for and read."""
         return self.questioner.form
 
     @property
     def replays(self) -> bool:
-        """Whether all answers come from a recording."""
+        """Returns whether all answers come from a recording."""
         return self.cache is not None and self.cache.kept.replay
 
     def open(self, account: Path, resumed: bool) -> None:

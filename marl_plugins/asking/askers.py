@@ -1,4 +1,4 @@
-"""What a run's coach asks its models through, for all who ask them: they share its limits."""
+"""The askers of a run's coach, for all who ask its models: they share its limits."""
 
 from __future__ import annotations
 

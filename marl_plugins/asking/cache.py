@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import IO
 
 from marl_plugins.asking.reading import UNREADABLE
-from marl_plugins.asking.request import Judgement, Judges, Request, Tally
+from marl_plugins.asking.request import Judgement, JudgementLayer, Request, Tally
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.redaction import Redaction
 
 
 @dataclass
-class _Shared:
+class _PendingJudgement:
     """A judgement that is being asked for, and how many wait for it."""
 
     task: asyncio.Task[Judgement]
@@ -35,13 +35,15 @@ class Cache:
         redaction: Of judgements that others have kept.
     """
 
-    def __init__(self, inner: Judges, kept: KeptAnswers, key: Callable[[Request], str], tally: Tally, redaction: Redaction):
+    def __init__(
+        self, inner: JudgementLayer, kept: KeptAnswers, key: Callable[[Request], str], tally: Tally, redaction: Redaction
+    ):
         self.inner = inner
         self.kept = kept
         self.key = key
         self.tally = tally
         self.redaction = redaction
-        self.pending: dict[str, _Shared] = {}
+        self.pending: dict[str, _PendingJudgement] = {}
 
     async def judge(self, request: Request) -> Judgement:
         """The judgement, kept or fresh; one that nobody waits for any more is cancelled."""
@@ -54,7 +56,7 @@ class Cache:
             raise InfrastructureFailure("coach_replay", "the recorded answers hold none for this")
         shared = self.pending.get(key)
         if shared is None:
-            shared = self.pending[key] = _Shared(asyncio.create_task(self._ask(key, request)))
+            shared = self.pending[key] = _PendingJudgement(asyncio.create_task(self._ask(key, request)))
             shared.task.add_done_callback(functools.partial(self._finished, key))
         else:
             self.tally.counts["cached"] += 1

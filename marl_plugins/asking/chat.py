@@ -1,7 +1,7 @@
 """The protocol of an OpenAI-compatible endpoint: a conversation goes out, one answer comes back and is read.
 
-Reading ends in one place (`ChatClient._exchange`): whatever an answer is, it can be nothing worse than `Malformed`. What a server
-says goes through `Redaction` here, where it enters, so no message, record or file holds what authenticates with it.
+Reading ends in one place (`ChatClient._exchange`): whatever an answer is, it can be nothing worse than `MalformedAnswer`. What a
+server says goes through `Redaction` here, where it enters, so no message, record or file holds what authenticates with it.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from marl_plugins.asking.endpoint import Endpoint
-from marl_plugins.asking.exchange import Answer, Connection, Redirected, Unreachable
+from marl_plugins.asking.exchange import Answer, Connection, ConnectionFailure, Redirect
 from marl_plugins.asking.limits import SpendingBudget
-from marl_plugins.asking.reading import UNREADABLE, Malformed, complaint_in, read_json, seconds_of, token_count
+from marl_plugins.asking.reading import UNREADABLE, MalformedAnswer, complaint_in, read_json, seconds_of, token_count
 from marl_plugins.asking.request import Inquiry
 
 T = TypeVar("T")
 
 NEVER_PASSES = {"insufficient_quota"}
 """Codes of an error that no waiting fixes, whatever its status."""
-LONGEST_TEXT = 500_000
+LONGEST_TEXT_CHARS = 500_000
 """Characters of an answer's text: reading more would hold up the run, and no verdict is as long."""
 
 
-class Refused(Exception):
+class Refusal(Exception):
     """The model will not answer this question; asking again costs and does not help."""
 
 
-class Failed(Exception):
+class ReportedError(Exception):
     """An answer that reports an error.
 
     Args:
@@ -52,12 +52,12 @@ class Failed(Exception):
 
     @property
     def busy(self) -> bool:
-        """Whether the endpoint is overloaded, or not ready yet."""
+        """Returns whether the endpoint is overloaded, or not ready yet."""
         return self.status in (429, 503) and not self.final
 
 
 @dataclass(frozen=True)
-class Said:
+class ChatAnswer:
     """An answer that was read: its text, empty where it was cut off, and whether it says how many tokens it took."""
 
     text: str
@@ -82,14 +82,14 @@ class ChatClient:
     async def close(self) -> None:
         await self.connection.close()
 
-    async def ask(self, inquiry: Inquiry) -> Said:
+    async def ask(self, inquiry: Inquiry) -> ChatAnswer:
         """One exchange.
 
         Raises:
-            Failed: The answer reports an error.
-            Refused: The model will not answer.
-            TimeoutError, Unreachable, Redirected: There is no answer.
-            Malformed: It is anything else.
+            ReportedError: The answer reports an error.
+            Refusal: The model will not answer.
+            TimeoutError, ConnectionFailure, Redirect: There is no answer.
+            MalformedAnswer: It is anything else.
         """
         return await self._exchange("POST", "chat/completions", self.endpoint.request_body(inquiry), self._read)
 
@@ -98,28 +98,28 @@ class ChatClient:
         problem: Exception
         try:
             return read(await self.connection.exchange(method, path, body))
-        except (Failed, Refused) as error:
+        except (ReportedError, Refusal) as error:
             problem = error.with_traceback(None)
         except TimeoutError:
             problem = TimeoutError()
-        except (Unreachable, Redirected, Malformed) as error:
+        except (ConnectionFailure, Redirect, MalformedAnswer) as error:
             problem = type(error)(self.redaction.text(str(error), 300))
         except UNREADABLE as error:
-            problem = Malformed(self.redaction.text(f"an answer of another form: {error}", 300))
+            problem = MalformedAnswer(self.redaction.text(f"an answer of another form: {error}", 300))
         # Not from the error: its frames hold the answer, for as long as somebody holds the error.
         try:
             raise problem
         finally:
             del problem
 
-    def _read(self, answer: Answer) -> Said:
+    def _read(self, answer: Answer) -> ChatAnswer:
         if answer.status >= 300:
             raise self._failed(answer)
         values = read_json(answer.data)
         counted = self._count(values)
         complaint = complaint_in(values)
         if complaint and not values.get("choices"):
-            raise Failed(answer.status, complaint[0], self.redaction.text(complaint[1]))
+            raise ReportedError(answer.status, complaint[0], self.redaction.text(complaint[1]))
         choice = values["choices"][0]
         text, refusal, finish = (
             choice["message"].get("content"),
@@ -127,13 +127,15 @@ class ChatClient:
             choice.get("finish_reason"),
         )
         if refusal or finish == "content_filter":
-            raise Refused(self.redaction.text(str(refusal or finish), 200))
+            raise Refusal(self.redaction.text(str(refusal or finish), 200))
         if not isinstance(text, str):
-            raise Malformed(f"no text in the answer {self.redaction.text(repr(values), 200)}")
-        if len(text) > LONGEST_TEXT:
-            raise Malformed(f"an answer of {len(text)} characters; at most {LONGEST_TEXT} are read")
+            raise MalformedAnswer(f"no text in the answer {self.redaction.text(repr(values), 200)}")
+        if len(text) > LONGEST_TEXT_CHARS:
+            raise MalformedAnswer(f"an answer of {len(text)} characters; at most {LONGEST_TEXT_CHARS} are read")
         self._notice_model(values.get("model"))
-        return Said("" if finish == "length" else self.redaction.redact(text), counted)  # what is cut off may be a verdict
+        return ChatAnswer(
+            "" if finish == "length" else self.redaction.redact(text), counted
+        )  # what is cut off may be a verdict
 
     def _count(self, values: Any) -> bool:
         """Add the tokens that an answer took; whether it says how many."""
@@ -144,15 +146,15 @@ class ChatClient:
         self.budget.add(*tokens)
         return any(tokens)
 
-    def _failed(self, answer: Answer) -> Failed:
+    def _failed(self, answer: Answer) -> ReportedError:
         """The error that a status reports, in the server's words as far as it has any."""
         try:
             complaint = complaint_in(read_json(answer.data))
-        except Malformed:
+        except MalformedAnswer:
             complaint = None
         code, message = complaint or ("", answer.data[:2000].decode("utf-8", "replace"))
         wait = seconds_of(answer.headers.get("retry-after", ""))
-        return Failed(answer.status, code, self.redaction.text(message), wait)
+        return ReportedError(answer.status, code, self.redaction.text(message), wait)
 
     def _notice_model(self, name: Any) -> None:
         """Say once that another model answers than was asked for; `gpt-4o-2024-08-06` is a `gpt-4o`."""
@@ -169,7 +171,7 @@ class ChatClient:
         """The models that the endpoint lists.
 
         Raises:
-            Failed, TimeoutError, Unreachable, Redirected, Malformed: It lists none that can be read.
+            ReportedError, TimeoutError, ConnectionFailure, Redirect, MalformedAnswer: It lists none that can be read.
         """
 
         def names(answer: Answer) -> list[str]:

@@ -1,4 +1,4 @@
-"""Where a model is, and how it is asked."""
+"""An endpoint: the place of a model, and how it is asked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from marl_plugins.core.redaction import Redaction, encodable, shown_url
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where the model is, and how it is asked.
+    """The place of a model, and how it is asked.
 
     Args:
         prefix: Of the flags that describe it, for messages: `coach` for `--coach.base_url`.

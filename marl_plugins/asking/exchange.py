@@ -22,32 +22,32 @@ from urllib.request import getproxies, proxy_bypass
 import httpcore
 
 from marl_plugins import __version__
-from marl_plugins.asking.reading import Malformed
+from marl_plugins.asking.reading import MalformedAnswer
 from marl_plugins.core.redaction import shown_url
 
 MOST_BYTES = 3 * 2**20
 """Of one answer: on the wire, headers included, and of its body when it is decompressed."""
-PORTION, PORTION_OF_BODY = 1024, 65536
+PORTION_BYTES, BODY_PORTION_BYTES = 1024, 65536
 """Bytes that are read at once. All that is taken apart of one portion before the body, in lines of a few bytes, takes milliseconds;
 the parts of a body come one by one."""
 MOST_PARTS = 10_000
 """Of the body of one answer."""
 REDIRECTS = 3
-IDLE = 30.0
+IDLE_SECONDS = 30.0
 """Seconds after which a connection that is not used is closed."""
 
 
-class Unreachable(Exception):
+class ConnectionFailure(Exception):
     """No connection, or one that broke."""
 
 
-class Redirected(Exception):
+class Redirect(Exception):
     """The server sends us where the question must not go."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back; the names of headers are in lower case."""
+    """A server's answer; the names of headers are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -86,9 +86,9 @@ class Connection:
 
         Raises:
             TimeoutError: Not all of the answer has come in time.
-            Unreachable: There is no connection, or it broke.
-            Redirected: To another server, without encryption, or in circles.
-            Malformed: The answer is too large.
+            ConnectionFailure: There is no connection, or it broke.
+            Redirect: To another server, without encryption, or in circles.
+            MalformedAnswer: The answer is too large.
         """
         place, mark, query = self.base_url.partition("?")
         url = f"{place.rstrip('/')}/{path}{mark}{query}"
@@ -101,8 +101,8 @@ class Connection:
                         return answer
                     url = _followed(url, answer.headers.get("location", ""))
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.ProxyError, httpcore.UnsupportedProtocol) as error:
-            raise Unreachable(str(error) or type(error).__name__) from error
-        raise Redirected(f"redirects more than {REDIRECTS} times, at last to {shown_url(url)}")
+            raise ConnectionFailure(str(error) or type(error).__name__) from error
+        raise Redirect(f"redirects more than {REDIRECTS} times, at last to {shown_url(url)}")
 
     async def _once(self, method: str, url: SplitResult, content: bytes) -> Answer:
         free = self._free
@@ -125,12 +125,12 @@ class Connection:
         """A connection, through the proxy that the environment names."""
         if url.scheme == "https" and self._trusted is None:
             self._trusted = httpcore.default_ssl_context()
-        proxy, backend = _proxy_of(url), _InPortions()
+        proxy, backend = _proxy_of(url), _PortionedBackend()
         if proxy is None:
-            return httpcore.AsyncConnectionPool(self._trusted, keepalive_expiry=IDLE, network_backend=backend)
+            return httpcore.AsyncConnectionPool(self._trusted, keepalive_expiry=IDLE_SECONDS, network_backend=backend)
         user = (unquote(proxy.username), unquote(proxy.password or "")) if proxy.username else None
         return httpcore.AsyncHTTPProxy(
-            _target(proxy), user, ssl_context=self._trusted, keepalive_expiry=IDLE, network_backend=backend
+            _target(proxy), user, ssl_context=self._trusted, keepalive_expiry=IDLE_SECONDS, network_backend=backend
         )
 
     def _headers(self, url: SplitResult, content: bytes) -> list[tuple[str, str]]:
@@ -148,20 +148,20 @@ class Connection:
 
 
 async def _body(response: httpcore.Response) -> bytearray:
-    """What an answer holds after its headers.
+    """Returns what an answer holds after its headers.
 
     Raises:
-        Malformed: It comes in too many parts.
+        MalformedAnswer: It comes in too many parts.
     """
     stream = response.extensions.get("network_stream")
     if isinstance(stream, _PortionedStream):
-        stream.portion = PORTION_OF_BODY
+        stream.portion = BODY_PORTION_BYTES
     data, parts = bytearray(), 0
     async for part in response.aiter_stream():
         data += part
         parts += 1
         if parts > MOST_PARTS:
-            raise Malformed(f"an answer in more than {MOST_PARTS} parts (HTTP {response.status})")
+            raise MalformedAnswer(f"an answer in more than {MOST_PARTS} parts (HTTP {response.status})")
         await asyncio.sleep(0)
     return data
 
@@ -176,7 +176,7 @@ def _proxy_of(url: SplitResult) -> SplitResult | None:
     """The proxy that the environment names for an address.
 
     Raises:
-        Unreachable: It is of a kind that is not supported.
+        ConnectionFailure: It is of a kind that is not supported.
     """
     proxies = getproxies()
     proxy = None if proxy_bypass(url.netloc.rpartition("@")[2]) else proxies.get(url.scheme) or proxies.get("all")
@@ -184,13 +184,13 @@ def _proxy_of(url: SplitResult) -> SplitResult | None:
         return None
     place = urlsplit(proxy)
     if place.scheme not in ("http", "https"):
-        raise Unreachable(
+        raise ConnectionFailure(
             f"a proxy of kind {place.scheme!r} is named in the environment; only http and https ones are supported"
         )
     return place
 
 
-class _InPortions(httpcore.AnyIOBackend):
+class _PortionedBackend(httpcore.AnyIOBackend):
     """Opens connections that are read in portions."""
 
     async def connect_tcp(self, *args: Any, **kwargs: Any) -> httpcore.AsyncNetworkStream:
@@ -206,7 +206,7 @@ class _PortionedStream(httpcore.AsyncNetworkStream):
 
     def __init__(self, stream: httpcore.AsyncNetworkStream):
         self.stream = stream
-        self.portion = PORTION
+        self.portion = PORTION_BYTES
         self.received = 0
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109  httpcore's interface
@@ -214,11 +214,11 @@ class _PortionedStream(httpcore.AsyncNetworkStream):
         data = await self.stream.read(min(max_bytes, self.portion), timeout)
         self.received += len(data)
         if self.received > MOST_BYTES:
-            raise Malformed(f"an answer of more than {MOST_BYTES // 2**20} MB")
+            raise MalformedAnswer(f"an answer of more than {MOST_BYTES // 2**20} MB")
         return data
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        self.portion, self.received = PORTION, 0
+        self.portion, self.received = PORTION_BYTES, 0
         await self.stream.write(buffer, timeout)
 
     async def aclose(self) -> None:
@@ -232,10 +232,10 @@ class _PortionedStream(httpcore.AsyncNetworkStream):
 
 
 def _followed(url: str, location: str) -> str:
-    """Where a redirect leads.
+    """Returns the address to which a redirect leads.
 
     Raises:
-        Redirected: Nowhere, or where the question and its key must not go: only the same server may be meant, or its
+        Redirect: Nowhere, or where the question and its key must not go: only the same server may be meant, or its
             encrypted side.
     """
     try:
@@ -246,7 +246,7 @@ def _followed(url: str, location: str) -> str:
     except ValueError:  # a port or a bracket that is none
         target, same = location, False
     if not same:
-        raise Redirected(
+        raise Redirect(
             f"redirects to {shown_url(target)[:200]!r}, which is not the same server, or not encrypted; no question is sent there"
         )
     user, mark, _ = here.netloc.rpartition("@")
@@ -257,17 +257,19 @@ def _decompressed(data: bytearray, encoding: str) -> bytes | bytearray:
     """The body of a server that compresses although it was asked not to, never more than `MOST_BYTES` of it.
 
     Raises:
-        Malformed: It is larger, damaged, or compressed in a way that cannot be bounded.
+        MalformedAnswer: It is larger, damaged, or compressed in a way that cannot be bounded.
     """
     if encoding.strip().lower() in ("", "identity"):
         return data
     if encoding.strip().lower() not in ("gzip", "x-gzip", "deflate"):
-        raise Malformed(f"an answer compressed as {encoding[:40]!r}, although it was asked for uncompressed")
+        raise MalformedAnswer(f"an answer compressed as {encoding[:40]!r}, although it was asked for uncompressed")
     inflate = zlib.decompressobj(zlib.MAX_WBITS | 32)
     try:
         plain = inflate.decompress(data, MOST_BYTES)
     except zlib.error as error:
-        raise Malformed(f"a compressed answer that is damaged: {error}") from None
+        raise MalformedAnswer(f"a compressed answer that is damaged: {error}") from None
     if not inflate.eof:
-        raise Malformed(f"an answer that is cut off, or of more than {MOST_BYTES // 2**20} MB when it is decompressed")
+        raise MalformedAnswer(
+            f"an answer that is cut off, or of more than {MOST_BYTES // 2**20} MB when it is decompressed"
+        )
     return plain

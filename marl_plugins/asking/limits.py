@@ -1,4 +1,4 @@
-"""How much is asked at once, per minute, and altogether."""
+"""Limits of how much is asked at once, per minute, and altogether."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.asking.reading import UNREADABLE
-from marl_plugins.asking.request import Inquiry, Sends
+from marl_plugins.asking.request import Inquiry, MessageLayer
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
 from marl_plugins.core.problems import Problem, at
 
 if TYPE_CHECKING:
     from aiolimiter import AsyncLimiter
 
-MOST_SPENT = 10**15
+MOST_SPENT_TOKENS = 10**15
 """Tokens in an account; an earlier release added up what any answer claimed."""
 
 
@@ -32,7 +32,7 @@ class Limits:
         per_minute: Requests begun per minute; None for no limit.
     """
 
-    def __init__(self, inner: Sends, budget: SpendingBudget, concurrency: int, per_minute: float | None):
+    def __init__(self, inner: MessageLayer, budget: SpendingBudget, concurrency: int, per_minute: float | None):
         self.inner = inner
         self.budget = budget
         self.per_minute = per_minute
@@ -66,7 +66,7 @@ class Limits:
 
 @dataclass
 class SpendingBudget:
-    """What may be spent in a run, its resumed and its killed parts included.
+    """The tokens and dollars that may be spent in a run, its resumed and its killed parts included.
 
     Args:
         prefix: Of the flags that messages name.
@@ -140,6 +140,6 @@ def _spent(kept: Any, name: str) -> int:
         ValueError: It is none that can have been spent.
     """
     value = kept[name]
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_SPENT:
-        raise ValueError(f"{name} is {value!r:.40}; expected a whole number from 0 to {MOST_SPENT}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_SPENT_TOKENS:
+        raise ValueError(f"{name} is {value!r:.40}; expected a whole number from 0 to {MOST_SPENT_TOKENS}")
     return value

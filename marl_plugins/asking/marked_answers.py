@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 import pydantic
 
-from marl_plugins.asking.reading import Malformed, read_json
+from marl_plugins.asking.reading import MalformedAnswer, read_json
 from marl_plugins.core.failures import InfrastructureFailure
 
-LONGEST_EXPLANATION = 4000
+LONGEST_EXPLANATION_CHARS = 4000
 
 AROUND = r"[\s*_\[\](){}\"'`]*"
 """What markdown and habit put around a word or a number; no digit and no sign."""
@@ -70,13 +70,13 @@ def json_object(text: str, nonce: str) -> dict[str, Any] | None:
     anything else."""
     try:
         data = read_json(_unfenced(text), _refuse_duplicates)
-    except Malformed:
+    except MalformedAnswer:
         return None
     return data if isinstance(data, dict) and data.pop("nonce", None) == nonce else None
 
 
 def _unfenced(text: str) -> str:
-    """What stands in the one fenced block that a text is; any other text as it is."""
+    """Returns the content of the one fenced block that a text is; any other text as it is."""
     whole = text.strip()
     fence, _, rest = whole.partition("\n")
     inner, _, end = rest.rpartition("\n")

@@ -1,4 +1,4 @@
-"""What a model is shown of an action that it is asked about, and the prompt files that show it."""
+"""Prompts: what a model is shown of an action that it is asked about, and the files that show it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 FIELDS = ("task", "role", "duties", "training", "messages", "before", "action", "tools", "files", "fence", "form")
 LABEL_FIELDS = ("label", "answer")
 NEEDED = ("action", "fence", "form")
-LONGEST = 4000
+LONGEST_PART_CHARS = 4000
 """Characters of any one part of the prompt; longer ones keep head and tail, where tracebacks end."""
 CUT_OFF = "\n[cut off here: the limit of its length was reached]"
 
@@ -151,7 +151,7 @@ def tool_answers(actions: Sequence[Action]) -> str:
 
 def shorten(text: str) -> str:
     """Head and tail of a long text."""
-    if len(text) <= LONGEST:
+    if len(text) <= LONGEST_PART_CHARS:
         return text
-    half = LONGEST // 2
+    half = LONGEST_PART_CHARS // 2
     return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"

@@ -1,4 +1,4 @@
-"""How a judgement is asked for: one prompt with a nonce, and a second question where the answer holds no verdict."""
+"""The way in which a judgement is asked for: one prompt with a nonce, and a second question where the answer holds no verdict."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
-from marl_plugins.asking.request import Form, Inquiry, Judgement, Request, Sends, Tally
+from marl_plugins.asking.request import Form, Inquiry, Judgement, MessageLayer, Request, Tally
 from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.redaction import Redaction
 
@@ -34,7 +34,7 @@ class Questioner:
 
     def __init__(
         self,
-        inner: Sends,
+        inner: MessageLayer,
         form: Form,
         prefix: str,
         deadline: float,

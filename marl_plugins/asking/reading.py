@@ -1,4 +1,4 @@
-"""What a server sent, read: whatever it is, the result is a value of the kind that is asked for, or `Malformed`."""
+"""Reads what a server sent: whatever it is, the result is a value of the kind that is asked for, or `MalformedAnswer`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_TOKENS = 10**9
 """Of one answer; a number above it is none."""
 
 
-class Malformed(Exception):
+class MalformedAnswer(Exception):
     """An answer that is not in the protocol."""
 
 
@@ -27,17 +27,17 @@ def read_json(text: str | bytes | bytearray, pairs: Callable[[list[tuple[str, An
         pairs: Makes the objects; default: a dict each.
 
     Raises:
-        Malformed: It is not JSON, is nested too deeply, or holds too many values.
+        MalformedAnswer: It is not JSON, is nested too deeply, or holds too many values.
     """
     marks = map(text.count, ",[{") if isinstance(text, str) else map(text.count, (b",", b"[", b"{"))
     if sum(marks) > MOST_VALUES:
-        raise Malformed(f"more than {MOST_VALUES} values")
+        raise MalformedAnswer(f"more than {MOST_VALUES} values")
     try:
         return json.loads(
             text, object_pairs_hook=pairs, parse_constant=_no_number, parse_int=_integer, parse_float=_short_float
         )
     except UNREADABLE as error:
-        raise Malformed(f"not JSON: {error}") from None
+        raise MalformedAnswer(f"not JSON: {error}") from None
 
 
 def _no_number(word: str) -> Any:
@@ -62,7 +62,7 @@ def token_count(value: Any) -> int:
 
 
 def seconds_of(retry_after: str) -> float | None:
-    """What a `Retry-After` header asks for: seconds, or until a date; None where it is neither."""
+    """Returns the seconds that a `Retry-After` header asks for, which names them or a date; None where it is neither."""
     from email.utils import parsedate_to_datetime
 
     try:

@@ -1,4 +1,4 @@
-"""What is asked, in which conversation, by what kind of layer; and what is counted on the way."""
+"""Values that layers pass on: what is asked, in which conversation; and the protocols of the layers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Request:
             With it the policy's answers are sampled as its actions are.
         work: `(answer, nonce)`, for an answer without a judgement, to the message that follows it where it has something done
             first; else None.
-        depends_on: Names what the judgement depends on beside the prompt.
+        depends_on: Names what the judgement depends on in addition to the prompt.
     """
 
     prompt: Callable[[str, str], str]
@@ -73,7 +73,7 @@ class Inquiry:
         self.messages += [{"role": "assistant", "content": said[:4000] or "..."}, {"role": "user", "content": text}]
 
 
-class MayPass(InfrastructureFailure):
+class TransientFailure(InfrastructureFailure):
     """A failure that may pass when the request is repeated.
 
     Args:
@@ -85,7 +85,7 @@ class MayPass(InfrastructureFailure):
         super().__init__(kind, detail)
 
 
-class Judges(Protocol):
+class JudgementLayer(Protocol):
     """An outer layer: a request to a judgement.
 
     Raises `InfrastructureFailure` where this judgement is unavailable, `RunPaused` where all further ones are too.
@@ -94,13 +94,13 @@ class Judges(Protocol):
     async def judge(self, request: Request) -> Judgement: ...
 
 
-class Sends(Protocol):
-    """An inner layer: the messages of an inquiry to the next answer; raises as `Judges` does."""
+class MessageLayer(Protocol):
+    """An inner layer: the messages of an inquiry to the next answer; raises as `JudgementLayer` does."""
 
     async def send(self, inquiry: Inquiry) -> str: ...
 
 
-class Transport(Sends, Protocol):
+class Transport(MessageLayer, Protocol):
     """The innermost layer: whoever answers."""
 
     async def probe(self, request: Request) -> Form:
@@ -114,7 +114,7 @@ class Transport(Sends, Protocol):
 
 
 class Tally:
-    """What the layers count, until it is taken.
+    """Counts of the layers, which are kept until they are taken.
 
     Args:
         names: What `counts` may hold, for the metrics.

@@ -1,7 +1,7 @@
-"""What each way in which an endpoint fails means for a run.
+"""Each way in which an endpoint fails has a meaning for the run, which is decided here.
 
 Two kinds of failure. What may pass (429, 5xx, a connection, a time-out, an answer that is not in the protocol) is a
-`MayPass`, which is repeated; where the endpoint will not judge this very question (too long, a filter, a refusal) that one
+`TransientFailure`, which is repeated; where the endpoint will not judge this very question (too long, a filter, a refusal) that one
 judgement is missing (`InfrastructureFailure`). What cannot pass (a refused key, an unknown model, a field that the endpoint
 does not take, a redirect to another server) ends the run at once, with everything up to the last step saved (`RunPaused`).
 """
@@ -13,14 +13,14 @@ import itertools
 import re
 import time
 
-from marl_plugins.asking.chat import ChatClient, Failed, Refused, Said
+from marl_plugins.asking.chat import ChatAnswer, ChatClient, Refusal, ReportedError
 from marl_plugins.asking.endpoint import Endpoint
-from marl_plugins.asking.exchange import Redirected, Unreachable
+from marl_plugins.asking.exchange import ConnectionFailure, Redirect
 from marl_plugins.asking.limits import SpendingBudget
 from marl_plugins.asking.question import random_nonce
-from marl_plugins.asking.reading import Malformed
+from marl_plugins.asking.reading import MalformedAnswer
 from marl_plugins.asking.repeats import pause_after
-from marl_plugins.asking.request import Form, Inquiry, MayPass, Request, Tally
+from marl_plugins.asking.request import Form, Inquiry, Request, Tally, TransientFailure
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
 from marl_plugins.core.problems import Problem, Where, at
 
@@ -51,7 +51,7 @@ class EndpointTransport:
         """One answer; empty where it was cut off.
 
         Raises:
-            MayPass: It is unavailable, and repeating the request may help.
+            TransientFailure: It is unavailable, and repeating the request may help.
             InfrastructureFailure: The endpoint will not answer this one.
             RunPaused: It will not answer any.
         """
@@ -60,28 +60,28 @@ class EndpointTransport:
         self.tally.counts["requests"] += 1
         try:
             return (await self.client.ask(inquiry)).text
-        except Failed as error:
+        except ReportedError as error:
             raise self._meaning(error) from error
         except TimeoutError as error:
-            raise MayPass("coach_timeout", f"no answer within {e.timeout:g} s (--{e.prefix}.timeout)") from error
-        except Unreachable as error:
-            raise MayPass("coach_unreachable", str(error)) from error
-        except Redirected as error:
+            raise TransientFailure("coach_timeout", f"no answer within {e.timeout:g} s (--{e.prefix}.timeout)") from error
+        except ConnectionFailure as error:
+            raise TransientFailure("coach_unreachable", str(error)) from error
+        except Redirect as error:
             raise RunPaused(f"{e}: {error}") from error
-        except Refused as error:
+        except Refusal as error:
             raise InfrastructureFailure("coach_refused", str(error)) from error
-        except Malformed as error:
-            raise MayPass("coach_protocol", str(error)) from error
+        except MalformedAnswer as error:
+            raise TransientFailure("coach_protocol", str(error)) from error
 
-    def _meaning(self, error: Failed) -> Exception:
-        """What a reported error means: may pass, this question alone, or the end of the run."""
+    def _meaning(self, error: ReportedError) -> Exception:
+        """Returns what a reported error means: it may pass, concerns this question alone, or ends the run."""
         if not error.final:
             if error.busy:
-                return MayPass("coach_busy", str(error), error.wait)
+                return TransientFailure("coach_busy", str(error), error.wait)
             if error.status >= 500 or error.status in (408, 409):
-                return MayPass("coach_server", str(error), error.wait)
+                return TransientFailure("coach_server", str(error), error.wait)
             if error.status < 300:
-                return MayPass("coach_protocol", f"an error in place of an answer: {error}")
+                return TransientFailure("coach_protocol", f"an error in place of an answer: {error}")
             if error.status == 413 or (error.status in (400, 422) and ONE_REQUEST.search(f"{error.code} {error.message}")):
                 return InfrastructureFailure("coach_refused", str(error))
         return RunPaused(str(self._explained(error)))
@@ -90,7 +90,7 @@ class EndpointTransport:
     def _where(self) -> Where:
         return at(name=str(self.endpoint))
 
-    def _explained(self, error: Failed) -> Problem:
+    def _explained(self, error: ReportedError) -> Problem:
         """Returns a reported error with the fix, where there is one."""
         e, fixes = self.endpoint, []
         if error.status in (401, 403):
@@ -139,13 +139,13 @@ class EndpointTransport:
                 f"is it overloaded? --{e.prefix}.timeout raises the limit",
             )
             return Problem("endpoint.slow", where, got, fix=fix), True
-        except Unreachable as error:
+        except ConnectionFailure as error:
             return Problem("endpoint.unreachable", where, f"cannot be reached ({error})", fix="is it running?"), True
-        except Redirected as error:
+        except Redirect as error:
             return Problem("endpoint.redirects", where, str(error)), True
-        except Failed as error:
+        except ReportedError as error:
             return self._explained(error), error.status not in (400, 422)
-        except (Refused, Malformed) as error:
+        except (Refusal, MalformedAnswer) as error:
             got = f"does not answer as an OpenAI-compatible endpoint does: {error}"
             return Problem("endpoint.protocol", where, got), True
         if self.budget.limited and not said.counted:
@@ -157,7 +157,7 @@ class EndpointTransport:
             return Problem("endpoint.form", where, got, fix="use a model that follows instructions"), False
         return None, True
 
-    async def _ask_when_ready(self, inquiry: Inquiry, until: float) -> Said:
+    async def _ask_when_ready(self, inquiry: Inquiry, until: float) -> ChatAnswer:
         """An answer, waited for as a run would while the endpoint is busy, and asked for again after one time-out."""
         timed_out = False
         for attempt in itertools.count(1):
@@ -168,7 +168,7 @@ class EndpointTransport:
                 if timed_out or time.monotonic() >= until:
                     raise
                 timed_out = True
-            except Failed as error:
+            except ReportedError as error:
                 wait = pause_after(attempt, error.wait)
                 if not error.busy or time.monotonic() + wait > until:
                     raise
@@ -183,9 +183,9 @@ class EndpointTransport:
         """
         try:
             return await self.client.model_names()
-        except Failed as error:
+        except ReportedError as error:
             raise ConfigurationError(self._explained(error)) from None
-        except (TimeoutError, Unreachable, Redirected, Malformed) as error:
+        except (TimeoutError, ConnectionFailure, Redirect, MalformedAnswer) as error:
             why = str(error) or f"no answer within {self.endpoint.timeout:g} s"
             raise ConfigurationError(
                 Problem("endpoint.no_models", self._where, f"does not list its models: {why}")

@@ -1,4 +1,4 @@
-"""What the recipe says, as the plugin that is asked last: tasks, workflow, policies, grader and warm start."""
+"""The recipe takes part as the plugin that is asked last: tasks, workflow, policies, grader and warm start."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def marl_tasks(run: Run, split: str) -> Sequence[Task]:
 
 
 def _listed(loaded: Any, run: Run, split: str) -> list[Any]:
-    """What a recipe's `load` returned, as a list."""
+    """Returns what a recipe's `load` gave, as a list."""
     if isinstance(loaded, Iterable):
         return list(loaded)
     code = getattr(getattr(run.tasks_module, "load", None), "__code__", None)
@@ -122,7 +122,7 @@ def marl_score_outcome(run: Run, trajectory: Trajectory) -> Awaitable[Outcome] |
 
 @hookimpl
 def marl_state(run: Run) -> dict[str, Any]:
-    """Whether somebody scores actions: a resumed run goes on as it began."""
+    """Returns whether somebody scores actions: a resumed run goes on as it began."""
     return asdict(run.state(ActionScores))
 
 

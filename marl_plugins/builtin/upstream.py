@@ -9,7 +9,7 @@ from marl_plugins import hookimpl
 
 if TYPE_CHECKING:
     from marl_plugins.core.process_backend import ProcessBackend
-    from marl_plugins.core.processes import PolicyProcesses, Prepared
+    from marl_plugins.core.processes import PolicyProcesses, PreparedRows
 
 
 @hookimpl
@@ -20,7 +20,7 @@ def marl_processes() -> ProcessBackend:
 
 
 @hookimpl
-def marl_update(policy: PolicyProcesses, prepared: Prepared, steps: int, step: int) -> Awaitable[dict[str, float]]:
+def marl_update(policy: PolicyProcesses, prepared: PreparedRows, steps: int, step: int) -> Awaitable[dict[str, float]]:
     return policy.update(prepared, steps, step)
 
 

@@ -30,7 +30,7 @@ from marl_plugins.coach.flags import NEEDED as NEEDED  # named here for `openrlh
 from marl_plugins.coach.flags import add_flags, check_flags, judging_themselves, kind_of
 from marl_plugins.coach.flags import endpoint_of as endpoint_of
 from marl_plugins.coach.members import check_members, coaches_of, config_of, members_of
-from marl_plugins.coach.metrics import Judged, measure, measure_members
+from marl_plugins.coach.metrics import JudgedAction, measure, measure_members
 from marl_plugins.coach.notes import NOTES, note_of
 from marl_plugins.coach.section import CoachConfig
 from marl_plugins.coach.section import may_differ as may_differ
@@ -172,7 +172,7 @@ def marl_configure(run: Run) -> list[Problem]:
 
 @hookimpl
 def marl_describe(run: Run) -> dict[str, Any] | None:
-    """What models that judge may use; nothing without any."""
+    """Describes what models that judge may use; nothing without any."""
     config = config_of(run)
     return {"coach_tools": {"tools": config.tools, "max_calls": config.max_calls}} if config.tools else None
 
@@ -227,10 +227,10 @@ async def _score(run: Run, action: Action, seen: Seen) -> float:
     try:
         verdict = await state.coach.judge(action, seen)
     except (InfrastructureFailure, asyncio.CancelledError) as failure:  # cancelled: it did not come in time
-        state.verdicts[action] = Judged(action, None, last)
+        state.verdicts[action] = JudgedAction(action, None, last)
         action.explanation = f"no verdict: {failure or 'it did not come in time'}"
         raise
-    state.verdicts[action] = Judged(action, verdict, last)
+    state.verdicts[action] = JudgedAction(action, verdict, last)
     action.explanation = verdict.explanation
     action.notes[NOTES] = note_of(verdict, action, seen, state.questions)
     return verdict.share
@@ -248,7 +248,7 @@ def marl_credit(trajectories: Sequence[Trajectory], run: Run) -> Sequence[Trajec
 
 
 def looks_at_whole_steps(run: Run) -> bool:
-    """Whether something compares or counts the verdicts of a step; a rubric's alone are taken one by one."""
+    """Returns whether something compares or counts the verdicts of a step; a rubric's alone are taken one by one."""
     coach = run.args.coach
     by_rubric = coach.rubric and not members_of(run)
     return not by_rubric or coach.debias or bool(coach.corrections_coef) or coach.max_missing < 1
@@ -293,7 +293,7 @@ def marl_step(run: Run, step: Step) -> StepPart | None:
 
 @hookimpl
 def marl_log(run: Run, metrics: dict[str, float]) -> None:
-    """What was judged in the step, how long it took, what it has cost so far, and the table of the bias monitor."""
+    """Logs what was judged in the step, how long it took, what it has cost so far, and the table of the bias monitor."""
     state = run.state(CoachState)
     metrics |= state.metrics
     for member, asker in run.state(Askers).by_member.items():

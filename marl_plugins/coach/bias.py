@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 from marl_plugins.core.intervals import t_quantile
 
 if TYPE_CHECKING:
-    from marl_plugins.coach.metrics import Judged
+    from marl_plugins.coach.metrics import JudgedAction
     from marl_plugins.core.trajectory import Trajectory
 
 DECAY = 0.95
@@ -65,7 +65,7 @@ TaskSums = list[float]
 
 @dataclass(frozen=True)
 class Interval:
-    """From `low` to `high`."""
+    """An interval from `low` to `high`."""
 
     low: float
     high: float
@@ -182,7 +182,8 @@ def contrast(types: Mapping[str, TypeSums], kind: str, errors: float) -> Differe
 
 @dataclass
 class BiasMonitor:
-    """What has been seen, by role, type and task; `record` gives it as JSON values and `restore` takes it back."""
+    """Keeps the scores that have been seen, by role, type and task; `record` gives them as JSON values and `restore` takes
+    them back."""
 
     step: int = 0
     """Number of steps that were taken in."""
@@ -190,14 +191,14 @@ class BiasMonitor:
     tests: dict[str, dict[str, Difference]] = field(default_factory=dict)
     """What `differences` gives for an alarm, as of the last step."""
 
-    def observe(self, step: Iterable[tuple[Trajectory, Judged]]) -> None:
+    def observe(self, step: Iterable[tuple[Trajectory, JudgedAction]]) -> None:
         """Take in a step's verdicts: of each role one mean score a trajectory, because its actions are no independent samples."""
-        found: dict[tuple[str, str, str], dict[int, list[tuple[float, float]]]] = {}
+        found: dict[tuple[str, str, str], dict[Trajectory, list[tuple[float, float]]]] = {}
         for trajectory, judged in step:
             kind, outcome = type_of(trajectory), trajectory.outcome_of(judged.action.role)
             if kind is not None and judged.verdict is not None and outcome is not None:
                 samples = found.setdefault((judged.action.role, kind, trajectory.task.id), {})
-                samples.setdefault(id(trajectory), []).append((judged.verdict.share, outcome))
+                samples.setdefault(trajectory, []).append((judged.verdict.share, outcome))
         means = {key: [(fmean(s for s, _ in some), some[0][1]) for some in of.values()] for key, of in found.items()}
         self.add(means)
 
@@ -223,7 +224,8 @@ class BiasMonitor:
         self.tests = self.differences()
 
     def differences(self, errors: float | None = None) -> dict[str, dict[str, Difference]]:
-        """By role each type against the mean of the others; roles with fewer than two types that have enough tasks are left out.
+        """Returns, by role, each type against the mean of the others; roles with fewer than two types that have enough tasks are
+        left out.
 
         Of two types one line says it all: that of the first in alphabetical order.
 
@@ -241,7 +243,8 @@ class BiasMonitor:
         return {kind: one for kind, one in types.items() if one.count >= LEAST_TASKS}
 
     def corrections(self) -> dict[str, dict[str, float]]:
-        """By role and type what is too much in the scores: how far the type lies from the mean of all, where it has a bias."""
+        """Returns, by role and type, what is too much in the scores: how far the type lies from the mean of all, where it has a
+        bias."""
         found: dict[str, dict[str, float]] = {}
         for role, table in self.tests.items():
             share = 1 - 1 / max(2, len(table))
@@ -291,7 +294,7 @@ def type_of(trajectory: Trajectory) -> str | None:
     return None if kind is None else str(kind)
 
 
-def debias(monitor: BiasMonitor, step: Sequence[tuple[Trajectory, Judged]]) -> None:
+def debias(monitor: BiasMonitor, step: Sequence[tuple[Trajectory, JudgedAction]]) -> None:
     """Take the bias of the steps before out of a step's scores, within [0, 1]."""
     corrections = monitor.corrections()
     for trajectory, judged in step:

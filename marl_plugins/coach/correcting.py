@@ -23,7 +23,7 @@ WHAT = (
 
 
 def instruction(nonce: str, form: str) -> str:
-    """What is asked beside the verdict."""
+    """Returns what is asked in addition to the verdict."""
     if form == "json":
         return f'In "correction" give {WHAT}; null if nothing needs to change.'
     return (

@@ -160,7 +160,8 @@ def usable(
 
 
 def teach(judged: Iterable[tuple[Trajectory, Action]], coef: float) -> dict[str, float]:
-    """Have the corrected actions of a step trained on beside what was said (`--coach.corrections_coef`), as far as they have a
+    """Has the corrected actions of a step trained on in addition to what was said (`--coach.corrections_coef`), as far as they
+    have a
     reward and can be used; how many there are by role and what became of them. Too long ones are found where they are trained."""
     counts: Counter[str] = Counter()
     for trajectory, action in judged:
@@ -175,7 +176,7 @@ def teach(judged: Iterable[tuple[Trajectory, Action]], coef: float) -> dict[str,
 
 
 def why_refused(trajectory: Trajectory, action: Action, note: Mapping[str, Any], fits: Room) -> str:
-    """Why a correction is not used; empty where it is."""
+    """Returns why a correction is not used; empty where it is."""
     correction = str(note["correction"])
     if not correction.strip():
         return "empty"
@@ -187,13 +188,13 @@ def why_refused(trajectory: Trajectory, action: Action, note: Mapping[str, Any],
 
 
 def material_of(trajectory: Trajectory, action: Action) -> str:
-    """What the agent was shown, without the task's own text, whose numbers say nothing of the answer."""
+    """Returns what the agent was shown, without the task's own text, whose numbers say nothing of the answer."""
     shown = "\n".join(text for _, text in action.messages[:-1])
     return shown.replace(trajectory.task.prompt, "")
 
 
 def leaks(correction: str, label: Any, material: str) -> bool:
-    """Whether a correction holds a label that the material does not."""
+    """Returns whether a correction holds a label that the material does not."""
     return any(holds(correction, part) and not holds(material, part) for part in parts_of(label))
 
 
@@ -207,7 +208,7 @@ def parts_of(label: Any) -> Iterator[str]:
 
 
 def holds(text: str, part: str) -> bool:
-    """Whether a text has a part of a label in it: a number by its value, anything else word by word, whatever its case."""
+    """Returns whether a text has a part of a label in it: a number by its value, anything else word by word, whatever its case."""
     value = number(part)
     if value is not None:
         return any(number(found) == value for found in NUMBER.findall(text))
@@ -221,7 +222,7 @@ def number(text: str) -> Fraction | None:
 
 
 def row_of(trajectory: Trajectory, action: Action, correction: str) -> dict[str, Any]:
-    """What the lines of both files have in common, with both answers."""
+    """Returns what the lines of both files have in common, with both answers."""
     root = action
     while root.before is not None:
         root = root.before

@@ -148,7 +148,7 @@ def rows_of(
 
 
 def questions_of(run: Run) -> Questions:
-    """How the run's coach asks; for rules, how a model is asked with the package's prompts."""
+    """Returns the questions of the run's coach; for rules, those of a model with the package's prompts."""
     from marl_plugins.asking.prompts import duties_of
     from marl_plugins.coach.model import PROMPTS, Questions, read_prompt
 
@@ -157,7 +157,7 @@ def questions_of(run: Run) -> Questions:
 
 
 def question(trajectory: Trajectory, action: Action, note: Mapping[str, Any], questions: Questions) -> Request:
-    """What the coach was asked of a recorded action."""
+    """Returns the question that the coach was asked of a recorded action."""
     seen = Seen.of(trajectory, action)
     if note["knew_the_label"]:
         seen = SeenLast(**vars(seen), label=trajectory.task.label, answer=trajectory.answer)
@@ -198,7 +198,7 @@ def row_of(
 
 
 def held_out(task: str, share: float) -> bool:
-    """On which side a task is: a function of its name alone, so that it is the same one in the data of every run."""
+    """Returns whether a task is held out: a function of its name alone, so that it is the same one in the data of every run."""
     return derive_seed("held out", task) < share * 2**31
 
 

@@ -63,7 +63,7 @@ def endpoints_of_run(run: Run) -> list[tuple[Asker, Endpoint]]:
 
 
 def report_untried_coach(run: Run | None, endpoint: Endpoint) -> list[Finding]:
-    """With `--static`: report that the coach's endpoint was not tried."""
+    """Reports, with `--static`, that the coach's endpoint was not tried."""
     chosen = bool(endpoint.model) or endpoint.base_url != default_of("base_url")
     if run is not None:
         chosen = bool(endpoints_of_run(run))
@@ -93,7 +93,7 @@ def probe_coach(asker: Asker, endpoint: Endpoint) -> list[Finding]:
 
 
 def _fix(endpoint: Endpoint, problem: Problem) -> str:
-    """What to type after the endpoint's answer; if it does not have this model, the models it has."""
+    """Returns what to type after the endpoint's answer; if it does not have this model, the models it has."""
     if problem.code == "endpoint.key":
         return f"export {endpoint.api_key_env}=..., or name another variable: --coach.api_key_env NAME"
     if problem.code == "endpoint.unreachable":
@@ -105,7 +105,7 @@ def _fix(endpoint: Endpoint, problem: Problem) -> str:
 
 
 def report_models(endpoint: Endpoint) -> list[Finding]:
-    """Which models an endpoint has: a note in any case, because no flag says that a run would use it."""
+    """Reports the models that an endpoint has: a note in any case, because no flag says that a run would use it."""
     names, problem = fetch_model_names(endpoint)
     place = urlsplit(endpoint.shown_url).netloc
     if problem:

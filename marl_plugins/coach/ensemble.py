@@ -21,7 +21,7 @@ from marl_plugins.coach.verdict import JointVerdict, Verdict
 from marl_plugins.core.failures import InfrastructureFailure
 
 if TYPE_CHECKING:
-    from marl_plugins.coach.metrics import Judged
+    from marl_plugins.coach.metrics import JudgedAction
     from marl_plugins.coach.section import CoachConfig
     from marl_plugins.coach.state import Coach
     from marl_plugins.core.scoring import Seen
@@ -94,7 +94,7 @@ class Ensemble:
         return min(max(scores), max(min(scores), mean))  # rounding, at 10
 
     def _correct(self, claims: Sequence[bool]) -> bool | None:
-        """What most of them say of the answer; the worst of them is the one that says no."""
+        """Returns what most members say of the answer; the worst of them is the one that says no."""
         if self.config.combine == "worst" and claims:
             return all(claims)
         wrong = claims.count(False)
@@ -108,7 +108,7 @@ async def _verdict_of(member: Coach, action: Action, seen: Seen) -> Verdict | In
         return failure
 
 
-def weigh_by_agreement(step: Sequence[Judged]) -> None:
+def weigh_by_agreement(step: Sequence[JudgedAction]) -> None:
     """Bring the score of each action closer to the mean m of its role's in the step, the more its judges disagree.
 
         s' = m + (1 - 2 d) (s - m)      d the disagreement: 0 changes nothing, 0.5 leaves m

@@ -190,7 +190,7 @@ def kind_of(args: Any) -> str | None:
 
 
 def check_flags(run: Run) -> list[Problem]:
-    """What is wrong with the flags beyond the range of each, and warnings."""
+    """Returns what is wrong with the flags beyond the range of each, and warnings."""
     kind = kind_of(run.args.coach)
     if kind is None:
         return [
@@ -241,7 +241,7 @@ def _irrelevant_flags(run: Run, kind: str) -> list[Problem]:
 
 
 def policy_problems(run: Run, coach: Any) -> list[Problem]:
-    """What is wrong with the policy that is to judge (`coach.policy`, `coach.max_tokens`)."""
+    """Returns what is wrong with the policy that is to judge (`coach.policy`, `coach.max_tokens`)."""
     name, longest = coach.policy, coach.max_tokens
     trainable = {p.name: p.trainable or bool(p.follows) for p in run.policies}
     if name not in trainable:
@@ -284,7 +284,7 @@ def policy_problems(run: Run, coach: Any) -> list[Problem]:
 
 
 def _training_problems(run: Run, coach: Any) -> list[Problem]:
-    """What is wrong with a policy of the run that is to judge and to be trained on it."""
+    """Returns what is wrong with a policy of the run that is to judge and to be trained on it."""
     name = coach.policy
     (policy,) = (p for p in run.policies if p.name == name)
     if policy.follows:
@@ -340,7 +340,7 @@ def judging_themselves(run: Run, coaches: Iterable[str | None]) -> list[Problem]
 
 
 def endpoint_problems(args: Any) -> list[Problem]:
-    """What is wrong with an endpoint's flags (`args.base_url`, ...)."""
+    """Returns what is wrong with an endpoint's flags (`args.base_url`, ...)."""
     problems = []
     if args.budget is not None and not (args.price_in or args.price_out):
         problems.append(
@@ -366,7 +366,7 @@ def endpoint_problems(args: Any) -> list[Problem]:
 
 
 def _address_problems(url: str) -> list[Problem]:
-    """What is wrong with an endpoint's address; none of it is repeated that may be a password."""
+    """Returns what is wrong with an endpoint's address; none of it is repeated that may be a password."""
     try:
         place = urlsplit(url)
         if place.scheme in ("http", "https") and place.hostname and (place.port is None or place.port > 0):

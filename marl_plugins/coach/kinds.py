@@ -109,7 +109,7 @@ def make_one(run: Run, args: Any, shared: Callable[[], KeptAnswers]) -> tuple[Co
 
 
 def _programs(run: Run) -> Programs | None:
-    """What models run programs with, where the recipe lets them."""
+    """Returns what models run programs with, where the recipe lets them."""
     config = config_of(run)
     if not config.tools:
         return None
@@ -119,7 +119,7 @@ def _programs(run: Run) -> Programs | None:
 
 
 def told(run: Run, role: str) -> str:
-    """What a model is told of a role's training."""
+    """Returns what a model is told of a role's training."""
     state = run.state(CoachState)
     return training_text(run, role, state.stages, state.bias)
 

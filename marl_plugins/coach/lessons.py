@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.coach.training import lessons
-from marl_plugins.core.estimators import Whitened
+from marl_plugins.core.estimators import WhitenedAdvantages
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.rows import Row, auxiliary_rows
 from marl_plugins.core.steps import Step, StepPart
 from marl_plugins.core.trajectory import Trajectory
-from marl_plugins.runtime.experience import Prepared, estimate
+from marl_plugins.runtime.experience import PreparedRows, estimate
 
 if TYPE_CHECKING:
     from marl_plugins.coach.state import CoachState
 
 
-class WhitenedByRole(Whitened):
+class WhitenedAdvantagesByRole(WhitenedAdvantages):
     """Whitened rewards; verdicts on one role are compared with each other alone."""
 
     def normalisation_group(self, row: Row) -> str:
@@ -41,12 +41,12 @@ class JudgeTraining(StepPart):
         due = {name for name, policy in self.step.policies.items() if policy.spec.is_due(self.step.number)}
         self.own_rows = auxiliary_rows(self.answers, due)
 
-    async def prepared(self, prepared: Sequence[Prepared]) -> Sequence[Prepared]:
+    async def prepared(self, prepared: Sequence[PreparedRows]) -> Sequence[PreparedRows]:
         by_policy: dict[str, list[Row]] = {}
         for row in self.own_rows:
             by_policy.setdefault(row.action.policy, []).append(row)
         forwarded: list[Any] = [await self.step.policies[name].forward(rows) for name, rows in by_policy.items()]
-        return [*prepared, *estimate(forwarded, WhitenedByRole())]
+        return [*prepared, *estimate(forwarded, WhitenedAdvantagesByRole())]
 
     def ledger(self) -> Ledger | None:
         return Ledger.of(self.step.number, self.answers, self.own_rows) if self.answers else None

@@ -22,7 +22,7 @@ from marl_plugins.coach.section import CoachConfig, CoachMemberConfig
 from marl_plugins.core.options import recipe_file
 from marl_plugins.core.problems import Problem, at, meant
 from marl_plugins.hosts.upstream_cli import Parser
-from marl_plugins.plan.flags import Given, actions_of, parse_alone
+from marl_plugins.plan.flags import GivenFlag, actions_of, parse_alone
 
 if TYPE_CHECKING:
     from marl_plugins.run import Run
@@ -124,12 +124,12 @@ def check_members(run: Run) -> list[Problem]:
 
 
 def kinds_of(member: CoachMemberConfig) -> list[str]:
-    """Which of `rubric`, `model` and `policy` it has; there should be one."""
+    """Returns which of `rubric`, `model` and `policy` a member has; there should be one."""
     return [kind for kind in KINDS if getattr(member, kind)]
 
 
 def _member_problems(run: Run, name: str, member: CoachMemberConfig) -> list[Problem]:
-    """What is wrong with one member."""
+    """Returns what is wrong with one member."""
     problems, key = [], f"coach.members.{name}"
     if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
         got = "letters, digits, `_`, `-` and `.` make the name of a member, which metrics and files have"
@@ -148,7 +148,7 @@ def _member_problems(run: Run, name: str, member: CoachMemberConfig) -> list[Pro
 
 
 def _flag_problems(member: str, flag: str, value: Any, kinds: Sequence[str]) -> list[Problem]:
-    """What is wrong with a flag of a member.
+    """Returns what is wrong with a flag of a member.
 
     Args:
         member: The member's key.
@@ -171,5 +171,5 @@ def _parser() -> Parser:
     return parser
 
 
-def _given(name: str, value: Any) -> Given:
-    return Given(f"coach.{name}", tuple(str(v) for v in (value if isinstance(value, list) else [value])), "")
+def _given(name: str, value: Any) -> GivenFlag:
+    return GivenFlag(f"coach.{name}", tuple(str(v) for v in (value if isinstance(value, list) else [value])), "")

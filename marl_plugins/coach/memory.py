@@ -1,4 +1,5 @@
-"""What models are told of the training, as `{training}` in their prompts: what counts in its stage, and how the role is doing.
+"""The memory of a coach: what models are told of the training, as `{training}` in their prompts, that is what counts in its stage,
+and how the role is doing.
 
 With `--coach.memory` a model knows the smoothed numbers of the role that it judges (core/behaviour.py) and the bias of its own
 scores by type of task, both of the steps before. They are of past steps and of all tasks, so that no task's label is among them.

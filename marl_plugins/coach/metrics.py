@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedAction:
     """An action that the coach was asked about.
 
     Args:
@@ -29,7 +29,7 @@ class Judged:
     last: bool
 
 
-def measure(step: Sequence[tuple[Trajectory, Judged]]) -> dict[str, float]:
+def measure(step: Sequence[tuple[Trajectory, JudgedAction]]) -> dict[str, float]:
     """Metrics of a step's verdicts."""
     metrics: dict[str, float] = {}
     by_role: dict[str, list[float]] = defaultdict(list)
@@ -62,7 +62,7 @@ def measure(step: Sequence[tuple[Trajectory, Judged]]) -> dict[str, float]:
     return metrics
 
 
-def measure_members(step: Sequence[tuple[Trajectory, Judged]], members: Sequence[str]) -> dict[str, float]:
+def measure_members(step: Sequence[tuple[Trajectory, JudgedAction]], members: Sequence[str]) -> dict[str, float]:
     """Metrics of an ensemble's members: what each says and how often it has no verdict, and by role how far they disagree."""
     verdicts = [(j.action.role, j.verdict) for _, j in step if isinstance(j.verdict, JointVerdict)]
     metrics: dict[str, float] = {}
@@ -82,8 +82,9 @@ def measure_members(step: Sequence[tuple[Trajectory, Judged]], members: Sequence
     return metrics
 
 
-def agreements(step: Sequence[tuple[Trajectory, Judged]]) -> list[bool]:
-    """Whether each verdict of a last action agrees with its role's outcome; without a claim of rightness its score decides."""
+def agreements(step: Sequence[tuple[Trajectory, JudgedAction]]) -> list[bool]:
+    """Returns whether each verdict of a last action agrees with its role's outcome; without a claim of rightness its score
+    decides."""
     found = []
     for trajectory, judged in step:
         verdict = judged.verdict

@@ -26,7 +26,7 @@ PROMPTS = Path(__file__).parent / "prompts"
 
 @dataclass(frozen=True)
 class Questions:
-    """What a model is asked of an action.
+    """The questions that a model is asked of an action.
 
     Args:
         prompts: For all actions but the last, and for the last role's last action.
@@ -43,7 +43,7 @@ class Questions:
     programs: Programs | None = None
 
     async def about(self, action: Action, seen: Seen) -> Request:
-        """As `of`, with the files for its programs."""
+        """Does the same as `of`, with the files for its programs."""
         copies = await copied(files_of(action, seen), seen.workspace) if self.programs else NO_FILES
         return self.of(action, seen, copies)
 
@@ -134,7 +134,7 @@ def read_prompt(path: Path, *, with_label: bool) -> str:
 
 
 def without_training(prompts: Sequence[str]) -> list[Problem]:
-    """That prompts do not say what there is to say of the training."""
+    """Returns a problem where prompts do not show what there is to say of the training."""
     wanting = [name for name, text in zip(("prompt", "last_prompt"), prompts, strict=True) if "{training}" not in text]
     return [
         Problem(

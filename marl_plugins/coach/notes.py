@@ -1,4 +1,5 @@
-"""What is recorded of a verdict with its action (`notes`, `coach`), beside the score, which may change, and the explanation.
+"""Notes of a verdict that are recorded with its action (`notes`, `coach`), in addition to the score, which may change, and the
+explanation.
 
     score, correct, criteria     as the coach gave them
     knew_the_label               whether it did

@@ -75,7 +75,7 @@ async def copied(files: Sequence[File], workspace: Path | None) -> Copies:
 
 @dataclass(frozen=True)
 class Programs:
-    """What a coach's programs are run with.
+    """The programs of a coach: the tool and the files that they are run with.
 
     Args:
         tool: The run's tool `python`.
@@ -87,7 +87,7 @@ class Programs:
 
     @property
     def instruction(self) -> str:
-        """What the coach is told of them."""
+        """Returns what the coach is told of them."""
         return (
             f"Before your verdict you may run Python programs, {self.most} at most: end an answer that holds no verdict yet with "
             "one in a block that begins with ```python, and you are shown what it prints. It works in a sandbox, on copies of the "
@@ -111,7 +111,8 @@ class Work:
         return json.dumps([limits, self.programs.most, contents, list(self.copies.missing)], sort_keys=True)
 
     async def answer(self, text: str, nonce: str) -> str | None:
-        """What the programs in an answer printed, as the coach is shown it; None where there is none, or no more may be run.
+        """Returns what the programs in an answer printed, as the coach is shown it; None where there is none, or no more may be
+        run.
 
         Raises:
             InfrastructureFailure: One could not be run.
@@ -142,7 +143,7 @@ class Work:
 
 
 def check_tools(config: CoachConfig, forms: Sequence[str | None]) -> list[Problem]:
-    """What is wrong with `coach: tools:`, each beginning with its key.
+    """Returns what is wrong with `coach: tools:`, each beginning with its key.
 
     Args:
         forms: Of each model among the coaches the form of its answers, None for a policy's, which is text.

@@ -182,7 +182,7 @@ def load_rules(path: Path, roles: Sequence[str]) -> tuple[dict[str, list[Criteri
 
 
 def try_rubric(run: Run, coach: RubricCoach, place: str) -> list[Problem]:
-    """What is wrong with the criteria when they judge what the rehearsal of the run left; remarks are among it.
+    """Returns what is wrong with the criteria when they judge what the rehearsal of the run left; remarks are among it.
 
     Args:
         place: Where the rubric is named, for messages.

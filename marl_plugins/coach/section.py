@@ -34,7 +34,7 @@ class CoachMemberConfig(Model):
 
 
 class CoachStageConfig(Model):
-    """What the coach asks for in a stage of the training. All stages but the last have `until_outcome` or `until_step`."""
+    """A stage of the training, and what the coach asks for in it. All stages but the last have `until_outcome` or `until_step`."""
 
     EXAMPLE: ClassVar[str] = "{until_outcome: 0.5, weights: {runs: 3}}"
 

@@ -1,4 +1,5 @@
-"""What the coach asks for in a stage of the training (MAPPA, appendix E.4): first that it works at all, then that it is done well.
+"""Stages of the training, and what the coach asks for in each (MAPPA, appendix E.4): first that it works at all, then that it is
+done well.
 
 A stage changes the points of a rubric's criteria and tells models what counts. It lasts until a step, or until the mean outcome of
 training, smoothed as other metrics are, has reached a bound; where the outcome falls `MARGIN` below the bound again, the stage
@@ -32,12 +33,12 @@ class Stages:
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """What the points of criteria are multiplied by now."""
+        """Returns the factors of the points of criteria in this stage."""
         return self.stages[self.index].weights if self.stages else {}
 
     @property
     def ask(self) -> str:
-        """What models are told now."""
+        """Returns what models are told in this stage."""
         return self.stages[self.index].ask if self.stages else ""
 
     def observe(self, step: int, outcome: float | None) -> None:
@@ -64,14 +65,14 @@ class Stages:
         return {"index": self.index, "outcome": self.outcome}
 
     def restore(self, record: Mapping[str, Any]) -> None:
-        """Where there are fewer stages than there were, the last one."""
+        """Takes a saved stage back; the last one where there are fewer stages than there were."""
         self.index, self.outcome = min(record["index"], max(0, len(self.stages) - 1)), record["outcome"]
 
 
 def check_stages(
     stages: Sequence[CoachStageConfig], rubrics: Sequence[Mapping[str, Sequence[Criterion]]], models: bool
 ) -> list[Problem]:
-    """What is wrong with the stages, each beginning with its key.
+    """Returns what is wrong with the stages, each beginning with its key.
 
     Args:
         rubrics: Of the coach and its members, by role.

@@ -1,4 +1,4 @@
-"""What the coach keeps from one hook to the next; it belongs to the run."""
+"""The state that the coach keeps from one hook to the next; it belongs to the run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from marl_plugins.coach.bias import BiasMonitor
 from marl_plugins.coach.stages import Stages
 
 if TYPE_CHECKING:
-    from marl_plugins.coach.metrics import Judged
+    from marl_plugins.coach.metrics import JudgedAction
     from marl_plugins.coach.model import Questions
-    from marl_plugins.coach.training import Said
+    from marl_plugins.coach.training import JudgeAnswer
     from marl_plugins.coach.verdict import Verdict
     from marl_plugins.core.scoring import Seen
     from marl_plugins.core.trajectory import Action, Trajectory
@@ -31,19 +31,19 @@ class CoachState:
         self.coach: Coach | None = None
         self.questions: Questions | None = None
         """How the first of its models is asked."""
-        self.verdicts: dict[Action, Judged] = {}
+        self.verdicts: dict[Action, JudgedAction] = {}
         """By `id` of the action, which the entry keeps alive."""
-        self.said: dict[Action, list[Said]] = {}
+        self.said: dict[Action, list[JudgeAnswer]] = {}
         """What policies that are trained have said of an action."""
         self.metrics: dict[str, float] = {}
-        self.judged: list[tuple[Trajectory, Judged]] = []
+        self.judged: list[tuple[Trajectory, JudgedAction]] = []
         """The step's verdicts, once it has its credit."""
         self.bias = BiasMonitor()
         self.stages = Stages()
 
 
-def judged_in(run: Run, trajectories: Sequence[Trajectory]) -> list[tuple[Trajectory, Judged]]:
-    """What the coach was asked about since the last `marl_log`, in trajectories that are not lost."""
+def judged_in(run: Run, trajectories: Sequence[Trajectory]) -> list[tuple[Trajectory, JudgedAction]]:
+    """Returns the actions that the coach was asked about since the last `marl_log`, in trajectories that are not lost."""
     verdicts = run.state(CoachState).verdicts
     alive = [t for t in trajectories if not t.infrastructure_failure]
     return [(t, verdicts[a]) for t in alive for a in t.actions if a in verdicts]

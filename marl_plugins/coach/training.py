@@ -42,7 +42,7 @@ UNREADABLE = 0.0
 
 
 @dataclass(frozen=True)
-class Said:
+class JudgeAnswer:
     """An answer of a judge about an action.
 
     Args:
@@ -63,24 +63,24 @@ class TrainedCoach(ModelCoach):
         said: Where its answers are kept until the step has its credit, by action.
     """
 
-    def __init__(self, asker: Asker, questions: Questions, policy: str, said: dict[Action, list[Said]]):
+    def __init__(self, asker: Asker, questions: Questions, policy: str, said: dict[Action, list[JudgeAnswer]]):
         super().__init__(asker, questions)
         self.policy = policy
         self.said = said
 
     async def judge(self, action: Action, seen: Seen) -> Verdict:
-        """As `ModelCoach`; the answers are kept."""
+        """Judges as `ModelCoach` does, and keeps the answers."""
 
         def heard(answer: Answer, judgement: Judgement | None) -> None:
             score = None if judgement is None else kept_as(Verdict, judgement).share
-            self.said.setdefault(action, []).append(Said(self.policy, action, answer, score))
+            self.said.setdefault(action, []).append(JudgeAnswer(self.policy, action, answer, score))
 
         request = replace(await self.questions.about(action, seen), heard=heard)
         return kept_as(Verdict, await self.asker.judge(request))
 
 
 def shares_in_tau(verdicts: Sequence[tuple[float, float]]) -> list[float]:
-    """What each verdict contributes to Kendall's tau-a of scores and outcomes, in [-1, 1]; their mean is tau.
+    """Returns what each verdict contributes to Kendall's tau-a of scores and outcomes, in [-1, 1]; their mean is tau.
 
     Args:
         verdicts: Score and outcome.
@@ -116,10 +116,10 @@ class Lesson:
 
 
 def lessons(
-    said: Mapping[Action, Sequence[Said]], trajectories: Sequence[Trajectory]
+    said: Mapping[Action, Sequence[JudgeAnswer]], trajectories: Sequence[Trajectory]
 ) -> tuple[list[Trajectory], dict[str, float]]:
-    """What judges have said of each trajectory, as actions of their policies with rewards, or with the reason why there is none;
-    and metrics of it.
+    """Returns what judges have said of each trajectory, as actions of their policies with rewards, or with the reason why there is
+    none; and metrics of it.
 
     The `role` of such an action is `POLICY/ROLE`, ROLE being the one that was judged.
     """
@@ -150,7 +150,7 @@ def lessons(
     return found, metrics
 
 
-def _action(one: Said, number: int) -> Action:
+def _action(one: JudgeAnswer, number: int) -> Action:
     return Action(
         path=f"{one.policy}.{one.action.path}.{number}",
         role=f"{one.policy}/{one.action.role}",

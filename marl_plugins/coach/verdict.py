@@ -1,4 +1,4 @@
-"""What a coach answers about one action, and how it is read: strictly, because a wrong reading is a wrong reward.
+"""The verdict of a coach about one action, and how it is read: strictly, because a wrong reading is a wrong reward.
 
     text    lines that carry the request's nonce: `CORRECT 9f31c2aa: yes`, `SCORE 9f31c2aa: 7.5`
     json    one object of the schema with the nonce in it, and nothing around it (structured output)
@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import pydantic
 
-from marl_plugins.asking.marked_answers import LONGEST_EXPLANATION, json_object, line_patterns, value_of
+from marl_plugins.asking.marked_answers import LONGEST_EXPLANATION_CHARS, json_object, line_patterns, value_of
 
 NUMBER = r"(?:10(?:\.0+)?|\d(?:\.\d+)?)"
 VALUES = {"SCORE": rf"({NUMBER})(?:\s*/\s*10(?:\.0+)?)?\.?", "CORRECT": r"(yes|no|true|false)\.?"}
@@ -95,7 +95,7 @@ def schema(with_label: bool) -> dict[str, Any]:
 
 
 def instruction(nonce: str, form: str, with_label: bool) -> str:
-    """How the coach has to answer."""
+    """Returns how the coach has to answer."""
     if form == "json":
         correct = ', "correct": true or false (is the team\'s answer right?)' if with_label else ""
         return (
@@ -124,7 +124,7 @@ def _parse_lines(text: str, nonce: str, with_label: bool) -> Verdict | None:
     if score is None or (with_label and correct is None):
         return None
     known = None if correct is None or not with_label else correct in ("yes", "true")
-    return Verdict(score=float(score), correct=known, explanation=text.strip()[-LONGEST_EXPLANATION:])
+    return Verdict(score=float(score), correct=known, explanation=text.strip()[-LONGEST_EXPLANATION_CHARS:])
 
 
 def answer(verdict: Verdict, nonce: str, form: str, with_label: bool) -> str:
@@ -158,7 +158,7 @@ def _parse_json(text: str, nonce: str, with_label: bool) -> Verdict | None:
         criteria = {c["name"]: c["score"] for c in named}
         if len(criteria) < len(named):
             return None
-        given["explanation"] = (given.get("explanation") or "")[:LONGEST_EXPLANATION]
+        given["explanation"] = (given.get("explanation") or "")[:LONGEST_EXPLANATION_CHARS]
         verdict = Verdict(**given, criteria=criteria)
     except (pydantic.ValidationError, TypeError, KeyError):
         return None

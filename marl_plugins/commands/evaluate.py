@@ -152,7 +152,7 @@ def with_models(run: Run, folder: Path, only: Sequence[str]) -> Run:
 
 
 def evaluate(plan: Plan) -> dict[str, Any]:
-    """The held-out outcome with its interval; what is lost to infrastructure is in neither and is counted beside them.
+    """The held-out outcome with its interval; what is lost to infrastructure is in neither and is counted apart.
 
     Raises:
         ConfigurationError: There are no held-out tasks, or a model does not load.

@@ -83,7 +83,7 @@ def accounts_of(actions: Iterable[tuple[Trajectory, Action]]) -> dict[str, Accou
 
 @dataclass
 class Account:
-    """What became of the actions of one policy."""
+    """An account of what became of the actions of one policy."""
 
     HEADER = ("policy", "versions", "actions", "trained", "left out", "tokens shown", "sampled")
 

@@ -226,12 +226,12 @@ def copy(name: str, folder: Path) -> int:
 
 
 def _not_copied(folder: str, names: list[str]) -> set[str]:
-    """What of a folder is no part of a recipe: caches of Python, and folders that runs have written."""
+    """Returns the entries of a folder that are no part of a recipe: caches of Python, and folders that runs have written."""
     return {name for name in names if name == "__pycache__" or (Path(folder) / name / COMMAND_FILE).is_file()}
 
 
 def _is_recipe(path: Path) -> bool:
-    """Whether a YAML file is a recipe, and no other file beside one."""
+    """Returns whether a YAML file is a recipe, and no other file in the folder of one."""
     try:
         base_of(read_recipe(path))
     except ConfigurationError:

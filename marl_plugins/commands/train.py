@@ -61,7 +61,8 @@ def main(words: Sequence[str]) -> int:
 
 
 def finished(plan: Plan, step: int) -> str:
-    """What is said of a resumed run of which nothing is left to do; empty where there is something, or where that is not known yet.
+    """Returns what is said of a resumed run that has nothing left to do; empty where there is something, or where that is not known
+    yet.
 
     Args:
         step: The saved step that it would continue from; 0 for none.

@@ -48,7 +48,7 @@ TASKS, SAMPLES = 3, 4
 
 
 class PluginContract(ToolContract):
-    """What a plugin promises by the hooks that it implements (marl_plugins/hookspecs.py)."""
+    """The promises that a plugin makes by the hooks that it implements (marl_plugins/hookspecs.py)."""
 
     def test_it_is_active_in_a_run(self) -> None:
         """Found, its hooks known, its configuration accepted, and nothing opened by planning."""
@@ -109,7 +109,7 @@ class PluginContract(ToolContract):
         )
 
     def _own(self, plan: Plan, hook: str, **given: Any) -> Any:
-        """What the plugin alone makes of a chain's value."""
+        """Returns what the plugin alone makes of a chain's value."""
         (impl,) = (i for i in plan.plugins.implementations(hook) if i.plugin_name == self.plugin_name)
         answer = impl.function(*(given[wanted] for wanted in impl.argnames))
         return asyncio.run(_awaited(answer)) if inspect.isawaitable(answer) else answer
@@ -124,7 +124,8 @@ class PluginContract(ToolContract):
         }
 
     def test_scores_lie_between_0_and_1(self) -> None:
-        """Or are None: missing; an outcome may be one per role. An unavailable scorer raises `InfrastructureFailure`."""
+        """Scores lie between 0 and 1, or are None where they are missing; an outcome may be one per role. An unavailable scorer
+        raises `InfrastructureFailure`."""
         plan, name = self.plan, self.plugin_name
         scorers = {}
         for hook in ("marl_score_action", "marl_score_outcome"):
@@ -211,7 +212,8 @@ class PluginContract(ToolContract):
         assert not wrong, f"marl_log or the estimator's metrics gave what no tracker takes: {wrong}"
 
     def test_state_comes_back_from_json(self) -> None:
-        """After a step, in another process; the next step has the advantages that it would have had."""
+        """State that was saved after a step comes back in another process; the next step has the advantages that it would have
+        had."""
         plan = self.plan
         estimator, rows = _estimator(plan), _rows(plan.run)
         _credited(plan, _trajectories(plan.run))
@@ -340,7 +342,7 @@ def _advantages(
 
 
 def _close(one: dict[str, Any], two: dict[str, Any]) -> bool:
-    """Whether the same names have the same numbers, but for the last digits of float32; None is like None only."""
+    """Returns whether the same names have the same numbers, but for the last digits of float32; None is like None only."""
 
     def same(a: float | None, b: float | None) -> bool:
         return a is b if a is None or b is None else math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-5)

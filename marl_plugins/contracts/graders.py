@@ -1,10 +1,10 @@
 """Answers of which their author knows what they are worth: a grader pays what is right, and neither what is wrong nor tricks.
 
     # answers.py, in the recipe's folder
-    from marl_plugins.contracts.graders import Graded
+    from marl_plugins.contracts.graders import GradedAnswers
 
     def answers(tasks):                    # the recipe's own tasks, of both splits
-        yield Graded(tasks[0], right=["59", "It is 59."], wrong=["58", "5 9"], tricks=["52+7", "58 or 59", "42 59"])
+        yield GradedAnswers(tasks[0], right=["59", "It is 59."], wrong=["58", "5 9"], tricks=["52+7", "58 or 59", "42 59"])
 
 `openrlhf recipes check FOLDER` runs the workflow once for each answer, without models and with silent tools, and then the grader,
 as a run does. To the tricks are added those of `TRICKS`, which no grader should pay, whatever the task.
@@ -42,7 +42,7 @@ MOST_CALLS = 1000
 
 
 @dataclass(frozen=True)
-class Graded:
+class GradedAnswers:
     """Answers of one role on one task.
 
     Args:
@@ -67,22 +67,22 @@ class Graded:
     unpaid: float = 0.0
 
 
-class Found(NamedTuple):
-    """What the grader said of one answer.
+class GraderFinding(NamedTuple):
+    """The score that the grader gave one answer, and whether that is as its author says.
 
     Args:
         outcome: Of the role, in [0, 1]; None where it has none.
         fine: Whether the grader pays it as its author says.
     """
 
-    graded: Graded
+    graded: GradedAnswers
     kind: Kind
     answer: str
     outcome: float | None
     fine: bool
 
 
-def check_grader(plan: Plan) -> list[Found]:
+def check_grader(plan: Plan) -> list[GraderFinding]:
     """Grades all answers of the file `answers.py` of a recipe's folder.
 
     Raises:
@@ -92,26 +92,26 @@ def check_grader(plan: Plan) -> list[Found]:
     return asyncio.run(_check(plan, list(_listed(plan))))
 
 
-def _listed(plan: Plan) -> Iterator[Graded]:
+def _listed(plan: Plan) -> Iterator[GradedAnswers]:
     path = plan.run.folder / FILE
     answers = getattr(load_file(path), "answers", None)
     if not callable(answers):
         raise ConfigurationError(
-            Problem("answers.none", at(file=path), "no function", "answers(tasks), which yields Graded")
+            Problem("answers.none", at(file=path), "no function", "answers(tasks), which yields GradedAnswers")
         )
     roles = list(plan.run.recipe.roles)
     for graded in answers([*plan.tasks("train"), *plan.tasks("eval")]):
-        if not isinstance(graded, Graded):
+        if not isinstance(graded, GradedAnswers):
             got = f"answers(tasks) gave {type(graded).__name__}"
-            raise ConfigurationError(Problem("answers.type", at(file=path), got, "Graded"))
+            raise ConfigurationError(Problem("answers.type", at(file=path), got, "GradedAnswers"))
         if unknown := {graded.role or roles[-1], *graded.others} - {*roles}:
             said = f"{', '.join(map(repr, sorted(unknown)))}, which the recipe does not have"
             raise ConfigurationError(Problem("answers.role", at(file=path), said, f"a role: {', '.join(roles)}"))
         yield replace(graded, role=graded.role or roles[-1])
 
 
-async def _check(plan: Plan, listed: Sequence[Graded]) -> list[Found]:
-    found: list[Found] = []
+async def _check(plan: Plan, listed: Sequence[GradedAnswers]) -> list[GraderFinding]:
+    found: list[GraderFinding] = []
     for graded in listed:
         told: dict[Kind, list[str]] = {
             "right": [*graded.right],
@@ -122,11 +122,11 @@ async def _check(plan: Plan, listed: Sequence[Graded]) -> list[Found]:
             outcomes = await asyncio.gather(*(outcome_of(plan, graded, answer) for answer in answers))
             for answer, outcome in zip(answers, outcomes, strict=True):
                 fine = outcome is not None and (outcome >= graded.paid if kind == "right" else outcome <= graded.unpaid)
-                found.append(Found(graded, kind, answer, outcome, fine))
+                found.append(GraderFinding(graded, kind, answer, outcome, fine))
     return found
 
 
-async def outcome_of(plan: Plan, graded: Graded, answer: str) -> float | None:
+async def outcome_of(plan: Plan, graded: GradedAnswers, answer: str) -> float | None:
     """The outcome of a role that gives an answer; None where it has none.
 
     Raises:
@@ -180,7 +180,7 @@ async def _acted(plan: Plan, task: Task, texts: Mapping[str, str]) -> Trajectory
             name,
             run.recipe.policy_of(name),
             prompt_renderer(run.prompt(name), run.system(name)),
-            _Says(texts[name]),  # type: ignore[arg-type]
+            _TextFormat(texts[name]),  # type: ignore[arg-type]
             Sampling(1.0, 1.0, 1, MOST_CALLS + 2),
             render_next=followup_renderer(run.followup(name)),
         )
@@ -193,7 +193,7 @@ async def _acted(plan: Plan, task: Task, texts: Mapping[str, str]) -> Trajectory
     return await run_workflow(workflow, task, 0, step=0, run_seed=0, roles=roles, tools=tools, generate=generate)
 
 
-class _Says:
+class _TextFormat:
     """A chat format (core.conversation.ChatFormat) in which every answer is one text, and nothing else has tokens."""
 
     def __init__(self, text: str):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Subject:
-    """What the author of a plugin says in the class of its tests."""
+    """The subject of a contract's tests, which a plugin's author states in the class of the tests."""
 
     plugin: ClassVar[str]
     flags: ClassVar[Sequence[str]] = ()
@@ -28,5 +28,5 @@ class Subject:
 
     @property
     def plugin_name(self) -> str:
-        """What the run calls the plugin."""
+        """Returns the name by which the run knows the plugin."""
         return str(Path(self.plugin).resolve()) if self.plugin.endswith(".py") else load(self.plugin).__name__

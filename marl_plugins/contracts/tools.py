@@ -1,4 +1,4 @@
-"""What a plugin's tools promise, on example calls that its author gives.
+"""The promises of a plugin's tools, tested on example calls that its author gives.
 
 class TestCalc(PluginContract):
     plugin = "calc.py"
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class ToolContract(Subject):
-    """What `marl_tools` promises. A plugin without tools passes; one whose tools have no examples does not."""
+    """The promises of `marl_tools`. A plugin without tools passes; one whose tools have no examples does not."""
 
     calls: ClassVar[Mapping[str, Sequence[str]]] = {}
     """By tool: calls that succeed, as its `run` is given them."""
@@ -94,7 +94,7 @@ class ToolContract(Subject):
         self._started(work)
 
     def test_a_bad_call_is_an_answer(self) -> None:
-        """With `ok=False` and no exception: the agents made it, and see what became of it."""
+        """A bad call is answered with `ok=False`, not with an exception: the agents made it, and see what became of it."""
 
         async def work(tools: Mapping[str, Tool]) -> None:
             for tool, text in self._examples(tools, self.calls):
@@ -114,7 +114,7 @@ class ToolContract(Subject):
         self._started(work)
 
     def test_an_outage_is_an_infrastructure_failure(self) -> None:
-        """Without network and processes an example is answered all the same, or raises `InfrastructureFailure`: a tool that is
+        """An example is, without network and processes, answered all the same, or raises `InfrastructureFailure`: a tool that is
         down and answers `ok=False` has its agents blamed."""
 
         async def work(tools: Mapping[str, Tool]) -> None:
@@ -153,7 +153,8 @@ class ToolContract(Subject):
         self._started(work)
 
     def test_answers_depend_on_the_call_alone(self) -> None:
-        """Where the class says `deterministic`: not on whose call it is, nor on what was called before."""
+        """Answers depend on the call alone where the class says `deterministic`: not on whose call it is, nor on what was called
+        before."""
 
         async def work(tools: Mapping[str, Tool]) -> None:
             for tool, text in self._examples(tools, self.calls) if self.deterministic else ():
@@ -243,7 +244,7 @@ def find_calls(tool: Tool, text: str) -> list[str]:
 
 
 def said(result: ToolResult) -> tuple[str, bool, tuple[str, ...]]:
-    """What an answer is, without how long it took."""
+    """Returns an answer without how long it took."""
     return result.output, result.ok, result.files
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with an address or a variable that a recipe gives, as far as it can be known without using it."""
+"""Checks an address or a variable that a recipe gives, as far as it can be known without using it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-BLOCK = 64
+BLOCK_TOKENS = 64
 """Tokens that one matrix product sums; decides the speed and nothing else."""
 
 
@@ -31,18 +31,18 @@ def discounted_sums(values: Tensor, decay: float) -> Tensor:
     rows, tokens = values.shape
     if not values.numel():
         return values
-    place = torch.arange(BLOCK, device=values.device)
+    place = torch.arange(BLOCK_TOKENS, device=values.device)
     lag = place[:, None] - place[None, :]
     powers = torch.where(lag >= 0, decay ** lag.clamp(min=0).double(), 0.0)
-    blocks = pad(values, (0, -tokens % BLOCK)).view(rows, -1, BLOCK)
+    blocks = pad(values, (0, -tokens % BLOCK_TOKENS)).view(rows, -1, BLOCK_TOKENS)
     sums = blocks @ powers.to(values.dtype)
     if blocks.size(1) > 1:
-        later = pad(discounted_sums(sums[:, :, 0], decay**BLOCK)[:, 1:], (0, 1))
-        sums = sums + later[:, :, None] * (decay ** (BLOCK - place).double()).to(values.dtype)
+        later = pad(discounted_sums(sums[:, :, 0], decay**BLOCK_TOKENS)[:, 1:], (0, 1))
+        sums = sums + later[:, :, None] * (decay ** (BLOCK_TOKENS - place).double()).to(values.dtype)
     return sums.reshape(rows, -1)[:, :tokens]
 
 
-class _Sampled:
+class _SampledTokens:
     """The tokens in the mask, moved to the left of their rows, and the way back.
 
     A token outside the mask has the place of the next one inside it, so that `spread` gives it what belongs to what follows.
@@ -78,7 +78,7 @@ def masked_returns(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
     """
     if gamma == 1.0:
         return torch.where(mask.bool(), rewards, 0.0).flip(1).cumsum(1).flip(1)
-    sampled = _Sampled(mask)
+    sampled = _SampledTokens(mask)
     return sampled.spread(discounted_sums(sampled.gather(rewards), gamma))
 
 
@@ -101,7 +101,7 @@ def masked_gae(values: Tensor, rewards: Tensor, mask: Tensor, gamma: float, lamb
         Advantages and returns (advantages + values), each (rows, tokens) of the dtype of `rewards`; outside the mask those of
         the next token inside it.
     """
-    sampled = _Sampled(mask)
+    sampled = _SampledTokens(mask)
     value, reward = sampled.gather(values.to(rewards.dtype)), sampled.gather(rewards)
     delta = reward + gamma * pad(value[:, 1:], (0, 1)) - value
     advantages = discounted_sums(delta, gamma * lambd)

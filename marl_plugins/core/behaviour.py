@@ -1,4 +1,4 @@
-"""How each role behaves over the steps of a run, and the alarm for scores that rise while held-out success does not.
+"""Tracks how each role behaves over the steps of a run, and the alarm for scores that rise while held-out success does not.
 
 smoothed   m' = m + alpha (x - m), alpha = 1/3, of a role's metrics (MAPPA, figure 3); steps without the metric change nothing
 alarm      the last evaluations in two halves, each with the steps that led to it. Raised where the scores have risen, success has
@@ -49,7 +49,8 @@ class Stretch:
 
 @dataclass
 class Behaviour:
-    """What is kept from step to step; `record` gives it as JSON values and `restore` takes it back."""
+    """Averages and measurements that are kept from step to step; `record` gives them as JSON values and `restore` takes
+    them back."""
 
     smoothed: dict[str, float] = field(default_factory=dict)
     scores: list[float] = field(default_factory=list)

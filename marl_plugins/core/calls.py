@@ -17,7 +17,7 @@ from typing import Any
 
 from marl_plugins.core.failures import nearest
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.tools import Function, FunctionCall, Tool, Wanted
+from marl_plugins.core.tools import Function, FunctionCall, RequestedCall, Tool
 
 TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 """As Hermes writes a call; the last one of an answer may be unclosed, as vLLM's parser has it."""
@@ -57,7 +57,7 @@ def outside_thinking(text: str) -> str:
     return THINKING.sub("", text).rpartition(THOUGHT)[2]
 
 
-def calls_in(tools: Sequence[Tool], find: FindCalls | None, text: str, said: str) -> list[Wanted]:
+def calls_in(tools: Sequence[Tool], find: FindCalls | None, text: str, said: str) -> list[RequestedCall]:
     """The calls in a role's answer.
 
     Args:
@@ -66,40 +66,40 @@ def calls_in(tools: Sequence[Tool], find: FindCalls | None, text: str, said: str
     """
     if find is not None:
         return [wanted(tools, call) for call in find(said)]
-    found = [Wanted(tool.name, call, tool) for tool in tools if tool.find for call in tool.find(text)]
+    found = [RequestedCall(tool.name, call, tool) for tool in tools if tool.find for call in tool.find(text)]
     by_name = [tool for tool in tools if tool.find is None]
     return [*found, *(_tagged(by_name, said) if by_name else ())]
 
 
-def _tagged(tools: Sequence[Tool], said: str) -> Iterator[Wanted]:
+def _tagged(tools: Sequence[Tool], said: str) -> Iterator[RequestedCall]:
     for text in TAGGED.findall(outside_thinking(said)):
         call = parse_call(text.strip())
         if call is None:
             why = f'not a call: expected <tool_call>{{"name": ..., "arguments": {{...}}}}</tool_call>, got {text.strip()!r:.200}'
-            yield Wanted("tool_call", text.strip(), refusal=why)
+            yield RequestedCall("tool_call", text.strip(), refusal=why)
         else:
             yield wanted(tools, call)
 
 
-def wanted(tools: Sequence[Tool], call: FunctionCall) -> Wanted:
+def wanted(tools: Sequence[Tool], call: FunctionCall) -> RequestedCall:
     """The tool that a call is for, with its text; where there is none, or the arguments are wrong, why."""
     offered = {function.name: (tool, function) for tool in tools for function in tool.functions or ()}
     if call.name not in offered:
-        return Wanted(call.name, call.text, refusal=f"there is no tool {call.name!r}{nearest(call.name, offered)}")
+        return RequestedCall(call.name, call.text, refusal=f"there is no tool {call.name!r}{nearest(call.name, offered)}")
     tool, function = offered[call.name]
     if not isinstance(call.arguments, Mapping):
-        return Wanted(call.name, call.text, refusal=f"arguments of {call.name!r}: expected a JSON object")
+        return RequestedCall(call.name, call.text, refusal=f"arguments of {call.name!r}: expected a JSON object")
     if not function.text:
-        return Wanted(call.name, call.text, tool, function=call)
+        return RequestedCall(call.name, call.text, tool, function=call)
     text = call.arguments.get(function.text)
     if not isinstance(text, str) or len(call.arguments) > 1:
         expected = json.dumps({function.text: "..."})
-        return Wanted(call.name, call.text, refusal=f"arguments of {call.name!r}: expected {expected}")
-    return Wanted(tool.name, text, tool)
+        return RequestedCall(call.name, call.text, refusal=f"arguments of {call.name!r}: expected {expected}")
+    return RequestedCall(tool.name, text, tool)
 
 
 def functions_of(tools: Sequence[Tool]) -> list[Function]:
-    """What tools offer by name."""
+    """Returns the functions that tools offer, by name."""
     return [function for tool in tools for function in tool.functions or ()]
 
 

@@ -1,4 +1,4 @@
-"""When a run that gets nothing done has to pause: a dead tool, verifier or engine must not use up its steps.
+"""A circuit breaker pauses a run that gets nothing done: a dead tool, verifier or engine must not use up its steps.
 
     breaker = CircuitBreaker()
     breaker.step(ledger, trajectories)                each training step

@@ -1,4 +1,4 @@
-"""From messages to token ids, once: a conversation only ever grows by ids that were sampled or shown.
+"""Turns messages into token ids, once: a conversation only ever grows by ids that were sampled or shown.
 
     context of turn 1      = chat template of the opening messages, generation prompt open
     context of turn t + 1  = context of turn t + sampled ids of turn t + what the template puts between
@@ -73,7 +73,7 @@ class ChatFormat:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))  # the template has written BOS if it uses one
 
     def keeps(self, conversation: Sequence[dict[str, str]], following: Sequence[dict[str, str]]) -> bool:
-        """Whether the template shows a conversation unchanged once other messages follow.
+        """Returns whether the template shows a conversation unchanged once other messages follow.
 
         Args:
             conversation: Ends with an assistant's turn; white space around that does not count, which many templates remove.

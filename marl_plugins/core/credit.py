@@ -1,4 +1,4 @@
-"""From scores to one reward per action, and from rewards to what an action is credited with.
+"""Turns scores into one reward per action, and rewards into what an action is credited with.
 
     score (an action's own, else its role's outcome)  ->  reward  ->  return over a scope
 
@@ -23,7 +23,7 @@ Descendants are taken along the dependency graph (the action included), never by
 
 @dataclass
 class ActionScores:
-    """Whether somebody scores single actions in this run.
+    """Knows whether somebody scores single actions in this run.
 
     The first step that shows it says it of the whole run: a step in which an action was scored, or in which every role acted and
     none was. So what rewards are made of is known when a trajectory arrives alone, and does not change between steps.
@@ -37,7 +37,7 @@ class ActionScores:
     """Who can score actions. With others, as in a run that is resumed with another coach, it is shown anew."""
 
     def of(self, trajectories: Sequence[Trajectory], roles: Collection[str], scorers: Sequence[str]) -> bool:
-        """Whether actions are scored in the step of these trajectories.
+        """Returns whether actions are scored in the step of these trajectories.
 
         Args:
             roles: Those of the recipe.
@@ -58,7 +58,7 @@ class ActionScores:
         return scored if self.known is None else self.known
 
     def settled(self, scorers: Sequence[str]) -> bool | None:
-        """Whether actions are scored, where that is known before a step has ended; else None."""
+        """Returns whether actions are scored, where that is known before a step has ended; else None."""
         return (self.known if self.scorers == tuple(scorers) else None) if scorers else False
 
     def _contradiction(self, step: int) -> str:

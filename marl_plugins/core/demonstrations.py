@@ -1,4 +1,4 @@
-"""What a role should have said, as training rows: rendered by the role's own prompt and chat template.
+"""Turns what a role should have said into training rows, rendered by the role's own prompt and chat template.
 
 Demonstration -> ids with a mask over what the role said, end-of-turn tokens included
 """

@@ -1,4 +1,4 @@
-"""What an advantage estimator is: four small stages between the rewards of a step's rows and their advantages.
+"""An advantage estimator is four small stages between the rewards of a step's rows and their advantages.
 
     shape        one reward per row, of all rows of all policies  ->  one per row         where group baselines go
     estimate     rewards and values per token                     ->  advantages, returns per token
@@ -107,7 +107,7 @@ class Estimator:
 
 
 @dataclass(frozen=True)
-class Whitened(Estimator):
+class WhitenedAdvantages(Estimator):
     """A_t <- (A_t - mean) / sqrt(max(variance, 1e-8)) over the sampled tokens of all rows of a normalisation group.
 
     Upstream's last step for `reinforce`, `reinforce_baseline` and `gae` (experience_maker.py:325-338), to which this is equal
@@ -166,7 +166,7 @@ def group_key(row: Row, group_by: GroupBy) -> str:
 
 
 def check_estimator(estimator: Estimator, samples: int, roles: int, turns: int = 1, critic: bool = False) -> list[Problem]:
-    """Why an estimator cannot be used with this number of samples per task, of trained roles, and of turns of one of them.
+    """Returns why an estimator cannot be used with this number of samples per task, of trained roles, and of turns of one of them.
 
     Args:
         critic: Whether the run has one.

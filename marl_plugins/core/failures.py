@@ -86,7 +86,7 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 
 def raised_by(error: Exception) -> Exception:
-    """What a remote method raised, without Ray's wrapping."""
+    """Returns what a remote method raised, without Ray's wrapping."""
     cause = getattr(error, "cause", None)
     return cause if isinstance(cause, Exception) else error
 

@@ -1,4 +1,4 @@
-"""What a role is shown of the values that a workflow's call gives it, and which actions are in them."""
+"""Texts that a role is shown of the values that a workflow's call gives it, and which actions are in them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEEPEST = 5
 """Levels of containers and attributes in which actions are looked for."""
 
 
-class Miscalled(TypeError):
+class InvalidCall(TypeError):
     """A workflow calls a role in a way that cannot be meant, or does not await a call.
 
     Args:
@@ -27,12 +27,12 @@ class Miscalled(TypeError):
 
 
 def as_text(value: Any, what: str, place: str | None) -> tuple[str, list[Action]]:
-    """What a role is shown of a value (`what`, given at `place`), and the actions in it.
+    """Returns what a role is shown of a value (`what`, given at `place`), and the actions in it.
 
     An action is what it said; a list or tuple of actions and texts is joined with blank lines; anything else is `str(value)`.
 
     Raises:
-        Miscalled: Actions are in another container, whose text would be Python's notation; or the value is an iterator.
+        InvalidCall: Actions are in another container, whose text would be Python's notation; or the value is an iterator.
     """
     if isinstance(value, Action):
         return value.text, [value]
@@ -40,9 +40,9 @@ def as_text(value: Any, what: str, place: str | None) -> tuple[str, list[Action]
         return "\n\n".join(map(str, value)), [item for item in value if isinstance(item, Action)]
     kind = type(value).__name__
     if isinstance(value, Iterator):
-        raise Miscalled(f"{what}: a {kind} has no text; write a list: [... for ... in ...]", place)
+        raise InvalidCall(f"{what}: a {kind} has no text; write a list: [... for ... in ...]", place)
     if holds_action(value):
-        raise Miscalled(
+        raise InvalidCall(
             f"{what}: a {kind} that holds actions cannot be shown; give each action a field, put actions and texts into a "
             "flat list, or write the text yourself and name the actions in after=[...]",
             place,
@@ -51,7 +51,7 @@ def as_text(value: Any, what: str, place: str | None) -> tuple[str, list[Action]
 
 
 def holds_action(value: Any) -> bool:
-    """Whether an action is in a value, a container's or an object's, at any level that people write."""
+    """Returns whether an action is in a value, a container's or an object's, at any level that people write."""
     reached: set[int] = set()
 
     def holds(inner: Any, level: int) -> bool:
@@ -72,9 +72,9 @@ def listed(after: Any, what: str, place: str) -> list[Any]:
     """The items of a call's `after`, which takes a list.
 
     Raises:
-        Miscalled: It is no list.
+        InvalidCall: It is no list.
     """
     if isinstance(after, str | Mapping) or not isinstance(after, Iterable):
         got = repr(after) if after is None or isinstance(after, str) else type(after).__name__
-        raise Miscalled(f"{what}: after takes a list of actions, as in after=[x]; got {got}", place)
+        raise InvalidCall(f"{what}: after takes a list of actions, as in after=[x]; got {got}", place)
     return list(after)

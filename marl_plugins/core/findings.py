@@ -1,4 +1,4 @@
-"""What a check found: the lines of `openrlhf doctor` and `openrlhf compat`."""
+"""Findings of checks: the lines of `openrlhf doctor` and `openrlhf compat`."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def error_if(used: bool, what: str, found: str, fix: str) -> Finding:
 
 
 def all_good(findings: Iterable[Finding]) -> bool:
-    """Whether no finding is an error."""
+    """Returns whether no finding is an error."""
     return all(finding.good is not False for finding in findings)
 
 
 def check_extra(extra: str, modules: Sequence[str], what: str, used: bool) -> Finding:
-    """Whether an extra of this package is installed; a missing one is an error if a run would use it.
+    """Reports whether an extra of this package is installed; a missing one is an error if a run would use it.
 
     Args:
         modules: The modules that it brings.

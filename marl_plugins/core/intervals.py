@@ -1,4 +1,4 @@
-"""How sure a mean over tasks is: a success rate, or a mean score."""
+"""Intervals that say how sure a mean over tasks is: a success rate, or a mean score."""
 
 from __future__ import annotations
 

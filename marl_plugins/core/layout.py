@@ -1,4 +1,4 @@
-"""Who computes what: sequences to ranks, optimiser steps and micro-batches.
+"""Assigns sequences to ranks, optimiser steps and micro-batches.
 
     every rank:   K optimiser steps x A micro-batches, the same K and A on all ranks
 
@@ -24,7 +24,7 @@ Order = Callable[[int, int], Sequence[int]]
 
 @dataclass(frozen=True)
 class Limit:
-    """How much fits into one micro-batch.
+    """The limit of how much fits into one micro-batch.
 
     Args:
         sequences: At most so many.
@@ -37,7 +37,7 @@ class Limit:
     packed: bool = False
 
     def fits(self, number: int, longest: int, total: int) -> bool:
-        """Whether a micro-batch may hold a number of sequences.
+        """Returns whether a micro-batch may hold a number of sequences.
 
         Args:
             longest, total: Tokens of the longest, and of all.

@@ -1,4 +1,4 @@
-"""What became of every action of a step: generated = trained + left out, by role and reason."""
+"""The ledger says what became of every action of a step: generated = trained + left out, by role and reason."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 from marl_plugins.core.rows import Row
 from marl_plugins.core.trajectory import Trajectory
 
-LONGEST_DETAIL = 160
+LONGEST_DETAIL_CHARS = 160
 """Characters of a reason that are shown."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What one cause took from a step or an evaluation.
+    """Trajectories that one cause took from a step or an evaluation.
 
     Args:
         kind: The short word of the `InfrastructureFailure`.
@@ -45,7 +45,7 @@ def _by_cause(found: Iterable[tuple[str, str]]) -> list[Loss]:
     details: dict[str, Counter[str]] = {}
     for kind, detail in found:
         line = " ".join(detail.split()) or "no reason given"
-        details.setdefault(kind, Counter())[textwrap.shorten(line, LONGEST_DETAIL, placeholder=" ...")] += 1
+        details.setdefault(kind, Counter())[textwrap.shorten(line, LONGEST_DETAIL_CHARS, placeholder=" ...")] += 1
     losses = []
     for kind, lines in details.items():
         detail, count = lines.most_common(1)[0]

@@ -39,7 +39,7 @@ class Number:
         return value
 
     def problem(self, value: float) -> str | None:
-        """What is wrong with a number, as the end of a sentence about it; None when it is in the range."""
+        """Returns what is wrong with a number, as the end of a sentence about it; None when it is in the range."""
         low = self.least is None or value >= self.least
         inside = low and (self.above is None or value > self.above) and (self.most is None or value <= self.most)
         return None if math.isfinite(value) and inside else f"is out of range: expected {self}"
@@ -55,7 +55,7 @@ class Number:
 
     @property
     def __name__(self) -> str:
-        """What argparse calls the type in its own message about a word that is no number."""
+        """Returns what argparse calls the type in its own message about a word that is no number."""
         return "int" if self.kind is int else "float"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Policy:
-    """What a policy is; its processes are `PolicyProcesses` (core/processes.py).
+    """The description of a policy; its processes are `PolicyProcesses` (core/processes.py).
 
     Args:
         name: Also the name of its folders and metrics.
@@ -30,5 +30,5 @@ class Policy:
     train_every: int = 1
 
     def is_due(self, step: int) -> bool:
-        """Whether it is updated in a step, counted from 1."""
+        """Returns whether the policy is updated in a step, counted from 1."""
         return self.trainable and step % self.train_every == 0

@@ -1,4 +1,4 @@
-"""Who gives policies their training processes (`marl_processes`)."""
+"""A process back-end gives policies their training processes (`marl_processes`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What hooks are handed of a running policy: its engines, its processes, and its rows on the way to an update.
+"""Protocols of what hooks are handed of a running policy: its engines, its processes, and its rows on the way to an update.
 
 These protocols are what a plugin may rely on; they import neither Ray nor upstream. The runtime implements them on upstream's
 classes (processes/engines.py, runtime/policy.py, runtime/experience.py).
@@ -25,7 +25,7 @@ class Engine(Protocol):
 
     @property
     def home(self) -> Engines | None:
-        """Those that it was started with, once it has left them (`Engines.lend`)."""
+        """The engines that it was started with, once it has left them (`Engines.lend`)."""
 
 
 class Engines(Protocol):
@@ -37,7 +37,7 @@ class Engines(Protocol):
 
     @property
     def engines(self) -> Sequence[Engine]:
-        """Those that are running, in a fixed order."""
+        """The engines that are running, in a fixed order."""
 
     @property
     def in_flight(self) -> int:
@@ -77,7 +77,7 @@ class Engines(Protocol):
         """
 
 
-class Forwarded(Protocol):
+class ForwardedRows(Protocol):
     """Rows of one policy with the tensors of their forward passes. Any number of such values may exist at a time."""
 
     @property
@@ -86,15 +86,15 @@ class Forwarded(Protocol):
 
     @property
     def rows(self) -> Sequence[Row]:
-        """In the order in which they were given to `forward`."""
+        """The rows, in the order in which they were given to `forward`."""
 
     @property
     def drift(self) -> float:
         """Mean absolute difference of the trainer's and the engine's log-probs over all sampled tokens."""
 
 
-class Prepared(Forwarded, Protocol):
-    """The same with their advantages, which the estimator has made of the `Forwarded` of all policies together."""
+class PreparedRows(ForwardedRows, Protocol):
+    """The same with their advantages, which the estimator has made of the `ForwardedRows` of all policies together."""
 
 
 class PolicyProcesses(Protocol):
@@ -106,15 +106,15 @@ class PolicyProcesses(Protocol):
 
     @property
     def spec(self) -> Policy:
-        """What the policy is; `spec.trainable` says whether it is updated."""
+        """The description of the policy; `spec.trainable` says whether it is updated."""
 
     @property
     def args(self) -> Any:
-        """Its flags."""
+        """The policy's flags."""
 
     @property
     def tokenizer(self) -> Any:
-        """Its tokenizer."""
+        """The policy's tokenizer."""
 
     @property
     def longest(self) -> int:
@@ -126,9 +126,9 @@ class PolicyProcesses(Protocol):
 
     @property
     def engines(self) -> Engines:
-        """Its engines."""
+        """The policy's engines."""
 
-    async def forward(self, rows: Sequence[Row], known: Sequence[Any] = ()) -> Forwarded:
+    async def forward(self, rows: Sequence[Row], known: Sequence[Any] = ()) -> ForwardedRows:
         """Log-probs of policy and reference, and the critic's values, of the rows' tokens.
 
         Args:
@@ -139,7 +139,7 @@ class PolicyProcesses(Protocol):
             RunEnded: One of them is not finite, or a process died.
         """
 
-    async def update(self, prepared: Prepared, steps: int, step: int) -> dict[str, float]:
+    async def update(self, prepared: PreparedRows, steps: int, step: int) -> dict[str, float]:
         """Train on rows whose advantages are known, in at most `steps` optimiser steps; upstream's metrics.
 
         Args:

@@ -20,7 +20,7 @@ LARGEST = 10_000
 
 
 class Origins:
-    """Where each key of a recipe stands, for messages."""
+    """The file and line of each key of a recipe, for messages."""
 
     def __init__(self) -> None:
         self.lines: dict[tuple[str, ...], tuple[Path, int]] = {}

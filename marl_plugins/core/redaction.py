@@ -1,4 +1,5 @@
-"""What may be shown and written of text from elsewhere: without secrets, and with control characters that do nothing.
+"""Redaction decides what may be shown and written of text from elsewhere: without secrets, and with control characters that do
+nothing.
 
 flags     shown_flag: keys, passwords in addresses and secret fields of JSON are `***`, in plans, records, manifests, errors
 text      Redaction: what a server says is without the secrets that it was sent, however it quotes them
@@ -20,7 +21,7 @@ SECRETS = ("logger.wandb.key",)
 HIDDEN = "***"
 SECRET_FIELD = re.compile(r"key(?!w)|token(?![si])|secret|passw|auth|credential|cookie|signature|header", re.I)
 """Names of fields of a request whose texts are secret."""
-SHORTEST = 8
+SHORTEST_SECRET_CHARS = 8
 """Characters: what is shorter cannot be told from a word, and is no secret that a server could give away."""
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S*", re.I)
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -49,7 +50,7 @@ def shown_url(url: str) -> str:
 
 
 def shown_flag(name: str, value: Any) -> Any:
-    """What may be written of a flag's value."""
+    """Returns what may be written of a flag's value."""
     if name in SECRETS:
         return HIDDEN if value else value
     if isinstance(value, list):
@@ -62,7 +63,7 @@ def shown_flag(name: str, value: Any) -> Any:
 
 
 def holds_secret(name: str, words: Iterable[str]) -> bool:
-    """Whether a flag's words may not be written as they are."""
+    """Returns whether a flag's words may not be written as they are."""
     return any(shown_flag(name, word) != word for word in words)
 
 
@@ -119,7 +120,7 @@ class Redaction:
         found = {*keys, *_secrets_in(url), *_secret_texts(fields or {})}
         spelled = {way for secret in found for way in (secret, unquote(secret), quote(secret), quote(secret, safe=""))}
         spelled |= {json.dumps(secret)[1:-1] for secret in spelled}
-        longest_first = sorted((s for s in spelled if len(s) >= SHORTEST), key=len, reverse=True)
+        longest_first = sorted((s for s in spelled if len(s) >= SHORTEST_SECRET_CHARS), key=len, reverse=True)
         self.secrets = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
     def redact(self, text: str) -> str:

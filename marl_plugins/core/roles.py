@@ -1,4 +1,4 @@
-"""What a role is when it is called, what it asks an engine, and who answers."""
+"""Types of a role when it is called: what it is, what it asks an engine, and who answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from marl_plugins.core.trajectory import Generation, ToolResult
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a policy is sampled: temperature, nucleus mass, and the limits in tokens."""
+    """The settings with which a policy is sampled: temperature, nucleus mass, and the limits in tokens."""
 
     temperature: float
     top_p: float
@@ -70,7 +70,7 @@ class RoleSpec:
     """Finds calls in the model's own format; None: by the syntax of each tool."""
 
     def answers(self, results: Sequence[ToolResult]) -> list[dict[str, str]]:
-        """What tools answered as the next messages: one each in the model's own format, else one for all."""
+        """Renders what tools answered as the next messages: one each in the model's own format, else one for all."""
         if self.find_calls is not None:
             return [{"role": "tool", "content": result.output} for result in results]
         called = [tool for tool in self.tools if tool.name == results[0].tool]

@@ -1,4 +1,4 @@
-"""From actions to training rows: one action is one row. What goes through the model is made of them in core/sequences.py."""
+"""Turns actions into training rows: one action is one row. What goes through the model is made of them in core/sequences.py."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Row:
 
     @property
     def order(self) -> tuple[str, int, tuple[str, int]]:
-        """Where the row belongs among all rows, whatever order they arrived in."""
+        """Returns the key that says where the row belongs among all rows, whatever order they arrived in."""
         return (self.trajectory.task.id, self.trajectory.sample, path_order(self.action.path))
 
 
 def impossible(trajectory: Trajectory, action: Action, trainable: Collection[str]) -> str | None:
-    """Why an action cannot be trained on, whatever reward it gets; None where it can."""
+    """Returns why an action cannot be trained on, whatever reward it gets; None where it can."""
     if trajectory.infrastructure_failure:
         return f"infrastructure:{trajectory.infrastructure_failure}"
     if action.policy not in trainable:

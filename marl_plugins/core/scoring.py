@@ -31,7 +31,7 @@ ScoreOutcome = Callable[[Trajectory], Awaitable[Outcome] | None]
 
 @dataclass(frozen=True)
 class Seen:
-    """What had happened when an action was scored: a frozen view that cannot be changed by what happens later.
+    """A view of what had happened when an action was scored: a frozen view that cannot be changed by what happens later.
 
     There is no label here: the score of an action must not leak the ground truth. `SeenLast` has it.
     """
@@ -59,7 +59,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class SeenLast(Seen):
-    """What the scorer of the last action of the last role gets: also the ground truth and the system's answer.
+    """The view of the last action of the last role, which has also the ground truth and the system's answer.
 
     Only that action answers for the outcome (MAPPA section 3.2); all others are scored without the label.
     """
@@ -125,7 +125,7 @@ def set_outcome(trajectory: Trajectory, outcome: Outcome, roles: Collection[str]
     trajectory.outcome = fmean(trajectory.outcomes.values()) if trajectory.outcomes else None
 
 
-class Scoring:
+class ScoreCollector:
     """The scores of one trajectory's actions.
 
     Args:
@@ -257,7 +257,7 @@ async def score_trajectory(
     """
     if trajectory.infrastructure_failure:
         return
-    scoring = Scoring(trajectory, action_scorer, roles[-1])
+    scoring = ScoreCollector(trajectory, action_scorer, roles[-1])
     try:
         for action in trajectory.actions if action_scorer else ():
             action.score, action.unscored, action.explanation = None, "", ""

@@ -1,4 +1,4 @@
-"""From rows to what goes through the model: the rows of one conversation merged, so that every token is computed once.
+"""Turns rows into what goes through the model: the rows of one conversation merged, so that every token is computed once.
 
     row of turn 1:   context 1, sampled 1
     row of turn 2:   context 1, sampled 1, shown 2, sampled 2          (its context extends that of turn 1)

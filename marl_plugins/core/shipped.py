@@ -1,4 +1,4 @@
-"""Where the recipes, entry points and requirement files are, in a checkout or in an installed wheel."""
+"""Finds the recipes, entry points and requirement files in a checkout or in an installed wheel."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Step(Protocol):
 
     @property
     def tasks(self) -> Sequence[Task]:
-        """Those of the step, in its order; a trajectory's `place` is an index of them."""
+        """The tasks of the step, in its order; a trajectory's `place` is an index of them."""
 
     @property
     def policies(self) -> Mapping[str, PolicyProcesses]:
@@ -50,7 +50,7 @@ class Step(Protocol):
 
     @property
     def trajectories(self) -> Sequence[Trajectory]:
-        """Those that have arrived; from the rollout's end on all of them, in the order of tasks and samples."""
+        """The trajectories that have arrived; from the rollout's end on all of them, in the order of tasks and samples."""
 
     @property
     def ended(self) -> asyncio.Event:
@@ -88,7 +88,7 @@ class StepPart:
         """See the rows of the step, credited and selected, before their forward passes. Rows are not changed here."""
 
     async def prepared(self, prepared: Sequence[Any]) -> Sequence[Any]:
-        """Return the `Prepared` values (marl_plugins.runtime.experience) that the policies are updated with, changed or not.
+        """Return the `PreparedRows` (marl_plugins.runtime.experience) that the policies are updated with, changed or not.
 
         A part may add one of a policy that plays no role. A policy has one of them at most.
         """

@@ -71,7 +71,7 @@ def choose_keys(columns: Iterable[str], input_key: str | None, label_key: str | 
 
 
 def choose_fields(columns: Iterable[str], input_key: str | None, label_key: str | None) -> Fields:
-    """As `choose_keys`, with the fields that have another of the usual names of a prompt."""
+    """Chooses as `choose_keys` does, and returns the fields that have another of the usual names of a prompt."""
     there = list(columns)
     lower = {name.lower(): name for name in reversed(there)}
     usual = [lower[k] for k in INPUT_KEYS if k in lower]
@@ -269,7 +269,7 @@ def _table(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[str
 
 
 def _is_object(line: str) -> bool:
-    """Whether a line is a JSON object by itself."""
+    """Returns whether a line is a JSON object by itself."""
     try:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
@@ -277,7 +277,7 @@ def _is_object(line: str) -> bool:
 
 
 def _fault(error: json.JSONDecodeError) -> str:
-    """What is wrong where JSON cannot be read on, and the column."""
+    """Returns what is wrong where JSON cannot be read on, and the column."""
     before, rest = error.doc[: error.pos].rstrip(), error.doc[error.pos :]
     if not rest.strip():
         fault = "it ends too early"
@@ -293,7 +293,7 @@ def _fault(error: json.JSONDecodeError) -> str:
 
 
 def not_json(value: Any) -> str | None:
-    """Why a value is not a JSON value; None where it is one."""
+    """Returns why a value is not a JSON value; None where it is one."""
     try:
         json.dumps(value, allow_nan=False)
     except ValueError as error:
@@ -366,14 +366,14 @@ def _task(where: str, item: Any, fields: Fields, number: int, problems: list[Pro
 
 
 def _empty(label: Any) -> str:
-    """Why a label is none; empty where it is one."""
+    """Returns why a label is none; empty where it is one."""
     if label is None:
         return "null"
     return "empty" if label == [] or (isinstance(label, str) and not label.strip()) else ""
 
 
 def as_text(prompt: Any) -> Any:
-    """The user's message of a prompt given as chat messages, where there is one and nothing beside it; else unchanged."""
+    """The user's message of a prompt given as chat messages, where there is one and nothing else; else unchanged."""
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], dict) and prompt[0].get("role") == "user":
         return prompt[0].get("content")
     return prompt

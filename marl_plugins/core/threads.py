@@ -17,7 +17,7 @@ MOST = min(32, (os.cpu_count() or 1) + 4)
 
 
 async def in_daemon_thread(function: Callable[..., Result], *arguments: Any) -> Result:
-    """What a blocking call returns or raises, in a thread of its own.
+    """Makes a blocking call in a thread of its own, and returns or raises what it does.
 
     Unlike those of `asyncio.to_thread`, which the event loop and Python wait for when they end, a thread that waits for ever (for a
     Ray whose raylet has gone, in a user's reward function) does not keep the process.
@@ -53,6 +53,6 @@ class DaemonThreads:
         """By event loop."""
 
     async def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """What a call returns or raises."""
+        """Makes a call in a free thread, and returns or raises what it does."""
         async with self._free.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MOST)):
             return await in_daemon_thread(function, *arguments)

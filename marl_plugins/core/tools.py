@@ -1,6 +1,6 @@
 """Tools, and what they keep of one trajectory: its workspace, their sessions, and the time that they have taken.
 
-A role's answer -> `Wanted` calls (core/calls.py) -> `ToolCall`, as the tool gets it -> `ToolResult`
+A role's answer -> `RequestedCall` calls (core/calls.py) -> `ToolCall`, as the tool gets it -> `ToolResult`
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Function:
-    """What a tool offers to be called by name, with arguments.
+    """A function that a tool offers to be called by name, with arguments.
 
     Args:
         name: What the model calls it.
@@ -83,7 +83,7 @@ class Function:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """As chat templates and OpenAI's protocol have it."""
+        """Returns the schema that chat templates and OpenAI's protocol use."""
         described = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": described}
 
@@ -128,7 +128,7 @@ class Tool:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RequestedCall:
     """One call that an answer, or the workflow, makes.
 
     Args:
@@ -145,7 +145,7 @@ class Wanted:
 
 
 def checked_result(result: object, tool: Tool) -> ToolResult:
-    """What a tool's `run` gave, which must be a `ToolResult`.
+    """Returns what a tool's `run` gave, which must be a `ToolResult`.
 
     Raises:
         TypeError: It is none; the tool has a bug.
@@ -180,7 +180,7 @@ class OpenTools:
         self._trajectory.workspace = None
         await self._left.__aexit__(*error)
 
-    async def run(self, wanted: Sequence[Wanted], action: Action | None = None) -> tuple[ToolResult, ...]:
+    async def run(self, wanted: Sequence[RequestedCall], action: Action | None = None) -> tuple[ToolResult, ...]:
         """The results of the calls of one answer, or of the workflow, made in turn; in place of all that are beyond a tool's
         limits, one that says so. Each is kept with the action, or else with the trajectory, once it is there.
 
@@ -210,7 +210,7 @@ class OpenTools:
         return tuple(results)
 
     def _limit(self, tool: Tool | None, made: int) -> str:
-        """Why a tool is called no more after so many calls of one answer; empty where it is."""
+        """Returns why a tool is called no more after so many calls of one answer; empty where it is."""
         if made >= (tool.calls_per_answer if tool else Tool.calls_per_answer):
             return f"at most {made} per answer are"
         taken = self._seconds.get(tool.name, 0.0) if tool else 0.0
@@ -223,7 +223,7 @@ class OpenTools:
         caller.tool_results = (*caller.tool_results, result)
         return result
 
-    async def _timed(self, tool: Tool, wanted: Wanted, action: Action | None) -> ToolResult:
+    async def _timed(self, tool: Tool, wanted: RequestedCall, action: Action | None) -> ToolResult:
         """Make a call, and keep its result, also where it is lost."""
         start = self._trajectory.now()
         try:
@@ -236,12 +236,12 @@ class OpenTools:
             raise
         return self._kept(replace(result, start=start, seconds=result.seconds or self._trajectory.now() - start), action)
 
-    def _by(self, tool: Tool, wanted: Wanted, action: Action | None) -> str:
+    def _by(self, tool: Tool, wanted: RequestedCall, action: Action | None) -> str:
         caller = f"role {action.role!r}" if action else "the workflow"
         text = f"{place_of(tool.run)}: tool {tool.name!r}, which {caller} called on task {self._trajectory.task.id!r}"
         return f"by {text} with {wanted.text!r:.200}"
 
-    async def _run(self, tool: Tool, wanted: Wanted, action: Action | None) -> ToolResult:
+    async def _run(self, tool: Tool, wanted: RequestedCall, action: Action | None) -> ToolResult:
         t = self._trajectory
         call = ToolCall(wanted.text, t.task.id, t.sample, t.step, function=wanted.function)
         if action is not None:

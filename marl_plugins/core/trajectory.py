@@ -1,4 +1,4 @@
-"""What one run of a workflow on one task leaves behind.
+"""A trajectory is what one run of a workflow on one task leaves behind.
 
     Task -> Action, Action, ... -> Trajectory
 
@@ -61,7 +61,7 @@ class File:
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What a tool answered.
+    """The answer of a tool.
 
     Args:
         ok: False when the agent's own call failed (its code raised, ran too long, ...).
@@ -95,7 +95,7 @@ class ToolResult:
 
 @dataclass(frozen=True)
 class Generation:
-    """What an engine returned for one request.
+    """The answer of an engine to one request.
 
     Args:
         ids: Sampled token ids, the end-of-sequence token included when it was sampled.
@@ -113,7 +113,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Correction:
-    """What an action should have been.
+    """A correction: the answer that an action should have been.
 
     Args:
         coef: Of the cross-entropy on the text that is added to the policy's loss (marl_plugins.corrections).
@@ -162,7 +162,7 @@ class Action:
     notes: dict[str, Any] = field(default_factory=dict)
     """What plugins record with the action (JSON values), each under its name."""
     correction: Correction | None = None
-    """What it should have been, to be trained on beside it; written by `marl_credit`."""
+    """What it should have been, to be trained on in addition; written by `marl_credit`."""
     returns: float | None = None
     """The reward summed over the return scope; written by the estimator's scope."""
     advantage: float | None = None
@@ -247,7 +247,7 @@ class Action:
 
     @property
     def tool_output(self) -> str:
-        """What the action's tools answered, as one text; empty without a tool call."""
+        """Returns what the action's tools answered, as one text; empty without a tool call."""
         return "\n".join(result.output for result in self.tool_results)
 
     def __str__(self) -> str:
@@ -269,12 +269,12 @@ def action_path(role: str, seen: tuple[str, ...], context_ids: Sequence[int], tw
 
 
 def path_order(path: str) -> tuple[str, int]:
-    """What sorts paths: twins are ordered by their numbers, `+2` before `+10`."""
+    """Returns the key that sorts paths: twins are ordered by their numbers, `+2` before `+10`."""
     first, _, twin = path.partition("+")
     return first, int(twin or 0)
 
 
-class LostAfter:
+class TrajectoryDeadline:
     """See `Trajectory.lost_after`. A class, because every trajectory enters two and a generator costs twice as much."""
 
     def __init__(self, trajectory: Trajectory, seconds: float | None, unfinished: str):
@@ -343,20 +343,20 @@ class Trajectory:
         return time.monotonic() - self.rollout
 
     def outcome_of(self, role: str) -> float | None:
-        """What a role's actions are rewarded with: its own outcome where there are outcomes per role, else the team's."""
+        """Returns what a role's actions are rewarded with: its own outcome where there are outcomes per role, else the team's."""
         return self.outcomes.get(role) if self.outcomes else self.outcome
 
     def lose(self, kind: str, detail: str) -> None:
         """Lose the trajectory to infrastructure, which counts before the agents' own failure: it is never scored."""
         self.infrastructure_failure, self.detail, self.agent_failure = kind, detail, None
 
-    def lost_after(self, seconds: float | None, unfinished: str) -> LostAfter:
+    def lost_after(self, seconds: float | None, unfinished: str) -> TrajectoryDeadline:
         """`async with`: an infrastructure failure inside, or its deadline, loses the trajectory and raises nothing.
 
         Args:
             unfinished: What had not happened by the deadline, for the detail.
         """
-        return LostAfter(self, seconds, unfinished)
+        return TrajectoryDeadline(self, seconds, unfinished)
 
     def sort(self) -> None:
         """Put the actions into an order that depends on the graph alone: by depth, then by path; and the workflow's calls into one

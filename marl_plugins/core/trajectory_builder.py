@@ -25,18 +25,18 @@ from typing import Any
 from marl_plugins.core.calls import calls_in
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.failures import AgentFailure, InfrastructureFailure, RunEnded, leaves_of, nearest
-from marl_plugins.core.fields import Miscalled, as_text
+from marl_plugins.core.fields import InvalidCall, as_text
 from marl_plugins.core.roles import Call, Generate, NotInRecipe, RoleSpec
-from marl_plugins.core.scoring import ScoreAction, Scoring
+from marl_plugins.core.scoring import ScoreAction, ScoreCollector
 from marl_plugins.core.seeds import derive_seed
-from marl_plugins.core.tools import OpenTools, Tool, Wanted
+from marl_plugins.core.tools import OpenTools, RequestedCall, Tool
 from marl_plugins.core.trajectory import Action, Task, ToolResult, Trajectory, action_path
 from marl_plugins.core.workspace import Workspace
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What the next turn of a conversation is shown, see `Action`; `context` is all of it."""
+    """The tokens that the next turn of a conversation is shown, see `Action`; `context` is all of it."""
 
     number: int
     before: Action | None
@@ -99,7 +99,7 @@ class Branches:
         self._tasks.add(branch)
 
     async def settle(self) -> None:
-        """After an agent failure in one branch: let the others run to their own end.
+        """Lets the other branches run, after an agent failure in one, to their own end.
 
         Cancelling them would make it a matter of timing which of their actions exist.
         """
@@ -159,7 +159,7 @@ class TrajectoryBuilder:
         self.tools = tools
         self._run_seed = run_seed
         self._generate = generate
-        self._scoring = Scoring(self.trajectory, score_action, last_role)
+        self._scoring = ScoreCollector(self.trajectory, score_action, last_role)
         self._opened = OpenTools(self.trajectory, workspace)
         self._branches = Branches()
         self._actions: dict[str, Action] = {}
@@ -224,7 +224,7 @@ class TrajectoryBuilder:
 
         Raises:
             NotInRecipe: There is no such role.
-            Miscalled: `continues` is no action of the role in this trajectory.
+            InvalidCall: `continues` is no action of the role in this trajectory.
             AgentFailure: The context leaves no room, or the role still calls a tool in the last of several turns.
             InfrastructureFailure: The engine or a tool is down.
         """
@@ -237,7 +237,7 @@ class TrajectoryBuilder:
         seen = tuple(dict.fromkeys(action.path for action in parents))
         return await self._converse(self.roles[role], messages, seen, continues)
 
-    async def call_tool(self, call: Wanted) -> ToolResult:
+    async def call_tool(self, call: RequestedCall) -> ToolResult:
         """Call a tool without a role: the result is the trajectory's and no action's.
 
         Raises:
@@ -308,13 +308,13 @@ class TrajectoryBuilder:
 
 
 def check_continues(role: str, action: object, known: Mapping[str, Action]) -> None:
-    """Raise `Miscalled` where a call of a role continues something else than one of the role's `known` actions, by path."""
+    """Raise `InvalidCall` where a call of a role continues something else than one of the role's `known` actions, by path."""
     if not isinstance(action, Action):
-        raise Miscalled(f"role {role!r}: continues takes an action of the role, got {type(action).__name__}", None)
+        raise InvalidCall(f"role {role!r}: continues takes an action of the role, got {type(action).__name__}", None)
     if known.get(action.path) is not action:
-        raise Miscalled(f"role {role!r}: continues takes an action of this trajectory, got one of another", None)
+        raise InvalidCall(f"role {role!r}: continues takes an action of this trajectory, got one of another", None)
     if action.role != role:
-        raise Miscalled(
+        raise InvalidCall(
             f"role {role!r} cannot continue a conversation of role {action.role!r}; give that action as a field, and in "
             f"`continues` the last action of role {role!r} itself",
             None,
@@ -322,7 +322,7 @@ def check_continues(role: str, action: object, known: Mapping[str, Action]) -> N
 
 
 def request(spec: RoleSpec, turn: Turn, trajectory: Trajectory, path: str, room: int, seed: int) -> Call:
-    """What an engine is asked for the action at `path`, which has at most `room` tokens."""
+    """Returns the request that an engine is asked for the action at `path`, which has at most `room` tokens."""
     limit = spec.sampling.max_new_tokens
     return Call(
         policy=spec.policy,
@@ -340,7 +340,7 @@ def request(spec: RoleSpec, turn: Turn, trajectory: Trajectory, path: str, room:
 
 
 def room_after(spec: RoleSpec, turn: Turn) -> int:
-    """How many tokens a role may answer in a turn.
+    """Returns how many tokens a role may answer in a turn.
 
     Raises:
         AgentFailure: None.

@@ -1,4 +1,5 @@
-"""What is wrong with the values of a recipe, in words: its place, what was got, what was expected, and the nearest valid name."""
+"""Puts what is wrong with the values of a recipe into words: its place, what was got, what was expected, and the nearest valid
+name."""
 
 from __future__ import annotations
 
@@ -130,7 +131,7 @@ def _example(model: type[Model], below: Sequence[str]) -> str:
 
 
 def _is_secret(model: type[Model], below: Sequence[str]) -> bool:
-    """Whether a place below a model lies in a field that may hold a secret."""
+    """Returns whether a place below a model lies in a field that may hold a secret."""
     fields = (_field(model, below[: n + 1]) for n in range(len(below)))
     return any(field is not None and not field.repr for field in fields)
 

@@ -24,10 +24,10 @@ from typing import Any
 
 from marl_plugins.core.calls import wanted
 from marl_plugins.core.failures import AgentFailure, nearest
-from marl_plugins.core.fields import Miscalled, as_text, listed
+from marl_plugins.core.fields import InvalidCall, as_text, listed
 from marl_plugins.core.roles import Call, Generate, NotInRecipe, RoleSpec, Sampling
 from marl_plugins.core.scoring import ScoreAction
-from marl_plugins.core.tools import FunctionCall, Tool, Wanted
+from marl_plugins.core.tools import FunctionCall, RequestedCall, Tool
 from marl_plugins.core.trajectory import Action, Task, ToolResult, Trajectory
 from marl_plugins.core.trajectory_builder import TrajectoryBuilder
 from marl_plugins.core.workspace import Workspace
@@ -64,14 +64,14 @@ class RoleCall(Coroutine[Any, Any, Action]):
         self.place = place
         self.action: Action | None = None
         """The role's last action, once the call has been answered."""
-        self.refused: Miscalled | None = None
+        self.refused: InvalidCall | None = None
         """Why it has not been made, whether the workflow lets the exception through or not."""
         self._answer = answer
         self._begun: Coroutine[Any, Any, Action] | None = None
 
     @property
     def awaited(self) -> bool:
-        """Whether the call has begun."""
+        """Returns whether the call has begun."""
         return self._begun is not None
 
     def _coroutine(self) -> Coroutine[Any, Any, Action]:
@@ -98,7 +98,7 @@ class RoleCalls:
     def __init__(self, builder: TrajectoryBuilder):
         self.builder = builder
         self.made: list[RoleCall] = []
-        self.misspelt: list[Miscalled] = []
+        self.misspelt: list[InvalidCall] = []
         """Names that the workflow reads as `roles.NAME` and the recipe does not have, whatever becomes of the exception."""
 
     @property
@@ -110,14 +110,14 @@ class RoleCalls:
         """Make a call.
 
         Raises:
-            Miscalled: The workflow calls the role wrongly; the call remembers it too.
+            InvalidCall: The workflow calls the role wrongly; the call remembers it too.
         """
         try:
             messages, parents = self._shown(call)
             answer = self.builder.answer(call.spec.name, messages, parents=parents, continues=call.continues)
             call.action = await answer
-        except Miscalled as error:
-            call.refused = error if error.place else Miscalled(error.problem, call.place)
+        except InvalidCall as error:
+            call.refused = error if error.place else InvalidCall(error.problem, call.place)
             raise call.refused from None
         return call.action
 
@@ -125,7 +125,7 @@ class RoleCalls:
         """The messages that a call shows its role, and the actions in its fields and in `after`.
 
         Raises:
-            Miscalled: A field is missing or cannot be shown, or `after` holds something else than actions.
+            InvalidCall: A field is missing or cannot be shown, or `after` holds something else than actions.
         """
         spec, place = call.spec, call.place
         role = f"role {spec.name!r}"
@@ -135,7 +135,7 @@ class RoleCalls:
         for action in listed(call.after, role, place):
             self.refuse_unawaited(action, f"{role} was given, in `after`,", place)
             if not isinstance(action, Action):
-                raise Miscalled(f"{role}: after takes a list of actions, got {type(action).__name__} in it", place)
+                raise InvalidCall(f"{role}: after takes a list of actions, got {type(action).__name__} in it", place)
             given.append(action)
         for name, value in call.fields.items():
             for item in value if isinstance(value, list | tuple) else (value,):
@@ -147,20 +147,20 @@ class RoleCalls:
                 return spec.render(texts), given
             return (spec.render_next or spec.render)(texts)[-1:], given
         except KeyError as error:
-            raise Miscalled(f"{role} was called with the wrong fields: {error.args[0]}", place) from None
+            raise InvalidCall(f"{role} was called with the wrong fields: {error.args[0]}", place) from None
 
     def refuse_unawaited(self, value: Any, what: str, place: str | None) -> None:
-        """Raise `Miscalled` where a workflow passes on a call itself instead of its answer."""
+        """Raise `InvalidCall` where a workflow passes on a call itself instead of its answer."""
         if not inspect.isawaitable(value):
             return
         waiting = [value] if isinstance(value, RoleCall) else self.unawaited
         if inspect.iscoroutine(value):
             value.close()  # or Python reports it a second time, as never awaited
         place = waiting[0].place if waiting else place
-        raise Miscalled(f"{what} a call that is not awaited; write `await` before it", place)
+        raise InvalidCall(f"{what} a call that is not awaited; write `await` before it", place)
 
     async def refuse_forgotten(self) -> None:
-        """Raise `Miscalled` where the workflow has ended without awaiting one of its calls."""
+        """Raise `InvalidCall` where the workflow has ended without awaiting one of its calls."""
         if self.unawaited:
             await asyncio.sleep(0)  # those of new tasks begin, or are cancelled
         for call in self.unawaited:
@@ -180,13 +180,13 @@ class Roles:
         except KeyError:
             problem = f"the recipe has no role {name!r}{nearest(name, calls.builder.roles)}"
             if written := _reads_attribute(frame):
-                calls.misspelt.append(Miscalled(problem, _place(frame)))
+                calls.misspelt.append(InvalidCall(problem, _place(frame)))
             raise NotInRecipe(problem, written=written) from None
 
         def call(*nameless: Any, after: Sequence[Action] = (), continues: Action | None = None, **fields: Any) -> RoleCall:
             place = _place(sys._getframe(1))
             if nameless:
-                raise Miscalled(f"role {name!r} takes its fields by name: roles.{name}(FIELD=...)", place)
+                raise InvalidCall(f"role {name!r} takes its fields by name: roles.{name}(FIELD=...)", place)
             made = RoleCall(calls.answer, spec, fields, after, continues, place)
             calls.made.append(made)
             return made
@@ -199,13 +199,13 @@ def _place(frame: FrameType) -> str:
 
 
 def _reads_attribute(frame: FrameType) -> bool:
-    """Whether a frame is at `x.NAME`, and not at `hasattr(x, NAME)` or `getattr(x, NAME, DEFAULT)`, which ask."""
+    """Returns whether a frame is at `x.NAME`, and not at `hasattr(x, NAME)` or `getattr(x, NAME, DEFAULT)`, which ask."""
     return opcode.opname[frame.f_code.co_code[frame.f_lasti]] in ("LOAD_ATTR", "LOAD_METHOD")
 
 
-def forgotten(call: RoleCall) -> Miscalled:
+def forgotten(call: RoleCall) -> InvalidCall:
     """The mistake of a call that the workflow does not await."""
-    return Miscalled(f"role {call.spec.name!r} is called, and nobody awaits it; write `await` before it", call.place)
+    return InvalidCall(f"role {call.spec.name!r} is called, and nobody awaits it; write `await` before it", call.place)
 
 
 def calls_of(roles: Roles) -> RoleCalls:
@@ -246,7 +246,7 @@ class BoundTool:
             if not isinstance(text, str):
                 kind = type(text).__name__
                 raise TypeError(f"tools.{name} takes a text, got {kind}; an action's is str(action)")
-            return await self._builder.call_tool(Wanted(name, text, self._tool))
+            return await self._builder.call_tool(RequestedCall(name, text, self._tool))
 
         call.__qualname__ = f"tools.{name}"
         return call(*given, **named)  # what is wrong with them is said of `tools.NAME`
@@ -261,7 +261,7 @@ class BoundTool:
 
         async def call(**arguments: Any) -> ToolResult:
             made = FunctionCall(function, arguments)
-            known = wanted([tool], made) if tool.functions else Wanted(tool.name, made.text, tool, function=made)
+            known = wanted([tool], made) if tool.functions else RequestedCall(tool.name, made.text, tool, function=made)
             return await self._builder.call_tool(known)
 
         call.__qualname__ = f"tools.{tool.name}.{function}"
@@ -294,7 +294,7 @@ async def run_workflow(
         workflow: `async def run(task, roles, tools)`; what it returns becomes the trajectory's answer.
 
     Raises:
-        Miscalled: The workflow calls a role wrongly, or has ended without awaiting one of its calls.
+        InvalidCall: The workflow calls a role wrongly, or has ended without awaiting one of its calls.
         Exception: Whatever else the recipe's own code raises by mistake; it ends the run.
     """
     builder = TrajectoryBuilder(

@@ -18,7 +18,7 @@ from marl_plugins.core.trajectory import File
 
 MOST_FILES = 2000
 """Files beyond that are not looked at, and the call that left them has failed."""
-LONGEST_PATH, LONGEST_NAME = 1024, 255
+LONGEST_PATH_BYTES, LONGEST_NAME_BYTES = 1024, 255
 """Maximum number of bytes in a file's path, and in each part of it (NAME_MAX of linux/limits.h)."""
 OURS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
 """Errors that no program is to blame for, whatever it has left: what lies there is not absent."""
@@ -59,7 +59,7 @@ class Workspace(Protocol):
 
 
 def path_problem(path: str) -> str:
-    """Why a path is none of a file in a workspace; empty where it is one."""
+    """Returns why a path is none of a file in a workspace; empty where it is one."""
     parts = path.split("/")
     if path.startswith("/"):
         return "is absolute; expected one in the workspace"
@@ -69,9 +69,9 @@ def path_problem(path: str) -> str:
         return "has an empty part or `.`"
     if not path.isprintable():
         return "has characters that cannot be shown"
-    if any(len(part.encode()) > LONGEST_NAME for part in parts):
-        return f"has a name longer than {LONGEST_NAME} bytes"
-    return f"is longer than {LONGEST_PATH} bytes" if len(path.encode()) > LONGEST_PATH else ""
+    if any(len(part.encode()) > LONGEST_NAME_BYTES for part in parts):
+        return f"has a name longer than {LONGEST_NAME_BYTES} bytes"
+    return f"is longer than {LONGEST_PATH_BYTES} bytes" if len(path.encode()) > LONGEST_PATH_BYTES else ""
 
 
 def folders_of(paths: Collection[str]) -> set[str]:
@@ -80,7 +80,7 @@ def folders_of(paths: Collection[str]) -> set[str]:
 
 
 def tree_problem(paths: Collection[str]) -> str:
-    """Why files cannot lie in one workspace, by their paths, of which none has a `path_problem`; empty where they can."""
+    """Returns why files cannot lie in one workspace, by their paths, of which none has a `path_problem`; empty where they can."""
     both = min(folders_of(paths) & set(paths), default="")
     return f"{both[:200]!r} is a file and a folder" if both else ""
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from marl_plugins.core.steps import Step, StepPart
 from marl_plugins.corrections.extra import CorrectedActions, corrected_actions
-from marl_plugins.runtime.experience import Prepared
+from marl_plugins.runtime.experience import PreparedRows
 
 
 class CorrectionsPart(StepPart):
@@ -16,10 +16,10 @@ class CorrectionsPart(StepPart):
     def __init__(self, step: Step):
         self.policies = step.policies
 
-    async def prepared(self, prepared: Sequence[Prepared]) -> Sequence[Prepared]:
+    async def prepared(self, prepared: Sequence[PreparedRows]) -> Sequence[PreparedRows]:
         return [self._with_corrections(p) for p in prepared]
 
-    def _with_corrections(self, p: Prepared) -> Prepared:
+    def _with_corrections(self, p: PreparedRows) -> PreparedRows:
         if all(row.action.correction is None for row in p.rows):
             return p
         policy = self.policies[p.policy]

@@ -56,7 +56,7 @@ def answer_one(connection: socket.socket) -> None:
 
 
 def compare(answer: str, label: str) -> bool:
-    """Whether two formulas have one value."""
+    """Returns whether two formulas have one value."""
     from math_verify import parse, verify
 
     gold, found = (parse(f"${text}$", parsing_timeout=None) for text in (label, answer))

@@ -24,7 +24,7 @@ PROCESS = Path(__file__).with_name("math_process.py")
 
 
 async def verified(answer: str, label: str) -> bool:
-    """What math-verify says; False where it needs too long, or too much memory.
+    """Returns what math-verify says; False where it needs too long, or too much memory.
 
     Raises:
         InfrastructureFailure: The process that runs it does not work.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-LONGEST = 1000
+LONGEST_CHARS = 1000
 """Maximum number of characters, and of digits, of an answer that is read as a value."""
 
 PLAIN = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
@@ -35,7 +35,7 @@ SUM = re.compile(rf"[(\s]*[+-]?\s*{PLAIN}[)\s]*(?:(?:[-+*/×·÷]|\\times|\\cdot
 def number(text: str) -> Fraction | None:
     """The text as a number if it is one and nothing else, or None; also where it has more digits than anybody needs."""
     text = text.replace("\u2212", "-").replace("$", "").strip()
-    if len(text) > LONGEST:
+    if len(text) > LONGEST_CHARS:
         return None
     if ratio := RATIO.fullmatch(text):
         sign, whole, above, below = ratio.groups()[:4] if ratio[3] else ratio.groups()[4:]
@@ -50,7 +50,7 @@ def number(text: str) -> Fraction | None:
         return None
     sign, digits, power = found.groups()
     exponent = int(re.findall(r"[+-]?\d+", power)[-1]) if power else 0
-    if abs(exponent) > LONGEST:
+    if abs(exponent) > LONGEST_CHARS:
         return None
     return Fraction(sign + digits.replace(",", "").replace(" ", "")) * Fraction(10) ** exponent
 
@@ -64,12 +64,12 @@ def _in_base(sign: str, digits: str, base: str) -> Fraction | None:
 
 
 def unfinished(text: str) -> bool:
-    """Whether a text is a calculation that was not carried out; a single fraction is a number."""
+    """Returns whether a text is a calculation that was not carried out; a single fraction is a number."""
     return number(text) is None and SUM.fullmatch(text.strip()) is not None
 
 
 def close(a: Fraction, b: Fraction) -> bool:
-    """Whether two numbers are the same but for the rounding of the sixth digit; whole numbers are not rounded."""
+    """Returns whether two numbers are the same but for the rounding of the sixth digit; whole numbers are not rounded."""
     if a.denominator == b.denominator == 1:
         return a == b
     return abs(a - b) <= Fraction(1, 10**6) * min(Fraction(1), abs(b))

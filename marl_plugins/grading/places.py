@@ -1,4 +1,4 @@
-"""Where an answer stands in a text, and in which form: the places that a prompt may ask for, and no other.
+"""Finds an answer in a text, in the places and forms that a prompt may ask for, and in no other.
 
     boxed      the content of the last `\\boxed{...}`
     stated     that; or what follows the last `answer: X`, `the answer is X`, `#### X`, or stands in `<answer>X</answer>`
@@ -14,9 +14,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from marl_plugins.grading.numbers import FIGURE, LONGEST, RUN, number, unfinished
+from marl_plugins.grading.numbers import FIGURE, LONGEST_CHARS, RUN, number, unfinished
 
-TAIL = 4 * LONGEST
+TAIL = 4 * LONGEST_CHARS
 """Characters at the end of a text in which an answer without a box is looked for."""
 NAMED = r"(?:answer|result|verdict|decision|winner|choice|vote|conclusion|judge?ment)"
 STATED = re.compile(
@@ -50,7 +50,7 @@ def boxed(text: str) -> str | None:
 
 
 def stated(text: str) -> str | None:
-    """What a text says is its answer, without what only typesets it; None where it says so nowhere."""
+    """Returns what a text says is its answer, without what only typesets it; None where it says so nowhere."""
     inside = boxed(text)
     if inside is not None:
         return inside.strip()
@@ -61,7 +61,7 @@ def stated(text: str) -> str | None:
 
 
 def word(text: str | None, words: Collection[str]) -> str:
-    """Which of some words an answer is, as it stands in `words`; empty where it is none of them, or leaves it open.
+    """Returns which of some words an answer is, as it stands in `words`; empty where it is none of them, or leaves it open.
 
     A single letter has to be stated or alone on the last line, alone also after a colon; longer words may stand in a text that
     names no other.

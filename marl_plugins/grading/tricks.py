@@ -25,7 +25,7 @@ def leaving(names: tuple[str, ...] = ()) -> dict[str, str]:
 
 
 def mild(names: tuple[str, ...] = ()) -> dict[str, str]:
-    """Those of `leaving` that do not end the process of a grader that runs them in its own."""
+    """Yields the tricks of `leaving` that do not end the process of a grader that runs them in its own."""
     return {what: program for what, program in leaving(names).items() if "os._exit" not in program}
 
 

@@ -1,4 +1,4 @@
-"""Whether what was said has the value that the label has.
+"""Compares the value of what was said with that of the label.
 
 Numbers are compared as numbers, lists part by part and words as words; anything else (radicals, expressions, units) is left to
 math-verify (math_verify.py).
@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from marl_plugins.grading.math_verify import verified
-from marl_plugins.grading.numbers import BASED, LONGEST, NUMBER, RATIO, close, number, unfinished
+from marl_plugins.grading.numbers import BASED, LONGEST_CHARS, NUMBER, RATIO, close, number, unfinished
 from marl_plugins.grading.places import TAIL, boxed, final, stated
 
 DEEPEST = 16
@@ -23,7 +23,7 @@ CHOICE = re.compile(r"\(?([A-Z])\)[\s.:]*\S.*|([A-Z])[.:]\s+\S.*", re.DOTALL)
 
 
 async def right(text: str | None, label: Any) -> bool:
-    """Whether a text's final answer has the value of a label.
+    """Returns whether a text's final answer has the value of a label.
 
     Args:
         label: A text or a number; several that are all right are a JSON list, or end with `(both were accepted)`.
@@ -67,7 +67,7 @@ def accepted(label: Any) -> list[str]:
 
 
 async def same(answer: str, label: str) -> bool:
-    """Whether two answers are the same value.
+    """Returns whether two answers are the same value.
 
     Raises:
         InfrastructureFailure: What compares formulas does not work.
@@ -75,7 +75,7 @@ async def same(answer: str, label: str) -> bool:
     a, b = clean(answer), clean(label)
     if a == b:
         return bool(a)
-    if not a or len(a) > LONGEST or _depth(a) > DEEPEST:
+    if not a or len(a) > LONGEST_CHARS or _depth(a) > DEEPEST:
         return False
     (kind, mine), (other, theirs) = parts(a), parts(b)
     if "=" in a and "=" not in b:
@@ -135,7 +135,7 @@ def _number(text: str) -> Any:
 
 
 def parts(text: str) -> tuple[str, list[str]]:
-    """How a list is enclosed (`(`, `{` or nothing) and its parts; one part where it is no list."""
+    """Returns how a list is enclosed (`(`, `{` or nothing) and its parts; one part where it is no list."""
     text, kind = text.strip(), ""
     if text.startswith("\\{") and text.endswith("\\}"):
         kind, text = "{", text[2:-2]
@@ -152,7 +152,7 @@ def parts(text: str) -> tuple[str, list[str]]:
 
 
 def value(text: str) -> str:
-    """What stands behind the last equals sign."""
+    """Returns what stands behind the last equals sign."""
     return re.split(r"(?<![<>!=:])=(?!=)", text)[-1].strip()
 
 

@@ -111,7 +111,7 @@ def touch_memory(count: int) -> None:
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether the processor has instructions for products of bfloat16, or does not say what it has.
+    """Returns whether the processor has instructions for products of bfloat16, or does not say what it has.
 
     Without them oneDNN takes its reference path: products of bfloat16 take three to five times as long as those of float32.
     """
@@ -123,7 +123,7 @@ def multiplies_bfloat16() -> bool:
 
 
 def engine_dtype() -> str:
-    """What engines compute in: upstream's bfloat16 (vllm_engine.py:273), where that is no slower than float32."""
+    """Returns the type that engines compute in: upstream's bfloat16 (vllm_engine.py:273), where that is no slower than float32."""
     return "bfloat16" if multiplies_bfloat16() else "float32"
 
 
@@ -172,7 +172,7 @@ FLASH_ATTN = {
 
 @contextlib.contextmanager
 def flash_attn_stand_in() -> Iterator[None]:
-    """While upstream's models are imported, a `flash_attn` with what packing needs; what only rings of GPUs need raises.
+    """Provides, while upstream's models are imported, a `flash_attn` with what packing needs; what only rings of GPUs need raises.
 
     It is removed afterwards: transformers and vLLM look for the package to choose kernels.
     """

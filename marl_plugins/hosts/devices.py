@@ -1,4 +1,4 @@
-"""How many devices a policy's processes take, from upstream's flags."""
+"""Counts the devices that a policy's processes take, from upstream's flags."""
 
 from __future__ import annotations
 

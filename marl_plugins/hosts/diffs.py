@@ -128,7 +128,7 @@ def apply_hunks(text: bytes, hunks: Sequence[Hunk], *, reverse: bool = False) ->
 
 
 def _find_place(lines: Sequence[bytes], hunk: Hunk, first: int, shift: int) -> int:
-    """Where the hunk's old lines are: at the stated place, or at the only matching one (other patches move lines)."""
+    """Returns where the hunk's old lines are: at the stated place, or at the only matching one (other patches move lines)."""
 
     def fits(at: int) -> bool:
         return first <= at <= len(lines) and tuple(lines[at : at + len(hunk.old)]) == hunk.old

@@ -1,4 +1,5 @@
-"""What this project does with every flag of upstream: the one table behind the checks, `--dry-run` and `docs/flags.md`.
+"""The table of what this project does with every flag of upstream: the one table behind the checks, `--dry-run` and
+`docs/flags.md`.
 
     all       honoured; one value for the whole run
     policy    honoured, and may differ per policy: --policy.NAME.<flag>, or `policies: NAME: flags:` in a recipe

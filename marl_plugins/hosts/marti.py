@@ -1,4 +1,4 @@
-"""Which MARTI a checkout is, whether it has the expected seams, and which known defects it has.
+"""Finds out which MARTI a checkout is, whether it has the expected seams, and which known defects it has.
 
 MARTI-v2 (package `marti`) is a fork of OpenRLHF with its own multi-agent trainer. MARTI v0.1, on which MAPPA's repository is
 built, is another program with the same name; only its file formats matter here (`openrlhf recipes import`). Nothing is
@@ -181,7 +181,7 @@ def _check_defect(defect: Defect, package: Path) -> Finding:
 
 
 def _check_contract(package: Path) -> list[str]:
-    """What is wrong with how workflows are called."""
+    """Returns what is wrong with how workflows are called."""
     tree = _parse(package / "agent_workflows/workflow_wrapper.py")
     for node in ast.walk(tree) if tree else ():
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "self.workflow_func":
@@ -227,7 +227,7 @@ def _find_function(tree: ast.Module, name: str) -> ast.FunctionDef | ast.AsyncFu
 
 
 def _trains_no_agent(tree: ast.Module) -> bool | None:
-    """Without filtering only None is assigned to `self.pass_rate`, which `ppo_train` reads."""
+    """Returns the defect that without filtering only None is assigned to `self.pass_rate`, which `ppo_train` reads."""
     fit = _find_function(tree, "MultiAgent_PPOTrainer.fit")
     train = _find_function(tree, "MultiAgent_PPOTrainer.ppo_train")
     if fit is None or train is None:

@@ -116,7 +116,7 @@ OTHER_VALUES: Mapping[str, Mapping[str, str]] = MappingProxyType(
 
 
 def successor(name: str) -> str | None:
-    """What to write for an old flag, as the fix; None if the name is no old flag."""
+    """Returns what to write for an old flag, as the fix; None if the name is no old flag."""
     if name in GONE:
         return f"{GONE[name]}: remove it"
     if name not in RENAMED:

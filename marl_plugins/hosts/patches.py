@@ -147,7 +147,7 @@ def load_series(folder: Path | None = None) -> list[Series]:
 
 
 def _is_within(file: str) -> bool:
-    """Whether a path stays in the tree that it is relative to."""
+    """Returns whether a path stays in the tree that it is relative to."""
     path = PurePosixPath(file)
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 
@@ -347,7 +347,7 @@ def lock_tree(root: Path) -> Iterator[None]:
 
 
 def _temporary(path: Path) -> Path:
-    """Where a file's new content is written first."""
+    """Returns the path to which a file's new content is written first."""
     return path.with_name(f".{path.name}.openrlhf-patch")
 
 

@@ -1,4 +1,4 @@
-"""How each release of upstream was tested here.
+"""The table of how each release of upstream was tested here.
 
 *Trained*: whole runs, in the tests and benchmarks. *Checked*: seams, flags and parser, a fit of policy and critic, and upstream's
 own tests with our classes installed (`marl_plugins.upstream_ci`). A difference between releases is a version specifier on its
@@ -27,12 +27,12 @@ def parsed(version: str) -> Version | None:
 
 
 def concerns(releases: str, version: str) -> bool:
-    """Whether a specifier such as `>=0.11.1` covers a release; an unreadable version counts as the trained one."""
+    """Returns whether a specifier such as `>=0.11.1` covers a release; an unreadable version counts as the trained one."""
     return SpecifierSet(releases).contains(parsed(version) or Version(TRAINED), prereleases=True)
 
 
 def standing(version: str) -> str:
-    """How a release was tested, for people."""
+    """Returns how a release was tested, for people."""
     found = parsed(version)
     if version == TRAINED:
         return "trained: whole runs are tested with it"
@@ -46,7 +46,7 @@ def standing(version: str) -> str:
 
 
 def known(version: str) -> bool:
-    """Whether the release was trained or checked."""
+    """Returns whether the release was trained or checked."""
     return version == TRAINED or version in CHECKED
 
 

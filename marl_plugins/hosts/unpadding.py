@@ -1,4 +1,5 @@
-"""What upstream takes from `flash_attn.bert_padding`, in plain torch: rows without their padding one after the other, and back.
+"""Replaces, in plain torch, what upstream takes from `flash_attn.bert_padding`: rows without their padding one after the other, and
+back.
 
 flash-attn cannot be installed without CUDA. Attention `eager` and `sdpa` keep packed rows apart by their position ids.
 """

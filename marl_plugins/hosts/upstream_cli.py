@@ -89,7 +89,7 @@ def _main_block(path: Path) -> tuple[CodeType, list[tuple[int, CodeType]]]:
 
 
 def _adds_a_flag(statement: ast.stmt) -> bool:
-    """Whether this is `parser.add_argument(...)`, as nearly all of the block is: writing those back to text takes 10 ms."""
+    """Returns whether this is `parser.add_argument(...)`, as nearly all of the block is: writing those back to text takes 10 ms."""
     match statement:
         case ast.Expr(ast.Call(ast.Attribute(attr="add_argument"))):
             return True

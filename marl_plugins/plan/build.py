@@ -1,4 +1,4 @@
-"""From a command line to a checked plan: everything that can be known before anything starts, and all that is wrong with it.
+"""Turns a command line into a checked plan: everything that can be known before anything starts, and all that is wrong with it.
 
     words -> recipe -> plugins -> flags -> policies -> run -> checks -> plan
 
@@ -34,7 +34,7 @@ from marl_plugins.plan.flags import (
     COMMAND_LINE,
     OWN_FLAGS,
     Flags,
-    Given,
+    GivenFlag,
     own_options,
     recipe_flags,
     repeated_flags,
@@ -50,7 +50,7 @@ from marl_plugins.plan.sections import load_recipe, sections_of
 from marl_plugins.plan.tasks import check_tasks, from_hub, hub_tasks, task_warnings
 from marl_plugins.run import Run
 
-SLOW = 10.0
+SLOW_SECONDS = 10.0
 """Seconds of planning after which the user's line that is executed is named, and again after as many."""
 
 
@@ -66,7 +66,7 @@ class Request:
     """
 
     options: argparse.Namespace
-    flags: Sequence[Given]
+    flags: Sequence[GivenFlag]
     plugins: Plugins
     recipe: Recipe
     sections: Sections
@@ -99,7 +99,7 @@ def _naming_what_is_slow() -> Iterator[None]:
     planning, done = threading.current_thread(), threading.Event()
 
     def watch() -> None:
-        while not done.wait(SLOW):
+        while not done.wait(SLOW_SECONDS):
             if place := line_of(planning):
                 print(f"still planning: {place} has not ended yet (Ctrl-C ends it)", file=sys.stderr)
 
@@ -326,7 +326,7 @@ def use_engines_only(args: SimpleNamespace) -> None:
     args.train.colocate_all = args.vllm.enable_sleep = False
 
 
-def _model_flags(policy: Policy, own: Sequence[Given]) -> list[Problem]:
+def _model_flags(policy: Policy, own: Sequence[GivenFlag]) -> list[Problem]:
     """The flags that name a model of its own for a policy that follows another one, as problems."""
     return [
         Problem(
@@ -349,7 +349,7 @@ def _settle_folders(args: SimpleNamespace, shared: SimpleNamespace, policy: str)
 
 
 def model_problems(policy: Policy, args: SimpleNamespace, run: Run, request: Request) -> list[Problem]:
-    """What is wrong with the models of a policy and its critic, with the line of the recipe that names its model."""
+    """Returns what is wrong with the models of a policy and its critic, with the line of the recipe that names its model."""
     origins = request.origins
     own = args.actor.model_name_or_path == policy.model and "actor.model_name_or_path" not in run.on_command_line
     keys = (("policies", policy.name, "model"), ("model",), ("flags", "actor.model_name_or_path"))

@@ -1,4 +1,4 @@
-"""What is wrong with how roles call their tools."""
+"""Checks of how roles call their tools."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from marl_plugins.hosts.vllm_parsers import KINDS, parser_names
 
 
 def check_calls(recipe: Recipe, origins: Origins, tools: Mapping[str, Tool]) -> list[Problem]:
-    """What is wrong with `calls`, `reasoning` and the names of functions; those of MCP servers show when a run starts."""
+    """Returns what is wrong with `calls`, `reasoning` and the names of functions; those of MCP servers show when a run starts."""
     problems = []
     for name, role in recipe.roles.items():
         own = [tools[tool] for tool in role.tools if tool in tools]  # others are reported with the roles

@@ -81,14 +81,15 @@ def describe(plan: Plan) -> dict[str, Any]:
 
 
 def _reward_range(plan: Plan) -> str:
-    """What rewards look like after credit."""
+    """Describes what rewards look like after credit."""
     then = [f"marl_credit of {name}" for name in plan.plugins.owners("marl_credit")]
     then += [f"--{name}" for name in PENALTIES if name in plan.run.given]
     return f"the scores, in [0, 1]{', then ' if then else ''}{', '.join(then)}"
 
 
 def _tasks(plan: Plan) -> dict[str, Any]:
-    """Where the tasks come from, with the fields that were taken, and the first one; nothing of a hub's, read at the start."""
+    """Describes where the tasks come from, with the fields that were taken, and the first one; nothing of a hub's, read at the
+    start."""
     shown: dict[str, Any] = {"task_source": {split: _source(plan, split) for split in plan.counted if split != "steps"}}
     if plan.counted.get("train"):
         first = plan.tasks("train")[0]
@@ -102,7 +103,7 @@ def _tasks(plan: Plan) -> dict[str, Any]:
 
 
 def _source(plan: Plan, split: str) -> str:
-    """Where the tasks of a split come from."""
+    """Describes where the tasks of a split come from."""
     tasks, owners = plan.tasks(split), plan.plugins.owners("marl_tasks")
     if isinstance(tasks, FileTasks):
         return f"{tasks.path}: {tasks.fields}"
@@ -125,7 +126,7 @@ def _step(plan: Plan) -> dict[str, int]:
 
 
 def _steps(plan: Plan) -> str:
-    """How the number of training steps comes about."""
+    """Describes how the number of training steps comes about."""
     run, counted = plan.run, plan.counted
     if "steps" not in counted:
         return "known when the tasks are read, at the start"
@@ -141,7 +142,7 @@ def _steps(plan: Plan) -> str:
 
 
 def _estimator(plan: Plan) -> str:
-    """Which estimator trains: a built-in one by its name, or a plugin's by its class."""
+    """Describes which estimator trains: a built-in one by its name, or a plugin's by its class."""
     estimator = plan.plugins.call_while_planning("marl_estimator", run=plan.run)
     name = type(estimator).__name__
     if not of_plugin(estimator):
@@ -150,7 +151,7 @@ def _estimator(plan: Plan) -> str:
 
 
 def _scorers(plan: Plan) -> dict[str, str]:
-    """Who scores actions and outcomes."""
+    """Describes who scores actions and outcomes."""
     run = plan.run
     grader = run.folder / run.recipe.grader if run.recipe.grader else None
     by_grader = {

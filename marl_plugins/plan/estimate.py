@@ -1,4 +1,5 @@
-"""What a run on GPUs takes, as far as the sizes of its models say: memory of a device, time of a step. Arithmetic, no measurement.
+"""Estimates what a run on GPUs takes, as far as the sizes of its models say: memory of a device, time of a step. Arithmetic, no
+measurement.
 
 Memory, with P parameters of two bytes on n training processes: weights 2P (/ n with ZeRO 3), gradients 2P (/ n from ZeRO 2 on),
 Adam 12P (/ n from ZeRO 1 on; in the host's memory with `--ds.adam_offload`), a reference 2P. Engines have 2P / tensor-parallel
@@ -29,7 +30,7 @@ from marl_plugins.plan.lengths import answers_shown, longest_answer
 from marl_plugins.plan.plan import Plan
 from marl_plugins.run import Run
 
-OPERATIONS, BYTES = 990e12 / 3, 3.35e12 / 2
+OPERATIONS_PER_SECOND, BYTES_PER_SECOND = 990e12 / 3, 3.35e12 / 2
 """A second on an H100: a third of its bfloat16 peak, half of its memory's bandwidth."""
 ASSUMES = (
     "H100 at a third of its peak and half of its bandwidth; every answer as long as it may be; bfloat16 and Adam; without "
@@ -83,8 +84,8 @@ def _bytes_each(folder: Path) -> int:
 
 
 def memory(args: SimpleNamespace, size: float, trained: bool) -> str:
-    """What a policy needs of each of its devices, and of the host."""
-    engine = f"{gb(2 * size / args.vllm.tensor_parallel_size)} of weights in each engine's devices, KV cache beside them"
+    """Estimates what a policy needs of each of its devices, and of the host."""
+    engine = f"{gb(2 * size / args.vllm.tensor_parallel_size)} of weights in each engine's devices, and the KV cache"
     if not trained:
         return engine
     ranks, stage = training_gpus(args), args.ds.zero_stage
@@ -105,7 +106,7 @@ def memory(args: SimpleNamespace, size: float, trained: bool) -> str:
 
 
 def _together(args: SimpleNamespace) -> str:
-    """Whether training and engines need their memory at the same time."""
+    """Returns whether training and engines need their memory at the same time."""
     if not args.train.colocate_all:
         return ", on devices of their own"
     return (
@@ -125,7 +126,9 @@ def generating(run: Run, sizes: Mapping[str, float], trajectories: int) -> float
     for role in run.recipe.mapped_roles:
         policy = run.recipe.policy_of(role)
         vllm, size = run.policy_args[policy].vllm, sizes[policy]
-        each = (2 * size / BYTES + 2 * size * trajectories / vllm.num_engines / OPERATIONS) / vllm.tensor_parallel_size
+        each = (
+            2 * size / BYTES_PER_SECOND + 2 * size * trajectories / vllm.num_engines / OPERATIONS_PER_SECOND
+        ) / vllm.tensor_parallel_size
         seconds += run.role(role).max_turns * longest_answer(run, role) * each
     return seconds
 
@@ -145,7 +148,7 @@ def _training(run: Run, policy: str, size: float, trajectories: int) -> float:
         for role in run.recipe.roles_of(policy)
     ]
     operations = (6 * args.train.max_epochs + 2 * forward) * size * trajectories * sum(lengths)
-    return float(operations / (OPERATIONS * training_gpus(args)))
+    return float(operations / (OPERATIONS_PER_SECOND * training_gpus(args)))
 
 
 def _trained(run: Run, name: str) -> bool:

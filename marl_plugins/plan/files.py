@@ -1,4 +1,4 @@
-"""What is wrong with the files of a recipe and of its run, and whether somebody scores."""
+"""Checks of the files of a recipe and of its run, and of whether somebody scores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from marl_plugins.plan.plan import Plan
 ARGUMENTS: Mapping[str, Sequence[str]] = MappingProxyType({"tasks": ("split",), "demonstrations": ("task", "rng")})
 """What the recipe's plain functions are called with; workflow and grader are called once in the rehearsal."""
 OF_THE_RUN = ("run", "best", "best.new", "best.old")
-"""Folders in `--ckpt.output_dir` beside those of the policies."""
+"""Folders in `--ckpt.output_dir` in addition to those of the policies."""
 NOT_READ = (".txt", ".tsv", ".parquet", ".arrow", ".xlsx", ".yaml", ".gz", ".zip")
 """Kinds of data files that are met; a hub's name may end with a dot and something else."""
 
@@ -69,7 +69,7 @@ def _modules(plan: Plan, origins: Origins) -> list[Problem]:
 
 
 def _signature_problems(called: Any, name: str, arguments: Sequence[str]) -> list[Problem]:
-    """Why a recipe's function cannot be called as it will be, with its file and line."""
+    """Returns why a recipe's function cannot be called as it will be, with its file and line."""
     if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
         return [
             Problem(
@@ -220,7 +220,7 @@ def _unwritable(plan: Plan) -> list[Problem]:
 
 
 def writable(folder: Path) -> bool:
-    """Whether files can be created in a folder, which may not exist yet."""
+    """Returns whether files can be created in a folder, which may not exist yet."""
     while not folder.exists():
         folder = folder.parent
     return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)

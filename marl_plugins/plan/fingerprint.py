@@ -41,7 +41,7 @@ FREE = (
     ),  # where and when it is computed
     *("*.micro_batch_size", "*.gradient_checkpointing_*", "ds.enable_sleep", "ds.overlap_comm"),  # in which portions
 )
-"""Flags that may differ freely; beside them `--max_steps` and the other flags of this project that are not the recipe's."""
+"""Flags that may differ freely; so may `--max_steps` and the other flags of this project that are not the recipe's."""
 ELSEWHERE = (
     *("*.model_name_or_path", "ds.zero_stage", "algo.advantage.estimator"),  # policies and estimator
     *("data.prompt_dataset", "data.input_key", "data.label_key", "data.max_samples"),  # tasks
@@ -50,7 +50,7 @@ ELSEWHERE = (
 
 
 def fingerprint(plan: Plan) -> dict[str, Any]:
-    """What a resumed run must have in common with this one, as JSON values; the tasks as far as they have been read."""
+    """Returns what a resumed run must have in common with this one, as JSON values; the tasks as far as they have been read."""
     run, estimator = plan.run, estimator_of(plan)
     own = {name: compared_flags(plan, args) for name, args in run.policy_args.items()}
     first = next(iter(own.values()))  # upstream's validation has completed a policy's flags, not the run's
@@ -147,7 +147,7 @@ def _can_be_set(flag: str) -> bool:
 
 
 def _is_file(value: Any) -> bool:
-    """Whether a flag's value names a file, such as a rubric."""
+    """Returns whether a flag's value names a file, such as a rubric."""
     return isinstance(value, str) and bool(Path(value).suffix) and len(value) < 4096 and Path(value).is_file()
 
 

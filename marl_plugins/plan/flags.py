@@ -52,7 +52,7 @@ UPSTREAM_FILES = ("data.prompt_dataset", "eval.dataset", "reward.remote_url")
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenFlag:
     """A flag as it was given: its name without dashes, its values as words, and where it stands."""
 
     name: str
@@ -65,7 +65,7 @@ class Given:
 
     @property
     def in_recipe(self) -> bool:
-        """Whether it stands on a line of the recipe."""
+        """Returns whether the flag stands on a line of the recipe."""
         return self.where not in (COMMAND_LINE, DEFAULT)
 
     @property
@@ -75,9 +75,9 @@ class Given:
         return [f"--{self.name}", *self.words]
 
 
-def in_force(flags: Iterable[Given]) -> list[Given]:
+def in_force(flags: Iterable[GivenFlag]) -> list[GivenFlag]:
     """The flags without those that a later `false` takes back."""
-    kept: list[Given] = []
+    kept: list[GivenFlag] = []
     for flag in flags:
         if flag.off:
             kept = [f for f in kept if f.name != flag.name]
@@ -139,39 +139,39 @@ def own_parser() -> upstream_cli.Parser:
     return parser
 
 
-def split_flags(words: Sequence[str], where: str) -> list[Given]:
+def split_flags(words: Sequence[str], where: str) -> list[GivenFlag]:
     """A command line cut into flags with their values, also those of the form `--flag=value`.
 
     Raises:
         ConfigurationError: It begins with something that is not a flag.
     """
-    flags: list[Given] = []
+    flags: list[GivenFlag] = []
     for word in words:
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
-            flags.append(Given(name, (value,) if equals else (), where))
+            flags.append(GivenFlag(name, (value,) if equals else (), where))
         elif not flags:
             fix = f"a recipe is named by --recipe {word}"
             raise ConfigurationError(Problem("flags.no_flag", at(line=where), repr(word), "a flag (--name)", fix))
         else:
             last = flags.pop()
-            flags.append(Given(last.name, (*last.words, word), where))
+            flags.append(GivenFlag(last.name, (*last.words, word), where))
     return flags
 
 
-def recipe_flags(flags: Mapping[str, Any], where: Callable[[str], str]) -> list[Given]:
+def recipe_flags(flags: Mapping[str, Any], where: Callable[[str], str]) -> list[GivenFlag]:
     """A recipe's `flags:` as on a command line: true is a bare flag, false takes one back, a list is several words."""
     given = []
     for name, value in flags.items():
         if value is False:
-            given.append(Given(name, (), where(name), off=True))
+            given.append(GivenFlag(name, (), where(name), off=True))
             continue
         values = [] if value is True else value if isinstance(value, list) else [value]
-        given.append(Given(name, tuple(str(v) for v in values), where(name)))
+        given.append(GivenFlag(name, tuple(str(v) for v in values), where(name)))
     return given
 
 
-def beside_recipe(flag: Given, folder: Path, actions: Mapping[str, argparse.Action]) -> Given:
+def beside_recipe(flag: GivenFlag, folder: Path, actions: Mapping[str, argparse.Action]) -> GivenFlag:
     """A recipe's flag, its file relative to the recipe's folder where it names one."""
     if len(flag.words) != 1 or flag.name not in actions:
         return flag
@@ -182,7 +182,9 @@ def beside_recipe(flag: Given, folder: Path, actions: Mapping[str, argparse.Acti
     return flag
 
 
-def settle_alternatives(flags: Iterable[Given], parser: argparse.ArgumentParser) -> tuple[list[Given], list[Problem]]:
+def settle_alternatives(
+    flags: Iterable[GivenFlag], parser: argparse.ArgumentParser
+) -> tuple[list[GivenFlag], list[Problem]]:
     """The flags with at most one of each mutually exclusive group, and the problems with the others.
 
     One on the command line replaces a recipe's.
@@ -201,9 +203,9 @@ def settle_alternatives(flags: Iterable[Given], parser: argparse.ArgumentParser)
 
 
 def check_flag(
-    flag: Given, parser: upstream_cli.Parser, actions: Mapping[str, argparse.Action], per_policy: bool
+    flag: GivenFlag, parser: upstream_cli.Parser, actions: Mapping[str, argparse.Action], per_policy: bool
 ) -> list[Problem]:
-    """What is wrong with one flag, parsed alone."""
+    """Returns what is wrong with one flag, parsed alone."""
     where, entry, action = at(line=flag.where, flag=flag.name), FLAGS.get(flag.name), actions.get(flag.name)
     if flag.name.startswith("-"):
         where, fix = at(line=flag.where, key=flag.name), f"write {flag.name.lstrip('-')}"
@@ -230,7 +232,7 @@ def check_flag(
     return parse_alone(flag, parser)
 
 
-def parse_alone(flag: Given, parser: argparse.ArgumentParser) -> list[Problem]:
+def parse_alone(flag: GivenFlag, parser: argparse.ArgumentParser) -> list[Problem]:
     """The problems that parsing one flag reports, with its place."""
     where, action = at(line=flag.where, flag=flag.name), actions_of(parser).get(flag.name)
     if (dashes := [w for w in flag.words if re.match(r"[-\u2010-\u2015][^\d.]", w)]) and len(flag.words) > 1:
@@ -253,7 +255,7 @@ def parse_alone(flag: Given, parser: argparse.ArgumentParser) -> list[Problem]:
     return []
 
 
-def repeated_flags(flags: Iterable[Given], actions: Mapping[str, argparse.Action]) -> list[Problem]:
+def repeated_flags(flags: Iterable[GivenFlag], actions: Mapping[str, argparse.Action]) -> list[Problem]:
     """Flags of a command line that are given more than once with different values, of which the last one holds."""
     values: dict[str, list[str]] = {}
     for flag in flags:
@@ -272,7 +274,7 @@ def repeated_flags(flags: Iterable[Given], actions: Mapping[str, argparse.Action
     ]
 
 
-def own_options(flags: Iterable[Given], problems: Problems) -> argparse.Namespace:
+def own_options(flags: Iterable[GivenFlag], problems: Problems) -> argparse.Namespace:
     """This project's own flags, without those that are wrong, which are reported."""
     parser, right = own_parser(), []
     for flag in flags:
@@ -301,8 +303,8 @@ def actions_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
     return {option[2:]: a for a in parser._actions for option in a.option_strings if option.startswith("--")}
 
 
-def _hint(flag: Given, known: Iterable[str]) -> str:
-    """What to do about an unknown flag: its name of today, the shipped plugin that has it, or what was probably meant."""
+def _hint(flag: GivenFlag, known: Iterable[str]) -> str:
+    """Returns what to do about an unknown flag: its name of today, the shipped plugin that has it, or what was probably meant."""
     name, first = flag.name, flag.name.partition(".")[0]
     if name in OWN_FLAGS:
         return "it is for the whole run, and only the command line takes it"
@@ -323,7 +325,9 @@ def _hint(flag: Given, known: Iterable[str]) -> str:
     return meant(name, [*known, *(OWN_FLAGS if flag.where == COMMAND_LINE else ())])
 
 
-def check_estimator_flags(flags: Iterable[Given], actions: Mapping[str, argparse.Action], estimator: str) -> list[Problem]:
+def check_estimator_flags(
+    flags: Iterable[GivenFlag], actions: Mapping[str, argparse.Action], estimator: str
+) -> list[Problem]:
     """Upstream's flags that have no effect with the run's estimator; upstream ignores them silently."""
     problems = []
     for flag in flags:
@@ -336,8 +340,8 @@ def check_estimator_flags(flags: Iterable[Given], actions: Mapping[str, argparse
     return problems
 
 
-def _is_default(flag: Given, action: argparse.Action) -> bool:
-    """Whether a flag was given its default value, also `1.0` for 1."""
+def _is_default(flag: GivenFlag, action: argparse.Action) -> bool:
+    """Returns whether a flag was given its default value, also `1.0` for 1."""
     convert: Callable[[str], Any] = action.type if callable(action.type) else str
     try:
         return len(flag.words) == 1 and bool(convert(flag.words[0]) == action.default)
@@ -358,8 +362,8 @@ class Flags:
     def __init__(
         self,
         parser: upstream_cli.Parser,
-        command_line: Iterable[Given],
-        recipe: Sequence[Given],
+        command_line: Iterable[GivenFlag],
+        recipe: Sequence[GivenFlag],
         folder: Path,
         device: str,
         problems: Problems,
@@ -392,7 +396,7 @@ class Flags:
         self.given = frozenset(f.name for f in in_force(given))
         self.on_command_line = frozenset(f.name for f in shared)
         self.in_recipe = [f for f in in_force(given) if f.name not in self.on_command_line]
-        self.in_policies: dict[str, list[Given]] = {}
+        self.in_policies: dict[str, list[GivenFlag]] = {}
         defaults = {**DEFAULTS, **(CPU_DEFAULTS if device == "cpu" else {})}
         if output:
             chosen = [f.words[0] for f in in_force(given) if f.name == "ckpt.output_dir" and f.words]
@@ -400,7 +404,7 @@ class Flags:
             defaults |= {"ckpt.output_dir": output, "ckpt.path": f"{output}/checkpoints"}
         self.shared = [*recipe_flags(defaults, lambda _: DEFAULT), *self._checked(given, per_policy=False)]
 
-    def _checked(self, flags: Iterable[Given], per_policy: bool) -> list[Given]:
+    def _checked(self, flags: Iterable[GivenFlag], per_policy: bool) -> list[GivenFlag]:
         """The flags that nothing is wrong with."""
         right = []
         for flag in flags:
@@ -414,7 +418,7 @@ class Flags:
         given = [flag for flag in self.shared if flag.name in self.given]
         self.problems += check_estimator_flags(given, self.actions, estimator)
 
-    def _parse(self, flags: Iterable[Given]) -> SimpleNamespace:
+    def _parse(self, flags: Iterable[GivenFlag]) -> SimpleNamespace:
         # `--flag` arguments of a recipe are kept even when the command line repeats them: argparse takes the last one.
         flat = self.parser.parse_args([w for f in in_force(flags) for w in f.argv])
         return upstream_cli.hierarchize(flat, self.root)
@@ -423,9 +427,9 @@ class Flags:
         """All flags for the whole run, nested."""
         return self._parse(self.shared)
 
-    def by_policy(self, policies: Iterable[Policy], origins: Origins, estimator: str | None) -> dict[str, list[Given]]:
+    def by_policy(self, policies: Iterable[Policy], origins: Origins, estimator: str | None) -> dict[str, list[GivenFlag]]:
         """The flags of each policy's own, from the recipe and the command line."""
-        own: dict[str, list[Given]] = {}
+        own: dict[str, list[GivenFlag]] = {}
         for policy in policies:
             given = recipe_flags(policy.flags, partial(origins.where, "policies", policy.name, "flags"))
             own[policy.name] = list(given)
@@ -439,7 +443,7 @@ class Flags:
                 got = f"there is no policy {name!r}"
                 self.problems.append(Problem("flags.no_policy", where, got, fix=meant(name, own)))
             else:
-                own[name].append(Given(upstream_name, flag.words, flag.where, policy=name))
+                own[name].append(GivenFlag(upstream_name, flag.words, flag.where, policy=name))
         for name, flags in own.items():
             typed = {f.name for f in flags if f.where == COMMAND_LINE}
             self.in_policies[name] = [
@@ -463,7 +467,7 @@ class Flags:
         shared = [flag for flag in self.in_recipe if given.count(flag.name) < max(1, len(chosen))]
         return [flag.where for flag in (*shared, *own) if flag.in_recipe and flag.name in wanted]
 
-    def policy_args(self, own: Sequence[Given]) -> SimpleNamespace:
+    def policy_args(self, own: Sequence[GivenFlag]) -> SimpleNamespace:
         """All flags for one policy, nested.
 
         The command line beats the recipe; in each of them a policy's own flag beats one for all policies.

@@ -1,4 +1,4 @@
-"""Whether prompts and tasks leave room in `--data.max_len`, counted with the tokenizer of each role's model.
+"""Checks whether prompts and tasks leave room in `--data.max_len`, counted with the tokenizer of each role's model.
 
 What is counted is the least that a role is shown: its prompt files with empty fields and, where the rehearsal showed it the
 task, each task's prompt; the answers of others are counted apart, at their greatest length. A folder's tokenizer is asked
@@ -22,7 +22,7 @@ from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.plan.parts import tools_of
 from marl_plugins.plan.plan import Plan
-from marl_plugins.plan.rehearsal.scorers import Rehearsed
+from marl_plugins.plan.rehearsal.scorers import RehearsalResult
 from marl_plugins.plan.rehearsal.script import WORDS
 from marl_plugins.plan.tasks import from_hub
 from marl_plugins.run import Run
@@ -33,7 +33,7 @@ Messages = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Counter:
-    """How tokens are counted, and with what."""
+    """A counter of tokens, and what it counts with."""
 
     of_messages: Callable[[Messages], int]
     of_text: Callable[[str], int]
@@ -42,7 +42,7 @@ class Counter:
 
 @dataclass
 class Lengths:
-    """What the lengths of prompts and tasks show: what cannot work or may not, and a line for each role."""
+    """The lengths of prompts and tasks, and what they show: what cannot work or may not, and a line for each role."""
 
     problems: list[Problem] = field(default_factory=list)
     lines: dict[str, str] = field(default_factory=dict)
@@ -65,7 +65,7 @@ def check_lengths(plan: Plan) -> Lengths:
 
 
 def _offered(run: Run, role: str, tools: Mapping[str, Tool]) -> str:
-    """What a chat template has to show of a role's tools, as far as it is known; empty for a role without `calls`."""
+    """Returns what a chat template has to show of a role's tools, as far as it is known; empty for a role without `calls`."""
     config = run.role(role)
     schemas = [f.schema for f in functions_of([tools[name] for name in config.tools])] if config.calls else []
     return json.dumps(schemas) if schemas else ""
@@ -181,8 +181,8 @@ def _compare(found: Lengths, role: str, tasks: Sequence[Task], left: Sequence[in
 
 
 def _times_continued(run: Run, role: str) -> int:
-    """How many calls continued one conversation of a role in the rehearsal, at most."""
-    calls = [a.call for t in run.state(Rehearsed).trajectories.values() for a in t.actions if a.role == role]
+    """Returns how many calls continued one conversation of a role in the rehearsal, at most."""
+    calls = [a.call for t in run.state(RehearsalResult).trajectories.values() for a in t.actions if a.role == role]
     return max(calls, default=0)
 
 
@@ -199,7 +199,7 @@ def empty_messages(run: Run, role: str, later: bool = False) -> Messages:
 
 
 def _times_shown(run: Run, role: str, empty: Messages) -> int:
-    """How often a role's opening messages in the rehearsal contain the task's prompt, beyond the prompt files."""
+    """Returns how often a role's opening messages in the rehearsal contain the task's prompt, beyond the prompt files."""
 
     def times(text: str, messages: Messages) -> int:
         return sum(content.count(text) for _, content in messages)
@@ -207,7 +207,7 @@ def _times_shown(run: Run, role: str, empty: Messages) -> int:
     return max(
         (
             times(t.task.prompt, action.opening) - times(t.task.prompt, empty)
-            for t in run.state(Rehearsed).trajectories.values()
+            for t in run.state(RehearsalResult).trajectories.values()
             for action in t.actions
             if action.role == role
         ),
@@ -233,7 +233,7 @@ def answers_shown(run: Run, role: str) -> int:
     return max(
         (
             tokens(t, number)
-            for kind, t in run.state(Rehearsed).trajectories.items()
+            for kind, t in run.state(RehearsalResult).trajectories.items()
             if kind == WORDS.when  # each of which is another word
             for number, action in enumerate(t.actions)
             if action.role == role
@@ -250,7 +250,7 @@ def _task_lengths(tasks: Sequence[Task], counter: Counter, times: int, room: int
 
 
 def counter_of(model: str) -> Counter | None:
-    """How a model counts tokens; None where its tokenizer is not on this machine in a form that is quick to read.
+    """Returns the counter of a model's tokens; None where its tokenizer is not on this machine in a form that is quick to read.
 
     Raises:
         ConfigurationError: Its tokenizer is broken.

@@ -1,4 +1,4 @@
-"""What is wrong with models, as far as their names and the small files of their folders show."""
+"""Checks of models, as far as their names and the small files of their folders show."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GENERATE = "custom_generate/generate.py"
 
 
 def check_models(args: SimpleNamespace, trusted: bool) -> list[Problem]:
-    """What is wrong with the models of a policy and its critic.
+    """Returns what is wrong with the models of a policy and its critic.
 
     Args:
         trusted: Whether code that they bring along may run (`--trust_remote_code`).
@@ -74,7 +74,7 @@ def in_folder(folder: Path, name: str) -> Path | None:
 
 
 def model_problems(model: str, trusted: bool) -> list[Problem]:
-    """What is wrong with one model."""
+    """Returns what is wrong with one model."""
     if not model:
         return [
             Problem("models.none", got="it has no model", fix="give `model:` in the recipe or --actor.model_name_or_path")
@@ -174,7 +174,7 @@ def _config_of(model: str) -> dict[str, Any]:
 
 
 def _config_problems(folder: Path) -> list[Problem]:
-    """What config.json says of a model that cannot be trained here."""
+    """Returns what config.json says of a model that cannot be trained here."""
     file = folder / "config.json"
     if not file.is_file():
         return [Problem("models.no_config", got=f"model folder {folder} has no config.json")]
@@ -287,7 +287,8 @@ def _read_object(file: Path) -> dict[str, Any]:
 
 
 def _known_to_transformers(architecture: str) -> bool:
-    """Whether the installed transformers names an architecture; looked up in its source, because importing it takes seconds."""
+    """Returns whether the installed transformers names an architecture; looked up in its source, because importing it takes
+    seconds."""
     spec = importlib.util.find_spec("transformers")
     file = Path(spec.origin).parent / "models" / "auto" / "modeling_auto.py" if spec and spec.origin else None
     return file is None or not file.is_file() or f'"{architecture}"' in file.read_text(encoding="utf-8")

@@ -39,7 +39,7 @@ def wrong_answer(plugins: Plugins, hook: str, got: str, expected: str) -> Proble
 
 
 def processes_of(plugins: Plugins, run: Run) -> ProcessBackend:
-    """Who gives policies their training processes.
+    """Returns the back-end that gives policies their training processes.
 
     Raises:
         ConfigurationError: A plugin's answer is something else.
@@ -82,14 +82,14 @@ def tools_of(plugins: Plugins, run: Run) -> dict[str, Tool]:
 
 
 def _kind(value: Any) -> str:
-    """What a value is, in an error: a function or class by its name, another value by its type."""
+    """Names what a value is, in an error: a function or class by its name, another value by its type."""
     if isinstance(value, Tool):
         return "one Tool"
     return getattr(value, "__name__", None) or f"{type(value).__name__} {value!r:.60}"
 
 
 def _tool_problems(tool: Any) -> list[Problem]:
-    """What is wrong with one of the values that `marl_tools` returned."""
+    """Returns what is wrong with one of the values that `marl_tools` returned."""
     if not isinstance(tool, Tool):
         return [Problem("tools.kind", (), _kind(tool), "a Tool of marl_plugins.core.tools")]
     if not isinstance(tool.name, str) or not tool.name:
@@ -115,19 +115,19 @@ def _tool_problems(tool: Any) -> list[Problem]:
 
 
 def _is_find(tool: Tool) -> bool:
-    """Whether a tool's `find` is one, or may be missing."""
+    """Returns whether a tool's `find` is one, or may be missing."""
     if tool.find is None:
         return tool.functions is not None
     return callable(tool.find) and not _is_async(tool.find)
 
 
 def _is_async(function: Any) -> bool:
-    """Whether calling something gives an awaitable: `async def` itself, or an object whose `__call__` is."""
+    """Returns whether calling something gives an awaitable: `async def` itself, or an object whose `__call__` is."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 def arity_problem(function: Any, arguments: int) -> Problem | None:
-    """Why a function cannot be called with that many arguments, with its file and line; None where it can."""
+    """Returns why a function cannot be called with that many arguments, with its file and line; None where it can."""
     try:
         inspect.signature(function).bind(*[None] * arguments)
     except TypeError as error:
@@ -138,7 +138,7 @@ def arity_problem(function: Any, arguments: int) -> Problem | None:
 
 
 def has_critics(run: Run) -> bool:
-    """Whether any policy has a critic."""
+    """Returns whether any policy has a critic."""
     return any(critic_gpus(args) for args in run.policy_args.values())
 
 
@@ -174,5 +174,5 @@ def estimator_of(plan: Plan) -> Estimator:
 
 
 def of_plugin(estimator: object) -> bool:
-    """Whether an estimator is not one of the built-in ones."""
+    """Returns whether an estimator is not one of the built-in ones."""
     return type(estimator).__module__ not in BUILTINS

@@ -16,7 +16,7 @@ from marl_plugins.run import Run
 
 @dataclass(frozen=True)
 class Plan:
-    """What commands and the runtime work with; plugins are handed the run alone.
+    """The checked plan that commands and the runtime work with; plugins are handed the run alone.
 
     Args:
         run: The checked run.

@@ -17,7 +17,7 @@ Lines = Callable[[Iterable[str], Iterable[str]], Iterable[str]]
 
 
 class Problems(list[Problem]):
-    """What is wrong with a plan, and what is worth knowing; plain sentences of users become problems."""
+    """The problems of a plan, and what is worth knowing; plain sentences of users become problems."""
 
     def __iadd__(self, found: Iterable[Problem | str]) -> Self:  # type: ignore[override, misc]
         self.extend(map(problem_of, found))

@@ -1,4 +1,4 @@
-"""Whether a saved step can be resumed: what differs between the run that was saved and the run of now, and what is on disk.
+"""Checks whether a saved step can be resumed: what differs between the run that was saved and the run of now, and what is on disk.
 
     manifest + fingerprint of now (plan/fingerprint.py) -> differences, each in plain words
 
@@ -60,7 +60,7 @@ class _RunForm(TypedDict):
 
 
 class _BestForm(TypedDict):
-    """What records/best.py keeps."""
+    """The form of what records/best.py keeps."""
 
     key: str
     smoothed: float | None
@@ -238,7 +238,7 @@ def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_whole(values: Mapping[str, Any]) -> bool:
-    """Whether sealed values are those that were sealed."""
+    """Returns whether sealed values are those that were sealed."""
     return bool(values.get("digest") == digest({name: value for name, value in values.items() if name != "digest"}))
 
 
@@ -298,7 +298,7 @@ def named_files(path: Path) -> set[str]:
 
 
 def way_out(folder: Path, step: int | None = None) -> str:
-    """How to go on where a step, or the manifest itself, cannot be used.
+    """Returns how to continue where a step, or the manifest itself, cannot be used.
 
     Args:
         step: The fix is an earlier one; None for the last one with a manifest of its own.
@@ -333,7 +333,7 @@ def saved_folders(folder: Path, policies: Iterable[str], critics: bool) -> list[
 
 
 def missing_parts(folder: Path, manifest: Mapping[str, Any], critics: bool = False) -> list[Problem]:
-    """What of a saved step is not on disk, as far as names and sizes show, and how to continue without it."""
+    """Returns what of a saved step is not on disk, as far as names and sizes show, and how to continue without it."""
     problems = _missing(folder, manifest, critics)
     return [*first_of(problems, folder), damaged(folder, manifest["step"])] if problems else []
 

@@ -1,4 +1,4 @@
-"""What two engines must have in common so that one can take over the weights of the other one's policy.
+"""The signature of an engine: what two engines must have in common so that one can take over the weights of the other one's policy.
 
 vLLM takes a state with fewer layers or other heads without a word, and an engine keeps the end tokens, the tokenizer and the
 limits that it was started with.
@@ -26,7 +26,7 @@ FLAGS = (
 
 
 def engine_signature(args: SimpleNamespace) -> dict[str, Any]:
-    """By part of it, what engines of a policy are started with.
+    """Returns the settings that engines of a policy are started with, by part of the signature.
 
     A model that is not in a local folder is known by its name alone.
 

@@ -1,4 +1,4 @@
-"""What is wrong with the tasks of a run."""
+"""Checks of the tasks of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_NAMED = 5
 
 
 def from_hub(run: Run) -> bool:
-    """Whether tasks come from a hub; those are read when a run really starts."""
+    """Returns whether tasks come from a hub; those are read when a run really starts."""
     return bool(hub_tasks(run))
 
 
@@ -33,7 +33,7 @@ def hub_tasks(run: Run) -> list[str]:
 
 
 def check_tasks(plan: Plan) -> list[Problem]:
-    """What is wrong with the tasks themselves, whichever plugin or file they come from."""
+    """Returns what is wrong with the tasks themselves, whichever plugin or file they come from."""
     run, problems = plan.run, []
     train, evaluation = plan.tasks("train"), plan.tasks("eval")
     owners = plan.plugins.owners("marl_tasks")
@@ -65,7 +65,7 @@ def check_tasks(plan: Plan) -> list[Problem]:
 
 
 def _of_split(split: str, tasks: Sequence[Task]) -> Iterator[Problem]:
-    """What is wrong with the ids of one split's tasks, and with the first task that is wrong."""
+    """Returns what is wrong with the ids of one split's tasks, and with the first task that is wrong."""
     counts = Counter(task.id for task in tasks)
     if twice := [name for name, count in counts.items() if count > 1]:
         got = f"{len(twice)} ids are used more than once, the first {twice[0]!r}"
@@ -82,7 +82,7 @@ def _of_split(split: str, tasks: Sequence[Task]) -> Iterator[Problem]:
 
 
 def _task_problem(task: Task, all_json: bool, all_text: bool) -> Problem | None:
-    """What is wrong with a task.
+    """Returns what is wrong with a task.
 
     Args:
         all_json, all_text: Whether the labels and metadata of all tasks are JSON, and all that is in them is text.
@@ -126,7 +126,7 @@ def best_metric(key: str) -> str:
 
 
 def _best_metric_problems(run: Run, evaluation: Sequence[Task]) -> list[Problem]:
-    """Why no step can be the best by what `--ckpt.best_metric_key` names."""
+    """Returns why no step can be the best by what `--ckpt.best_metric_key` names."""
     key = run.args.ckpt.best_metric_key
     if not (name := best_metric(key)):
         return []
@@ -157,7 +157,7 @@ def _best_metric_problems(run: Run, evaluation: Sequence[Task]) -> list[Problem]
 
 
 def task_warnings(plan: Plan) -> list[Problem]:
-    """What is worth knowing of the tasks before they are trained on."""
+    """Returns what is worth knowing of the tasks before they are trained on."""
     run, train, evaluation = plan.run, plan.tasks("train"), plan.tasks("eval")
     warnings: list[Problem] = [*_field_warnings(train), *_field_warnings(evaluation), *_label_warnings(plan)]
     warnings += [*_text_warnings("train", train), *_text_warnings("eval", evaluation)]
@@ -236,7 +236,7 @@ def _text_warnings(split: str, tasks: list[Task]) -> list[Problem]:
 
 
 def _contradicted(same: list[Task]) -> list[Task]:
-    """Those of tasks with one prompt, metadata and files that have another label than an earlier one of them."""
+    """Returns the tasks, of those with one prompt, metadata and files, that have another label than an earlier one of them."""
     labels: dict[str, Any] = {}
     return [t for t in same if labels.setdefault(repr((t.metadata, t.files)), t.label) != t.label]
 
@@ -259,7 +259,7 @@ def _label_warnings(plan: Plan) -> list[Problem]:
 
 
 def _wrong_file(task: Task) -> Problem | None:
-    """What is wrong with the files that a task brings."""
+    """Returns what is wrong with the files that a task brings."""
     where = at(key="files")
     if not isinstance(task.files, dict):
         wanted = "a dict of a path in the workspace to the file that is copied there"
@@ -284,7 +284,7 @@ def _written(value: Any, is_json: bool) -> str:
 
 
 def _is_text(text: str) -> bool:
-    """Whether a string can be written in UTF-8."""
+    """Returns whether a string can be written in UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:

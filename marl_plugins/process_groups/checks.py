@@ -1,4 +1,4 @@
-"""Whether the trained policies of a run can share its seats."""
+"""Checks whether the trained policies of a run can share its seats."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from openrlhf.trainer.ray.launcher import RayActorGroup  # isort: skip  # after 
 
 SHARE = 0.2
 """Of a seat, for each process in it: the one that computes, its successors, and one that has been killed and is not gone yet."""
-TOUCHED = 2 * 10**9
+TOUCHED_BYTES = 2 * 10**9
 """Most bytes that a spare touches beforehand, and so holds while it waits."""
 TRIES = 3
 """Spares that may die one after the other before one is ready."""
@@ -61,7 +61,7 @@ class Room:
     def __init__(self, seating: Seating, critics: bool, silence: float, state: float = 0.0):
         self.seats = Seats(seating)
         self.silence = silence
-        self.touched = min(TOUCHED, int(2 * state))
+        self.touched = min(TOUCHED_BYTES, int(2 * state))
         self.kinds = {"policy": RemotePolicyActor, **({"critic": RemoteCriticActor} if critics else {})}
         self.members: dict[str, SeatedProcesses] = {}
         self.changes: list[float] = []
@@ -158,7 +158,8 @@ class Room:
                 granted.set_result(grant)
 
     def metrics(self) -> dict[str, float]:
-        """Of the step: how many times a policy was given processes, and the seconds from its seats being free to having them."""
+        """Returns metrics of the step: how many times a policy was given processes, and the seconds from its seats being free to
+        having them."""
         changes, self.changes = self.changes, []
         return {"process_groups/changes": float(len(changes)), "process_groups/seconds": sum(changes)}
 
@@ -191,7 +192,7 @@ class SeatedProcesses(TrainingProcesses):
 
     @contextlib.asynccontextmanager
     async def active(self) -> AsyncIterator[None]:
-        """While the processes are asked for something: they are there."""
+        """Holds the processes in place while they are asked for something."""
         grant = await self.room.take(self.policy, training_gpus(self.args) + critic_gpus(self.args))
         try:
             # All, not only those that this grant made leave: an earlier one, given up or still waiting, may have had these seats.

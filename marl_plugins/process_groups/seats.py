@@ -11,7 +11,7 @@ policies is first in the next pass, for nothing (last in, first out).
 
 The order is that of asking, with two exceptions: a group that has seats needs no others, and a group that fits now may go before
 one that does not. Neither happens to a request more than `patience` times; then it is the only one that is considered, but for
-what a group at work asks for beside it, which takes nobody's turn. FlexMARL (arXiv 2602.09578) activates groups all or none and
+what a group at work asks for in addition, which takes nobody's turn. FlexMARL (arXiv 2602.09578) activates groups all or none and
 returns them to their previous node; the order is ours.
 """
 
@@ -108,7 +108,7 @@ class Seats:
         return request
 
     def withdraw(self, request: SeatRequest) -> None:
-        """It is given up, unless it has been granted."""
+        """Gives the request up, unless it has been granted."""
         if request in self.waiting:
             self.waiting.remove(request)
 

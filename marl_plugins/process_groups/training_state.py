@@ -4,7 +4,7 @@ What DeepSpeed says is its state is what it would write into a checkpoint: weigh
 counters. Here its checkpoint engine keeps that in memory. To it come the random generators and what upstream's strategy counts.
 Every process keeps all weights, because none may wait for rank 0's.
 
-The value is one skeleton (a pickle) beside one array for each tensor (pickle's out-of-band buffers), so that Ray copies every byte
+The value is one skeleton (a pickle) and one array for each tensor (pickle's out-of-band buffers), so that Ray copies every byte
 once, from the process into its store, and the next process once, into the tensors that it has anyway. It belongs to whoever asked
 for it and outlives the process.
 """
@@ -68,7 +68,7 @@ class MemoryCheckpoints(CheckpointEngine):  # type: ignore[misc]
 
 @contextmanager
 def _kept_in_memory(engine: Any, files: dict[str, Any]) -> Iterator[str]:
-    """While DeepSpeed saves to and loads from memory; a folder with empty files, among which it looks for names."""
+    """Lets DeepSpeed save to and load from memory; yields a folder with empty files, among which it looks for names."""
     before = engine.checkpoint_engine, engine.save_non_zero_checkpoint
     engine.checkpoint_engine, engine.save_non_zero_checkpoint = MemoryCheckpoints(files), True
     try:

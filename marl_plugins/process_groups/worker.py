@@ -17,7 +17,7 @@ from marl_plugins.processes.training_process import TrainingProcess
 
 
 class StandbyProcess(TrainingProcess):
-    """What a training process needs in order to stand by and to take over."""
+    """The methods that a training process needs in order to stand by and to take over."""
 
     extensions: Sequence[Any] = ()
     _master_addr: str

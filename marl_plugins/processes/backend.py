@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from marl_plugins.core.process_backend import ProcessBackend
 from marl_plugins.hosts.devices import critic_gpus, reference_gpus, training_gpus
 
 if TYPE_CHECKING:
+    from types import SimpleNamespace
+
+    from transformers import PreTrainedTokenizerBase
+
+    from marl_plugins.processes.launch import TrainingProcesses
     from marl_plugins.run import Run
 
 
@@ -24,8 +29,15 @@ class OwnProcesses(ProcessBackend):
         return needed
 
     def processes_of(
-        self, policy: str, args: Any, device: str, tokenizer: Any, max_steps: int, silence: float, extensions: Sequence[str]
-    ) -> Any:
+        self,
+        policy: str,
+        args: SimpleNamespace,
+        device: str,
+        tokenizer: PreTrainedTokenizerBase,
+        max_steps: int,
+        silence: float,
+        extensions: Sequence[str],
+    ) -> TrainingProcesses:
         from marl_plugins.processes.launch import TrainingProcesses
 
         return TrainingProcesses(policy, args, device, tokenizer, max_steps, silence, extensions)

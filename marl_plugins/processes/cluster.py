@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import psutil
 
 
-CLOSING = 30.0
+CLOSING_SECONDS = 30.0
 """Seconds for Ray to end what it has started; then that is killed."""
 
 
@@ -72,7 +72,7 @@ def quiet(debug: bool) -> dict[str, str]:
 
 
 def own_cluster() -> bool:
-    """Whether the run starts a Ray of its own, on this machine, instead of joining the one in RAY_ADDRESS."""
+    """Returns whether the run starts a Ray of its own, on this machine, instead of joining the one in RAY_ADDRESS."""
     return not os.environ.get("RAY_ADDRESS")
 
 
@@ -182,7 +182,9 @@ def _shut_down(ours: set[psutil.Process]) -> None:
             everyone.update(process.children(recursive=True))
             if process.name() not in ("gcs_server", "raylet"):  # its monitors: `ray.shutdown` waits a second for each
                 process.kill()
-    unanswered = threading.Timer(CLOSING, _kill, [ours])  # `ray.shutdown` waits for ever for a raylet that is stopped
+    unanswered = threading.Timer(
+        CLOSING_SECONDS, _kill, [ours]
+    )  # `ray.shutdown` waits for ever for a raylet that is stopped
     unanswered.daemon = True
     unanswered.start()
     ray.shutdown()
@@ -203,7 +205,7 @@ def _kill(processes: Iterable[psutil.Process]) -> None:
 
 @contextmanager
 def _sigterm_blocked() -> Iterator[None]:
-    """What is started meanwhile ignores SIGTERM, for good.
+    """Blocks SIGTERM: what is started meanwhile ignores it, for good.
 
     Slurm's `scancel` and GNU `timeout` send it to every process. Without its Ray the driver could neither end its workers nor
     say what is saved: it would wait a minute for the GCS, and be aborted.
@@ -217,7 +219,8 @@ def _sigterm_blocked() -> Iterator[None]:
 
 @contextmanager
 def _private_folder(debug: bool) -> Iterator[str]:
-    """Where a Ray of our own keeps its sockets and logs: Ray opens its folder to all users, so it lies in one of ours (0700).
+    """Returns the folder in which a Ray of our own keeps its sockets and logs: Ray opens its folder to all users, so it lies in one
+    of ours (0700).
 
     With `--debug` it stays, because the logs are there. Paths of sockets have at most 107 characters, hence not $TMPDIR.
     """

@@ -5,7 +5,7 @@ A critic is trained on the rows of its policy, by upstream's own loss, in the sa
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_plugins.hosts import cpu
 from marl_plugins.processes.optimiser_settings import keep_settings_when_loading
@@ -15,8 +15,12 @@ from marl_plugins.processes.policy_actor import ON_CPU  # isort: skip
 import openrlhf.trainer.ray.ppo_critic as upstream_critic
 import ray
 
-from marl_plugins.processes.replay import LaidOutBuffer
+from marl_plugins.processes.replay import MicroBatchBuffer
 from marl_plugins.processes.training_process import TrainingProcess
+
+if TYPE_CHECKING:
+    from openrlhf.trainer.ppo_utils.experience import Experience
+    from openrlhf.utils.deepspeed import DeepspeedStrategy
 
 
 class CriticTrainer(upstream_critic.CriticPPOTrainer):  # type: ignore[misc]
@@ -27,7 +31,7 @@ class CriticTrainer(upstream_critic.CriticPPOTrainer):  # type: ignore[misc]
     token, divided by the window's count.
     """
 
-    def training_step(self, experience: Any, *args: Any, **kwargs: Any) -> dict[str, float]:
+    def training_step(self, experience: Experience, *args: Any, **kwargs: Any) -> dict[str, float]:
         status: dict[str, float] = super().training_step(experience, *args, **kwargs)
         counted = {
             "values": experience.action_mask.any().item(),
@@ -40,20 +44,20 @@ class CriticTrainer(upstream_critic.CriticPPOTrainer):  # type: ignore[misc]
 
 
 upstream_critic.CriticPPOTrainer = CriticTrainer  # looked up there by `init_model_from_pretrained` (ppo_critic.py:250)
-upstream_critic.NaiveReplayBuffer = LaidOutBuffer  # and there by the trainer (ppo_critic.py:52)
+upstream_critic.NaiveReplayBuffer = MicroBatchBuffer  # and there by the trainer (ppo_critic.py:52)
 
 
 class CriticActor(TrainingProcess, upstream_critic.CriticModelActor.__ray_metadata__.modified_class):  # type: ignore[misc]
     """One training process of a policy's critic."""
 
-    def init_model_from_pretrained(self, strategy: Any, pretrain: str, max_steps: int) -> None:
+    def init_model_from_pretrained(self, strategy: DeepspeedStrategy, pretrain: str, max_steps: int) -> None:
         keep_settings_when_loading(strategy)
         super().init_model_from_pretrained(strategy, pretrain, max_steps)
         self.engine = self.critic
         if ON_CPU:
             cpu.make_adam_resumable(self.engine.basic_optimizer)
 
-    def fit(self) -> dict[str, Any]:
+    def fit(self) -> dict[str, float]:
         """Upstream's fit; its metrics are called `critic_*`."""
         status = self.in_whole_windows(super().fit)
         for name in (

@@ -8,11 +8,14 @@ cpu.install()  # before anything of upstream
 
 import os  # noqa: E402
 from collections.abc import Callable  # noqa: E402
-from typing import Any  # noqa: E402
+from typing import TYPE_CHECKING, Any  # noqa: E402
 
 import ray  # noqa: E402
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor as _Upstream  # noqa: E402
 from vllm import SamplingParams  # noqa: E402
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.worker_base import WorkerBase
 
 cpu.fork_engine_processes()
 
@@ -25,7 +28,7 @@ PREFILL_TOKENS = 8192
 """Prompt tokens of one engine step on CPU."""
 
 
-def load_weights(worker: Any, blob: bytes) -> int:
+def load_weights(worker: WorkerBase, blob: bytes) -> int:
     """Runs inside a vLLM worker: take over the whole state at once; the number of tensors.
 
     `reload_weights` rather than `load_weights`: the CPU backend has prepacked its matrices. It leaves one of them stale: an
@@ -82,7 +85,7 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
         answers: list[Any] = await self.llm.collective_rpc(function, args=arguments)
         return answers
 
-    async def sample(self, ids: list[int], params: Any) -> tuple[list[int], list[float], str, str, int]:
+    async def sample(self, ids: list[int], params: SamplingParams) -> tuple[list[int], list[float], str, str, int]:
         """Generate; sampled ids, their log-probs, why it stopped, and whose weights of which version were used."""
         policy, version, epoch = self.policy, self.version, self.epoch
         answer = (await self.generate(ids, params)).outputs[0]

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
@@ -20,16 +20,24 @@ from marl_plugins.plan.signature import differences
 from marl_plugins.processes.request_queue import RequestQueue
 from marl_plugins.processes.watchdog import Process, Watchdog, locate
 
+if TYPE_CHECKING:
+    from types import ModuleType, SimpleNamespace
+
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
+    from ray.util.placement_group import PlacementGroup
+    from vllm import SamplingParams
+
 _STARTING = threading.Lock()
 
 Choose = Callable[[list["Engine"]], "Engine"]
-Restore = Callable[[Any], Awaitable[None]]
+Restore = Callable[["ActorHandle"], Awaitable[None]]
 
 
 class Engine:
     """One engine process: its actor handle, its placement group, and the number of requests in flight."""
 
-    def __init__(self, handle: Any, groups: list[Any]):
+    def __init__(self, handle: ActorHandle, groups: list[PlacementGroup]):
         self.handle = handle
         self.groups = groups
         self.load = 0
@@ -112,7 +120,7 @@ class EnginePool(RequestQueue[Engine]):
         self.silence = silence
         self.versions: tuple[int, ...] = (0,)
         """Whose answers are taken: one, and while weights change the new one too."""
-        self.signature: Mapping[str, Any] = {}
+        self.signature: Mapping[str, object] = {}
         """What an engine must have in common with this pool's in order to come here; see plan/signature.py."""
         self.travelling: set[Engine] = set()
         """Engines on their way to this pool."""
@@ -127,7 +135,7 @@ class EnginePool(RequestQueue[Engine]):
         """Why a dead engine could not be replaced, where that ends the run."""
 
     @property
-    def handles(self) -> list[Any]:
+    def handles(self) -> list[ActorHandle]:
         return [engine.handle for engine in self.engines]
 
     async def generate(self, call: Call, choose: Choose) -> Generation:
@@ -162,7 +170,7 @@ class EnginePool(RequestQueue[Engine]):
             return None
         return InfrastructureFailure("engine", f"policy {self.policy!r} has no engine left (limits.engine_restarts)")
 
-    async def on_all(self, request: Callable[[Any], Any]) -> None:
+    async def on_all(self, request: Callable[[ActorHandle], ObjectRef]) -> None:
         """Make a request of every engine (`request(handle)` gives an object reference); dead ones are replaced.
 
         Engines that are on their way here are waited for, because they may have been given weights that are no longer current.
@@ -208,7 +216,7 @@ class EnginePool(RequestQueue[Engine]):
         return task
 
     def _arrived(self, coming: asyncio.Task[None]) -> None:
-        """Whoever waits goes to the new engine, or is told that there is none."""
+        """Sends whoever waits to the new engine, or tells them that there is none."""
         error = None if coming.cancelled() else coming.exception()
         if error is not None:
             self._broken = error
@@ -217,7 +225,7 @@ class EnginePool(RequestQueue[Engine]):
         self.tell()
 
     def recall(self) -> None:
-        """Where no engine is left here and none is coming, get one back that is lent: else requests would wait for ever."""
+        """Gets a lent engine back where none is left here and none is coming: else requests would wait for ever."""
         if self.engines or not all(task.done() for task in self._coming.values()):
             return
         if lent := next(((engine, pool) for engine, pool in self.away.items() if engine in pool.engines), None):
@@ -247,7 +255,7 @@ class EnginePool(RequestQueue[Engine]):
 
     @contextlib.contextmanager
     def changing(self, version: int) -> Iterator[None]:
-        """While the engines are given the weights of a version: what either weights have answered is taken."""
+        """Accepts answers of either weights while the engines are given those of a version."""
         self.versions = (*self.versions, version)
         yield
         self.versions = (version,)
@@ -315,7 +323,7 @@ async def start_replacement(pool: EnginePool, engine: Engine, start: Callable[[]
 
 
 def is_current(answer: Generation, policy: str, before: tuple[int, ...], now: tuple[int, ...]) -> bool:
-    """Whether an answer is by a policy's current weights. One during which they changed is not: it is asked for again.
+    """Returns whether an answer is by a policy's current weights. One during which they changed is not: it is asked for again.
 
     Args:
         before, now: The pool's `versions` when the request was made and when it was answered.
@@ -334,7 +342,7 @@ def is_current(answer: Generation, policy: str, before: tuple[int, ...], now: tu
 
 
 def is_dead(error: Exception, engine: Engine) -> bool:
-    """Whether an error means that the engine is gone: its actor, or vLLM's own process behind it.
+    """Returns whether an error means that the engine is gone: its actor, or vLLM's own process behind it.
 
     Not when another process has died, of which the engine awaited something (a policy's weights).
     """
@@ -344,7 +352,7 @@ def is_dead(error: Exception, engine: Engine) -> bool:
     return type(cause).__name__ == "EngineDeadError"
 
 
-def sampling_params(call: Call) -> Any:
+def sampling_params(call: Call) -> SamplingParams:
     """vLLM's parameters of one request, never shared between requests (upstream's executors mutate them)."""
     from vllm import SamplingParams
 
@@ -363,7 +371,7 @@ def sampling_params(call: Call) -> Any:
 
 
 @contextlib.contextmanager
-def substituted(module: Any, **names: Any) -> Iterator[None]:
+def substituted(module: ModuleType, **names: Any) -> Iterator[None]:
     """Module attributes replaced for the length of a call; each use is a row of the seam table."""
     before = {name: getattr(module, name) for name in names}
     for name, value in names.items():
@@ -375,7 +383,7 @@ def substituted(module: Any, **names: Any) -> Iterator[None]:
             setattr(module, name, value)
 
 
-def start_engines(args: Any, shared_group: Any) -> list[Engine]:
+def start_engines(args: SimpleNamespace, shared_group: PlacementGroup | None) -> list[Engine]:
     """All engines of a policy: in the placement group of its training processes, or each in one of its own.
 
     One each, so that a dead engine's devices can be given back without ending the others.
@@ -385,20 +393,20 @@ def start_engines(args: Any, shared_group: Any) -> list[Engine]:
     return [engine for _ in range(args.vllm.num_engines) for engine in _start(args, 1, None)]
 
 
-def start_engine(args: Any) -> Engine:
+def start_engine(args: SimpleNamespace) -> Engine:
     """One more engine, in a placement group of its own."""
     return _start(args, 1, None)[0]
 
 
-def _start(args: Any, count: int, shared_group: Any) -> list[Engine]:
+def _start(args: SimpleNamespace, count: int, shared_group: PlacementGroup | None) -> list[Engine]:
     """Start engines through upstream's own function, with our actor class in the place of upstream's."""
     import openrlhf.trainer.ray.vllm_engine as upstream
 
     from marl_plugins.processes.engine_actor import RemoteRolloutActor
 
-    groups: list[Any] = []
+    groups: list[PlacementGroup] = []
 
-    def placement_group(*arguments: Any, **options: Any) -> Any:
+    def placement_group(*arguments: Any, **options: Any) -> PlacementGroup:
         groups.append(ray.util.placement_group(*arguments, **options))
         return groups[-1]
 

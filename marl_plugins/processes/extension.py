@@ -1,4 +1,4 @@
-"""What plugins add to the training processes of a policy.
+"""Extensions are what plugins add to the training processes of a policy.
 
 A plugin names classes (`marl_extensions(run)` returns "module:Class"). Each training process of each trained policy makes one
 object of every class when its model is loaded. The controller calls their methods by name (`PolicyProcesses.extension`).
@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_plugins.loading import load
 
-TrainingStep = Callable[[Any, float, int, dict[str, Any]], dict[str, Any]]
+if TYPE_CHECKING:
+    from openrlhf.trainer.ppo_utils.experience import Experience
+    from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer
+
+TrainingStep = Callable[["Experience", float, int, dict[str, Any]], dict[str, Any]]
 """`step(experience, kl_coef, number, counts)` trains on one micro-batch and returns its metrics (upstream ppo_actor.py:259)."""
 
 
@@ -24,11 +28,11 @@ class Extension:
             included, and `trainer.strategy` is upstream's DeepSpeed strategy.
     """
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: ActorPPOTrainer):
         self.trainer = trainer
 
     def training_step(
-        self, following: TrainingStep, experience: Any, kl_coef: float, number: int, counts: dict[str, Any]
+        self, following: TrainingStep, experience: Experience, kl_coef: float, number: int, counts: dict[str, Any]
     ) -> dict[str, Any]:
         """Train on one micro-batch; `following` is the rest of the chain, at its end upstream's own step.
 
@@ -39,7 +43,7 @@ class Extension:
         """
         return following(experience, kl_coef, number, counts)
 
-    def fitted(self, status: dict[str, Any]) -> None:
+    def fitted(self, status: dict[str, float]) -> None:
         """Add metrics (floats) after a fit, and forget what belonged to it; also called after a fit that failed, with no status."""
 
     def sync(self, following: Callable[[], None]) -> None:
@@ -54,7 +58,7 @@ class Extension:
         """Take back what `state` returned, after the model has been loaded from a checkpoint."""
 
 
-def make_extensions(names: Iterable[str], trainer: Any) -> list[Extension]:
+def make_extensions(names: Iterable[str], trainer: ActorPPOTrainer) -> list[Extension]:
     """Make the extensions of one training process.
 
     Args:

@@ -145,7 +145,7 @@ def _take_over(environment: dict[str, str]) -> None:
 
 
 def request(address: str, words: list[str]) -> None:
-    """What Ray starts for a worker: have the server fork one, or be it."""
+    """Starts a worker for Ray: has the server fork one, or becomes it."""
     order: Request = {"words": words, "environment": dict(os.environ), "folder": os.getcwd()}
     answer = b""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:

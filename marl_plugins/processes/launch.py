@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
@@ -22,6 +22,15 @@ from marl_plugins.processes.watchdog import Process, Watchdog
 
 from openrlhf.trainer.ray.launcher import RayActorGroup  # isort: skip  # after the host support, installed above
 from openrlhf.utils import get_strategy  # isort: skip
+
+if TYPE_CHECKING:
+    from types import SimpleNamespace
+
+    from openrlhf.utils.deepspeed import DeepspeedStrategy
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
+    from ray.util.placement_group import PlacementGroup
+    from transformers import PreTrainedTokenizerBase
 
 
 class TrainingProcesses:
@@ -40,9 +49,9 @@ class TrainingProcesses:
     def __init__(
         self,
         policy: str,
-        args: Any,
+        args: SimpleNamespace,
         device: str,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         max_steps: int,
         silence: float,
         extensions: Sequence[str] = (),
@@ -59,16 +68,16 @@ class TrainingProcesses:
         """Where the processes run."""
         self.silent: list[str] = []
         """The processes and their states when the watchdog ended them."""
-        self.groups: dict[str, Any] = {}
+        self.groups: dict[str, RayActorGroup] = {}
         """Upstream's actor groups: `policy`, and `critic` and `reference` where they have processes of their own."""
         self.trainer: UpstreamTrainer | None = None
-        self.engines: list[Any] = []
+        self.engines: list[ActorHandle] = []
         """Handles of the policy's engines, which upstream's own broadcast goes to."""
-        self._synced: Any = None
+        self._synced: ObjectRef | None = None
         """A reference to the weights that the engines were last given; None on GPUs and before the first time."""
-        self._placement: Any = None
+        self._placement: PlacementGroup | None = None
 
-    def launch(self, shared: Any) -> None:
+    def launch(self, shared: PlacementGroup | None) -> None:
         """Begin to start the processes; nothing is loaded yet.
 
         Args:
@@ -90,7 +99,7 @@ class TrainingProcesses:
                 critic.num_nodes, critic.num_gpus_per_node, RemoteCriticActor, shared, 0.2 if shared else 1
             )
 
-    def load(self, engines: Sequence[Any]) -> list[Any]:
+    def load(self, engines: Sequence[ActorHandle]) -> list[ObjectRef]:
         """Begin to load the models; what to wait for until they are loaded."""
         self.engines, group, reference = list(engines), self.groups["policy"], self.groups.get("reference")
         if reference is None and self.with_reference:
@@ -101,13 +110,13 @@ class TrainingProcesses:
 
     @property
     def with_reference(self) -> bool:
-        """Whether the reference model lives in the policy's processes."""
+        """Returns whether the reference model lives in the policy's processes."""
         return bool(self.on_cpu and self.args.algo.kl.init_coef > 0)
 
-    def load_models(self, args: Any) -> list[Any]:
+    def load_models(self, args: SimpleNamespace) -> list[ObjectRef]:
         """Begin to load the models in the processes that are there; what to wait for."""
         model, strategy = args.actor.model_name_or_path, _strategy(args, training_gpus(args))
-        loading: list[Any] = self.groups["policy"].async_init_model_from_pretrained(
+        loading: list[ObjectRef] = self.groups["policy"].async_init_model_from_pretrained(
             strategy, model, self.max_steps, self.engines, self.with_reference, self.extensions
         )
         if "reference" in self.groups:
@@ -120,10 +129,10 @@ class TrainingProcesses:
 
     @contextlib.asynccontextmanager
     async def active(self) -> AsyncIterator[None]:
-        """While the processes are asked for something: they are there. These are for the whole run."""
+        """Does nothing: these processes are there for the whole run."""
         yield
 
-    def handles(self) -> Iterator[Any]:
+    def handles(self) -> Iterator[ActorHandle]:
         """Ray's handles of all processes."""
         for group in self.groups.values():
             yield from group._actor_handlers
@@ -171,24 +180,24 @@ class TrainingProcesses:
         answers: list[Any] = await self.await_work(f"was in {name}.{method}", asyncio.gather(*asked))
         return answers
 
-    async def fit(self, step: int) -> dict[str, Any]:
+    async def fit(self, step: int) -> dict[str, float]:
         """Upstream's fit of policy and critic on what they have been handed out; its metrics."""
         assert self.trainer is not None
         fit = in_daemon_thread(self.trainer.ppo_train, step)
-        status: dict[str, Any] = await self.await_work(f"was updated in step {step}", fit)
+        status: dict[str, float] = await self.await_work(f"was updated in step {step}", fit)
         return status
 
-    async def weights(self) -> Any:
+    async def weights(self) -> ObjectRef:
         """A reference to all weights of the policy's model, as safetensors bytes."""
         return self.groups["policy"].async_run_method("state")[0]
 
-    async def weights_to_sync(self) -> Any:
+    async def weights_to_sync(self) -> ObjectRef:
         """The same, for all engines, and kept for those that come later."""
         self._synced = None  # first: there need not be room for two of them
         self._synced = await self.weights()
         return self._synced
 
-    async def restore(self, handle: Any, version: int) -> None:
+    async def restore(self, handle: ActorHandle, version: int) -> None:
         """Give an engine the weights that the policy's others hold, and call these `version`; the processes may be busy."""
         blob = self._synced if self._synced is not None else await self.weights()
         try:
@@ -223,7 +232,7 @@ class TrainingProcesses:
 
 
 def run_ended_by(processes: TrainingProcesses, doing: str, error: RayActorError) -> RunEnded:
-    """What ends the run when a training process has died."""
+    """Returns the exception that ends the run when a training process has died."""
     if processes.silent:
         return RunEnded(
             f"the training processes of policy {processes.policy!r} answered nothing for {processes.silence:g} s "
@@ -234,7 +243,7 @@ def run_ended_by(processes: TrainingProcesses, doing: str, error: RayActorError)
 
 
 def not_started(policy: str, model: str, error: RayTaskError | RayActorError) -> ConfigurationError | RunEnded:
-    """What is wrong where a process of a policy has failed while it was loading its model, or was killed then."""
+    """Returns what is wrong where a process of a policy has failed while it was loading its model, or was killed then."""
     cause = raised_by(error)
     if isinstance(cause, ConfigurationError):
         return ConfigurationError([problem.within(policy=policy) for problem in cause.problems])
@@ -251,7 +260,7 @@ def not_started(policy: str, model: str, error: RayTaskError | RayActorError) ->
     )
 
 
-def _strategy(args: Any, ranks: int) -> Any:
+def _strategy(args: SimpleNamespace, ranks: int) -> DeepspeedStrategy:
     """Upstream's DeepSpeed strategy for a number of ranks.
 
     DeepSpeed counts rows; --train.batch_size counts trajectories. One micro-batch per rank, until each fit says how many.
@@ -261,7 +270,7 @@ def _strategy(args: Any, ranks: int) -> Any:
     return strategy
 
 
-def bundles(args: Any) -> Any:
+def bundles(args: SimpleNamespace) -> PlacementGroup:
     """A placement group of one bundle per training process, as upstream makes it for colocated models
     (train_ppo_ray.py:48-51)."""
     group = placement_group([{"GPU": 1, "CPU": 1}] * training_gpus(args), strategy="PACK")

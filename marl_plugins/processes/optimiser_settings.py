@@ -8,20 +8,24 @@ is the one that was loaded.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem
+
+if TYPE_CHECKING:
+    from deepspeed import DeepSpeedEngine
+    from openrlhf.utils.deepspeed import DeepspeedStrategy
 
 SETTINGS = ("initial_lr", "betas", "eps", "weight_decay", "momentum", "ns_steps", "nesterov")
 """What flags say of a group of an optimiser; all else in it is state."""
 
 
-def keep_settings_when_loading(strategy: Any) -> None:
+def keep_settings_when_loading(strategy: DeepspeedStrategy) -> None:
     """Let upstream's strategy load a checkpoint without the settings in it, and name one that cannot be loaded."""
     load = strategy.load_ckpt
 
-    def load_ckpt(engine: Any, folder: str, *args: Any, **kwargs: Any) -> Any:
+    def load_ckpt(engine: DeepSpeedEngine, folder: str, *args: Any, **kwargs: Any) -> Any:
         schedule = engine.lr_scheduler
         groups = [{k: g[k] for k in SETTINGS if k in g} for g in schedule.optimizer.param_groups]
         rates = list(schedule.base_lrs)

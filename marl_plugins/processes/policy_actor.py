@@ -11,7 +11,7 @@ with cpu.flash_attn_stand_in():
 
 from collections.abc import Sequence  # noqa: E402
 from pathlib import Path  # noqa: E402
-from typing import Any  # noqa: E402
+from typing import TYPE_CHECKING, Any  # noqa: E402
 
 import openrlhf.trainer.ray.ppo_actor as upstream_actor  # noqa: E402
 import ray  # noqa: E402
@@ -21,25 +21,30 @@ from openrlhf.trainer.ray.launcher import ReferenceModelActor as _UpstreamRefere
 import marl_plugins.processes.weighing_trainer  # noqa: E402, F401  # upstream's trainer is replaced by it
 from marl_plugins.processes.extension import Extension, called, make_extensions  # noqa: E402
 from marl_plugins.processes.optimiser_settings import keep_settings_when_loading  # noqa: E402
-from marl_plugins.processes.replay import LaidOutBuffer  # noqa: E402
+from marl_plugins.processes.replay import MicroBatchBuffer  # noqa: E402
 from marl_plugins.processes.training_process import TrainingProcess  # noqa: E402
+
+if TYPE_CHECKING:
+    from openrlhf.models import Actor
+    from openrlhf.utils.deepspeed import DeepspeedStrategy
+    from ray.actor import ActorHandle
 
 ON_CPU = cpu.device() == "cpu"
 
-upstream_actor.NaiveReplayBuffer = LaidOutBuffer  # looked up there by the trainer (ppo_actor.py:91)
+upstream_actor.NaiveReplayBuffer = MicroBatchBuffer  # looked up there by the trainer (ppo_actor.py:91)
 
 
 class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadata__.modified_class):  # type: ignore[misc]
     """One training process of a policy."""
 
-    reference: Any = None
+    reference: _Reference | None = None
 
     def init_model_from_pretrained(
         self,
-        strategy: Any,
+        strategy: DeepspeedStrategy,
         pretrain: str,
         max_steps: int,
-        vllm_engines: Any = None,
+        vllm_engines: Sequence[ActorHandle] | None = None,
         with_reference: bool = False,
         extensions: Sequence[str] = (),
     ) -> None:
@@ -58,7 +63,7 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
 
     @property
     def extensions(self) -> Sequence[Extension]:
-        """What plugins have added to this process."""
+        """The extensions that plugins have added to this process."""
         found: Sequence[Extension] = self.trainer.extensions
         return found
 
@@ -66,9 +71,9 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
         """Call a method of an extension, by the name of its class."""
         return called(self.extensions, name, method, arguments)
 
-    def fit(self, kl_ctl: float = 0) -> dict[str, Any]:
+    def fit(self, kl_ctl: float = 0) -> dict[str, float]:
         """Fit as upstream does, in whole accumulation windows, then tell the extensions."""
-        fit, status = super().fit, dict[str, Any]()
+        fit, status = super().fit, dict[str, float]()
         try:
             status = self.in_whole_windows(lambda: fit(kl_ctl))
         finally:
@@ -105,7 +110,7 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
         state = self.state()
         if state is not None:
             blob = ray.put(state)
-            ray.get([engine.load_state.remote(blob, "", 0) for engine in self.vllm_engines])
+            ray.get([engine.load_state.remote(blob, "", 0) for engine in self.vllm_engines or ()])
         torch.distributed.barrier()
 
     def save_model(self, folder: str | None = None) -> None:
@@ -117,7 +122,7 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
         finally:
             ckpt.output_dir = own
 
-    def reference_forward(self, **kwargs: Any) -> torch.Tensor:
+    def reference_forward(self, **kwargs: torch.Tensor | None) -> torch.Tensor:
         """The reference model's log-probs, as upstream's `ReferenceModelActor.forward`."""
         forward: torch.Tensor = _UpstreamReference.__ray_metadata__.modified_class.forward(self.reference, **kwargs)
         return forward
@@ -141,11 +146,11 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
 class _Reference:
     """A frozen model in the policy's process, with the two attributes that upstream's `forward` reads."""
 
-    def __init__(self, model: Any, strategy: Any):
+    def __init__(self, model: Actor, strategy: DeepspeedStrategy):
         self.model, self.strategy = model, strategy
 
 
-def _reference(strategy: Any, pretrain: str) -> _Reference:
+def _reference(strategy: DeepspeedStrategy, pretrain: str) -> _Reference:
     actor = upstream_actor.Actor(
         pretrain,
         attn_implementation=strategy.args.ds.attn_implementation,

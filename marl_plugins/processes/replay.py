@@ -14,8 +14,8 @@ from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_ba
 from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer  # noqa: E402
 
 
-class LaidOutBuffer(NaiveReplayBuffer):  # type: ignore[misc]
-    """Its items for upstream's dataloader are whole micro-batches, of any number of sequences.
+class MicroBatchBuffer(NaiveReplayBuffer):  # type: ignore[misc]
+    """A replay buffer whose items for upstream's dataloader are whole micro-batches, of any number of sequences.
 
     The dataloader draws every index once per epoch, in an order of its own; what it is given is the next micro-batch of the
     layout, whatever the index, because the layout has decided already what belongs to which optimiser step. Without a layout,
@@ -38,14 +38,15 @@ class LaidOutBuffer(NaiveReplayBuffer):  # type: ignore[misc]
     def __len__(self) -> int:
         return len(self._epochs[0]) if self._epochs else super().__len__()
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> Sequence[Experience]:
         if not self._epochs:
-            return super().__getitem__(index)
+            items: Sequence[Experience] = super().__getitem__(index)
+            return items
         epoch, number = divmod(self._given, len(self))
         self._given += 1
         return [self.items[i] for i in self._epochs[epoch][number]]
 
-    def collate_fn(self, batch: Sequence[Any]) -> Experience:
+    def collate_fn(self, batch: Sequence[Sequence[Experience]]) -> Experience:
         if not self._epochs:
             return super().collate_fn(batch)
         (micro_batch,) = batch

@@ -1,4 +1,4 @@
-"""Who waits for an engine, and who is next."""
+"""The queue of requests that wait for an engine: who is next."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import asyncio
 import heapq
 import itertools
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from marl_plugins.core.roles import Call
 from marl_plugins.core.trajectory import path_order
 
 
-class Answering(Protocol):
-    """What answers requests."""
+class RequestHandler(Protocol):
+    """An engine, as far as the queue knows it: it answers requests."""
 
     load: int
     """Requests in flight."""
@@ -21,7 +21,8 @@ class Answering(Protocol):
     """Set once it has answered everything, where somebody waits for that."""
 
 
-E = TypeVar("E", bound=Answering)
+E = TypeVar("E", bound=RequestHandler)
+Order = tuple[int, int, tuple[str, int]]
 
 
 class RequestQueue(Generic[E]):
@@ -41,16 +42,16 @@ class RequestQueue(Generic[E]):
         """Requests that wait for an engine."""
         self.watchers: list[Callable[[], None]] = []
         """Called when a request begins to wait, when an engine has nothing to do, and when one has come."""
-        self._queue: list[tuple[Any, int, Callable[[list[E]], E], asyncio.Future[E]]] = []
+        self._queue: list[tuple[Order, int, Callable[[list[E]], E], asyncio.Future[E]]] = []
         """A heap. Requests that were given up stay in it until it is their turn."""
         self._numbers = itertools.count()
 
-    def order(self, call: Call) -> Any:
-        """What sorts the requests that wait: the task's place, then sample and path."""
+    def order(self, call: Call) -> Order:
+        """Returns the key that sorts the requests that wait: the task's place, then sample and path."""
         return call.place, call.sample, path_order(call.path)
 
     def refusal(self) -> BaseException | None:
-        """Why no request will ever be answered, as an exception for one of them; None as long as one may be."""
+        """Returns why no request will ever be answered, as an exception for one of them; None as long as one may be."""
         return None
 
     async def take_place(self, call: Call, choose: Callable[[list[E]], E]) -> E:

@@ -1,23 +1,28 @@
-"""What the training processes of policies and critics have in common."""
+"""The part that training processes of policies and critics have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from deepspeed import DeepSpeedEngine
+    from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer
+    from openrlhf.utils.deepspeed import DeepspeedStrategy
 
 
 class TrainingProcess:
     """Fits of whole accumulation windows, and finite weights."""
 
-    engine: Any
+    engine: DeepSpeedEngine
     """DeepSpeed's engine of the model that is trained."""
-    strategy: Any
-    trainer: Any
+    strategy: DeepspeedStrategy
+    trainer: ActorPPOTrainer
     _world_size: int
 
-    def lay_out(self, epochs: Any) -> None:
+    def lay_out(self, epochs: Sequence[Sequence[Sequence[int]]]) -> None:
         """Take this rank's micro-batches, as indices of its sequences (core/layout.py), before each `fit`."""
         self.trainer.replay_buffer.lay_out(epochs)
 
@@ -31,7 +36,7 @@ class TrainingProcess:
         self.strategy.accumulated_gradient = accumulation
         torch.manual_seed(seed)
 
-    def in_whole_windows(self, fit: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def in_whole_windows(self, fit: Callable[[], dict[str, float]]) -> dict[str, float]:
         """Fit, and assert that it ended at the end of an accumulation window, so that no gradient is carried over."""
         before, batches = self.engine.global_steps, len(self.trainer.replay_buffer)
         status = fit()

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 # Installs the host support, before upstream is imported below.
 import marl_plugins.processes.policy_actor  # isort: skip  # noqa: F401
 from openrlhf.trainer.ppo_trainer import BasePPOTrainer
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
+
+if TYPE_CHECKING:
+    from openrlhf.trainer.ray.launcher import RayActorGroup
+    from openrlhf.utils.deepspeed import DeepspeedStrategy
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
+    from transformers import PreTrainedTokenizerBase
 
 
 class ExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
@@ -34,25 +41,35 @@ class ExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
 class ReferenceInPolicy:
     """Upstream's view of a reference group, where the reference model lives in the policy's own processes."""
 
-    def __init__(self, group: Any):
+    def __init__(self, group: RayActorGroup):
         self.group = group
 
-    def async_run_method_batch(self, method_name: str, **arguments: Any) -> Any:
+    def async_run_method_batch(self, method_name: str, **arguments: Any) -> list[ObjectRef]:
         assert method_name == "forward"
-        return self.group.async_run_method_batch("reference_forward", **arguments)
+        references: list[ObjectRef] = self.group.async_run_method_batch("reference_forward", **arguments)
+        return references
 
-    def async_run_method(self, method_name: str, *args: Any, **arguments: Any) -> Any:
-        return self.group.async_run_method(method_name, *args, **arguments)
+    def async_run_method(self, method_name: str, *args: Any, **arguments: Any) -> list[ObjectRef]:
+        references: list[ObjectRef] = self.group.async_run_method(method_name, *args, **arguments)
+        return references
 
 
 class UpstreamTrainer(BasePPOTrainer):  # type: ignore[misc]
     """Upstream's trainer of one policy: KL controller, experience maker, update and broadcast are its own."""
 
-    def __init__(self, strategy: Any, group: Any, reference: Any, engines: list[Any], tokenizer: Any, critic: Any = None):
+    def __init__(
+        self,
+        strategy: DeepspeedStrategy,
+        group: RayActorGroup,
+        reference: RayActorGroup | ReferenceInPolicy | None,
+        engines: list[ActorHandle],
+        tokenizer: PreTrainedTokenizerBase,
+        critic: RayActorGroup | None = None,
+    ):
         super().__init__(strategy, group, critic, None, reference, engines, tokenizer)
         self.experience_maker = ExperienceMaker(group, critic, None, reference, self.kl_ctl, strategy, tokenizer)
 
 
-def ranks_of(group: Any) -> int:
+def ranks_of(group: RayActorGroup) -> int:
     """Data-parallel ranks of a group of training processes."""
     return len(group._actor_handlers) // int(group.duplicate_actors)

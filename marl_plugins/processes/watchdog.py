@@ -1,4 +1,5 @@
-"""What neither answers nor dies: a process that is stopped, or a rank that waits in a collective operation for ever.
+"""The watchdog finds what neither answers nor dies: a process that is stopped, or a rank that waits in a collective operation for
+ever.
 
 A watchdog ends it. What follows is what follows any death: an engine is replaced, a policy's processes end the run.
 """
@@ -11,14 +12,18 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
+
 
 class Process(NamedTuple):
-    """Where a process runs."""
+    """The place where a process runs."""
 
     host: str
     pid: int
@@ -35,7 +40,7 @@ class Process(NamedTuple):
             ray.remote(num_cpus=0, scheduling_strategy=there)(os.kill).remote(self.pid, signal.SIGKILL)
 
     def __str__(self) -> str:
-        """With its state, if it runs on this machine."""
+        """Returns the place, with the process's state if it runs on this machine."""
         import psutil
 
         if self.host != socket.gethostname():
@@ -47,7 +52,7 @@ class Process(NamedTuple):
         return f"process {self.pid} on {self.host} ({state})"
 
 
-def locate(handle: Any) -> Any:
+def locate(handle: ActorHandle) -> ObjectRef:
     """A reference to the `Process` of a Ray actor."""
     return handle.__ray_call__.remote(lambda actor: _here())
 
@@ -72,8 +77,8 @@ class Watchdog:
 
     @contextlib.contextmanager
     def asked(self, seconds: float) -> Iterator[None]:
-        """While an answer is awaited. A request that is given up (`CancelledError`) is no answer: whoever asks next continues to
-        count.
+        """Counts the time while an answer is awaited. A request that is given up (`CancelledError`) is no answer: whoever asks next
+        continues to count.
 
         Args:
             seconds: Maximum time without any answer, while one is awaited.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_plugins.hosts import cpu
 
@@ -16,6 +16,9 @@ import openrlhf.trainer.ray.ppo_actor as upstream_actor  # noqa: E402
 import torch  # noqa: E402
 
 from marl_plugins.processes.extension import Extension, chained_step, chained_sync  # noqa: E402
+
+if TYPE_CHECKING:
+    from openrlhf.trainer.ppo_utils.experience import Experience
 
 ZERO_WEIGHT = 1e-30
 """Weight of a micro-batch without a single row in upstream's weighted means, whose denominators must not be 0."""
@@ -35,10 +38,12 @@ class WeighingTrainer(upstream_actor.ActorPPOTrainer):  # type: ignore[misc]
     extensions: Sequence[Extension] = ()
     actor_loss_fn: Any
 
-    def training_step(self, experience: Any, kl_ctl: float, step: int, loss_batch_info: Any = None) -> dict[str, Any]:
+    def training_step(
+        self, experience: Experience, kl_ctl: float, step: int, loss_batch_info: Any = None
+    ) -> dict[str, Any]:
         return chained_step(self.extensions, self._weighed_step)(experience, kl_ctl, step, loss_batch_info)
 
-    def _weighed_step(self, experience: Any, *args: Any) -> dict[str, Any]:
+    def _weighed_step(self, experience: Experience, *args: Any) -> dict[str, Any]:
         ones = [1.0] * len(experience.action_mask)  # in upstream's own loop
         rows = torch.tensor([float(count) for count in experience.info.pop("rows", ones)])
         status: dict[str, Any] = super().training_step(experience, *args)
@@ -60,7 +65,7 @@ class WeighingTrainer(upstream_actor.ActorPPOTrainer):  # type: ignore[misc]
         chained_sync(self.extensions, super().broadcast_to_vllm)()
 
 
-def without_fill(share: Any, rows: float, fill: float) -> Any:
+def without_fill(share: float | torch.Tensor, rows: float, fill: float) -> float | torch.Tensor:
     """The share of filtered sequences among the real rows, from that among all: weightless ones are always filtered."""
     return (share * (rows + fill) - fill) / rows
 

@@ -53,19 +53,19 @@ class Best:
         return True
 
     def after(self, step: int, metrics: Mapping[str, float], say: Callable[[str], None]) -> dict[str, float]:
-        """`see`, for the loop: what the records get beside an evaluation's metrics."""
+        """`see`, for the loop: what the records get in addition to an evaluation's metrics."""
         if self.key and not isfinite(metrics.get(self.key, nan)):
             say(f"--ckpt.best_metric_key {self.key}: the evaluation after step {step} has no such number")
         self.see(step, metrics)
         return self.metrics()
 
     def metrics(self) -> dict[str, float]:
-        """For the records: the average, and the best step so far."""
+        """Returns metrics for the records: the average, and the best step so far."""
         found = {} if self.smoothed is None else {"best/smoothed": self.smoothed}
         return found | ({"best/step": float(self.step)} if self.step else {})
 
     def state(self) -> dict[str, Any]:
-        """For the manifest of a saved step."""
+        """Returns the state for the manifest of a saved step."""
         return dict(vars(self))
 
     def restore(self, state: Mapping[str, Any], saved: list[int]) -> None:
@@ -81,7 +81,7 @@ class Best:
 
 
 def put_back(output: Path) -> None:
-    """Where a run was killed while it replaced its best step: the one before is in its place again."""
+    """Puts the best step before back in its place, where a run was killed while it replaced it."""
     place, old = output / "best", output / "best.old"
     if old.exists() and not place.exists():
         old.rename(place)

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a line of progress per phase, and one row of a table per finished step.
+"""The display that a person sees of a run: a line of progress per phase, and one row of a table per finished step.
 
 With `--json` every step is one JSON object on standard output and nothing else is; people's output goes to standard error.
 """
@@ -86,7 +86,7 @@ class Display:
         self._raised = {name for name in self._raised if f"{PREFIX}{name}" not in metrics} | raised.keys()
 
     def rollout(self, step: int, metrics: Mapping[str, float], trajectories: Sequence[Trajectory]) -> None:
-        """What a step lost to infrastructure, one line per cause, and whether it has nothing to learn from."""
+        """Shows what a step lost to infrastructure, one line per cause, and whether it has nothing to learn from."""
         actions = sum(len(t.actions) for t in trajectories)
         self._losses(f"step {step}", "trajectories lost", lost_trajectories(trajectories), len(trajectories))
         self._losses(f"step {step}", "actions without a score", unscored_actions(trajectories), actions)
@@ -98,7 +98,7 @@ class Display:
             self.say(f"{when}: {loss.count} of {total} {what}: {loss.kind}: {loss.detail}")
 
     def evaluation(self, step: int | None, metrics: Mapping[str, float], trajectories: Sequence[Trajectory]) -> None:
-        """How the system does on held-out tasks, and what was lost."""
+        """Shows how the system does on held-out tasks, and what was lost."""
         after = "" if step is None else f" after step {step}"
         self._losses(f"evaluation{after}", "trajectories lost", lost_trajectories(trajectories), len(trajectories))
         if self.as_json:
@@ -117,7 +117,7 @@ class Display:
         self.say(", ".join([f"held-out {name}{after}: {value} on {on}", *beside]) + f" ({metrics['eval/seconds']:.1f} s)")
 
     def report(self, summary: Mapping[str, Any], header: Sequence[str], rows: Sequence[Sequence[str]], legend: str) -> None:
-        """What the run amounts to."""
+        """Shows what the run amounts to."""
         if self.as_json:
             print(json.dumps({"report": summary}), flush=True)
             return

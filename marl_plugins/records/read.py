@@ -56,7 +56,7 @@ class Record(NamedTuple, Generic[T]):
 
 
 class ActionLike(Protocol):
-    """What a filter asks of an action: an `Action`, or an index's entry of one."""
+    """An action as a filter sees it: an `Action`, or an index's entry of one."""
 
     @property
     def role(self) -> str: ...
@@ -71,14 +71,14 @@ class ActionLike(Protocol):
 
 
 class TaskLike(Protocol):
-    """What a filter asks of a task."""
+    """A task as a filter sees it."""
 
     @property
     def id(self) -> str: ...
 
 
 class TrajectoryLike(Protocol):
-    """What a filter asks of a trajectory: a `Trajectory`, or an index's entry of one."""
+    """A trajectory as a filter sees it: a `Trajectory`, or an index's entry of one."""
 
     @property
     def task(self) -> TaskLike: ...
@@ -96,7 +96,7 @@ class TrajectoryLike(Protocol):
 
 @dataclass(frozen=True)
 class Filter:
-    """Which trajectories and actions of a run are wanted; the default selects all of training.
+    """A filter of trajectories and actions of a run; the default selects all of training.
 
     Args:
         steps: First and last step, both included.
@@ -143,13 +143,13 @@ class Filter:
 
     @property
     def of_actions(self) -> bool:
-        """Whether anything is asked of actions; a trajectory without any is wanted only if not."""
+        """Returns whether anything is asked of actions; a trajectory without any is wanted only if not."""
         asked = self.role, self.policy, self.left_out, self.score, self.advantage
         return any(value is not None for value in asked)
 
     @cached_property
     def texts(self) -> tuple[bytes, ...]:
-        """What a line must contain to be wanted, so that others need not be parsed."""
+        """Returns what a line must contain to be wanted, so that others need not be parsed."""
         values = (self.task, self.failure, self.role, self.policy, self.left_out)
         return tuple(json.dumps(value).encode() for value in values if value is not None and value.isascii())
 
@@ -158,7 +158,7 @@ EVERYTHING = Filter(ALL_STEPS)
 
 
 def _within(bounds: tuple[float, float] | None, value: float | None) -> bool:
-    """Whether a value is within bounds, both included; nothing is asked without bounds."""
+    """Returns whether a value is within bounds, both included; nothing is asked without bounds."""
     return bounds is None or (value is not None and bounds[0] <= value <= bounds[1])
 
 
@@ -230,7 +230,7 @@ def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _concerns(line: bytes, step: int, wanted: Filter) -> bool:
-    """Whether a line may be one that is wanted."""
+    """Returns whether a line may be one that is wanted."""
     return wanted.has_step(step) and all(text in line for text in wanted.texts)
 
 
@@ -279,7 +279,8 @@ class RunReader:
         return [record.value for record in records(path, _metrics)] if path.exists() else []
 
     def has_finished(self, policies: Iterable[str], steps: int) -> bool:
-        """Whether the run has been trained to the end of so many steps, the weights of the policies saved, and the report written.
+        """Returns whether the run has been trained to the end of so many steps, the weights of the policies saved, and the report
+        written.
 
         Raises:
             ConfigurationError: As `metrics`.
@@ -394,7 +395,7 @@ class Tail(Generic[T]):
             raise ConfigurationError(_unreadable(self.path, error)) from None
 
     def _holds(self, file: IO[bytes]) -> bool:
-        """Whether the last line that was read is still where it was."""
+        """Returns whether the last line that was read is still where it was."""
         if os.fstat(file.fileno()).st_size < self._end:
             return False
         file.seek(self._start)

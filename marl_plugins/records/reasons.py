@@ -1,4 +1,4 @@
-"""Why trajectories of a run failed, were lost, or were left out of training: by kind, with the last example of each.
+"""Counts why trajectories of a run failed, were lost, or were left out of training: by kind, with the last example of each.
 
 The ledger has the numbers; one trajectory of each kind is looked up in the records.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from marl_plugins.core.ledger import LONGEST_DETAIL
+from marl_plugins.core.ledger import LONGEST_DETAIL_CHARS
 from marl_plugins.records.read import Filter, RunReader
 
 
@@ -77,7 +77,7 @@ class Tally:
 def example_of(run: RunReader, kind: str, step: int) -> str:
     """A trajectory of a step with this kind of failure; empty where its record is missing."""
     for t in run.trajectories(Filter(steps=(step, step), failure=kind)):
-        detail = textwrap.shorten(t.detail, LONGEST_DETAIL, placeholder=" ...") or "no reason given"
+        detail = textwrap.shorten(t.detail, LONGEST_DETAIL_CHARS, placeholder=" ...") or "no reason given"
         return f"step {t.step}, task {t.task.id}, sample {t.sample}: {detail}"
     return ""
 

@@ -1,10 +1,10 @@
-"""What a finished run amounts to: a table, the reasons of what failed, and the curves, for people and as files.
+"""The report of a finished run: a table, the reasons of what failed, and the curves, for people and as files.
 
 report.md    the table, from the metrics; what failed, was lost and was left out, from the ledger (records/reasons.py)
 curves.png   held-out outcome, rewards, KL and response lengths over the steps (records/curves.py)
 
 "Before" and "after" never share a step: the first and the last third of the steps, or the first and the last of fewer than six;
-the first evaluation, and the last ones. What is lost to infrastructure is in no mean and is counted beside it.
+the first evaluation, and the last ones. What is lost to infrastructure is in no mean and is counted apart.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Metrics = Sequence[Mapping[str, Any]]
 
 
 def summarise(metrics: Metrics, roles: Sequence[str]) -> dict[str, Any]:
-    """Before and after, as numbers; None where a run has too little of something."""
+    """Compares before and after, as numbers; None where a run has too little of something."""
     steps = [m for m in metrics if m["step"] > 0]
     windows = windows_of(steps)
     parts = criteria_of(steps, roles)
@@ -172,7 +172,7 @@ def markdown(summary: Mapping[str, Any], title: str) -> str:
 
 
 def legend(summary: Mapping[str, Any]) -> str:
-    """What the columns of the table mean, and what concerns the run as a whole."""
+    """Explains what the columns of the table mean, and what concerns the run as a whole."""
     parts = [_steps(window) for window in summary["windows"] if window]
     sentences = [f"Training metrics of {summary['steps']} steps: {' against '.join(parts)}."] if parts else []
     evaluated = summary["held_out"]

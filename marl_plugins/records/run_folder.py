@@ -1,4 +1,4 @@
-"""What a run was started from, kept in its folder (`--ckpt.output_dir`), so that `openrlhf train --resume FOLDER` needs no more.
+"""The run folder (`--ckpt.output_dir`) keeps what a run was started from, so that `openrlhf train --resume FOLDER` needs no more.
 
     run/command.json     one entry per start: the words typed, how to repeat them, versions, the machine
     run/recipe-DIGEST/   copy of the recipe's folder as a start found it; what is too large is a link, listed in the entry
@@ -35,14 +35,14 @@ from marl_plugins.core.recipe import find_recipe
 from marl_plugins.core.redaction import holds_secret, shown_flag
 from marl_plugins.hosts import upstream_cli
 from marl_plugins.plan.fingerprint import digest, file_digest
-from marl_plugins.plan.flags import COMMAND_LINE, UPSTREAM_FILES, Given, actions_of, split_flags
+from marl_plugins.plan.flags import COMMAND_LINE, UPSTREAM_FILES, GivenFlag, actions_of, split_flags
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.resume import COMMAND_FILE, is_whole, sealed
 
 HERE = "{run}"
 """Stands for the run's folder in recorded words, so that the folder may be moved."""
 PACKAGES = ("torch", "vllm", "deepspeed", "ray", "transformers")
-LARGEST, LARGEST_COPY, LEAST = 10 * 2**20, 100 * 2**20, 4096
+LARGEST_ENTRY_BYTES, LARGEST_COPY_BYTES, LEAST_BYTES = 10 * 2**20, 100 * 2**20, 4096
 """Bytes: of one entry of the recipe's folder that is copied, of all of them, and what a file counts at least."""
 NOT_REPEATED = ("dry-run", "debug", "json", "resume", "resume_with_changes")
 SETTLED = ("ckpt.load_enable", "ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")
@@ -132,7 +132,7 @@ def replayed(words: Sequence[str]) -> tuple[list[str], list[Problem]]:
     entry = _last_entry(folder)
     place = os.path.abspath(folder)
     repeated = [
-        Given(name, tuple(_located(word, place) for word in values), COMMAND_LINE) for name, *values in entry["repeat"]
+        GivenFlag(name, tuple(_located(word, place) for word in values), COMMAND_LINE) for name, *values in entry["repeat"]
     ]
     more = [f for f in flags if f.name != "resume"]
     recorded = {Path(word).name for f in repeated if f.name == "plugin" for word in f.words}
@@ -146,7 +146,7 @@ def replayed(words: Sequence[str]) -> tuple[list[str], list[Problem]]:
                 flags=("resume", "plugin"),
             )
         )
-    loading = [f for f in (Given("ckpt.load_enable", (), COMMAND_LINE),) if f.name not in [m.name for m in more]]
+    loading = [f for f in (GivenFlag("ckpt.load_enable", (), COMMAND_LINE),) if f.name not in [m.name for m in more]]
     remarks = [
         Problem(
             "resume.secret",
@@ -215,7 +215,7 @@ def _last_entry(folder: Path) -> Any:
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
-    """How a run was started, each time.
+    """Reads how a run was started, each time.
 
     Raises:
         ConfigurationError: The file cannot be read or has another form.
@@ -245,8 +245,8 @@ def _located(word: str, folder: str) -> str:
     return folder + word.removeprefix(HERE) if word == HERE or word.startswith(f"{HERE}/") else word
 
 
-def _masked(flag: Given) -> Given:
-    return Given(flag.name, tuple(shown_flag(flag.name, word) for word in flag.words), flag.where)
+def _masked(flag: GivenFlag) -> GivenFlag:
+    return GivenFlag(flag.name, tuple(shown_flag(flag.name, word) for word in flag.words), flag.where)
 
 
 class Copies:
@@ -263,7 +263,7 @@ class Copies:
         self.files: dict[str, str] = {}
         run = plan.run
         self.skipped = [folder.resolve(), self.output.resolve(), Path(run.args.ckpt.path).resolve()]
-        self.left = LARGEST_COPY
+        self.left = LARGEST_COPY_BYTES
         self.linked: dict[str, dict[str, Any]] = {}
         self.recipe = self._recipe(find_recipe(plan.options.recipe)) if plan.options.recipe else None
 
@@ -329,7 +329,7 @@ class Copies:
             copy = target / entry.name
             if _ignored(entry) or self._holds_output(entry) or (entry.is_file() and copy.exists()):
                 continue
-            size = _size(entry, min(LARGEST, self.left))
+            size = _size(entry, min(LARGEST_ENTRY_BYTES, self.left))
             if size is not None:
                 self.left -= size
                 if entry.is_dir():
@@ -345,12 +345,12 @@ class Copies:
         return linked
 
     def _holds_output(self, entry: Path) -> bool:
-        """Whether the run writes into a folder; it is no part of what the run was started from."""
+        """Returns whether the run writes into a folder; it is no part of what the run was started from."""
         return any(written.is_relative_to(entry.resolve()) for written in self.skipped)
 
 
 def _ignored(entry: Path) -> bool:
-    """Whether an entry is hidden, a cache, or nothing that can be copied."""
+    """Returns whether an entry is hidden, a cache, or nothing that can be copied."""
     return entry.name.startswith(".") or entry.name == "__pycache__" or not (entry.is_file() or entry.is_dir())
 
 
@@ -362,7 +362,7 @@ def _size(path: Path, most: int) -> int | None:
     """Bytes of a file or folder; None above `most`, where some are unreadable, and where links to folders may lead back to it."""
     total = 0
     for file in [path] if path.is_file() else path.rglob("*"):
-        total += max(LEAST, file.stat().st_size if file.is_file() else 0)
+        total += max(LEAST_BYTES, file.stat().st_size if file.is_file() else 0)
         if total > most or not os.access(file, os.R_OK) or (file.is_symlink() and file.is_dir()):
             return None
     return total
@@ -412,7 +412,7 @@ def _named(plan: Plan, folder: Path) -> Iterator[str]:
             yield file
 
 
-def _repeatable(plan: Plan, flags: Iterable[Given], copies: Copies) -> list[list[str]]:
+def _repeatable(plan: Plan, flags: Iterable[GivenFlag], copies: Copies) -> list[list[str]]:
     """The flags as lists of name and values that do not depend on the working folder."""
     run, parser = plan.run, upstream_cli.build_parser(upstream_cli.upstream_root())
     plan.plugins.options(parser)

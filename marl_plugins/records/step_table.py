@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from marl_plugins.core.behaviour import alarms
 
-WIDTH = 100
+WIDTH_CHARS = 100
 """Characters that the table may take."""
 HEADER_EVERY = 20
 MOST_ROLES = 6
 """Maximum number of roles whose rewards have a column each; with more roles there is one column for the mean."""
-LONGEST_ROLE = 7
+LONGEST_ROLE_CHARS = 7
 """Characters of a role's name."""
 EXPENDABLE = ("sync", "update", "gen", "out", "drift", "tok/s", "KL")
 """Columns that are left out where the table would be too wide, the first of them first."""
@@ -90,7 +90,7 @@ def fitting(columns: Sequence[Column]) -> list[Column]:
     """The columns without those that have to go for the others to fit."""
     left = list(columns)
     for title in EXPENDABLE:
-        if sum(c.width + 1 for c in left) - 1 <= WIDTH:
+        if sum(c.width + 1 for c in left) - 1 <= WIDTH_CHARS:
             break
         left = [c for c in left if c.title != title]
     return left
@@ -98,7 +98,7 @@ def fitting(columns: Sequence[Column]) -> list[Column]:
 
 def abbreviated(role: str) -> str:
     """A role's name, or its beginning and end: `reviewer_2` as `revi~_2`."""
-    return role if len(role) <= LONGEST_ROLE else f"{role[:4]}~{role[-2:]}"
+    return role if len(role) <= LONGEST_ROLE_CHARS else f"{role[:4]}~{role[-2:]}"
 
 
 def short(value: float) -> str:

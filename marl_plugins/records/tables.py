@@ -25,7 +25,7 @@ from marl_plugins.core.trajectory import Action, Trajectory
 from marl_plugins.records.read import Filter, RunReader
 from marl_plugins.records.trace import trace_of
 
-PORTION = 1000
+PORTION_ROWS = 1000
 """Rows that are written at a time."""
 FORMS = (".parquet", ".arrow", ".jsonl")
 Row = dict[str, Any]
@@ -46,7 +46,7 @@ class Table:
 
 
 def reason_left_out(action: Action) -> str | None:
-    """Why an action was not trained on; an evaluation's were never meant to be. None for a trained one."""
+    """Returns why an action was not trained on; an evaluation's were never meant to be. None for a trained one."""
     return action.left_out or (None if action.advantage is not None else "not trained")
 
 
@@ -113,7 +113,7 @@ def write_table(table: Table, run: RunReader, wanted: Filter, to: str) -> int:
     part, count = path.with_name(f"{path.name}.part"), 0
     try:
         with json_lines(part) if path.suffix == ".jsonl" else arrow(part, path.suffix, table.columns) as write:
-            while portion := list(itertools.islice(rows, PORTION)):
+            while portion := list(itertools.islice(rows, PORTION_ROWS)):
                 write(portion)
                 count += len(portion)
         if count:

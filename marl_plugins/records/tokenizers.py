@@ -1,4 +1,4 @@
-"""What a run leaves of its tokenizers, so that recorded ids can be read as text: one small file for each that differs.
+"""Keeps what a run leaves of its tokenizers, so that recorded ids can be read as text: one small file for each that differs.
 
 run/tokenizers.json              the digest of each policy's tokenizer
 run/tokenizers/DIGEST.json.gz    the tokenizer, as the package `tokenizers` saves it

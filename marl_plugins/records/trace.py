@@ -1,4 +1,4 @@
-"""What a run asked of its engines and tools, and when: a load on which schedules and layouts can be compared.
+"""The trace of what a run asked of its engines and tools, and when: a load on which schedules and layouts can be compared.
 
 A trace is JSON Lines, one action a line, by step and in the order in which they were asked for; so what an action depends on stands
 before it. Times are seconds since the step's rollout began.

@@ -1,4 +1,4 @@
-"""What a run leaves for people and machines: metrics, trajectories, the ledger, and the trackers.
+"""Writes what a run leaves for people and machines: metrics, trajectories, the ledger, and the trackers.
 
     metrics.jsonl        one object per finished step
     trajectories.jsonl   one object per trajectory, with a schema version (core/trajectory.py)

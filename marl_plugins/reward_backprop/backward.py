@@ -22,7 +22,7 @@ from marl_plugins.core.trajectory import Action, Trajectory
 
 @dataclass(frozen=True)
 class Residual:
-    """What is still to be explained when an action's turn comes.
+    """The residual is what is still to be explained when an action's turn comes.
 
     Args:
         outcome: The outcome in words, for the whole trajectory.
@@ -39,7 +39,7 @@ class Residual:
 
 @dataclass(frozen=True)
 class Attribution:
-    """What an attributor answers about one action.
+    """The answer of an attributor about one action.
 
     Args:
         contribution: delta, in [-1, 1]; negative for blame.

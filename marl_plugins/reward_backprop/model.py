@@ -12,7 +12,7 @@ import pydantic
 from marl_plugins.asking.marked_answers import (
     AROUND,
     BEFORE,
-    LONGEST_EXPLANATION,
+    LONGEST_EXPLANATION_CHARS,
     json_object,
     kept_as,
     lines_with,
@@ -43,8 +43,8 @@ SCHEMA = {
 }
 
 
-class Reading(pydantic.BaseModel):
-    """What is read of an answer."""
+class AttributionAnswer(pydantic.BaseModel):
+    """The values that are read from a model's answer."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -83,7 +83,7 @@ class ModelAttributor:
         def prompt(nonce: str, form: str) -> str:
             return self.prompt.format(**fields, fence=nonce, form=instruction(nonce, form))
 
-        reading = kept_as(Reading, await self.asker.judge(Request(prompt, parse, again, SCHEMA)))
+        reading = kept_as(AttributionAnswer, await self.asker.judge(Request(prompt, parse, again, SCHEMA)))
         return Attribution(reading.contribution / 10, reading.passed_on, reading.explanation)
 
 
@@ -118,7 +118,7 @@ def parse(text: str, nonce: str, form: str) -> dict[str, Any] | None:
     if form == "json":
         given = json_object(text, nonce)
         try:
-            return None if given is None else Reading.model_validate(given).model_dump()
+            return None if given is None else AttributionAnswer.model_validate(given).model_dump()
         except pydantic.ValidationError:
             return None
     contribution = value_of(text, "CONTRIBUTION", nonce, NUMBER)
@@ -129,5 +129,5 @@ def parse(text: str, nonce: str, form: str) -> dict[str, Any] | None:
     return {
         "contribution": float(contribution),
         "passed_on": next((note.group(1).strip() for note in notes if note), ""),
-        "explanation": text.strip()[-LONGEST_EXPLANATION:],
+        "explanation": text.strip()[-LONGEST_EXPLANATION_CHARS:],
     }

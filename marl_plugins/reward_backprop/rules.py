@@ -62,7 +62,7 @@ class Rules:
     def faults(
         self, action: Action, seen: Seen, continued: bool = False, fixed: bool = False
     ) -> Iterator[tuple[float, str]]:
-        """What is wrong with an action by itself, as (weight, words).
+        """Returns what is wrong with an action by itself, as (weight, words).
 
         Args:
             continued: A later turn follows, and is responsible for the form.
@@ -127,7 +127,7 @@ class Rules:
         return [a for a in seen.before if file in self.duties[a.role] or file in a.text]
 
     def _blame_producer(self, action: Action, seen: Seen) -> tuple[dict[str, float], str]:
-        """Where the blame for a missing file goes: to the first action that was to produce it, or towards it."""
+        """Puts the blame for a missing file on the first action that was to produce it, or towards it."""
         missing = self._missing(action)
         producers = self._producers(missing, seen) if missing else []
         if not producers:
@@ -147,12 +147,12 @@ def _failed(action: Action) -> bool:
 
 
 def _fixes(action: Action) -> bool:
-    """Whether the action's program runs where that of the turn before had failed."""
+    """Returns whether the action's program runs where that of the turn before had failed."""
     return action.before is not None and _failed(action.before) and bool(action.tool_results) and not _failed(action)
 
 
 def _above(path: str, wanted: str, seen: Seen) -> bool:
-    """Whether `wanted` is an ancestor of the action at `path`."""
+    """Returns whether `wanted` is an ancestor of the action at `path`."""
     by_path = {a.path: a for a in seen.before}
     open_, reached = [path], set()
     while open_:

@@ -1,11 +1,11 @@
-"""How a policy's rows become sequences and micro-batches, and how each rank gets its own for a fit."""
+"""Turns a policy's rows into sequences and micro-batches, and gives each rank its own for a fit."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -19,15 +19,21 @@ from marl_plugins.runtime.experience import (
     Experience,
     ExtensionCall,
     ExtraSequences,
-    Prepared,
+    PreparedRows,
     make_experience_batch,
     sequence_experience,
     weightless,
 )
 
+if TYPE_CHECKING:
+    from types import SimpleNamespace
 
-class Batching:
-    """What goes through a policy's model together.
+    from openrlhf.trainer.ppo_utils.experience import Experience
+    from openrlhf.trainer.ray.launcher import RayActorGroup
+
+
+class BatchBuilder:
+    """Groups what goes through a policy's model together.
 
     Args:
         args: The policy's flags. `--train.dynamic_batch_enable` is switched off in them: upstream's own counts sequences per
@@ -35,14 +41,14 @@ class Batching:
         merge: Whether the rows of one conversation are to be one sequence, where the loss allows it.
     """
 
-    def __init__(self, args: Any, merge: bool):
+    def __init__(self, args: SimpleNamespace, merge: bool):
         self.args = args
         self.token_sized = bool(args.train.dynamic_batch_enable)
         self.merge = merge and mergeable(args)
         args.train.dynamic_batch_enable = False
 
     def limit(self, stage: Literal["rollout", "train"]) -> Limit:
-        """What fits into a micro-batch of the forward passes (`rollout`), or of the update."""
+        """Returns what fits into a micro-batch of the forward passes (`rollout`), or of the update."""
         flags = getattr(self.args, stage)
         if not self.token_sized:
             return Limit(flags.micro_batch_size)
@@ -76,8 +82,8 @@ class Batching:
         return Experience.concat_experiences([sequence_experience(sequence) for sequence in sequences], padding)
 
 
-def mergeable(args: Any) -> bool:
-    """Whether merged rows have the loss of single ones: where it is a sum over tokens, not of means over sequences."""
+def mergeable(args: SimpleNamespace) -> bool:
+    """Returns whether merged rows have the loss of single ones: where it is a sum over tokens, not of means over sequences."""
     means = args.actor.policy_loss_type == "gspo" or getattr(args.actor, "loss_agg_mode", "token-mean") != "token-mean"
     return not means and getattr(args.algo.advantage, "is_correction_level", "off") != "seq"
 
@@ -104,7 +110,7 @@ def lay_out(sequences: Sequence[TokenSequence], ranks: int, steps: int, limit: L
 
 @dataclass(frozen=True)
 class RankBatches:
-    """What each rank of a policy or a critic is given for a fit.
+    """The batches that each rank of a policy or a critic is given for a fit.
 
     Args:
         parts: The sequences of each rank as one batch; the last one weighs nothing.
@@ -119,7 +125,7 @@ class RankBatches:
 
 
 def rank_batches(
-    prepared: Prepared,
+    prepared: PreparedRows,
     ranks: int,
     steps: int,
     limit: Limit,
@@ -148,11 +154,11 @@ def rank_batches(
 
 async def hand_out(
     processes: TrainingProcesses,
-    group: Any,
-    prepared: Prepared,
+    group: RayActorGroup,
+    prepared: PreparedRows,
     steps: int,
     step: int,
-    batching: Batching,
+    batching: BatchBuilder,
     of_policy: bool,
 ) -> Layout:
     """Give each rank of the policy's or the critic's processes its part of the sequences for the next fit; return the layout.

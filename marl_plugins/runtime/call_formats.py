@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.calls import FindCalls, functions_of, json_of, outside_thinking
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, meant
 from marl_plugins.core.tools import FunctionCall, Tool
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers.abstract_tool_parser import ChatCompletionRequest
 
-def find_calls(calls: str, reasoning: str | None, tokenizer: Any, tools: Sequence[Tool]) -> FindCalls:
-    """What finds the calls of `tools` in a model's answers.
+
+def find_calls(calls: str, reasoning: str | None, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Tool]) -> FindCalls:
+    """Returns the function that finds the calls of `tools` in a model's answers.
 
     Args:
         calls, reasoning: Names of a tool parser and of a reasoning parser of vLLM's.
@@ -64,8 +69,13 @@ def find_calls(calls: str, reasoning: str | None, tokenizer: Any, tools: Sequenc
     return find_or_none
 
 
-def _spoken(name: str | None, tokenizer: Any, request: Any, manager: Any) -> Callable[[str], str]:
-    """What takes out of an answer what was only thought."""
+def _spoken(
+    name: str | None,
+    tokenizer: PreTrainedTokenizerBase,
+    request: ChatCompletionRequest,
+    manager: type[ReasoningParserManager],
+) -> Callable[[str], str]:
+    """Returns the function that removes from an answer what was only thought."""
     if name is None:
         return outside_thinking
     parser = _class_of("reasoning", name, manager.list_registered(), manager.get_reasoning_parser)

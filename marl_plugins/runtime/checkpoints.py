@@ -78,7 +78,7 @@ class Checkpoints:
         self._seen: bytes | None = None
 
     def open(self, resume: bool, with_changes: bool = False) -> dict[str, Any] | None:
-        """Before any process starts: the manifest to resume from, with every policy's `latest` pointed at its step.
+        """Returns, before any process starts, the manifest to resume from, with every policy's `latest` pointed at its step.
 
         Args:
             with_changes: Accept differences that a resumed run may have; they are kept in `changes`.
@@ -114,7 +114,7 @@ class Checkpoints:
 
     @contextmanager
     def saving(self, step: int) -> Iterator[None]:
-        """Around the work of saving a step.
+        """Surrounds the work of saving a step.
 
         Raises:
             RunEnded: Another run has saved here meanwhile, or something could not be written.
@@ -183,7 +183,7 @@ class Checkpoints:
             )
 
     def what_is_saved(self) -> str:
-        """For the message of a run that ends early: from where, if from anywhere, it can be resumed."""
+        """Returns, for the message of a run that ends early, from where it can be resumed, if from anywhere."""
         if self._is_of_another_run():
             return f"what is saved in {self.folder} is not this run's"
         if self.last_step is None or self._on_disk() is None:
@@ -265,6 +265,6 @@ def _content_or_error(path: Path) -> tuple[int, str] | OSError:
 
 
 def of_files(function: Callable[[Path], T], paths: Sequence[Path]) -> list[T]:
-    """What a function finds in each file; several are read at the same time."""
+    """Applies a function to each file; several are read at the same time."""
     with ThreadPoolExecutor(min(READERS, os.cpu_count() or 1)) as pool:
         return list(pool.map(function, paths))

@@ -1,4 +1,4 @@
-"""From the scores of trajectories to the rows that are trained on.
+"""Turns the scores of trajectories into the rows that are trained on.
 
     scores -> rewards -> marl_credit (a trajectory or more) -> marl_credit_step (the whole step) -> returns -> rows -> marl_select
 
@@ -20,14 +20,14 @@ from marl_plugins.run import Run
 from marl_plugins.runtime.penalties import penalise_lengths
 
 
-class Versioned(Protocol):
-    """What of a policy its rows are checked against."""
+class VersionedPolicy(Protocol):
+    """A policy's name and version, against which its rows are checked."""
 
     name: str
     version: int
 
 
-class Crediting:
+class CreditAssignment:
     """Turns the trajectories of one step into rows, whole or in part. Every trajectory is credited once.
 
     Args:
@@ -36,7 +36,7 @@ class Crediting:
         steps: Optimiser steps of the step's updates.
     """
 
-    def __init__(self, run: Run, plugins: Plugins, trained: Mapping[str, Versioned], scope: Scope, steps: int):
+    def __init__(self, run: Run, plugins: Plugins, trained: Mapping[str, VersionedPolicy], scope: Scope, steps: int):
         self.run, self.plugins, self.trained, self.scope, self.steps = run, plugins, trained, scope, steps
         self._credited: set[Trajectory] = set()
         self._rows: dict[tuple[Trajectory, ...], list[Row]] = {}
@@ -91,7 +91,7 @@ class Crediting:
         return kept
 
 
-def check_versions(rows: Collection[Row], trained: Mapping[str, Versioned]) -> None:
+def check_versions(rows: Collection[Row], trained: Mapping[str, VersionedPolicy]) -> None:
     """Check that each row was sampled by the very weights that it is about to train.
 
     Raises:

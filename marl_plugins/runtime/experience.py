@@ -66,7 +66,7 @@ NAMES = {
 
 
 @dataclass(frozen=True)
-class Forwarded:
+class ForwardedRows:
     """Rows of one policy after their forward passes.
 
     Args:
@@ -99,7 +99,7 @@ class Forwarded:
         return [row.name for row, finite in zip(self.rows, good, strict=True) if not finite]
 
     def outside_clip_range(self, returns: Tensor) -> int:
-        """How many of the returns (rows,), their baselines subtracted, upstream clips."""
+        """Counts how many of the returns (rows,), their baselines subtracted, upstream clips."""
         if not self.clip_range:
             return 0
         low, high = self.clip_range
@@ -139,7 +139,7 @@ class ExtraSequences(Protocol):
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRows:
     """Rows of one policy with their advantages, ready for an update.
 
     Args:
@@ -167,8 +167,9 @@ class Prepared:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def for_policy(self) -> Prepared:
-        """What the policy itself is trained on: the sequences that are not excluded, or a weightless one where there is none."""
+    def for_policy(self) -> PreparedRows:
+        """Returns what the policy itself is trained on: the sequences that are not excluded, or a weightless one where there is
+        none."""
         left = [n for n in range(len(self.items)) if n not in self.excluded]
         if not self.excluded:
             return self
@@ -184,7 +185,7 @@ def forwarded(
     micro_batches: Iterable[tuple[Sequence[TokenSequence], Experience]],
     kl_coef: float = 0.0,
     clip_range: Sequence[float] | None = None,
-) -> Forwarded:
+) -> ForwardedRows:
     """Rows after their forward passes: each row's part of the sequences' tensors.
 
     Args:
@@ -208,15 +209,15 @@ def forwarded(
                     mine[places[row], :count] = values[start - 1 : start - 1 + count]
     computed.sort(key=lambda pair: places[pair[0].rows[0]])  # whatever micro-batches they were in
     sequences, differences = [s for s, _ in computed], [d for _, d in computed]
-    return Forwarded(policy, rows, sequences, SampledTokens(**found), differences, kl_coef, clip_range)
+    return ForwardedRows(policy, rows, sequences, SampledTokens(**found), differences, kl_coef, clip_range)
 
 
 async def completed(
     rows: Sequence[Row],
     sequences: Sequence[TokenSequence],
-    known: Sequence[Forwarded],
-    forward: Callable[[list[TokenSequence]], Awaitable[Forwarded]],
-) -> Forwarded:
+    known: Sequence[ForwardedRows],
+    forward: Callable[[list[TokenSequence]], Awaitable[ForwardedRows]],
+) -> ForwardedRows:
     """Rows after their forward passes, of which some are known.
 
     Args:
@@ -234,7 +235,7 @@ def actions_of(sequence: TokenSequence) -> tuple[Action, ...]:
     return tuple(row.action for row in sequence.rows)
 
 
-def joined(rows: Sequence[Row], sequences: Sequence[TokenSequence], parts: Sequence[Forwarded]) -> Forwarded:
+def joined(rows: Sequence[Row], sequences: Sequence[TokenSequence], parts: Sequence[ForwardedRows]) -> ForwardedRows:
     """Rows as if they had been forwarded at once.
 
     Args:
@@ -267,7 +268,7 @@ def places_of(rows: Sequence[Row]) -> dict[Row, list[int]]:
     return places
 
 
-def estimate(given: Sequence[Forwarded], estimator: Estimator) -> list[Prepared]:
+def estimate(given: Sequence[ForwardedRows], estimator: Estimator) -> list[PreparedRows]:
     """Advantages of the rows of all policies together: baselines and statistics span all of them.
 
     What was given stays as it is; each action is told its advantages, for the records.
@@ -292,7 +293,7 @@ def estimate(given: Sequence[Forwarded], estimator: Estimator) -> list[Prepared]
             key: estimator.mean_and_std(statistics, key)
             for key in dict.fromkeys(map(estimator.normalisation_group, f.rows))
         }
-        prepared.append(Prepared(f.policy, f.rows, f.sequences, items, f.drift, f.outside_clip_range(mine), last))
+        prepared.append(PreparedRows(f.policy, f.rows, f.sequences, items, f.drift, f.outside_clip_range(mine), last))
     if broken := [row for row in rows if not all(map(math.isfinite, row.action.advantages))]:
         raise RunEnded(
             f"{type(estimator).__name__}: {len(broken)} rows have advantages that are not finite, the first {broken[0].name}, "
@@ -301,7 +302,7 @@ def estimate(given: Sequence[Forwarded], estimator: Estimator) -> list[Prepared]
     return prepared
 
 
-def before_statistics(f: Forwarded, shaped: Tensor, estimator: Estimator) -> tuple[Tensor, Tensor, Tensor]:
+def before_statistics(f: ForwardedRows, shaped: Tensor, estimator: Estimator) -> tuple[Tensor, Tensor, Tensor]:
     """Rewards, advantages and returns of a policy's rows, (rows, tokens) all, before the estimator's last stage.
 
     Args:
@@ -311,7 +312,7 @@ def before_statistics(f: Forwarded, shaped: Tensor, estimator: Estimator) -> tup
     return reward, *estimator.estimate(reward, f.tokens.mask, f.tokens.values)
 
 
-def note_tokens(f: Forwarded, advantages: Tensor) -> None:
+def note_tokens(f: ForwardedRows, advantages: Tensor) -> None:
     """Write advantages (rows, tokens) and the trainer's log-probs onto the rows' actions, for the records: one of each per sampled
     token, and the mean of the advantages."""
     sampled = f.tokens.mask.bool()
@@ -362,7 +363,7 @@ def row_experience(row: Row) -> Experience:
     return sequence_experience(sequence)
 
 
-def items_of(f: Forwarded, advantages: Tensor, returns: Tensor, total_rewards: Tensor) -> list[Experience]:
+def items_of(f: ForwardedRows, advantages: Tensor, returns: Tensor, total_rewards: Tensor) -> list[Experience]:
     """One experience per sequence, as upstream's replay buffer holds it: (T,) and (T-1,) tensors, numbers of no dimension.
 
     Args:

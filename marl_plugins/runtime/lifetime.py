@@ -1,4 +1,5 @@
-"""What begins and ends with a run, whatever ends it: signals, the plugins' own services, the work in the event loop."""
+"""The lifetime of a run, and what begins and ends with it, whatever ends it: signals, the plugins' own services, the work in the
+event loop."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ from marl_plugins.hookspecs import Purpose
 from marl_plugins.plan.plan import Plan
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from marl_plugins.runtime.session import Session
 
 T = TypeVar("T")
@@ -26,7 +29,7 @@ def terminated_like_interrupted() -> Iterator[None]:
         yield
         return
 
-    def interrupt(number: int, frame: Any) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, interrupt)

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from marl_plugins.core.credit import Scope
 from marl_plugins.core.estimators import Estimator, GroupBy, group_key
@@ -21,7 +21,9 @@ from marl_plugins.records.display import Display
 from marl_plugins.runtime.rollout import Rollout
 
 if TYPE_CHECKING:
-    from marl_plugins.runtime.experience import Prepared
+    from types import SimpleNamespace
+
+    from marl_plugins.runtime.experience import PreparedRows
     from marl_plugins.runtime.policy import UpstreamPolicy
 
 ZERO = 1e-6
@@ -30,7 +32,7 @@ ZERO = 1e-6
 
 @dataclass(frozen=True)
 class StepReport:
-    """What a finished training step leaves for the records."""
+    """The values that a finished training step leaves for the records."""
 
     metrics: dict[str, float]
     trajectories: Sequence[Trajectory]
@@ -38,7 +40,7 @@ class StepReport:
 
 
 async def evaluation(
-    rollout: Rollout, tasks: Sequence[Task], args: Any, display: Display
+    rollout: Rollout, tasks: Sequence[Task], args: SimpleNamespace, display: Display
 ) -> tuple[dict[str, float], list[Trajectory]]:
     """An evaluation's metrics and trajectories, in the order of tasks and samples.
 
@@ -58,7 +60,7 @@ async def evaluation(
 def held_out(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """The mean outcome of an evaluation with its interval, both over the tasks that have an outcome.
 
-    What is lost to infrastructure is in neither and is counted beside them; where all is lost there is no mean and no interval. In
+    What is lost to infrastructure is in neither and is counted apart; where all is lost there is no mean and no interval. In
     a zero-sum game there is none either, and each role has its own mean.
     """
     by_task: dict[str, list[float]] = {t.task.id: [] for t in trajectories}
@@ -101,7 +103,8 @@ def outcomes_by_role(trajectories: Sequence[Trajectory]) -> dict[str, list[float
 
 
 def zero_sum(trajectories: Sequence[Trajectory]) -> bool:
-    """Whether one role's gain is another's loss: the outcomes add up to the same in every trajectory, and differ between roles.
+    """Returns whether one role's gain is another's loss: the outcomes add up to the same in every trajectory, and differ between
+    roles.
 
     Their mean over the roles is then the same whatever is learned.
     """
@@ -153,7 +156,7 @@ def of_rollout(
 
 
 def of_step(
-    prepared: Sequence[Prepared],
+    prepared: Sequence[PreparedRows],
     updates: Mapping[str, Mapping[str, float]],
     policies: Iterable[UpstreamPolicy],
     seconds: Mapping[str, float],
@@ -184,8 +187,8 @@ def first_prompts(trajectories: Iterable[Trajectory], roles: Mapping[str, RoleSp
     return {role: prompts[role] for role in roles if role in prompts}
 
 
-def remarks(prepared: Sequence[Prepared], policies: Iterable[UpstreamPolicy], scope: Scope) -> list[str]:
-    """What a person should know of a step in addition to its metrics."""
+def remarks(prepared: Sequence[PreparedRows], policies: Iterable[UpstreamPolicy], scope: Scope) -> list[str]:
+    """Returns what a person should know of a step in addition to its metrics."""
     found = []
     if clipped := sum(p.clipped for p in prepared):
         found.append(clipped_returns(clipped, sum(len(p.rows) for p in prepared), scope))
@@ -196,7 +199,7 @@ def remarks(prepared: Sequence[Prepared], policies: Iterable[UpstreamPolicy], sc
 
 
 def signal(rows: Sequence[Row], group_by: GroupBy | None) -> dict[str, float]:
-    """Whether a step's rows, whose advantages are known, teach anything.
+    """Returns whether a step's rows, whose advantages are known, teach anything.
 
     `signal/none` is 1 where every advantage is 0. `signal/flat_tasks` is the share of groups of samples whose rewards are all
     equal; without an estimator that compares groups they are those of a role on a task. It is missing where no group has two
@@ -213,7 +216,7 @@ def signal(rows: Sequence[Row], group_by: GroupBy | None) -> dict[str, float]:
     return {"signal/none": float(none), **means({"signal/flat_tasks": flat})}
 
 
-def of_updates(prepared: Sequence[Prepared], updates: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def of_updates(prepared: Sequence[PreparedRows], updates: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Metrics of the updates, by policy, and over all policies."""
     metrics: dict[str, float] = {}
     if prepared:
@@ -228,7 +231,7 @@ def of_updates(prepared: Sequence[Prepared], updates: Mapping[str, Mapping[str, 
 
 
 def clipped_returns(clipped: int, rows: int, scope: Scope) -> str:
-    """What a person should know of returns outside upstream's bounds, which are made equal to the bound."""
+    """Returns what a person should know of returns outside upstream's bounds, which are made equal to the bound."""
     sums = "" if scope == "action" else f"; a return sums the rewards of scope {scope!r}, so it grows with their number"
     return (
         f"{clipped} of {rows} returns lie outside --reward.clip_range and were clipped{sums}. What lies beyond the bound is not "

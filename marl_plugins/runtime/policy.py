@@ -14,7 +14,7 @@ import functools
 import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
@@ -30,9 +30,18 @@ from marl_plugins.processes.engines import RestartBudget, start_engines
 from marl_plugins.processes.launch import bundles, not_started
 from marl_plugins.processes.upstream_trainer import UpstreamTrainer, ranks_of
 from marl_plugins.processes.watchdog import locate
-from marl_plugins.runtime.batching import Batching, check_steps, hand_out
-from marl_plugins.runtime.experience import NAMES, Forwarded, Prepared, completed, forwarded
+from marl_plugins.runtime.batching import BatchBuilder, check_steps, hand_out
+from marl_plugins.runtime.experience import NAMES, ForwardedRows, PreparedRows, completed, forwarded
 from marl_plugins.runtime.policy_engines import PolicyEngines
+
+if TYPE_CHECKING:
+    from types import SimpleNamespace
+
+    from openrlhf.trainer.ray.launcher import RayActorGroup
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
+    from ray.util.placement_group import PlacementGroup
+    from transformers import PreTrainedTokenizerBase
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -69,9 +78,9 @@ class UpstreamPolicy(PolicyEngines):
     def __init__(
         self,
         spec: Policy,
-        args: Any,
+        args: SimpleNamespace,
         device: str,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         max_steps: int,
         restarts: RestartBudget,
         silence: float,
@@ -80,14 +89,14 @@ class UpstreamPolicy(PolicyEngines):
         extensions: Sequence[str] = (),
     ):
         args = copy.deepcopy(args)
-        self.batching = Batching(args, merge)
+        self.batching = BatchBuilder(args, merge)
         self.tokenizer = tokenizer
         belongings = (spec.name, args, device, tokenizer, max_steps, silence, extensions)
         training = (backend or OwnProcesses()).processes_of(*belongings) if spec.trainable else None
         super().__init__(spec, args, device, restarts, silence, training)
-        self.starting: list[Any] = []
+        self.starting: list[ObjectRef] = []
         """What to wait for until everything is loaded."""
-        self._shared: Any = None
+        self._shared: PlacementGroup | None = None
 
     @property
     def longest(self) -> int:
@@ -101,12 +110,12 @@ class UpstreamPolicy(PolicyEngines):
         return self.processes.trainer
 
     @property
-    def group(self) -> Any:
+    def group(self) -> RayActorGroup:
         """Upstream's group of the policy's training processes."""
         return self.trainer.actor_model_group
 
     @property
-    def critic(self) -> Any:
+    def critic(self) -> RayActorGroup | None:
         """The critic's group; None without a critic."""
         return self.trainer.critic_model_group
 
@@ -154,11 +163,11 @@ class UpstreamPolicy(PolicyEngines):
             _wait_until_dead(handle)
 
     @while_active
-    async def forward(self, rows: Sequence[Row], known: Sequence[Forwarded] = ()) -> Forwarded:
+    async def forward(self, rows: Sequence[Row], known: Sequence[ForwardedRows] = ()) -> ForwardedRows:
         """See `PolicyProcesses.forward`; in micro-batches of `rollout.micro_batch_size` sequences, or of so many tokens."""
         return await completed(rows, sequences_of(rows, self.batching.merge), known, self._forward)
 
-    async def _forward(self, sequences: Sequence[TokenSequence]) -> Forwarded:
+    async def _forward(self, sequences: Sequence[TokenSequence]) -> ForwardedRows:
         maker, rows = self.trainer.experience_maker, [row for sequence in sequences for row in sequence.rows]
         batches = self.batching.of_forward(sequences, ranks_of(self.group))
         samples = [self.batching.padded(batch, maker.tokenizer.pad_token_id) for batch, _ in batches]
@@ -173,7 +182,7 @@ class UpstreamPolicy(PolicyEngines):
         return found
 
     @while_active
-    async def update(self, prepared: Prepared, steps: int, step: int) -> dict[str, float]:
+    async def update(self, prepared: PreparedRows, steps: int, step: int) -> dict[str, float]:
         """Train policy and critic on the rows: hand each rank its part, in whole accumulation windows, and let upstream fit.
 
         A policy whose updates are frozen at first (`--critic.freezing_steps`) is handed no rows: upstream's processes would
@@ -216,7 +225,7 @@ class UpstreamPolicy(PolicyEngines):
         await self.processes.save_model(str(folder / self.name) if folder else None)
 
 
-def check_finite(policy: str, metrics: Mapping[str, float], prepared: Prepared, step: int, param_dtype: str) -> None:
+def check_finite(policy: str, metrics: Mapping[str, float], prepared: PreparedRows, step: int, param_dtype: str) -> None:
     """An update whose losses or gradients are not finite ends the run.
 
     Raises:
@@ -270,7 +279,7 @@ def wait_until_loaded(policies: Sequence[UpstreamPolicy], silence: float) -> Non
             engine.where = ray.get(locate(engine.handle))
 
 
-def _wait_until_dead(handle: Any, seconds: float = 30.0) -> None:
+def _wait_until_dead(handle: ActorHandle, seconds: float = 30.0) -> None:
     """Wait until a killed actor's process has ended."""
     try:
         ray.get(handle.__ray_ready__.remote(), timeout=seconds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING
 
 import ray
 
@@ -12,6 +12,12 @@ from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.plan.signature import engine_signature
 from marl_plugins.processes.engines import EnginePool, RestartBudget, start_engine
 from marl_plugins.processes.launch import TrainingProcesses
+
+if TYPE_CHECKING:
+    from types import SimpleNamespace
+
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
 
 
 class PolicyEngines:
@@ -23,13 +29,13 @@ class PolicyEngines:
 
     followed: PolicyEngines | None = None
     """The policy that this one follows, where that one is trained in this run."""
-    _held: Any = None
+    _held: ObjectRef | None = None
     """Ray's reference to the weights that `hold` gave the engines, for an engine that replaces one of them."""
 
     def __init__(
         self,
         spec: Policy,
-        args: Any,
+        args: SimpleNamespace,
         device: str,
         restarts: RestartBudget,
         silence: float,
@@ -43,7 +49,7 @@ class PolicyEngines:
 
     @property
     def trained(self) -> bool:
-        """Whether it is updated, whether or not its processes are running."""
+        """Returns whether it is updated, whether or not its processes are running."""
         return self.spec.trainable
 
     @property
@@ -96,7 +102,7 @@ class PolicyEngines:
         if self.args.vllm.enable_sleep:
             await self.engines.on_all(lambda handle: handle.sleep.remote())
 
-    async def restore_engine(self, handle: Any) -> None:
+    async def restore_engine(self, handle: ActorHandle) -> None:
         """Give a new engine the weights that the others hold; those of a frozen policy it has loaded itself."""
         if self._held is not None:
             await handle.load_state.remote(self._held, self.name, self.version)

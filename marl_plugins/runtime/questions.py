@@ -15,7 +15,7 @@ from marl_plugins.run import Answer, Ask
 
 
 def make_ask(generate: Generate, chats: Mapping[str, ChatFormat], samplings: Mapping[str, Sampling], run_seed: int) -> Ask:
-    """What `run.ask` and `run.sample` call.
+    """Makes what `run.ask` and `run.sample` call.
 
     Args:
         chats, samplings: Chat template of each policy, and how its actions are sampled.

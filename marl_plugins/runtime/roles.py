@@ -1,4 +1,5 @@
-"""Who plays a role: the one place where a role meets its policy, with its chat template and sampling, tried before a run starts."""
+"""The cast decides who plays a role: the one place where a role meets its policy, with its chat template and sampling, tried before
+a run starts."""
 
 from __future__ import annotations
 
@@ -154,7 +155,7 @@ def _try_template(run: Run, role: RoleSpec) -> None:
 
 
 def _shows_more(chat: ChatFormat, answers: Sequence[dict[str, str]]) -> bool:
-    """Whether a template shows more of tools' answers than their text."""
+    """Returns whether a template shows more of tools' answers than their text."""
     before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "?"}]
     named = [{**answer, "name": "?", "tool_call_id": "?"} for answer in answers]
     return chat.rendered([*before, *answers]) != chat.rendered([*before, *named])

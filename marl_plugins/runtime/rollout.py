@@ -1,14 +1,13 @@
-"""Rollouts: all tasks of a batch and all their samples at once, each an asyncio task, none waiting for another; and one that
-runs, as plugins see it."""
+"""Rollouts: all tasks of a batch and all their samples at once, each an asyncio task, none waiting for another."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from marl_plugins.core.processes import Engines
 from marl_plugins.core.roles import Call
@@ -22,9 +21,7 @@ from marl_plugins.run import Run
 from marl_plugins.runtime.roles import Cast
 
 if TYPE_CHECKING:
-    from marl_plugins.core.rows import Row
-    from marl_plugins.runtime.experience import Forwarded
-    from marl_plugins.runtime.policy import UpstreamPolicy
+    pass
 
 EVALUATION = -1
 """Stands for the step in an evaluation's seeds."""
@@ -150,66 +147,3 @@ class Rollout:
     def score_outcome(self, trajectory: Trajectory) -> Awaitable[Outcome] | None:
         verdict: Awaitable[Outcome] | None = self.hook.marl_score_outcome(run=self.run, trajectory=trajectory)
         return verdict
-
-
-class Running:
-    """A training rollout while it runs; see `RunningRollout` in marl_plugins/core/processes.py."""
-
-    def __init__(
-        self,
-        step: int,
-        tasks: Sequence[Task],
-        pools: Mapping[str, Engines],
-        policies: Mapping[str, UpstreamPolicy],
-        early: Any = None,
-    ):
-        self.early = early  # an `Early` of early.py, which knows the session
-        self.step = step
-        self.tasks = tasks
-        self.pools = pools
-        self.policies = policies
-        self.ended = asyncio.Event()
-        self.trajectories: list[Trajectory] = []
-        """Those that have arrived."""
-        self.forwarded: list[Forwarded] = []
-        """What plugins have kept."""
-        self._changed = asyncio.Event()
-
-    def arrive(self, trajectory: Trajectory) -> None:
-        """One more has finished."""
-        self.trajectories.append(trajectory)
-        self._wake()
-
-    def end(self) -> None:
-        """The last one has arrived."""
-        self.ended.set()
-        self._wake()
-
-    def keep(self, forwarded: Forwarded) -> None:
-        """See `RunningRollout.keep`."""
-        self.forwarded.append(forwarded)
-
-    async def credited(self, trajectories: Sequence[Trajectory]) -> list[Row] | None:
-        """See `RunningRollout.credited`."""
-        rows: list[Row] | None = await self.early.credited(trajectories)
-        return rows
-
-    async def accumulate(self, forwarded: Forwarded) -> None:
-        """See `RunningRollout.accumulate`."""
-        await self.early.accumulate(forwarded)
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    async def arrived(self) -> AsyncIterator[Trajectory]:
-        """See `RunningRollout.arrived`."""
-        given = 0
-        while True:
-            changed = self._changed  # first: more may arrive while the caller works
-            while given < len(self.trajectories):
-                given += 1
-                yield self.trajectories[given - 1]
-            if self.ended.is_set():
-                return
-            await changed.wait()

@@ -14,7 +14,7 @@ from marl_plugins.runtime.checkpoints import Checkpoints
 from marl_plugins.runtime.session import Session
 
 
-class Saving:
+class StepSaver:
     """Saves the steps of a session."""
 
     def __init__(self, session: Session, records: Records, checkpoints: Checkpoints, display: Display):

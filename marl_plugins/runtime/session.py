@@ -1,9 +1,9 @@
-"""What a run is made of: tasks, tools, estimator, tokenizers, roles, and, once started, policies and the rollout."""
+"""A session is what a run is made of: tasks, tools, estimator, tokenizers, roles, and, once started, policies and the rollout."""
 
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.demonstrations import WarmStartConfig
@@ -24,6 +24,8 @@ from marl_plugins.runtime.roles import make_cast
 from marl_plugins.runtime.tiny_model import resolve
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from marl_plugins.runtime.policy import UpstreamPolicy
     from marl_plugins.runtime.rollout import Rollout
 
@@ -69,7 +71,7 @@ class Session:
 
     @property
     def critics(self) -> bool:
-        """Whether the policies have critics."""
+        """Returns whether the policies have critics."""
         return has_critics(self.plan.run)
 
     @property
@@ -164,7 +166,7 @@ class Session:
         epochs = {name: args.train.max_epochs for name, args in self.args.items()}
         return {p.name: max(1, epochs[p.name] * sum(k for step, k in steps if p.is_due(step))) for p in run.policies}
 
-    def _tokenizers(self) -> dict[str, Any]:
+    def _tokenizers(self) -> dict[str, PreTrainedTokenizerBase]:
         from transformers import AutoTokenizer
 
         tokenizers, problems, trusted = {}, [], self.plan.options.trust_remote_code
@@ -189,7 +191,7 @@ class Session:
             raise ConfigurationError(problems)
         return tokenizers
 
-    def _chats(self, tokenizers: dict[str, Any]) -> dict[str, ChatFormat]:
+    def _chats(self, tokenizers: dict[str, PreTrainedTokenizerBase]) -> dict[str, ChatFormat]:
         chats, problems = {}, []
         for policy, tokenizer in tokenizers.items():
             try:

@@ -14,8 +14,8 @@ from marl_plugins.core.rows import Row
 from marl_plugins.core.steps import StepPart
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.manager import parts_of
-from marl_plugins.runtime.crediting import Crediting, check_versions
-from marl_plugins.runtime.experience import Forwarded, Prepared, estimate
+from marl_plugins.runtime.crediting import CreditAssignment, check_versions
+from marl_plugins.runtime.experience import ForwardedRows, PreparedRows, estimate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,10 +41,10 @@ class RunningStep:
         self.estimator = session.estimator
         self.trajectories: list[Trajectory] = []
         self.ended = asyncio.Event()
-        self.forwarded: list[Any] = []
+        self.forwarded: list[ForwardedRows] = []
         run, plugins = session.plan.run, session.plan.plugins
         scope = session.estimator.return_scope
-        self._crediting = Crediting(run, plugins, session.trained, scope, optimiser_steps)
+        self._crediting = CreditAssignment(run, plugins, session.trained, scope, optimiser_steps)
         self.parts: Mapping[str, StepPart] = parts_of(plugins, run, self)
 
     async def roll_out(self, samples: int, tick: Callable[[], None]) -> None:
@@ -79,29 +79,29 @@ class RunningStep:
         return rows
 
     def ledger(self, rows: Sequence[Row]) -> Ledger:
-        """What became of every action, those of the parts' own rows included."""
+        """Returns what became of every action, those of the parts' own rows included."""
         ledger = Ledger.of(self.number, self.trajectories, rows)
         for part in self.parts.values():
             if (own := part.ledger()) is not None:
                 ledger.auxiliary.append(own)
         return ledger
 
-    async def prepare(self, rows: Sequence[Row]) -> list[Prepared]:
+    async def prepare(self, rows: Sequence[Row]) -> list[PreparedRows]:
         """The rows with their tensors by policy, their advantages taken over all policies together, as the parts leave them."""
         by_policy: dict[str, list[Row]] = {}
         for row in rows:
             by_policy.setdefault(row.action.policy, []).append(row)
-        forwarded: list[Forwarded] = await all_of(
+        forwarded: list[ForwardedRows] = await all_of(
             self.session.trained[name].forward(mine, [f for f in self.forwarded if f.policy == name])
             for name, mine in by_policy.items()
         )
-        prepared: Sequence[Prepared] = estimate(forwarded, self.estimator)
+        prepared: Sequence[PreparedRows] = estimate(forwarded, self.estimator)
         for name, part in self.parts.items():
             prepared = await part.prepared(prepared)
             self._check(name, prepared)
         return list(prepared)
 
-    def _check(self, plugin: str, prepared: Sequence[Prepared]) -> None:
+    def _check(self, plugin: str, prepared: Sequence[PreparedRows]) -> None:
         """Check what a part has made of the values that policies are updated with.
 
         Raises:

@@ -8,9 +8,8 @@ Each policy's forward passes, update and broadcast are upstream's; what spans th
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 from marl_plugins.core.circuit_breaker import CircuitBreaker
 from marl_plugins.core.concurrency import all_of
@@ -20,9 +19,9 @@ from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.records.display import Display
 from marl_plugins.records.write import Records, writing
 from marl_plugins.runtime.checkpoints import Checkpoints
-from marl_plugins.runtime.experience import Prepared
+from marl_plugins.runtime.experience import PreparedRows
 from marl_plugins.runtime.metrics import StepReport, evaluation, first_prompts, of_rollout, of_step, remarks
-from marl_plugins.runtime.saving import Saving
+from marl_plugins.runtime.saving import StepSaver
 from marl_plugins.runtime.session import Session
 from marl_plugins.runtime.step import RunningStep
 from marl_plugins.runtime.weight_sync import WeightSync
@@ -42,7 +41,7 @@ class Trainer:
         self.records = records
         self.display = display
         self.samples = int(self.run.args.rollout.n_samples_per_prompt)
-        self.saving = Saving(session, records, checkpoints, display)
+        self.saving = StepSaver(session, records, checkpoints, display)
         self.best = self.saving.best
         self.weight_sync = WeightSync(session)
         self.breaker = CircuitBreaker()
@@ -124,7 +123,7 @@ class Trainer:
         self.breaker.check()
         return StepReport(metrics, step.trajectories, ledger)
 
-    async def update(self, prepared: Sequence[Prepared], k: int, step: int) -> dict[str, dict[str, float]]:
+    async def update(self, prepared: Sequence[PreparedRows], k: int, step: int) -> dict[str, dict[str, float]]:
         """Update every policy that has rows, all at once; return upstream's metrics by policy."""
         update, trained = self.plugins.hook.marl_update, self.session.trained
         results = await all_of(
@@ -144,15 +143,15 @@ class Trainer:
 
 
 def is_due(step: int, every: int) -> bool:
-    """Whether a step is one of those that are saved regularly."""
+    """Returns whether a step is one of those that are saved regularly."""
     return every > 0 and step % every == 0
 
 
-def timed_phase(display: Display, seconds: dict[str, float]) -> Any:
+def timed_phase(display: Display, seconds: dict[str, float]) -> Callable[..., AbstractContextManager[Callable[[], None]]]:
     """`with phase(name, total)`: progress shown, and its seconds noted."""
 
     @contextmanager
-    def phase(name: str, total: int | None = None) -> Iterator[Any]:
+    def phase(name: str, total: int | None = None) -> Iterator[Callable[[], None]]:
         started = time.monotonic()
         with display.phase(name, total) as tick:
             yield tick

@@ -13,13 +13,16 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from marl_plugins.core.demonstrations import Demonstration, WarmStartConfig, encode
 from marl_plugins.core.roles import RoleSpec
 from marl_plugins.core.trajectory import Task
 from marl_plugins.records.display import Display
 from marl_plugins.runtime.tiny_model import made_once
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 RECIPE_VERSION = 1
 """Raised when the training below changes, so that older caches are not taken for it."""
@@ -92,7 +95,7 @@ def train(
 
     with torch.random.fork_rng(), _all_cores():
         torch.manual_seed(config.seed)
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         optimiser = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimiser, lambda step: min(1.0, (step + 1) / 50, (config.steps - step) / (DECAY * config.steps))

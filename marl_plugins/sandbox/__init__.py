@@ -12,17 +12,17 @@ report its own success.
 """
 
 from marl_plugins.sandbox.checker import Checker, CheckResult
-from marl_plugins.sandbox.opening import OnDemand, open_sandbox
-from marl_plugins.sandbox.program import Completed, Language, Limits, Program, Sandbox, Status
+from marl_plugins.sandbox.opening import OnDemandSandbox, open_sandbox
+from marl_plugins.sandbox.program import Language, Limits, Program, ProgramResult, Sandbox, Status
 
 __all__ = [
     "CheckResult",
     "Checker",
-    "Completed",
     "Language",
     "Limits",
-    "OnDemand",
+    "OnDemandSandbox",
     "Program",
+    "ProgramResult",
     "Sandbox",
     "Status",
     "open_sandbox",

@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.sandbox.opening import OnDemand
-from marl_plugins.sandbox.program import Completed, Limits, Program
+from marl_plugins.sandbox.opening import OnDemandSandbox
+from marl_plugins.sandbox.program import Limits, Program, ProgramResult
 from marl_plugins.sandbox.section import SandboxConfig
 
 SOURCE = Path(__file__).with_name("checker_programs.py").read_text()
@@ -37,7 +37,7 @@ FILE_MB = 64
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What came of a program's checks.
+    """The result of a program's checks.
 
     Args:
         passed: Whether the checks came to their end and nothing failed.
@@ -61,10 +61,10 @@ class Checker:
     """
 
     def __init__(
-        self, *, seconds: float = 5.0, memory_mb: int = 512, packages: bool = False, sandbox: OnDemand | None = None
+        self, *, seconds: float = 5.0, memory_mb: int = 512, packages: bool = False, sandbox: OnDemandSandbox | None = None
     ):
         self._limits = Limits(seconds=seconds, memory_mb=memory_mb, file_mb=FILE_MB, disk_mb=2 * FILE_MB)
-        self._sandbox = sandbox or OnDemand(SandboxConfig(imports=["ast", "json"]), packages=packages)
+        self._sandbox = sandbox or OnDemandSandbox(SandboxConfig(imports=["ast", "json"]), packages=packages)
 
     async def passed(self, program: str | None, checks: str) -> CheckResult:
         """Runs checks on a program.
@@ -104,7 +104,7 @@ class Checker:
         )
 
     async def fail_without(self, checks: str) -> bool:
-        """Whether checks fail a program whose functions all return None; those that do not have checked nothing."""
+        """Returns whether checks fail a program whose functions all return None; those that do not have checked nothing."""
         found = await self.passed(None, checks)
         return not (found.passed or found.broken)
 
@@ -112,7 +112,7 @@ class Checker:
         """End the sandbox of the running event loop; what nobody closes ends with this process."""
         await self._sandbox.close()
 
-    async def _run(self, what: str, limits: Limits, **request: Any) -> tuple[Completed, list[str]]:
+    async def _run(self, what: str, limits: Limits, **request: Any) -> tuple[ProgramResult, list[str]]:
         """Run one side; its report by lines, which is empty where it has left none."""
         report = secrets.token_hex(16)
         stdin = json.dumps({**request, "report": report}).encode()
@@ -123,13 +123,13 @@ class Checker:
         return completed, completed.files.get(report, b"").decode(errors="replace").splitlines()
 
 
-def _why(completed: Completed, what: str) -> str:
-    """Why a side has left no report, or not all of it."""
+def _why(completed: ProgramResult, what: str) -> str:
+    """Returns why a side has left no report, or not all of it."""
     return f"{what} were {completed.reason}" if completed.reason else f"{what} ended early, with exit code {completed.code}"
 
 
-def _unanswered(answers: list[str], calls: list[str], completed: Completed) -> str:
-    """Why a program has not answered all calls."""
+def _unanswered(answers: list[str], calls: list[str], completed: ProgramResult) -> str:
+    """Returns why a program has not answered all calls."""
     if len(answers) == 1 and (failed := re.match(r'\{"raised": "(\w+)"', answers[0])):
         return f"the program raises {failed[1]} when it is loaded"
     call = calls[len(answers) - 1] if answers else ""

@@ -1,4 +1,5 @@
-"""What runs in the sandbox for a `Checker` (checker.py): the program alone, answering calls; or the checks alone, with its answers.
+"""Programs that run in the sandbox for a `Checker` (checker.py): the program alone, answering calls; or the checks alone, with its
+answers.
 
     answers()    loads the program and writes one line of JSON for each call that it was asked for
     verdict()    runs the checks; writes how they ended, or the calls whose answers they still need
@@ -17,7 +18,7 @@ import sys
 import types
 from typing import Any
 
-LARGEST = 1 << 20
+LARGEST_ANSWER_CHARS = 1 << 20
 """Characters of one answer."""
 MOST_CALLS = 1000
 """Maximum number of calls that checks make."""
@@ -91,14 +92,17 @@ def answers(request: dict[str, Any]) -> None:
 def write(report: str, answer: dict[str, Any]) -> None:
     """Add a line to the report."""
     text = json.dumps(answer)
-    if len(text) > LARGEST:
-        text = json.dumps({"raised": "OverflowError", "text": f"the answer has more than {LARGEST} characters"})
+    if len(text) > LARGEST_ANSWER_CHARS:
+        text = json.dumps(
+            {"raised": "OverflowError", "text": f"the answer has more than {LARGEST_ANSWER_CHARS} characters"}
+        )
     with open(report, "a", encoding="utf-8", errors="replace") as file:
         file.write(text + "\n")
 
 
 def answered(names: dict[str, Any], call: dict[str, Any]) -> dict[str, Any]:
-    """What comes of one call: `value`, with the arguments where they were changed; `raised`; `callable` or `missing` of a name."""
+    """Makes one call and returns what comes of it: `value`, with the arguments where they were changed; `raised`; `callable` or
+    `missing` of a name."""
     if call["name"] not in names:
         return {"missing": True}
     found = names[call["name"]]
@@ -125,7 +129,7 @@ def raised(error: BaseException) -> dict[str, Any]:
 # --- the checks -------------------------------------------------------------------------------------------------------------
 
 
-class AnswerNeeded(BaseException):
+class MissingAnswer(BaseException):
     """The checks need an answer that there is not yet."""
 
 
@@ -141,19 +145,19 @@ class PendingAnswer:
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         if not self._name:
-            raise AnswerNeeded
+            raise MissingAnswer
         return self._asked.call(self._name, given, named)
 
     def __bool__(self) -> bool:
         if sys._getframe(1).f_lineno in self._asked.asserts:
             return True
-        raise AnswerNeeded
+        raise MissingAnswer
 
     def _as_unknown(self, *others: Any) -> Any:
         return self
 
     def _waits(self, *others: Any) -> Any:
-        raise AnswerNeeded
+        raise MissingAnswer
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _as_unknown
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __mod__ = __pow__ = _as_unknown
@@ -199,7 +203,7 @@ class CheckNames(dict[str, Any]):
     def call(self, name: str, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Call a function of the program."""
         if any(isinstance(part, PendingAnswer) for part in (*given, *named.values())):
-            raise AnswerNeeded
+            raise MissingAnswer
         answer = self._answer({"name": name, "given": [packed(list(given)), packed(named)]})
         if answer is None:
             return PendingAnswer(self)

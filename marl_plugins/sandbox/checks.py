@@ -1,4 +1,4 @@
-"""Where a recipe's programs run: what is wrong with that, and how it is described."""
+"""Checks and describes where a recipe's programs run."""
 
 from __future__ import annotations
 

@@ -50,9 +50,9 @@ def main(words: Sequence[str]) -> int:
         return 0
     if missing := missing_extra():
         raise ConfigurationError(Problem("sandbox.extra", at(command="openrlhf sandbox serve"), missing))
-    from marl_plugins.sandbox.service import Most, serve
+    from marl_plugins.sandbox.service import RequestLimits, serve
 
-    most = Most(options.most_seconds, options.most_memory_mb)
+    most = RequestLimits(options.most_seconds, options.most_memory_mb)
     config = SandboxConfig(isolation=options.isolation, imports=options.imports, warm_up=options.warm_up)
     try:
         asyncio.run(serve(config, options.host, options.port, options.concurrency, most, options.names, _say))
@@ -81,9 +81,7 @@ def _build_parser() -> Parser:
     add = commands.add_parser("serve", help=about, description=about).add_argument
     add("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine alone; 0.0.0.0: all interfaces)")
     add("--port", type=Number(int, least=0, most=65535), default=8080, help="0: any free one (8080)")
-    about = (
-        "names by which clients reach it, beside its addresses, localhost and the machine's own; others are refused (403)"
-    )
+    about = "names by which clients reach it, apart from its addresses, localhost and the machine's own; others are refused (403)"
     add("--names", nargs="+", default=[], metavar="NAME", help=about)
     add("--isolation", choices=["auto", *LEVELS], default="auto", help="as tools.sandbox.isolation of a recipe (auto)")
     add("--imports", nargs="+", default=[], metavar="MODULE", help="modules that are imported once, before any program")

@@ -1,4 +1,4 @@
-"""What a process does to itself before it runs an agent's program: limits, capabilities, Landlock, mounts.
+"""Confines a process, by itself, before it runs an agent's program: limits, capabilities, Landlock, mounts.
 
 By the C library alone and without exec; system calls are seccomp.py's. Of Linux's man pages: landlock(7), capabilities(7),
 prctl(2), setrlimit(2).
@@ -42,7 +42,7 @@ FIRST_ENDED = b"1000"
 
 
 def landlock_abi() -> int:
-    """Which version of Landlock the kernel has.
+    """Returns which version of Landlock the kernel has.
 
     Raises:
         OSError: None; `errno` says why: ENOSYS, EOPNOTSUPP (turned off at boot), EPERM (refused by whoever runs this container).
@@ -120,7 +120,7 @@ def become(user: int, folder: str) -> None:
 
 
 def offer_itself() -> None:
-    """Where memory is short, the kernel ends this process before others. From `landlock` on it cannot take that back."""
+    """Has the kernel end this process before others where memory is short. From `landlock` on it cannot take that back."""
     with (
         contextlib.suppress(OSError),
         open("/proc/self/oom_score_adj", "wb", 0) as score,

@@ -1,4 +1,4 @@
-"""What every back end of the sandbox promises (marl_plugins/sandbox/program.py), for its author to run.
+"""The promises of every back end of the sandbox (marl_plugins/sandbox/program.py), for its author to run.
 
 class TestMine(SandboxContract):
     @classmethod
@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from marl_plugins.sandbox import Completed, Limits, Program, Sandbox
+from marl_plugins.sandbox import Limits, Program, ProgramResult, Sandbox
 
 AT_ONCE = 50
 """Programs that run at the same time."""
@@ -64,14 +64,14 @@ class SandboxContract:
         cls._place.cleanup()
         os.environ.pop(SECRET, None)
 
-    def run(self, program: Program | str, workspace: Path | None = None) -> Completed:
-        """What comes of a program; a text is one of Python's."""
+    def run(self, program: Program | str, workspace: Path | None = None) -> ProgramResult:
+        """Runs a program and returns its result; a text is a program in Python."""
         return self.run_all([program], workspace)[0]
 
-    def run_all(self, programs: Sequence[Program | str], workspace: Path | None = None) -> list[Completed]:
-        """What comes of programs that run at the same time."""
+    def run_all(self, programs: Sequence[Program | str], workspace: Path | None = None) -> list[ProgramResult]:
+        """Runs programs at the same time and returns their results."""
 
-        async def together() -> list[Completed]:
+        async def together() -> list[ProgramResult]:
             wanted = [Program(p, limits=LONG) if isinstance(p, str) else p for p in programs]
             return list(await asyncio.gather(*[self._sandbox.run(p, workspace) for p in wanted]))
 

@@ -38,11 +38,11 @@ else:
     from kernel import check, libc, no_new_privileges
     from taken import children_of
 
-GRACE = 0.3
+EXIT_GRACE_SECONDS = 0.3
 """Seconds for a program's children to end after it."""
-AGAIN = 1
+REAP_MILLISECONDS = 1
 """Milliseconds between two attempts to end what is left of programs."""
-LARGEST = 1 << 17
+LARGEST_MESSAGE_BYTES = 1 << 17
 """Bytes of a message."""
 BASH = "/bin/bash"
 ENVIRONMENT = {
@@ -59,7 +59,7 @@ with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "run_tests.py
 
 
 class Settings(TypedDict):
-    """What a fork server is started with.
+    """Settings that a fork server is started with.
 
     Args:
         owner, supervisor: Descriptors of the sockets.
@@ -167,7 +167,7 @@ def warm_up(source: str) -> dict[str, str]:
 
 
 def has_threads() -> bool:
-    """Whether this process has more than one thread."""
+    """Returns whether this process has more than one thread."""
     return len(os.listdir("/proc/self/task")) > 1
 
 
@@ -180,7 +180,7 @@ def tell(connection: socket.socket, **message: Any) -> None:
 def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     """A message with its descriptors; None where the other end is closed, also with messages that it has not read."""
     try:
-        data, descriptors, _, _ = socket.recv_fds(connection, LARGEST, 4, socket.MSG_CMSG_CLOEXEC)
+        data, descriptors, _, _ = socket.recv_fds(connection, LARGEST_MESSAGE_BYTES, 4, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError:
         return None, []
     return json.loads(data) if data else None, descriptors
@@ -210,7 +210,7 @@ class Server:
         libc.prctl(confine.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def serve(self) -> None:
-        """Until the owner or the supervisor has gone."""
+        """Serves until the owner or the supervisor has gone."""
         poll = select.poll()
         for waiting in (self.owner.fileno(), self.supervisor.fileno(), self.woken):
             poll.register(waiting, select.POLLIN)
@@ -232,7 +232,7 @@ class Server:
 
     def _pause(self) -> int | None:
         """Milliseconds until something has to be done unasked."""
-        return AGAIN if any(program.code is not None for program in self.programs.values()) else None
+        return REAP_MILLISECONDS if any(program.code is not None for program in self.programs.values()) else None
 
     def _ask_owner(self) -> bool:
         """Do what the owner wants; whether it is there."""
@@ -283,7 +283,7 @@ class Server:
         tell(self.owner, begun=request["run"])
 
     def _return(self) -> None:
-        """To its own pid namespace."""
+        """Returns to the server's own pid namespace."""
         if self.settings["init"]:
             check(libc.setns(self.home, confine.CLONE_NEWPID), "setns")
 
@@ -336,7 +336,7 @@ def kill(pid: int) -> None:
 
 
 def become_program(request: Request, descriptors: list[int], server: Server) -> NoReturn:
-    """In the forked child: confine it, and be the program to its end."""
+    """Confines the forked child, and is the program to its end."""
     try:
         prepare(request, descriptors, server)
         source = os.pread(descriptors[0], os.fstat(descriptors[0]).st_size, 0)
@@ -448,7 +448,7 @@ def run_python(source: bytes) -> int:
                 file.flush()
     except BaseException:
         code = code or 120  # as the interpreter where the output cannot be written
-    until = now() + GRACE
+    until = now() + EXIT_GRACE_SECONDS
     try:
         while now() < until:
             wait(-1, os.WNOHANG)

@@ -37,24 +37,24 @@ from marl_plugins.core.workspace import MOST_FILES, folders_of, path_problem, re
 from marl_plugins.sandbox import remote
 from marl_plugins.sandbox.files import NAMES, remove_files, write_files
 from marl_plugins.sandbox.fork_server import TEST_FILE, TEST_RUNNER
-from marl_plugins.sandbox.local import RETURNED
-from marl_plugins.sandbox.program import Completed, Program, Status, excess, judge
+from marl_plugins.sandbox.local import RETURNED_BYTES
+from marl_plugins.sandbox.program import Program, ProgramResult, Status, excess, judge
 
-ATTEMPTS, FIRST_PAUSE = 5, 0.5
+ATTEMPTS, FIRST_PAUSE_SECONDS = 5, 0.5
 """How often a program is sent, and seconds between: random, up to the first, then up to twice that, ..."""
-STARTING = 30.0
-"""Seconds that the service has to begin a program, and to return its files, beside the program's own."""
-QUEUE = 60.0
+STARTING_SECONDS = 30.0
+"""Seconds that the service has to begin a program, and to return its files, in addition to the program's own."""
+QUEUE_SECONDS = 60.0
 """Seconds that a program may wait for its turn at the service, and travel."""
-CONNECTING = 10.0
+CONNECTING_SECONDS = 10.0
 OWN_MEMORY_MB = 64
-"""Memory of remote.py, beside the program's."""
-MOST_BYTES = 2 * RETURNED
+"""Memory of remote.py, in addition to the program's."""
+MOST_BYTES = 2 * RETURNED_BYTES
 """Maximum size of an answer: base64, and room for what a program wrote."""
-LAST_WORDS = 300
+LAST_WORDS_CHARS = 300
 
 
-class _MayPass(Exception):
+class _TransientFailure(Exception):
     """The service is unavailable, and repeating the request may help."""
 
     def __init__(self, kind: str, detail: str):
@@ -62,7 +62,7 @@ class _MayPass(Exception):
         super().__init__(detail)
 
 
-class _Kept(pydantic.BaseModel):
+class _StreamEnds(pydantic.BaseModel):
     """The ends of a stream."""
 
     head: pydantic.Base64Bytes
@@ -84,13 +84,13 @@ class _Result(pydantic.BaseModel):
     exceeded: Literal["", "entries", "disk", "returned"]
     code: int | None = pydantic.Field(ge=-64, le=255)
     seconds: float = pydantic.Field(ge=0, allow_inf_nan=False)
-    streams: list[_Kept] = pydantic.Field(min_length=1, max_length=2)
+    streams: list[_StreamEnds] = pydantic.Field(min_length=1, max_length=2)
     names: list[str]
     gone: list[str]
 
 
 class ServiceSandbox:
-    """Programs at a service, over one session that is kept open (program.Startable).
+    """Programs at a service, over one session that is kept open (program.StartableSandbox).
 
     Args:
         url: Its address; `$NAME` stands for a variable of the environment.
@@ -101,7 +101,9 @@ class ServiceSandbox:
 
     isolation = "service"
 
-    def __init__(self, url: str, *, concurrency: int | None = None, workspaces: Path | None = None, queue: float = QUEUE):
+    def __init__(
+        self, url: str, *, concurrency: int | None = None, workspaces: Path | None = None, queue: float = QUEUE_SECONDS
+    ):
         filled = Template(url).safe_substitute(os.environ)
         self.shown = f"service {shown_url(filled)}"
         self._url = filled.rstrip("/")
@@ -145,7 +147,7 @@ class ServiceSandbox:
                 Problem("sandbox.unreachable", at(key="tools.sandbox.url"), f"{self.shown}: {what}", fix=str(cure))
             ) from failure
         if (got.status, got.stdout) != ("finished", "42\n"):
-            found = got.reason or got.stderr[-LAST_WORDS:] or got.stdout
+            found = got.reason or got.stderr[-LAST_WORDS_CHARS:] or got.stdout
             raise ConfigurationError(
                 Problem(
                     "sandbox.answer",
@@ -161,7 +163,7 @@ class ServiceSandbox:
         if session is not None:
             await session.close()
 
-    async def run(self, program: Program, workspace: Path | None = None) -> Completed:
+    async def run(self, program: Program, workspace: Path | None = None) -> ProgramResult:
         """Run a program to its end (program.Sandbox.run)."""
         if workspace is not None:
             workspace = workspace.resolve(strict=True)  # noqa: ASYNC240
@@ -173,7 +175,7 @@ class ServiceSandbox:
                 body = await asyncio.to_thread(job.body, self._source)
             except OSError as error:
                 raise InfrastructureFailure("sandbox", f"workspace {workspace}: {error}") from error
-            response = await self._answered(body, program.limits.seconds + 2 * STARTING + self._queue)
+            response = await self._answered(body, program.limits.seconds + 2 * STARTING_SECONDS + self._queue)
             try:
                 return await asyncio.to_thread(job.completed, response)
             except OSError as error:
@@ -184,9 +186,9 @@ class ServiceSandbox:
     async def _answered(self, body: bytes, seconds: float) -> RunCodeResponse:
         """The service's answer to a request, which is repeated where that may help."""
         attempts = AsyncRetrying(
-            retry=retry_if_exception_type(_MayPass),
+            retry=retry_if_exception_type(_TransientFailure),
             stop=stop_after_attempt(ATTEMPTS),
-            wait=wait_random_exponential(FIRST_PAUSE),
+            wait=wait_random_exponential(FIRST_PAUSE_SECONDS),
             reraise=True,
         )
         try:
@@ -195,16 +197,18 @@ class ServiceSandbox:
                     status, answer = await self._exchange("POST", "run_code", body, seconds)
                     response = await asyncio.to_thread(self._read, status, answer)
                     if response.status is RunStatus.SandboxError:
-                        raise _MayPass("sandbox_service", f"could not run a program: {response.message[-LAST_WORDS:]}")
+                        raise _TransientFailure(
+                            "sandbox_service", f"could not run a program: {response.message[-LAST_WORDS_CHARS:]}"
+                        )
                     return response
-        except _MayPass as failure:
+        except _TransientFailure as failure:
             raise self._failure(failure.kind, f"{failure}, {ATTEMPTS} times") from failure
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def _ping(self) -> bytes:
         try:
-            status, answer = await self._exchange("GET", "v1/ping", None, CONNECTING)
-        except _MayPass as failure:
+            status, answer = await self._exchange("GET", "v1/ping", None, CONNECTING_SECONDS)
+        except _TransientFailure as failure:
             raise self._failure(failure.kind, str(failure)) from failure
         return answer if status == 200 else f"{status}".encode()
 
@@ -212,7 +216,7 @@ class ServiceSandbox:
         """One request: the status and the body of its answer.
 
         Raises:
-            _MayPass: There was none.
+            _TransientFailure: There was none.
             InfrastructureFailure: There was none in time, or too large a one.
         """
         headers = {"Content-Type": "application/json"} if body is not None else {}
@@ -225,18 +229,18 @@ class ServiceSandbox:
             ):
                 return response.status, await _body_of(response)
         except aiohttp.ConnectionTimeoutError as error:
-            raise _MayPass("sandbox_unreachable", f"no connection within {CONNECTING:g} s") from error
+            raise _TransientFailure("sandbox_unreachable", f"no connection within {CONNECTING_SECONDS:g} s") from error
         except TimeoutError as error:
             raise self._failure("sandbox_timeout", f"no answer within {seconds:g} s") from error
         except _TooLarge as error:
             raise self._failure("sandbox_protocol", f"an answer of more than {MOST_BYTES >> 20} MB") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise _MayPass("sandbox_unreachable", f"cannot be reached: {error or type(error).__name__}") from error
+            raise _TransientFailure("sandbox_unreachable", f"cannot be reached: {error or type(error).__name__}") from error
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None or self._session.closed:
             connector = aiohttp.TCPConnector(limit=0)
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECTING)
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECTING_SECONDS)
             self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=True)
         return self._session
 
@@ -246,7 +250,7 @@ class ServiceSandbox:
             try:
                 response = RunCodeResponse(**json.loads(answer))
             except (ValueError, TypeError, RecursionError, NotInProtocol) as error:
-                said = answer[:LAST_WORDS].decode(errors="replace")
+                said = answer[:LAST_WORDS_CHARS].decode(errors="replace")
                 raise self._failure(
                     "sandbox_protocol", f"an answer that is not in SandboxFusion's protocol: {said!r}"
                 ) from error
@@ -255,9 +259,9 @@ class ServiceSandbox:
                     "sandbox_protocol", f"returned files that were not asked for: {sorted(response.files)[:3]}"
                 )
             return response
-        said = " ".join(answer[:LAST_WORDS].decode(errors="replace").split())
+        said = " ".join(answer[:LAST_WORDS_CHARS].decode(errors="replace").split())
         if status in (408, 425, 429) or status >= 500:
-            raise _MayPass("sandbox_service", f"HTTP {status}: {said}")
+            raise _TransientFailure("sandbox_service", f"HTTP {status}: {said}")
         if status == 413:
             raise self._failure(
                 "sandbox_refused", "HTTP 413: the files of a program are too large for it, or for a proxy before it"
@@ -289,9 +293,9 @@ class _Job:
             paths, entries, _ = remote.plain_files(os.fspath(workspace), MOST_FILES)
             if entries > MOST_FILES:
                 raise OSError(f"more than {MOST_FILES} files and folders, and no more travel to a service")
-            self.files = read_files(workspace, paths, RETURNED)
+            self.files = read_files(workspace, paths, RETURNED_BYTES)
             if missing := sorted(paths - self.files.keys()):
-                raise OSError(f"{missing[0]} cannot be read, or all files have more than {RETURNED >> 20} MB")
+                raise OSError(f"{missing[0]} cannot be read, or all files have more than {RETURNED_BYTES >> 20} MB")
 
     def body(self, source: str) -> bytes:
         """The request.
@@ -314,7 +318,7 @@ class _Job:
             "wanted": list(program.wanted),
             "sent": self._digests(),
             "entries": MOST_FILES,
-            "returned": RETURNED,
+            "returned": RETURNED_BYTES,
             "tests": {"file": TEST_FILE, "runner": TEST_RUNNER},
         }
         packed = io.BytesIO()
@@ -326,7 +330,7 @@ class _Job:
         request = RunCodeRequest(
             code=f"{source}\nmain(json.loads({json.dumps(settings)!r}))\n",
             language="python",
-            run_timeout=limits.seconds + STARTING,
+            run_timeout=limits.seconds + STARTING_SECONDS,
             files={remote.PACKED: base64.b64encode(packed.getbuffer()).decode()},
             fetch_files=[remote.RESULT, remote.CHANGED],
         )
@@ -338,8 +342,8 @@ class _Job:
             return None
         return {path: hashlib.sha256(content).hexdigest() for path, content in self.files.items()}
 
-    def completed(self, response: RunCodeResponse) -> Completed:
-        """What came of the program; a kept workspace is brought up to date.
+    def completed(self, response: RunCodeResponse) -> ProgramResult:
+        """Returns the result of the program; a kept workspace is brought up to date.
 
         Raises:
             InfrastructureFailure: It has not begun.
@@ -348,7 +352,7 @@ class _Job:
         ran = response.run_result
         if ran is None or remote.BEGUN not in (ran.stdout or ""):
             said = (
-                f"{ran.status.value}, exit code {ran.return_code}: {(ran.stderr or '')[-LAST_WORDS:]}"
+                f"{ran.status.value}, exit code {ran.return_code}: {(ran.stderr or '')[-LAST_WORDS_CHARS:]}"
                 if ran
                 else "no result"
             )
@@ -357,10 +361,10 @@ class _Job:
         seconds = ran.execution_time or 0.0
         if remote.RESULT not in response.files:
             if ran.status is CommandRunStatus.TimeLimitExceeded:
-                return Completed("time", None, "", "", seconds, excess("time", limits))
-            said = (ran.stderr or "").strip()[-LAST_WORDS:]
+                return ProgramResult("time", None, "", "", seconds, excess("time", limits))
+            said = (ran.stderr or "").strip()[-LAST_WORDS_CHARS:]
             why = f"its processes ended without a result (exit code {ran.return_code})"
-            return Completed("killed", None, "", "", seconds, f"{why}: {said}" if said else why)
+            return ProgramResult("killed", None, "", "", seconds, f"{why}: {said}" if said else why)
         try:
             result = _Result.model_validate_json(_decoded(response.files[remote.RESULT]))
             changed = _unpacked(_decoded(response.files.get(remote.CHANGED, "")))
@@ -371,23 +375,23 @@ class _Job:
                 raise ValueError(problem)
         except ValueError as error:
             said = str(error).splitlines()[0]
-            return Completed("killed", None, "", "", seconds, f"what it left as its result cannot be read: {said}")
-        return self._judged(result, changed, min(result.seconds, limits.seconds + STARTING))
+            return ProgramResult("killed", None, "", "", seconds, f"what it left as its result cannot be read: {said}")
+        return self._judged(result, changed, min(result.seconds, limits.seconds + STARTING_SECONDS))
 
     def _tree_problem(self, result: _Result, changed: dict[str, bytes]) -> str:
-        """Why the kept workspace cannot become what the program says that it is; empty where it can."""
+        """Returns why the kept workspace cannot become what the program says that it is; empty where it can."""
         if self.workspace is None:
             return ""
         paths = (self.files.keys() - result.gone) | changed.keys()
         if len(paths) + len(folders_of(paths)) > MOST_FILES:
             return f"more than {MOST_FILES} files and folders"
         left = self.files | changed
-        if sum(len(left[path]) for path in paths) > RETURNED:
-            return f"more than {RETURNED >> 20} MB of files"
+        if sum(len(left[path]) for path in paths) > RETURNED_BYTES:
+            return f"more than {RETURNED_BYTES >> 20} MB of files"
         return tree_problem(paths)
 
-    def _judged(self, result: _Result, changed: Mapping[str, bytes], seconds: float) -> Completed:
-        """What came of the program by what it has left."""
+    def _judged(self, result: _Result, changed: Mapping[str, bytes], seconds: float) -> ProgramResult:
+        """Returns the result of the program by what it has left."""
         limits = self.program.limits
         texts = [kept.text(limits.output_chars) for kept in result.streams] + [("", False)]
         (out, out_cut), (errors, errors_cut) = texts[:2]
@@ -400,18 +404,18 @@ class _Job:
         if self.workspace is not None and not result.exceeded:
             remove_files(self.workspace, result.gone)
             write_files(self.workspace, changed)
-            files = read_files(self.workspace, self.program.wanted, RETURNED)
+            files = read_files(self.workspace, self.program.wanted, RETURNED_BYTES)
         code = None if result.stopped or result.exceeded else result.code
         names = tuple(name for name in result.names[:NAMES] if name.isprintable() and len(name) < 1000)
-        return Completed(status, code, out, errors, seconds, reason, out_cut, errors_cut, names, files)
+        return ProgramResult(status, code, out, errors, seconds, reason, out_cut, errors_cut, names, files)
 
 
 def _too_much(exceeded: Literal["entries", "disk", "returned"] | str, disk_mb: int) -> tuple[Status, str]:
-    """Why the files of a program stay where they are."""
+    """Returns why the files of a program stay where they are."""
     what = {
         "entries": f"more than {MOST_FILES} files and folders",
         "disk": f"its files took more than {disk_mb} MB",
-        "returned": f"its files have more than {RETURNED >> 20} MB",
+        "returned": f"its files have more than {RETURNED_BYTES >> 20} MB",
     }[exceeded]
     return "killed", f"{what}; what it changed is lost"
 
@@ -434,7 +438,7 @@ def _refusals(answer: bytes) -> str:
     """The places and reasons in a 422 of FastAPI's form; empty where it has another."""
     try:
         found = json.loads(answer)["detail"]
-        return "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in found)[:LAST_WORDS]
+        return "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in found)[:LAST_WORDS_CHARS]
     except (ValueError, KeyError, TypeError):
         return ""
 

@@ -47,7 +47,7 @@ NAMES = {numbers[system_calls.COLUMN[machine()]]: name for name, numbers in syst
 
 
 class Count:
-    """How many of something there are, at most.
+    """A count of something, with a limit.
 
     Args:
         most: The limit.
@@ -83,7 +83,7 @@ class Allowed:
         """Of its caller's time, when that was first looked at."""
 
     def is_made(self, caller: int) -> bool:
-        """Whether it is sure that the call has been made, or never will be."""
+        """Returns whether it is sure that the call has been made, or never will be."""
         if time.monotonic() < self._when + IN_FLIGHT_SECONDS:
             return False
         _, _, after = taken.read(f"/proc/{caller}/stat").rpartition(b")")

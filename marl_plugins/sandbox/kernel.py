@@ -20,5 +20,5 @@ def check(result: int, what: str) -> int:
 
 
 def no_new_privileges() -> None:
-    """From now on, no file gives a process more rights than its parent had."""
+    """Lets no file give a process more rights than its parent had, from now on."""
     check(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")

@@ -32,7 +32,7 @@ SYSTEM = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime"),
     *("/sys/devices/system/cpu", "/dev/zero", "/dev/random", "/dev/urandom"),
 )
-"""What programs may read beside Python and their workspace."""
+"""What programs may read in addition to Python and their workspace."""
 ITSELF = (
     "fd",
     "cmdline",
@@ -53,13 +53,13 @@ MACHINE = (*(f"/proc/self/{name}" for name in ITSELF), "/proc/cpuinfo", "/proc/m
 DEVICES = ("/dev/null",)
 INIT = "/bin/sleep"
 """Process 1 of each program's pid namespace."""
-TRIAL = 20.0
+TRIAL_SECONDS = 20.0
 """Seconds for bubblewrap to show that it works."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What this machine has.
+    """The means of isolation that this machine has.
 
     Args:
         abi: The version of Landlock; 0: none.
@@ -75,7 +75,7 @@ class Machine:
 
     @property
     def means(self) -> str:
-        """What isolates programs here, in words."""
+        """Says in words what isolates programs here."""
         found = [f"Landlock version {self.abi}"] if self.abi else []
         found += ["seccomp with user notification"] if self.filters else []
         return ", ".join([*found, *([f"bubblewrap {self.bwrap}"] if self.bwrap else [])]) or "limits alone"
@@ -87,7 +87,8 @@ class Machine:
 
 @cache
 def examine() -> Machine:
-    """What this machine has; bubblewrap is tried. One answer for a process, so that programs get the level that the plan names."""
+    """Examines what this machine has; bubblewrap is tried. One answer for a process, so that programs get the level that the plan
+    names."""
     missing: dict[Level, str] = {}
     abi, no_filters = 0, seccomp.problem()
     try:
@@ -146,9 +147,9 @@ def try_bubblewrap() -> tuple[str, str]:
         return "", "bubblewrap is not installed; apt install bubblewrap, or pip install 'openrlhf-marl[sandbox]'"
     try:
         words = [*bubblewrap(bwrap, readable("namespaces"), []), "/bin/true"]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=TRIAL, env={})
+        done = subprocess.run(words, capture_output=True, text=True, timeout=TRIAL_SECONDS, env={})
     except subprocess.TimeoutExpired:
-        return "", f"{bwrap} was not done after {TRIAL:g} s; the machine is busy or stands still: start again"
+        return "", f"{bwrap} was not done after {TRIAL_SECONDS:g} s; the machine is busy or stands still: start again"
     except OSError as error:
         return "", f"{bwrap}: {error}; reinstall it"
     if done.returncode:
@@ -161,7 +162,7 @@ def try_bubblewrap() -> tuple[str, str]:
 
 
 def readable(level: Level) -> list[str]:
-    """What programs may read beside their workspace: the system and Python."""
+    """Returns what programs may read in addition to their workspace: the system and Python."""
     python = [sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix]
     prefixes = dict.fromkeys(os.path.realpath(path) for path in [*python, *python])
     own = ("/proc",) if level == "namespaces" else MACHINE

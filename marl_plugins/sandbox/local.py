@@ -22,7 +22,7 @@ from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.workspace import read_files
 from marl_plugins.sandbox import levels
 from marl_plugins.sandbox.files import first_names, write_files
-from marl_plugins.sandbox.program import Completed, Program, Status, excess, judge
+from marl_plugins.sandbox.program import Program, ProgramResult, Status, excess, judge
 from marl_plugins.sandbox.section import Level, SandboxConfig
 from marl_plugins.sandbox.server import Server, new_root, python, unavailable
 from marl_plugins.sandbox.streams import Stream
@@ -30,15 +30,15 @@ from marl_plugins.sandbox.streams import Stream
 if TYPE_CHECKING:
     from marl_plugins.sandbox.fork_server import Settings
 
-STARTING = 120.0
+STARTING_SECONDS = 120.0
 """Seconds for a fork server to import what it has to, or to begin a program."""
-LATE = 5.0
+LATE_SECONDS = 5.0
 """Seconds in which a program that is to be ended has to have ended; then its fork server is replaced."""
 ATTEMPTS = 3
 """Maximum number of fork servers that a program is given to, as long as it has not begun."""
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 """What is given to a program cannot be changed."""
-RETURNED = 256 << 20
+RETURNED_BYTES = 256 << 20
 """Maximum number of bytes of the files that a program was asked for."""
 
 
@@ -87,7 +87,7 @@ class LocalSandbox:
             server.end()  # also one that has started meanwhile
             await asyncio.to_thread(server.wait)
 
-    async def run(self, program: Program, workspace: Path | None = None) -> Completed:
+    async def run(self, program: Program, workspace: Path | None = None) -> ProgramResult:
         """Run a program to its end (program.Sandbox.run)."""
         if workspace is not None:
             workspace = workspace.resolve(strict=True)  # noqa: ASYNC240
@@ -154,10 +154,10 @@ class LocalSandbox:
         server = Server(root, settings, command)
         self._launched.append(server)
         try:
-            async with asyncio.timeout(STARTING):
+            async with asyncio.timeout(STARTING_SECONDS):
                 await server.ready
         except TimeoutError:
-            raise InfrastructureFailure("sandbox", f"the sandbox has not started within {STARTING:.0f} s") from None
+            raise InfrastructureFailure("sandbox", f"the sandbox has not started within {STARTING_SECONDS:.0f} s") from None
         finally:
             if not server.started:
                 server.end()
@@ -184,8 +184,8 @@ class Run:
         self._timers: list[asyncio.TimerHandle] = []
         self._written = 0
 
-    async def result(self) -> Completed | None:
-        """What came of it; None where its fork server has ended before it began.
+    async def result(self) -> ProgramResult | None:
+        """Returns the result of the program; None where its fork server has ended before it began.
 
         Raises:
             InfrastructureFailure: Something failed that is not the program's doing.
@@ -217,7 +217,7 @@ class Run:
                 self.cleaning = self._server.remove(folder)
 
     def hear(self, message: dict[str, Any]) -> None:
-        """What the fork server says of it."""
+        """Takes note of what the fork server says of the program."""
         limits = self.program.limits
         if "begun" in message:
             self._begun = time.monotonic()
@@ -232,7 +232,7 @@ class Run:
             self._ended.set_result(message["ended"] and message["code"])
 
     def lose(self) -> None:
-        """Its fork server has ended."""
+        """Takes note that the fork server has ended."""
         if self._ended.done():
             return
         if self._begun is not None and self._stopped is None:
@@ -288,7 +288,9 @@ class Run:
 
     async def _end(self) -> int | None:
         """Wait until it has ended; its exit code."""
-        self._timers.append(self._loop.call_later(STARTING, lambda: self._server.end() if self._begun is None else None))
+        self._timers.append(
+            self._loop.call_later(STARTING_SECONDS, lambda: self._server.end() if self._begun is None else None)
+        )
         try:
             return await asyncio.shield(self._ended)
         except asyncio.CancelledError:
@@ -305,9 +307,9 @@ class Run:
         if self._stopped is None:
             self._stopped = (status, reason)
             self._server.stop(self._number)
-            self._timers.append(self._loop.call_later(LATE, self._server.end))
+            self._timers.append(self._loop.call_later(LATE_SECONDS, self._server.end))
 
-    async def _completed(self, folder: Path, code: int | None, streams: list[Stream]) -> Completed:
+    async def _completed(self, folder: Path, code: int | None, streams: list[Stream]) -> ProgramResult:
         assert self._begun is not None
         seconds = time.monotonic() - self._begun
         kept = [stream.kept for stream in streams]
@@ -316,8 +318,10 @@ class Run:
         status, reason = self._stopped or judge(code, texts[len(streams) - 1])
         if self._refused and status != "finished":
             reason = "; ".join(filter(None, [reason, f"the sandbox refused {', '.join(self._refused)}"]))
-        files = await asyncio.to_thread(read_files, folder, self.program.wanted, RETURNED) if self.program.wanted else {}
-        return Completed(
+        files = (
+            await asyncio.to_thread(read_files, folder, self.program.wanted, RETURNED_BYTES) if self.program.wanted else {}
+        )
+        return ProgramResult(
             status,
             None if self._stopped else code,
             *(texts[0], texts[1]),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.sandbox.program import Startable
+from marl_plugins.sandbox.program import StartableSandbox
 from marl_plugins.sandbox.section import SandboxConfig
 
 NEEDED = ("sandbox_fusion", "aiohttp", "tenacity")
@@ -19,14 +19,14 @@ NEEDED = ("sandbox_fusion", "aiohttp", "tenacity")
 
 
 def missing_extra() -> str:
-    """What a service needs and is not installed; empty where it is."""
+    """Returns what a service needs and is not installed; empty where it is."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     return f"{', '.join(missing)} not installed; pip install 'openrlhf-marl[fusion]'" if missing else ""
 
 
 def back_end(
     config: SandboxConfig, *, packages: bool = True, concurrency: int | None = None, workspaces: Path | None = None
-) -> Startable:
+) -> StartableSandbox:
     """The back end for a recipe's settings, which is still to be started.
 
     Raises:
@@ -46,7 +46,7 @@ def back_end(
 @contextlib.asynccontextmanager
 async def open_sandbox(
     config: SandboxConfig, *, packages: bool = True, concurrency: int | None = None, workspaces: Path | None = None
-) -> AsyncIterator[Startable]:
+) -> AsyncIterator[StartableSandbox]:
     """A sandbox for as long as it is needed.
 
     Args:
@@ -66,7 +66,7 @@ async def open_sandbox(
         await sandbox.close()
 
 
-class OnDemand:
+class OnDemandSandbox:
     """A sandbox that is opened with its first program, and anew in another event loop; what nobody closes ends with this object.
 
     Args:
@@ -83,10 +83,10 @@ class OnDemand:
     ):
         self._open = partial(back_end, config, packages=packages, concurrency=concurrency)
         self._workspaces = workspaces
-        self._opened: tuple[asyncio.AbstractEventLoop, Startable] | None = None
+        self._opened: tuple[asyncio.AbstractEventLoop, StartableSandbox] | None = None
 
     @property
-    def sandbox(self) -> Startable:
+    def sandbox(self) -> StartableSandbox:
         """The sandbox of the running event loop.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What a sandbox is asked and what it answers, for all back ends."""
+"""The values that a sandbox is asked with and answers with, for all back ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LIMITS: dict[int, tuple[Status, str]] = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What a program may take. One that takes more is stopped, which is its own fault.
+    """Limits of what a program may take. One that takes more is stopped, which is its own fault.
 
     Args:
         seconds: Wall time.
@@ -93,8 +93,8 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Completed:
-    """What came of a program.
+class ProgramResult:
+    """The result of a program.
 
     Args:
         code: Its exit code, negative for a signal; None where it was stopped.
@@ -132,21 +132,21 @@ def judge(code: int | None, errors: str) -> tuple[Status, str]:
 
 
 def excess(limit: Literal["time", "output"], limits: Limits) -> str:
-    """Why a program was stopped that took more than a limit, for the agent to read."""
+    """Returns why a program was stopped that took more than a limit, for the agent to read."""
     if limit == "time":
         return f"stopped after {limits.seconds:g} s"
     return f"stopped: it wrote more than {limits.output_mb} MB"
 
 
 class Sandbox(Protocol):
-    """Where programs run."""
+    """A place where programs run."""
 
     @property
     def isolation(self) -> str:
-        """Its level (`levels.py`), or the service's name."""
+        """The level of isolation (`levels.py`), or the service's name."""
         ...
 
-    async def run(self, program: Program, workspace: Path | None = None) -> Completed:
+    async def run(self, program: Program, workspace: Path | None = None) -> ProgramResult:
         """Run a program to its end.
 
         Args:
@@ -160,7 +160,7 @@ class Sandbox(Protocol):
         ...
 
 
-class Startable(Sandbox, Protocol):
+class StartableSandbox(Sandbox, Protocol):
     """One that is opened and closed, as all of ours."""
 
     async def start(self) -> None:

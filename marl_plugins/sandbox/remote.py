@@ -1,4 +1,4 @@
-"""What a service is sent (fusion.py): runs one program there, and leaves what came of it in two files.
+"""A program that a service is sent (fusion.py): it runs one program there, and leaves the result in two files.
 
     a request   this file as a program of Python's, and PACKED: the program, its standard input and its workspace
     there       a child confines itself to its limits and is the program; this process reads what it writes and stops it
@@ -28,9 +28,9 @@ PACKED, RESULT, CHANGED = "marl-packed.zip", "marl-result.json", "marl-changed.z
 BEGUN = "marl: begun"
 """Written by the child just before it is the program. Without it nothing of the program has run."""
 BASH = "/bin/bash"
-GRACE = 0.3
+EXIT_GRACE_SECONDS = 0.3
 """Seconds for a program's children to write something after it has ended."""
-CHUNK = 1 << 16
+CHUNK_BYTES = 1 << 16
 INHERITED = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME", "TZ")
 """What programs get of the service's environment."""
 NAMES = 50
@@ -55,7 +55,7 @@ class HeadAndTail:
 
     @property
     def left_out(self) -> int:
-        """How many bytes between the two parts are lost."""
+        """Returns how many bytes between the two parts are lost."""
         return self.total - len(self.head) - len(self.tail)
 
     def text(self) -> str:
@@ -92,7 +92,7 @@ def main(settings: dict[str, Any]) -> None:
     for writing in (beginning, *(writing for _, writing in pipes)):
         os.close(writing)
     os.read(begun, 1)  # closed by the child, which has begun or ended
-    watched = Watched(pid, [reading for reading, _ in pipes], woken, settings)
+    watched = WatchedProgram(pid, [reading for reading, _ in pipes], woken, settings)
     watched.watch()
     result: dict[str, Any] = {"stopped": watched.stopped, "code": watched.code, "seconds": watched.seconds}
     result["streams"] = [
@@ -114,7 +114,7 @@ def save(name: str, content: bytes) -> None:
         file.write(content)
 
 
-class Watched:
+class WatchedProgram:
     """The program as it runs.
 
     Args:
@@ -133,7 +133,7 @@ class Watched:
         self.seconds = 0.0
 
     def watch(self) -> None:
-        """Until it has ended."""
+        """Watches the program until it has ended."""
         started = time.monotonic()
         until, ended = started + self.settings["seconds"], False
         with selectors.DefaultSelector() as selector:
@@ -146,7 +146,7 @@ class Watched:
                     if not self._read(descriptor):
                         selector.unregister(descriptor)
                 if not ended and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                    ended, until = True, time.monotonic() + GRACE
+                    ended, until = True, time.monotonic() + EXIT_GRACE_SECONDS
                     self.seconds = time.monotonic() - started
                 written = sum(kept.total for kept in self.kept.values())
                 if written > self.settings["output"]:
@@ -170,7 +170,7 @@ class Watched:
     def _read(self, descriptor: int) -> bool:
         """Take what there is; whether more may come."""
         try:
-            chunk = os.read(descriptor, CHUNK)
+            chunk = os.read(descriptor, CHUNK_BYTES)
         except BlockingIOError:
             return True
         if descriptor in self.kept:
@@ -179,7 +179,7 @@ class Watched:
 
 
 def become_program(settings: dict[str, Any], streams: list[int]) -> None:
-    """In the child: be the program to its end, which for Python's is the end of this interpreter."""
+    """Becomes the program in the child, to its end, which for Python's is the end of this interpreter."""
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -198,7 +198,7 @@ def become_program(settings: dict[str, Any], streams: list[int]) -> None:
     os.write(1, f"{BEGUN}\n".encode())
     os.dup2(streams[0], 1)
     os.dup2(streams[-1], 2)
-    os.closerange(3, CHUNK)
+    os.closerange(3, CHUNK_BYTES)
     if language == "bash":
         for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python
             signal.signal(ignored, signal.SIG_DFL)
@@ -253,7 +253,7 @@ def run_python(text: str) -> None:
 
 
 def pack(settings: dict[str, Any]) -> dict[str, Any]:
-    """Save what is to be returned of the workspace; what has to be known of it beside."""
+    """Save what is to be returned of the workspace, and what has to be known of it."""
     found, entries, size = plain_files("workspace", settings["entries"])
     names: list[bytes] = []
     with contextlib.suppress(OSError):
@@ -288,7 +288,7 @@ def pack(settings: dict[str, Any]) -> dict[str, Any]:
 def digest(file: BinaryIO) -> str:
     """The SHA-256 of a file."""
     found = hashlib.sha256()
-    for chunk in iter(lambda: file.read(CHUNK), b""):
+    for chunk in iter(lambda: file.read(CHUNK_BYTES), b""):
         found.update(chunk)
     file.seek(0)
     return found.hexdigest()
@@ -298,7 +298,7 @@ def add(packed: zipfile.ZipFile, path: str, file: BinaryIO, size: int) -> int:
     """Add a file to an archive, at most so many bytes of it, for the program may have left something that writes it; how many."""
     left = size
     with packed.open(zipfile.ZipInfo(path), "w") as target:
-        while left > 0 and (chunk := file.read(min(CHUNK, left))):
+        while left > 0 and (chunk := file.read(min(CHUNK_BYTES, left))):
             target.write(chunk)
             left -= len(chunk)
     return size - left

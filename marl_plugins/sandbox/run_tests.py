@@ -1,4 +1,4 @@
-"""What runs the tests of a program in the language pytest, in the sandbox: they have passed if pytest itself says so.
+"""A program that runs tests in the language pytest, in the sandbox: they have passed if pytest itself says so.
 
 A process runs pytest and says at its end, with a number that its parent has drawn, how that ended; the parent exits as the tests
 did. So a program that leaves (`os._exit(0)`, `SystemExit`, in a thread) has not passed. Program and tests share an interpreter: one

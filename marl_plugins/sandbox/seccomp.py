@@ -134,7 +134,7 @@ def install(code: bytes, listened: bool = False) -> int:
 
 
 def problem() -> str:
-    """Why there are no filters whose questions can be answered here; empty where there are."""
+    """Returns why there are no filters whose questions can be answered here; empty where there are."""
     if machine() not in SECCOMP:
         return f"no seccomp filters on this machine ({machine()}): x86-64 and aarch64 have them"
     wanted = struct.pack("=I", ASKED)

@@ -11,7 +11,7 @@ Level = Literal["process", "landlock", "namespaces"]
 
 
 class SandboxConfig(Section):
-    """Where programs of agents run."""
+    """The place where programs of agents run, and with what."""
 
     EXAMPLE: ClassVar[str] = "{isolation: auto}"
 

@@ -20,17 +20,17 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.sandbox.fork_server import ENVIRONMENT, LARGEST
+from marl_plugins.sandbox.fork_server import ENVIRONMENT, LARGEST_MESSAGE_BYTES
 from marl_plugins.sandbox.removal import remove
 
 if TYPE_CHECKING:
     from marl_plugins.sandbox.fork_server import Settings
 
-CLOSING = 60.0
+CLOSING_SECONDS = 60.0
 """Seconds for a supervisor to end and remove everything."""
-LATE = 5.0
+LATE_SECONDS = 5.0
 """Seconds for what a supervisor that was killed has left."""
-BUSY = 0.002
+BUSY_SECONDS = 0.002
 """Seconds between two attempts to send to a fork server whose queue is full."""
 CURES = {
     errno.EMFILE: "`ulimit -n` is the limit; raise it",
@@ -71,10 +71,10 @@ def new_root(shared: bool) -> Path:
 
 
 class Listener(Protocol):
-    """Who wants to know what comes of a program."""
+    """A listener that wants to know what comes of a program."""
 
     def hear(self, message: dict[str, Any]) -> None:
-        """What the fork server says of it."""
+        """Takes note of what the fork server says of the program."""
 
     def lose(self) -> None:
         """The fork server has ended."""
@@ -136,7 +136,7 @@ class Server:
 
     @property
     def started(self) -> bool:
-        """Whether it takes programs, or has."""
+        """Returns whether the server takes programs, or has."""
         return self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None
 
     def fresh(self) -> Path:
@@ -172,12 +172,12 @@ class Server:
                 socket.send_fds(self._programs, [message], descriptors)
                 break
             except BlockingIOError:
-                await asyncio.sleep(BUSY)
+                await asyncio.sleep(BUSY_SECONDS)
             except OSError as error:
                 if error.errno not in (errno.ETOOMANYREFS, errno.ENOBUFS):
                     self._lose()
                     break
-                await asyncio.sleep(BUSY)
+                await asyncio.sleep(BUSY_SECONDS)
         return number
 
     def stop(self, number: int) -> None:
@@ -201,7 +201,7 @@ class Server:
         try:
             connection.send(json.dumps(message).encode())
         except BlockingIOError:
-            self._loop.call_later(BUSY, lambda: None if self.gone else self._tell(connection, message))
+            self._loop.call_later(BUSY_SECONDS, lambda: None if self.gone else self._tell(connection, message))
         except OSError:
             self._lose()
 
@@ -228,7 +228,7 @@ class Server:
     def _receive(self, connection: socket.socket) -> dict[str, Any] | None:
         """The next message, if there is one; notices the end."""
         try:
-            data = connection.recv(LARGEST)
+            data = connection.recv(LARGEST_MESSAGE_BYTES)
         except BlockingIOError:
             return None
         except OSError:
@@ -240,7 +240,7 @@ class Server:
         return message
 
     def _lose(self) -> None:
-        """It is gone, or has to go: nobody waits for it any longer."""
+        """Gives the server up, which is gone or has to go: nobody waits for it any longer."""
         if self.gone:
             return
         self.gone = True
@@ -266,8 +266,8 @@ def release(process: subprocess.Popen[bytes], root: Path, *opened: socket.socket
     for end in opened:
         end.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(CLOSING)
-    until = time.monotonic() + LATE
+        process.wait(CLOSING_SECONDS)
+    until = time.monotonic() + LATE_SECONDS
     while root.exists() and time.monotonic() < until:
         try:
             remove(str(root))

@@ -30,10 +30,10 @@ from marl_plugins.core.workspace import path_problem, tree_problem
 from marl_plugins.sandbox.opening import open_sandbox
 from marl_plugins.sandbox.program import (
     MOST_FILES,
-    Completed,
     Language,
     Limits,
     Program,
+    ProgramResult,
     Sandbox,
 )
 from marl_plugins.sandbox.section import SandboxConfig
@@ -41,23 +41,23 @@ from marl_plugins.sandbox.section import SandboxConfig
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 OUTPUT_CHARS = 1 << 20
 """How much of each stream is returned: its first and its last half."""
-LARGEST = 400 << 20
+LARGEST_REQUEST_BYTES = 400 << 20
 """Maximum bytes of a request: a workspace of 256 MB in base64, and its program."""
-WAITING = 2 * LARGEST
+WAITING = 2 * LARGEST_REQUEST_BYTES
 """Maximum bytes of all requests whose programs run or wait; what is more is not read yet."""
 REQUESTS = 1000
 """Maximum number of requests that run or wait."""
-SENDING = 120.0
+SENDING_SECONDS = 120.0
 """Seconds in which a request has to arrive, once it is read."""
 IMPORTS = ("base64", "contextlib", "hashlib", "json", "selectors", "typing", "zipfile")
 """Of remote.py, which runs before every program that fusion.py sends."""
-LEAVING = 2.0
+LEAVING_SECONDS = 2.0
 """Seconds for answers on their way when the service ends."""
 
 
 @dataclass(frozen=True)
-class Most:
-    """What one program may ask for.
+class RequestLimits:
+    """Limits of what one program may ask for.
 
     Args:
         memory_mb: Also what one gets that asks for none (-1).
@@ -97,17 +97,19 @@ class RunCode(pydantic.BaseModel):
             raise PydanticCustomError("path", "{problem}", {"problem": problem})
         return files
 
-    def program(self, most: Most) -> Program:
-        """What is to be run.
+    def program(self, most: RequestLimits) -> Program:
+        """Returns the program that is to be run.
 
         Raises:
-            Refused: It asks for more than it may.
+            RequestError: It asks for more than it may.
         """
         if self.run_timeout > most.seconds:
-            raise Refused("run_timeout", f"{self.run_timeout:g} s; this service allows {most.seconds:g} (--most_seconds)")
+            raise RequestError(
+                "run_timeout", f"{self.run_timeout:g} s; this service allows {most.seconds:g} (--most_seconds)"
+            )
         if self.memory_limit_MB > most.memory_mb:
             text = f"{self.memory_limit_MB} MB; this service allows {most.memory_mb} (--most_memory_mb)"
-            raise Refused("memory_limit_MB", text)
+            raise RequestError("memory_limit_MB", text)
         files = {path: _decoded(path, text) for path, text in self.files.items() if text is not None}
         limits = Limits(
             seconds=self.run_timeout,
@@ -118,7 +120,7 @@ class RunCode(pydantic.BaseModel):
         return Program(self.code, self.language, stdin, files, tuple(self.fetch_files), limits, modules=True)
 
 
-class Refused(Exception):
+class RequestError(Exception):
     """A request that is not right."""
 
     def __init__(self, field: str, why: str):
@@ -130,7 +132,7 @@ def _decoded(path: str, text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise Refused("files", f"{path}: not base64 ({error})") from error
+        raise RequestError("files", f"{path}: not base64 ({error})") from error
 
 
 class Room:
@@ -167,7 +169,7 @@ class Room:
 
 
 def own_hosts(names: Collection[str]) -> Callable[[str], bool]:
-    """Whether a request's `Host` is this service: an address, or a name that it is known by.
+    """Returns whether a request's `Host` is this service: an address, or a name that it is known by.
 
     A page in a browser can have its own name lead to this machine (DNS rebinding), but it cannot send another name than that.
     """
@@ -184,7 +186,7 @@ def own_hosts(names: Collection[str]) -> Callable[[str], bool]:
 
 
 def is_address(name: str) -> bool:
-    """Whether a host is given by its number."""
+    """Returns whether a host is given by its number."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -192,11 +194,11 @@ def is_address(name: str) -> bool:
     return True
 
 
-def application(sandbox: Sandbox, most: Most, names: Collection[str] = ()) -> web.Application:
+def application(sandbox: Sandbox, most: RequestLimits, names: Collection[str] = ()) -> web.Application:
     """The service's two addresses, in front of a sandbox.
 
     Args:
-        names: By which it is reached, beside its addresses, `localhost` and the machine's own.
+        names: By which it is reached, in addition to its addresses, `localhost` and the machine's own.
     """
     room, is_own = Room(WAITING, REQUESTS), own_hosts(names)
 
@@ -213,22 +215,22 @@ def application(sandbox: Sandbox, most: Most, names: Collection[str] = ()) -> we
             raise web.HTTPUnsupportedMediaType(text="send the request as it is, without Content-Encoding")
         if (length := request.content_length) is None:
             raise web.HTTPLengthRequired(text="Content-Length is missing")
-        if length > LARGEST:
-            raise web.HTTPRequestEntityTooLarge(LARGEST, length)
+        if length > LARGEST_REQUEST_BYTES:
+            raise web.HTTPRequestEntityTooLarge(LARGEST_REQUEST_BYTES, length)
         async with room.taken(length):
             return await answer(request)
 
     async def answer(request: web.Request) -> web.Response:
         try:
-            async with asyncio.timeout(SENDING):
+            async with asyncio.timeout(SENDING_SECONDS):
                 body = await request.read()
         except TimeoutError:
-            raise web.HTTPRequestTimeout(text=f"the request did not arrive within {SENDING:.0f} s") from None
+            raise web.HTTPRequestTimeout(text=f"the request did not arrive within {SENDING_SECONDS:.0f} s") from None
         try:
             program = await asyncio.to_thread(lambda: RunCode.model_validate_json(body).program(most))
         except pydantic.ValidationError as error:
             return _refusal([{"type": e["type"], "loc": ["body", *e["loc"]], "msg": e["msg"]} for e in error.errors()])
-        except Refused as error:
+        except RequestError as error:
             return _refusal([{"type": "value_error", "loc": ["body", error.field], "msg": str(error)}])
         try:
             answer = answered(await sandbox.run(program))
@@ -242,7 +244,7 @@ def application(sandbox: Sandbox, most: Most, names: Collection[str] = ()) -> we
     async def ping(_: web.Request) -> web.Response:
         return web.json_response("pong")
 
-    service = web.Application(client_max_size=LARGEST, middlewares=[own])
+    service = web.Application(client_max_size=LARGEST_REQUEST_BYTES, middlewares=[own])
     service.add_routes([web.post("/run_code", run_code), web.get("/v1/ping", ping)])
     return service
 
@@ -251,8 +253,8 @@ def _refusal(problems: list[dict[str, Any]]) -> web.Response:
     return web.json_response({"detail": problems}, status=422)
 
 
-def answered(completed: Completed) -> dict[str, Any]:
-    """What came of a program, in the protocol: it has no word for memory, output and signals but the exit code."""
+def answered(completed: ProgramResult) -> dict[str, Any]:
+    """Returns the result of a program, in the protocol: it has no word for memory, output and signals but the exit code."""
     code = completed.code if completed.code is not None else -signal.SIGKILL
     late = completed.status == "time"
     ran = {
@@ -271,7 +273,7 @@ async def serve(
     host: str,
     port: int,
     concurrency: int | None,
-    most: Most,
+    most: RequestLimits,
     names: Collection[str],
     say: Callable[[str, str], None],
 ) -> None:
@@ -295,7 +297,7 @@ async def serve(
             application(sandbox, most, [host, *names]),
             handler_cancellation=True,
             access_log=None,
-            shutdown_timeout=LEAVING,
+            shutdown_timeout=LEAVING_SECONDS,
             auto_decompress=False,
         )
         await runner.setup()

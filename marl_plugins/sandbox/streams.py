@@ -1,4 +1,4 @@
-"""What a program writes, read without waiting for it, of which the first and the last part are kept."""
+"""Reads what a program writes without waiting for it, and keeps the first and the last part."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from marl_plugins.sandbox.remote import HeadAndTail
 
-CHUNK = 1 << 16
+CHUNK_BYTES = 1 << 16
 
 
 class Stream:
@@ -38,7 +38,7 @@ class Stream:
     def _take(self) -> bool:
         """Take what a look gives; whether there may be more."""
         try:
-            chunk = os.read(self._descriptor, CHUNK)
+            chunk = os.read(self._descriptor, CHUNK_BYTES)
         except BlockingIOError:
             return False
         if not chunk:

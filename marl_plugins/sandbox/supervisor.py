@@ -38,25 +38,25 @@ else:
     from kernel import libc
     from removal import remove
 
-LOOK, SOONEST = 0.1, 0.005
+LOOK_SECONDS, SOONEST_SECONDS = 0.1, 0.005
 """Seconds between two looks at what a program takes, at most and at least."""
 SHARE, SHARE_NEAR = 4, 1
 """A pause is at least so many times as long as the look before it; the second where a program is near a limit."""
-MEMORY_RATE, DISK_RATE = 4e9, 2e9
+MEMORY_BYTES_PER_SECOND, DISK_BYTES_PER_SECOND = 4e9, 2e9
 """Bytes in a second that a core can take; more than was measured."""
 NEAR, SPARE = 0.9, 1.05
 """Parts of its limit at which several processes are looked at standing still, and that one may take that nothing else holds."""
-SWITCH = 0.001
+SWITCH_SECONDS = 0.001
 """Seconds after which threads take turns."""
 PRIORITY = -10
 """Of who looks at programs, where it may have that."""
 CORES = os.cpu_count() or 1
-PATIENCE = 5.0
+PATIENCE_SECONDS = 5.0
 """Seconds after which a process that cannot be ended is left."""
 
 
 class Settings(TypedDict):
-    """What a supervisor is started with.
+    """Settings that a supervisor is started with.
 
     Args:
         control, server: Descriptors: its own socket, and what only the fork server needs.
@@ -72,7 +72,7 @@ class Settings(TypedDict):
     environment: dict[str, str]
 
 
-class Watched:
+class WatchedProgram:
     """A program that is watched. As little as possible is done before it runs for a while or asks something.
 
     Args:
@@ -95,7 +95,7 @@ class Watched:
         """Whether threads look at it."""
         self.ended = threading.Event()
         self.next_look = time.monotonic() + min(
-            soonest(NEAR * request["memory"], MEMORY_RATE), soonest(request["disk"], DISK_RATE)
+            soonest(NEAR * request["memory"], MEMORY_BYTES_PER_SECOND), soonest(request["disk"], DISK_BYTES_PER_SECOND)
         )
 
     @cached_property
@@ -105,13 +105,13 @@ class Watched:
 
     @cached_property
     def gate(self) -> Gate:
-        """What answers its filter."""
+        """The gate that answers the program's filter."""
         assert self.listener is not None
         run = self.request["run"]
         return Gate(self.request, self.listener, self.pid, lambda what: tell(self._control, run=run, refused=what))
 
     def close(self) -> None:
-        """It has ended: what it has left gets no answer."""
+        """Closes the gate after the program has ended: what it has left gets no answer."""
         self.ended.set()
         os.close(self.top)
         if self.listener is not None:
@@ -133,7 +133,7 @@ def main() -> None:
     theirs.close()
     os.close(settings["server"])
     threading.excepthook = fail
-    sys.setswitchinterval(SWITCH)
+    sys.setswitchinterval(SWITCH_SECONDS)
     supervisor = Supervisor(control, server, owner)
     supervisor.serve()
     end_descendants()
@@ -154,9 +154,9 @@ class Supervisor:
         self.control = control
         self.server = server
         self.owner = owner
-        self.watched: dict[int, Watched] = {}
+        self.watched: dict[int, WatchedProgram] = {}
         """By the number of each program."""
-        self.by_descriptor: dict[int, Watched] = {}
+        self.by_descriptor: dict[int, WatchedProgram] = {}
         """By the two descriptors of each program."""
         self.paused: dict[int, float] = {}
         """Until when a filter that asks much has to wait, by its descriptor."""
@@ -166,7 +166,7 @@ class Supervisor:
         self.removing.start()
 
     def serve(self) -> None:
-        """Until the owner has gone, or the fork server."""
+        """Serves until the owner has gone, or the fork server."""
         for waiting in (self.control.fileno(), self.server.fileno(), self.owner):
             self.poll.register(waiting, select.POLLIN)
         while True:
@@ -210,14 +210,14 @@ class Supervisor:
         if message is None:
             return False
         top, listener = (*descriptors, None)[:2]
-        watched = Watched(cast("Request", message), cast("int", top), listener, self.control)
+        watched = WatchedProgram(cast("Request", message), cast("int", top), listener, self.control)
         self.watched[message["run"]] = watched
         for descriptor in descriptors:
             self.by_descriptor[descriptor] = watched
             self.poll.register(descriptor, select.POLLIN)
         return True
 
-    def _hear_program(self, watched: Watched, descriptor: int) -> None:
+    def _hear_program(self, watched: WatchedProgram, descriptor: int) -> None:
         """Answer a program's filter, or forget the program, which has ended."""
         if descriptor == watched.listener:
             if (wait := watched.gate.answer()) > 0:
@@ -232,7 +232,7 @@ class Supervisor:
                     self.poll.unregister(known)
         watched.close()
 
-    def _watch(self, watched: Watched, look: Callable[[Watched], "Seen"]) -> None:
+    def _watch(self, watched: WatchedProgram, look: Callable[[WatchedProgram], "ProgramUsage"]) -> None:
         """Look at a program until it has ended; where it takes too much, tell the fork server."""
         with contextlib.suppress(PermissionError):  # this thread's: before programs that take what they can
             os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
@@ -240,13 +240,13 @@ class Supervisor:
         while not watched.ended.wait(pause):
             started = time.monotonic()
             seen = look(watched)
-            share = SHARE if seen.pause == LOOK else SHARE_NEAR
+            share = SHARE if seen.pause == LOOK_SECONDS else SHARE_NEAR
             pause = max(seen.pause, share * (time.monotonic() - started - seen.stood_still))
             if seen.exceeded:
                 status, reason = seen.exceeded
                 tell(self.server, run=watched.request["run"], status=status, reason=reason)
                 send(seen.pids, signal.SIGKILL)  # at once, however busy the fork server is
-                pause = LOOK
+                pause = LOOK_SECONDS
 
     def removed(self) -> None:
         """Wait until all that was to be removed is."""
@@ -254,15 +254,15 @@ class Supervisor:
         self.removing.join()
 
     def _remove_unwanted(self) -> None:
-        """In a thread of its own, because it may take seconds."""
+        """Removes what is not wanted, in a thread of its own, because it may take seconds."""
         while (folder := self.unwanted.get()) is not None:
             with contextlib.suppress(OSError):  # tried again, with all others, at the end
                 remove(folder)
             tell(self.control, removed=folder)
 
 
-class Seen(NamedTuple):
-    """What a look at a program has shown.
+class ProgramUsage(NamedTuple):
+    """The usage of a program, as a look at it has shown.
 
     Args:
         pids: Its processes.
@@ -277,7 +277,7 @@ class Seen(NamedTuple):
     stood_still: float = 0.0
 
 
-def look_at_memory(watched: Watched) -> Seen:
+def look_at_memory(watched: WatchedProgram) -> ProgramUsage:
     """Look at how many processes and threads a program has, and at their memory."""
     request, pids, exceeded, stood_still = watched.request, taken.family(watched.pid), None, 0.0
     processes = living(pids)
@@ -299,10 +299,10 @@ def look_at_memory(watched: Watched) -> Seen:
         exceeded = "killed", f"more than {request['processes']} processes and threads"
     elif memory > most:
         exceeded = "memory", f"its processes took more than {request['memory'] >> 20} MB of memory together"
-    return Seen(pids, exceeded, soonest(NEAR * most - memory, MEMORY_RATE, tasks), stood_still)
+    return ProgramUsage(pids, exceeded, soonest(NEAR * most - memory, MEMORY_BYTES_PER_SECOND, tasks), stood_still)
 
 
-def look_at_files(watched: Watched) -> Seen:
+def look_at_files(watched: WatchedProgram) -> ProgramUsage:
     """Look at a program's files, and at what its processes have opened and mapped."""
     request, pids = watched.request, taken.family(watched.pid)
     processes = living(pids)
@@ -310,7 +310,7 @@ def look_at_files(watched: Watched) -> Seen:
         opened = taken.descriptors(processes)
     except taken.HiddenProcess:
         said = "one of its processes cannot be looked at, because its program may not be read"
-        return Seen(pids, ("killed", said), LOOK)
+        return ProgramUsage(pids, ("killed", said), LOOK_SECONDS)
     mapped = taken.mappings(processes)
     watched.held = taken.kernel_bytes(processes, opened, mapped)
     if request["shm"] and processes:
@@ -324,8 +324,8 @@ def look_at_files(watched: Watched) -> Seen:
         exceeded = "killed", f"more than {taken.ENTRIES} files, or a path that is too long"
     elif disk > request["disk"]:
         exceeded = "killed", f"its files took more than {request['disk'] >> 20} MB"
-    in_kernel = soonest(NEAR * request["memory"] - watched.held, MEMORY_RATE, len(pids))
-    return Seen(pids, exceeded, min(in_kernel, soonest(request["disk"] - disk, DISK_RATE, len(pids))))
+    in_kernel = soonest(NEAR * request["memory"] - watched.held, MEMORY_BYTES_PER_SECOND, len(pids))
+    return ProgramUsage(pids, exceeded, min(in_kernel, soonest(request["disk"] - disk, DISK_BYTES_PER_SECOND, len(pids))))
 
 
 def stop(top: int) -> list[int]:
@@ -346,18 +346,18 @@ def send(pids: Iterable[int], number: signal.Signals) -> None:
 
 
 def living(pids: list[int]) -> list[taken.Process]:
-    """Those of these processes that have not ended."""
+    """Returns those of these processes that have not ended."""
     return [found for pid in pids if (found := taken.process(pid))]
 
 
 def soonest(room: float, rate: float, tasks: int = CORES) -> float:
     """Seconds within which so many processes and threads cannot take more than so many bytes, at a rate for each core."""
-    return max(SOONEST, min(LOOK, room / (rate * min(tasks, CORES))))
+    return max(SOONEST_SECONDS, min(LOOK_SECONDS, room / (rate * min(tasks, CORES))))
 
 
 def end_descendants() -> None:
     """Kill all processes below this one, again and again: orphans become children of this one."""
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + PATIENCE_SECONDS
     while reap() and time.monotonic() < until:
         send(taken.descendants(os.getpid()), signal.SIGKILL)
         time.sleep(0.0005)

@@ -1,4 +1,4 @@
-"""Which system calls a program may make: data for the filter (seccomp.py) and for what is answered by the gate (gate.py).
+"""The system calls that a program may make: data for the filter (seccomp.py) and for what is answered by the gate (gate.py).
 
 What is not named here is answered by ENOSYS, as by an older kernel. The list was made from what pandas, scikit-learn with workers,
 threads, pools, asyncio, SQLite, archives, numba, polars, matplotlib, pytest, bash, coreutils, git and gcc call (docs/sandbox.md).
@@ -159,7 +159,7 @@ O_NOTIFICATION_PIPE = 0x80
 
 
 class Check:
-    """What comes of a call where an argument, masked, has one of these values.
+    """A rule for what comes of a call where an argument, masked, has one of these values.
 
     Args:
         argument: Its number, from 0.
@@ -183,7 +183,7 @@ class Rule:
 
 
 def rules(abi: int, own_namespaces: bool, line: int) -> dict[str, Rule]:
-    """What comes of each call; of those that are not in it, ENOSYS.
+    """Returns what comes of each call; of those that are not in it, ENOSYS.
 
     Args:
         abi: The version of Landlock, for what it does not guard yet.

@@ -1,4 +1,4 @@
-"""What a program and all that it has started take of their machine, read from /proc by whoever stands above them.
+"""Measures what a program and all that it has started take of their machine, read from /proc by whoever stands above them.
 
 A process is looked at by one of its threads that lives: the first may have ended while others run. Standard library only, as in
 supervisor.py.
@@ -63,12 +63,12 @@ class Process(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Its folder in /proc."""
+        """Returns the folder of the process in /proc."""
         return f"/proc/{self.task}"
 
 
 class Descriptors(NamedTuple):
-    """What the descriptors of processes hold.
+    """The memory and files that the descriptors of processes hold.
 
     Args:
         number: How many there are.
@@ -173,7 +173,7 @@ def number_of_tasks(pids: Iterable[int]) -> int:
 
 
 def descriptors(processes: Iterable[Process]) -> Descriptors:
-    """What the descriptors of these processes hold.
+    """Returns what the descriptors of these processes hold.
 
     Raises:
         HiddenProcess: Those of one cannot be seen.
@@ -204,7 +204,7 @@ def descriptors(processes: Iterable[Process]) -> Descriptors:
 
 
 class Mappings(NamedTuple):
-    """What processes have mapped.
+    """The memory that processes have mapped.
 
     Args:
         number: How many there are.
@@ -218,7 +218,7 @@ class Mappings(NamedTuple):
 
 
 def mappings(processes: Iterable[Process]) -> Mappings:
-    """What these processes have mapped, up to the first that has more than it may."""
+    """Returns what these processes have mapped, up to the first that has more than it may."""
     number = largest = 0
     nameless: dict[tuple[int, int], str] = {}
     for one in processes:
@@ -252,7 +252,7 @@ def nameless_bytes(opened: Descriptors, mapped: Mappings, unseen: int) -> int:
 
 
 def locks_of(pids: set[int]) -> int:
-    """How many locks on parts of files these processes hold, as far as the machine has more than a few."""
+    """Counts how many locks on parts of files these processes hold, as far as the machine has more than a few."""
     lines = read("/proc/locks")
     if lines.count(b"\n") <= FEW_LOCKS:
         return 0
@@ -311,7 +311,7 @@ def usage(folder: str) -> tuple[int, int]:
 
 
 def _inside(path: str) -> tuple[int, int, list[str]]:
-    """How many files and folders are in one folder, their bytes, and which of them are folders.
+    """Counts how many files and folders are in one folder, their bytes, and which of them are folders.
 
     Raises:
         OSError: Its owner may not look into it, or it is not there.

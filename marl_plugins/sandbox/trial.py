@@ -1,4 +1,4 @@
-"""Whether programs can be run on this machine: lines of `openrlhf doctor`."""
+"""Tries whether programs can be run on this machine: lines of `openrlhf doctor`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from marl_plugins.core.findings import Finding, check_extra, error_if, note, ok
 from marl_plugins.sandbox import levels
 from marl_plugins.sandbox.checks import describe_sandbox
 from marl_plugins.sandbox.opening import NEEDED, open_sandbox
-from marl_plugins.sandbox.program import Completed, Limits, Program
+from marl_plugins.sandbox.program import Limits, Program, ProgramResult
 from marl_plugins.sandbox.section import SandboxConfig
 
 LONGEST_SECONDS = 10.0
@@ -19,7 +19,7 @@ LONGEST_SECONDS = 10.0
 
 
 def check_service_client(used: bool) -> list[Finding]:
-    """Whether the client of a service is installed.
+    """Returns whether the client of a service is installed.
 
     Args:
         used: Whether the run would use it.
@@ -42,7 +42,7 @@ def try_sandbox(config: SandboxConfig, limits: Limits, packages: bool, used: boo
         f"print(len(bytearray({2 * limits.memory_mb * 2**20})))": limits,
     }
 
-    async def programs() -> list[Completed]:
+    async def programs() -> list[ProgramResult]:
         async with open_sandbox(config, packages=packages) as sandbox:
             return [await sandbox.run(Program(source, limits=own, merged=True)) for source, own in sources.items()]
 
@@ -75,6 +75,6 @@ def try_sandbox(config: SandboxConfig, limits: Limits, packages: bool, used: boo
     return [*findings, ok("python tool", f"runs programs, stops those that exceed its limits ({seconds:.1f} s)")]
 
 
-def said(completed: Completed) -> str:
+def said(completed: ProgramResult) -> str:
     """Returns the end of what a program printed, and why it was stopped."""
     return "\n".join(filter(None, [completed.stdout.rstrip("\n"), completed.reason]))[-200:]

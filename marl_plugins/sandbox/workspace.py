@@ -62,7 +62,7 @@ class Workspaces:
 
 
 @dataclass(frozen=True)
-class _Known:
+class _KnownFile:
     file: File
     mark: Mark
 
@@ -75,7 +75,7 @@ class Workspace:
         self._workspaces = workspaces
         self._folder: Path | None = None
         self._opening: asyncio.Task[Path] | None = None
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _KnownFile] = {}
         self.turn = asyncio.Lock()
 
     @property
@@ -149,7 +149,7 @@ async def _removed(opening: asyncio.Task[Path]) -> None:
         await asyncio.to_thread(remove, os.fspath(await opening))
 
 
-def scan(folder: Path, writer: str, known: dict[str, _Known]) -> dict[str, _Known]:
+def scan(folder: Path, writer: str, known: dict[str, _KnownFile]) -> dict[str, _KnownFile]:
     """The regular files below a folder, by path; only those that have changed since they were `known` are read.
 
     Links are not followed: they are no files of the folder's own. What cannot be read as a path in UTF-8 is not listed, nor what
@@ -159,7 +159,7 @@ def scan(folder: Path, writer: str, known: dict[str, _Known]) -> dict[str, _Know
         OSError: It cannot be read, and no program is to blame.
         TooManyFiles: There are more than `MOST_FILES`.
     """
-    found: dict[str, _Known] = {}
+    found: dict[str, _KnownFile] = {}
     for path, entry in sorted(_walk(folder)):
         mark = _mark(entry)
         last = known.get(path)
@@ -173,7 +173,7 @@ def scan(folder: Path, writer: str, known: dict[str, _Known]) -> dict[str, _Know
                 raise
             continue
         same = last is not None and last.file.sha256 == digest
-        found[path] = _Known(last.file if same and last else File(path, entry.st_size, digest, writer), mark)
+        found[path] = _KnownFile(last.file if same and last else File(path, entry.st_size, digest, writer), mark)
     return found
 
 

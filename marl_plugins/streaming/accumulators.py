@@ -32,7 +32,8 @@ Sums = list[Tensor]
 
 @dataclass
 class Accumulators:
-    """Those of one policy's rows of one version, on one rank; eight bytes a parameter and key, four where `late` is off.
+    """Accumulators of the gradients of one policy's rows of one version, on one rank; eight bytes a parameter and key, four where
+    `late` is off.
 
     Args:
         parameters: What is trained.
@@ -83,7 +84,7 @@ class Accumulators:
         sums[key] = self._sum(sums.get(key), loss)
 
     def _sum(self, sums: Sums | None, loss: Tensor, keep: bool = True) -> Sums:
-        """What is there already and the gradient of a loss; upstream's entropy is compiled, and its graph cannot be kept."""
+        """Adds the gradient of a loss to what is there already; upstream's entropy is compiled, and its graph cannot be kept."""
         given = torch.autograd.grad(loss, list(self.parameters), retain_graph=keep, allow_unused=True)
         if sums is None:
             sums = self._zeros()
@@ -124,8 +125,8 @@ class Accumulators:
 def resolved(
     added: Mapping[Any, Moments], centres: Mapping[Any, float], means: Mapping[Any, float], dtype: torch.dtype
 ) -> bool:
-    """Whether `gradient` is rounded to 1e-6, or to what the parameters' own type resolves where that is less; else all rows are
-    better trained the usual way.
+    """Returns whether `gradient` is rounded to 1e-6, or to what the parameters' own type resolves where that is less; else all rows
+    are better trained the usual way.
 
     (mean - centre) G0 is taken from G1, and what is left is of the size of A - mean: as many times as the one is larger than the
     other, it is rounded by more than the usual gradient. In bfloat16 that is once at most.

@@ -19,7 +19,7 @@ from marl_plugins.streaming.worker import GradientBatch
 
 @dataclass(frozen=True)
 class GradientBatches:
-    """What each rank is given.
+    """The batches of rows that each rank is given.
 
     Args:
         of_ranks: The micro-batches of each rank.

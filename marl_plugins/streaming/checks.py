@@ -1,4 +1,4 @@
-"""Whether streaming, and with it gradients during the rollout, fit a run."""
+"""Checks whether streaming, and with it gradients during the rollout, fit a run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def check(run: Run) -> list[Problem]:
 
 
 def refused(run: Run) -> list[Problem]:
-    """Why the gradients of this run's rows cannot be taken before its rollouts have ended."""
+    """Returns why the gradients of this run's rows cannot be taken before its rollouts have ended."""
     of_one = [
         replace(problem, where=at(policy=p.name) + problem.where)
         for p in run.policies
@@ -65,7 +65,7 @@ def refused(run: Run) -> list[Problem]:
 
 
 def _of_the_run(run: Run) -> Iterator[Problem]:
-    """What rules it out for all policies."""
+    """Returns what rules it out for all policies."""
     estimator, k = run.advantages, run.optimiser_steps
     if k > 1:
         got = (
@@ -89,7 +89,7 @@ def _of_the_run(run: Run) -> Iterator[Problem]:
 
 
 def _of_a_policy(args: SimpleNamespace, name: str, run: Run) -> Iterator[Problem]:
-    """What rules it out for one policy."""
+    """Returns what rules it out for one policy."""
     own = f"--policy.{name}."
 
     if args.train.max_epochs > 1:
@@ -127,7 +127,7 @@ def _of_a_policy(args: SimpleNamespace, name: str, run: Run) -> Iterator[Problem
 
 
 def memory(run: Run, policy: Policy) -> Problem:
-    """What the accumulators of a policy take on each of its ranks, which do not share them."""
+    """Returns what the accumulators of a policy take on each of its ranks, which do not share them."""
     args, roles = run.policy_args[policy.name], run.recipe.roles_of(policy.name)
     by_role = getattr(run.args, "reinforce_pp", None) and run.args.reinforce_pp.normalise == "role"
     keys = len(roles) if by_role and run.estimator == "reinforce" else 1

@@ -27,8 +27,8 @@ from marl_plugins.core.trajectory import Action
 from marl_plugins.runtime.experience import (
     Experience,
     ExtensionCall,
-    Forwarded,
-    Prepared,
+    ForwardedRows,
+    PreparedRows,
     actions_of,
     before_statistics,
     items_of,
@@ -65,7 +65,7 @@ class AccumulatedSequence:
                 yield name, Moments.of(self.advantages, mine)
 
     def matches(self, item: Experience, last: Mapping[str, tuple[float, float]], largest: float) -> bool:
-        """Whether the step gives it the same advantages, after the estimator's last stage.
+        """Returns whether the step gives it the same advantages, after the estimator's last stage.
 
         Args:
             last: By group, the mean and the deviation of that stage.
@@ -103,7 +103,7 @@ class GradientAccumulation:
             shaped = self.estimator.shape_within_tasks(rows, rewards).tolist()
             self._returns |= {row.action: value for row, value in zip(rows, shaped, strict=True)}
 
-    async def add(self, f: Forwarded) -> None:
+    async def add(self, f: ForwardedRows) -> None:
         """Compute the gradients of a policy's credited rows and add them to those before. One call after the other for each policy,
         in the order of the step, and for every row once."""
         estimator, policy = self.estimator, self.policies[f.policy]
@@ -136,7 +136,7 @@ class GradientAccumulation:
             groups[start - 1 : start - 1 + len(row.action.generation.ids)] = number
         return groups
 
-    def prepared(self, prepared: Sequence[Prepared]) -> list[Prepared]:
+    def prepared(self, prepared: Sequence[PreparedRows]) -> list[PreparedRows]:
         """Return the rows of all policies with what their updates take along.
 
         Raises:
@@ -147,7 +147,7 @@ class GradientAccumulation:
             self.means |= {name: mean for p in prepared for name, (mean, _) in p.last.items()}
         return found
 
-    def _of_policy(self, p: Prepared) -> Prepared:
+    def _of_policy(self, p: PreparedRows) -> PreparedRows:
         """A policy's rows with all that was accumulated, or without anything where that is not exact enough."""
         added = self.added.get(p.policy)
         if not added:
@@ -165,7 +165,7 @@ class GradientAccumulation:
         metrics = {**p.metrics, "carried": float(len(excluded)), **means_over_rows(p, policy.args.algo.kl.use_loss)}
         return replace(p, excluded=excluded, calls=(*p.calls, carry), metrics=metrics)
 
-    def _resolved(self, p: Prepared, added: Iterable[AccumulatedSequence]) -> bool:
+    def _resolved(self, p: PreparedRows, added: Iterable[AccumulatedSequence]) -> bool:
         """See `resolved` in accumulators.py."""
         moments: dict[str, Moments] = {}
         for name, of_sequence in (pair for each in added for pair in each.moments()):
@@ -173,7 +173,7 @@ class GradientAccumulation:
         means = {name: mean for name, (mean, _) in p.last.items()}
         return resolved(moments, self.means, means, DTYPES[self.policies[p.policy].args.ds.param_dtype])
 
-    def _difference(self, p: Prepared, place: int | None) -> str:
+    def _difference(self, p: PreparedRows, place: int | None) -> str:
         which = "is left out at the step's end" if place is None else "has other advantages at the step's end"
         name = "a sequence" if place is None else f"row {p.sequences[place].name}"
         return (
@@ -183,7 +183,7 @@ class GradientAccumulation:
         )
 
 
-def means_over_rows(p: Prepared, kl_in_loss: bool) -> dict[str, float]:
+def means_over_rows(p: PreparedRows, kl_in_loss: bool) -> dict[str, float]:
     """Upstream's metrics that are means over rows, of all rows: upstream sees only those whose gradients are not carried.
 
     Args:

@@ -11,7 +11,7 @@ from marl_plugins.core.concurrency import all_of
 from marl_plugins.core.rows import rows_to_be
 from marl_plugins.core.steps import Step, StepPart
 from marl_plugins.core.trajectory import Trajectory
-from marl_plugins.runtime.experience import Forwarded, Prepared
+from marl_plugins.runtime.experience import ForwardedRows, PreparedRows
 from marl_plugins.streaming.gradients import GradientAccumulation
 from marl_plugins.streaming.previous_means import PreviousMeans
 
@@ -49,7 +49,7 @@ class StreamingPart(StepPart):
         Ranks that were asked in different orders would wait for each other.
         """
         learning = self.options.gradients and self.step.number > policy.args.critic.freezing_steps
-        in_order = InOrder[Forwarded]()
+        in_order = ReorderBuffer[ForwardedRows]()
         for _ in range(self.groups.count):
             trajectories = await self.arriving[policy.name].get()
             if self._enough():
@@ -60,7 +60,7 @@ class StreamingPart(StepPart):
                 mine = [row for row in rows if row.action.policy == policy.name]
             else:
                 mine = rows_to_be(trajectories, policy.name)
-            known = cast(Forwarded, await policy.forward(mine)) if mine else None
+            known = cast(ForwardedRows, await policy.forward(mine)) if mine else None
             if known:
                 self.step.forwarded.append(known)
                 self.computed_rows += len(mine)
@@ -74,7 +74,7 @@ class StreamingPart(StepPart):
     def _enough(self) -> bool:
         return bool(self.options.until == "rollout" and self.step.ended.is_set())
 
-    async def prepared(self, prepared: Sequence[Prepared]) -> Sequence[Prepared]:
+    async def prepared(self, prepared: Sequence[PreparedRows]) -> Sequence[PreparedRows]:
         return self.gradients.prepared(prepared)
 
     def metrics(self) -> dict[str, float]:
@@ -105,7 +105,7 @@ class TaskGroups:
         return sorted(self._arrived.pop(number), key=lambda t: (t.place, t.sample))
 
 
-class InOrder(Generic[T]):
+class ReorderBuffer(Generic[T]):
     """Values that become ready in any order, given out in that of their numbers."""
 
     def __init__(self) -> None:

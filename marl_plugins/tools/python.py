@@ -27,7 +27,7 @@ from marl_plugins.core.tools import Function, Tool, ToolCall
 from marl_plugins.core.trajectory import Task, ToolResult
 from marl_plugins.core.workspace import Workspace
 from marl_plugins.run import note_user, tool_users
-from marl_plugins.sandbox import Limits, OnDemand, Program, Sandbox
+from marl_plugins.sandbox import Limits, OnDemandSandbox, Program, Sandbox
 from marl_plugins.sandbox.section import SandboxConfig
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class PythonToolConfig(Section):
 
     @property
     def limits(self) -> Limits:
-        """What one program may take."""
+        """Returns what one program may take."""
         return Limits(
             seconds=self.seconds,
             memory_mb=self.memory_mb,
@@ -118,7 +118,7 @@ def marl_tools(run: Run) -> list[Tool]:
 
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
-    """What is wrong with `tools: sandbox:`."""
+    """Returns what is wrong with `tools: sandbox:`."""
     from marl_plugins.sandbox.checks import check_sandbox
 
     python, sandbox = settings_of(run)
@@ -127,7 +127,7 @@ def marl_configure(run: Run) -> list[Problem]:
 
 @hookimpl
 def marl_describe(run: Run) -> dict[str, str] | None:
-    """Whose programs run, and where."""
+    """Describes whose programs run, and where."""
     if not _is_used(run):
         return None
     from marl_plugins.sandbox.checks import describe_sandbox
@@ -169,7 +169,7 @@ def marl_doctor(run: Run | None, args: SimpleNamespace, static: bool) -> list[Fi
 
 
 def _is_used(run: Run) -> bool:
-    """Whether programs are run; a service that is named is used, also where the workflow alone calls it."""
+    """Returns whether programs are run; a service that is named is used, also where the workflow alone calls it."""
     return bool(tool_users(run, "python")) or settings_of(run)[1].isolation == "service"
 
 
@@ -179,12 +179,12 @@ def settings_of(run: Run) -> tuple[PythonToolConfig, SandboxConfig]:
 
 
 class _Programs:
-    """Where a run's programs run."""
+    """The sandboxes in which a run's programs run."""
 
-    sandbox: OnDemand | None = None
+    sandbox: OnDemandSandbox | None = None
 
 
-def programs_of(run: Run) -> OnDemand:
+def programs_of(run: Run) -> OnDemandSandbox:
     """Returns where the programs of a run run."""
     from marl_plugins.sandbox.workspace import Workspaces
 
@@ -222,7 +222,7 @@ def find_programs(text: str) -> list[str]:
 
 def python_tool(
     config: PythonToolConfig,
-    sandbox: OnDemand | None = None,
+    sandbox: OnDemandSandbox | None = None,
     workspaces: Callable[[Task], AbstractAsyncContextManager[Workspace]] | None = None,
 ) -> Tool:
     """Returns the tool, with its limits.
@@ -244,7 +244,7 @@ def python_tool(
     )
 
 
-def runner(config: PythonToolConfig, sandbox: OnDemand | None = None) -> Callable[[ToolCall], Awaitable[ToolResult]]:
+def runner(config: PythonToolConfig, sandbox: OnDemandSandbox | None = None) -> Callable[[ToolCall], Awaitable[ToolResult]]:
     """Returns what the tool calls: a program with the given limits; calls of all trajectories share one limit on how many run at
     once."""
     opened = sandbox or sandbox_of(config, SandboxConfig())
@@ -255,13 +255,15 @@ def runner(config: PythonToolConfig, sandbox: OnDemand | None = None) -> Callabl
     return run
 
 
-def sandbox_of(config: PythonToolConfig, sandbox: SandboxConfig, workspaces: Callable[[], Path] | None = None) -> OnDemand:
+def sandbox_of(
+    config: PythonToolConfig, sandbox: SandboxConfig, workspaces: Callable[[], Path] | None = None
+) -> OnDemandSandbox:
     """The sandbox of the tool's programs.
 
     Args:
         workspaces: Gives the folder in which all workspaces lie.
     """
-    return OnDemand(sandbox, packages=config.packages, concurrency=config.concurrency, workspaces=workspaces)
+    return OnDemandSandbox(sandbox, packages=config.packages, concurrency=config.concurrency, workspaces=workspaces)
 
 
 async def run_program(

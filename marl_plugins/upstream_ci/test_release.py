@@ -1,4 +1,4 @@
-"""What can be checked without importing the release."""
+"""Checks that need not import the release."""
 
 import pytest
 

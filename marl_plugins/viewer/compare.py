@@ -57,7 +57,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What became of the tasks that two runs share.
+    """A comparison of what became of the tasks that two runs share.
 
     Args:
         unpaired: Number of trajectories with an outcome that only one of the runs has: of A, of B.

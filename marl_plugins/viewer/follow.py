@@ -1,4 +1,5 @@
-"""What a run in progress adds to its trajectories: new lines, once their ends are there; all of them again after a resumption."""
+"""Follows what a run in progress adds to its trajectories: new lines, once their ends are there; all of them again after a
+resumption."""
 
 from __future__ import annotations
 

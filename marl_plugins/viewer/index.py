@@ -20,7 +20,7 @@ from marl_plugins.records.read import Filter, RunReader, records
 
 
 class ActionEntry(msgspec.Struct, gc=False):
-    """What the index knows of an action."""
+    """The entry of an action in the index."""
 
     action: str
     role: str
@@ -38,13 +38,13 @@ class TaskName(NamedTuple):
 
 
 class Metadata(msgspec.Struct, gc=False):
-    """What the index knows of a task's metadata."""
+    """The metadata of a task, as the index knows them."""
 
     type: Any = None
 
 
 class Entry(msgspec.Struct):
-    """What the index knows of a trajectory.
+    """The entry of a trajectory in the index.
 
     Args:
         file: Number of the file that holds it, in `Index.files`.
@@ -169,7 +169,7 @@ class Index:
         return from_record(json_value(self.line(entry)))
 
     def contains(self, entry: Entry, find: re.Pattern[str]) -> bool:
-        """Whether a text of the entry's trajectory contains a pattern."""
+        """Returns whether a text of the entry's trajectory contains a pattern."""
         return any(find.search(text) for text in texts_of(self.open(entry)))
 
 

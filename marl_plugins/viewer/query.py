@@ -76,7 +76,7 @@ TERMS: Mapping[str, Term] = {
 
 @dataclass(frozen=True)
 class Query:
-    """Which trajectories are asked for; the default: all of training.
+    """A query for trajectories; the default: all of training.
 
     Args:
         find: A pattern that one of a trajectory's texts must contain.

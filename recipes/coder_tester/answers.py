@@ -1,6 +1,6 @@
 """What the grader is held to (`openrlhf recipes check coder_tester`): programs of f(x) = 3 x + 4, and tests of them."""
 
-from marl_plugins.contracts.graders import Graded
+from marl_plugins.contracts.graders import GradedAnswers
 from marl_plugins.core.trajectory import Task
 from marl_plugins.grading.tricks import fenced, leaving
 
@@ -64,7 +64,7 @@ def answers(tasks):
         "x * 3 + 4",
         "def f(x) return x * 3 + 4",
     ]
-    yield Graded(TASK, programs, wrong, TRICKS, role="coder", others={"tester": "assert f(1) == 7"})
+    yield GradedAnswers(TASK, programs, wrong, TRICKS, role="coder", others={"tester": "assert f(1) == 7"})
     tests, claims = [*TESTS, *map(fenced, TESTS)], ["assert f(0) == 5", "assert f(1) == 7\nassert f(2) == 9"]
-    yield Graded(TASK, tests, claims, IDLE, role="tester", others={"coder": PROGRAM})
-    yield Graded(TASK, tests, (), IDLE, role="tester", others={"coder": OTHER})
+    yield GradedAnswers(TASK, tests, claims, IDLE, role="tester", others={"coder": PROGRAM})
+    yield GradedAnswers(TASK, tests, (), IDLE, role="tester", others={"coder": OTHER})

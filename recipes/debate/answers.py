@@ -1,6 +1,6 @@
 """What the grader is held to (`openrlhf recipes check debate`): the judge's answers, on a question whose answer is the north."""
 
-from marl_plugins.contracts.graders import Graded
+from marl_plugins.contracts.graders import GradedAnswers
 
 FORMS = (
     *(
@@ -89,4 +89,4 @@ def answers(tasks):
     others = dict.fromkeys(("north", "south"), task.metadata["reports"]["north"][0])
     right = [form.format("north", "North", "NORTH") for form in FORMS]
     wrong = [form.format("south", "South", "SOUTH") for form in FORMS]
-    yield Graded(task, right, [*wrong, "East", "42"], OPEN, others=others)
+    yield GradedAnswers(task, right, [*wrong, "East", "42"], OPEN, others=others)

@@ -5,7 +5,7 @@ import io
 import random
 from pathlib import Path
 
-from marl_plugins.contracts.graders import Graded
+from marl_plugins.contracts.graders import GradedAnswers
 
 from . import layout
 
@@ -97,4 +97,4 @@ def answers(tasks):
     with Path(layout.card_of(task.label).answer).open(newline="") as file:
         names, *rows = csv.reader(file)
     kinds = [list(kind(names, rows, rng)) for kind in (right, wrong, tricks)]
-    yield Graded(task, *kinds, file=SUBMISSION)
+    yield GradedAnswers(task, *kinds, file=SUBMISSION)

@@ -84,7 +84,7 @@ class Card:
         if self.data.is_dir() and len(self.samples) != 1:
             names = ", ".join(path.name for path in self.samples) or "none"
             found.append(
-                f"{self.data}: beside train.csv and test.csv one file is the sample submission, got {names}; {cure}"
+                f"{self.data}: apart from train.csv and test.csv one file is the sample submission, got {names}; {cure}"
             )
         if not found:
             found += self._wrong_columns(self.answer) + self._wrong_columns(self.samples[0])

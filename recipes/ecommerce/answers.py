@@ -1,6 +1,6 @@
 """What the grader is held to (`openrlhf recipes check ecommerce/tiny_merchant.yaml`): the composer's lines."""
 
-from marl_plugins.contracts.graders import Graded
+from marl_plugins.contracts.graders import GradedAnswers
 from marl_plugins.core.trajectory import Task
 
 MONTHS = ("January", "May", "June", "July")
@@ -48,8 +48,10 @@ def answers(tasks):
         "It was 4310 in June.",
         "1: minus 4310\n2: not this year",
     ]
-    yield Graded(TASK, right, wrong, TRICKS)
+    yield GradedAnswers(TASK, right, wrong, TRICKS)
     fell = Task(
         "fell", "By how much?", [{"form": "number", "value": -12.3, "tolerance": 0.05}], {"questions": ["By how much?"]}
     )
-    yield Graded(fell, ["1: -12.3 %", "1: minus 12.3", "1: \u221212.3%"], ["1: 12.3", "1: -123"], ["1: -12.3 or 12.3"])
+    yield GradedAnswers(
+        fell, ["1: -12.3 %", "1: minus 12.3", "1: \u221212.3%"], ["1: 12.3", "1: -123"], ["1: -12.3 or 12.3"]
+    )

@@ -1,6 +1,6 @@
 """What the grader is held to (`openrlhf recipes check kuhn_poker`): the first player's move with a king, against one who bets."""
 
-from marl_plugins.contracts.graders import Graded
+from marl_plugins.contracts.graders import GradedAnswers
 from marl_plugins.core.trajectory import Task
 
 TASK = Task("KQ", "deal KQ", metadata={"cards": "KQ"})
@@ -63,6 +63,6 @@ OPEN = (
 def answers(tasks):
     bets, passes = ([form.format(m, m.capitalize(), m.upper(), m[0]) for form in FORMS] for m in ("bet", "pass"))
     others = {"second": "bet"}
-    yield Graded(
+    yield GradedAnswers(
         TASK, [*bets, "K"], [*passes, "k", "fold", "check"], OPEN, role="first", others=others, paid=1.0, unpaid=0.25
     )

@@ -1,6 +1,6 @@
 """What the grader is held to (`openrlhf recipes check mathchat`): the verifier's answers."""
 
-from marl_plugins.contracts.graders import Graded
+from marl_plugins.contracts.graders import GradedAnswers
 from marl_plugins.core.trajectory import Task
 
 FORMS = (
@@ -136,8 +136,8 @@ def answers(tasks):
     wrong = [form.format(58) for form in FORMS if "58" not in form and "12+47=" not in form]
     wrong += ["-59", "\\boxed{-59}", "5 9", "5.9", "590", "\\boxed{5, 9}", "fifty", "\\boxed{59.5}"]
     problem = "Ann has 12 pens and buys 47 more. How many pens now?"
-    yield Graded(
+    yield GradedAnswers(
         Task("2:12+47", problem, "59", {"expression": "12+47"}), [form.format(59) for form in FORMS], wrong, TRICKS
     )
     for label, kinds in VALUES.items():
-        yield Graded(Task(label, "What is it?", label), *kinds)
+        yield GradedAnswers(Task(label, "What is it?", label), *kinds)

@@ -1,6 +1,6 @@
 """What the grader is held to (`openrlhf recipes check tool_user`): the clerk's sum."""
 
-from marl_plugins.contracts.graders import Graded
+from marl_plugins.contracts.graders import GradedAnswers
 from marl_plugins.core.trajectory import Task
 
 TASK = Task("pen-hat-bag", "pen, hat, bag: how much?", "19", {"things": ["pen", "hat", "bag"], "prices": [2, 9, 8]})
@@ -87,6 +87,8 @@ CALCULATIONS = (
 def answers(tasks):
     wrong = [form.format(20) for form in FORMS if "= {0}" not in form]
     wrong += ["9", "-19", "- 19", "\u221219", "1.9", "190", "one", "19.5", "Answer: 20 (not 19)"]
-    yield Graded(TASK, [form.format(19) for form in FORMS], wrong, CALCULATIONS)
+    yield GradedAnswers(TASK, [form.format(19) for form in FORMS], wrong, CALCULATIONS)
     minus = Task("minus", "what is left?", "-5")
-    yield Graded(minus, ["-5", "\u22125", "= \u22125", "x = -5", "It is -5.", "Answer: -5"], ["5", "10 - 5", "15-20"])
+    yield GradedAnswers(
+        minus, ["-5", "\u22125", "= \u22125", "x = -5", "It is -5.", "Answer: -5"], ["5", "10 - 5", "15-20"]
+    )

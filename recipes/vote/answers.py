@@ -1,6 +1,6 @@
 """What the grader is held to (`openrlhf recipes check vote`): the decider's answers, on a question whose answer is B."""
 
-from marl_plugins.contracts.graders import Graded
+from marl_plugins.contracts.graders import GradedAnswers
 from marl_plugins.core.trajectory import Task
 
 TASK = Task("3.4-3.41", "Which number is larger? A: 3.4 B: 3.41", "B", {"a": 3.4, "b": 3.41})
@@ -75,7 +75,7 @@ OPEN = (
 
 def answers(tasks):
     wrong = [form.format("A") for form in FORMS if "is smaller" not in form and "is A." not in form]
-    yield Graded(
+    yield GradedAnswers(
         TASK,
         right=[form.format("B") for form in FORMS],
         wrong=[*wrong, "C", "3.41", "Answer: 3.41"],

@@ -49,7 +49,7 @@ STOPPED = """
 
     run = build_plan(["--recipe", sys.argv[1]]).run
     cluster.prepare_environment(run, False)
-    cluster.CLOSING = 2.0
+    cluster.CLOSING_SECONDS = 2.0
     with cluster.ray_cluster(run, False, None):
         import psutil
 

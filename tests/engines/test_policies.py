@@ -20,7 +20,7 @@ import torch
 from engines.relay import wait_until
 from simulated import conversations
 
-from marl_plugins.core.estimators import Whitened
+from marl_plugins.core.estimators import WhitenedAdvantages
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.layout import Limit, plan_layout
 from marl_plugins.core.policy import Policy
@@ -71,7 +71,7 @@ def test_every_estimator_is_upstreams_for_one_role_and_one_action(relay, name, e
     args.algo.advantage.gamma, args.algo.advantage.lambd = estimator.gamma, 0.8
     args.reward.overlong_buffer_len, args.reward.clip_range = 3, [-0.5, 0.6]
     args.rollout.max_new_tokens = 9
-    if isinstance(estimator, Whitened):
+    if isinstance(estimator, WhitenedAdvantages):
         estimator = dataclasses.replace(estimator, divide=divide)
     rows = recorded_rows(24, seed=5)
     for n, row in enumerate(rows):

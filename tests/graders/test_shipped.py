@@ -45,8 +45,8 @@ PAIR = {
         "def load(split):\n    return [Task(f'{split}-1', 'f(x) = x + 1', 'assert f(1) == 2')] if split == 'train' else []\n"
     ),
     "answers.py": (
-        "from marl_plugins.contracts.graders import Graded\n\n\ndef answers(tasks):\n"
-        "    yield Graded(tasks[0], ['def f(x): return x + 1'], ['def f(x): return x'], ['def f(x): raise SystemExit'])\n"
+        "from marl_plugins.contracts.graders import GradedAnswers\n\n\ndef answers(tasks):\n"
+        "    yield GradedAnswers(tasks[0], ['def f(x): return x + 1'], ['def f(x): return x'], ['def f(x): raise SystemExit'])\n"
     ),
 }
 EXECUTES = (
@@ -94,7 +94,8 @@ def test_a_grader_that_refuses_what_is_right_is_named_with_the_answer(pair, caps
         ("x = 1", "answers.none"),
         ("def answers(tasks): return ['x']", "answers.type"),
         (
-            "from marl_plugins.contracts.graders import Graded\ndef answers(tasks): return [Graded(tasks[0], role='code')]",
+            "from marl_plugins.contracts.graders import GradedAnswers\n"
+            "def answers(tasks): return [GradedAnswers(tasks[0], role='code')]",
             "answers.role",
         ),
     ],

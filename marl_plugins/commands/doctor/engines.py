@@ -21,7 +21,7 @@ from marl_plugins.hosts import cpu
 
 SECONDS = 180.0
 """Time limit of one trial; a first import on a cold disk takes a minute."""
-GRACE = 5.0
+GRACE_SECONDS = 5.0
 """Seconds to wait for the output of a trial that was killed."""
 
 ENGINE = """
@@ -181,7 +181,7 @@ def run_script(script: str, device: str, *arguments: str) -> tuple[dict[str, Any
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # its children too
         with contextlib.suppress(subprocess.TimeoutExpired):  # a child in another session may hold the pipes
-            process.communicate(timeout=GRACE)
+            process.communicate(timeout=GRACE_SECONDS)
         return None, SECONDS, f"not done after {SECONDS:.0f} s"
     seconds = time.monotonic() - started
     if process.returncode:

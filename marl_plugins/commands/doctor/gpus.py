@@ -65,7 +65,7 @@ def _parse_number(text: str) -> int:
 
 
 def count_visible(count: int) -> int:
-    """How many of `count` GPUs `CUDA_VISIBLE_DEVICES` leaves; CUDA ends the list at the first invalid entry."""
+    """Returns how many of `count` GPUs `CUDA_VISIBLE_DEVICES` leaves; CUDA ends the list at the first invalid entry."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return count

@@ -17,7 +17,7 @@ GIB = 2**30
 
 
 def check_machine(device: str) -> list[Finding]:
-    """What no package can fix."""
+    """Checks what no package can fix."""
     page = os.sysconf("SC_PAGE_SIZE")
     total, free = page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES")
     meminfo = Path("/proc/meminfo")
@@ -40,7 +40,7 @@ def check_machine(device: str) -> list[Finding]:
 
 
 def ray_folder() -> Path:
-    """Where Ray keeps its sessions and spilled objects."""
+    """Returns the folder in which Ray keeps its sessions and spilled objects."""
     return Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
 
 
@@ -156,14 +156,14 @@ def cache_folder() -> Path:
 
 
 def extensions_folder(device: str) -> Path:
-    """Where DeepSpeed's operators are built."""
+    """Returns the folder in which DeepSpeed's operators are built."""
     if device == "cpu":
         return Path(cpu.environment()["TORCH_EXTENSIONS_DIR"])
     return Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cache_folder() / "torch_extensions")
 
 
 def why_unwritable(folder: Path) -> str | None:
-    """Why no file can be created in a folder, which may not exist yet; None if one can."""
+    """Returns why no file can be created in a folder, which may not exist yet; None if one can."""
     try:
         # Permissions alone do not tell: read-only mounts, quotas, root.
         with tempfile.TemporaryFile(dir=nearest_existing(folder)):
@@ -201,7 +201,7 @@ def check_loopback(device: str) -> list[Finding]:
 
 
 def try_loopback() -> str | None:
-    """Why two sockets on this machine cannot connect; None if they can."""
+    """Returns why two sockets on this machine cannot connect; None if they can."""
     try:
         with (
             socket.create_server(("127.0.0.1", 0)) as server,
@@ -215,7 +215,7 @@ def try_loopback() -> str | None:
 
 
 def check_command() -> Finding:
-    """Which program `openrlhf` starts."""
+    """Reports which program `openrlhf` starts."""
     first, here = shutil.which("openrlhf"), Path(sys.executable).parent
     if first is None:
         return note("command", "no openrlhf on PATH", f"export PATH={here}:$PATH")

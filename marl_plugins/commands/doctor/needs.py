@@ -1,4 +1,4 @@
-"""What a recipe's run requires: a valid plan, extras, GPUs."""
+"""The requirements of a recipe's run: a valid plan, extras, GPUs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def problem_finding(problem: str) -> Finding:
 
 
 def uses_hub_models(run: Run | None) -> bool:
-    """Whether a policy's model comes from the hub."""
+    """Returns whether a policy's model comes from the hub."""
     return run is not None and any(not is_tiny(p.model) and not Path(p.model).is_dir() for p in run.policies)
 
 

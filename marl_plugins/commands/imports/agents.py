@@ -1,4 +1,4 @@
-"""Their agents, each with all settings that apply to it and the name of its role here."""
+"""Agents of MARTI and MAPPA, each with all settings that apply to it and the name of its role here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Agent:
 
     @property
     def title(self) -> str:
-        """What templates call it, if not `key`."""
+        """Returns what templates call it, if not `key`."""
         return str(self.config.get("role") or self.key)
 
 
@@ -53,7 +53,7 @@ def read_agents(source: Source, report: Report) -> list[Agent]:
 
 
 def names_in_templates(agents: Sequence[Agent]) -> dict[str, str]:
-    """What templates call the agents, and our names."""
+    """Returns what templates call the agents, and our names."""
     names: dict[str, str] = {}
     for agent in agents:
         for name in (agent.key, agent.title):

@@ -107,7 +107,7 @@ def _set_length(source: Source, agents: Sequence[Agent], flags: dict[str, Any], 
 
 
 def _fit_engines(flags: dict[str, Any], report: Report) -> None:
-    """With `colocate_all_models`, engines must cover exactly the ranks' devices."""
+    """Adjusts the engines to `colocate_all_models`, with which they must cover exactly the ranks' devices."""
     if not flags.get("train.colocate_all"):
         return
     ranks = flags.get("actor.num_nodes", 1) * flags.get("actor.num_gpus_per_node", 8)

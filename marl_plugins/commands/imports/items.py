@@ -1,4 +1,5 @@
-"""Their data files as ours: one object per line with `prompt`, `answer` if labelled, `id`, and everything else.
+"""Converts data files of MARTI and MAPPA to ours: one object per line with `prompt`, `answer` if labelled, `id`, and everything
+else.
 
 Theirs are JSON lists or JSON Lines, sometimes one with the suffix of the other. Prompts and labels have any name;
 metadata is a nested object, or a string that holds one, and is flattened.

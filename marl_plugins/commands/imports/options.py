@@ -1,4 +1,4 @@
-"""What every MARTI and MAPPA option becomes: the one table behind the import and `docs/marti.md`.
+"""The options of MARTI and MAPPA, and what each becomes: the one table behind the import and `docs/marti.md`.
 
 An option becomes a flag of ours, perhaps with a converted value (FLAGS_OF), is read elsewhere in the import (READ), or is left
 out for a reason (LEFT_OUT). Any other option is unknown, and an error.

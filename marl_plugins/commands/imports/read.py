@@ -31,7 +31,7 @@ JSON_FLAGS = ("agents", "default_agent", "workflow_args", "tools_config", "rewar
 
 @dataclass
 class Source:
-    """What was read.
+    """The configuration that was read.
 
     Args:
         settings: Nested mappings; `agents` is always a list of `{name: {...}}`.
@@ -49,7 +49,7 @@ class Source:
         return self.origins.where(*key)
 
     def sets(self, name: str) -> bool:
-        """Whether the configuration itself has a key of this name anywhere, rather than a file of `defaults:`."""
+        """Returns whether the configuration itself has a key of this name anywhere, rather than a file of `defaults:`."""
         return any(key and key[-1] == name and key not in self.inherited for key in self.origins.lines)
 
     def find(self, name: str) -> Path | None:

@@ -1,4 +1,4 @@
-"""What an import tells its user: what was taken, what was left out, what to check, and what stops it."""
+"""The report of an import tells its user: what was taken, what was left out, what to check, and what stops it."""
 
 from __future__ import annotations
 

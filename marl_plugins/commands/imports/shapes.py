@@ -1,4 +1,5 @@
-"""Their workflows as ours. Three shapes are known by name: a chain, a debate, and a mixture of proposers with an aggregator.
+"""Converts workflows of MARTI and MAPPA to ours. Three shapes are known by name: a chain, a debate, and a mixture of proposers with
+an aggregator.
 
 A workflow of any other shape is Python that has to be rewritten; `--workflow` chooses a shape to start from.
 """
@@ -20,7 +21,7 @@ KINDS: tuple[Kind, ...] = ("chain", "debate", "mixture")
 
 @dataclass(frozen=True)
 class Shape:
-    """How agents follow each other.
+    """The shape of a workflow: how agents follow each other.
 
     Args:
         tools: Indices of the agents that use the tool.

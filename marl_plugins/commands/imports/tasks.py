@@ -1,4 +1,4 @@
-"""What is trained on and how it is graded: `data/*.jsonl`, `tasks.py` and `grader.py`."""
+"""Writes what is trained on and how it is graded: `data/*.jsonl`, `tasks.py` and `grader.py`."""
 
 from __future__ import annotations
 

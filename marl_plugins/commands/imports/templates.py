@@ -1,4 +1,5 @@
-"""Their prompt templates as text of ours: `$name` and `{name}` become fields of a prompt; a coach's template becomes two prompts.
+"""Converts prompt templates of MARTI and MAPPA to text of ours: `$name` and `{name}` become fields of a prompt; a coach's template
+becomes two prompts.
 
 An agent's prompt may show the task and earlier agents' answers, never the label. A coach's prompt may show the label only
 for the last action of the last role; where a template shows it for every action, it is removed.
@@ -147,7 +148,7 @@ def _variable(part: ast.expr) -> str | None:
 
 
 def split_coach_template(template: str, where: Where) -> tuple[str, str, list[str]]:
-    """Their template as a prompt for all actions, one for the last action, and notes.
+    """Splits a coach's template into a prompt for all actions, one for the last action, and notes.
 
     Raises:
         UnknownPlaceholders: Of the template.

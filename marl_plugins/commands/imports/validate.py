@@ -1,4 +1,4 @@
-"""Whether a configuration can be translated: values of the expected type, whole numbers, known keys."""
+"""Checks whether a configuration can be translated: values of the expected type, whole numbers, known keys."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def check_form(source: Source) -> None:
 
 
 def _expected_type(key: str, value: Any) -> str | None:
-    """What a setting that the import reads should be; None if it is that."""
+    """Returns what a setting that the import reads should be; None if it is that."""
     if key in TEXTS and not isinstance(value, str | None):
         return "text"
     if key in SWITCHES and not isinstance(value, bool | None):

@@ -28,7 +28,7 @@ from marl_plugins.hosts import cpu
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ImportRequest:
     """The command line, except for the source."""
 
     folder: Path
@@ -41,7 +41,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportResult:
     """A finished recipe: its settings, the texts of all its files, and the report."""
 
     recipe: Mapping[str, Any]
@@ -49,9 +49,9 @@ class Imported:
     report: Report
 
 
-def wanted_from(arguments: Any) -> Wanted:
-    """From the parsed command line."""
-    return Wanted(
+def wanted_from(arguments: Any) -> ImportRequest:
+    """Returns the request that a parsed command line makes."""
+    return ImportRequest(
         folder=arguments.to,
         model=arguments.model,
         workflow=cast("Kind | None", arguments.workflow),
@@ -62,7 +62,7 @@ def wanted_from(arguments: Any) -> Wanted:
     )
 
 
-def run(source: Path, wanted: Wanted) -> int:
+def run(source: Path, wanted: ImportRequest) -> int:
     """Import a configuration, write the recipe and print what was written.
 
     Raises:
@@ -89,7 +89,7 @@ def run(source: Path, wanted: Wanted) -> int:
     return 0
 
 
-def convert(path: Path, wanted: Wanted) -> Imported:
+def convert(path: Path, wanted: ImportRequest) -> ImportResult:
     """The recipe's files.
 
     Raises:
@@ -114,7 +114,7 @@ def convert(path: Path, wanted: Wanted) -> Imported:
     files["tiny.yaml"] = tiny_yaml(recipe)
     files["recipe.yaml"] = yaml.safe_dump(recipe, sort_keys=False, width=120, allow_unicode=True)
     files["README.md"] = report.readme(name, description, path)
-    return Imported(recipe, files, report)
+    return ImportResult(recipe, files, report)
 
 
 def _add_roles(recipe: dict[str, Any], source: Source, shape: Shape, agents: list[Agent], report: Report) -> dict[str, str]:
@@ -129,7 +129,7 @@ def _add_roles(recipe: dict[str, Any], source: Source, shape: Shape, agents: lis
     return {**{f"prompts/{name}.md": text for name, text in prompts.items()}, "workflow.py": workflow}
 
 
-def _add_flags(recipe: dict[str, Any], source: Source, agents: list[Agent], wanted: Wanted, report: Report) -> None:
+def _add_flags(recipe: dict[str, Any], source: Source, agents: list[Agent], wanted: ImportRequest, report: Report) -> None:
     """`model:`, `mapping:`, `policies:` and `flags:`."""
     recipe |= policies.translate_policies(source, agents, wanted.model, report)
     translated = flags.translate_flags(source, agents, report)
@@ -147,7 +147,7 @@ def _add_coach(recipe: dict[str, Any], source: Source, report: Report) -> dict[s
     return found.files
 
 
-def _add_tasks(recipe: dict[str, Any], source: Source, wanted: Wanted, report: Report) -> dict[str, str]:
+def _add_tasks(recipe: dict[str, Any], source: Source, wanted: ImportRequest, report: Report) -> dict[str, str]:
     """`grader:` and `tasks:`; their files."""
     files = {}
     grader = tasks.read_grader(source, wanted.grader, "plugins" in recipe, report)

@@ -1,4 +1,4 @@
-"""What is wrong with numbers of a run that do not fit each other: lengths, micro-batches, devices."""
+"""Checks of numbers of a run that may not fit each other: lengths, micro-batches, devices."""
 
 from __future__ import annotations
 

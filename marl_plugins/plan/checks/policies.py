@@ -1,4 +1,4 @@
-"""What is wrong with the policies of a run."""
+"""Checks of the policies of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from marl_plugins.run import Run
 
 
 def check_policies(run: Run, policies: Sequence[Policy], without: Mapping[str, str], origins: Origins) -> list[Problem]:
-    """What is wrong with the policies that a run is to have.
+    """Returns what is wrong with the policies that a run is to have.
 
     Args:
         without: Policies of the recipe that this run does without, and the flag for which it does.
@@ -61,7 +61,7 @@ def check_policies(run: Run, policies: Sequence[Policy], without: Mapping[str, s
 
 
 def check_followers(run: Run, policies: Sequence[Policy], origins: Origins) -> list[Problem]:
-    """What is wrong with the policies that hold another one's weights."""
+    """Returns what is wrong with the policies that hold another one's weights."""
     by_name, problems = {p.name: p for p in policies}, []
     for policy in (p for p in policies if p.follows):
         for key, problem in _follower(run, policy, by_name):
@@ -71,7 +71,7 @@ def check_followers(run: Run, policies: Sequence[Policy], origins: Origins) -> l
 
 
 def _follower(run: Run, policy: Policy, by_name: Mapping[str, Policy]) -> Iterator[tuple[str, Problem]]:
-    """What is wrong with one of them, by the key that says it."""
+    """Returns what is wrong with one follower, by the key that says it."""
     followed, name = by_name.get(policy.follows), repr(policy.follows)
     if followed is policy:
         yield "follows", Problem("policies.itself", got="a policy cannot follow itself", fix="name a trained one")

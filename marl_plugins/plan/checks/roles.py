@@ -1,4 +1,4 @@
-"""What is wrong with the roles of a recipe: their mapping, names, prompt files, tools and turns."""
+"""Checks of the roles of a recipe: their mapping, names, prompt files, tools and turns."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _prompts(role: str, config: RoleConfig, origins: Origins, folder: Path) -> I
 
 
 def _prompt(path: Path) -> list[Problem]:
-    """What is wrong with the file of a prompt."""
+    """Returns what is wrong with the file of a prompt."""
     where = at(file=path)
     try:
         text = read_text(path)

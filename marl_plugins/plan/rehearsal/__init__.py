@@ -35,7 +35,7 @@ from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.rehearsal.examples import copies_of_label, different, wrong_demonstrations
 from marl_plugins.plan.rehearsal.leaving import paid_for_leaving
 from marl_plugins.plan.rehearsal.rehearser import Rehearsal, Rehearser
-from marl_plugins.plan.rehearsal.scorers import Rehearsed, try_grader
+from marl_plugins.plan.rehearsal.scorers import RehearsalResult, try_grader
 from marl_plugins.plan.rehearsal.trial import Stage
 from marl_plugins.plan.tasks import from_hub
 from marl_plugins.run import Run
@@ -49,7 +49,7 @@ MORE = 12
 def check_workflow(plan: Plan, tools: Tools | None) -> tuple[list[Problem], list[Problem]]:
     """Mistakes of the run's workflow and grader that show without any model, and what else they raise, as warnings."""
     found = rehearse_plan(plan, tools or ())
-    rehearsed = plan.run.state(Rehearsed)
+    rehearsed = plan.run.state(RehearsalResult)
     rehearsed.trajectories, rehearsed.others, rehearsed.sure = found.trajectories, found.others, found.task is not None
     wrong, unclear = try_grader(plan)
     unclear += [] if wrong else paid_for_leaving(plan)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from marl_plugins.core import workflow
 from marl_plugins.core.failures import leaves_of
-from marl_plugins.core.fields import Miscalled
+from marl_plugins.core.fields import InvalidCall
 from marl_plugins.core.problems import Problem, Where, at
 from marl_plugins.core.roles import NotInRecipe
 from marl_plugins.core.trajectory import Action
@@ -28,12 +28,12 @@ T = TypeVar("T")
 NEVER_AWAITED = "was never awaited"
 SECONDS = 10.0
 """User code that takes longer is left behind."""
-TICK = 0.1
+TICK_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What user code raised.
+    """An exception that user code raised.
 
     Args:
         place: File and line.
@@ -52,7 +52,7 @@ class Failure:
 
     @property
     def said(self) -> str:
-        """What was raised, as a reader of a traceback knows it."""
+        """Returns what was raised, as a reader of a traceback knows it."""
         return ": ".join(filter(None, [self.kind, self.text]))
 
     @property
@@ -73,8 +73,8 @@ def where_of(place: str) -> Where:
 
 
 @dataclass
-class Caught:
-    """What is kept while user code runs apart.
+class Capture:
+    """Warnings and failures that are kept while user code runs apart.
 
     Args:
         warnings: Python's, of which some are mistakes.
@@ -85,7 +85,7 @@ class Caught:
     failed: bool = False
 
 
-class Stuck(Exception):
+class UserCodeTimeout(Exception):
     """User code did not end in time.
 
     Args:
@@ -106,14 +106,14 @@ class Stuck(Exception):
         )
 
 
-def run_apart(work: Callable[[Caught], T]) -> T:
+def run_apart(work: Callable[[Capture], T]) -> T:
     """Run `work` in a thread of its own: nothing else stops code that blocks, and a notebook has an event loop already.
 
     Args:
         work: Is given what keeps Python's warnings.
 
     Raises:
-        Stuck: It was not done after `SECONDS`.
+        UserCodeTimeout: It was not done after `SECONDS`.
     """
     results: list[T] = []
     raised: list[BaseException] = []
@@ -130,28 +130,28 @@ def run_apart(work: Callable[[Caught], T]) -> T:
     thread = threading.Thread(target=body, daemon=True, name="rehearsal")
     with warnings.catch_warnings(record=True) as recorded:  # here, so that they are put back when the thread is left behind
         warnings.simplefilter("always", RuntimeWarning)
-        caught = Caught(recorded)
+        caught = Capture(recorded)
         thread.start()
-        for _ in range(round(SECONDS / TICK)):  # while the whole machine stands still, one tick passes
-            thread.join(TICK)
+        for _ in range(round(SECONDS / TICK_SECONDS)):  # while the whole machine stands still, one tick passes
+            thread.join(TICK_SECONDS)
     for warning in recorded:
         if NEVER_AWAITED not in str(warning.message):
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     if thread.is_alive():
         place = line_of(thread)
         _ask_to_end(thread)
-        raise Stuck(place)
+        raise UserCodeTimeout(place)
     if raised:
         raise raised[0]
     return results[0]
 
 
-class LeftBehind(SystemExit):
+class AbandonedThread(SystemExit):
     """Raised in a thread that nobody waits for any more; not the user's."""
 
 
 def _ask_to_end(thread: threading.Thread) -> None:
-    """Raise `LeftBehind` in a thread that executes Python, so that a busy loop does not last for ever.
+    """Raise `AbandonedThread` in a thread that executes Python, so that a busy loop does not last for ever.
 
     One that waits is left to it: as long as an exception waits for a thread, CPython 3.11 does not get past the first call of
     another one that is traced (reached.py).
@@ -160,24 +160,25 @@ def _ask_to_end(thread: threading.Thread) -> None:
         return
     import ctypes
 
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(LeftBehind))
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(AbandonedThread))
 
 
 def _is_busy(thread: threading.Thread) -> bool:
-    """Whether a thread uses the processor; where that is not known, it does."""
+    """Returns whether a thread uses the processor; where that is not known, it does."""
     if not hasattr(time, "pthread_getcpuclockid"):
         return True
     try:
         clock = time.pthread_getcpuclockid(thread.ident or 0)
         before = time.clock_gettime(clock)
-        time.sleep(TICK)
+        time.sleep(TICK_SECONDS)
         return time.clock_gettime(clock) > before
     except OSError:  # it has ended meanwhile
         return False
 
 
 def run_on_a_loop(main: Coroutine[Any, Any, T]) -> T:
-    """Like `asyncio.run`, but silent about what user code leaves running, and without waiting for its threads."""
+    """Runs a coroutine as `asyncio.run` does, but is silent about what user code leaves running, and without waiting for its
+    threads."""
     loop = asyncio.new_event_loop()
     loop.set_exception_handler(lambda loop, context: None)
     try:
@@ -191,7 +192,7 @@ def run_on_a_loop(main: Coroutine[Any, Any, T]) -> T:
 
 
 @contextmanager
-def failures_kept(failures: list[Failure], where: str, caught: Caught) -> Iterator[None]:
+def failures_kept(failures: list[Failure], where: str, caught: Capture) -> Iterator[None]:
     """Keep what user code raises inside as failures, or else the coroutines that it has not awaited.
 
     Args:
@@ -201,7 +202,7 @@ def failures_kept(failures: list[Failure], where: str, caught: Caught) -> Iterat
     before = len(caught.warnings)
     try:
         yield
-    except LeftBehind:
+    except AbandonedThread:
         raise
     except BaseException as error:  # user code's, which may derive its own from `BaseException`
         failures += [failure_of(leaf, where) for leaf in leaves_of(error)]
@@ -218,8 +219,8 @@ def _forgotten(coroutine: Any, where: str) -> Failure:
 
 
 def failure_of(error: BaseException, where: str) -> Failure:
-    """What was raised, and where; `where` is for what no line of the user's took part in."""
-    if isinstance(error, Miscalled):
+    """Returns what was raised, and where; `where` is for what no line of the user's took part in."""
+    if isinstance(error, InvalidCall):
         return Failure(error.place or where, "", error.problem, certain=True)
     line = users_line(error, ())
     place = line or where
@@ -238,7 +239,7 @@ def failure_of(error: BaseException, where: str) -> Failure:
 
 
 def _hint(error: BaseException, place: str) -> str:
-    """What the exception itself does not say, to end its text with."""
+    """Returns what the exception itself does not say, to end its text with."""
     if isinstance(error, AttributeError) and isinstance(error.obj, Action):
         return "; an action's text is `action.text`"
     file, _, number = place.rpartition(":")
@@ -261,7 +262,7 @@ Tries = Sequence[tuple[str, Sequence[Failure]]]
 
 
 def sort_out(tries: Tries, what: str, *, sure: bool, searched: Tries = ()) -> tuple[list[Problem], list[Problem]]:
-    """Which failures are mistakes, because every kind of answers leads to them, and which are only warnings.
+    """Sorts failures into mistakes, because every kind of answers leads to them, and warnings.
 
     Args:
         what: What was tried, as the subject of a sentence.

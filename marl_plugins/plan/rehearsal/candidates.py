@@ -26,8 +26,8 @@ MOST_CANDIDATES = 400
 
 
 @dataclass
-class Known:
-    """What is known of a workflow's answers.
+class AnswerKnowledge:
+    """Facts that are known of a workflow's answers.
 
     Args:
         roles: Names of the roles.
@@ -44,7 +44,7 @@ class Known:
     label: str = ""
 
 
-def candidates(known: Known, speaker: str, notes: Notes, current: str | None) -> Iterator[str]:
+def candidates(known: AnswerKnowledge, speaker: str, notes: Notes, current: str | None) -> Iterator[str]:
     """Answers of a role or tool, the likely ones first.
 
     Args:
@@ -59,7 +59,7 @@ def candidates(known: Known, speaker: str, notes: Notes, current: str | None) ->
             yield text
 
 
-def values_of(known: Known, speaker: str, notes: Notes) -> list[str]:
+def values_of(known: AnswerKnowledge, speaker: str, notes: Notes) -> list[str]:
     """The texts that an answer may hold, the likely ones first."""
     names = [role for role in known.roles if role != speaker]
     tools = [name for functions in known.functions.values() for name in functions]
@@ -67,7 +67,9 @@ def values_of(known: Known, speaker: str, notes: Notes) -> list[str]:
     return list(dict.fromkeys(texts))[:MOST_VALUES]
 
 
-def _in_forms(known: Known, speaker: str, notes: Notes, current: str | None, values: Sequence[str]) -> Iterator[str]:
+def _in_forms(
+    known: AnswerKnowledge, speaker: str, notes: Notes, current: str | None, values: Sequence[str]
+) -> Iterator[str]:
     vocabulary = known.vocabulary
     yield from notes.texts
     yield from (lines[-1] for lines in known.said.get(speaker, ()))
@@ -122,7 +124,7 @@ def _objects(vocabulary: Vocabulary, values: Sequence[str]) -> Iterator[str]:
 
 
 def _changed(current: str, values: Sequence[Any]) -> Iterator[str]:
-    """What a speaker says now, with one of the texts and numbers in its JSON replaced."""
+    """Yields what a speaker says now, with one of the texts and numbers in its JSON replaced."""
     start, end = current.find("{"), current.rfind("}") + 1
     try:
         value = json.loads(current[start:end])

@@ -14,7 +14,7 @@ from marl_plugins.core.problems import Problem
 from marl_plugins.core.prompts import prompt_renderer
 from marl_plugins.core.tiny import is_tiny
 from marl_plugins.core.trajectory import Task
-from marl_plugins.plan.rehearsal.apart import Caught, Failure, Stuck, failures_kept, run_apart, where_of
+from marl_plugins.plan.rehearsal.apart import Capture, Failure, UserCodeTimeout, failures_kept, run_apart, where_of
 from marl_plugins.run import Run
 
 MOST = 4
@@ -43,13 +43,13 @@ def copies_of_label(tasks: Sequence[Task]) -> list[str]:
 
 
 def demonstrated(run: Run, tasks: Sequence[Task]) -> dict[str, list[tuple[str, ...]]]:
-    """What each role says in the recipe's demonstrations of some tasks, in turn; nothing where they cannot be drawn."""
+    """Returns what each role says in the recipe's demonstrations of some tasks, in turn; nothing where they cannot be drawn."""
     module = run.demonstrations_module
     if module is None:
         return {}
     found: dict[str, dict[tuple[str, ...], None]] = {}
 
-    def draw(caught: Caught) -> None:
+    def draw(caught: Capture) -> None:
         rng = random.Random(0)
         with failures_kept([], "", caught):
             for task in tasks:
@@ -57,19 +57,19 @@ def demonstrated(run: Run, tasks: Sequence[Task]) -> dict[str, list[tuple[str, .
                     if isinstance(item, Demonstration):
                         found.setdefault(item.role, {})[tuple(map(str, item.said))] = None
 
-    with suppress(Stuck):  # said by `wrong_demonstrations`
+    with suppress(UserCodeTimeout):  # said by `wrong_demonstrations`
         run_apart(draw)
     return {role: list(said) for role, said in found.items()}
 
 
 def wrong_demonstrations(run: Run, task: Task | None) -> list[Problem]:
-    """What is wrong with the demonstrations of a task, where `tiny` models are to learn from them."""
+    """Returns what is wrong with the demonstrations of a task, where `tiny` models are to learn from them."""
     module = run.demonstrations_module
     if module is None or task is None or not any(is_tiny(policy.model) for policy in run.policies):
         return []
     place = place_of(module.demonstrate)
 
-    def draw(caught: Caught) -> tuple[list[object], list[Failure]]:
+    def draw(caught: Capture) -> tuple[list[object], list[Failure]]:
         drawn: list[object] = []
         failures: list[Failure] = []
         with failures_kept(failures, place, caught):
@@ -78,7 +78,7 @@ def wrong_demonstrations(run: Run, task: Task | None) -> list[Problem]:
 
     try:
         drawn, failures = run_apart(draw)
-    except Stuck as stuck:
+    except UserCodeTimeout as stuck:
         return [stuck.problem("demonstrate", place)]
     fix = ""
     if run.args.data.prompt_dataset and not run.recipe.tasks:  # the demonstrations of a recipe are for its own tasks
@@ -93,7 +93,7 @@ def wrong_demonstrations(run: Run, task: Task | None) -> list[Problem]:
 
 
 def _problem(run: Run, item: object) -> str | None:
-    """What is wrong with one of the values that `demonstrate` yielded, as the end of a sentence."""
+    """Returns what is wrong with one of the values that `demonstrate` yielded, as the end of a sentence."""
     if not isinstance(item, Demonstration):
         return f" yields {item!r:.80}, expected a Demonstration of marl_plugins.core.demonstrations"
     if item.role not in run.recipe.roles:

@@ -1,4 +1,4 @@
-"""What the trials of a workflow show beyond what it raises."""
+"""Findings of the trials of a workflow beyond what it raises."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from marl_plugins.core.workflow import RoleCall, forgotten
 from marl_plugins.plan.rehearsal.apart import where_of
 from marl_plugins.plan.rehearsal.labels import MARK, MARK_OF_NUMBERS
 from marl_plugins.plan.rehearsal.noted import plain
-from marl_plugins.plan.rehearsal.reached import Reached, Source, spans
+from marl_plugins.plan.rehearsal.reached import Coverage, Source, spans
 from marl_plugins.plan.rehearsal.script import WORD
 from marl_plugins.plan.rehearsal.trial import SECONDS, Trial
 from marl_plugins.run import Run
@@ -93,7 +93,7 @@ def ancestors(action: Action | None, by_path: dict[str, Action]) -> set[str]:
 
 
 def _shown(calls: Iterable[RoleCall]) -> Iterator[tuple[RoleCall, str, str]]:
-    """What was shown: call, field and text, of every call that was answered."""
+    """Returns what was shown: call, field and text, of every call that was answered."""
     for call in calls:
         if call.action is not None:
             for name, value in call.fields.items():
@@ -119,7 +119,7 @@ def uncalled(trials: Iterable[Trial], roles: Iterable[str]) -> list[str]:
     return [role for role in roles if role not in called]
 
 
-def not_reached(reached: Reached, missing: Sequence[str], file: str, count: int) -> list[Problem]:
+def not_reached(reached: Coverage, missing: Sequence[str], file: str, count: int) -> list[Problem]:
     """Warnings about lines that no trial has executed, and about roles that none has called.
 
     Args:
@@ -186,7 +186,7 @@ def never_ended(trials: Sequence[Trial], file: str) -> list[Problem]:
 
 
 def waited(trials: Iterable[Trial], file: str) -> list[Problem]:
-    """What the workflow waits for although everybody answers at once."""
+    """Returns what the workflow waits for although everybody answers at once."""
     return [
         Problem(
             "rehearsal.waits",

@@ -1,4 +1,4 @@
-"""Who saw whom in a trajectory: as lines of text, as nodes and edges, and as a Mermaid flowchart."""
+"""The graph of who saw whom in a trajectory: as lines of text, as nodes and edges, and as a Mermaid flowchart."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Graph:
 
     @property
     def edges(self) -> list[tuple[str, str]]:
-        """From id to id; what saw no action begins at `task`."""
+        """The edges, from id to id; what saw no action begins at `task`."""
         return [(parent, node.id) for node in self.nodes for parent in node.parents or (TASK,)]
 
     def lines(self) -> list[str]:

@@ -17,8 +17,8 @@ from marl_plugins.core.texts import read_text
 from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.grading.tricks import fenced, mild
 from marl_plugins.plan.plan import Plan
-from marl_plugins.plan.rehearsal.apart import Stuck, run_apart, run_on_a_loop, where_of
-from marl_plugins.plan.rehearsal.scorers import SECONDS, Rehearsed, answer_of
+from marl_plugins.plan.rehearsal.apart import UserCodeTimeout, run_apart, run_on_a_loop, where_of
+from marl_plugins.plan.rehearsal.scorers import SECONDS, RehearsalResult, answer_of
 
 RUNS_PROGRAMS = re.compile(r"\b(?:exec|eval|compile|subprocess|Popen|runner|run_program|sandbox|Sandbox|Checker)\b")
 """What a grader's file names that runs programs."""
@@ -31,7 +31,9 @@ def paid_for_leaving(plan: Plan) -> list[Problem]:
     """A warning where the recipe's grader pays a program that leaves more than one that does nothing."""
     run, module = plan.run, plan.run.grader_module
     function = getattr(module, "score_outcome", None)
-    complete = [t for t in run.state(Rehearsed).trajectories.values() if not (t.agent_failure or t.infrastructure_failure)]
+    complete = [
+        t for t in run.state(RehearsalResult).trajectories.values() if not (t.agent_failure or t.infrastructure_failure)
+    ]
     if not (callable(function) and complete and RUNS_PROGRAMS.search(read_text(run.folder / str(run.recipe.grader)))):
         return []
     if plan.plugins.claims("marl_score_outcome"):
@@ -58,7 +60,7 @@ def paid_for_leaving(plan: Plan) -> list[Problem]:
 
     try:
         found = run_apart(lambda caught: run_on_a_loop(all_paid()))
-    except Stuck:
+    except UserCodeTimeout:
         return []
     if left:
         said = "score_outcome runs programs in the run's own process: one that leaves ends the run"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, SupportsIndex
 
-LONGEST_TEXT = 200
+LONGEST_TEXT_CHARS = 200
 """Longer texts are not remembered, in characters."""
 MOST_TEXTS = 100
 BYTE_ORDER_MARK = "\ufeff"
@@ -25,7 +25,7 @@ LOOKING = (
 
 @dataclass
 class Notes:
-    """What is looked for in the answers of one role, or of one tool."""
+    """Notes of what is looked for in the answers of one role, or of one tool."""
 
     texts: dict[str, None] = field(default_factory=dict)
     """Texts that answers are compared with, or searched for."""
@@ -40,7 +40,7 @@ class Notes:
         for text in texts:
             if text == BYTE_ORDER_MARK:
                 self.as_json = True
-            elif type(text) is str and text.strip() and len(text) <= LONGEST_TEXT and len(self.texts) < MOST_TEXTS:
+            elif type(text) is str and text.strip() and len(text) <= LONGEST_TEXT_CHARS and len(self.texts) < MOST_TEXTS:
                 self.texts.setdefault(text)
 
 
@@ -107,7 +107,7 @@ def _looking(name: str) -> Callable[..., Any]:
 
 
 def _noted(result: Any, notes: Notes) -> Any:
-    """What a method gave, whose texts note too."""
+    """Returns what a method gave, whose texts note too."""
     if type(result) is str:
         return NotedText(result, notes)
     if type(result) in (list, tuple):

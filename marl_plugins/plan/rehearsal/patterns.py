@@ -65,5 +65,5 @@ def _one_of(items: Any) -> str:
 
 
 def _is_open(parts: Any) -> bool:
-    """Whether parts hold something that may be many texts: a repetition."""
+    """Returns whether parts hold something that may be many texts: a repetition."""
     return any(str(kind).endswith("REPEAT") for kind, _ in parts)

@@ -1,4 +1,4 @@
-"""Which lines and branches of a workflow's file the trials have reached, and parts of lines that hold a branch."""
+"""Records which lines and branches of a workflow's file the trials have reached, and parts of lines that hold a branch."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Source:
 
     @cached_property
     def parts(self) -> frozenset[Part]:
-        """What stands in one line with the test that decides whether it is executed: `if x: PART`, `case x: PART`."""
+        """The parts that stand in one line with the test that decides whether it is executed: `if x: PART`, `case x: PART`."""
         bodies = [
             (node.body, node.test.end_lineno if isinstance(node, ast.If) else node.pattern.end_lineno)
             for node in (ast.walk(self._tree) if self.text else ())
@@ -99,8 +99,8 @@ class Source:
 
 
 @dataclass
-class Reached:
-    """What one trial, or several, have executed of a file."""
+class Coverage:
+    """The parts of a file that one trial, or several, have executed."""
 
     source: Source
     entered: set[int] = field(default_factory=set)
@@ -151,7 +151,7 @@ class Reached:
             self._known[code] = self.source.parts_of(code)
         return self._known[code]
 
-    def add(self, other: Reached) -> bool:
+    def add(self, other: Coverage) -> bool:
         """Add what another one has reached; whether anything of it is new."""
         new = not (other.lines <= self.lines and other.arcs <= self.arcs and other.parts <= self.parts)
         self.parts |= other.parts

@@ -1,4 +1,4 @@
-"""Which trials of a workflow are played, and what is said of them."""
+"""Plays the trials of a workflow, and reports what they show."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from functools import partial
 
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.trajectory import Task, Trajectory
-from marl_plugins.plan.rehearsal.apart import Caught, Stuck, run_apart, sort_out, where_of
-from marl_plugins.plan.rehearsal.candidates import Known
+from marl_plugins.plan.rehearsal.apart import Capture, UserCodeTimeout, run_apart, sort_out, where_of
+from marl_plugins.plan.rehearsal.candidates import AnswerKnowledge
 from marl_plugins.plan.rehearsal.examples import demonstrated
 from marl_plugins.plan.rehearsal.findings import (
     drawn,
@@ -26,7 +26,7 @@ from marl_plugins.plan.rehearsal.findings import (
 )
 from marl_plugins.plan.rehearsal.graph import Graph
 from marl_plugins.plan.rehearsal.labels import with_marked_label
-from marl_plugins.plan.rehearsal.reached import Reached
+from marl_plugins.plan.rehearsal.reached import Coverage
 from marl_plugins.plan.rehearsal.script import ONES, WORDS, Script
 from marl_plugins.plan.rehearsal.search import LONG, MORE_CALLS, Search
 from marl_plugins.plan.rehearsal.trial import Stage, Trial
@@ -43,7 +43,7 @@ REPLAYED = 4
 
 @dataclass
 class Rehearsal:
-    """What a rehearsal found.
+    """The findings of a rehearsal.
 
     Args:
         graph: Who saw whom.
@@ -62,7 +62,7 @@ class Rehearsal:
     trajectories: dict[str, Trajectory] = field(default_factory=dict)
     others: list[dict[str, Trajectory]] = field(default_factory=list)
     task: Task | None = None
-    reached: Reached | None = None
+    reached: Coverage | None = None
     trials: list[Trial] = field(default_factory=list)
 
 
@@ -108,7 +108,7 @@ class Rehearser:
             found.others = [kept(trials) for trials in both.values()]
             self._remark(first, search)
             self._add(self.unclear, unended(longer, LONG) if endless else [])
-        except Stuck as stuck:
+        except UserCodeTimeout as stuck:
             found.wrong = [stuck.problem("run", self.stage.file)]
             return found
         found.wrong, found.unclear = list(self.wrong), list(self.unclear)
@@ -125,7 +125,7 @@ class Rehearser:
         """
         marked = with_marked_label(task, self.copies)
 
-        def play(caught: Caught) -> list[Trial]:
+        def play(caught: Capture) -> list[Trial]:
             trials = []
             for script in (WORDS, ONES):
                 trial = self.stage.play(script, marked, caught)
@@ -147,9 +147,9 @@ class Rehearser:
         marked = with_marked_label(self.task, self.copies)
         functions = {role: self.stage.functions_of(role) for role in roles}
         label = str(marked.label) if isinstance(marked.label, str | int | float) else ""
-        known = Known(roles, functions, vocabulary_of(self.stage.workflow), label=label)
+        known = AnswerKnowledge(roles, functions, vocabulary_of(self.stage.workflow), label=label)
         most_calls = MORE_CALLS + max((len(trial.calls) for trial in first if not trial.endless), default=0)
-        search = Search(self.stage, (marked, self.task), known, Reached(self.stage.source), roles, most_calls)
+        search = Search(self.stage, (marked, self.task), known, Coverage(self.stage.source), roles, most_calls)
         for trial in first:
             search.add(trial)
         return search
@@ -160,7 +160,7 @@ class Rehearser:
         variants, problems = variants_of(self.stage.workflow, speakers)
         self._add(self.wrong, problems)
 
-        def play(caught: Caught) -> list[Trial]:
+        def play(caught: Capture) -> list[Trial]:
             trials = []
             for name, variant in variants.items():
                 if isinstance(variant, Script):
@@ -208,7 +208,7 @@ class Rehearser:
         what = f"{WORKFLOW}, on task {task.id!r},"
         scripts = [t.script for t in search.trials if t.complete and t.script.lines][:REPLAYED]
 
-        def play(caught: Caught) -> list[Trial]:
+        def play(caught: Capture) -> list[Trial]:
             return [self.stage.play(script, task, caught) for script in scripts]
 
         more = run_apart(play) if scripts else []
@@ -255,7 +255,7 @@ def kept(first: Sequence[Trial], found: Sequence[Trial] = ()) -> dict[str, Traje
 
 
 def graph_of(trials: Sequence[Trial]) -> Graph:
-    """Who saw whom in the first of the trials in which most roles acted."""
+    """Returns the graph of who saw whom in the first of the trials in which most roles acted."""
     ended = [(trial, trial.trajectory) for trial in trials if trial.trajectory is not None]
     if not ended:
         return Graph()

@@ -20,9 +20,9 @@ from marl_plugins.plan.parts import arity_problem
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.rehearsal import apart
 from marl_plugins.plan.rehearsal.apart import (
-    Caught,
+    Capture,
     Failure,
-    Stuck,
+    UserCodeTimeout,
     failures_kept,
     run_apart,
     run_on_a_loop,
@@ -35,8 +35,9 @@ SECONDS = 3.0
 """A score that takes longer is not waited for."""
 
 
-class Rehearsed:
-    """What a run's rehearsal left, for plugins that try their scorers on it in `marl_configure`: `run.state(Rehearsed)`."""
+class RehearsalResult:
+    """The trajectories that a run's rehearsal left, for plugins that try their scorers on it in `marl_configure`:
+    `run.state(RehearsalResult)`."""
 
     def __init__(self) -> None:
         self.trajectories: dict[str, Trajectory] = {}
@@ -61,9 +62,9 @@ def try_scorer(
     Returns:
         Mistakes, and warnings.
     """
-    rehearsed, where = run.state(Rehearsed), place_of(function) or what
+    rehearsed, where = run.state(RehearsalResult), place_of(function) or what
 
-    def tries(trajectories: dict[str, Trajectory], caught: Caught) -> list[tuple[str, list[Failure]]]:
+    def tries(trajectories: dict[str, Trajectory], caught: Capture) -> list[tuple[str, list[Failure]]]:
         found = []
         complete = {k: t for k, t in trajectories.items() if not (t.agent_failure or t.infrastructure_failure)}
         for kind, trajectory in (complete or trajectories).items():  # a failure is not scored like an answer
@@ -82,7 +83,7 @@ def try_scorer(
             if wrong or unclear:
                 break
         return wrong, unclear
-    except Stuck as stuck:
+    except UserCodeTimeout as stuck:
         if may_wait:
             said = f"{what} was still here after {apart.SECONDS:g} s, and was not tried further"
             return [], [Problem("rehearsal.waits", where_of(stuck.place or where), said, severity="warning")]
@@ -129,7 +130,9 @@ def try_grader(plan: Plan) -> tuple[list[Problem], list[Problem]]:
                 severity="warning",
             )
         )
-    complete = [t for t in run.state(Rehearsed).trajectories.values() if not (t.agent_failure or t.infrastructure_failure)]
+    complete = [
+        t for t in run.state(RehearsalResult).trajectories.values() if not (t.agent_failure or t.infrastructure_failure)
+    ]
     silent = bool(complete) and all(t.answer is None for t in complete)
     if silent and ".answer" in read_text(run.folder / str(run.recipe.grader)):
         unclear.append(
@@ -163,6 +166,6 @@ def _try_reward_function(plan: Plan) -> tuple[list[Problem], list[Problem]]:
 
 
 async def answer_of(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a recipe's function answers, plain or async."""
+    """Returns what a recipe's function answers, plain or async."""
     answer = function(*arguments)
     return await answer if inspect.isawaitable(answer) else answer

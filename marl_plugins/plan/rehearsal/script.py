@@ -1,11 +1,11 @@
-"""What every role says, and every tool answers, in one run of a workflow."""
+"""A script is what every role says, and every tool answers, in one run of a workflow."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-SHOWN = 60
+SHOWN_CHARS = 60
 """Characters of an answer in a message."""
 TOOL = "tools."
 """Begins the speaker that is a tool; roles are called by their names alone."""
@@ -13,13 +13,13 @@ WORD = "answerzq"
 """Begins what an action says when every answer is a word of its own, to be found again wherever it is shown."""
 
 
-class Failing(str):
-    """What a tool answers to a call that has failed."""
+class FailureText(str):
+    """The text that a tool answers to a call that has failed."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """What every role says, and every tool answers, in one run of a workflow.
+    """A script of what every role says, and every tool answers, in one run of a workflow.
 
     Args:
         when: Says when a run is like this: "every answer is a word".
@@ -53,16 +53,16 @@ class Script:
 
     @property
     def key(self) -> tuple[tuple[str, tuple[str | None, ...]], ...]:
-        """What makes two scripts the same, whatever they are called."""
+        """Returns what makes two scripts the same, whatever they are called."""
         return tuple(sorted((by, (*lines, str(type(lines[-1])))) for by, lines in self.lines.items()))
 
 
 def quoted(lines: Sequence[str | None]) -> str:
-    """What a speaker says, as the predicate of a sentence."""
+    """Returns what a speaker says, as the predicate of a sentence."""
     known = [line for line in lines if line is not None]
-    if isinstance(known[-1], Failing):
+    if isinstance(known[-1], FailureText):
         return "fails"
-    last = known[-1] if len(known[-1]) <= SHOWN else known[-1][:SHOWN] + "..."
+    last = known[-1] if len(known[-1]) <= SHOWN_CHARS else known[-1][:SHOWN_CHARS] + "..."
     return f"says {'in the end ' if len(lines) > 1 else ''}{last!r}"
 
 

@@ -16,11 +16,11 @@ from itertools import islice
 
 from marl_plugins.core.trajectory import Task
 from marl_plugins.core.workflow import Workflow
-from marl_plugins.plan.rehearsal.apart import Caught
-from marl_plugins.plan.rehearsal.candidates import Known, candidates
+from marl_plugins.plan.rehearsal.apart import Capture
+from marl_plugins.plan.rehearsal.candidates import AnswerKnowledge, candidates
 from marl_plugins.plan.rehearsal.noted import Notes
-from marl_plugins.plan.rehearsal.reached import Reached
-from marl_plugins.plan.rehearsal.script import TOOL, WORDS, Failing, Script
+from marl_plugins.plan.rehearsal.reached import Coverage
+from marl_plugins.plan.rehearsal.script import TOOL, WORDS, FailureText, Script
 from marl_plugins.plan.rehearsal.trial import MOST_CALLS, Stage, Trial
 
 MOST_TRIALS = 600
@@ -50,8 +50,8 @@ class Search:
 
     stage: Stage
     tasks: tuple[Task, Task]
-    known: Known
-    reached: Reached
+    known: AnswerKnowledge
+    reached: Coverage
     wanted: Iterable[str]
     most_calls: int = MORE_CALLS
     trials: list[Trial] = field(default_factory=list)
@@ -92,18 +92,18 @@ class Search:
             self.elsewhere.append(trial)
 
     def says_the_label(self, script: Script) -> bool:
-        """Whether somebody says the task's label in a script, and may be shown it therefore."""
+        """Returns whether somebody says the task's label in a script, and may be shown it therefore."""
         label = self.known.label
         return bool(label) and any(label in line for lines in script.lines.values() for line in lines if line)
 
     @property
     def done(self) -> bool:
-        """Whether everything was reached."""
+        """Returns whether everything was reached."""
         called = {call.spec.name for trial in (*self.trials, *self.elsewhere) for call in trial.calls}
         complete = any(trial.complete for trial in self.trials)
         return complete and called >= set(self.wanted) and not self.reached.missed and not self.reached.missed_branches
 
-    def run_some(self, caught: Caught) -> bool:
+    def run_some(self, caught: Capture) -> bool:
         """Play the next few scripts; whether there are more to come."""
         began = time.thread_time()
         try:
@@ -117,7 +117,7 @@ class Search:
         finally:
             self.spent += time.thread_time() - began
 
-    def _played(self, script: Script, caught: Caught) -> Trial:
+    def _played(self, script: Script, caught: Capture) -> Trial:
         """One trial; the first that is left in a loop is played again with more calls, in case the loop ends."""
         trial = self.play(script, caught)
         if trial.endless and self.most_calls < LONG and not self._in_a_loop:
@@ -126,7 +126,7 @@ class Search:
             self.most_calls = before if trial.endless else len(trial.calls) + MORE_CALLS
         return trial
 
-    def play(self, script: Script, caught: Caught, workflow: Workflow | None = None) -> Trial:
+    def play(self, script: Script, caught: Capture, workflow: Workflow | None = None) -> Trial:
         """One trial; what it raises is what the workflow (or another one) raises on the task and with texts as they are."""
         marked, real = self.tasks
         play = partial(self.stage.play, script, caught=caught, most_calls=self.most_calls, workflow=workflow)
@@ -165,7 +165,7 @@ class Search:
         self._more = False
 
     def _speakers(self, trial: Trial) -> list[str]:
-        """Who speaks in a trial, those first whose answers the workflow looks into."""
+        """Returns who speaks in a trial, those first whose answers the workflow looks into."""
         opaque = bool(self.known.vocabulary.patterns)
         return sorted(
             trial.answers, key=lambda by: not (self._notes.get(by, Notes()).looked or (opaque and TOOL not in by))
@@ -177,7 +177,7 @@ class Search:
         current = now[-1] if now else None
         texts: Iterable[str] = candidates(self.known, speaker, self._notes.get(speaker, Notes()), current)
         if speaker.startswith(TOOL):
-            texts = (Failing(""), *texts)
+            texts = (FailureText(""), *texts)
         for text in texts:
             changed = [trial.script.saying(speaker, text)]
             if trial.answers[speaker] > 1:

@@ -14,17 +14,17 @@ from typing import Any
 
 from marl_plugins.core.calls import TAGGED, parse_call
 from marl_plugins.core.failures import InfrastructureFailure
-from marl_plugins.core.fields import Miscalled
+from marl_plugins.core.fields import InvalidCall
 from marl_plugins.core.prompts import followup_renderer, prompt_renderer
 from marl_plugins.core.roles import Call, RoleSpec, Sampling
 from marl_plugins.core.tools import Function, FunctionCall, Tool, ToolCall
 from marl_plugins.core.trajectory import Generation, Task, ToolResult, Trajectory
 from marl_plugins.core.workflow import RoleCall, RoleCalls, Roles, Workflow, calls_of, run_workflow
 from marl_plugins.loading import users_line
-from marl_plugins.plan.rehearsal.apart import Caught, Failure, failure_of, failures_kept, run_on_a_loop
+from marl_plugins.plan.rehearsal.apart import Capture, Failure, failure_of, failures_kept, run_on_a_loop
 from marl_plugins.plan.rehearsal.noted import NotedText, Notes, plain
-from marl_plugins.plan.rehearsal.reached import Reached, Source
-from marl_plugins.plan.rehearsal.script import TOOL, Failing, Script
+from marl_plugins.plan.rehearsal.reached import Coverage, Source
+from marl_plugins.plan.rehearsal.script import TOOL, FailureText, Script
 from marl_plugins.run import Run
 
 MOST_CALLS = 200
@@ -37,7 +37,7 @@ NO_LIMIT = 10**9
 
 @dataclass
 class Trial:
-    """What one run of a workflow left.
+    """A trial is what one run of a workflow left.
 
     Args:
         script: What was said.
@@ -53,7 +53,7 @@ class Trial:
     """
 
     script: Script
-    reached: Reached
+    reached: Coverage
     trajectory: Trajectory | None = None
     calls: list[RoleCall] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
@@ -65,12 +65,12 @@ class Trial:
 
     @property
     def failed(self) -> bool:
-        """Whether the workflow raised something, be it that the agents have failed."""
+        """Returns whether the workflow raised something, be it that the agents have failed."""
         return self.trajectory is None or self.trajectory.agent_failure is not None
 
     @property
     def complete(self) -> bool:
-        """Whether the workflow came to its own end."""
+        """Returns whether the workflow came to its own end."""
         return self.trajectory is not None and not (self.failed or self.trajectory.infrastructure_failure)
 
     def after(self, first: Trial) -> Trial:
@@ -146,7 +146,7 @@ class Stage:
         self,
         script: Script,
         task: Task,
-        caught: Caught,
+        caught: Capture,
         *,
         most_calls: int = MOST_CALLS,
         workflow: Workflow | None = None,
@@ -160,8 +160,8 @@ class Stage:
             noting: Whether answers note what is looked for in them. Code that takes nothing but `str` itself refuses those
                 that do, so that what such a trial raises has to be seen without.
         """
-        trial = Trial(script, Reached(self.source))
-        performance = Performance(trial, workflow or self.workflow, most_calls, noting)
+        trial = Trial(script, Coverage(self.source))
+        performance = TrialRun(trial, workflow or self.workflow, most_calls, noting)
         before = _shared_generators()
         with failures_kept(trial.failures, self.file, caught), trial.reached.watching():
             trial.trajectory = run_on_a_loop(performance.run(self, copy.deepcopy(task)))
@@ -190,7 +190,7 @@ class Stage:
         }
 
 
-class Performance:
+class TrialRun:
     """One trial while its workflow runs."""
 
     def __init__(self, trial: Trial, workflow: Workflow, most_calls: int, noting: bool):
@@ -214,7 +214,7 @@ class Performance:
             awaitable = self.workflow(task, roles, tools)
             if not inspect.isawaitable(awaitable):
                 kind = type(awaitable).__name__
-                raise Miscalled(
+                raise InvalidCall(
                     f"run gives {kind} at once; write `async def run(task, roles, tools)`, without `yield`", None
                 )
             try:
@@ -242,7 +242,7 @@ class Performance:
         )
 
     async def generate(self, call: Call) -> Generation:
-        """An answer at once, so that whatever runs beside the workflow has not begun when it ends without waiting for it."""
+        """An answer at once, so that whatever runs during the workflow has not begun when it ends without waiting for it."""
         number = len(self.chat.texts)
         if number >= self.most_calls:
             self.trial.endless = True
@@ -263,7 +263,7 @@ class Performance:
         async def answer(call: ToolCall) -> ToolResult:
             text = self._line(f"{TOOL}{name}", 0)
             output = self._noted(f"{TOOL}{name}", text or "")
-            return ToolResult(name, call.text, output, ok=not isinstance(text, Failing))
+            return ToolResult(name, call.text, output, ok=not isinstance(text, FailureText))
 
         return Tool(name, answer, lambda text: [], functions=functions)
 
@@ -275,7 +275,7 @@ def tagged_calls(said: str) -> list[FunctionCall]:
 
 
 def _functions(name: str, tool: Tool | None) -> tuple[Function, ...]:
-    """What a role of the rehearsal may call: the tool's functions, or else one of its own name."""
+    """Returns what a role of the rehearsal may call: the tool's functions, or else one of its own name."""
     return tuple((tool and tool.functions) or (Function(name, "", {}),))
 
 
@@ -287,11 +287,11 @@ def _shared_generators() -> tuple[Any, Any]:
 
 
 def refuse_running_tasks() -> None:
-    """Raise `Miscalled` where the workflow has ended and a task of its own still runs that it has not cancelled."""
+    """Raise `InvalidCall` where the workflow has ended and a task of its own still runs that it has not cancelled."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     running = sorted(_place_and_name(task) for task in tasks if not task.done() and not task.cancelling())
     for place, name in running:
-        raise Miscalled(f"{name} runs as a task that nobody awaits when run ends; await it, or cancel it", place)
+        raise InvalidCall(f"{name} runs as a task that nobody awaits when run ends; await it, or cancel it", place)
 
 
 def _place_and_name(task: asyncio.Task[Any]) -> tuple[str, str]:

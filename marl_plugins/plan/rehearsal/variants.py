@@ -1,4 +1,4 @@
-"""What a workflow says of its own variants, each of which the rehearsal runs.
+"""Variants that a workflow names itself, each of which the rehearsal runs.
 
 def variants():                                # beside run in workflow.py, or an attribute of a plugin's workflow
     return {
@@ -68,7 +68,7 @@ def variants_of(workflow: Workflow, speakers: Collection[str]) -> tuple[Variants
 
 
 def speakers_of(roles: Collection[str], tools: Collection[str]) -> list[str]:
-    """Whom a variant may name."""
+    """Returns the speakers that a variant may name."""
     return [*roles, *(f"{TOOL}{name}" for name in tools)]
 
 

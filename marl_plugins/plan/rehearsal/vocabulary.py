@@ -1,4 +1,4 @@
-"""What a workflow may look for in an answer, read from its code: texts, keys, numbers, patterns, tags.
+"""The vocabulary that a workflow may look for in an answer, read from its code: texts, keys, numbers, patterns, tags.
 
 Read are the file in which the workflow stands, the recipe's files that it imports, and the values that lie in them: the keys of a
 table, the members of an enumeration, a compiled pattern, the fields of a class.
@@ -22,7 +22,7 @@ from marl_plugins.core.workflow import Workflow
 from marl_plugins.loading import FOLDERS
 
 MOST_OF_A_CONTAINER = 50
-LONGEST_TEXT = 200
+LONGEST_TEXT_CHARS = 200
 DEEPEST = 3
 """Levels of containers that are looked into."""
 TESTS = (
@@ -47,7 +47,7 @@ FENCE = "```"
 
 @dataclass
 class Vocabulary:
-    """What a workflow's code looks for, in the order in which it stands there."""
+    """The texts and values that a workflow's code looks for, in the order in which it stands there."""
 
     texts: dict[str, None] = field(default_factory=dict)
     keys: dict[str, None] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Vocabulary:
 
     def add_text(self, text: Any) -> None:
         """Add a text that answers may be compared with."""
-        if isinstance(text, str) and text.strip() and len(text) <= LONGEST_TEXT:
+        if isinstance(text, str) and text.strip() and len(text) <= LONGEST_TEXT_CHARS:
             self.texts.setdefault(str(text))
 
     def add_pattern(self, pattern: Any) -> None:
@@ -104,7 +104,7 @@ def _modules(workflow: Workflow) -> Iterator[ModuleType]:
 
 
 def _own_values(workflow: Any) -> list[Any]:
-    """What a workflow that is an object or a closure carries with it."""
+    """Returns what a workflow that is an object or a closure carries with it."""
     function = workflow.__func__ if isinstance(workflow, MethodType) else workflow
     cells = function.__closure__ or () if isinstance(function, FunctionType) else ()
     owner = getattr(workflow, "__self__", workflow)

@@ -38,7 +38,7 @@ def marl_tools(run: Run) -> list[Tool]:
 
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
-    """What is wrong with the servers' settings; what the servers offer shows when a run starts."""
+    """Returns what is wrong with the servers' settings; what the servers offer shows when a run starts."""
     config = run.section(MCPConfig)
     if config is None or not config.servers:
         return []

@@ -1,4 +1,4 @@
-"""What is wrong with a recipe's MCP servers, as far as it can be known without starting one."""
+"""Checks of a recipe's MCP servers, as far as is possible without starting one."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ class MCPServerConfig(Model):
     command: list[str] = []
     """A program and its arguments, started in the recipe's folder and spoken to over its standard input and output."""
     env: dict[str, str] = pydantic.Field({}, repr=False, examples=["{API_KEY: $API_KEY}"])
-    """Its environment, beside HOME, LOGNAME, PATH, SHELL, TERM and USER. `$NAME` stands for a variable of the run's own, where
-    secrets belong."""
+    """Its environment, in addition to HOME, LOGNAME, PATH, SHELL, TERM and USER. `$NAME` stands for a variable of the run's own,
+    where secrets belong."""
     url: str = ""
     """Address of a server that runs already (streamable HTTP)."""
     headers: dict[str, str] = pydantic.Field({}, repr=False, examples=["{API_KEY: $API_KEY}"])
@@ -49,7 +49,7 @@ class MCPServerConfig(Model):
         return list(dict.fromkeys(name for text in texts if text.is_valid() for name in text.get_identifiers()))
 
     def program(self, folder: Path) -> str | None:
-        """The file of its command: by a path from the recipe's folder, or by a name that is looked for beside the run's own
+        """The file of its command: by a path from the recipe's folder, or by a name that is looked for next to the run's own
         Python and then in PATH; None where there is none."""
         name = self.command[0]
         if os.sep in name:

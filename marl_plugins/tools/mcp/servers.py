@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from mcp import Client
     from mcp_types import CallToolResult
 
-STARTING = 60.0
+STARTING_SECONDS = 60.0
 """Seconds in which a server has to be connected and to list its tools; some install themselves first."""
-ALIVE = 5.0
+ALIVE_SECONDS = 5.0
 """Seconds in which a server that has failed a call has to answer another request; else it is given up, and started anew."""
-LEAVING = 10.0
+LEAVING_SECONDS = 10.0
 """Seconds for a server's process to end; the SDK ends it after two, and kills it after four."""
-LAST_WORDS = 500
+LAST_WORDS_CHARS = 500
 """Characters of a server's standard error that are shown where it failed."""
 
 
@@ -192,7 +192,7 @@ class Server:
             from mcp.client.streamable_http import streamable_http_client
 
             headers = {name: _filled(value) for name, value in config.headers.items()}
-            timeout, limits = httpx2.Timeout(STARTING, read=config.seconds + STARTING), httpx2.Limits()
+            timeout, limits = httpx2.Timeout(STARTING_SECONDS, read=config.seconds + STARTING_SECONDS), httpx2.Limits()
             async with httpx2.AsyncClient(headers=headers, timeout=timeout, limits=limits) as client:
                 yield streamable_http_client(_filled(config.url), http_client=client)
         else:
@@ -208,7 +208,7 @@ class Server:
 
     @property
     def place(self) -> str:
-        """Where the server is, as it may be written."""
+        """Returns where the server is, as it may be written."""
         return shown_url(self.config.url) if self.config.url else self.config.command[0]
 
 
@@ -218,7 +218,7 @@ class Session:
     def __init__(self, server: Server):
         self.functions: list[Function] = []
         self._server = server
-        self._said = LastWords()
+        self._said = StderrTail()
         self._leave = asyncio.Event()
         self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._owner = asyncio.create_task(self._hold(), name=f"MCP server {server.name}")
@@ -227,7 +227,7 @@ class Session:
 
     @property
     def ended(self) -> bool:
-        """Whether no call can be made any more."""
+        """Returns whether no call can be made any more."""
         return self._leave.is_set() or self._owner.done()
 
     def _ended(self, owner: asyncio.Task[None]) -> None:
@@ -240,9 +240,9 @@ class Session:
 
         async with AsyncExitStack() as stack:
             errors = stack.enter_context(self._said.written())
-            async with self._server.starting, asyncio.timeout(STARTING):
+            async with self._server.starting, asyncio.timeout(STARTING_SECONDS):
                 transport = await stack.enter_async_context(self._server.transport(errors))
-                client = await stack.enter_async_context(Client(transport, read_timeout_seconds=STARTING))
+                client = await stack.enter_async_context(Client(transport, read_timeout_seconds=STARTING_SECONDS))
                 self.functions = await _listed(client)
             self._client.set_result(client)
             await self._leave.wait()
@@ -260,7 +260,7 @@ class Session:
         return self._client.result()
 
     async def call(self, name: str, arguments: dict[str, Any]) -> tuple[bool, str]:
-        """What one of the server's tools answered, and whether that is no error.
+        """Calls one of the server's tools; returns its answer, and whether that is no error.
 
         Raises:
             InfrastructureFailure: It has not answered.
@@ -288,7 +288,7 @@ class Session:
 
         gone: tuple[type[Exception], ...] = (TimeoutError, MCPError, *_broken())
         try:
-            async with asyncio.timeout(ALIVE):
+            async with asyncio.timeout(ALIVE_SECONDS):
                 await client.list_tools(cache_mode="bypass")
         except gone:
             self._leave.set()
@@ -298,25 +298,25 @@ class Session:
         self._leave.set()
         if not self._client.done():
             self._owner.cancel()  # it is still being opened
-        await asyncio.wait({self._owner}, timeout=LEAVING)
+        await asyncio.wait({self._owner}, timeout=LEAVING_SECONDS)
 
     def _failure(self, why: str) -> InfrastructureFailure:
-        said = self._said.text.strip()[-LAST_WORDS:]
+        said = self._said.text.strip()[-LAST_WORDS_CHARS:]
         text = f"MCP server {self._server.name!r} ({self._server.place}): {why}" + (f"; it wrote: {said}" if said else "")
         return InfrastructureFailure("tool", self._server.redaction.text(text))
 
     def _why(self) -> str:
-        """Why the session has ended."""
+        """Returns why the session has ended."""
         if not self._owner.done() or self._owner.cancelled():
             return "its connection has ended"
         if (error := self._owner.exception()) is None:
             return "its connection was closed"
         if isinstance(error, TimeoutError):
-            return f"not connected within {STARTING:g} s"
+            return f"not connected within {STARTING_SECONDS:g} s"
         return ", ".join(dict.fromkeys(str(leaf) or type(leaf).__name__ for leaf in leaves_of(error)))
 
 
-class LastWords:
+class StderrTail:
     """The end of what a process writes to its standard error; all before it is dropped."""
 
     def __init__(self) -> None:
@@ -343,11 +343,12 @@ class LastWords:
 
     def _read(self, reading: int) -> None:
         with contextlib.suppress(BlockingIOError):
-            self._end = (self._end + os.read(reading, 1 << 16))[-4 * LAST_WORDS :]
+            self._end = (self._end + os.read(reading, 1 << 16))[-4 * LAST_WORDS_CHARS :]
 
 
 def _broken() -> tuple[type[Exception], ...]:
-    """What the SDK raises where a connection or the protocol is broken; RuntimeError where a result does not fit its schema."""
+    """Returns what the SDK raises where a connection or the protocol is broken; RuntimeError where a result does not fit its
+    schema."""
     import anyio
     import httpx2
     from pydantic import ValidationError
@@ -368,7 +369,7 @@ async def _listed(client: Client) -> list[Function]:
 
 
 def _text_of(result: CallToolResult) -> str:
-    """What a result says; of pictures and the like only that there was one."""
+    """Returns what a result says; of pictures and the like only that there was one."""
     if not result.content and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
     return "\n".join(block.text if block.type == "text" else f"[{block.type}]" for block in result.content)

@@ -36,7 +36,7 @@ def marl_tools(run: Run) -> list[Tool]:
 
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
-    """What is wrong with the database."""
+    """Returns what is wrong with the database."""
     from marl_plugins.tools.sql.databases import database_problems
 
     config = run.section(SqlToolConfig)

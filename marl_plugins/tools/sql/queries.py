@@ -63,7 +63,7 @@ LIMITS = {
     sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 0,
     sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
 }
-PERIOD = 200
+PERIOD_STEPS = 200
 """Steps between two looks at the limits."""
 STEPS_OF_A_DATE = 100
 """What a call of a date function counts, because it is answered in Python."""
@@ -91,7 +91,7 @@ def sql_tool(config: SqlToolConfig, database: Path) -> Tool:
 def runner(
     tool: str, config: SqlToolConfig, database: Callable[[ToolCall], Path]
 ) -> Callable[[ToolCall], Awaitable[ToolResult]]:
-    """What a tool of this kind calls.
+    """Returns the function that a tool of this kind calls.
 
     Args:
         tool: Its name.
@@ -112,7 +112,7 @@ def runner(
 
 @dataclass(frozen=True)
 class Answer:
-    """What a query gave.
+    """The answer to a query.
 
     Args:
         rows: At most `SqlToolConfig.rows`.
@@ -128,7 +128,7 @@ class Answer:
     stopped: str = ""
 
     def text(self, config: SqlToolConfig) -> str:
-        """As CSV with a line of names, or the problem."""
+        """Returns the answer as CSV with a line of names, or the problem."""
         if self.problem:
             return self.problem[: config.output_chars]
         lines = [_csv(self.columns), *map(_csv, self.rows)]
@@ -203,7 +203,7 @@ def _answer(
         return sqlite3.SQLITE_OK if action in ALLOWED else sqlite3.SQLITE_DENY
 
     connection.set_authorizer(authorize)
-    connection.set_progress_handler(meter.spent, PERIOD)
+    connection.set_progress_handler(meter.spent, PERIOD_STEPS)
     try:
         cursor = connection.execute(query, parameters)
         if cursor.description is None:
@@ -221,7 +221,7 @@ def _answer(
 
 
 def _hint(error: str, connection: sqlite3.Connection, readable: Iterable[str], tables: dict[str, str]) -> str:
-    """What helps to correct a query: the name that an unknown table or column is closest to."""
+    """Returns what helps to correct a query: the name that an unknown table or column is closest to."""
     own = sorted(tables[table] for table in readable)
     if "authoriz" in error and "function" not in error:
         return f"; a query can only read {', '.join(own)}"
@@ -233,7 +233,7 @@ def _hint(error: str, connection: sqlite3.Connection, readable: Iterable[str], t
 
 @dataclass
 class Meter:
-    """What one query has used; and the date functions, for which today is the database's own day."""
+    """Measures what one query has used; and has the date functions, for which today is the database's own day."""
 
     config: SqlToolConfig
     step: int = 1
@@ -245,8 +245,8 @@ class Meter:
     started: float = field(default_factory=time.thread_time)
 
     def spent(self) -> bool:
-        """Called every `PERIOD` steps: whether the query has to end."""
-        self.steps += PERIOD * self.step
+        """Called every `PERIOD_STEPS` steps: whether the query has to end."""
+        self.steps += PERIOD_STEPS * self.step
         if self.steps > self.config.steps:
             self.stopped = "steps"
             self.problem = f"stopped after {self.config.steps:,} steps; join on keys, or read fewer rows"
@@ -285,7 +285,7 @@ TOKEN = re.compile(
 
 
 def expansions(query: str) -> float:
-    """How often the tables in WITH are copied into each other, at most: SQLite does so before it begins to count steps.
+    """Counts how often the tables in WITH are copied into each other, at most: SQLite does so before it begins to count steps.
 
     Sixteen tables that each name the one before twice are 65,536 copies, a second; twenty-four are some minutes.
     """

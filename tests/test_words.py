@@ -1,0 +1,105 @@
+"""The words of the package: docstrings that can be read alone, classes that are nouns, and one meaning for each word."""
+
+import ast
+import re
+
+import pytest
+from test_structure import PACKAGE, TREES
+
+DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)
+WITHOUT_SUBJECT = frozenset(
+    [
+        *(
+            "What",
+            "Whether",
+            "That",
+            "Those",
+            "Why",
+            "Where",
+            "How",
+            "Which",
+            "Who",
+            "Whose",
+            "Whom",
+            "Whoever",
+            "When",
+            "While",
+        ),
+        *(
+            "As",
+            "Of",
+            "By",
+            "From",
+            "For",
+            "In",
+            "On",
+            "With",
+            "Without",
+            "Until",
+            "After",
+            "Before",
+            "Around",
+            "Except",
+            "Like",
+        ),
+        *("To", "At", "Or", "Its", "Their", "It", "Them", "There", "Otherwise"),
+    ]
+)
+"""Words with which a docstring begins whose first sentence has no subject of its own."""
+PARTICIPLE = ("ed", "ing", "een", "own")
+PARTICIPLES = {
+    "Finding": "a noun: a line of `openrlhf doctor`",
+    "GraderFinding": "a noun",
+    "JudgeTraining": "a noun: the training of a judge",
+    "RunEnded": "an exception, which is named after what happened",
+    "RunPaused": "an exception, which plugins raise by this name",
+    "Sampling": "the field's noun for how tokens are drawn",
+    "Seating": "a noun: which seats there are, and where",
+    "Seen": "the view that a scorer is given: its parameter has this name in every recipe",
+}
+"""Classes that end like participles, and why they keep their names."""
+TEXTS = [*PACKAGE.rglob("*.py"), *(PACKAGE.parent / "docs").glob("*.md"), PACKAGE.parent / "README.md"]
+
+
+def last_word(name):
+    return re.findall(r"[A-Z]+[a-z]*|[a-z]+", name)[-1]
+
+
+@pytest.mark.parametrize("file", TREES)
+def test_a_docstring_begins_with_its_subject_or_its_verb(file):
+    documented = [node for node in ast.walk(TREES[file]) if isinstance(node, DEFINITIONS) and ast.get_docstring(node)]
+    without = [
+        f"{file}:{getattr(node, 'lineno', 1)} {getattr(node, 'name', '')}"
+        for node in documented
+        if ast.get_docstring(node).split()[0].strip("`,.:;") in WITHOUT_SUBJECT
+    ]
+    assert not without
+
+
+def test_no_class_is_a_participle():
+    """Names that are a participle with a noun (`ForwardedRows`) are nouns."""
+    names = {node.name for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    assert {name for name in names if last_word(name).endswith(PARTICIPLE)} == PARTICIPLES.keys()
+
+
+@pytest.mark.parametrize("words", ["beside the rollout", "beside other work", "what it is that"])
+def test_beside_is_a_place(words):
+    """What happens at the same time happens *during* the rollout; what is more comes *in addition to* the rest."""
+    assert not [file.name for file in TEXTS if words in " ".join(file.read_text().split())]
+
+
+def test_a_seat_is_a_device_that_training_processes_share():
+    """docs/glossary.md: only process groups have seats."""
+    named = {
+        file
+        for file, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, DEFINITIONS) and "seat" in getattr(node, "name", "").lower()
+    }
+    assert all(file.startswith("process_groups/") for file in named), named
+
+
+def test_the_glossary_has_each_word_once():
+    words = re.findall(r"^\| ([^|]+?) \|", (PACKAGE.parent / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    words = [word for word in words if word not in ("word", "---")]
+    assert len(words) == len(set(words)) >= 30
