@@ -33,13 +33,13 @@ def until(condition):
 def test_a_call_of_a_caller_that_has_slept_or_ended_is_made(started, monkeypatch):
     monkeypatch.setattr(gate, "IN_FLIGHT_SECONDS", 0.0)
     pid = started("import time; time.sleep(99)")
-    assert until(lambda: gate.Allowed().is_made(pid))
-    assert gate.Allowed().is_made(2**22 + 1)
+    assert until(lambda: gate.AllowedCall().is_made(pid))
+    assert gate.AllowedCall().is_made(2**22 + 1)
 
 
 def test_a_call_of_a_caller_that_works_is_made_when_it_has_worked_for_a_while(started, monkeypatch):
     monkeypatch.setattr(gate, "IN_FLIGHT_SECONDS", 0.0)
-    pid, allowed = started("while True: pass"), gate.Allowed()
+    pid, allowed = started("while True: pass"), gate.AllowedCall()
     monkeypatch.setattr(gate, "IN_FLIGHT_TICKS", 10**9)
     assert until(lambda: not allowed.is_made(pid)) and not allowed.is_made(pid)
     monkeypatch.setattr(gate, "IN_FLIGHT_TICKS", 3)
@@ -47,13 +47,13 @@ def test_a_call_of_a_caller_that_works_is_made_when_it_has_worked_for_a_while(st
 
 
 def test_no_more_are_allowed_than_there_may_be_however_late_they_are_made(monkeypatch):
-    monkeypatch.setattr(gate.Allowed, "is_made", lambda self, caller: False)  # nobody has got to it yet
+    monkeypatch.setattr(gate.AllowedCall, "is_made", lambda self, caller: False)  # nobody has got to it yet
     count = gate.Count(3, lambda: 1)
     assert [count.take(caller) for caller in (11, 12, 13, 14)] == [True, True, False, False]
 
 
 def test_who_asks_again_has_made_the_call_before(monkeypatch):
-    monkeypatch.setattr(gate.Allowed, "is_made", lambda self, caller: False)
+    monkeypatch.setattr(gate.AllowedCall, "is_made", lambda self, caller: False)
     there = [1]
     count = gate.Count(3, lambda: there[0])
     for now, expected in ((1, True), (2, True), (3, False), (2, True)):

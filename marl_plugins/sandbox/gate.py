@@ -58,7 +58,7 @@ class Count:
         self.most = most
         self._look = look
         self._number = most  # so that the first one looks
-        self._allowed: dict[int, Allowed] = {}
+        self._allowed: dict[int, AllowedCall] = {}
         """By caller: who asks again has made the call that was allowed before."""
 
     def take(self, caller: int) -> bool:
@@ -70,11 +70,11 @@ class Count:
         if self._number >= self.most:
             return False
         self._number += 1
-        self._allowed[caller] = Allowed()
+        self._allowed[caller] = AllowedCall()
         return True
 
 
-class Allowed:
+class AllowedCall:
     """A call that was allowed."""
 
     def __init__(self) -> None:
