@@ -69,7 +69,7 @@ class Plugins:
         self.names = tuple(name for name in named if name not in BUILTINS)
         for name in reversed(self.names):  # pluggy asks the last registered first
             self._register(name, named[name], problems)
-        problems += self._clashes()
+        problems += clashes(self)
         if problems:
             raise ConfigurationError(problems)
 
@@ -86,19 +86,6 @@ class Plugins:
             for impl in self.implementations(hook):
                 if impl.plugin_name == name and not impl.wrapper and not impl.hookwrapper:
                     impl.function = _awaitable(impl.function)
-
-    def _clashes(self) -> list[Problem]:
-        problems = []
-        for hook, kind in KINDS.items():
-            claims = [
-                impl.plugin_name
-                for impl in self.implementations(hook)
-                if impl.plugin_name not in BUILTINS and not impl.wrapper and not impl.hookwrapper
-            ]
-            if kind.name in ("first", "around") and len(claims) > 1:
-                where, got = at(plugin=sorted(claims), hook=hook), "both answer, and the hook takes one answer"
-                problems.append(Problem("plugin.both", where, got, fix="name only one of them"))
-        return problems
 
     def implementations(self, hook: str) -> list[Any]:
         """pluggy's records of a hook's implementations, the last to be called first."""
@@ -233,6 +220,21 @@ class Plugins:
         """Label to version of the active plugins, for the run's manifest: a file's is its content's digest."""
         labels = labels_of(self.names)
         return {labels[name]: version_of(name) for name in self.names}
+
+
+def clashes(plugins: Plugins) -> list[Problem]:
+    """Returns the hooks that take one answer and to which several named plugins give one."""
+    problems = []
+    for hook, kind in KINDS.items():
+        claims = [
+            impl.plugin_name
+            for impl in plugins.implementations(hook)
+            if impl.plugin_name not in BUILTINS and not impl.wrapper and not impl.hookwrapper
+        ]
+        if kind.name in ("first", "around") and len(claims) > 1:
+            where, got = at(plugin=sorted(claims), hook=hook), "both answer, and the hook takes one answer"
+            problems.append(Problem("plugin.both", where, got, fix="name only one of them"))
+    return problems
 
 
 def labels_of(names: Iterable[str]) -> dict[str, str]:

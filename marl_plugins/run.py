@@ -51,12 +51,70 @@ class Connection:
 
 
 @dataclass(frozen=True)
-class Run:
-    """Everything a plugin may know of the run it takes part in.
+class RecipeFiles:
+    """A recipe with the files that it names.
 
     Args:
         recipe: The checked recipe.
         folder: The recipe's folder; its files are relative to it.
+    """
+
+    recipe: Recipe
+    folder: Path
+
+    def role(self, name: str) -> RoleConfig:
+        return self.recipe.roles[name]
+
+    def prompt(self, role: str) -> str:
+        """Text of a role's prompt file.
+
+        Raises:
+            ConfigurationError: It cannot be read.
+        """
+        return self._text(role, self.role(role).prompt)
+
+    def system(self, role: str) -> str | None:
+        """Text of a role's system prompt file, if it has one.
+
+        Raises:
+            ConfigurationError: It cannot be read.
+        """
+        file = self.role(role).system
+        return None if file is None else self._text(role, file)
+
+    def followup(self, role: str) -> str | None:
+        """Text of the file of a role's later messages in one conversation, if it has one.
+
+        Raises:
+            ConfigurationError: It cannot be read.
+        """
+        file = self.role(role).followup
+        return None if file is None else self._text(role, file)
+
+    def _text(self, role: str, file: str) -> str:
+        try:
+            return read_text(self.folder / file)
+        except ConfigurationError as error:
+            raise ConfigurationError([problem.within(role=role) for problem in error.problems]) from None
+
+    @cached_property
+    def workflow_module(self) -> ModuleType:
+        return load_file(self.folder / self.recipe.workflow)
+
+    @cached_property
+    def grader_module(self) -> ModuleType | None:
+        return load_file(self.folder / self.recipe.grader) if self.recipe.grader else None
+
+    @cached_property
+    def tasks_module(self) -> ModuleType | None:
+        return load_file(self.folder / self.recipe.tasks) if self.recipe.tasks else None
+
+
+@dataclass(frozen=True)
+class Run(RecipeFiles):
+    """Everything a plugin may know of the run it takes part in.
+
+    Args:
         sections: The recipe's sections that plugins own, by name; see `section`.
         tools: The tools that roles may name, by name; known once the plugins have brought them.
         args: All flags for the whole run, nested as upstream has them (`args.actor.adam.lr`), the plugins' included.
@@ -73,8 +131,6 @@ class Run:
         max_steps, logical_gpus: As on the command line.
     """
 
-    recipe: Recipe
-    folder: Path
     args: SimpleNamespace
     device: str
     plugins: tuple[str, ...] = ()
@@ -141,41 +197,6 @@ class Run:
             raise RuntimeError("run.ask: the engines are not running; ask from a hook of a step")
         return await ask(policy, messages, max_tokens, sampled)
 
-    def role(self, name: str) -> RoleConfig:
-        return self.recipe.roles[name]
-
-    def prompt(self, role: str) -> str:
-        """Text of a role's prompt file.
-
-        Raises:
-            ConfigurationError: It cannot be read.
-        """
-        return self._text(role, self.role(role).prompt)
-
-    def system(self, role: str) -> str | None:
-        """Text of a role's system prompt file, if it has one.
-
-        Raises:
-            ConfigurationError: It cannot be read.
-        """
-        file = self.role(role).system
-        return None if file is None else self._text(role, file)
-
-    def followup(self, role: str) -> str | None:
-        """Text of the file of a role's later messages in one conversation, if it has one.
-
-        Raises:
-            ConfigurationError: It cannot be read.
-        """
-        file = self.role(role).followup
-        return None if file is None else self._text(role, file)
-
-    def _text(self, role: str, file: str) -> str:
-        try:
-            return read_text(self.folder / file)
-        except ConfigurationError as error:
-            raise ConfigurationError([problem.within(role=role) for problem in error.problems]) from None
-
     @property
     def trained_roles(self) -> dict[str, RoleConfig]:
         """The roles whose policy is updated."""
@@ -234,18 +255,6 @@ class Run:
         )
         flags = ("algo.advantage.estimator",)
         return [Problem("flags.other_estimator", at(flag=flag), got, fix="remove one of the two", flags=flags)]
-
-    @cached_property
-    def workflow_module(self) -> ModuleType:
-        return load_file(self.folder / self.recipe.workflow)
-
-    @cached_property
-    def grader_module(self) -> ModuleType | None:
-        return load_file(self.folder / self.recipe.grader) if self.recipe.grader else None
-
-    @cached_property
-    def tasks_module(self) -> ModuleType | None:
-        return load_file(self.folder / self.recipe.tasks) if self.recipe.tasks else None
 
     @cached_property
     def demonstrations_module(self) -> ModuleType | None:

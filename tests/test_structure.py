@@ -54,7 +54,8 @@ ORDER = (
     ("cli", "__main__"),
 )
 """Folders and modules of the package, each importing only from its own line and from those above it."""
-LONGEST_FUNCTION, LONGEST_CLASS = 80, 200
+LONGEST_FUNCTION, LONGEST_CLASS = 80, 180
+"""Lines. A class of 200 is a page; at 180 it is split while a correction still fits."""
 MOST_ANY = 69
 """How often runtime/ and processes/ say `Any`; 120 is the limit that was agreed, and nothing lets it grow again."""
 BY_IDENTITY = {"core/fields.py": "values of a workflow's call, of any type, in which actions are looked for once"}

@@ -254,11 +254,7 @@ class TrajectoryBuilder:
         before, call = continues, continues.call + 1 if continues else 0
         for number in range(spec.max_turns):
             action = await self._act(spec, next_turn(spec.chat, before, messages, call), parents)
-            calls = (
-                calls_in(spec.tools, spec.find_calls, action.text, spec.chat.said(action.generation.ids))
-                if spec.tools
-                else []
-            )
+            calls = calls_of(spec, action)
             try:
                 await self._opened.run(calls, action)
             finally:
@@ -273,9 +269,8 @@ class TrajectoryBuilder:
             parents = (action.path,)
         assert before is not None
         if spec.max_turns > 1 and spec.endless_tools_fail:
-            raise AgentFailure(
-                "endless_tool_calls", f"role {spec.name!r} still called a tool in its last turn of {spec.max_turns}"
-            )
+            what = f"role {spec.name!r} still called a tool in its last turn of {spec.max_turns}"
+            raise AgentFailure("endless_tool_calls", what)
         return before
 
     async def _act(self, spec: RoleSpec, turn: Turn, parents: tuple[str, ...]) -> Action:
@@ -305,6 +300,13 @@ class TrajectoryBuilder:
         t.actions.append(action)
         self._actions[path] = action
         return action
+
+
+def calls_of(spec: RoleSpec, action: Action) -> list[RequestedCall]:
+    """Returns the calls of tools that an action makes."""
+    if not spec.tools:
+        return []
+    return calls_in(spec.tools, spec.find_calls, action.text, spec.chat.said(action.generation.ids))
 
 
 def check_continues(role: str, action: object, known: Mapping[str, Action]) -> None:

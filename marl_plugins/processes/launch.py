@@ -56,8 +56,7 @@ class TrainingProcesses:
         silence: float,
         extensions: Sequence[str] = (),
     ):
-        self.extensions = tuple(extensions)
-        self.policy = policy
+        self.policy, self.extensions = policy, tuple(extensions)
         self.args = args
         self.on_cpu = device == "cpu"
         self.tokenizer = tokenizer
@@ -83,27 +82,14 @@ class TrainingProcesses:
         Args:
             shared: The placement group that they share with the policy's engines, if they do.
         """
-        args = self.args
-        if shared is None and args.train.colocate_actor_ref and not self.on_cpu:
-            self._placement = bundles(args)
-        together = shared or self._placement
-        share = 0.2 if together else 1
-        actor, ref, critic = args.actor, args.ref, args.critic
-        self.groups["policy"] = RayActorGroup(actor.num_nodes, actor.num_gpus_per_node, RemotePolicyActor, together, share)
-        if args.algo.kl.init_coef > 0 and not self.on_cpu:
-            self.groups["reference"] = RayActorGroup(
-                ref.num_nodes, ref.num_gpus_per_node, RemoteReferenceActor, together, share
-            )
-        if critic_gpus(args):
-            self.groups["critic"] = RayActorGroup(
-                critic.num_nodes, critic.num_gpus_per_node, RemoteCriticActor, shared, 0.2 if shared else 1
-            )
+        if shared is None and self.args.train.colocate_actor_ref and not self.on_cpu:
+            self._placement = bundles(self.args)
+        self.groups = start_groups(self.args, self.on_cpu, shared or self._placement, shared)
 
     def load(self, engines: Sequence[ActorHandle]) -> list[ObjectRef]:
         """Begin to load the models; what to wait for until they are loaded."""
         self.engines, group, reference = list(engines), self.groups["policy"], self.groups.get("reference")
-        if reference is None and self.with_reference:
-            reference = ReferenceInPolicy(group)
+        reference = ReferenceInPolicy(group) if reference is None and self.with_reference else reference
         strategy, critic = _strategy(self.args, training_gpus(self.args)), self.groups.get("critic")
         self.trainer = UpstreamTrainer(strategy, group, reference, self.engines, self.tokenizer, critic)
         return self.load_models(self.args)
@@ -222,13 +208,32 @@ class TrainingProcesses:
         except RayActorError as error:
             raise run_ended_by(self, doing, error) from error
         except RayTaskError as error:
-            cause = raised_by(error)
-            if not isinstance(cause, FloatingPointError):
+            if not isinstance(cause := raised_by(error), FloatingPointError):
                 raise
-            raise RunEnded(
-                f"policy {self.policy!r}, while it {doing}: {cause}; they were neither synced nor saved"
-            ) from error
+            what = f"policy {self.policy!r}, while it {doing}: {cause}; they were neither synced nor saved"
+            raise RunEnded(what) from error
         return results[0] if len(results) == 1 else results
+
+
+def start_groups(
+    args: SimpleNamespace, on_cpu: bool, together: PlacementGroup | None, shared: PlacementGroup | None
+) -> dict[str, RayActorGroup]:
+    """Begin to start upstream's actor groups of a policy, by what they compute.
+
+    Args:
+        together: The placement group of policy and reference; None: each process has devices of its own.
+        shared: That of the critic.
+    """
+
+    def group(flags: SimpleNamespace, kind: type, placement: PlacementGroup | None) -> RayActorGroup:
+        return RayActorGroup(flags.num_nodes, flags.num_gpus_per_node, kind, placement, 0.2 if placement else 1)
+
+    groups = {"policy": group(args.actor, RemotePolicyActor, together)}
+    if args.algo.kl.init_coef > 0 and not on_cpu:
+        groups["reference"] = group(args.ref, RemoteReferenceActor, together)
+    if critic_gpus(args):
+        groups["critic"] = group(args.critic, RemoteCriticActor, shared)
+    return groups
 
 
 def run_ended_by(processes: TrainingProcesses, doing: str, error: RayActorError) -> RunEnded:

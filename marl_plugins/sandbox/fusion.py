@@ -132,30 +132,18 @@ class ServiceSandbox:
             said = await self._ping()
             if said != b'"pong"':
                 shown = self._redaction.text(said[:200].decode(errors="replace"), 80)
-                raise ConfigurationError(
-                    Problem(
-                        "sandbox.ping",
-                        at(key="tools.sandbox.url"),
-                        f'{self.shown}: GET /v1/ping gave {shown!r}, and SandboxFusion answers "pong"',
-                        fix=str(cure),
-                    )
-                )
-            got = await self.run(Program("print(6 * 7)"))
+                got = f'{self.shown}: GET /v1/ping gave {shown!r}, and SandboxFusion answers "pong"'
+                raise ConfigurationError(Problem("sandbox.ping", at(key="tools.sandbox.url"), got, fix=cure))
+            ran = await self.run(Program("print(6 * 7)"))
         except (InfrastructureFailure, RunPaused) as failure:
-            what = str(failure).removeprefix(f"{self.shown}: ")
+            got = f"{self.shown}: {str(failure).removeprefix(f'{self.shown}: ')}"
             raise ConfigurationError(
-                Problem("sandbox.unreachable", at(key="tools.sandbox.url"), f"{self.shown}: {what}", fix=str(cure))
+                Problem("sandbox.unreachable", at(key="tools.sandbox.url"), got, fix=cure)
             ) from failure
-        if (got.status, got.stdout) != ("finished", "42\n"):
-            found = got.reason or got.stderr[-LAST_WORDS_CHARS:] or got.stdout
-            raise ConfigurationError(
-                Problem(
-                    "sandbox.answer",
-                    at(key="tools.sandbox.url"),
-                    f"{self.shown}: print(6 * 7) gave {got.status}: {found!r}",
-                    fix=str(cure),
-                )
-            )
+        if (ran.status, ran.stdout) != ("finished", "42\n"):
+            found = ran.reason or ran.stderr[-LAST_WORDS_CHARS:] or ran.stdout
+            got = f"{self.shown}: print(6 * 7) gave {ran.status}: {found!r}"
+            raise ConfigurationError(Problem("sandbox.answer", at(key="tools.sandbox.url"), got, fix=cure))
 
     async def close(self) -> None:
         """End the session, and with it what is being waited for."""
