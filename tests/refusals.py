@@ -25,6 +25,13 @@ def briefs(problems):
     return [brief(problem) for problem in problems]
 
 
+def found_by(call, *arguments):
+    """Returns the problems with which a call is refused, each as `brief` shows it."""
+    with pytest.raises(ConfigurationError) as caught:
+        call(*arguments)
+    return briefs(caught.value.problems)
+
+
 @contextmanager
 def refused(*expected):
     """Expects a `ConfigurationError` with these problems, each as `brief` shows it."""

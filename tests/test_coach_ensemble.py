@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai_server import Reply, openai_server, verdict
+from refusals import briefs
 from simulated import credit, make_trajectory
 
 from benchmarks.blame import DUTIES, KNOWN, ROLES, trajectory_of
@@ -157,7 +158,7 @@ def recipe(tmp_path):
 def problems(words):
     with pytest.raises(ConfigurationError) as caught:
         build_plan([*words, "--dry-run"])
-    return [*map(str, caught.value.problems)]
+    return briefs(caught.value.problems)
 
 
 def scored(run, trajectories):
@@ -290,50 +291,50 @@ def test_everything_that_is_wrong_is_said_at_once_with_its_line(recipe):
         "    large: {model: m, flags: {base_ulr: x, retries: many, cache: c.jsonl, budget: 5}}\n",
         POLICY,
     )
-    found = "\n".join(problems([*words, "--coach.max_tokens", "100"]))
-    for line, part in (
-        (8, "coach.members.none: expected one of rubric, model and policy, got none"),
-        (9, "coach.members.two: expected one of rubric, model and policy, got rubric and model"),
-        (10, "coach.members.nobody: --coach.policy: there is no frozen policy of the name 'judgge'; did you mean 'judge'?"),
-        (10, "coach.members.nobody.weight: it counts in a mean, and `combine` is median"),
-        (11, "coach.members.absent: "),
-        (12, "coach.members.rules.flags.timeout: it is about a model's verdicts, and this member is a rubric"),
-        (13, "coach.members.large.flags.base_ulr: a member has no flag 'base_ulr'; did you mean 'base_url'?"),
-        (13, "coach.members.large.flags.retries: "),
-        (13, "coach.members.large.flags.cache: it is of all members; give --coach.cache"),
-        (13, "coach.members.large: --coach.budget counts dollars"),
+    found = problems([*words, "--coach.max_tokens", "100"])
+    for line, code, key in (
+        (8, "coach.member_kind", "coach.members.none"),
+        (9, "coach.member_kind", "coach.members.two"),
+        (10, "coach.no_policy", "coach.members.nobody"),
+        (10, "coach.weight", "coach.members.nobody.weight"),
+        (11, "files.missing", "coach.members.absent"),
+        (12, "coach.irrelevant", "coach.members.rules.flags.timeout"),
+        (13, "coach.member_flag", "coach.members.large.flags.base_ulr"),
+        (13, "flags.value", "coach.members.large.flags.retries"),
+        (13, "coach.shared_flag", "coach.members.large.flags.cache"),
+        (13, "coach.no_price", "coach.members.large"),
     ):
-        assert f"many.yaml:{line}: {part}" in found, found
+        assert (code, f"many.yaml:{line}", key) in {problem[:3] for problem in found}
 
 
 @pytest.mark.parametrize(
-    ("coach", "part"),
+    ("coach", "code", "key"),
     [
-        ("  members: {}\n", "coach.members: expected at least one"),
-        ("  members: {a: {rubric: good.py}}\n  combine: best\n", "coach.combine: expected 'mean', 'median' or 'worst'"),
-        ("  members: {a: {rubric: good.py, weight: 0}}\n", "coach.members.a.weight: expected a number above 0"),
-        ("  members: {a: {rubric: good.py, weight: .inf}}\n", "coach.members.a.weight: "),
-        ("  members: {a: {rubrik: good.py}}\n", "coach.members.a.rubrik: unknown key; did you mean 'rubric'?"),
-        ("  members: {a: good.py}\n", "coach.members.a: expected a mapping such as {rubric: strict.py}"),
-        ("  members: {'a/b': {rubric: good.py}}\n", "make the name of a member"),
-        ("  members: {a: {rubric: good.py}}\n  disagreement: weigh\n", "coach.disagreement: one member cannot disagree"),
+        ("  members: {}\n", "recipe.value", "coach.members"),
+        ("  members: {a: {rubric: good.py}}\n  combine: best\n", "recipe.value", "coach.combine"),
+        ("  members: {a: {rubric: good.py, weight: 0}}\n", "recipe.value", "coach.members.a.weight"),
+        ("  members: {a: {rubric: good.py, weight: .inf}}\n", "recipe.value", "coach.members.a.weight"),
+        ("  members: {a: {rubrik: good.py}}\n", "recipe.unknown_key", "coach.members.a.rubrik"),
+        ("  members: {a: good.py}\n", "recipe.value", "coach.members.a"),
+        ("  members: {'a/b': {rubric: good.py}}\n", "coach.member_name", "coach.members.a/b"),
+        ("  members: {a: {rubric: good.py}}\n  disagreement: weigh\n", "coach.one_member", "coach.disagreement"),
     ],
 )
-def test_a_wrong_ensemble_is_refused_with_the_cure(recipe, coach, part):
+def test_a_wrong_ensemble_is_refused_with_the_cure(recipe, coach, code, key):
     found = problems(recipe(coach))
-    assert any(part in problem and "many.yaml:" in problem for problem in found), found
+    assert any((code, key) == (problem[0], problem[-1]) and "many.yaml:" in problem[1] for problem in found), found
 
 
 def test_what_would_be_ignored_is_refused(recipe):
     one = "  members: {a: {rubric: good.py}}\n"
-    assert any("the recipe has a coach in `flags` too" in p for p in problems(recipe(one, FLAGGED)))
-    assert any(
-        "coach: unknown key; plugin marl_plugins.coach reads it" in p for p in problems(recipe(one, "extends: tiny.yaml\n"))
-    )
-    assert any("--coach.timeout: has no effect" in p for p in problems([*recipe(one), "--coach.timeout", "5"]))
+    assert "coach.members_and_flags" in {code for code, *_ in problems(recipe(one, FLAGGED))}
+    unread = problems(recipe(one, "extends: tiny.yaml\n"))
+    assert ("recipe.unknown_key", "coach") in {(code, places[-1]) for code, *places in unread if places}
+    idle = problems([*recipe(one), "--coach.timeout", "5"])
+    assert ("coach.irrelevant", "many.yaml:4", "coach.members", "coach.timeout") in idle
     two = "  members: {a: {model: m}, b: {model: n}}\n"
     found = problems([*recipe(two), "--coach.budget_tokens", "5"])
-    assert any("--coach.budget_tokens: would hold for each of 2 endpoints" in p for p in found)
+    assert "coach.budget_of_members" in {code for code, *_ in found}
 
 
 FLAGGED = "extends: tiny.yaml\nplugins: [marl_plugins.coach]\nflags: {coach.rubric: good.py}\n"

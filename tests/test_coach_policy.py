@@ -58,7 +58,7 @@ def recipe(tmp_path):
 def problems(*words):
     with pytest.raises(ConfigurationError) as caught:
         build_plan([*words, "--dry-run"])
-    return [*map(str, caught.value.problems)]
+    return briefs(caught.value.problems)
 
 
 def started(recipe, model, *words):
@@ -152,7 +152,7 @@ def test_a_policy_that_is_trained_cannot_be_the_coach(recipe):
     with refused(("coach.trained_policy", "coach.policy", "coder")):
         build_plan(words)
     recipe.write_text(RECIPE.replace("trainable: false, ", ""))
-    assert any("--coach.policy: policy 'judge': is trained" in p for p in problems("--recipe", str(recipe)))
+    assert "coach.trained_policy" in {code for code, *_ in problems("--recipe", str(recipe))}
 
 
 def test_a_judge_of_its_own_actions_is_said(recipe):
@@ -166,8 +166,7 @@ def test_a_judge_of_its_own_actions_is_said(recipe):
 
 
 def test_an_answer_longer_than_the_policys_context_is_refused(recipe):
-    (problem,) = problems("--recipe", str(recipe), "--coach.max_tokens", "8192")
-    assert "leaves no room for a question in --data.max_len 8192 of policy 'judge'" in problem
+    assert [code for code, *_ in problems("--recipe", str(recipe), "--coach.max_tokens", "8192")] == ["coach.no_room"]
 
 
 def test_another_coach_on_the_command_line_leaves_the_recipes_policy_idle(recipe):
@@ -181,7 +180,7 @@ def test_another_coach_on_the_command_line_leaves_the_recipes_policy_idle(recipe
     assert "judge" in describe(plan)["policies"] and not plan.run.warnings
     recipe.write_text(RECIPE.replace("policies:\n", "policies:\n  second: {model: tiny, trainable: false}\n"))
     (problem,) = problems("--recipe", str(recipe))  # nobody excludes it
-    assert "no role is mapped to policy 'second'" in problem
+    assert problem[0] == "policies.unused"
     recipe.write_text(recipe.read_text().replace("second: {model: tiny", 'second: {model: "tiny:positions=4096"'))
     text = recipe.read_text().replace("coach.policy: judge", "coach.policy: second\n  coach.max_tokens: 99")
     recipe.write_text(text)
@@ -192,7 +191,7 @@ def test_another_coach_on_the_command_line_leaves_the_recipes_policy_idle(recipe
     assert "judge" in describe(build_plan(["--recipe", str(recipe), "--coach.rubric", rubric, *playing]))["policies"]
     text = RECIPE.replace("flags:\n  coach.policy: judge\n", f"flags: {{coach.rubric: {rubric}}}")
     recipe.write_text(text)
-    assert "no role is mapped to policy 'judge'" in problems("--recipe", str(recipe))[0]
+    assert problems("--recipe", str(recipe))[0][0] == "policies.unused"
 
 
 def test_a_data_set_of_its_verdicts_holds_the_very_words_that_it_was_shown_and_said(recipe):

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 from openai_server import Reply, openai_server, verdict
+from refusals import found_by
 from simulated import make_trajectory
 
-from marl_plugins.cli import main
+from marl_plugins.cli import dispatch, main
 from marl_plugins.core.options import step_range
 from marl_plugins.core.trajectory import ToolResult
 from marl_plugins.core.trajectory_record import to_record
@@ -67,9 +68,8 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
-def problems(capsys, *words):
-    assert main(["coach", *map(str, words)]) == 2
-    return capsys.readouterr().err
+def problems(*words):
+    return found_by(dispatch, ["coach", *map(str, words)])
 
 
 def report(capsys, *words):
@@ -150,22 +150,19 @@ def test_an_endpoint_that_refuses_ends_it_with_its_reason(run, capsys):
     assert "refuses the key (401)" in capsys.readouterr().err
 
 
-def test_mistakes_have_exit_code_2_and_say_what_to_do(run, capsys, tmp_path):
+def test_mistakes_are_refused(run, tmp_path):
     words = ["--recipe", RECIPE]
-    assert "nowhere: No such file or directory; expected a run's output folder" in problems(capsys, "nowhere", *words)
-    assert "give the run first" in problems(capsys, *words)
-    assert "the following arguments are required: --recipe" in problems(capsys, run)
-    assert "expected A:B, A:, :B or A" in problems(capsys, run, *words, "--steps", "one")
-    assert "holds no trajectory with actions to judge in steps 7 to the last" in problems(
-        capsys, run, *words, "--steps", "7:"
-    )
-    assert "is out of range: expected above 0" in problems(
-        capsys, run, *words, "--coach.timeout", "0", "--coach.model", "m"
-    )
-    assert "--coach.rubrik: unknown flag" in problems(capsys, run, *words, "--coach.rubrik", "x")
-    assert "no engines are started here; name a rubric" in problems(
-        capsys, run, "--recipe", with_judge(tmp_path), "--coach.policy", "judge"
-    )
+    assert main(["coach", "nowhere", *words]) == 2
+    assert problems("nowhere", *words) == [("files.missing", "nowhere")]
+    assert problems(*words) == [("command.run_first", "openrlhf coach")]
+    assert ("flags.command_line",) in problems(run)
+    assert problems(run, *words, "--steps", "one") == [("flags.value", "steps")]
+    assert problems(run, *words, "--steps", "7:") == [("records.no_trajectories", run.name)]
+    wrong = problems(run, *words, "--coach.timeout", "0", "--coach.model", "m")
+    assert wrong == [("flags.value", "coach.timeout")]
+    assert problems(run, *words, "--coach.rubrik", "x") == [("flags.unknown", "command line", "coach.rubrik")]
+    judged = problems(run, "--recipe", with_judge(tmp_path), "--coach.policy", "judge")
+    assert judged == [("coach.policy_without_engines", "coach.policy")]
 
 
 def with_judge(folder):
@@ -176,27 +173,21 @@ def with_judge(folder):
     return file
 
 
-def test_lines_that_cannot_be_read_are_named(run, capsys):
+def test_lines_that_cannot_be_read_are_named(run):
     file = run / "trajectories.jsonl"
     lines = file.read_text().splitlines()
     other = json.loads(lines[1])
     other["actions"][0]["role"] = "sovler"
     lines[1:3] = [json.dumps(other), json.dumps({"schema": 99, "step": 1}), "[]", json.dumps({"schema": 1, "step": 1})]
     file.write_text("\n".join([*lines, lines[0][:100]]))
-    err = problems(capsys, run, "--recipe", RECIPE)
-    for part in (
-        f"{file}:3: cannot be read: a record of schema 99; this release reads 1",
-        f"{file}:4: not a record of a run: expected an object, got []",
-        f"{file}:5: cannot be read: it has another form: KeyError('task')",
-    ):
-        assert part in err
-    assert f"{file}:8" not in err  # half a line, as a run in progress has it
+    found = problems(run, "--recipe", RECIPE)
+    assert {place for _, place in found} == {f"trajectories.jsonl:{n}" for n in (3, 4, 5)}  # not 8, half a line
     file.write_text("\n".join([lines[0], lines[1]]))
-    err = problems(capsys, run, "--recipe", RECIPE)
-    assert f"{file}:2: the recipe has no role 'sovler'; did you mean 'solver'?" in err
+    assert problems(run, "--recipe", RECIPE) == [("records.role", "trajectories.jsonl:2")]
     file.write_text("{\n" * 30)
-    err = problems(capsys, run, "--recipe", RECIPE)
-    assert f"{file}:20: not a record of a run" in err and f"{file}:21:" not in err and "9 more problems" in err
+    found = problems(run, "--recipe", RECIPE)
+    lines = [("records.damaged", f"trajectories.jsonl:{n}") for n in range(1, 21)]
+    assert found == [*lines, ("other.more", "trajectories.jsonl")]
 
 
 def test_records_of_an_earlier_release_are_judged_and_what_they_lack_is_reported(run, capsys):

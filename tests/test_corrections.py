@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai_server import nonce_in, openai_server
-from refusals import briefs
+from refusals import briefs, found_by
 from refusals import refused as refused_plan
 from simulated import make_trajectory
 
-from marl_plugins.cli import main
+from marl_plugins.cli import dispatch, main
 from marl_plugins.coach import correcting, corrections, verdict
 from marl_plugins.coach.corrections import leaks, usable, why_refused
 from marl_plugins.coach.notes import NOTES
@@ -136,23 +136,22 @@ def test_a_rubric_gives_corrections_too(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "code"),
     [
-        ("[1]", "CORRECTIONS is no mapping of role to a function"),
-        ("{'codr': lambda a, s: None}", "CORRECTIONS: there is no role 'codr'; did you mean 'coder'?"),
-        ("{'coder': 'x'}", "CORRECTIONS['coder']: is no function"),
-        ("{'coder': lambda a: None}", "rules.py:3: too many positional arguments"),
+        ("[1]", "rubric.corrections"),
+        ("{'codr': lambda a, s: None}", "rubric.role"),
+        ("{'coder': 'x'}", "rubric.correction"),
+        ("{'coder': lambda a: None}", "rubric.correction"),
     ],
 )
-def test_corrections_of_a_rubric_that_cannot_work(tmp_path, given, said):
+def test_corrections_of_a_rubric_that_cannot_work(tmp_path, given, code):
     rules = tmp_path / "rules.py"
     rules.write_text(
         "from marl_plugins.coach.rubric import Criterion\n"
         f"RUBRIC = {{'coder': [Criterion('a', 1, lambda action, seen: True)]}}\nCORRECTIONS = {given}\n"
     )
-    with pytest.raises(ConfigurationError) as caught:
-        load_rules(rules, ["coder"])
-    assert len([*map(str, caught.value.problems)]) == 1 and said in next(map(str, caught.value.problems))
+    ((found, place, *_),) = found_by(load_rules, rules, ["coder"])
+    assert found == code and place.startswith("rules.py")
 
 
 def test_a_verdict_needs_room_for_a_correction():
@@ -371,23 +370,23 @@ def test_steps_and_a_folder_of_ones_own(run, capsys, tmp_path):
 
 def test_mistakes_have_exit_code_2_and_say_what_to_do(run, capsys, tmp_path):
     def problem(*words):
-        assert main(["corrections", *map(str, words)]) == 2
-        return capsys.readouterr().err
+        return found_by(dispatch, ["corrections", *map(str, words)])
 
-    assert "plan.json: No such file or directory; expected a run's output folder" in problem(tmp_path / "none")
-    assert "cannot be written" in problem(run, "--to", run / "plan.json")
-    assert "expected A:B" in problem(run, "--steps", "x")
+    assert main(["corrections", str(tmp_path / "none")]) == 2
+    assert problem(tmp_path / "none") == [("files.unreadable", "plan.json")]
+    assert len(problem(run, "--to", run / "plan.json")) == 1
+    assert problem(run, "--steps", "x") == [("flags.value", "steps")]
     plan = json.loads((run / "plan.json").read_text())
     lines = (run / "trajectories.jsonl").read_text().replace('"correction"', '"other"')
     (run / "trajectories.jsonl").write_text(lines)
-    assert "holds no corrected action; a coach gives them with --coach.corrections" in problem(run)
+    assert problem(run) == [("coach.no_corrections", "trajectories.jsonl")]
     (run / "trajectories.jsonl").write_text(lines + '{"schema":\n' + lines.splitlines()[-1])
-    assert "trajectories.jsonl:6: not a record of a run" in problem(run)
+    assert ("records.damaged", "trajectories.jsonl:6") in problem(run)
     del plan["roles"]["coder"]["max_new_tokens"]
     (run / "plan.json").write_text(json.dumps(plan))
-    assert "an earlier release wrote it" in problem(run)
+    assert problem(run) == [("run_folder.old", "plan.json")]
     (run / "plan.json").write_text("[]")
-    assert "is no plan of a run" in problem(run)
+    assert problem(run) == [("run_folder.plan", "plan.json")]
 
 
 def test_without_a_tokenizer_tokens_are_counted_as_the_action_has_them(run):

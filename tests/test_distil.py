@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai_server import Reply, nonce_in, openai_server
+from refusals import found_by
 from simulated import make_trajectory
 
-from marl_plugins.cli import main
+from marl_plugins.cli import dispatch, main
 from marl_plugins.coach import correcting, verdict
 from marl_plugins.coach.distil import held_out
 from marl_plugins.coach.notes import NOTES
@@ -105,9 +106,8 @@ def report(capsys, *words):
     return json.loads(capsys.readouterr().out)
 
 
-def problem(capsys, *words):
-    assert main(["verdicts", *map(str, words)]) == 2
-    return capsys.readouterr().err
+def problem(*words):
+    return found_by(dispatch, ["verdicts", *map(str, words)])
 
 
 def lines_of(path):
@@ -167,8 +167,8 @@ def test_what_was_said_of_the_training_is_in_the_question(tmp_path, capsys):
     report(capsys, run, "--recipe", recipe)
     assert all("Be brief." in line["prompt"][0]["content"] for line in lines_of(run / "verdicts" / "train.jsonl"))
     (run / "trajectories.jsonl").write_text(records.replace("Be brief.", "Be late."))
-    said = problem(capsys, run, "--recipe", recipe, "--to", tmp_path / "other")
-    assert "holds no verdict that can be used (other question 3); give the recipe and the coach's flags of the run" in said
+    found = problem(run, "--recipe", recipe, "--to", tmp_path / "other")
+    assert found == [("coach.no_verdicts", "trajectories.jsonl")]
 
 
 def test_what_cannot_be_used_is_counted(tmp_path, capsys):
@@ -249,14 +249,14 @@ def test_nothing_is_overwritten_and_mistakes_have_exit_code_2(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "by rules" in text and "train.jsonl:" in text
     before = (run / "verdicts" / "train.jsonl").read_bytes()
-    assert "train.jsonl is there already: remove it" in problem(capsys, run, "--recipe", RECIPE, "--form", "json")
+    assert {code for code, *_ in problem(run, "--recipe", RECIPE, "--form", "json")} == {"files.exists"}
     assert (run / "verdicts" / "train.jsonl").read_bytes() == before
     words = [run, "--recipe", RECIPE, "--to", tmp_path / "new"]
-    assert "out of range: expected at least 0 and at most 1" in problem(capsys, *words, "--held_out", "2")
-    assert "holds no trajectory with actions to judge in steps 7 to 9" in problem(capsys, *words, "--steps", "7:9")
-    assert "cannot be written" in problem(capsys, run, "--recipe", RECIPE, "--to", run / "trajectories.jsonl")
-    assert "give the run first" in problem(capsys, "--recipe", RECIPE)
+    assert problem(*words, "--held_out", "2") == [("flags.value", "held_out")]
+    assert problem(*words, "--steps", "7:9") == [("records.no_trajectories", run.name)]
+    assert len(problem(run, "--recipe", RECIPE, "--to", run / "trajectories.jsonl")) == 1
+    assert problem("--recipe", RECIPE) == [("command.run_first", "openrlhf verdicts")]
     assert not (tmp_path / "new").exists()
     records = (run / "trajectories.jsonl").read_text().replace('"notes": {"coach"', '"notes": {"other"')
     (run / "trajectories.jsonl").write_text(records)
-    assert "holds no verdict that can be used (unjudged 3); a run with a coach records them" in problem(capsys, *words)
+    assert problem(*words) == [("coach.no_verdicts", "trajectories.jsonl")]

@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from refusals import found_by, refused
 
-from marl_plugins.cli import main
+from marl_plugins.cli import dispatch, main
 from marl_plugins.commands import COMMANDS
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.shipped import data
@@ -86,17 +87,17 @@ def test_train_without_a_word_says_what_to_type():
 
 
 @pytest.mark.parametrize(
-    ("words", "part"),
+    ("words", "expected"),
     [
-        (["mathchat"], "a recipe is named by --recipe mathchat"),
-        (["--pretrain", "x"], "since OpenRLHF 0.10.2 it is --actor.model_name_or_path"),
-        (["--actor.adam.rl", "1"], "did you mean 'actor.adam.lr'?"),
-        (["--max_st", "5"], "did you mean 'max_steps'?"),
+        (["mathchat"], [("flags.no_flag", "command line")]),
+        (["--pretrain", "x"], [("flags.unknown", "command line", "pretrain")]),
+        (["--actor.adam.rl", "1"], [("flags.unknown", "command line", "actor.adam.rl")]),
+        (["--max_st", "5"], [("flags.unknown", "command line", "max_st")]),
     ],
 )
-def test_a_command_line_for_upstreams_trainer_is_checked_before_it_starts(words, part, capsys):
-    assert main(["train", *words]) == 2
-    assert part in capsys.readouterr().err
+def test_a_command_line_for_upstreams_trainer_is_checked_before_it_starts(words, expected):
+    with refused(*expected):
+        dispatch(["train", *words])
 
 
 def test_the_documentation_is_a_command(capsys):
@@ -188,6 +189,15 @@ def test_a_recipes_flag_is_named_by_file_and_line(recipe, flag, part, file):
     assert any(place in p.partition(": ")[0].split(", ") and part in p for p in found), found
 
 
+@pytest.mark.parametrize(
+    ("flag", "code"), [("actor: {adam: {lr: 1}}", "recipe.nested_flags"), ("logger.wandb.group:", "recipe.no_value")]
+)
+def test_a_flag_without_one_value_has_a_code(recipe, flag, code):
+    recipe("\nflags:\n", f"\nflags:\n  {flag}\n")
+    found = found_by(build_plan, ["--recipe", str(recipe.folder / "tiny.yaml")])
+    assert code in {problem[0] for problem in found}
+
+
 def test_a_policys_own_flag_is_named_by_file_and_line(recipe):
     tiny = recipe('coder: {model: "tiny:seed=1"}', 'coder: {model: "tiny:seed=1", flags: {data.max_len: 5000}}')
     place = line_of(tiny, "data.max_len: 5000")
@@ -215,31 +225,39 @@ def test_policies_without_a_model_are_named(recipe):
 
 
 @pytest.mark.parametrize(
-    ("text", "part"),
+    ("text", "expected"),
     [
-        ("- a\n", "expected a recipe, which is a mapping of keys, as in `name: mine`, got a list"),
+        ("- a\n", [("recipe.value", "r.yaml")]),
         (
             "name: r\nroles: [a]\nworkflow: w.py\n",
-            ":2: roles: expected a mapping such as {judge: {prompt: prompts/judge.md}}",
+            [("recipe.value", "r.yaml:2", "roles")],
         ),
         (
             "name: r\nroles: {a: p.md}\nworkflow: w.py\n",
-            ":2: roles.a: expected a mapping such as {prompt: prompts/judge.md}",
+            [("recipe.value", "r.yaml:2", "roles.a")],
         ),
-        ("name: r\nroles: {a: {prompt: p.md}}\nworkflow: w.py\nflags: 3\n", ":4: flags: expected a mapping such as"),
+        ("name: r\nroles: {a: {prompt: p.md}}\nworkflow: w.py\nflags: 3\n", [("recipe.value", "r.yaml:4", "flags")]),
         (
             "name: r\nroles: {a: {prompt: p.md}}\nworkflow: w.py\npolicies: {a: x}\n",
-            ":4: policies.a: expected a mapping such as",
+            [("recipe.value", "r.yaml:4", "policies.a")],
         ),
         (
             "name: r\nroles: {class: {prompt: p.md}}\nworkflow: w.py\n",
-            ":2: role 'class': cannot be called: it is a Python keyword",
+            [
+                ("roles.keyword", "r.yaml:2", "class"),
+                ("files.unreadable", "r.yaml:2", "roles.class.prompt", "p.md"),
+                ("models.none", "class"),
+                ("files.missing", "r.yaml:3", "workflow", "w.py"),
+                ("scores.none",),
+                ("tasks.none",),
+            ],
         ),
     ],
 )
-def test_mistakes_of_shape_show_what_is_expected(tmp_path, text, part):
+def test_mistakes_of_shape_show_what_is_expected(tmp_path, text, expected):
     (tmp_path / "r.yaml").write_text(text)
-    only(problems("--recipe", tmp_path / "r.yaml"), part)
+    with refused(*expected):
+        build_plan(["--recipe", str(tmp_path / "r.yaml")])
 
 
 # --- files that cannot be read --------------------------------------------------------------------------------------------

@@ -36,12 +36,14 @@ def problems(*names):
 
 def test_a_misspelt_hook_is_corrected(plugin):
     file = plugin("typo", "@hookimpl\ndef marl_slect(rows): return rows")
-    assert any("there is no hook 'marl_slect'; did you mean 'marl_select'?" in p for p in problems(file))
+    with refused(("hook.unknown", "typo.py", "typo.py:2", "marl_slect")):
+        Plugins([file])
 
 
 def test_an_unknown_argument_names_plugin_and_argument(plugin):
     file = plugin("wrong", "@hookimpl\ndef marl_select(rowz): return rowz")
-    assert any("wrong.py" in p and "rowz" in p for p in problems(file))
+    with refused(("hook.argument", "wrong.py", "wrong.py:2", "marl_select")):
+        Plugins([file])
 
 
 def test_an_argument_with_a_default_is_the_plugins_own(plugin):
@@ -83,27 +85,24 @@ def test_a_missing_import_is_named(plugin):
 def test_two_answers_to_one_question_are_an_error_that_names_both(plugin):
     one = plugin("one", "@hookimpl\ndef marl_estimator(run): return 1")
     two = plugin("two", "@hookimpl\ndef marl_estimator(run): return 2")
-    (problem,) = problems(one, two)
-    assert "one.py" in problem
-    assert "two.py" in problem
-    assert "marl_estimator" in problem
+    with refused(("plugin.both", "one.py", "two.py", "marl_estimator")):
+        Plugins([one, two])
 
 
 @pytest.mark.parametrize(
-    ("stated", "said"),
+    ("stated", "code"),
     [
-        ('"99.0"', "written for version 99.0 of the hooks, this is openrlhf-marl"),
-        ('"3.99"', "install a newer openrlhf-marl"),
-        ('"1.0"', "install a newer release of the plugin"),
-        ("1", 'expected "major.minor"'),
-        ('"one"', 'expected "major.minor"'),
+        ('"99.0"', "plugin.newer"),
+        ('"3.99"', "plugin.newer"),
+        ('"1.0"', "plugin.older"),
+        ("1", "plugin.version"),
+        ('"one"', "plugin.version"),
     ],
 )
-def test_another_version_of_the_hooks_is_refused_with_the_reason(plugin, stated, said):
+def test_another_version_of_the_hooks_is_refused_with_the_reason(plugin, stated, code):
     file = plugin("other", f"MARL_HOOKS = {stated}\n@hookimpl\ndef marl_log(metrics): pass")
-    (problem,) = problems(file)
-    assert "other.py" in problem
-    assert said in problem
+    with refused((code, "other.py", "MARL_HOOKS")):
+        Plugins([file])
 
 
 def test_the_version_it_was_written_for_is_taken(plugin):
@@ -158,7 +157,7 @@ def test_and_stopped_after_a_failure_too(plugin):
 def test_a_start_that_fails_stops_those_that_were_reached_and_no_more(plugin):
     """The one that failed may have opened something first; the third was never asked."""
     plugins = Plugins([plugin(n, LIFE.format(n, more)) for n, more in (("l1", ""), ("l2", "1 / 0"), ("l3", ""))])
-    with pytest.raises(ConfigurationError, match=r"l2\.py:\d+: marl_start: ZeroDivisionError"):
+    with refused(("code.failed", "l2.py:7", "marl_start")):
         asyncio.run(taking_part(plugins))
     assert [line[:2] for line in life(plugins)] == [("start", "l1"), ("stop", "l1"), ("start", "l2"), ("stop", "l2")]
 
@@ -330,25 +329,24 @@ def test_what_is_not_awaited_may_not_be_async(plugin):
 
 
 @pytest.mark.parametrize(
-    ("body", "parts"),
+    ("body", "problem"),
     [
-        ("parser.add_argument('--limit')", ["late.py: --limit: ", "--NAME.limit"]),
-        ("parser.add_argument('--taken.flag')", ["late.py: adds a flag that exists already", "--taken.flag"]),
-        ("1 / 0", ["late.py:4: marl_options: ZeroDivisionError"]),
+        ("parser.add_argument('--limit')", ("plugin.flag_name", "late.py", "limit")),
+        ("parser.add_argument('--taken.flag')", ("plugin.flag_exists", "late.py")),
+        ("1 / 0", ("code.failed", "late.py:4", "marl_options")),
     ],
 )
-def test_a_plugins_flags_are_its_own(plugin, body, parts):
+def test_a_plugins_flags_are_its_own(plugin, body, problem):
     plugins = Plugins([plugin("late", f"@hookimpl\ndef marl_options(parser):\n    {body}")])
     parser = argparse.ArgumentParser()
     parser.add_argument("--taken.flag")
-    with pytest.raises(ConfigurationError) as caught:
+    with refused(problem):
         plugins.options(parser)
-    assert all(part in next(map(str, caught.value.problems)) for part in parts)
 
 
 def test_what_a_plugin_raises_while_planning_names_its_file_and_line(plugin):
     plugins = Plugins([plugin("clumsy", "@hookimpl\ndef marl_tasks(run, split):\n    return run.nothing")])
-    with pytest.raises(ConfigurationError, match=r"clumsy\.py:4: marl_tasks: AttributeError"):
+    with refused(("code.failed", "clumsy.py:4", "marl_tasks")):
         plugins.call_while_planning("marl_tasks", run=object(), split="train")
 
 

@@ -7,10 +7,10 @@ import pytest
 import ray
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 from virtual_time import run
 
 from marl_plugins.commands.evaluate import only_players
-from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.describe import describe
 from marl_plugins.plan.devices import needed_devices
@@ -30,12 +30,6 @@ def plan(*words):
 
 def stored(found):
     return found.run.processes.object_store_bytes(found.run)
-
-
-def problem(*words):
-    with pytest.raises(ConfigurationError) as raised:
-        plan(*words)
-    return str(raised.value)
 
 
 def test_without_the_plugin_every_policy_has_devices_of_its_own():
@@ -80,38 +74,42 @@ def test_the_size_of_a_tiny_model_is_what_is_built():
 
 
 @pytest.mark.parametrize(
-    ("words", "parts"),
+    ("words", "expected"),
     [
         (
             ["--process_groups.seats", "1", "--policy.coder.actor.num_gpus_per_node", "2"],
-            ["policy 'coder': needs 2 seats of one node", "a node has 1", "raise --process_groups.seats"],
+            [("seats.too_few", "marl_plugins.process_groups", "coder")],
         ),
         (
             ["--process_groups.seats", "1", "--process_groups.nodes", "4", "--policy.coder.actor.num_gpus_per_node", "2"],
-            ["policy 'coder': needs 2 seats of one node", "a node has 1"],
+            [("seats.too_few", "marl_plugins.process_groups", "coder")],
         ),
         (
             ["--process_groups.seats", "1", "--algo.advantage.estimator", "gae"],
-            ["policy 'solver': needs 2 seats", "policy 'verifier': needs 2 seats"],
+            [
+                ("seats.too_few", "recipe.yaml:24", "marl_plugins.process_groups", "solver"),
+                ("seats.too_few", "recipe.yaml:24", "marl_plugins.process_groups", "coder"),
+                ("seats.too_few", "recipe.yaml:24", "marl_plugins.process_groups", "verifier"),
+            ],
         ),
         (
             ["--process_groups.state_gb", "0.001"],
-            ["need 0.0196 GB ('solver' 0.00652 GB", "--process_groups.state_gb is 0.001; raise it or leave it out"],
+            [("seats.state_gb", "marl_plugins.process_groups")],
         ),
         (
             ["--policy.coder.actor.model_name_or_path", "tiny:hidden=40000,layers=2"],
-            ["'coder' 576 GB", "this machine has", "use smaller models"],
+            [("seats.memory", "marl_plugins.process_groups")],
         ),
         (
             ["--policy.coder.actor.model_name_or_path", "someone/unsized"],
-            ["the size of the model of policy 'coder' is not known"],
+            [("seats.unknown_size", "marl_plugins.process_groups")],
         ),
     ],
 )
-def test_what_cannot_be_seated_is_said_before_anything_starts(words, parts, monkeypatch):
+def test_what_cannot_be_seated_is_said_before_anything_starts(words, expected, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    said = problem(*words)
-    assert all(part in said for part in ["marl_plugins.process_groups", *parts]), said
+    with refused(*expected):
+        plan(*words)
 
 
 @pytest.mark.parametrize(
@@ -130,27 +128,25 @@ def test_seats_of_one_node_are_on_one_node(seats, nodes, of_nodes, fits, monkeyp
     if fits:
         _check_devices(run)
         return
-    said = (
-        f"the plan needs {nodes} nodes with {seats} seats each, and Ray's nodes have {', '.join(map(str, of_nodes))} GPUs"
-    )
-    with pytest.raises(ConfigurationError, match=said):
+    with refused(("seats.cluster",)):
         _check_devices(run)
 
 
 def test_on_gpus_it_is_refused(monkeypatch):
     monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
-    assert "not on GPUs yet" in problem()
+    with refused(("seats.gpus", "marl_plugins.process_groups")):
+        plan()
 
 
 def test_seats_for_all_are_remarked():
-    (remark,) = [w for w in [*map(str, plan("--process_groups.seats", "3").run.warnings)] if "process_groups" in w]
-    assert "3 seats are enough for all 3 trained policies" in remark
+    codes = [warning.code for warning in plan("--process_groups.seats", "3").run.warnings]
+    assert codes.count("process_groups.enough") == 1
 
 
 def test_a_plugin_that_gives_something_else_than_a_back_end_is_refused(tmp_path):
     file = tmp_path / "four.py"
     file.write_text("from marl_plugins import hookimpl\n\n@hookimpl\ndef marl_processes(run): return 4\n")
-    with pytest.raises(ConfigurationError, match=r"four\.py: marl_processes: expected a ProcessBackend"):
+    with refused(("plugin.answer", "four.py", "marl_processes")):
         build_plan([*SUMS, "--plugin", str(file)])
 
 

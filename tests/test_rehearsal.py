@@ -7,6 +7,7 @@ import textwrap
 import warnings
 
 import pytest
+from refusals import briefs, found_by, refused
 
 from marl_plugins.commands.recipes import show
 from marl_plugins.core.failures import ConfigurationError
@@ -14,7 +15,6 @@ from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.rehearsal import RehearsalResult, apart, rehearse, workflow_of
 from marl_plugins.plan.rehearsal.labels import marked
 from marl_plugins.plan.rehearsal.script import WORDS, word
-from marl_plugins.plan.rehearsal.search import LONG
 from marl_plugins.plan.rehearsal.trial import MOST_CALLS
 
 NONE = "; the task has no such metadata: every field of the data but prompt and label is in it"
@@ -94,6 +94,18 @@ class Folder:
     def problem(self, *words):
         (problem,) = self.problems(*words)
         return problem
+
+    def refused(self, *expected):
+        """Expects a plan with these problems."""
+        with refused(*expected):
+            self.plan()
+
+    def codes(self):
+        return found_by(self.plan)
+
+    def warned(self, *expected):
+        """Expects a plan with this one warning: its code and the names of its places."""
+        assert briefs(self.plan().run.warnings) == [expected]
 
     def warnings(self):
         return [*map(str, self.plan().run.warnings)]
@@ -347,13 +359,13 @@ def test_of_an_invented_task_nothing_is_said_that_another_could_change(folder):
 
 @pytest.mark.usefixtures("quick")
 def test_a_workflow_that_blocks_after_an_answer_is_wrong(folder):
-    problem = folder.ending("if str(con) == 'judge':", "    time.sleep(3)", "return con").problem()
-    assert problem.startswith(folder.at(LAST + 1)) and "run was still here after 0.5 s" in problem
+    folder.ending("if str(con) == 'judge':", "    time.sleep(3)", "return con")
+    assert folder.codes() == [("rehearsal.blocks", f"workflow.py:{LAST + 1}")]
 
 
 def test_a_loop_that_no_answer_ends_is_said(folder):
-    warning = folder.ending("while True:", "    con = await roles.con(question=con)", JUDGE.format("con")).warning()
-    assert warning.startswith(folder.at(7)) and f"still calling roles after {LONG} calls" in warning
+    folder.ending("while True:", "    con = await roles.con(question=con)", JUDGE.format("con"))
+    folder.warned("rehearsal.unended", "workflow.py:7")
     assert len(rehearsed(folder).graph.nodes) == MOST_CALLS
 
 
@@ -364,15 +376,14 @@ def test_a_loop_that_an_answer_ends_is_fine(folder):
 
 def test_a_workflow_that_waits_is_left_there(folder, monkeypatch):
     monkeypatch.setattr("marl_plugins.plan.rehearsal.trial.SECONDS", 0.2)
-    warning = folder.ending("await asyncio.sleep(30)", JUDGE.format("con")).warning()
-    assert warning.startswith(folder.at(LAST)) and "still waiting here after" in warning
+    folder.ending("await asyncio.sleep(30)", JUDGE.format("con")).warned("rehearsal.waits", f"workflow.py:{LAST}")
 
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("line", ["time.sleep(2)", "while True: pass"], ids=str)
 def test_a_workflow_that_blocks_is_wrong_and_holds_nothing_up(folder, line):
-    problem = folder.ending(line, JUDGE.format("con")).problem()
-    assert problem.startswith(folder.at(LAST)) and "run was still here after 0.5 s: it blocks or never ends" in problem
+    folder.ending(line, JUDGE.format("con"))
+    assert folder.codes() == [("rehearsal.blocks", f"workflow.py:{LAST}")]
 
 
 @pytest.mark.usefixtures("quick")

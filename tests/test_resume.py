@@ -13,10 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from refusals import briefs
+from refusals import briefs, found_by
 from refusals import refused as refuses
 
-from marl_plugins.cli import main
+from marl_plugins.cli import dispatch, main
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.fingerprint import FREE as FREE_FLAGS
@@ -128,12 +128,14 @@ def test_what_changes_what_is_learned_is_refused_until_it_is_accepted():
     more = [word for words in CHANGED_FLAGS.values() for word in words]
     problems = refused(*WORDS, *more)
     assert len(problems) == len(CHANGED_FLAGS)
+    assert {code for code, *_ in found_by(resumed, *WORDS, *more)} == {"resume.changed"}
     assert all(any(p.startswith(said) for p in problems) for said in CHANGED_FLAGS)
     assert all("accept the change with --resume_with_changes" in p and "{" not in p for p in problems)
     plan, step = resumed(*WORDS, *more, "--resume_with_changes")
     assert step == 4
     accepted = [w for w in [*map(str, plan.run.warnings)] if w.endswith("(accepted by --resume_with_changes)")]
     assert all(any(w.startswith(said) for w in accepted) for said in CHANGED_FLAGS)
+    assert briefs(plan.run.warnings) == [("resume.accepted",)] * len(CHANGED_FLAGS)
 
 
 CHANGED_FILES = {
@@ -183,10 +185,10 @@ def test_what_makes_resuming_impossible_cannot_be_accepted():
     more = [word for words in IMPOSSIBLE.values() for word in words]
     problems = refused(*WORDS, *more, "--resume_with_changes")
     assert all(any(p.startswith(said) for p in problems) for said in IMPOSSIBLE)
-    fix = "; a resumed run cannot change it: restore it, or start a new run with another --ckpt.path"
-    assert all(p.endswith(fix) for p in problems)
-    (problem,) = refused(*WORDS, "--mapping", "shared", "--resume_with_changes")
-    assert problem == "--mapping was separate when step 4 was saved, and is shared now" + fix
+    codes = found_by(resumed, *WORDS, *more, "--resume_with_changes")
+    assert {code for code, *_ in codes} == {"resume.fixed"}
+    with refuses(("resume.fixed",)):
+        resumed(*WORDS, "--mapping", "shared", "--resume_with_changes")
     mapping = "solver=a,coder=a,verifier=verifier"
     problems = refused(*WORDS, "--mapping", mapping)
     assert problems[0].startswith("the policy of role solver (--mapping) was solver when step 4 was saved, and is a now")
@@ -275,12 +277,11 @@ def test_a_plan_looks_at_the_saved_files_and_at_what_is_left(project, capsys):
     assert "resume: would resume after step 4\n" in capsys.readouterr().out
     assert main(["train", *WORDS, *RESUME, "--max_steps", "4"]) == 0
     assert "nothing is left to train: step 4 is saved and the run has 4 steps" in capsys.readouterr().out
-    assert main(["train", *WORDS, "--dry-run"]) == 2
-    assert "resume with: openrlhf train --resume runs/a, or choose another folder" in capsys.readouterr().err
+    with refuses(("resume.taken", "ckpt.path")):
+        dispatch(["train", *WORDS, "--dry-run"])
     (states,) = (project / "runs/a/checkpoints/coder/_actor/global_step4").glob("*.pt")
     states.unlink()
-    assert main(["train", *WORDS, *RESUME]) == 2
-    assert "coder/_actor/global_step4: holds no weights (*.pt)" in capsys.readouterr().err
+    assert ("resume.no_weights", "global_step4") in found_by(dispatch, ["train", *WORDS, *RESUME])
     shutil.rmtree(project / "runs/a/checkpoints/coder")
     assert "coder/_actor/global_step4: is missing" in refused(*WORDS)[0]
 
@@ -456,24 +457,19 @@ def test_a_recipe_folder_that_cannot_be_copied_whole_is_linked(project):
 def test_resume_names_what_is_wrong(project, tmp_path, capsys):
     start(*WORDS, "--plugin", "plug/extra.py")
     (tmp_path / "empty").mkdir()
-    for folder, said in {
-        "nowhere": "--resume: nowhere: no such folder; expected the --ckpt.output_dir of a run",
-        str(tmp_path / "empty"): "not the folder of a run (it has no run/command.json)",
-        "runs/a/checkpoints": "a folder of checkpoints (--ckpt.path)",
-    }.items():
-        assert main(["train", "--resume", folder, "--dry-run"]) == 2
-        assert said in capsys.readouterr().err
-    assert main(["train", "--resume", "runs/a", "--recipe", "sums", "--dry-run"]) == 2
-    assert "repeats the run with the recipe that it recorded: remove --recipe" in capsys.readouterr().err
-    assert main(["train", "--resume", "runs/a", "--plugin", "plug/extra.py", "--dry-run"]) == 2
-    assert "repeats the run with the plugins that it recorded: remove --plugin plug/extra.py" in capsys.readouterr().err
-    assert main(["train", "--resume", "--dry-run"]) == 2
-    assert "--resume takes one run's folder" in capsys.readouterr().err
+
+    def problems(*words):
+        return found_by(dispatch, ["train", "--resume", *words, "--dry-run"])
+
+    for folder in ("nowhere", str(tmp_path / "empty"), "runs/a/checkpoints"):
+        assert problems(folder) == [("resume.folder", "resume")]
+    assert problems("runs/a", "--recipe", "sums") == [("resume.recipe",)]
+    assert problems("runs/a", "--plugin", "plug/extra.py") == [("resume.plugin",)]
+    assert problems() == [("resume.folder",)]
     assert main(["train", "--resume", "runs/a", "--dry-run"]) == 0
     assert "would resume after step 4" in capsys.readouterr().out
     (project / "runs/a/run/command.json").write_text("[]")
-    assert main(["train", "--resume", "runs/a", "--dry-run"]) == 2
-    assert "command.json: cannot be read" in capsys.readouterr().err
+    assert problems("runs/a") == [("run_folder.form", "command.json")]
 
 
 @pytest.mark.usefixtures("project")
@@ -547,9 +543,7 @@ def loading_strategy(result):
 def test_a_checkpoint_that_does_not_load_is_named(tmp_path, result, said):
     strategy, engine = loading_strategy(result), training(0.1)
     (tmp_path / "latest").write_text(tag(4))
-    with pytest.raises(
-        ConfigurationError, match=rf"the checkpoint {tmp_path}/global_step4 cannot be loaded: {said}"
-    ) as error:
+    with refuses(("resume.unloadable",)) as error:
         strategy.load_ckpt(engine, str(tmp_path))
     assert "\n" not in str(error.value)
     assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)  # it comes from another process
@@ -579,7 +573,7 @@ def test_a_copy_that_was_changed_or_cut_is_named_and_made_anew(project):
     record_start(plan, ["--resume", "runs/a"], 4)  # started from the copies
     assert command(project / "runs/a")[-1]["files"] == command(project / "runs/a")[-2]["files"]
     grader.write_text("")
-    with pytest.raises(ConfigurationError, match=r"grader\.py is not as it was when the run was started"):
+    with refuses(("run_folder.changed",)):
         replayed(["--resume", "runs/a"])
 
 

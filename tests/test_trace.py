@@ -154,7 +154,7 @@ def test_what_is_no_run_is_said(tmp_path, recorded, capsys):
     refuses(("export.no_actions", "tasks.jsonl"), tmp_path / "tasks.jsonl", *TRACE, "-")
     with pytest.raises(ConfigurationError) as caught:
         dispatch(["export", str(recorded / "metrics.jsonl"), *TRACE, "-"])
-    assert brief(caught.value.problems[0]) == ("records.unreadable", "metrics.jsonl:1")
+    assert brief(caught.value.problems[0]) == ("records.form", "metrics.jsonl:1")
     with refused(("files.unreadable", "none")):
         read_trace(tmp_path / "none")
     (tmp_path / "other").write_text('{"step": 1}\n')
