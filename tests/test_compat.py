@@ -163,25 +163,25 @@ def test_a_parser_with_a_description_and_other_functions_is_read(checkout, capsy
     assert run_compat(capsys, checkout)[0] == 0
 
 
-def test_a_checkout_of_something_else(tmp_path, capsys):
+def test_a_checkout_of_something_else(tmp_path):
     (tmp_path / "other" / "src").mkdir(parents=True)
     assert code_of(tmp_path / "other") == ("trees.no_package", "other")
 
 
-def test_a_package_of_the_same_name_that_is_something_else(tmp_path, capsys):
+def test_a_package_of_the_same_name_that_is_something_else(tmp_path):
     (tmp_path / "openrlhf").mkdir()
     (tmp_path / "openrlhf" / "__init__.py").touch()
     assert code_of(tmp_path)[0] == "trees.incomplete"
 
 
-def test_a_partly_unpacked_wheel_names_what_is_missing(checkout, tmp_path, capsys):
+def test_a_partly_unpacked_wheel_names_what_is_missing(checkout, tmp_path):
     file = wheel(tmp_path, checkout, keep=lambda path: "trainer" not in str(path.relative_to(checkout)))
     with zipfile.ZipFile(file) as archive:
         archive.extractall(tmp_path / "half")
     assert code_of(tmp_path / "half") == ("trees.partly", "half")
 
 
-def test_a_wheel_without_its_metadata_is_incomplete(checkout, tmp_path, capsys):
+def test_a_wheel_without_its_metadata_is_incomplete(checkout, tmp_path):
     with zipfile.ZipFile(wheel(tmp_path, checkout)) as archive:
         archive.extractall(tmp_path / "half")
     (metadata,) = (tmp_path / "half").glob("*.dist-info/METADATA")
@@ -189,7 +189,7 @@ def test_a_wheel_without_its_metadata_is_incomplete(checkout, tmp_path, capsys):
     assert code_of(tmp_path / "half") == ("trees.wheel", "openrlhf-0.11.2.dist-info")
 
 
-def test_a_broken_wheel_and_one_of_something_else(checkout, tmp_path, capsys):
+def test_a_broken_wheel_and_one_of_something_else(checkout, tmp_path):
     broken = tmp_path / "openrlhf-0.11.2-py3-none-any.whl"
     broken.write_bytes(b"PK not a zip")
     assert code_of(broken) == ("trees.wheel", broken.name)
@@ -203,12 +203,12 @@ def test_a_broken_wheel_and_one_of_something_else(checkout, tmp_path, capsys):
     assert code_of(other) == ("trees.other_wheel", other.name)
 
 
-def test_a_path_that_does_not_exist_and_a_version_that_was_never_published(tmp_path, capsys):
+def test_a_path_that_does_not_exist_and_a_version_that_was_never_published(tmp_path):
     assert code_of(tmp_path / "nothing") == ("trees.unknown", "nothing")
     assert code_of("0.10.999")[0] == "trees.download"
 
 
-def test_versions_are_normalised_for_pip_and_an_unreachable_index_is_reported(monkeypatch, tmp_path, capsys):
+def test_versions_are_normalised_for_pip_and_an_unreachable_index_is_reported(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     output = "ERROR: Could not find a version that satisfies the requirement openrlhf (from versions: none)\n"
     requested = []

@@ -368,7 +368,7 @@ def test_steps_and_a_folder_of_ones_own(run, capsys, tmp_path):
     assert "coder" in text and "too long" in text and "coder-sft.jsonl: 1 lines" in text
 
 
-def test_mistakes_have_exit_code_2_and_say_what_to_do(run, capsys, tmp_path):
+def test_mistakes_have_exit_code_2_and_say_what_to_do(run, tmp_path):
     def problem(*words):
         return found_by(dispatch, ["corrections", *map(str, words)])
 
