@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 BUILTINS = (
     "marl_plugins.builtin.recipe",
+    "marl_plugins.graph",
     "marl_plugins.tools.python",
     "marl_plugins.tools.sql",
     "marl_plugins.tools.mcp",

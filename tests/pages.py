@@ -20,6 +20,7 @@ from marl_plugins.commands import evaluate
 from marl_plugins.core import recipe as config
 from marl_plugins.core.demonstrations import WarmStartConfig
 from marl_plugins.core.section import Model
+from marl_plugins.graph import grammar
 from marl_plugins.hosts import flags, old_flags
 from marl_plugins.loading import SHIPPED, load
 from marl_plugins.manager import BUILTINS
@@ -46,6 +47,24 @@ RECIPE = {
     "`warm_start:`": WarmStartConfig,
 }
 """Headings of recipes.md."""
+GRAPH = {
+    "A graph": grammar.GraphConfig,
+    "A file": grammar.GraphFile,
+    "Every node": grammar.NodeConfig,
+    "`role:`": grammar.RoleNode,
+    "`read:`": grammar.ReadConfig,
+    "`tool:`": grammar.ToolNode,
+    "`let:`": grammar.LetNode,
+    "`map:`": grammar.MapNode,
+    "In a `map:`": grammar.MapConfig,
+    "`loop:`": grammar.LoopNode,
+    "In a `loop:`": grammar.LoopConfig,
+    "`graph:`": grammar.GraphNode,
+    "`fail:`": grammar.FailNode,
+    "`retry:`": grammar.RetryConfig,
+    "`choose:`": grammar.ChooseConfig,
+}
+"""Headings of graphs.md."""
 SAYS_ITSELF = {
     "Recipe.name": "Lower-case letters, digits and underscores, a letter first.",
     "Recipe.description": "One line, for `openrlhf recipes list`.",
@@ -68,18 +87,23 @@ KINDS = {
     "dict[str, str]": "name to text",
     "dict[str, FlagValue]": "flag to value",
     "dict[str, Factor]": "name to number",
+    "Value": "expression",
+    "dict[str, Value]": "name to expression",
+    "dict[str, Number]": "name to number",
+    "dict[str, dict[str, Any]]": "by name",
 }
 
 
 def recipe_table(model: type[Model]) -> str:
     """A model's keys as Markdown."""
     lines = ["| key | value | default | meaning |", "|---|---|---|---|"]
-    for name, (annotation, text) in _fields(model).items():
-        info = model.model_fields[name]
+    for field, (annotation, text) in _fields(model).items():
+        info = model.model_fields[field]
+        name = info.alias or field
         bounds = [f"at least {m.ge}" for m in info.metadata if hasattr(m, "ge")]
         bounds += [f"above {m.gt}" for m in info.metadata if hasattr(m, "gt")]
         default = "required" if info.is_required() else _default(info.default)
-        meaning = text or SAYS_ITSELF[f"{model.__name__}.{name}"]
+        meaning = text or SAYS_ITSELF[f"{model.__name__}.{field}"]
         kind = _kind(annotation).replace("name to text", "role to policy" if name == "mapping" else "name to text")
         lines.append(f"| `{name}` | {', '.join([kind, *bounds])} | {default} | {meaning} |")
     return "\n".join(lines)
@@ -108,13 +132,14 @@ def _kind(annotation: str) -> str:
     """What a value is, in words."""
     kinds = []
     for part in annotation.split(" | "):
-        if part.startswith("Literal["):
+        if "Literal[" in part:
             kinds += [f"`{word}`" for word in re.findall(r"'(.*?)'", part)]
         elif part in KINDS:
             kinds.append(KINDS[part])
         elif part != "None":  # a model of its own
             name = re.sub(r"(?:dict\[str, |list\[)(.*)\]", r"\1", part)
-            kinds.append(next(f"[keys](#{anchor(h)})" for h, model in RECIPE.items() if model.__name__ == name))
+            headings = {model.__name__: heading for heading, model in (RECIPE | GRAPH).items()}
+            kinds.append(f"[keys](#{anchor(headings[name])})")
     return ", ".join(kinds)
 
 
@@ -192,6 +217,7 @@ def table_under(text: str, heading: str) -> tuple[int, int]:
 
 TABLES = {
     **{("recipes.md", heading): lambda model=model: recipe_table(model) for heading, model in RECIPE.items()},
+    **{("graphs.md", heading): lambda model=model: recipe_table(model) for heading, model in GRAPH.items()},
     ("sandbox.md", "What was tried"): escapes.table,
     ("recipes.md", "Keys that plugins read"): sections_table,
     ("flags.md", "This project's own"): own_flags_table,

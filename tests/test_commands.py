@@ -15,7 +15,7 @@ from marl_plugins.commands.evaluate import only_players, with_models
 from marl_plugins.core.failures import ConfigurationError, RunEnded
 from marl_plugins.core.recipe import base_of
 from marl_plugins.core.recipe_yaml import read_recipe
-from marl_plugins.core.shipped import recipes_root
+from marl_plugins.core.shipped import recipes_root, shipped_recipes
 from marl_plugins.plan.build import build_plan
 from marl_plugins.sandbox.checks import describe_sandbox
 from marl_plugins.sandbox.section import SandboxConfig
@@ -27,7 +27,7 @@ def test_every_shipped_recipe_is_listed(capsys):
     assert main(["recipes", "list", "--json"]) == 0
     found = {r["name"]: r for r in json.loads(capsys.readouterr().out)}
     assert found.keys() == {
-        p.parent.name if p.name == "recipe.yaml" else f"{p.parent.name}/{p.name}" for p in recipes_root().glob("*/*.yaml")
+        p.parent.name if p.name == "recipe.yaml" else f"{p.parent.name}/{p.name}" for p in shipped_recipes()
     }
     assert found["mathchat/tiny.yaml"]["roles"] == ["solver", "coder", "verifier"]
     assert len({r["description"] for r in found.values()}) == len(found)

@@ -15,7 +15,7 @@ from marl_plugins.cli import dispatch
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.recipe import base_of
 from marl_plugins.core.recipe_yaml import read_recipe
-from marl_plugins.core.shipped import recipes_root
+from marl_plugins.core.shipped import shipped_recipes
 from marl_plugins.core.tasks import read_tasks
 from marl_plugins.hosts import upstream_cli
 from marl_plugins.hosts.flags import FLAGS, flags_of
@@ -61,7 +61,7 @@ def only(found, *parts):
     return matching[0]
 
 
-@pytest.mark.parametrize("path", sorted(recipes_root().glob("*/*.yaml")), ids=lambda p: f"{p.parent.name}/{p.name}")
+@pytest.mark.parametrize("path", shipped_recipes(), ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_every_shipped_recipe_is_valid(path, monkeypatch):
     of_cpu = path.name.startswith(("tiny", "pool"))
     monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cpu" if of_cpu else "cuda")

@@ -43,6 +43,7 @@ ORDER = (
         "corrections",
         "filter_agents_data",
         "coach",
+        "graph",
         "reward_backprop",
         "builtin",
         "tools",

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,8 @@ from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe import base_of, find_recipe
 from marl_plugins.core.recipe_yaml import read_recipe
 from marl_plugins.core.redaction import inert, shown_flag
-from marl_plugins.core.shipped import recipes_root
+from marl_plugins.core.shipped import shipped_recipes
+from marl_plugins.core.workflow import Workflow
 from marl_plugins.hosts.cpu import device
 from marl_plugins.hosts.upstream_cli import Parser
 from marl_plugins.manager import Plugins
@@ -28,6 +30,7 @@ from marl_plugins.plan.rehearsal import rehearse, rehearse_plan, workflow_of
 from marl_plugins.plan.rehearsal.rehearser import Rehearsal
 from marl_plugins.plan.resume import COMMAND_FILE
 from marl_plugins.plan.sections import load_recipe
+from marl_plugins.plan.workflow_file import WorkflowFile
 from marl_plugins.run import Run
 
 
@@ -90,7 +93,7 @@ def main(words: Sequence[str]) -> int:
 def list_all(as_json: bool) -> int:
     """Every YAML of every shipped recipe."""
     found: list[dict[str, Any]] = []
-    for path in sorted(recipes_root().glob("*/*.yaml")):
+    for path in shipped_recipes():
         recipe = base_of(read_recipe(path))
         folder = path.parent.name
         name = folder if path.name == "recipe.yaml" else f"{folder}/{path.name}"
@@ -118,11 +121,17 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
     settings = recipe.model_dump(exclude_defaults=True, exclude={"roles", "name", "description"})
     settings |= {"flags": {f: shown_flag(f, value) for f, value in recipe.flags.items()}} if recipe.flags else {}
     settings |= {section: shown for section, value in sections.items() if (shown := value.shown())}
-    seen = unread.attempt(lambda: _rehearsed(draft_plan(["--recipe", str(path)], plugins)))
-    if seen is None:  # without the recipe's own tasks
+    found = unread.attempt(lambda: _rehearsed(draft_plan(["--recipe", str(path)], plugins)))
+    if found is None:  # without the recipe's own tasks
         run = Run(recipe, path.parent, SimpleNamespace(), device="", sections=sections)
-        seen = rehearse(run, workflow_of(plugins, run), None, unread.attempt(lambda: tools_of(plugins, run)) or {})
+        run = replace(run, tools=unread.attempt(lambda: tools_of(plugins, run)) or {})
+        workflow = workflow_of(plugins, run)
+        found = workflow, rehearse(run, workflow, None, run.tools)
+    workflow, seen = found
     if as_mermaid:
+        if isinstance(workflow, WorkflowFile):
+            print(workflow.mermaid())
+            return 0
         if not seen.graph.nodes:
             raise ConfigurationError(seen.wrong + seen.unclear)
         print(seen.graph.mermaid())
@@ -137,6 +146,7 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
             for role, config in recipe.roles.items()
         },
         "graph": seen.graph.lines(),
+        **({"workflow": workflow.outline()} if isinstance(workflow, WorkflowFile) else {}),
         **seen.graph.as_json(),
         "problems": problems,
         "settings": settings,
@@ -157,6 +167,9 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
             for r, c in recipe.roles.items()
         ],
     )
+    if isinstance(workflow, WorkflowFile):
+        print(f"\nNodes of {recipe.workflow}:")
+        print("\n".join(f"  {inert(line)}" for line in workflow.outline()))
     print("\nWho sees whom (one run of the workflow with invented answers):")
     for line in [*seen.graph.lines(), *(f"({problem})" for problem in problems)]:
         print(f"  {inert(line)}")
@@ -165,9 +178,9 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
     return 0
 
 
-def _rehearsed(plan: Plan) -> Rehearsal:
-    """The rehearsal of a plan, with all of its tools."""
-    return rehearse_plan(plan, tools_of(plan.plugins, plan.run))
+def _rehearsed(plan: Plan) -> tuple[Workflow, Rehearsal]:
+    """A plan's workflow and its rehearsal, with all of its tools."""
+    return workflow_of(plan.plugins, plan.run), rehearse_plan(plan, plan.run.tools)
 
 
 def check(name: str) -> int:

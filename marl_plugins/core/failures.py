@@ -70,6 +70,21 @@ class InfrastructureFailure(Exception):
         super().__init__(detail)
 
 
+class RecipeError(Exception):
+    """A recipe's file, of another kind than Python, does not work at a place that no traceback names.
+
+    Args:
+        place: `FILE:LINE`.
+        kind: Name of the kind of exception, as Python has it.
+    """
+
+    def __init__(self, place: str, kind: str, detail: str):
+        self.place = place
+        self.kind = kind
+        self.detail = detail
+        super().__init__(f"{place}: {detail} ({kind})")
+
+
 def leaves_of(error: BaseException) -> Iterator[BaseException]:
     """An exception itself, or those in the group that parallel branches make of theirs."""
     if isinstance(error, BaseExceptionGroup):

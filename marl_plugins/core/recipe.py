@@ -89,7 +89,7 @@ class Recipe(Model):
     description: str = ""
     roles: dict[str, RoleConfig] = pydantic.Field(min_length=1, examples=["{judge: {prompt: prompts/judge.md}}"])
     workflow: str
-    """File with `async def run(task, roles, tools)`."""
+    """File with `async def run(task, roles, tools)`, or a graph in YAML ([graphs.md](graphs.md))."""
     mapping: Literal["separate", "shared"] | dict[str, str] = "separate"
     """Which policy plays which role: one each, one for all, or `role: policy`."""
     model: str | None = None
@@ -127,7 +127,7 @@ def find_recipe(name: str) -> Path:
     Raises:
         ConfigurationError: There is none.
     """
-    from marl_plugins.core.shipped import recipes_root
+    from marl_plugins.core.shipped import recipes_root, shipped_recipes
 
     if not name.strip():
         fix = "give a recipe's YAML file, its folder, or the name of a shipped recipe"
@@ -144,7 +144,7 @@ def find_recipe(name: str) -> Path:
     except OSError as error:
         got = f"--recipe {name}: {error.filename} cannot be read: {error.strerror}"
         raise ConfigurationError(Problem("recipe.unreadable", got=got, flags=("recipe",))) from None
-    known = [p.parent.name if p.name == "recipe.yaml" else f"{p.parent.name}/{p.name}" for p in shipped.glob("*/*.yaml")]
+    known = [p.parent.name if p.name == "recipe.yaml" else f"{p.parent.name}/{p.name}" for p in shipped_recipes()]
     got = f"--recipe {name}: no such file, no folder with a recipe.yaml, and no recipe of that name is shipped"
     fix = meant(name, known) or "openrlhf recipes list shows those that are"
     raise ConfigurationError(Problem("recipe.none", got=got, fix=fix, flags=("recipe",)))

@@ -49,14 +49,20 @@ class RecipeTree:
         return [str(self.path.parent / name) if name.endswith(".py") else name for name in names]
 
 
-def read_recipe(path: Path) -> RecipeTree:
-    """Reads a recipe and those that it extends.
+RECIPE = "a recipe, which is a mapping of keys, as in `name: mine`"
+
+
+def read_recipe(path: Path, wanted: str = RECIPE) -> RecipeTree:
+    """Reads a recipe, or another file of that form, and those that it extends.
+
+    Args:
+        wanted: What the file is to be, for messages.
 
     Raises:
         ConfigurationError: A file cannot be read, or is no YAML that a recipe may have.
     """
     origins = Origins()
-    return RecipeTree(path, _read(path, origins, []), origins)
+    return RecipeTree(path, _read(path, origins, [], wanted), origins)
 
 
 YAML_HINTS = {
@@ -75,11 +81,11 @@ def yaml_hint(problem: str) -> str:
     return next((hint for part, hint in YAML_HINTS.items() if part in problem), "")
 
 
-def _read(path: Path, origins: Origins, chain: list[Path]) -> dict[str, Any]:
+def _read(path: Path, origins: Origins, chain: list[Path], wanted: str) -> dict[str, Any]:
     if path in chain:
         got = f"extends itself: {' -> '.join(str(p) for p in [*chain, path])}"
         raise ConfigurationError(Problem("recipe.extends", at(file=path), got))
-    own = _read_one(path, origins)
+    own = _read_one(path, origins, wanted)
     base_name = own.pop("extends", None)
     if base_name is None:
         return own
@@ -90,21 +96,20 @@ def _read(path: Path, origins: Origins, chain: list[Path]) -> dict[str, Any]:
     base_path = path.parent / base_name
     if not base_path.is_file():
         raise ConfigurationError(Problem("recipe.extends", where, f"{base_name}: no such file: {base_path}"))
-    base = _read(base_path, origins, [*chain, path])
+    base = _read(base_path, origins, [*chain, path], wanted)
     origins.lines.update(mine)
     merged: dict[str, Any] = _merge(base, own)
     return merged
 
 
-def _read_one(path: Path, origins: Origins) -> dict[str, Any]:
+def _read_one(path: Path, origins: Origins, wanted: str) -> dict[str, Any]:
     """Returns the values of one file, without those of the file that it extends."""
     try:
         node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
         origins.lines[()] = (path, 1)
         if not isinstance(node, yaml.MappingNode):
             got = "nothing" if node is None else "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
-            expected = "a recipe, which is a mapping of keys, as in `name: mine`"
-            raise ConfigurationError(Problem("recipe.value", at(file=path), got, expected))
+            raise ConfigurationError(Problem("recipe.value", at(file=path), got, wanted))
         values: dict[str, Any] = build(node, path, (), origins, yaml.SafeLoader(""))
         return values
     except yaml.MarkedYAMLError as error:

@@ -16,3 +16,8 @@ def data(name: str) -> Path:
 def recipes_root() -> Path:
     """Folder of the shipped recipes."""
     return data("recipes")
+
+
+def shipped_recipes() -> list[Path]:
+    """All recipes that are shipped; the YAML beside them that is none is a workflow, whose name begins with `graph`."""
+    return sorted(path for path in recipes_root().glob("*/*.yaml") if not path.name.startswith("graph"))

@@ -30,7 +30,7 @@ from marl_plugins.core.roles import Call, Generate, NotInRecipe, RoleSpec
 from marl_plugins.core.scoring import ScoreAction, ScoreCollector
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.tools import OpenTools, RequestedCall, Tool
-from marl_plugins.core.trajectory import Action, Task, ToolResult, Trajectory, action_path
+from marl_plugins.core.trajectory import Action, Generation, Task, ToolResult, Trajectory, action_path
 from marl_plugins.core.workspace import Workspace
 
 
@@ -214,6 +214,7 @@ class TrajectoryBuilder:
         *,
         parents: Sequence[Action] = (),
         continues: Action | None = None,
+        notes: Mapping[str, Any] | None = None,
     ) -> Action:
         """Show a role messages and return its last action: its only turn, or the one after which it calls no more tools.
 
@@ -221,6 +222,7 @@ class TrajectoryBuilder:
             messages: Chat messages (`role`, `content`): all that opens a conversation, or what follows the one continued.
             parents: The actions of this trajectory that the messages were made from; `continues` is one of them anyway.
             continues: The role's action whose conversation this call continues; None: it opens one.
+            notes: What is recorded with each of its turns (`Action.notes`); its values are shared by them.
 
         Raises:
             NotInRecipe: There is no such role.
@@ -235,7 +237,7 @@ class TrajectoryBuilder:
             check_continues(role, continues, self._actions)
             parents = (continues, *parents)
         seen = tuple(dict.fromkeys(action.path for action in parents))
-        return await self._converse(self.roles[role], messages, seen, continues)
+        return await self._converse(self.roles[role], messages, seen, continues, notes or {})
 
     async def call_tool(self, call: RequestedCall) -> ToolResult:
         """Call a tool without a role: the result is the trajectory's and no action's.
@@ -248,12 +250,17 @@ class TrajectoryBuilder:
         return result
 
     async def _converse(
-        self, spec: RoleSpec, messages: Sequence[dict[str, str]], parents: tuple[str, ...], continues: Action | None
+        self,
+        spec: RoleSpec,
+        messages: Sequence[dict[str, str]],
+        parents: tuple[str, ...],
+        continues: Action | None,
+        notes: Mapping[str, Any],
     ) -> Action:
         """The role's turns, to the last action."""
         before, call = continues, continues.call + 1 if continues else 0
         for number in range(spec.max_turns):
-            action = await self._act(spec, next_turn(spec.chat, before, messages, call), parents)
+            action = await self._act(spec, next_turn(spec.chat, before, messages, call), parents, notes)
             calls = calls_of(spec, action)
             try:
                 await self._opened.run(calls, action)
@@ -273,33 +280,37 @@ class TrajectoryBuilder:
             raise AgentFailure("endless_tool_calls", what)
         return before
 
-    async def _act(self, spec: RoleSpec, turn: Turn, parents: tuple[str, ...]) -> Action:
+    async def _act(self, spec: RoleSpec, turn: Turn, parents: tuple[str, ...], notes: Mapping[str, Any]) -> Action:
         t = self.trajectory
         room = room_after(spec, turn)
         path = action_path(spec.name, parents, turn.context, self._twins)
         seed = derive_seed(self._run_seed, t.step, t.task.id, t.sample, path)
         start = t.now()
         generation = await self._generate(request(spec, turn, t, path, room, seed))
-        action = Action(
-            path=path,
-            role=spec.name,
-            policy=spec.policy,
-            turn=turn.number,
-            shown_ids=turn.shown_ids,
-            generation=generation,
-            text=spec.chat.text(generation.ids),
-            shown=turn.shown,
-            before=turn.before,
-            call=turn.call,
-            extends=turn.extends,
-            offered=json.dumps(spec.chat.tools) if spec.find_calls and spec.chat.tools and turn.before is None else "",
-            parents=parents,
-            start=start,
-            answered=t.now(),
-        )
+        action = action_of(spec, turn, path, parents, generation)
+        action.notes, action.start, action.answered = dict(notes), start, t.now()
         t.actions.append(action)
         self._actions[path] = action
         return action
+
+
+def action_of(spec: RoleSpec, turn: Turn, path: str, parents: tuple[str, ...], generation: Generation) -> Action:
+    """Returns the action at a path: what a role has sampled in a turn."""
+    return Action(
+        path=path,
+        role=spec.name,
+        policy=spec.policy,
+        turn=turn.number,
+        shown_ids=turn.shown_ids,
+        generation=generation,
+        text=spec.chat.text(generation.ids),
+        shown=turn.shown,
+        before=turn.before,
+        call=turn.call,
+        extends=turn.extends,
+        offered=json.dumps(spec.chat.tools) if spec.find_calls and spec.chat.tools and turn.before is None else "",
+        parents=parents,
+    )
 
 
 def calls_of(spec: RoleSpec, action: Action) -> list[RequestedCall]:

@@ -67,7 +67,7 @@ def _explain(error: Any, model: type[Model], prefix: Key, origins: Origins) -> P
         return Problem("recipe.value", where, expected=wanted)
     if error["type"] == "extra_forbidden":
         around = _annotation(model, below[:-1])
-        return unknown_key(location, around.model_fields if _is_model(around) else (), origins)
+        return unknown_key(location, _fields(around) if _is_model(around) else (), origins)
     if error["type"] == "missing":
         return Problem("recipe.missing_key", where, "this key is missing")
     if error["type"] in ("dict_type", "model_type"):
@@ -139,7 +139,12 @@ def _is_secret(model: type[Model], below: Sequence[str]) -> bool:
 def _field(model: type[Model], below: Sequence[str]) -> pydantic.fields.FieldInfo | None:
     """Returns the field of a model that a place is; None where it is an entry of a mapping or a list."""
     around = _annotation(model, below[:-1]) if below else None
-    return around.model_fields.get(below[-1]) if _is_model(around) else None
+    return _fields(around).get(below[-1]) if _is_model(around) else None
+
+
+def _fields(model: type[Model]) -> dict[str, pydantic.fields.FieldInfo]:
+    """Returns the fields of a model by their keys, which are not their names where these are words of Python."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
 def _annotation(annotation: Any, below: Sequence[str]) -> Any:
@@ -154,7 +159,7 @@ def _annotation(annotation: Any, below: Sequence[str]) -> Any:
         return annotation
     step, rest = below[0], below[1:]
     if _is_model(annotation):
-        field = annotation.model_fields.get(step)
+        field = _fields(annotation).get(step)
         of_any_name = get_type_hints(annotation).get("__pydantic_extra__")  # the type of entries, dict[str, ...]
         return _annotation(field.annotation, rest) if field else _annotation(of_any_name, below)
     if get_origin(annotation) in (dict, list):

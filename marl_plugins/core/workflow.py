@@ -46,6 +46,7 @@ class RoleCall(Coroutine[Any, Any, Action]):
     Args:
         answer: Makes the call.
         place: File and line of the call in the workflow.
+        notes: What is recorded with each of its actions (`Action.notes`).
     """
 
     def __init__(
@@ -56,8 +57,10 @@ class RoleCall(Coroutine[Any, Any, Action]):
         after: Iterable[Action],
         continues: Action | None,
         place: str,
+        notes: Mapping[str, Any] | None = None,
     ):
         self.spec = spec
+        self.notes = notes
         self.fields = fields
         self.after = after
         self.continues = continues
@@ -106,6 +109,24 @@ class RoleCalls:
         """The calls that have not begun."""
         return [call for call in self.made if not call.awaited]
 
+    def call(
+        self,
+        role: str,
+        fields: Mapping[str, Any],
+        after: Iterable[Action],
+        continues: Action | None,
+        place: str,
+        notes: Mapping[str, Any] | None = None,
+    ) -> RoleCall:
+        """A call of a role, which begins when it is awaited: for `roles.NAME(...)`, and for workflows that are no Python.
+
+        Raises:
+            KeyError: There is no such role.
+        """
+        made = RoleCall(self.answer, self.builder.roles[role], fields, after, continues, place, notes)
+        self.made.append(made)
+        return made
+
     async def answer(self, call: RoleCall) -> Action:
         """Make a call.
 
@@ -114,7 +135,9 @@ class RoleCalls:
         """
         try:
             messages, parents = self._shown(call)
-            answer = self.builder.answer(call.spec.name, messages, parents=parents, continues=call.continues)
+            answer = self.builder.answer(
+                call.spec.name, messages, parents=parents, continues=call.continues, notes=call.notes
+            )
             call.action = await answer
         except InvalidCall as error:
             call.refused = error if error.place else InvalidCall(error.problem, call.place)
@@ -175,9 +198,7 @@ class Roles:
 
     def __getattr__(self, name: str) -> Callable[..., RoleCall]:
         calls, frame = self._calls, sys._getframe(1)
-        try:
-            spec = calls.builder.roles[name]
-        except KeyError:
+        if name not in calls.builder.roles:
             problem = f"the recipe has no role {name!r}{nearest(name, calls.builder.roles)}"
             if written := _reads_attribute(frame):
                 calls.misspelt.append(InvalidCall(problem, _place(frame)))
@@ -187,9 +208,7 @@ class Roles:
             place = _place(sys._getframe(1))
             if nameless:
                 raise InvalidCall(f"role {name!r} takes its fields by name: roles.{name}(FIELD=...)", place)
-            made = RoleCall(calls.answer, spec, fields, after, continues, place)
-            calls.made.append(made)
-            return made
+            return calls.call(name, fields, after, continues, place)
 
         return call
 

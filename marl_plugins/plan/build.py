@@ -29,7 +29,7 @@ from marl_plugins.plan.calls import check_calls
 from marl_plugins.plan.checks.numbers import check_numbers, with_policies_named
 from marl_plugins.plan.checks.policies import check_followers, check_policies
 from marl_plugins.plan.checks.roles import check_roles
-from marl_plugins.plan.files import check_files
+from marl_plugins.plan.files import check_files, check_workflow_file
 from marl_plugins.plan.flags import (
     COMMAND_LINE,
     OWN_FLAGS,
@@ -136,6 +136,7 @@ def build_plan(words: Sequence[str]) -> Plan:
     plan = Plan(run, plugins, request.options)
     problems += check_numbers(run)
     problems += check_files(plan, request.origins)
+    problems += [] if tools is None else check_workflow_file(plan, request.origins)
     problems += run.processes.problems(run) if run.policies and run.processes else []
     problems += [*repeated_plugins(request), *hub_warnings(p.model for p in run.policies)]
     problems += [*offline_warnings((p.model for p in run.policies), "model"), *offline_warnings(hub_tasks(run), "dataset")]
@@ -167,10 +168,11 @@ def draft_plan(words: Sequence[str], plugins: Plugins) -> Plan:
     """The plan before its policies are known, with its flags as far as they can be read: enough to rehearse it.
 
     Raises:
-        ConfigurationError: Upstream's flags cannot be read.
+        ConfigurationError: Upstream's flags cannot be read, or a plugin's tools are wrong.
     """
     request = read_request(words, Problems(), plugins)
-    return Plan(draft_run(request, plugins, read_flags(request, plugins, Problems())), plugins, request.options)
+    run = draft_run(request, plugins, read_flags(request, plugins, Problems()))
+    return Plan(replace(run, tools=tools_of(plugins, run)), plugins, request.options)
 
 
 def read_request(words: Sequence[str], problems: Problems, plugins: Plugins | None = None) -> Request:

@@ -19,6 +19,7 @@ from marl_plugins.loading import load_file
 from marl_plugins.plan.describe import flag_value
 from marl_plugins.plan.parts import arity_problem
 from marl_plugins.plan.plan import Plan
+from marl_plugins.plan.workflow_file import workflow_of
 
 ARGUMENTS: Mapping[str, Sequence[str]] = MappingProxyType({"tasks": ("split",), "demonstrations": ("task", "rng")})
 """What the recipe's plain functions are called with; workflow and grader are called once in the rehearsal."""
@@ -40,6 +41,18 @@ def check_files(plan: Plan, origins: Origins) -> list[Problem]:
     ]
 
 
+def check_workflow_file(plan: Plan, origins: Origins) -> list[Problem]:
+    """Returns what is wrong with a workflow that is no Python, which a plugin reads; the run's tools are known."""
+    if plan.run.recipe.workflow.endswith(".py"):
+        return []
+    try:
+        workflow_of(plan.plugins, plan.run)
+    except ConfigurationError as error:
+        where = origins.where("workflow")
+        return [p if p.names("line") else p.within(line=where, key="workflow") for p in error.problems]
+    return []
+
+
 def _modules(plan: Plan, origins: Origins) -> list[Problem]:
     run, recipe, problems = plan.run, plan.run.recipe, []
     warm = run.section(WarmStartConfig)
@@ -50,7 +63,7 @@ def _modules(plan: Plan, origins: Origins) -> list[Problem]:
         ("warm_start.demonstrations", "demonstrations", warm.demonstrations if warm else None, "demonstrate"),
     ]
     for place, key, file, function in files:
-        if file is None or (key == "workflow" and plan.plugins.claims("marl_workflow")):
+        if file is None or (key == "workflow" and (plan.plugins.claims("marl_workflow") or not file.endswith(".py"))):
             continue
         where = origins.where(*place.split(".")) if origins.lines else str(run.folder / file)
         try:

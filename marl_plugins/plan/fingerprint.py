@@ -26,6 +26,7 @@ from marl_plugins.hosts.devices import critic_gpus, training_gpus
 from marl_plugins.hosts.flags import FLAGS
 from marl_plugins.plan.parts import estimator_of, of_plugin
 from marl_plugins.plan.plan import Plan
+from marl_plugins.plan.workflow_file import workflow_files
 from marl_plugins.run import Run
 
 FREE = (
@@ -177,6 +178,7 @@ def _files(plan: Plan) -> dict[str, tuple[str, Path]]:
     parts = {"workflow": recipe.workflow, "grader": recipe.grader, "tasks": recipe.tasks}
     for section in run.sections.values():
         parts |= section.files()
+    parts |= {f"workflow {file}": file for file in workflow_files(plan.plugins, run) if file != recipe.workflow}
     for what, file in parts.items():
         if file:
             found[what] = (file, run.folder / file)

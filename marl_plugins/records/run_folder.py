@@ -38,6 +38,7 @@ from marl_plugins.plan.fingerprint import digest, file_digest
 from marl_plugins.plan.flags import COMMAND_LINE, UPSTREAM_FILES, GivenFlag, actions_of, split_flags
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.resume import COMMAND_FILE, is_whole, sealed
+from marl_plugins.plan.workflow_file import workflow_files
 
 HERE = "{run}"
 """Stands for the run's folder in recorded words, so that the folder may be moved."""
@@ -403,6 +404,7 @@ def _named(plan: Plan, folder: Path) -> Iterator[str]:
     """The files that a recipe names relative to its folder."""
     recipe = plan.run.recipe
     files: list[str | None] = [recipe.workflow, recipe.grader, recipe.tasks]
+    files += workflow_files(plan.plugins, plan.run)
     files += [file for section in plan.run.sections.values() for file in section.files().values()]
     files += [file for role in recipe.roles.values() for file in (role.prompt, role.system, role.followup)]
     files += [name for name in recipe.plugins if name.endswith(".py")]

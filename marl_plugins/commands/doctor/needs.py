@@ -104,7 +104,7 @@ def imported_modules(run: Run) -> dict[str, Path]:
     names = [recipe.workflow, recipe.grader, recipe.tasks, *(p for p in recipe.plugins if p.endswith(".py"))]
     names += [file for section in run.sections.values() for file in section.files().values() if file.endswith(".py")]
     found: dict[str, Path] = {}
-    for file in (run.folder / name for name in names if name):
+    for file in (run.folder / name for name in names if name and name.endswith(".py")):
         for node in _required_nodes(ast.parse(file.read_bytes())):
             if isinstance(node, ast.Import):
                 found |= {alias.name.partition(".")[0]: file for alias in node.names}

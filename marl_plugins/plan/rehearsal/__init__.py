@@ -29,7 +29,6 @@ from marl_plugins.core.problems import Problem
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import Task
 from marl_plugins.core.workflow import Workflow
-from marl_plugins.manager import Plugins
 from marl_plugins.plan.parts import arity_problem
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.rehearsal.examples import copies_of_label, different, wrong_demonstrations
@@ -38,6 +37,7 @@ from marl_plugins.plan.rehearsal.rehearser import Rehearsal, Rehearser
 from marl_plugins.plan.rehearsal.scorers import RehearsalResult, try_grader
 from marl_plugins.plan.rehearsal.trial import Stage
 from marl_plugins.plan.tasks import from_hub
+from marl_plugins.plan.workflow_file import workflow_of as workflow_of  # commands and tests import it from here
 from marl_plugins.run import Run
 
 Tools = Mapping[str, Tool | None] | Iterable[str]
@@ -66,12 +66,6 @@ def rehearse_plan(plan: Plan, tools: Tools) -> Rehearsal:
     kinds = different(chain(tasks[:1], evaluation, tasks[1:]))
     workflow, first = workflow_of(plan.plugins, plan.run), kinds[0] if kinds else None
     return rehearse(plan.run, workflow, first, tools, kinds[1:], copies_of_label(tasks), tasks[:MORE])
-
-
-def workflow_of(plugins: Plugins, run: Run) -> Workflow:
-    """The run's workflow: a plugin's, or the recipe's."""
-    workflow: Workflow = plugins.call_while_planning("marl_workflow", run=run)
-    return workflow
 
 
 def rehearse(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from marl_plugins.core import workflow
-from marl_plugins.core.failures import leaves_of
+from marl_plugins.core.failures import RecipeError, leaves_of
 from marl_plugins.core.fields import InvalidCall
 from marl_plugins.core.problems import Problem, Where, at
 from marl_plugins.core.roles import NotInRecipe
@@ -222,6 +222,8 @@ def failure_of(error: BaseException, where: str) -> Failure:
     """Returns what was raised, and where; `where` is for what no line of the user's took part in."""
     if isinstance(error, InvalidCall):
         return Failure(error.place or where, "", error.problem, certain=True)
+    if isinstance(error, RecipeError):
+        return Failure(error.place, error.kind, error.detail)
     line = users_line(error, ())
     place = line or where
     if isinstance(error, NotInRecipe) and error.written:

@@ -152,7 +152,7 @@ def not_reached(reached: Coverage, missing: Sequence[str], file: str, count: int
     ]
 
 
-def idle_followups(run: Run) -> list[Problem]:
+def idle_followups(run: Run, trials: Iterable[Trial]) -> list[Problem]:
     """Prompts for calls that continue a conversation, where no call does."""
     return [
         Problem(
@@ -163,7 +163,7 @@ def idle_followups(run: Run) -> list[Problem]:
             severity="warning",
         )
         for role, config in run.recipe.roles.items()
-        if config.followup
+        if config.followup and not any(call.continues is not None for trial in trials for call in trial.calls)
     ]
 
 

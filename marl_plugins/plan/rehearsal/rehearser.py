@@ -8,6 +8,7 @@ from functools import partial
 
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.trajectory import Task, Trajectory
+from marl_plugins.core.workflow import Workflow
 from marl_plugins.plan.rehearsal.apart import Capture, UserCodeTimeout, run_apart, sort_out, where_of
 from marl_plugins.plan.rehearsal.candidates import AnswerKnowledge
 from marl_plugins.plan.rehearsal.examples import demonstrated
@@ -32,6 +33,7 @@ from marl_plugins.plan.rehearsal.search import LONG, MORE_CALLS, Search
 from marl_plugins.plan.rehearsal.trial import Stage, Trial
 from marl_plugins.plan.rehearsal.variants import speakers_of, variants_of
 from marl_plugins.plan.rehearsal.vocabulary import vocabulary_of
+from marl_plugins.plan.workflow_file import WorkflowFile
 
 EXAMPLE = Task("example", "an example", "0")
 """Rehearsed where the run's own tasks are not known."""
@@ -95,6 +97,7 @@ class Rehearser:
                 first, endless = [longer], False
             search = self._search(first)
             variants = self._variants(search)
+            self._add(self.unclear, explored(self.stage.workflow, search))
             both: dict[str, list[Trial]] = {}
             if not (self.wrong or waited(first, self.stage.file)):
                 for task in others:
@@ -177,7 +180,7 @@ class Rehearser:
 
     def _look_further(self, search: Search) -> None:
         """Search for as long as there is something to reach, and time."""
-        if search.done:
+        if search.done or isinstance(self.stage.workflow, WorkflowFile):
             return
         search.known.said.update(demonstrated(self.run, [self.task, *self.more] if self.sure else []))
         while run_apart(search.run_some):
@@ -235,7 +238,7 @@ class Rehearser:
         elif self.sure and not any(trial.endless or trial.left_at for trial in first):  # another task may lead there
             self._add(self.unclear, not_reached(search.reached, missing, file, search.count))
         if "continues" not in self.stage.source.text:
-            self._add(self.unclear, idle_followups(self.run))
+            self._add(self.unclear, idle_followups(self.run, trials))
 
     def _long(self) -> Trial:
         return run_apart(partial(self.stage.play, WORDS, self.task, most_calls=LONG))
@@ -245,6 +248,21 @@ class Rehearser:
         for problem in problems:
             if not any((other.code, other.where) == (problem.code, problem.where) for other in kept):
                 kept[problem] = None
+
+
+def explored(workflow: Workflow, search: Search) -> list[Problem]:
+    """Plays what a workflow that is no Python says is worth a try, in place of a search in its text, and returns its remarks."""
+    if not isinstance(workflow, WorkflowFile):
+        return []
+    explorer = workflow.explorer()
+
+    def play(caught: Capture) -> None:
+        for attempt in explorer.attempts():
+            script = Script(attempt.when, WORDS.text, attempt.lines)
+            search.add(search.play(script, caught, attempt.workflow), keep=True)
+
+    run_apart(play)
+    return explorer.remarks()
 
 
 def kept(first: Sequence[Trial], found: Sequence[Trial] = ()) -> dict[str, Trajectory]:

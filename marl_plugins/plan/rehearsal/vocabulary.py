@@ -20,6 +20,7 @@ from typing import Any
 
 from marl_plugins.core.workflow import Workflow
 from marl_plugins.loading import FOLDERS
+from marl_plugins.plan.workflow_file import WorkflowFile
 
 MOST_OF_A_CONTAINER = 50
 LONGEST_TEXT_CHARS = 200
@@ -74,6 +75,8 @@ class Vocabulary:
 def vocabulary_of(workflow: Workflow) -> Vocabulary:
     """The vocabulary of a workflow's code."""
     found = Vocabulary()
+    if isinstance(workflow, WorkflowFile):  # it says itself what is worth a try
+        return found
     modules = list(_modules(workflow))
     for module in modules:
         _read_source(source_of(module), found)

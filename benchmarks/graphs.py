@@ -1,0 +1,189 @@
+"""What a graph in YAML costs beside the same workflow in Python: CPU time for each action, on an engine that answers at once.
+
+python -m benchmarks.graphs
+"""
+
+import asyncio
+import json
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+from marl_plugins.core.prompts import prompt_renderer
+from marl_plugins.core.roles import RoleSpec, Sampling
+from marl_plugins.core.tools import Tool
+from marl_plugins.core.trajectory import Generation, Task, ToolResult
+from marl_plugins.core.workflow import run_workflow
+from marl_plugins.graph.checks import Prompt, RecipeParts
+from marl_plugins.graph.compiler import Compiler
+from marl_plugins.graph.files import Files
+from marl_plugins.graph.reading import ReadForm
+from marl_plugins.graph.workflow import GraphWorkflow
+
+MATHCHAT = """
+    nodes:
+      solution: {role: solver, with: {problem: task.prompt}}
+      code: {role: coder, with: {problem: task.prompt, solution: solution}}
+      verdict: {role: verifier, with: {problem: task.prompt, solution: solution, computed: code.output or code.text}, after: [code]}
+    give: verdict
+"""
+SEARCH = """
+    nodes:
+      ask: {role: planner, with: {question: task.prompt}, read: {as: json.queries, keys: {queries: list}, most: 3, default: []}}
+      found:
+        map: {over: "ask or [task.prompt]", as: query, most: 3, nodes: {hit: {tool: search, call: query}}, give: hit.output}
+      answer: {role: answerer, with: {question: task.prompt, evidence: join(found)}, read: tag.answer}
+    give: answer
+"""
+REFLECT = """
+    nodes:
+      rounds:
+        loop:
+          most: 3
+          start: {advice: "''", program: "''"}
+          nodes:
+            plan: {role: planner, with: {problem: task.prompt, advice: advice, program: program}}
+            code: {role: coder, with: {problem: task.prompt, plan: plan}, read: code.python}
+            tests: {tool: search, call: code}
+            reflect:
+              role: reflector
+              with: {problem: task.prompt, program: code, result: tests.output}
+              when: not tests.ok and round < 2
+          until: tests.ok
+          next: {advice: "first(reflect, advice)", program: code}
+          give: code
+    give: rounds
+"""
+
+
+async def mathchat(task, roles, tools):
+    solution = await roles.solver(problem=task.prompt)
+    code = await roles.coder(problem=task.prompt, solution=solution)
+    computed = code.tool_output or str(code)
+    return await roles.verifier(problem=task.prompt, solution=solution, computed=computed, after=[code])
+
+
+async def search(task, roles, tools):
+    ask = await roles.planner(question=task.prompt)
+    queries, _ = ReadForm("json", "queries", {"queries": "list"}).read(ask.text, {})
+    queries = queries if isinstance(queries, list) else []
+    hits = await asyncio.gather(*(tools.search(query) for query in queries[:3] or [task.prompt]))
+    return await roles.answerer(question=task.prompt, evidence="\n".join(hit.output for hit in hits), after=[ask])
+
+
+async def reflect(task, roles, tools):
+    advice, program, last, read = "", "", [], ReadForm("code", "python")
+    for turn in range(3):
+        plan = await roles.planner(problem=task.prompt, advice=advice, program=program, after=last)
+        code = await roles.coder(problem=task.prompt, plan=plan)
+        program, _ = read.read(code.text, {})
+        tests = await tools.search(program)
+        if tests.ok:
+            break
+        if turn < 2:
+            advice = await roles.reflector(problem=task.prompt, program=program, result=tests.output, after=[code])
+            last = [advice, code]
+    return code
+
+
+CASES = {
+    "mathchat": (
+        MATHCHAT,
+        mathchat,
+        {"solver": "problem", "coder": "problem solution", "verifier": "problem solution computed"},
+    ),
+    "search (A)": (SEARCH, search, {"planner": "question", "answerer": "question evidence"}),
+    "reflection (D)": (
+        REFLECT,
+        reflect,
+        {"planner": "problem advice program", "coder": "problem plan", "reflector": "problem program result"},
+    ),
+}
+SAID = {
+    "planner": '{"queries": ["one", "two"]}',
+    "answerer": "<answer>Paris</answer>",
+    "coder": "```python\nprint(1)\n```",
+}
+TRAJECTORIES, REPEATS = 200, 15
+
+
+class Chat:
+    """Texts without tokens."""
+
+    tools = ()
+
+    def opening(self, messages):
+        return tuple(len(message["content"]) for message in messages)
+
+    def text(self, ids):
+        return self.texts[ids[0]]
+
+    def __init__(self):
+        self.texts = [*SAID.values(), "a word"]
+
+
+async def found(call):
+    return ToolResult("search", call.text, f"about {call.text}", ok=False)
+
+
+async def generate(call):
+    number = list(SAID).index(call.role) if call.role in SAID else len(SAID)
+    return Generation((number,), (0.0,), "stop", call.policy, 0)
+
+
+def workflow_of(text, fields):
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "graph.yaml").write_text(textwrap.dedent(text))
+        known = RecipeParts({r: Prompt(frozenset(f.split()), frozenset(f.split())) for r, f in fields.items()}, TOOLS)
+        files = Files(Path(folder))
+        compiler = Compiler(known, files)
+        graph = compiler.compile("graph.yaml")
+        assert not compiler.problems, compiler.problems
+        return GraphWorkflow(graph, files.names)
+
+
+TOOLS = {"search": Tool("search", found, lambda text: [])}
+
+
+def microseconds(workflow, fields):
+    """CPU time for each action, the least of several measurements, and the trajectories' actions."""
+    specs = {
+        role: RoleSpec(
+            role, role, prompt_renderer(" ".join(f"{{{f}}}" for f in names.split()), None), Chat(), Sampling(1, 1, 8, 10**6)
+        )
+        for role, names in fields.items()
+    }
+
+    async def many():
+        return [
+            await run_workflow(
+                workflow, Task(str(n), "what?", ""), 0, step=0, run_seed=0, roles=specs, tools=TOOLS, generate=generate
+            )
+            for n in range(TRAJECTORIES)
+        ]
+
+    began = time.process_time()
+    trajectories = asyncio.run(many())
+    seconds = time.process_time() - began
+    actions = [[(a.path, sorted(a.parents), a.text) for a in t.actions] for t in trajectories]
+    return seconds / sum(map(len, actions)) * 1e6, (actions, [t.answer for t in trajectories])
+
+
+def main():
+    results = {}
+    for name, (text, python, fields) in CASES.items():
+        graph = workflow_of(text, fields)
+        pairs = [(microseconds(graph, fields), microseconds(python, fields)) for _ in range(REPEATS)]
+        assert all(one[1] == other[1] for one, other in pairs), "the trajectories differ"
+        yaml, plain = (min(pair[k][0] for pair in pairs) for k in (0, 1))
+        results[name] = SimpleNamespace(yaml=yaml, python=plain)
+        print(f"{name:16} YAML {yaml:6.1f} us, Python {plain:6.1f} us, more {yaml - plain:6.1f} us an action")
+    if "--json" in sys.argv:
+        print(json.dumps({name: vars(result) for name, result in results.items()}))
+
+
+if __name__ == "__main__":
+    main()

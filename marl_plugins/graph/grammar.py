@@ -1,0 +1,210 @@
+"""The keys of a graph's file: what may stand where, before names and expressions are looked at.
+
+A value is an expression, or a list or mapping of expressions; it is checked with the graph (compiler.py).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+import pydantic
+
+from marl_plugins.core.section import Model
+
+Value = Any
+Number = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
+
+
+class GraphPart(Model):
+    """A part of a graph, in which a truth value is an expression like any other. Models are built once they are used."""
+
+    model_config = pydantic.ConfigDict(defer_build=True)
+
+    @pydantic.field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_value_as_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+        return value
+
+
+class ReadConfig(GraphPart):
+    """The way in which an answer is read."""
+
+    EXAMPLE: ClassVar[str] = "{as: json.queries, default: []}"
+
+    form: str = pydantic.Field("raw", alias="as")
+    """`raw`, `json` (an object), `json.KEY`, `tag.NAME` (the last `<NAME>...</NAME>`), `code` or `code.LANGUAGE` (the last fenced
+    block), `number` (the whole answer is one). `read: FORM` is short for `read: {as: FORM}`."""
+    keys: dict[str, Literal["text", "number", "whole", "truth", "list", "mapping"]] = pydantic.Field(
+        {}, examples=["{queries: list}"]
+    )
+    """Keys that the JSON object must have, with the kind of each."""
+    default: Value = None
+    """The value of an answer that does not have the form; without it, that is the text itself. `.ok` says which it was."""
+    most: int | None = pydantic.Field(None, ge=1)
+    """Maximum length of the list or text that is read."""
+
+
+class RetryConfig(GraphPart):
+    """Another try of a node."""
+
+    EXAMPLE: ClassVar[str] = "{most: 2, while: not draft.ok}"
+
+    most: int = pydantic.Field(ge=2)
+    """Maximum number of tries, the first included."""
+    repeated: Value = pydantic.Field(alias="while")
+    """Another try follows as long as it holds; the node's own name is its last try."""
+    cooldown: int = pydantic.Field(0, ge=0)
+    """The number of other nodes that have to settle before the next try, as long as any can."""
+
+
+class ChooseConfig(GraphPart):
+    """The role that chooses what runs next."""
+
+    EXAMPLE: ClassVar[str] = "{role: manager}"
+
+    role: str
+    """A role whose prompt has a field `options`: the names of the nodes that may run, of which it answers one. Any other answer is
+    the first of them."""
+    fields: dict[str, Value] = pydantic.Field({}, alias="with", examples=["{goal: task.prompt}"])
+    """The other fields of its prompt."""
+
+
+class GraphConfig(GraphPart):
+    """A graph."""
+
+    EXAMPLE: ClassVar[str] = "{nodes: {answer: {role: solver}}, give: answer}"
+
+    nodes: dict[str, dict[str, Any]] = pydantic.Field(min_length=1, examples=["{answer: {role: solver}}"])
+    """Each node by its name."""
+    give: Value
+    """What the graph comes to. Of a whole workflow, a node's name alone gives the role's answer itself, `NODE.value` what was read
+    in it."""
+    budget: dict[str, Number] = pydantic.Field({}, examples=["{calls: 10}"])
+    """What there is of each resource; a node that costs more than is left is skipped."""
+    stop: Value = None
+    """Once it holds, nothing more is started. `done` is the number of nodes that have run, `left.RESOURCE` what is left."""
+    choose: ChooseConfig | None = None
+    """One node at a time runs, and a role chooses which."""
+
+
+class GraphFile(GraphConfig):
+    """A graph in a file of its own."""
+
+    graphs: dict[str, dict[str, Any]] = pydantic.Field({}, examples=["{check: {nodes: ...}}"])
+    """Graphs that nodes may call by these names."""
+
+
+class NodeConfig(GraphPart):
+    """The keys that every node may have."""
+
+    when: Value = None
+    """The node runs where it holds, and is skipped otherwise."""
+    otherwise: Value = None
+    """The node's value where it is skipped; what names the node then runs."""
+    after: list[str] = pydantic.Field([])
+    """Nodes that have to run first, and are recorded as dependencies although nothing of them is shown."""
+    retry: RetryConfig | None = None
+    """Another try, see below."""
+    cost: dict[str, Number] = pydantic.Field({}, examples=["{calls: 1}"])
+    """What a try takes of the graph's budget."""
+
+
+class RoleNode(NodeConfig):
+    """A call of a role."""
+
+    role: str
+    """Name of the role."""
+    fields: dict[str, Value] = pydantic.Field({}, alias="with", examples=["{problem: task.prompt}"])
+    """The fields of its prompt. A list of texts is joined with blank lines; a mapping is shown as JSON."""
+    read: ReadConfig = ReadConfig()
+    """How the answer is read; the node's value is what was read."""
+    continues: Value = None
+    """A node, or a loop's value, that is the role's last answer, whose conversation goes on; where it is `None`, one is opened."""
+
+
+class ToolNode(NodeConfig):
+    """A call of a tool, by the workflow itself."""
+
+    tool: str
+    """Name of the tool, or `NAME.FUNCTION`."""
+    call: Value = None
+    """The text of the call, of a tool without a function."""
+    fields: dict[str, Value] = pydantic.Field({}, alias="with", examples=["{city: task.metadata.city}"])
+    """The arguments of the function."""
+
+
+class LetNode(NodeConfig):
+    """A value."""
+
+    let: Value
+    """The node's value."""
+
+
+class MapConfig(GraphConfig):
+    """A graph that runs for each item of a list, at the same time."""
+
+    EXAMPLE: ClassVar[str] = "{over: queries, as: query, most: 3, nodes: {...}, give: hit}"
+
+    over: Value
+    """The list. Within, `index` is an item's number, from 0."""
+    item: str = pydantic.Field("item", alias="as")
+    """What an item is called within."""
+    most: int | None = pydantic.Field(None, ge=1)
+    """Maximum number of items; the others are left out. Required where the list comes from agents."""
+
+
+class MapNode(NodeConfig):
+    """A graph for each item of a list; its value is the list of what each gives, without those that give nothing."""
+
+    map: MapConfig
+    """See below."""
+
+
+class LoopConfig(GraphConfig):
+    """A graph that runs round after round."""
+
+    EXAMPLE: ClassVar[str] = "{most: 3, nodes: {...}, until: tests.ok, give: code}"
+
+    most: int = pydantic.Field(ge=1)
+    """Maximum number of rounds. Within, `round` is a round's number, from 0."""
+    start: dict[str, Value] = pydantic.Field({}, examples=["{advice: \"''\"}"])
+    """Values that go from round to round, as they are in the first."""
+    until: Value = None
+    """After a round in which it holds there is no other one."""
+    next: dict[str, Value] = pydantic.Field({}, examples=["{advice: review}"])
+    """What such a value is in the next round; others stay as they are."""
+
+
+class LoopNode(NodeConfig):
+    """A graph, round after round; its value is what the last one gives, `.rounds` their number."""
+
+    loop: LoopConfig
+    """See below."""
+
+
+class GraphNode(NodeConfig):
+    """A graph of `graphs:`, or in another file of the same folder, which sees what `with` gives it and the task."""
+
+    graph: str
+    """Its name, or its file."""
+    fields: dict[str, Value] = pydantic.Field({}, alias="with", examples=["{draft: plan}"])
+    """What it sees, by the names that it has there."""
+
+
+class FailNode(NodeConfig):
+    """The end of the trajectory as a failure of the agents (`no_answer`)."""
+
+    fail: Value
+    """Why, for people."""
+
+
+KINDS: dict[str, type[NodeConfig]] = {
+    "role": RoleNode,
+    "tool": ToolNode,
+    "let": LetNode,
+    "map": MapNode,
+    "loop": LoopNode,
+    "graph": GraphNode,
+    "fail": FailNode,
+}
+"""The kinds of nodes, by the key that makes a node one."""

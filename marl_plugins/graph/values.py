@@ -1,0 +1,137 @@
+"""A node comes to a result: a value, and the actions from which it comes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any
+
+from marl_plugins.core.trajectory import Action
+
+Sources = tuple[Action, ...]
+"""The actions that something depends on directly; theirs are their parents."""
+
+
+class Result:
+    """The result of a node, or the value of another name of an expression.
+
+    Args:
+        value: What the name alone means in an expression.
+        text: What was said or answered; default: the value as a role is shown it.
+        output: What tools answered.
+        ok: Whether an answer had the form in which it is read, or a tool's call succeeded.
+        rounds: The number of rounds of a loop.
+        sources: The actions that it comes from: those that were shown, and those that decided.
+        action: The action itself, where the value is one role's answer.
+    """
+
+    __slots__ = ("_text", "action", "ok", "output", "rounds", "sources", "value")
+
+    READ = ("value", "text", "output", "ok", "rounds")
+    """The attributes that expressions may read."""
+
+    def __init__(
+        self,
+        value: Any,
+        text: str | None = None,
+        output: str = "",
+        ok: bool = True,
+        rounds: int = 0,
+        sources: Sources = (),
+        action: Action | None = None,
+    ):
+        self.value = value
+        self._text = text
+        self.output = output
+        self.ok = ok
+        self.rounds = rounds
+        self.sources = sources
+        self.action = action
+
+    @property
+    def text(self) -> str:
+        return as_text(self.value) if self._text is None else self._text
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
+
+    def of(self, sources: Sources, rounds: int = 0) -> Result:
+        """The same result, as another node's."""
+        return Result(self.value, self._text, self.output, self.ok, rounds or self.rounds, sources, self.action)
+
+
+class Absence:
+    """The absence of a result: a node did not run.
+
+    Args:
+        why: The reason, for people.
+        sources: The actions that decided it.
+    """
+
+    __slots__ = ("sources", "why")
+
+    def __init__(self, why: str, sources: Sources = ()):
+        self.why = why
+        self.sources = sources
+
+    def __bool__(self) -> bool:
+        return False
+
+
+def union(parts: Iterable[Sources]) -> Sources:
+    """All actions of some sources, each once, in order."""
+    found = [part for part in parts if part]
+    if len(found) <= 1:
+        return found[0] if found else ()
+    return tuple(dict.fromkeys(chain(*found)))
+
+
+def plain(value: Any) -> Any:
+    """A result's value; anything else is itself."""
+    return value.value if isinstance(value, Result) else value
+
+
+def attribute(value: Any, name: str) -> Any:
+    """`value.name` of an expression: of a result, or an entry of a mapping; of what was skipped it is that itself.
+
+    Raises:
+        AttributeError: It has none.
+        KeyError: The mapping has no such entry.
+    """
+    if isinstance(value, Result):
+        if name in Result.READ:
+            return getattr(value, name)
+        value = value.value
+    if isinstance(value, Absence):
+        return value
+    if isinstance(value, dict):
+        return value[name]
+    raise AttributeError(f"{kind_of(value)} has no {name!r}")
+
+
+KINDS = {str: "a text", bool: "a truth value", int: "a number", float: "a number", list: "a list", dict: "a mapping"}
+
+
+def kind_of(value: Any) -> str:
+    """Returns what a value is, in words."""
+    return "nothing" if value is None else KINDS.get(type(value), "a text" if isinstance(value, str) else "something else")
+
+
+def as_field(value: Any) -> Any:
+    """A value as a role is given it: a text, or a list of texts, which is joined with blank lines; mappings become JSON."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return value
+    return as_json(value) if isinstance(value, list | dict) else str(value)
+
+
+def as_text(value: Any) -> str:
+    """A value as a role is shown it."""
+    field = as_field(value)
+    return "\n\n".join(field) if isinstance(field, list) else str(field)
+
+
+def as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

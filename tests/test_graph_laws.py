@@ -1,0 +1,71 @@
+"""Laws of random graphs with loops, maps, joins, sub-graphs, retries and failures: dependencies are complete, timing is nothing.
+
+MARL_GRAPHS=1000 python -m pytest tests/test_graph_laws.py
+"""
+
+import asyncio
+import os
+import random
+
+import pytest
+from random_graphs import Writer, compiled, content, engine, lost_descendants, played, slow_tools
+
+GRAPHS = int(os.environ.get("MARL_GRAPHS", "24"))
+"""Of each kind; the numbers of docs/graphs.md are of 1,000."""
+OTHERS = "1469"
+"""What a changed action says."""
+
+
+def workflows(folder, **kind):
+    for seed in range(GRAPHS):
+        workflow, problems = compiled(folder, Writer(seed, **kind).written())
+        assert not problems, (seed, [*map(str, problems)])
+        yield seed, workflow
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+def test_whatever_differs_once_an_answer_is_changed_depends_on_it(tmp_path, rounds):
+    """Paths are made of role, parents and context, so an action that is shown something else has another one."""
+
+    async def law(seed, workflow):
+        before, changes = await played(workflow, engine()), 0
+        for action in before.actions:
+            for said in {*OTHERS} - {action.text}:
+                after = await played(workflow, engine((action.path, said)))
+                assert not lost_descendants(before, after, action.path), (seed, action.path, said)
+                changes += 1
+        return changes
+
+    changes = sum(asyncio.run(law(*one)) for one in workflows(tmp_path, rounds=rounds))
+    print(f"{changes} changed answers in {GRAPHS} graphs")
+    assert changes > 8 * GRAPHS
+
+
+@pytest.mark.parametrize(("rounds", "budget"), [(False, False), (True, True)])
+def test_latencies_change_nothing(tmp_path, rounds, budget):
+    for seed, workflow in workflows(tmp_path, rounds=rounds, budget=budget):
+        at_once = content(asyncio.run(played(workflow, engine())))
+        for draw in range(3):
+            latency = random.Random(1000 * draw + seed)
+            late = asyncio.run(played(workflow, engine(latency=latency), slow_tools(latency)))
+            assert content(late) == at_once, seed
+
+
+def test_a_law_that_is_broken_is_seen(tmp_path):
+    """Without the deciders that loops and skips hand on, actions are lost."""
+    text = """
+nodes:
+  a1: {role: a, with: {q: "'1'"}, read: number}
+  b1: {role: b, with: {q: "'2'"}, read: number, when: a1 > 4}
+  a2: {role: a, with: {q: "str(ran(b1))"}}
+give: a2
+"""
+    workflow, _ = compiled(tmp_path, text)
+    before = asyncio.run(played(workflow, engine()))
+    first = before.actions[0]
+    after = asyncio.run(played(workflow, engine((first.path, "1" if int(first.text) > 4 else "9"))))
+    assert not lost_descendants(before, after, first.path)
+    for trajectory in (before, after):
+        for action in trajectory.actions[1:]:
+            action.parents = ()
+    assert lost_descendants(before, after, first.path)

@@ -1,0 +1,677 @@
+"""Workflows as graphs in YAML: what they read, run, record and refuse."""
+
+import asyncio
+import json
+import re
+import textwrap
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from random_graphs import compiled, played, roles
+from simulated import CharacterChat, simulated_engine
+
+from marl_plugins.cli import main
+from marl_plugins.core.failures import ConfigurationError, RecipeError
+from marl_plugins.core.shipped import recipes_root
+from marl_plugins.core.tools import Function, Tool
+from marl_plugins.core.trajectory import Generation, Task, ToolResult
+from marl_plugins.core.workflow import run_workflow
+from marl_plugins.graph.expressions import BadExpression, Expression
+from marl_plugins.graph.reading import ReadForm, fenced, number_in, object_in, tagged
+from marl_plugins.graph.values import Absence, Result
+from marl_plugins.loading import load_file
+from marl_plugins.plan.build import build_plan
+from marl_plugins.plan.fingerprint import fingerprint
+from marl_plugins.plan.workflow_file import workflow_files, workflow_of
+
+
+def value(text, **names):
+    scope = {name: found if isinstance(found, Result | Absence) else Result(found) for name, found in names.items()}
+    return Expression(text, "graph.yaml:1", "here").value(scope)
+
+
+# --- expressions ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "expected"),
+    [
+        ("a + 1", {"a": 2}, 3),
+        ("a.x['y'][1:]", {"a": {"x": {"y": [1, 2, 3]}}}, [2, 3]),
+        ("a and b or 'none'", {"a": "", "b": 1}, "none"),
+        ("-a if not a > 3 else [a, {'k': a}]", {"a": 4}, [4, {"k": 4}]),
+        ("1 < a <= 3 and a in [2, 3] and b is None", {"a": 3, "b": None}, True),
+        ("join([a, {'x': 1}], ', ')", {"a": "b"}, 'b, {"x": 1}'),
+        ("most_common(['b', 'a', 'b', 'a'])", {}, "a"),
+        ("matches('^y', lower(strip(a)))", {"a": " Yes "}, True),
+        ("round(mean([1, 2]) * 2) % 2 + len(unique([1, 1])) // 1", {}, 2),
+        ("first(a, b, 'none')", {"a": Absence(""), "b": Result(7)}, 7),
+        ("first(a.text, 'none')", {"a": Absence("")}, "none"),
+        ("[ran(a), ran(b)]", {"a": Absence(""), "b": 0}, [False, True]),
+        ("a.text + a.output", {"a": Result(1, "one", " two")}, "one two"),
+    ],
+)
+def test_expressions_are_pythons(text, names, expected):
+    assert value(text, **names) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("a.append('z')", "[x for x in a]", "2 ** 9", "a.__class__", "_a", "lambda: 1", "f'{a}'", "open('x')", "a @ a"),
+        *("a if", "What is it?", "a[::2]", "(b := a)", "{**a}", "len(*a)", "min(a, key=len)", "a ^ a", "first()", "b'x'"),
+        *("matches(a, 'x')", "matches('(', a)", "task['label']", "...", "1j", "(" * 300 + ")" * 300, ""),
+    ],
+)
+def test_what_is_no_expression_is_refused(text):
+    with pytest.raises(BadExpression):
+        Expression(text, "graph.yaml:1", "here")
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("a * 100000", {"a": "ha"}),
+        ("a % 5", {"a": "%99999999d"}),
+        ("a + 1", {"a": "x"}),
+        ("a.x", {"a": {"y": 1}}),
+        ("int(a)", {"a": "9" * 5000}),
+        ("a + a", {"a": "x" * 600_000}),
+        ("join(a)", {"a": "text"}),
+        ("a[3]", {"a": [1]}),
+    ],
+)
+def test_values_that_an_expression_does_not_take_are_named_with_the_line(text, names):
+    with pytest.raises(RecipeError) as caught:
+        value(text, **names)
+    assert caught.value.place == "graph.yaml:1"
+
+
+def test_edges_are_the_names_of_an_expression():
+    found = Expression("a + b.text if ran(c) else first(d, e, f.text)", "", "")
+    assert found.hard == ("a", "b") and set(found.soft) == {"c", "d", "e", "f"}
+    assert found.firsts == (("d", "e"),) and set(found.always) == {"a", "b", "c", "f"}
+    scope = {"d": Absence(""), "e": Result(1), **dict.fromkeys("abcf", Result(1))}
+    assert set(found.used_in(scope)) == set("abcfde")
+    assert set(found.used_in(scope | {"d": Result(2)})) == set("abcfd")
+
+
+# --- reading --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reading", "text", "expected"),
+    [
+        (ReadForm(), "x", ("x", True)),
+        (ReadForm(), "  ", ("  ", False)),
+        (ReadForm("json", "q"), 'So: {"q": ["a"]} and more', (["a"], True)),
+        (ReadForm("json", "q", most=1), '{"q": ["a", "b"]}', (["a"], True)),
+        (ReadForm("json", "q", {"q": "list"}), '{"q": "a"}', ('{"q": "a"}', False)),
+        (ReadForm("json", "", {"n": "number", "b": "truth"}), '{"n": 1, "b": true}', ({"n": 1, "b": True}, True)),
+        (ReadForm("json", "", {"n": "number"}), '{"n": true}', ('{"n": true}', False)),
+        (ReadForm("json"), 'a {brace} then {"x": {"y": 1}}', ({"x": {"y": 1}}, True)),
+        (ReadForm("json"), '{"x": NaN}', ('{"x": NaN}', False)),
+        (ReadForm("json"), '{"x": 1e999}', ('{"x": 1e999}', False)),
+        (ReadForm("json"), '{"x": "\\ud800"}', ('{"x": "\\ud800"}', False)),
+        (ReadForm("tag", "a"), "<a>1</a> <a>2 <a>3</a></a>", ("3", True)),
+        (ReadForm("tag", "a"), "<a>1", ("<a>1", False)),
+        (ReadForm("code", "python"), "```python\n1\n```\n```sh\n2\n```", ("1", True)),
+        (ReadForm("code", "python"), "```py\n1\n2\n```", ("1\n2", True)),
+        (ReadForm("code"), "```\n1\n```", ("1", True)),
+        (ReadForm("code"), "```python\n1", ("```python\n1", False)),
+        (ReadForm("number"), " -3 \n", (-3, True)),
+        (ReadForm("number"), "0.50", (0.5, True)),
+        (ReadForm("number"), "9" * 40, ("9" * 40, False)),
+        (ReadForm("number", default=Expression("0", "", "")), "three", (0, False)),
+    ],
+)
+def test_answers_are_read(reading, text, expected):
+    assert reading.read(text, {}) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a":' * 200_000, "{" * 10**6, "<a>" * 300_000, "```\n" * 250_000, "{}" * 500_000, "9" * 10**6]
+)
+def test_rubbish_of_a_megabyte_is_read_in_no_time(text):
+    began = time.process_time()
+    for read in (object_in, number_in, lambda text: tagged(text, "a"), lambda text: fenced(text, "")):
+        read(text)
+    assert time.process_time() - began < 10  # quadratic readers take minutes
+
+
+@pytest.mark.parametrize("form", ["raw", "json", "json.key", "tag.answer", "code.python", "code", "number"])
+def test_the_example_of_a_form_has_the_form(form):
+    kind, _, name = form.partition(".")
+    reading = ReadForm(kind, name, {"n": "whole"} if kind == "json" else {})
+    assert all(reading.read(reading.example(said), {})[1] for said in (None, "yes", 3, True))
+
+
+# --- running --------------------------------------------------------------------------------------------------------------
+
+
+def says(**texts):
+    """An engine whose roles say these texts, one after the other."""
+    left = {role: list(said) if isinstance(said, list) else [said] for role, said in texts.items()}
+
+    async def generate(call):
+        said = left[call.role].pop(0) if len(left[call.role]) > 1 else left[call.role][0]
+        ids = (*CharacterChat.encode(said), ord("^"))
+        return Generation(ids, tuple(-0.5 for _ in ids), "stop", call.policy, 0)
+
+    return generate
+
+
+def ran(folder, text, engine, tools=None):
+    """A trajectory of a graph, with the node of each action."""
+    workflow, problems = compiled(folder, textwrap.dedent(text), tools=tools)
+    assert not problems, [*map(str, problems)]
+    trajectory = asyncio.run(played(workflow, engine, tools or {}))
+    by_path = {a.path: a.notes["graph"]["node"] for a in trajectory.actions}
+    return trajectory, {by_path[a.path]: [by_path[p] for p in a.parents] for a in trajectory.actions}
+
+
+def test_a_skipped_node_skips_what_names_it_and_hands_on_who_decided(tmp_path):
+    text = """
+        nodes:
+          one: {role: a, with: {q: task.prompt}}
+          two: {role: b, with: {q: task.prompt}, when: one == 'yes'}
+          three: {role: b, with: {q: two}}
+          four: {role: a, with: {q: "first(three, two, 'none')"}}
+          five: {let: "9", when: ran(two), otherwise: 7}
+          six: {role: b, with: {q: five}}
+        give: four
+    """
+    no, parents = ran(tmp_path, text, says(a="no", b="x"))
+    assert parents == {"one": [], "four": ["one"], "six": ["one"]}
+    assert [a.shown[0][1] for a in no.actions if a.notes["graph"]["node"] in ("four", "six")] in (
+        ["none", "7"],
+        ["7", "none"],
+    )
+    yes, parents = ran(tmp_path, text, says(a="yes", b="x"))
+    assert parents == {"one": [], "two": ["one"], "three": ["two"], "four": ["three"], "six": ["two"]}
+    assert yes.answer == "yes" and yes.returned == next(a.path for a in yes.actions if a.notes["graph"]["node"] == "four")
+
+
+def test_only_what_was_chosen_by_first_is_a_parent(tmp_path):
+    text = """
+        nodes:
+          a1: {role: a, with: {q: "'1'"}}
+          b1: {role: b, with: {q: "'2'"}}
+          c1: {role: a, with: {q: "first(a1, b1)"}}
+        give: c1
+    """
+    _, parents = ran(tmp_path, text, says(a="x", b="y"))
+    assert parents["c1"] == ["a1"]
+
+
+def test_a_loop_ends_and_hands_on_who_ended_it(tmp_path):
+    text = """
+        nodes:
+          rounds:
+            loop:
+              most: 4
+              start: {told: "'begin'"}
+              nodes:
+                say: {role: a, with: {q: "[told, str(round)]"}}
+                check: {role: b, with: {q: say}, read: number}
+              until: check == 1
+              next: {told: say}
+              give: say
+          after: {role: b, with: {q: "str(rounds.rounds)"}}
+        give: rounds
+    """
+    trajectory, _ = ran(tmp_path, text, says(a=["one", "two"], b=["0", "1", "fine"]))
+    notes = [(a.notes["graph"]["node"], a.notes["graph"]["round"]) for a in trajectory.actions]
+    assert notes.count(("rounds.say", 0)) == notes.count(("rounds.say", 1)) == 1 and ("rounds.say", 2) not in notes
+    by_node = {(a.notes["graph"]["node"], a.notes["graph"]["round"]): a for a in trajectory.actions}
+    second = by_node["rounds.say", 1]
+    assert set(second.parents) == {by_node["rounds.say", 0].path, by_node["rounds.check", 0].path}
+    last = by_node["after", 0]
+    assert last.shown[0][1] == "2" and by_node["rounds.check", 1].path in last.parents
+    assert trajectory.answer == "two"
+
+
+def test_a_map_keeps_the_order_and_leaves_out_what_gave_nothing(tmp_path):
+    text = """
+        nodes:
+          list: {role: a, with: {q: task.prompt}, read: {as: json.items, most: 3, default: []}}
+          each:
+            map:
+              over: list
+              as: it
+              nodes:
+                look: {tool: shout, call: it}
+                keep: {let: look.output, when: "it != 'b'"}
+              give: keep
+          end: {role: b, with: {q: join(each)}}
+        give: end.value
+    """
+
+    async def shout(call):
+        await asyncio.sleep(0.001 if call.text == "a" else 0)
+        return ToolResult("shout", call.text, call.text.upper(), ok=True)
+
+    tools = {"shout": Tool("shout", shout, lambda text: [])}
+    trajectory, parents = ran(tmp_path, text, says(a='{"items": ["a", "b", "c", "d"]}', b="done"), tools)
+    assert trajectory.actions[-1].shown[0][1] == "A\nC" and parents["end"] == ["list"]
+    assert trajectory.answer == "done" and trajectory.returned is None
+    empty, parents = ran(tmp_path, text, says(a="rubbish", b="done"), tools)
+    assert parents["end"] == ["list"] and empty.actions[0].notes["graph"] == {"node": "list", "round": 0, "legal": False}
+
+
+def test_ten_thousand_items_of_the_task_are_mapped(tmp_path):
+    text = """
+        nodes:
+          each: {map: {over: task.metadata.items, as: it, nodes: {x: {let: it + 1}}, give: x}}
+          end: {role: a, with: {q: "str(sum(each))"}}
+        give: end
+    """
+    workflow, _ = compiled(tmp_path, textwrap.dedent(text))
+    task = Task("t", "p", "l", {"items": list(range(10_000))})
+    run = run_workflow(workflow, task, 0, step=1, run_seed=1, roles=roles(), tools={}, generate=says(a="x"))
+    assert asyncio.run(run).actions[0].shown[0][1] == str(10_000 * 10_001 // 2)
+
+
+def test_functions_of_tools_graphs_conversations_and_failures(tmp_path):
+    text = """
+        nodes:
+          first_word: {role: a, with: {q: task.prompt}}
+          check: {graph: checked, with: {text: first_word}}
+          again: {role: a, with: {q: check}, continues: first_word}
+          end: {fail: "'no: ' + again.text", when: again == 'x'}
+        give: again
+        graphs:
+          checked:
+            nodes:
+              now: {tool: clock.at, with: {place: text}}
+              told: {role: b, with: {q: "{'time': now.output}"}}
+            give: told
+    """
+
+    async def at(call):
+        return ToolResult("clock", call.text, f"noon in {call.function.arguments['place']}", ok=True)
+
+    tools = {"clock": Tool("clock", at, functions=(Function("at", "", {"type": "object"}),))}
+    trajectory, parents = ran(tmp_path, text, says(a=["Rome", "x"], b="fine"), tools)
+    assert parents == {"first_word": [], "check.told": ["first_word"], "again": ["first_word", "check.told"]}
+    told = next(a for a in trajectory.actions if a.role == "b")
+    assert told.shown[0][1] == '{"time": "noon in Rome"}'
+    assert trajectory.agent_failure == "no_answer" and trajectory.detail == "no: x"
+    assert trajectory.actions[-1].before is trajectory.actions[0]
+
+
+def test_other_graphs_may_have_files_of_their_own(tmp_path):
+    (tmp_path / "checked.yaml").write_text("nodes: {told: {role: b, with: {q: text}}}\ngive: told\n")
+    text = "nodes: {x: {role: a, with: {q: task.prompt}}, y: {graph: checked.yaml, with: {text: x}}}\ngive: y\n"
+    workflow, problems = compiled(tmp_path, text)
+    assert not problems and workflow.files == ["graph.yaml", "checked.yaml"]
+    (tmp_path / "checked.yaml").write_text("nodes: {told: {graph: graph.yaml}}\ngive: told\n")
+    assert [p.code for p in compiled(tmp_path, text)[1]] == ["graph.recursion"]
+
+
+def test_an_agents_failure_stops_what_names_it_and_the_first_is_raised(tmp_path):
+    text = """
+        nodes:
+          slow: {role: a, with: {q: "'1'"}}
+          late: {fail: "'late'", when: "ran(slow)"}
+          soon: {fail: "'soon'"}
+          rest: {role: b, with: {q: slow}}
+          never: {role: b, with: {q: "[first(soon, 'x'), 'never']"}}
+        give: rest
+    """
+    trajectory, parents = ran(tmp_path, text, says(a="x", b="y"))
+    assert trajectory.detail == "late" and set(parents) == {"slow", "rest"}
+
+
+def test_budgets_retries_stops_and_choices(tmp_path):
+    text = """
+        budget: {calls: 3}
+        stop: done >= 4
+        nodes:
+          one: {role: a, with: {q: "'1'"}, read: number, cost: {calls: 1}, retry: {most: 3, while: one < 5, cooldown: 1}}
+          two: {role: b, with: {q: "'2'"}, cost: {calls: 1}}
+          three: {role: b, with: {q: "['3', two]"}, cost: {calls: 1}, otherwise: "'none'"}
+          four: {let: "first(three, one)"}
+          five: {role: b, with: {q: "[four, str(ran(one))]"}}
+          six: {role: b, with: {q: five}}
+        give: five
+    """
+    trajectory, parents = ran(tmp_path, text, says(a=["1", "7"], b="x"))
+    assert sorted(parents) == ["five", "one", "two"] and trajectory.actions[-1].shown[0][1] == "none\n\nTrue"
+    tries = [a for a in trajectory.actions if a.role == "a"]
+    assert len(tries) == 2 and tries[0].path in tries[1].parents
+    choice = """
+        choose: {role: chooser, with: {q: task.prompt}}
+        nodes: {x: {role: a, with: {q: "'1'"}}, y: {role: b, with: {q: "'2'"}}, z: {role: b, with: {q: "'3'"}}}
+        give: y
+    """
+    trajectory, parents = ran(tmp_path, choice, says(a="x", b="y", chooser=["z", "nonsense"]))
+    assert parents["z"] == ["choose"] and [
+        a.notes["graph"]["legal"] for a in trajectory.actions if a.role == "chooser"
+    ] == [
+        True,
+        False,
+    ]
+
+
+def test_notes_are_on_every_turn_of_a_call(tmp_path):
+    workflow, _ = compiled(tmp_path, "nodes: {x: {role: a, with: {q: task.prompt}, read: tag.z}}\ngive: x\n")
+
+    async def shout(call):
+        return ToolResult("shout", call.text, "!", ok=True)
+
+    tool = Tool("shout", shout, lambda text: ["x"] if "call" in text else [])
+    spec = replace(roles()["a"], tools=(tool,), max_turns=3)
+    got = asyncio.run(played(workflow, says(a=["call", "<z>1</z>"]), {}, {"a": spec}))
+    assert [a.notes["graph"]["legal"] for a in got.actions] == [True, True] and len(got.actions) == 2
+    endless = asyncio.run(played(workflow, says(a="call"), {}, {"a": spec}))
+    assert endless.agent_failure == "endless_tool_calls"
+    assert [a.notes["graph"] for a in endless.actions] == [{"node": "x", "round": 0, "legal": False}] * 3
+
+
+@pytest.mark.parametrize(
+    ("node", "kind"),
+    [
+        ("{map: {over: said, most: 3, nodes: {x: {let: item}}, give: x}}", "TypeError"),
+        ("{let: said + 1}", "TypeError"),
+        ("{let: int(said)}", "ValueError"),
+        ("{role: b, with: {q: said}, continues: said + 'x'}", "TypeError"),
+    ],
+)
+def test_what_an_expression_does_not_take_ends_the_run_with_its_line(tmp_path, node, kind):
+    workflow, problems = compiled(
+        tmp_path, f"nodes:\n  said: {{role: a, with: {{q: task.prompt}}}}\n  y: {node}\ngive: y\n"
+    )
+    assert not problems
+    with pytest.raises(RecipeError) as caught:
+        asyncio.run(played(workflow, says(a="text", b="x"), {}))
+    assert caught.value.place == f"{tmp_path}/graph.yaml:3" and caught.value.kind == kind
+
+
+def test_a_tool_that_raises_ends_the_run_as_in_python_and_nothing_is_left_running(tmp_path):
+    text = "nodes: {t: {tool: bad, call: \"'x'\"}, slow: {role: a, with: {q: \"'1'\"}}}\ngive: slow\n"
+
+    async def bad(call):
+        raise ZeroDivisionError("a bug")
+
+    async def engine(call):
+        await asyncio.sleep(30)
+
+    tools = {"bad": Tool("bad", bad, lambda text: [])}
+    workflow, _ = compiled(tmp_path, text, tools=tools)
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(asyncio.wait_for(played(workflow, engine, tools), 10))
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------------
+
+BROKEN = """\
+nodes:
+  one: {role: a, tool: echo}
+  two: {role: solvr, with: {q: task.prompt}}
+  three: {role: a, with: {question: task.prompt}}
+  four: {role: a, with: {q: hello}}
+  five: {let: six}
+  six: {let: five}
+  seven: {let: task.label}
+  eight: {tool: ecko, call: "'x'"}
+  nine: {loop: {nodes: {x: {let: 1}}, give: x}}
+  ten: {let: "[x for x in seven]", cost: {calls: 1}}
+  eleven: {role: a, with: {q: task.prompt}, wen: true}
+  twelve: {role: a, with: {q: task.promt}, read: jsn.x}
+  thirteen: {map: {over: three, nodes: {x: {let: item}}, give: x}}
+  round: {let: 1}
+  fifteen: {graph: nowhere}
+  sixteen: {role: b, with: {q: "'x'"}, continues: three, after: [seventeen]}
+  seventen: {let: 1}
+  eighteen: {loop: {most: 2, start: {a: 1}, next: {b: 2}, nodes: {y: {let: a}}, give: y}}
+  nineteen: {tool: echo}
+  twenty: {tool: echo.say, with: {x: "'y'"}}
+  twentyone: {let: four.txt}
+give: four
+choose: {role: chooser, with: {q: four}}
+"""
+
+
+def test_all_that_is_wrong_with_a_graph_is_said_at_once_by_file_and_line(tmp_path):
+    _, problems = compiled(tmp_path, BROKEN)
+    found = {(p.code, int(p.names("line")[0].rpartition(":")[2])) for p in problems}
+    assert found == {
+        ("graph.kind", 2),
+        ("graph.role", 3),
+        ("graph.fields", 4),
+        ("graph.unknown_name", 5),
+        ("graph.cycle", 6),
+        ("graph.label", 8),
+        ("graph.tool", 9),
+        ("recipe.missing_key", 10),
+        ("graph.expression", 11),
+        ("graph.budget", 11),
+        ("recipe.unknown_key", 12),
+        ("graph.attribute", 13),
+        ("graph.read", 13),
+        ("graph.most", 14),
+        ("graph.name", 15),
+        ("graph.graph", 16),
+        ("graph.continues", 17),
+        ("graph.after", 17),
+        ("graph.next", 19),
+        ("graph.call", 20),
+        ("graph.function", 21),
+        ("graph.attribute", 22),
+        ("graph.choose", 24),
+    }
+    assert all(p.names("line")[0].startswith(f"{tmp_path}/graph.yaml:") for p in problems)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("nodes: {x: {role: a, with: {q: hello}}}\ngive: x", "graph.unknown_name", "\"'hello'\""),
+        ("nodes: {x: {role: a, with: {q: Say hello}}}\ngive: x", "graph.expression", "quotes of its own"),
+        ("nodes: {x: {let: y}, y: {let: z}, z: {let: x}}\ngive: x", "graph.cycle", "x -> z -> y -> x"),
+        ("nodes: {x: {role: a, with: {qq: task.prompt}}}\ngive: x", "graph.fields", "did you mean 'qq'?"),
+        ("nodes: {x: {let: 1, when: done > 1}}\ngive: x\nstop: left.calls < 1", "graph.unknown_name", "'left'"),
+        ("nodes: {x: {let: y.z}, y: {graph: other.yaml}}\ngive: x", "graph.file", "other.yaml"),
+        ("nodes: {x: {let: x}}\ngive: x", "graph.cycle", "itself"),
+        ("nodes: {a b: {let: 1}}\ngive: 1", "graph.name", "a b"),
+        ("[1]", "recipe.value", "a graph"),
+        ("nodes: {x: {let: 1}", "recipe.not_yaml", ""),
+        ("give: 1", "recipe.missing_key", "nodes"),
+        ("nodes: {x: {role: a, with: {q: '1'}, read: {as: raw, keys: {a: list}}}}\ngive: x", "graph.read", "keys"),
+        ("nodes: {x: {role: a, with: {q: '1'}, retry: {most: 1, while: x}}}\ngive: x", "recipe.value", "at least 2"),
+        ("nodes: {x: {let: 1}}\ngive: x\nbudget: {a: .nan}", "recipe.value", ""),
+    ],
+)
+def test_what_is_refused_says_what_was_meant(tmp_path, text, code, said):
+    _, problems = compiled(tmp_path, text)
+    assert code in [p.code for p in problems] and said in " ".join(map(str, problems))
+
+
+def test_the_graphs_of_the_page_are_right(tmp_path):
+    page = (Path(__file__).resolve().parent.parent / "docs" / "graphs.md").read_text(encoding="utf-8")
+    graphs = re.findall(r"^```yaml\n(nodes:.*?|budget:.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    fields = {
+        **{"planner": [], "answerer": ["question", "evidence"], "coder": ["problem", "plan"]},
+        **{"reflector": ["problem", "program", "result"], "writer": ["task"], "critic": ["text"]},
+    }
+    tools = {name: Tool(name, None, lambda text: []) for name in ("search", "visible_tests")}
+    found = [compiled(tmp_path, graph, fields, tools) for graph in graphs]
+    assert len(found) == 3 and not [problem for _, problems in found for problem in problems]
+
+
+# --- as the workflow of a recipe ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delays", [False, True])
+def test_mathchat_in_yaml_is_mathchat_in_python(tmp_path, delays):
+    """Trajectory for trajectory: paths, parents, contexts, texts, answers."""
+    folder = recipes_root() / "mathchat"
+    python = load_file(folder / "workflow.py").run
+    fields = {"solver": ["problem"], "coder": ["problem", "solution"], "verifier": ["problem", "solution", "computed"]}
+    graph, problems = compiled(tmp_path, (folder / "graph.yaml").read_text(), fields)
+    assert not problems
+    specs = roles(fields)
+
+    def content(trajectory):
+        actions = [(a.path, a.role, {*a.parents}, a.context_ids, a.generation, a.text, a.turn) for a in trajectory.actions]
+        return actions, trajectory.answer, trajectory.returned
+
+    for n in range(10 if delays else 100):
+        one, other = (
+            asyncio.run(played(workflow, simulated_engine(delays=delays), {}, specs, task=f"t{n}"))
+            for workflow in (python, graph)
+        )
+        assert content(one) == content(other) and len(one.actions) == 3
+
+
+def test_a_recipe_with_a_graph_is_planned_as_with_its_workflow_in_python():
+    plan = build_plan(["--recipe", "mathchat/tiny_graph.yaml"])
+    other = build_plan(["--recipe", "mathchat/tiny.yaml"])
+    assert [p.code for p in plan.run.warnings] == [p.code for p in other.run.warnings]
+    files = fingerprint(plan)["files"]
+    assert files["workflow"][0] == "graph.yaml" and workflow_files(plan.plugins, plan.run) == ["graph.yaml"]
+    assert workflow_of(plan.plugins, plan.run) is workflow_of(plan.plugins, plan.run)
+
+
+RECIPE = """
+name: asking
+roles:
+  a: {prompt: a.md}
+  b: {prompt: b.md}
+workflow: graph.yaml
+tasks: tasks.py
+grader: grader.py
+plugins: [tool.py]
+model: tiny
+flags: {rollout.batch_size: 4, rollout.max_new_tokens: 8, train.batch_size: 4, train.micro_batch_size: 4, data.max_len: 256}
+"""
+TASKS = """
+from marl_plugins.core.trajectory import Task
+
+def load(split):
+    return [Task(n, f"What is {n}?", "blue", {"copy": "blue"}) for n in ("abcd" if split == "train" else "ef")]
+"""
+TOOL = """
+from marl_plugins import hookimpl
+from marl_plugins.core.tools import Tool
+from marl_plugins.core.trajectory import ToolResult
+
+async def run(call):
+    return ToolResult("visible", call.text, "", ok=True)
+
+@hookimpl
+def marl_tools(run_):
+    return []
+
+@hookimpl
+def marl_tools(run):
+    return [Tool("visible", globals()["_run"], lambda text: [])]
+
+_run = run
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """A recipe's folder, with a tool of its own; `write(graph)` returns the warnings of its plan, or all that is wrong."""
+    tool = TOOL.replace("@hookimpl\ndef marl_tools(run_):\n    return []\n\n", "")
+    grader = "def score_outcome(trajectory):\n    return float(trajectory.answer == trajectory.task.label)\n"
+    files = {"recipe.yaml": RECIPE, "tasks.py": TASKS, "tool.py": tool, "grader.py": grader, "a.md": "{q}", "b.md": "{q}"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+
+    def write(graph):
+        (tmp_path / "graph.yaml").write_text(textwrap.dedent(graph))
+        try:
+            return build_plan(["--recipe", str(tmp_path)]).run.warnings
+        except ConfigurationError as error:
+            return error.problems
+
+    write.folder = tmp_path
+    return write
+
+
+GOOD = """
+nodes:
+  one: {role: a, with: {q: task.prompt}}
+  tests: {tool: visible, call: one}
+  two: {role: b, with: {q: one}, when: "not tests.ok and matches('zebra', one)"}
+give: first(two, one)
+"""
+
+
+def test_every_branch_is_entered_by_the_rehearsal(recipe):
+    assert recipe(GOOD) == ()
+    wrong = recipe(GOOD.replace("q: one}, when", "q: one + 1}, when"))
+    line = (f"{recipe.folder}/graph.yaml:5",)
+    assert ("rehearsal.may_raise", line) in [(problem.code, problem.names("line")) for problem in wrong]
+
+
+def test_what_only_some_answers_avoid_is_a_warning_with_the_line(recipe):
+    text = """
+        nodes:
+          list: {role: a, with: {q: task.prompt}, read: {as: json.items, keys: {items: list}}}
+          each: {map: {over: list, most: 3, nodes: {x: {role: b, with: {q: item}}}, give: x}}
+        give: join(each)
+    """
+    (warning,) = recipe(text)
+    assert warning.code == "rehearsal.may_raise" and warning.names("line") == (f"{recipe.folder}/graph.yaml:4",)
+    assert recipe(text.replace("{items: list}}", "{items: list}, default: []}")) == ()
+
+
+def test_an_until_that_nothing_meets_is_remarked(recipe):
+    text = """
+        nodes:
+          rounds:
+            loop:
+              most: 3
+              nodes:
+                x: {role: a, with: {q: task.prompt}}
+                y: {role: b, with: {q: x}, read: tag.v}
+              until: y == UNTIL
+              give: x
+        give: rounds
+    """
+    assert recipe(text.replace("UNTIL", "'<end>'")) == ()
+    (remark,) = recipe(text.replace("UNTIL", "'<end>' and len(y) > 9"))
+    assert (remark.code, remark.names("line")) == ("graph.until", (f"{recipe.folder}/graph.yaml:9",))
+
+
+def test_a_copy_of_the_label_and_a_role_that_is_never_called_are_found(recipe):
+    (label,) = recipe(GOOD.replace("q: one}, when", "q: task.metadata.copy}, when"))
+    assert (label.code, label.names("line")) == ("rehearsal.label", (f"{recipe.folder}/graph.yaml:5",))
+    (never,) = recipe("nodes: {x: {role: a, with: {q: task.prompt}}}\ngive: x\n")
+    assert never.code == "rehearsal.never_called"
+
+
+def test_mistakes_of_graph_and_recipe_are_reported_together(recipe):
+    (recipe.folder / "recipe.yaml").write_text(RECIPE.replace("grader: grader.py", "grader: nowhere.py"))
+    codes = {p.code for p in recipe(GOOD.replace("role: b", "role: c").replace("visible", "visble"))}
+    assert codes >= {"graph.role", "graph.tool", "files.missing"}
+    (recipe.folder / "graph.yaml").unlink()
+    with pytest.raises(ConfigurationError) as caught:
+        build_plan(["--recipe", str(recipe.folder)])
+    assert "recipe.unreadable" in [p.code for p in caught.value.problems]
+
+
+def test_a_workflow_of_a_kind_that_nothing_reads_is_refused(recipe):
+    (recipe.folder / "recipe.yaml").write_text(RECIPE.replace("graph.yaml", "graph.txt"))
+    (recipe.folder / "graph.txt").write_text("x")
+    assert "files.not_python" in [p.code for p in recipe(GOOD)]
+
+
+def test_it_is_drawn_from_the_file(recipe, capsys):
+    recipe(GOOD)
+    assert main(["recipes", "show", str(recipe.folder), "--mermaid"]) == 0
+    drawn = capsys.readouterr().out.splitlines()
+    assert drawn[0] == "flowchart TD" and '    node_tests[["tests: tool visible"]]' in drawn
+    assert [line for line in drawn if "-. " in line and "node_tests" in line and "not tests.ok" in line]
+    assert main(["recipes", "show", str(recipe.folder), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["problems"] == [] and shown["workflow"][1] == "one -> tests: tool visible"
+    loop = 'nodes: {r: {loop: {most: 2, nodes: {x: {role: a, with: {q: "\'\\"<\'"}}}, until: x, give: x}}}\ngive: r\n'
+    workflow, _ = compiled(recipe.folder, loop)
+    assert '    subgraph node_r ["r: at most 2 rounds, until x"]' in workflow.mermaid().splitlines()
