@@ -1,6 +1,7 @@
 """Graders' parts: programs that are checked apart, deadlines that wait, places of answers. The kits of recipes: tests/graders."""
 
 import asyncio
+from fractions import Fraction
 
 import pytest
 from leaving_programs import HOSTILE
@@ -8,7 +9,7 @@ from leaving_programs import HOSTILE
 from marl_plugins.core.deadlines import counted, in_turn, not_counted
 from marl_plugins.core.scoring import score_outcome
 from marl_plugins.core.trajectory import Task, Trajectory
-from marl_plugins.grading import right
+from marl_plugins.grading import final, number, right
 from marl_plugins.sandbox import Checker
 
 RIGHT = "def f(x):\n    return x * 2 + 1"
@@ -131,6 +132,41 @@ def test_checks_of_nothing_pass_a_program_that_returns_nothing(checks, fail):
             await checker.close()
 
     assert asyncio.run(asked()) is fail
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------------
+
+
+WRITTEN = {
+    "-59": ["minus 59", "It is negative 59.", "\u221259", "Answer: minus 59"],
+    "59": ["５９", "٥٩", "so...59", "59…", "It is 58, not 59? No: 59", "59 m²", "x² = 59", "not 58 but 59"],
+    "119/2": ["59½", "59 ½", "59.5", "It is 59\u00bd pens"],
+    "59000": ["59 thousand", "59,000", "$59 \\text{ thousand}$", "59×10³", "59 Thousand."],
+    "5900": ["59 hundred"],
+    "3/4": ["¾", "3⁄4", "3/4"],
+    None: [
+        "59²",
+        "5⁹",
+        "59₈",
+        "½59",
+        "not 59",
+        "The answer is not 59.",
+        "≠59",
+        "≥ 59",
+        "¬59",
+        "59‰",
+        "∛59",
+        "59 ± 1",
+        "9 minus 4",
+        "⁵⁹",
+    ],
+}
+
+
+@pytest.mark.parametrize(("value", "text"), [(value, text) for value, texts in WRITTEN.items() for text in texts])
+def test_a_number_is_read_with_all_that_changes_it(value, text):
+    found = number(final(text))
+    assert found == (None if value is None else Fraction(value))
 
 
 # --- deadlines --------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from fractions import Fraction
 
 LONGEST_CHARS = 1000
@@ -23,13 +24,41 @@ FIGURE = rf"(?<![\w.])[-+]?(?:\d{{1,3}}(?: \d{{3}})+(?![\d.])|{PLAIN}(?:[eE][+-]
 FUNCTION = r"(?:log|ln|sin|cos|tan|sqrt|exp|max|min|gcd|lcm|abs)(?![A-Za-z])"
 COMMAND = r"\\(?:[A-Za-z]+|.)"
 LETTER = r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])"
-SIGN = r"[-+*/^_=<>×·÷√π%°!|()\[\]{},:≤≥≈±]"
+SIGN = r"[-+*/^_=<>×·÷√∛∜π%‰°!|()\[\]{},:≤≥≈±∓≠¬]"
 TIGHT = rf"(?:{LAST}|{COMMAND}|{FUNCTION}|{LETTER}|{SIGN})"
 LOOSE = rf"[ \t]*(?:{COMMAND}|{FUNCTION}|[-+*/^=<>×·÷√π,≤≥≈±])[ \t]*"
-RUN = re.compile(rf"(?:(?:{FUNCTION}|{COMMAND}|[-√])[ \t]+)?{TIGHT}(?:{LOOSE}(?={TIGHT})|{TIGHT}|[ \t]+{COMMAND})*")
+RUN = re.compile(rf"(?:(?:{FUNCTION}|{COMMAND}|[-√≤≥≠±∓¬<])[ \t]+)?{TIGHT}(?:{LOOSE}(?={TIGHT})|{TIGHT}|[ \t]+{COMMAND})*")
 """Mathematics in a sentence: what hangs together without blanks, or by signs that may have blanks around them."""
 SUM = re.compile(rf"[(\s]*[+-]?\s*{PLAIN}[)\s]*(?:(?:[-+*/×·÷]|\\times|\\cdot|\\div)\s*[(\s]*[+-]?\s*{PLAIN}[)\s]*)+")
 """A calculation with plain numbers and no result."""
+
+
+MINUS = re.compile(r"\b(?:minus|negative)\s+(?=[\d.(√π\\])", re.IGNORECASE)
+SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+SCALE = re.compile(rf"(?<=\d)(?:[\s~]|\\[,;: ])*(?:\\text\s*\{{\s*)?\b({'|'.join(SCALES)})s?\b(?:\s*\}})?", re.IGNORECASE)
+VULGAR = r"[\u00bc-\u00be\u2150-\u215e\u2189]"
+RAISED = re.compile(r"([\d)}\]πa-zA-Z]?)([⁺⁻]?[⁰¹²³⁴-⁹]+|[₊₋]?[₀-₉]+)")
+
+
+def plain(text: str) -> str:
+    """A text whose numbers are written with ASCII alone: digits of all scripts, fractions of one sign, raised and lowered digits
+    (but of units: `m²`), words for a minus and for powers of ten.
+    """
+    text = re.sub(r"\.{2,}", "\u2026", text.replace("\u2212", "-").replace("\u2013", "-"))
+    text = re.sub(r"[\x00-\x08\x0e-\x1f\u200b-\u200f\u2060\ufeff]", "", text)
+    if not text.isascii():
+        text = re.sub(r"[^\S\n]", " ", text)
+        text = re.sub(rf"(?<=\d)\s*({VULGAR})|({VULGAR})(?=\d)", r" \1\2 ", text)
+        text = RAISED.sub(lambda found: found[1] if found[1].isalpha() and found[1] != "π" else _marked(found), text)
+        text = re.sub(rf"{VULGAR}|[^\W\D]", lambda found: unicodedata.normalize("NFKC", found[0]), text)
+        text = re.sub(r"[^\W\D]", lambda found: str(int(found[0])), text.replace("\u2044", "/"))
+    return SCALE.sub(lambda found: f"e{SCALES[found[1].lower()]}", MINUS.sub("-", text))
+
+
+def _marked(found: re.Match[str]) -> str:
+    """Raised or lowered digits as LaTeX writes them."""
+    digits = unicodedata.normalize("NFKC", found[2]).replace("\u2212", "-")
+    return f"{found[1]}{'_' if found[2][-1] in '₀₁₂₃₄₅₆₇₈₉' else '^'}{{{digits}}}"
 
 
 def number(text: str) -> Fraction | None:
@@ -39,7 +68,7 @@ def number(text: str) -> Fraction | None:
         return None
     if ratio := RATIO.fullmatch(text):
         sign, whole, above, below = ratio.groups()[:4] if ratio[3] else ratio.groups()[4:]
-        if not int(below):
+        if not int(below) or (whole and not 0 <= int(above) < int(below)):  # `12 47/1` is no mixed number but a sum
             return None
         value = int(whole or 0) + Fraction(int(above), int(below))
         return -value if sign == "-" else value

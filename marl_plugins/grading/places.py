@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from marl_plugins.grading.numbers import FIGURE, LONGEST_CHARS, RUN, number, unfinished
+from marl_plugins.grading.numbers import FIGURE, LONGEST_CHARS, RUN, number, plain, unfinished
 
 TAIL = 4 * LONGEST_CHARS
 """Characters at the end of a text in which an answer without a box is looked for."""
@@ -31,6 +31,8 @@ PRIOR = re.compile(r"(?:^|[^\w\s)}])\s*$|\b(?:is|equals|be)\s+$")
 """What may stand before a minus that is the sign of a number apart from it: nothing that it could be subtracted from."""
 OTHERS = re.compile(r"(?<![\w.])-?\d[\d,.]*(?:,?[ \t]+(?:or|and))?[ \t]+$")
 """A number before another one: `41 or` of `41 or 42`, `41` of `41 42`."""
+
+NOT = re.compile(r"\bnot\s+[*_$]*$", re.IGNORECASE)
 
 OPEN = re.compile(r"0[\s,;/&*_$]+(?:(?:and|to)\s+)?[*_$]*0|\bor\b", re.IGNORECASE)
 """Two figures, each written as 0, of which it is open which one is meant."""
@@ -110,8 +112,9 @@ def final(text: str) -> str:
 
 
 def _expression(text: str, *, first: bool) -> str:
-    text = text.replace("\u2212", "-").replace("\u2013", "-")
+    text = plain(text)
     runs = [run for run in RUN.finditer(text) if re.search(r"\d", run[0]) and run[0][0] not in "^_"]  # of a unit
+    runs = [run for run in runs if not NOT.search(text[max(0, run.start() - 12) : run.start()])]
     if not runs:
         return ""
     run = runs[0 if first else -1]
@@ -138,7 +141,7 @@ def lone_number(text: str) -> str:
     """The number of a text that says one figure: the only one; the one that it begins with (`4310 cents (43.10 euros)`); or the
     last one, after a colon or a verb (`in 2025: 4310`). Empty without one, or where it leaves open which one (`34 or 35`, `10 20`).
     """
-    text = re.sub(r"\bminus\s+(?=\d)", "-", text.replace("\u2212", "-"), flags=re.IGNORECASE)
+    text = plain(text)
     found = list(re.finditer(FIGURE, text))
     if not found or OPEN.search(re.sub(FIGURE, "0", text)):
         return ""

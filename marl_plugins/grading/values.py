@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from marl_plugins.grading.math_verify import verified
-from marl_plugins.grading.numbers import BASED, LONGEST_CHARS, NUMBER, RATIO, close, number, unfinished
+from marl_plugins.grading.numbers import BASED, LONGEST_CHARS, NUMBER, RATIO, close, number, plain, unfinished
 from marl_plugins.grading.places import TAIL, boxed, final, stated
 
 DEEPEST = 16
@@ -18,6 +18,18 @@ DEEPEST = 16
 WORDS = re.compile(r"[A-Za-z][A-Za-z '.-]*")
 ACCEPTED = re.compile(r"\((?:both|either|each|all)\b[^()]*\baccepted\)")
 SEPARATORS = re.compile(r"\s+(?:or|and)\s+")
+OPEN = re.compile(
+    r"[<>≤≥≠¬∨∧∪∩±∓→⇒⇔‰&\u2014]|\+\s*/|\u2026\s*\S|\n\s*\S|\b(?:not|or)\b|\d\s*_(?!\{?\s*\d{1,2}(?!\d))"
+    r"|\\(?:[lg](?:eq?|t)|n(?:eq?|ot|eg)|lor|land|vee|wedge|cup|cap|mid|to|(?:right|left)arrow|pm|mp|lesssim|gtrsim)(?![A-Za-z])"
+)
+"""Relations, alternatives, ranges and lines in the place of one number: math-verify would take a part of them."""
+REMARK = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox|pmod)\s*\{[^{}]*\}")
+LOWERED = re.compile(r"_\s*(?:\{[^{}]*\}|\S)")
+TERM = re.compile(
+    r"\\(?:frac|binom)\s*\{[^{}]*\}\s*\{[^{}]*\}|\\sqrt\s*(?:\[[^\]]*\])?\s*\{[^{}]*\}|(?P<raised>\^\s*(?:\{[^{}]*\}|\S))"
+)
+TWO = re.compile(r"[\d)}\]!]\s*\{?\s*(?:[-+*×·÷]|\\(?:times|cdot|div)(?![a-z]))\s*\}?\s*[\d.(\\{\[]|\d\s*/\s*\d+\.|\d\s+\d")
+"""Two numbers that are still to be added, multiplied or divided."""
 CHOICE = re.compile(r"\(?([A-Z])\)[\s.:]*\S.*|([A-Z])[.:]\s+\S.*", re.DOTALL)
 """A choice with what it says: `(C) 7`."""
 
@@ -77,14 +89,16 @@ async def same(answer: str, label: str) -> bool:
         return bool(a)
     if not a or len(a) > LONGEST_CHARS or _depth(a) > DEEPEST:
         return False
+    if _number(b) is not None and _number(a) is None and OPEN.search(a):
+        return False
     (kind, mine), (other, theirs) = parts(a), parts(b)
     if "=" in a and "=" not in b:
         a = value(a) if len(mine) == 1 else a
     x, y = _number(a), _number(b)
     if x is not None and y is not None:
         return close(x, y) or (("%" in a) != ("%" in b) and close(x / 100 if "%" in a else x, y / 100 if "%" in b else y))
-    if y is not None and (unfinished(a) or kind):  # a calculation that was not carried out, a set or a point
-        return False
+    if y is not None and (unfinished(a) or kind or (x is None and not _is_one_number(a))):
+        return False  # a calculation that was not carried out, a set or a point
     if max(len(mine), len(theirs)) > 1 and not (kind == other == "("):
         if len(mine) != len(theirs) or {kind, other} == {"(", "{"}:
             return False
@@ -98,6 +112,19 @@ async def same(answer: str, label: str) -> bool:
     if "\\\\" in a and "\\begin" not in a:  # two lines are two answers
         return False
     return await verified(a, b)
+
+
+def _is_one_number(text: str) -> bool:
+    """Whether an expression can be one number, as far as its form says; it is none that is still to be calculated.
+
+    math-verify adds up numbers that stand side by side, so that `12 47` would be 59.
+    """
+    text = LOWERED.sub("", REMARK.sub(" ", text))
+    if TWO.search(text) or text.count("|") % 2:
+        return False
+    while (shorter := TERM.sub(lambda found: "" if found["raised"] else "1", text)) != text:
+        text = shorter
+    return len(re.findall(r"\d[\d.,]*", text)) <= 1
 
 
 async def _same_parts(mine: list[str], theirs: list[str], ordered: bool) -> bool:
@@ -116,7 +143,7 @@ async def _same_parts(mine: list[str], theirs: list[str], ordered: bool) -> bool
 
 def clean(text: str) -> str:
     """A final answer without what only typesets it."""
-    text = text.replace("\u2212", "-").replace("\u2013", "-").replace("{,}", ",").replace("\\$", "")
+    text = plain(text).replace("{,}", ",").replace("\\$", "")
     text = text.replace("π", "\\pi ").replace("×", "\\times ").replace("·", "\\cdot ").replace("°", "^\\circ")
     text = re.sub(r"(?:√|\\sqrt(?![a-z{\[]))\s*(\d+(?:\.\d+)?|[A-Za-z])", r"\\sqrt{\1}", text)
     text = re.sub(r"(?<=\d)\s*\\[,;:! ]\s*(?=\d{3}(?!\d))", ",", text)  # 1\,234

@@ -23,7 +23,7 @@ LINES = (
     "# 1: {0}\n# 2: {1}",
     "1: {0}\n1.5 percent more than before\n2: {1}",
 )
-NUMBERS = ("4310", "4,310", "4310.0", "4310.00", "4 310", "+4310", "4.31e3")
+NUMBERS = ("4310", "4,310", "4310.0", "4310.00", "4 310", "+4310", "4.31e3", "4.31 thousand")
 TRICKS = (
     *("1: 4309 or 4310\n2: May or July", "1: 10 20 4310\n2: May, July", "1: 4300 to 4320\n2: May to July"),
     "1: 4300-4320\n2: none",
@@ -47,6 +47,8 @@ def answers(tasks):
         "1: 431\n2: jan",
         "It was 4310 in June.",
         "1: minus 4310\n2: not this year",
+        "1: negative 4310\n2: in no month",
+        "1: 4310 thousand\n2: in 12 months",
     ]
     yield GradedAnswers(TASK, right, wrong, TRICKS)
     fell = Task(

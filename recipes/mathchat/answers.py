@@ -55,6 +55,9 @@ FORMS = (
         "= {0}",
         "Both agree: {0}",
         "\\boxed{{12+47={0}}}",
+        "So it is...{0}",
+        "It is {0}, not 58.",
+        "The area is {0} m².",
     ),
 )
 TRICKS = (
@@ -82,6 +85,31 @@ TRICKS = (
         "\\sqrt{59}",
     ),
     *("Answer: 58 or 59", "\\boxed{59", "between 58 and 59", "x > 59", "\\boxed{x > 58}", "\\boxed{58 \\pm 1}", "log 59"),
+    *(
+        "minus 59",
+        "The answer is negative 59.",
+        "not 59",
+        "The answer is not 59.",
+        "It is not 58 and not 59",
+        "59 thousand",
+    ),
+    *("12 47", "\\boxed{12 47}", "\\boxed{12 \\quad 47}", "\\boxed{12~47}", "12 47/1", "\\boxed{12\\frac{47}{1}}"),
+    *(
+        "\\boxed{\\frac{12+47}{1}}",
+        "\\boxed{12\\text{ plus }47}",
+        "\\boxed{12 {47}}",
+        "\\boxed{x = 12 47}",
+        "\\boxed{12+(47)}",
+    ),
+    *(
+        "\\boxed{58 \\lor 59}",
+        "\\boxed{58 | 59}",
+        "\\boxed{\\ge 59}",
+        "\\boxed{\\not= 59}",
+        "\\boxed{58 \\to 59}",
+        "\\boxed{58\n59}",
+    ),
+    *("59²", "59½", "59 ½", "½59", "59₈", "√59", "∛59", "59‰", "≠59", "≥ 59", "59 ± 1", "59 hundred", "5⁹", "59 × 10³"),
 )
 VALUES = {
     "\\frac{3}{4}": (

@@ -80,6 +80,7 @@ CALCULATIONS = (
         "Answer: 18 or 19",
         "between 18 and 19",
     ),
+    *("minus 19", "not 19", "19²", "19½", "19₈", "19 hundred", "≥ 19", "19‰"),
 )
 """What was not carried out, and what leaves it open."""
 
@@ -90,5 +91,7 @@ def answers(tasks):
     yield GradedAnswers(TASK, [form.format(19) for form in FORMS], wrong, CALCULATIONS)
     minus = Task("minus", "what is left?", "-5")
     yield GradedAnswers(
-        minus, ["-5", "\u22125", "= \u22125", "x = -5", "It is -5.", "Answer: -5"], ["5", "10 - 5", "15-20"]
+        minus,
+        ["-5", "\u22125", "= \u22125", "x = -5", "It is -5.", "Answer: -5", "minus 5", "negative 5"],
+        ["5", "10 - 5", "15-20"],
     )
