@@ -4,12 +4,13 @@
 # make unit      the tests that start no engine, on all cores
 # make bench     the benchmarks of docs/benchmarks.md
 # make bench-demo   the demo over five seeds beside its controls; two hours
+# make gpu       the first hour on GPUs: what works there, in ten minutes, as a table (docs/gpu.md)
 # make bench-dsbench   does a coach help where success is rare: five arms over three seeds; five hours
 
 PY := .venv/bin/python
 DEMO := runs/demo
 
-.PHONY: install browser demo test unit lint bench bench-demo bench-dsbench
+.PHONY: install browser demo test unit lint bench bench-demo bench-dsbench gpu
 install:
 	@bash .ci/install
 
@@ -42,3 +43,7 @@ bench-demo: install
 
 bench-dsbench: install
 	$(PY) -m benchmarks.dsbench
+
+# With the Python that has upstream's own requirements for GPUs, which `install` does not bring.
+gpu:
+	$${PYTHON:-python3} -m benchmarks.gpu $(GPU)

@@ -6,10 +6,12 @@ Each part stands under a heading of its page: the first table there, or (in hook
 import argparse
 import ast
 import inspect
+import os
 import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import escapes
 import problem_codes
@@ -24,6 +26,8 @@ from marl_plugins.graph import grammar
 from marl_plugins.hosts import flags, old_flags
 from marl_plugins.loading import SHIPPED, load
 from marl_plugins.manager import BUILTINS
+from marl_plugins.plan.build import build_plan
+from marl_plugins.plan.estimate import training_memory
 from marl_plugins.plan.flags import own_parser
 from marl_plugins.sandbox.section import SandboxConfig
 from marl_plugins.tools.mcp.section import MCPServerConfig
@@ -206,6 +210,46 @@ def hooks() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+SIZES = (0.5, 0.6, 1.5, 1.7, 3, 4, 7, 8, 14, 32, 70)
+"""Billions of parameters of models that are commonly trained."""
+ROOM = 0.8
+"""Share of a device that training may take by the estimate, which leaves activations and logits out."""
+LAYOUTS = {
+    "1 for each policy": [],
+    "1 for each policy, Adam in the host's memory": ["--ds.adam_offload"],
+    "2 for each policy": ["--actor.num_gpus_per_node", "2", "--vllm.num_engines", "2", "--ds.zero_stage", "3"],
+    "2 for each policy, Adam in the host's memory": [
+        *("--actor.num_gpus_per_node", "2", "--vllm.num_engines", "2", "--ds.zero_stage", "3", "--ds.adam_offload")
+    ],
+    "8 for one policy": [
+        *("--mapping", "shared", "--actor.num_gpus_per_node", "8", "--vllm.num_engines", "8", "--ds.zero_stage", "3")
+    ],
+}
+"""Devices, and the flags of MathChat."""
+
+
+def what_fits() -> str:
+    """The largest models that fit, by the plan's own estimate."""
+    lines = ["| devices | flags | of 24 GB | of 80 GB | of 141 GB |", "|---|---|---|---|---|"]
+    before = os.environ.get("MARL_PLUGINS_DEVICE")
+    os.environ["MARL_PLUGINS_DEVICE"] = "cuda"
+    try:
+        for devices, flags in LAYOUTS.items():
+            args = next(iter(build_plan(["--recipe", "mathchat", *flags]).run.policy_args.values()))
+            fit = [max((s for s in SIZES if _fits(args, s * 1e9, memory * 1e9)), default=0) for memory in (24, 80, 141)]
+            shown = " | ".join(f"{size:g} B" if size else "none" for size in fit)
+            lines.append(f"| {devices} | {' '.join(flags)} | {shown} |")
+    finally:
+        os.environ.pop("MARL_PLUGINS_DEVICE")
+        if before is not None:
+            os.environ["MARL_PLUGINS_DEVICE"] = before
+    return "\n".join(lines)
+
+
+def _fits(args: SimpleNamespace, size: float, memory: float) -> bool:
+    return sum(training_memory(args, size)[0].values()) <= ROOM * memory
+
+
 def table_under(text: str, heading: str) -> tuple[int, int]:
     """Where the first table after a heading begins and ends."""
     start = re.search(rf"^#+ {re.escape(heading)}\n", text, re.MULTILINE)
@@ -224,6 +268,7 @@ TABLES = {
     ("flags.md", "Upstream's, and what becomes of each"): flags.table,
     ("from_openrlhf.md", "Old flag names"): old_flags.table,
     ("problems.md", "All codes"): problem_codes.table,
+    ("gpu.md", "What fits"): what_fits,
 }
 """The tables that are made from the code, by page and heading."""
 

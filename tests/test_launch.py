@@ -1,5 +1,7 @@
 """What a run says of training processes that could not be started, or have died."""
 
+from types import SimpleNamespace
+
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
 
@@ -27,7 +29,23 @@ def test_a_death_is_told_by_its_reason_whoever_met_it(wrapped):
     death = RayActorError(error_msg="The actor died unexpectedly.\n\tclass_name: PolicyActor")
     met = RayTaskError("ray::RolloutRayActor.load_state()", "Traceback", death).as_instanceof_cause() if wrapped else death
     processes = object.__new__(TrainingProcesses)
-    processes.policy, processes.silent = "solver", []
+    processes.policy, processes.silent, processes.engines = "solver", [], []
     assert str(run_ended_by(processes, "was synced", met)) == (
         "a training process of policy 'solver' died while the policy was synced: The actor died unexpectedly."
     )
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_an_engine_that_dies_in_a_weight_sync_is_not_taken_for_a_training_process(wrapped):
+    """On GPUs training processes call the engines, and their tasks fail with these."""
+    death = RayActorError(error_msg="The actor died unexpectedly.")
+    death.actor_id = "ab12"
+    met = (
+        RayTaskError("ray::PolicyActor.broadcast_to_vllm()", "Traceback", death).as_instanceof_cause() if wrapped else death
+    )
+    processes = object.__new__(TrainingProcesses)
+    processes.policy, processes.silent = "solver", []
+    processes.engines = [SimpleNamespace(_actor_id=SimpleNamespace(hex=lambda: "ab12"))]
+    assert str(run_ended_by(processes, "was synced", met)).startswith("an engine ")
+    processes.engines = []
+    assert str(run_ended_by(processes, "was synced", met)).startswith("a training process ")

@@ -118,7 +118,7 @@ def test_what_cannot_be_seated_is_said_before_anything_starts(words, expected, m
 )
 def test_seats_of_one_node_are_on_one_node(seats, nodes, of_nodes, fits, monkeypatch):
     """A cluster may have devices enough and none of its nodes; Ray would wait for such a node for ever."""
-    together = {"GPU": sum(of_nodes), "object_store_memory": 2**40}
+    together = {"GPU": sum(of_nodes), "CPU": 64, "object_store_memory": 2**40}
     monkeypatch.setattr(ray, "cluster_resources", lambda: together)
     monkeypatch.setattr(ray, "available_resources", lambda: together)
     dead = {"Alive": False, "Resources": {"GPU": 100}}

@@ -79,7 +79,8 @@ class LimitsConfig(Model):
     """Number of dead engines that a run replaces; after that its trajectories are lost."""
     silence_seconds: float = pydantic.Field(1800.0, gt=0)
     """A process that has been asked something and has answered nothing for so long is ended: an engine is replaced, a training
-    process ends the run. More than the longest update or checkpoint takes."""
+    process ends the run. More than the longest update or checkpoint takes. At the start it is the time in which one more process
+    has to become ready: on GPUs an engine compiles and captures graphs before that, and devices must be free."""
 
 
 class Recipe(Model):

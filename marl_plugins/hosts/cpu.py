@@ -74,9 +74,15 @@ class _Device(str):
         return "0"
 
 
+def without_accelerator() -> bool:
+    """Whether upstream's stack does without an accelerator in this process. Tests of the GPU path say so too
+    (tests/gpu/stand_in)."""
+    return os.environ.get(DEVICE) == "cpu"
+
+
 def install() -> None:
-    """Prepare this process for upstream without an accelerator; does nothing unless `MARL_PLUGINS_DEVICE` is `cpu`."""
-    if os.environ.get(DEVICE) != "cpu":
+    """Prepare this process for upstream without an accelerator; does nothing where there is one."""
+    if not without_accelerator():
         return
     for name, value in environment().items():
         os.environ.setdefault(name, value)
@@ -176,7 +182,7 @@ def flash_attn_stand_in() -> Iterator[None]:
 
     It is removed afterwards: transformers and vLLM look for the package to choose kernels.
     """
-    if os.environ.get(DEVICE) != "cpu" or "openrlhf.models" in sys.modules:
+    if not without_accelerator() or "openrlhf.models" in sys.modules:
         yield
         return
 
@@ -208,7 +214,7 @@ def fork_engine_processes() -> None:
     that do not apply here: no accelerator context exists, and the child does not use Ray. The child dies with its parent;
     otherwise it would outlive a killed engine.
     """
-    if os.environ.get(DEVICE) != "cpu":
+    if not without_accelerator():
         return
     import ctypes
     import multiprocessing

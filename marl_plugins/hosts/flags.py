@@ -34,7 +34,9 @@ _ASYNC = "asynchronous training of several policies is not supported yet"
 _LORA = "adapters are not supported yet"
 _VLM = "vision-language models are not supported yet"
 _REWARD_MODEL = "rewards come from the recipe's grader, a coach plugin or --reward.remote_url file.py"
-_SEQUENCE = "on GPUs, with packing; not run here yet"
+_SEQUENCE = "on GPUs, with packing; ring_flash_attn has not been run here yet"
+_REFERENCE = "default: as many as the policy has; on CPU the reference lives in the policy's own processes"
+_CRITIC = "default: as many as the policy has"
 
 _PLAIN = """
 actor.num_nodes=policy actor.num_gpus_per_node=policy actor.model_name_or_path=policy
@@ -69,8 +71,8 @@ logger.wandb.project=all logger.wandb.run_name=all logger.tensorboard_dir=all
 """Flags without a note."""
 
 _NOTED: dict[str, Flag] = {
-    "ref.num_gpus_per_node": Flag("policy", "on CPU the reference lives in the policy's own processes"),
-    "ref.num_nodes": Flag("policy", "on CPU the reference lives in the policy's own processes"),
+    "ref.num_gpus_per_node": Flag("policy", _REFERENCE),
+    "ref.num_nodes": Flag("policy", _REFERENCE),
     "ref.offload": Flag("policy", "on CPU there is nothing to offload from"),
     "ckpt.path": Flag("all", "a folder per policy, and the manifest; with a recipe OUTPUT_DIR/checkpoints by default"),
     "ckpt.output_dir": Flag(
@@ -86,8 +88,8 @@ _NOTED: dict[str, Flag] = {
     ),
     "critic.save_value_network": Flag("policy", "saved beside the policy's folder, as `NAME_critic`", ("gae",)),
     "critic.value_clip": Flag("policy", "", ("gae",)),
-    "critic.num_nodes": Flag("policy", "", ("gae",)),
-    "critic.num_gpus_per_node": Flag("policy", "", ("gae",)),
+    "critic.num_nodes": Flag("policy", _CRITIC, ("gae",)),
+    "critic.num_gpus_per_node": Flag("policy", _CRITIC, ("gae",)),
     "ds.value_head_prefix": Flag("policy", "", ("gae",)),
     "reward.remote_url": Flag("all", "only a .py file: its reward_func(queries, prompts, labels) scores outcomes"),
     "train.agent_func_path": Flag("replaced", "by the recipe's workflow"),

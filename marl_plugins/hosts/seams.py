@@ -55,6 +55,12 @@ SEAMS = (
     Seam(
         "trainer.ray.vllm_engine", "placement_group", None, "looked up in its module; kept, to free a dead engine's devices"
     ),
+    Seam(
+        "trainer.ray.vllm_engine",
+        "batch_vllm_engine_call",
+        "engines, method_name, rank_0_only",
+        "looked up in its module; not called at the start, so that engines of several policies start together",
+    ),
     Seam("trainer.ray.ppo_actor", "PolicyModelActor", None, "subclassed"),
     Seam(
         "trainer.ray.ppo_actor",

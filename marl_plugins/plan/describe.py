@@ -11,7 +11,7 @@ from marl_plugins.core.redaction import shown_flag
 from marl_plugins.core.tasks import FileTasks
 from marl_plugins.hosts import upstream_cli
 from marl_plugins.hosts.devices import training_gpus
-from marl_plugins.plan.devices import needed_devices
+from marl_plugins.plan.devices import fewer_devices, needed_cpus, needed_devices
 from marl_plugins.plan.estimate import estimate
 from marl_plugins.plan.lengths import longest_answer
 from marl_plugins.plan.parts import of_plugin
@@ -59,6 +59,8 @@ def describe(plan: Plan) -> dict[str, Any]:
         },
         "devices": needed_devices(run),
         "devices_together": sum(needed_devices(run).values()),
+        **({"cpus": needed_cpus(run)} if run.device != "cpu" else {}),
+        **({"fewer_devices": fewer} if (fewer := fewer_devices(run)) else {}),
         **({"estimate": estimated} if (estimated := estimate(plan)) else {}),
         "tasks": plan.counted,
         **_tasks(plan),

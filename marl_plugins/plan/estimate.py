@@ -2,8 +2,8 @@
 measurement.
 
 Memory, with P parameters of two bytes on n training processes: weights 2P (/ n with ZeRO 3), gradients 2P (/ n from ZeRO 2 on),
-Adam 12P (/ n from ZeRO 1 on; in the host's memory with `--ds.adam_offload`), a reference 2P. Engines have 2P / tensor-parallel
-size, and as KV cache what `--vllm.gpu_memory_utilization` leaves.
+Adam 12P (/ n from ZeRO 1 on; in the host's memory with `--ds.adam_offload`), a reference 2P, a critic 16P. Engines have 2P /
+tensor-parallel size, and as KV cache what `--vllm.gpu_memory_utilization` leaves.
 
 Time, with every answer as long as it may be and the turns of a conversation as one sequence: a token of training takes 6P
 operations, 2P more for each forward pass (old log-probs, reference, gradient checkpointing); a token of generation reads 2P bytes
@@ -25,7 +25,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from marl_plugins.core.tiny import is_tiny
-from marl_plugins.hosts.devices import training_gpus
+from marl_plugins.hosts.devices import critic_gpus, shares_with_reference, training_gpus
 from marl_plugins.plan.lengths import answers_shown, longest_answer
 from marl_plugins.plan.plan import Plan
 from marl_plugins.run import Run
@@ -88,21 +88,28 @@ def memory(args: SimpleNamespace, size: float, trained: bool) -> str:
     engine = f"{gb(2 * size / args.vllm.tensor_parallel_size)} of weights in each engine's devices, and the KV cache"
     if not trained:
         return engine
-    ranks, stage = training_gpus(args), args.ds.zero_stage
-    beside = args.algo.kl.init_coef > 0 and (args.train.colocate_all or args.train.colocate_actor_ref)
-    parts = {
-        "weights": 2 * size / (ranks if stage == 3 else 1),
-        "gradients": 2 * size / (ranks if stage >= 2 else 1),
-        "Adam": 12 * size / (ranks if stage >= 1 else 1),
-        "reference": 2 * size / (ranks if stage == 3 else 1) if beside else 0.0,
-    }
-    on_host = {"Adam"} if args.ds.adam_offload else set()
-    on_host |= {"reference"} if args.ref.offload else set()
-    on_device = {name: part for name, part in parts.items() if part and name not in on_host}
+    on_device, on_host = training_memory(args, size)
     text = f"{gb(sum(on_device.values()))} a device to train ({', '.join(f'{n} {gb(v)}' for n, v in on_device.items())})"
-    if host := sum(part for name, part in parts.items() if name in on_host):
-        text += f", {gb(host * ranks)} of the host's"
+    if host := sum(on_host.values()):
+        text += f", {gb(host * training_gpus(args))} of the host's"
     return f"{text}; {engine}{_together(args)}"
+
+
+def training_memory(args: SimpleNamespace, size: float) -> tuple[dict[str, float], dict[str, float]]:
+    """Bytes that training takes of each device, and of the host for each device, by what they are for.
+
+    A critic on the same devices counts as large as the policy.
+    """
+    ranks, stage = training_gpus(args), args.ds.zero_stage
+    weights, gradients = 2 * size / (ranks if stage == 3 else 1), 2 * size / (ranks if stage >= 2 else 1)
+    parts = {"weights": weights, "gradients": gradients, "Adam": 12 * size / (ranks if stage >= 1 else 1)}
+    if shares_with_reference(args):
+        parts["reference"] = weights
+    if args.train.colocate_all and critic_gpus(args):
+        parts |= {"critic": weights + gradients, "critic's Adam": parts["Adam"]}
+    away = {"Adam", "critic's Adam"} if args.ds.adam_offload else set()
+    away |= {"reference"} if args.ref.offload else set()
+    return {n: v for n, v in parts.items() if n not in away}, {n: v for n, v in parts.items() if n in away}
 
 
 def _together(args: SimpleNamespace) -> str:

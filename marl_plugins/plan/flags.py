@@ -39,14 +39,14 @@ DEFAULTS = {"algo.advantage.estimator": "reinforce", "vllm.num_engines": 1, "ckp
 """Where this project's default differs from upstream's."""
 CPU_DEFAULTS = {
     "actor.num_gpus_per_node": 1,
-    "critic.num_gpus_per_node": 1,
-    "ref.num_gpus_per_node": 1,
     "vllm.sync_backend": "gloo",
     "vllm.enforce_eager": True,
     "ds.attn_implementation": "eager",
     "ds.zero_stage": 0,
 }
 """Further defaults on a machine without an accelerator."""
+AS_THE_POLICY = ("num_nodes", "num_gpus_per_node")
+"""Sizes of a critic and a reference that nobody gives are the policy's. Upstream's default is 8, whatever the policy has."""
 UPSTREAM_FILES = ("data.prompt_dataset", "eval.dataset", "reward.remote_url")
 """Upstream's flags that may name a file; a recipe's is relative to the recipe, like all its paths."""
 
@@ -470,6 +470,13 @@ class Flags:
     def policy_args(self, own: Sequence[GivenFlag]) -> SimpleNamespace:
         """All flags for one policy, nested.
 
-        The command line beats the recipe; in each of them a policy's own flag beats one for all policies.
+        The command line beats the recipe; in each of them a policy's own flag beats one for all policies. Its critic and its
+        reference have as many processes as itself, where nothing else is said.
         """
-        return self._parse(sorted([*self.shared, *own], key=lambda f: f.where == COMMAND_LINE))
+        args = self._parse(sorted([*self.shared, *own], key=lambda f: f.where == COMMAND_LINE))
+        given = {flag.name for flag in in_force([*self.shared, *own])}
+        for model in ("critic", "ref"):
+            for size in AS_THE_POLICY:
+                if f"{model}.{size}" not in given:
+                    setattr(getattr(args, model), size, getattr(args.actor, size))
+        return args

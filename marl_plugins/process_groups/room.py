@@ -30,6 +30,7 @@ from marl_plugins.hosts.prebuild import clear_abandoned_locks
 from marl_plugins.process_groups.seats import Grant, Seat, Seating, SeatRequest, Seats
 from marl_plugins.process_groups.worker import RemoteCriticActor, RemotePolicyActor
 from marl_plugins.processes.launch import TrainingProcesses, not_started
+from marl_plugins.processes.placement import ready
 from marl_plugins.processes.watchdog import locate
 
 from openrlhf.trainer.ray.launcher import RayActorGroup  # isort: skip  # after the host support, installed above
@@ -77,7 +78,8 @@ class Room:
         seating = self.seats.seating
         bundles = [{"GPU": 1, "CPU": 1}] * seating.seats
         self._nodes = [placement_group(bundles, strategy="STRICT_PACK") for _ in range(seating.nodes)]
-        ray.get([group.ready() for group in self._nodes])
+        for group in self._nodes:
+            ready(group, self.silence)
         self.refill([Seat(node, number) for node in range(seating.nodes) for number in range(seating.seats)])
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from marl_plugins.core.problems import Problem
 from marl_plugins.core.process_backend import OBJECT_STORE_BYTES
 from marl_plugins.hosts import cpu
 from marl_plugins.hosts.prebuild import clear_abandoned_locks
-from marl_plugins.plan.devices import needed_devices, shown_devices
+from marl_plugins.plan.devices import needed_cpus, needed_devices, shown_devices, too_few
 from marl_plugins.run import Run
 
 if TYPE_CHECKING:
@@ -253,6 +253,8 @@ def _options(run: Run, debug: bool, python: str | None, folder: str) -> dict[str
             "num_cpus": needed + 4,
             "object_store_memory": OBJECT_STORE_BYTES + (run.processes.object_store_bytes(run) if run.processes else 0),
         }
+    else:  # every device is reserved with a CPU; Ray counts those of the machine, or of its container
+        options["num_cpus"] = max(os.cpu_count() or 1, needed_cpus(run) + 4)
     return options
 
 
@@ -266,14 +268,26 @@ def _check_devices(run: Run) -> None:
             Problem(
                 "devices.too_few",
                 got=f"the plan needs {needed} GPUs ({shown_devices(run)}) and Ray has {found}",
-                fix=(
-                    "use --train.colocate_all, fewer engines (--vllm.num_engines), fewer ranks "
-                    "(--actor.num_gpus_per_node), a shared mapping (--mapping shared), or more GPUs"
-                ),
+                fix=too_few(run, found),
+            )
+        )
+    cpus = int(ray.cluster_resources().get("CPU", 0))
+    if cpus < needed_cpus(run):  # placement groups would be waited for
+        raise ConfigurationError(
+            Problem(
+                "devices.too_few_cpus",
+                got=f"every device is reserved with a CPU: the plan needs {needed_cpus(run)} CPUs and Ray has {cpus}",
+                fix="start Ray with more (ray start --num-cpus); they are counted, not measured",
             )
         )
     if run.processes is not None:
         run.processes.check_cluster(run)
-    free = int(ray.available_resources().get("GPU", 0))
+    free, silence = int(ray.available_resources().get("GPU", 0)), run.recipe.limits.silence_seconds
     if free < needed:
-        print(f"the plan needs {needed} GPUs and {free} of {found} are free: waiting for the others", file=sys.stderr)
+        said = f"the plan needs {needed} GPUs and {free} of {found} are free: waiting for the others, at most {silence:g} s"
+        print(f"{said} (limits.silence_seconds)", file=sys.stderr)
+    largest = max((int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]), default=0)
+    for policy in run.policies:
+        if (size := run.policy_args[policy.name].vllm.tensor_parallel_size) > largest:
+            said = f"an engine of policy {policy.name!r} has {size} devices (--vllm.tensor_parallel_size), a node at most {largest}"
+            print(f"{said}: what its parts exchange goes over the network", file=sys.stderr)

@@ -17,6 +17,7 @@ from marl_plugins.core.roles import Call
 from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.plan.signature import differences
+from marl_plugins.processes.placement import ready
 from marl_plugins.processes.request_queue import RequestQueue
 from marl_plugins.processes.watchdog import Process, Watchdog, locate
 
@@ -383,23 +384,33 @@ def substituted(module: ModuleType, **names: Any) -> Iterator[None]:
             setattr(module, name, value)
 
 
-def start_engines(args: SimpleNamespace, shared_group: PlacementGroup | None) -> list[Engine]:
-    """All engines of a policy: in the placement group of its training processes, or each in one of its own.
+def start_engines(args: SimpleNamespace, shared_group: PlacementGroup | None, seconds: float) -> list[Engine]:
+    """Begin to start all engines of a policy: in the placement group of its training processes, or each in one of its own.
 
     One each, so that a dead engine's devices can be given back without ending the others.
+
+    Args:
+        seconds: How long their devices may take to be free.
+
+    Raises:
+        RunEnded: They were not.
     """
     if shared_group is not None:
-        return _start(args, args.vllm.num_engines, shared_group)
-    return [engine for _ in range(args.vllm.num_engines) for engine in _start(args, 1, None)]
+        return _start(args, args.vllm.num_engines, shared_group, seconds)
+    return [engine for _ in range(args.vllm.num_engines) for engine in _start(args, 1, None, seconds)]
 
 
-def start_engine(args: SimpleNamespace) -> Engine:
-    """One more engine, in a placement group of its own."""
-    return _start(args, 1, None)[0]
+def start_engine(args: SimpleNamespace, seconds: float) -> Engine:
+    """One more engine, in a placement group of its own; see `start_engines`."""
+    return _start(args, 1, None, seconds)[0]
 
 
-def _start(args: SimpleNamespace, count: int, shared_group: PlacementGroup | None) -> list[Engine]:
-    """Start engines through upstream's own function, with our actor class in the place of upstream's."""
+def _start(args: SimpleNamespace, count: int, shared_group: PlacementGroup | None, seconds: float) -> list[Engine]:
+    """Start engines through upstream's own function, with our actor class in the place of upstream's.
+
+    Engines that are to sleep do not yet: upstream waits for that (vllm_engine.py:308), which takes a minute or two on a GPU, and
+    other policies' engines can start meanwhile (`start` in runtime/policy.py).
+    """
     import openrlhf.trainer.ray.vllm_engine as upstream
 
     from marl_plugins.processes.engine_actor import RemoteRolloutActor
@@ -407,11 +418,16 @@ def _start(args: SimpleNamespace, count: int, shared_group: PlacementGroup | Non
     groups: list[PlacementGroup] = []
 
     def placement_group(*arguments: Any, **options: Any) -> PlacementGroup:
-        groups.append(ray.util.placement_group(*arguments, **options))
+        groups.append(ready(ray.util.placement_group(*arguments, **options), seconds))
         return groups[-1]
 
+    substitutes = {
+        "RolloutRayActor": RemoteRolloutActor,
+        "placement_group": placement_group,
+        "batch_vllm_engine_call": lambda *arguments, **options: None,
+    }
     # One at a time: two dead engines may be replaced at once, and the substitution holds for the whole process.
-    with _STARTING, substituted(upstream, RolloutRayActor=RemoteRolloutActor, placement_group=placement_group):
+    with _STARTING, substituted(upstream, **substitutes):
         handles = upstream.create_vllm_engines(
             count,
             args.vllm.tensor_parallel_size,

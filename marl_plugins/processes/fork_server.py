@@ -46,7 +46,7 @@ def fork_server(debug: bool) -> Iterator[str | None]:
 
     from marl_plugins.hosts import cpu
 
-    if cpu.device() != "cpu" or os.environ.get("RAY_ADDRESS"):
+    if not cpu.without_accelerator() or os.environ.get("RAY_ADDRESS"):
         yield None
         return
     with tempfile.TemporaryDirectory(prefix="marl_") as folder:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import remove_placement_group
 
 from marl_plugins.core.failures import ConfigurationError, RunEnded, raised_by
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.threads import in_daemon_thread
-from marl_plugins.hosts.devices import critic_gpus, training_gpus
+from marl_plugins.hosts.devices import critic_gpus, ranks_of_one_sequence, training_gpus
 from marl_plugins.processes.critic_actor import RemoteCriticActor
+from marl_plugins.processes.placement import bundles
 from marl_plugins.processes.policy_actor import RemotePolicyActor, RemoteReferenceActor
 from marl_plugins.processes.upstream_trainer import ReferenceInPolicy, UpstreamTrainer
 from marl_plugins.processes.watchdog import Process, Watchdog
@@ -74,7 +75,7 @@ class TrainingProcesses:
         """Handles of the policy's engines, which upstream's own broadcast goes to."""
         self._synced: ObjectRef | None = None
         """A reference to the weights that the engines were last given; None on GPUs and before the first time."""
-        self._placement: PlacementGroup | None = None
+        self._placements: list[PlacementGroup] = []  # of these processes alone
 
     def launch(self, shared: PlacementGroup | None) -> None:
         """Begin to start the processes; nothing is loaded yet.
@@ -82,9 +83,7 @@ class TrainingProcesses:
         Args:
             shared: The placement group that they share with the policy's engines, if they do.
         """
-        if shared is None and self.args.train.colocate_actor_ref and not self.on_cpu:
-            self._placement = bundles(self.args)
-        self.groups = start_groups(self.args, self.on_cpu, shared or self._placement, shared)
+        self.groups = start_groups(self.args, self.on_cpu, shared, self._placements, self.silence)
 
     def load(self, engines: Sequence[ActorHandle]) -> list[ObjectRef]:
         """Begin to load the models; what to wait for until they are loaded."""
@@ -106,7 +105,8 @@ class TrainingProcesses:
             strategy, model, self.max_steps, self.engines, self.with_reference, self.extensions
         )
         if "reference" in self.groups:
-            loading += self.groups["reference"].async_init_model_from_pretrained(strategy, model)
+            ranks = args.ref.num_nodes * args.ref.num_gpus_per_node
+            loading += self.groups["reference"].async_init_model_from_pretrained(_strategy(args, ranks), model)
         if "critic" in self.groups:
             loading += self.groups["critic"].async_init_model_from_pretrained(
                 _strategy(args, critic_gpus(args)), args.critic.model_name_or_path, self.max_steps
@@ -137,9 +137,9 @@ class TrainingProcesses:
     def end(self) -> None:
         """End all processes at once, whatever they are doing, and give their devices back."""
         self._kill()
-        if self._placement is not None:
-            remove_placement_group(self._placement)
-        self.groups, self.trainer, self._placement, self._synced = {}, None, None, None
+        for placement in self._placements:
+            remove_placement_group(placement)
+        self.groups, self.trainer, self._placements, self._synced = {}, None, [], None
 
     async def save(self, tag: str, state: dict[str, Any]) -> None:
         """A checkpoint of the policy and its critic under a tag."""
@@ -216,18 +216,34 @@ class TrainingProcesses:
 
 
 def start_groups(
-    args: SimpleNamespace, on_cpu: bool, together: PlacementGroup | None, shared: PlacementGroup | None
+    args: SimpleNamespace,
+    on_cpu: bool,
+    shared: PlacementGroup | None,
+    placements: list[PlacementGroup],
+    seconds: float,
 ) -> dict[str, RayActorGroup]:
     """Begin to start upstream's actor groups of a policy, by what they compute.
 
     Args:
-        together: The placement group of policy and reference; None: each process has devices of its own.
-        shared: That of the critic.
+        shared: The placement group that they share with the policy's engines, if they do.
+        placements: Where those that are made here are kept: for several processes with devices of their own. Upstream would make
+            them, and wait for them without a limit (launcher.py:244-252).
+        seconds: How long their devices may take to be free.
     """
 
-    def group(flags: SimpleNamespace, kind: type, placement: PlacementGroup | None) -> RayActorGroup:
-        return RayActorGroup(flags.num_nodes, flags.num_gpus_per_node, kind, placement, 0.2 if placement else 1)
+    def reserve(count: int) -> PlacementGroup:
+        placements.append(bundles(count, seconds))
+        return placements[-1]
 
+    same = ranks_of_one_sequence(args)
+
+    def group(size: SimpleNamespace, kind: type, placement: PlacementGroup | None) -> RayActorGroup:
+        count, share = size.num_nodes * size.num_gpus_per_node, 0.2 if placement else 1
+        place = placement or (reserve(count) if count > 1 else None)
+        return RayActorGroup(size.num_nodes, size.num_gpus_per_node, kind, place, share, same)
+
+    with_reference = args.train.colocate_actor_ref and not on_cpu
+    together = shared or (reserve(training_gpus(args)) if with_reference else None)
     groups = {"policy": group(args.actor, RemotePolicyActor, together)}
     if args.algo.kl.init_coef > 0 and not on_cpu:
         groups["reference"] = group(args.ref, RemoteReferenceActor, together)
@@ -237,7 +253,13 @@ def start_groups(
 
 
 def run_ended_by(processes: TrainingProcesses, doing: str, error: RayActorError) -> RunEnded:
-    """Returns the exception that ends the run when a training process has died."""
+    """Returns what ends the run when a training process has died, or on GPUs an engine that was being given weights."""
+    dead = getattr(raised_by(error), "actor_id", None)
+    if dead and dead in [engine._actor_id.hex() for engine in processes.engines]:
+        return RunEnded(
+            f"an engine of policy {processes.policy!r} died while the policy {doing}; engines are not replaced in a running job on "
+            "GPUs yet"
+        )
     if processes.silent:
         return RunEnded(
             f"the training processes of policy {processes.policy!r} answered nothing for {processes.silence:g} s "
@@ -271,13 +293,6 @@ def _strategy(args: SimpleNamespace, ranks: int) -> DeepspeedStrategy:
     DeepSpeed counts rows; --train.batch_size counts trajectories. One micro-batch per rank, until each fit says how many.
     """
     strategy = get_strategy(args)
-    strategy.train_batch_size = args.train.micro_batch_size * ranks
+    # Upstream multiplies by the ranks that share a sequence (deepspeed.py:111-117 and 456).
+    strategy.train_batch_size = args.train.micro_batch_size * ranks // ranks_of_one_sequence(args)
     return strategy
-
-
-def bundles(args: SimpleNamespace) -> PlacementGroup:
-    """A placement group of one bundle per training process, as upstream makes it for colocated models
-    (train_ppo_ray.py:48-51)."""
-    group = placement_group([{"GPU": 1, "CPU": 1}] * training_gpus(args), strategy="PACK")
-    ray.get(group.ready())
-    return group

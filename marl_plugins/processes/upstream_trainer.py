@@ -29,7 +29,8 @@ class ExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
         The dispatch list is padded to a multiple of the ranks and the extra is discarded: upstream gives the last ranks
         fewer batches or none (launcher.py:354-365), and a collective in the forward would then wait forever.
         """
-        ranks = [ranks_of(group) for group in (self.actor_model_group, self.critic_model_group) if group is not None]
+        groups = (self.actor_model_group, self.critic_model_group, self.initial_model_group)
+        ranks = [ranks_of(group) for group in groups if group is not None]
         extra = -len(samples_list) % math.lcm(*ranks)
         padded = samples_list + [copy.copy(samples_list[-1]) for _ in range(extra)]
         for sample in padded[len(samples_list) :]:
@@ -43,6 +44,16 @@ class ReferenceInPolicy:
 
     def __init__(self, group: RayActorGroup):
         self.group = group
+
+    @property
+    def _actor_handlers(self) -> list[ActorHandle]:
+        handles: list[ActorHandle] = self.group._actor_handlers
+        return handles
+
+    @property
+    def duplicate_actors(self) -> int:
+        """Processes that share a sequence."""
+        return int(self.group.duplicate_actors)
 
     def async_run_method_batch(self, method_name: str, **arguments: Any) -> list[ObjectRef]:
         assert method_name == "forward"

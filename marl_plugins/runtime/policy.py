@@ -1,6 +1,6 @@
 """One policy of a run: its training processes and its engines, driven through upstream's trainer.
 
-    policy.start()                  or launch(), load(), wait(), so that all policies of a run start at the same time
+    start([policy])                 all policies of a run at the same time
     forward, update, sync, save     the steps of the training loop
     policy.stop()                   its devices are free; it may be started again
 
@@ -25,9 +25,11 @@ from marl_plugins.core.process_backend import ProcessBackend
 from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import TokenSequence, sequences_of
 from marl_plugins.core.threads import in_daemon_thread
+from marl_plugins.hosts.devices import training_gpus
 from marl_plugins.processes.backend import OwnProcesses
 from marl_plugins.processes.engines import RestartBudget, start_engines
-from marl_plugins.processes.launch import bundles, not_started
+from marl_plugins.processes.launch import not_started
+from marl_plugins.processes.placement import bundles
 from marl_plugins.processes.upstream_trainer import UpstreamTrainer, ranks_of
 from marl_plugins.processes.watchdog import locate
 from marl_plugins.runtime.batching import BatchBuilder, check_steps, hand_out
@@ -120,15 +122,17 @@ class UpstreamPolicy(PolicyEngines):
         return self.trainer.critic_model_group
 
     def launch(self) -> None:
-        """Begin to start all processes."""
+        """Begin to start all processes; engines that share their devices with training processes are to sleep."""
+        silence = self.engines.silence
         if self.trained and self.args.train.colocate_all:
-            self._shared = bundles(self.args)
+            self._shared = bundles(training_gpus(self.args), silence)
         if self.training is not None:
             self.training.launch(self._shared)
-        self.engines.engines = start_engines(self.args, self._shared)
+        self.engines.engines = start_engines(self.args, self._shared, silence)
+        self.starting = [e.sleep.remote() for e in self.engines.handles] if self.args.vllm.enable_sleep else []
 
     def load(self) -> None:
-        """Begin to load the models."""
+        """Begin to load the models, once the engines that are to sleep do."""
         handles = self.engines.handles
         self.starting = self.training.load(handles) if self.training is not None else []
         self.starting += [handle.identify.remote(self.name, self.version) for handle in handles]
@@ -139,9 +143,7 @@ class UpstreamPolicy(PolicyEngines):
 
     def start(self) -> None:
         """Start all processes and wait for them."""
-        self.launch()
-        self.load()
-        self.wait()
+        start([self], self.engines.silence)
 
     def kill(self) -> None:
         """End all processes at once, whatever they are doing."""
@@ -245,6 +247,22 @@ def not_finite_error(policy: str, what: str, step: int, which: str) -> RunEnded:
     )
 
 
+def start(policies: Sequence[UpstreamPolicy], silence: float) -> None:
+    """Start all processes of some policies at the same time, and wait for them.
+
+    Models are loaded for training once all engines sleep that are to: until then an engine has its device's memory to itself, as
+    with upstream (train_ppo_ray.py:66-82 and 170).
+
+    Args, raises: As of `wait_until_loaded`.
+    """
+    for policy in policies:
+        policy.launch()
+    _wait(policies, silence)
+    for policy in policies:
+        policy.load()
+    wait_until_loaded(policies, silence)
+
+
 def wait_until_loaded(policies: Sequence[UpstreamPolicy], silence: float) -> None:
     """Wait until the processes of some policies have loaded their models and checkpoints.
 
@@ -257,6 +275,16 @@ def wait_until_loaded(policies: Sequence[UpstreamPolicy], silence: float) -> Non
         ConfigurationError: A model or a checkpoint cannot be loaded.
         RunEnded: A process loads for ever.
     """
+    _wait(policies, silence)
+    for policy in policies:
+        if policy.training is not None:
+            policy.training.where = ray.get([locate(handle) for handle in policy.training.handles()])
+        for engine in policy.engines.engines:
+            engine.where = ray.get(locate(engine.handle))
+
+
+def _wait(policies: Sequence[UpstreamPolicy], silence: float) -> None:
+    """Wait for what processes are doing while they start."""
     owners = {reference: policy for policy in policies for reference in policy.starting}
     while owners:
         found, _ = ray.wait(list(owners), timeout=silence)
@@ -273,10 +301,6 @@ def wait_until_loaded(policies: Sequence[UpstreamPolicy], silence: float) -> Non
             raise not_started(owner.name, owner.args.actor.model_name_or_path, error) from error
     for policy in policies:
         policy.starting = []
-        if policy.training is not None:
-            policy.training.where = ray.get([locate(handle) for handle in policy.training.handles()])
-        for engine in policy.engines.engines:
-            engine.where = ray.get(locate(engine.handle))
 
 
 def _wait_until_dead(handle: ActorHandle, seconds: float = 30.0) -> None:

@@ -43,7 +43,7 @@ class PolicyEngines:
     ):
         self.spec, self.name, self.args, self.device, self.training = spec, spec.name, args, device, training
         self.version = 0
-        replace = functools.partial(start_engine, args) if device == "cpu" else None
+        replace = functools.partial(start_engine, args, silence) if device == "cpu" else None
         self.engines = EnginePool(spec.name, [], replace, self.restore_engine, restarts, silence, args.balance.in_flight)
         self.engines.signature = engine_signature(args)
 

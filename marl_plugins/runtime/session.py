@@ -107,7 +107,7 @@ class Session:
     def start(self) -> None:
         """Start every process of every policy at once and wait for all of them."""
         from marl_plugins.processes.engines import RestartBudget
-        from marl_plugins.runtime.policy import UpstreamPolicy, wait_until_loaded
+        from marl_plugins.runtime.policy import UpstreamPolicy, start
         from marl_plugins.runtime.questions import make_ask
         from marl_plugins.runtime.rollout import Rollout
 
@@ -133,11 +133,8 @@ class Session:
         }
         for policy in self.policies.values():
             policy.followed = self.policies.get(policy.spec.follows)  # an evaluation may do without it
-            policy.launch()
-        for policy in self.policies.values():
-            policy.load()
         try:
-            wait_until_loaded(list(self.policies.values()), limits.silence_seconds)
+            start(list(self.policies.values()), limits.silence_seconds)
         except BaseException:
             self.kill()  # processes that wait for the one that failed would not end by themselves
             raise

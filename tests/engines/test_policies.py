@@ -122,8 +122,12 @@ def arguments(relay, *flags):
     return args
 
 
-def launch(args, extensions=()):
-    """A policy's training processes without engines, still loading."""
+def launch(args, extensions=(), before=None):
+    """A policy's training processes without engines, still loading.
+
+    Args:
+        before: Called in each of them before anything is loaded.
+    """
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(args.actor.model_name_or_path)
@@ -132,6 +136,8 @@ def launch(args, extensions=()):
         Policy("p", "tiny"), args, "cpu", tokenizer, 100, RestartBudget(0), 600.0, extensions=extensions
     )
     policy.launch()
+    if before is not None:
+        ray.get([handle.__ray_call__.remote(lambda actor: before()) for handle in policy.training.handles()])
     if args.ds.param_dtype == "fp32":
 
         def in_float32(actor):

@@ -7,8 +7,7 @@ from typing import Any
 
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.tiny import is_tiny
-from marl_plugins.hosts import cpu
-from marl_plugins.hosts.devices import critic_gpus, engine_gpus, training_gpus
+from marl_plugins.plan.checks.placement import check_placement
 from marl_plugins.plan.devices import needed_devices, shown_devices
 from marl_plugins.plan.models import positions_of
 from marl_plugins.run import Run
@@ -46,8 +45,9 @@ def check_numbers(run: Run) -> list[Problem]:
         )
     problems += with_policies_named(
         {
-            name: [*_lengths(run, name, a), *_batching(run.device, a), *_placement(run.device, a)]
-            for name, a in run.policy_args.items()
+            p.name: [*_lengths(run, p.name, a), *_batching(run.device, a), *check_placement(run.device, a, p.trainable)]
+            for p in run.policies
+            for a in [run.policy_args[p.name]]
         }
     )
     if run.logical_gpus is not None and run.device != "cpu":
@@ -129,7 +129,7 @@ def _lengths(run: Run, policy: str, a: Any) -> list[Problem]:
 
 
 def _batching(device: str, a: Any) -> list[Problem]:
-    """Packing, micro-batches by tokens and sequence parallelism where they cannot work."""
+    """Packing and micro-batches by tokens where they cannot work."""
     problems = []
     if a.train.dynamic_batch_enable:
         problems += [
@@ -145,10 +145,6 @@ def _batching(device: str, a: Any) -> list[Problem]:
             for stage in ("train", "rollout")
             if (tokens := getattr(a, stage).max_tokens_per_gpu) is not None and tokens < a.data.max_len
         ]
-    if device == "cpu" and a.ds.ring_attn_size > 1:
-        problems.append(
-            Problem("devices.ring_attention", got="--ds.ring_attn_size needs GPUs", flags=("ds.ring_attn_size",))
-        )
     if device == "cpu" and a.ds.packing_samples and a.ds.attn_implementation not in ("eager", "sdpa"):
         problems.append(
             Problem(
@@ -156,69 +152,6 @@ def _batching(device: str, a: Any) -> list[Problem]:
                 at(flag="ds.packing_samples"),
                 f"attention {a.ds.attn_implementation!r} is not known to keep packed rows apart on a CPU",
                 fix="use --ds.attn_implementation eager or sdpa",
-                flags=("ds.attn_implementation",),
-            )
-        )
-    return problems
-
-
-def _placement(device: str, a: Any) -> list[Problem]:
-    """Devices and settings of one policy that cannot be combined, or not on this machine."""
-    problems = []
-    ranks = f"must equal {training_gpus(a)} (--actor.num_nodes x --actor.num_gpus_per_node)"
-    if a.train.colocate_all and engine_gpus(a) != training_gpus(a):
-        problems.append(
-            Problem(
-                "devices.colocated",
-                got=(
-                    f"--train.colocate_all puts engines and training on the same devices: {engine_gpus(a)} "
-                    f"(--vllm.num_engines x --vllm.tensor_parallel_size) {ranks}"
-                ),
-                flags=("train.colocate_all", "vllm.num_engines", "vllm.tensor_parallel_size"),
-            )
-        )
-    if a.train.colocate_all and critic_gpus(a) not in (0, training_gpus(a)):
-        problems.append(
-            Problem(
-                "devices.colocated",
-                got=(
-                    f"--train.colocate_all puts the critic on the policy's devices: {critic_gpus(a)} "
-                    f"(--critic.num_nodes x --critic.num_gpus_per_node) {ranks}"
-                ),
-                flags=("train.colocate_all", "critic.num_nodes", "critic.num_gpus_per_node"),
-            )
-        )
-    if device != "cpu":
-        return problems
-    if a.train.colocate_all or a.vllm.enable_sleep or a.ds.enable_sleep:
-        problems.append(
-            Problem(
-                "devices.no_gpu",
-                got=(
-                    "--train.colocate_all, --vllm.enable_sleep and --ds.enable_sleep share a GPU's memory, and there "
-                    "is none here"
-                ),
-                fix=(
-                    f"use a recipe for CPUs (the shipped ones have a tiny.yaml), or set {cpu.DEVICE}=cuda to see the "
-                    "plan for GPUs"
-                ),
-                flags=("train.colocate_all", "vllm.enable_sleep", "ds.enable_sleep"),
-            )
-        )
-    if a.ds.zero_stage == 3:
-        problems.append(
-            Problem(
-                "devices.zero_stage",
-                got="--ds.zero_stage 3 is refused on CPU: it gave NaN with two ranks in one of four runs",
-                flags=("ds.zero_stage",),
-            )
-        )
-    if a.ds.attn_implementation.startswith("flash"):
-        problems.append(
-            Problem(
-                "devices.attention",
-                got=f"--ds.attn_implementation {a.ds.attn_implementation} needs a GPU",
-                fix="use eager or sdpa",
                 flags=("ds.attn_implementation",),
             )
         )

@@ -1,0 +1,234 @@
+"""The first hour on GPUs: `make gpu`, or `python -m benchmarks.gpu [--models FOLDER] [--minutes 10] [--rehearse N]`.
+
+On a machine with one GPU or more and upstream's own requirements; without a network. Each row of the table is a question, in the
+order of what is learnt per minute, and is written as soon as it is known. A row that fails names its log, and the next one goes on;
+what the machine cannot do is a row that says so. The table is written to docs/gpu_results.md.
+
+`--models` names a folder with a causal language model (config.json, weights, tokenizer); without it random ones of a few million
+parameters are made, whose numbers say nothing of speed. `--rehearse N` runs everything on N devices of the stand-in for CUDA
+(tests/gpu/stand_in), on a machine without GPUs; its table goes to runs/gpu/results.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import itertools
+import json
+import shutil
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu_runs import ROOT, Failed, Hour, Machine, Result
+from marl_plugins.commands.doctor.gpus import query_gpus
+
+TINY = "tiny:hidden=512,layers=4,heads=8,positions=2048"
+VERSIONS = ("openrlhf", "torch", "vllm", "deepspeed", "ray", "transformers", "flash-attn")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A question, the devices that it takes, and what answers it."""
+
+    question: str
+    devices: int
+    answer: Callable[[Hour], str]
+
+
+def beside_upstream(hour: Hour) -> str:
+    def shown(result: Result) -> str:
+        each = [later - earlier for earlier, later in itertools.pairwise(result.steps)]
+        return (
+            f"{statistics.median(each):.2f} s a step, the first after {result.steps[0]:.0f} s" if each else "no two steps"
+        )
+
+    return f"ours {shown(hour.run('ours'))}; upstream {shown(hour.run('upstream'))}"
+
+
+def whole_run(name: str) -> Callable[[Hour], str]:
+    """That a run has ended well, and what it took."""
+
+    def answer(hour: Hour) -> str:
+        result = hour.run(name)
+        last = result.metrics[-1]
+        phases = ", ".join(f"{p} {last[f'seconds/{p}']:.1f} s" for p in ("rollout", "advantages", "update", "sync"))
+        norm = last["grad_norm/max"]
+        return f"{len(result.metrics)} steps in {result.seconds:.0f} s; the last: {phases}; largest gradient {norm:.3g}"
+
+    return answer
+
+
+def sync(name: str) -> Callable[[Hour], str]:
+    def answer(hour: Hour) -> str:
+        result = hour.run(name)
+        own, calls = result.of_policies("sync_upstream_seconds"), result.of_policies("sync_upstream_calls")
+        flat, pieces = result.of_policies("sync_flat_seconds"), result.of_policies("sync_flat_calls")
+        same = "the same bits" if all(result.of_policies("sync_same_bits")) else "OTHER BITS"
+        by_upstream = f"upstream's own {own[-1]:.2f} s, {calls[-1]:.0f} calls"
+        return f"{by_upstream}; large pieces {flat[-1]:.2f} s, {pieces[-1]:.0f} calls; {same}"
+
+    return answer
+
+
+def drift(hour: Hour) -> str:
+    found = [m["drift/max"] for m in hour.run("shared").metrics]
+    return f"mean absolute difference of log-probs {', '.join(f'{value:.4f}' for value in found)} nats, by step"
+
+
+def sleep(hour: Hour) -> str:
+    seen = hour.run("shared").observed
+    freed = (
+        "memory unknown (no nvidia-smi)" if seen.freed is None else f"{seen.freed / 1024:.1f} GiB of a device given back"
+    )
+    return f"asleep after {seen.seconds['sleep']:.2f} s, awake after {seen.seconds['wake']:.2f} s; {freed}"
+
+
+def memory(hour: Hour) -> str:
+    result = hour.run("shared")
+    peak = max(result.of_policies("peak_gb"), default=None)
+    plan = json.loads((result.output / "plan.json").read_text()).get("estimate", {}).get("memory", {})
+    most = result.observed.most
+    return "; ".join(
+        [
+            f"training {peak:.2f} GB at most" if peak is not None else "training: unknown without CUDA",
+            f"a device {most / 1024:.1f} GiB at most" if most is not None else "device: unknown without nvidia-smi",
+            f"the plan's estimate: {next(iter(plan.values()))}" if plan else "the plan has no estimate for this model",
+        ]
+    )
+
+
+def speed(hour: Hour) -> str:
+    return ", ".join(f"{m['tokens_per_second']:.0f}" for m in hour.run("shared").metrics) + " tokens a second, by step"
+
+
+def packing(name: str) -> Callable[[Hour], str]:
+    def answer(hour: Hour) -> str:
+        plain, other = hour.run("shared").metrics[0], hour.run(name).metrics[0]
+        norms = [m["policy/shared/actor_grad_norm"] for m in (plain, other)]
+        seconds = [m["seconds/update"] for m in (plain, other)]
+        update = f"update {seconds[1]:.1f} s, without {seconds[0]:.1f} s"
+        return f"gradient norm of step 1: {norms[1]:.5g}, without {norms[0]:.5g}; {update}"
+
+    return answer
+
+
+def resume(hour: Hour) -> str:
+    result = hour.run("resumed")
+    steps = [m["step"] for m in result.metrics]
+    return f"killed after step 1 was saved; resumed in {result.seconds:.0f} s to step {steps[-1]}, steps on record {steps}"
+
+
+def separate(hour: Hour) -> str:
+    three, shared = hour.run("three").metrics[-1], hour.run("shared").metrics[-1]
+
+    def shown(m: dict[str, Any]) -> str:
+        return f"{sum(m[f'seconds/{p}'] for p in ('rollout', 'advantages', 'update', 'sync')):.1f} s a step"
+
+    return f"three policies on three devices {shown(three)}, one shared on one {shown(shared)}"
+
+
+ROWS = {
+    "upstream": Row("one policy beside upstream's own trainer, the same flags", 1, beside_upstream),
+    "colocated": Row("three policies, each with training, reference and engine on one device", 3, whole_run("three")),
+    "ipc": Row("weight sync by CUDA IPC, and in large pieces", 1, sync("shared")),
+    "broadcast": Row("weight sync by broadcast, and in large pieces", 2, sync("apart")),
+    "drift": Row("engine and trainer in bfloat16", 1, drift),
+    "sleep": Row("sleeping and waking", 1, sleep),
+    "memory": Row("memory, beside the plan's estimate", 1, memory),
+    "speed": Row("generation", 1, speed),
+    "zero3": Row("ZeRO 3", 1, whole_run("zero3")),
+    "packing": Row("packed sequences", 1, packing("packed")),
+    "ring": Row("packed sequences that two devices share (ring attention)", 2, packing("ring")),
+    "resume": Row("kill -9, and resumed", 1, resume),
+    "separate": Row("three policies, or one for all roles", 3, separate),
+}
+"""In the order of what is learnt per minute."""
+
+
+def answered(row: Row, hour: Hour) -> tuple[str, str]:
+    """What is known of a question, and how it went."""
+    if hour.machine.devices < row.devices:
+        return (
+            "-",
+            f"takes {row.devices} devices, and there {'is' if hour.machine.devices == 1 else 'are'} {hour.machine.devices}",
+        )
+    try:
+        return "ok", row.answer(hour)
+    except Failed as failure:
+        return "FAILED", str(failure)
+    except (KeyError, IndexError, ValueError) as error:  # the run has ended well, and lacks what was expected of it
+        return "FAILED", f"its records lack {error!r}"
+
+
+def table(machine: Machine, known: Sequence[tuple[str, str, str]]) -> str:
+    """The page."""
+    versions = ", ".join(f"{name} {version(name)}" for name in VERSIONS)
+    made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {machine.shown}; model {machine.model}; {versions}"
+    lines = [
+        "# What was seen on GPUs",
+        "",
+        f"`python -m benchmarks.gpu`, {made}.",
+        "",
+        "| question | | answer |",
+        "|---|---|---|",
+    ]
+    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in known]
+    return "\n".join([*lines, *(f"| {question} | {how} | {answer} |" for question, how, answer in cells)]) + "\n"
+
+
+def version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def machine_of(options: argparse.Namespace) -> Machine:
+    """The machine that the options are for.
+
+    Raises:
+        SystemExit: It has no GPU.
+    """
+    if options.rehearse:
+        return Machine(
+            options.rehearse, f"a rehearsal on {options.rehearse} devices of the stand-in", options.models or "tiny", True
+        )
+    found = query_gpus()
+    if not found.visible:
+        sys.exit(f"no GPU: {found.problem or 'nvidia-smi lists none'}; --rehearse 3 runs everything on a stand-in")
+    names = "; ".join(f"{card.name}, {card.memory / 1024:.0f} GiB, driver {card.driver}" for card in found.cards[:1])
+    return Machine(found.visible, f"{found.visible} x {names}", options.models or TINY, False)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--models", metavar="FOLDER", help="a causal language model; default: a random tiny one")
+    parser.add_argument("--minutes", type=float, default=10.0, help="no run begins later (default 10; a rehearsal 60)")
+    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS), help="only these")
+    parser.add_argument("--rehearse", type=int, metavar="N", help="on N devices of the stand-in, without GPUs")
+    parser.add_argument("--out", type=Path, help="where the table is written")
+    options = parser.parse_args(words)
+    machine = machine_of(options)
+    folder = (ROOT / "runs" / "gpu").absolute()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    out = options.out or (folder / "results.md" if machine.rehearsal else ROOT / "docs" / "gpu_results.md")
+    hour = Hour(machine, folder, max(60.0, options.minutes) if machine.rehearsal else options.minutes)
+    known: list[tuple[str, str, str]] = []
+    for name in options.rows:
+        how, answer = answered(ROWS[name], hour)
+        known.append((ROWS[name].question, how, answer))
+        out.write_text(table(machine, known))
+        print(f"{how:6} {ROWS[name].question}: {answer}", flush=True)
+    return int(any(how == "FAILED" for _, how, _ in known))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

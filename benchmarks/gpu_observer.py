@@ -1,0 +1,136 @@
+"""What `python -m benchmarks.gpu` needs to know of a run beside its records: a plugin of `openrlhf train`, which changes nothing.
+
+    <output>/observed.jsonl     seconds of every sleep, wake and weight sync of every policy, and the memory in use before and after
+
+With `OBSERVE_FLAT=1` every weight sync is made twice, by upstream's own way and in large pieces (marl_plugins.flat_sync): seconds,
+calls, and whether the engines hold the same bits after both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from marl_plugins import hookimpl
+from marl_plugins.processes.extension import Extension
+from marl_plugins.run import Run
+
+NAMES = ("wake", "sleep", "sync")
+LARGE = 512
+"""Megabytes of the large pieces."""
+
+
+@hookimpl
+def marl_extensions(run: Run) -> Sequence[str]:
+    return [f"{Path(__file__).resolve()}:Observer"]
+
+
+@hookimpl
+def marl_start(run: Run, purpose: str) -> None:
+    from marl_plugins.runtime.policy_engines import PolicyEngines
+
+    file = Path(run.output) / "observed.jsonl"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    for name in NAMES:
+        setattr(PolicyEngines, name, observed(getattr(PolicyEngines, name), name, file))
+
+
+def observed(method: Callable[..., Awaitable[Any]], name: str, file: Path) -> Callable[..., Awaitable[Any]]:
+    """A method of a policy's engines that notes how long it takes, and the memory around it."""
+
+    async def timed(self: Any, *arguments: Any) -> Any:
+        before, started = used_memory(), time.perf_counter()
+        result = await method(self, *arguments)
+        seconds = time.perf_counter() - started
+        line = {"what": name, "policy": self.name, "seconds": seconds, "before": before, "after": used_memory()}
+        with file.open("a") as out:
+            out.write(json.dumps(line) + "\n")
+        return result
+
+    return timed
+
+
+def used_memory() -> list[int]:
+    """MiB in use on each device, according to the driver; none where there is no nvidia-smi."""
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    try:
+        return [int(line) for line in subprocess.run(query, capture_output=True, text=True, timeout=30).stdout.split()]
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return []
+
+
+class Observer(Extension):
+    """In every training process: memory of an update, and the two ways of a weight sync beside each other."""
+
+    def __init__(self, trainer: Any):
+        super().__init__(trainer)
+        self.found: dict[str, float] = {}
+
+    def fitted(self, status: dict[str, Any]) -> None:
+        import torch
+
+        if torch.cuda.is_available():
+            status["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
+        status |= self.found
+
+    def sync(self, following: Callable[[], None]) -> None:
+        import ray
+        import torch
+
+        started = time.perf_counter()
+        following()
+        seconds, first = time.perf_counter() - started, torch.distributed.get_rank() == 0
+        calls = len(list(self.trainer.actor.model.module.parameters()))
+        self.found = {"sync_upstream_seconds": seconds, "sync_upstream_calls": float(calls)}
+        if not os.environ.get("OBSERVE_FLAT"):
+            return
+        from marl_plugins.flat_sync import worker
+
+        engines, digests = self.trainer.vllm_engines if first else [], []
+        digests.append(ray.get([engine.in_workers.remote(digest) for engine in engines]))
+        started = time.perf_counter()
+        worker.send(self.trainer, LARGE * 10**6)
+        self.found["sync_flat_seconds"] = time.perf_counter() - started
+        digests.append(ray.get([engine.in_workers.remote(digest) for engine in engines]))
+        described = [(n, p.dtype, p.shape) for n, p in self.trainer.actor.model.module.named_parameters()]
+        self.found["sync_flat_calls"] = float(len(list(worker.buckets(described, LARGE * 10**6))))
+        self.found["sync_same_bits"] = float(digests[0] == digests[1])
+
+
+def digest(worker: Any) -> dict[str, int]:
+    """Runs inside a vLLM worker: a number for the bits of every parameter of its model."""
+    import torch
+
+    found = {}
+    for name, parameter in worker.model_runner.get_model().named_parameters():
+        bits = parameter.detach().contiguous().view(-1).view(torch.int16).long()
+        places = torch.arange(1, bits.numel() + 1, device=bits.device) % 65521
+        found[name] = int((bits * places).sum())
+    return found
+
+
+def summary(output: Path) -> SimpleNamespace:
+    """What was observed in a run: medians of seconds by what was done, and MiB that a sleep gave back on one device, at most."""
+    import statistics
+
+    file = output / "observed.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+    seconds = {name: [line["seconds"] for line in lines if line["what"] == name] for name in NAMES}
+    freed = [
+        before - after
+        for line in lines
+        if line["what"] == "sleep"
+        for before, after in zip(line["before"], line["after"], strict=True)
+    ]
+    most = [value for line in lines for value in (*line["before"], *line["after"])]
+    return SimpleNamespace(
+        seconds={name: statistics.median(found) for name, found in seconds.items() if found},
+        freed=max(freed, default=None),
+        most=max(most, default=None),
+    )
