@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from marl_plugins import hookimpl
-from marl_plugins.core.estimators import Estimator, WhitenedAdvantages, add_scope_flag
+from marl_plugins.core.estimators import (
+    Estimator,
+    WhitenedAdvantages,
+    add_scope_flag,
+    idle_scope_flags,
+    returns_of,
+    scope_flags,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,7 +62,9 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
-    return run.unused_flag("gae.scope", ["gae"])
+    if run.estimator == "gae":
+        return idle_scope_flags("gae", run.args.gae, run.given)
+    return [problem for flag in scope_flags("gae") for problem in run.unused_flag(flag, ["gae"])]
 
 
 @hookimpl
@@ -66,6 +75,6 @@ def marl_estimator(run: Run) -> Estimator | None:
     return Gae(
         gamma=advantage.gamma,
         lambd=advantage.lambd,
-        return_scope=run.args.gae.scope,
+        **returns_of(run.args.gae),
         divide=not advantage.no_std_norm,
     )

@@ -27,6 +27,9 @@ from marl_plugins.core.estimators import (
     add_scope_flag,
     check_estimator,
     group_key,
+    idle_scope_flags,
+    returns_of,
+    scope_flags,
 )
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.problems import Problem
@@ -197,15 +200,16 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
     if run.estimator not in ESTIMATORS:
-        return [p for flag in ("groups.by", "groups.scope") for p in run.unused_flag(flag, ESTIMATORS)]
+        return [p for flag in ("groups.by", *scope_flags("groups")) for p in run.unused_flag(flag, ESTIMATORS)]
     # too few samples is upstream's own check
     problems = check_estimator(_made(run), 2, len(run.trained_roles), run.turns)
-    return [problem.within(flag="groups.by") for problem in problems]
+    idle = idle_scope_flags("groups", run.args.groups, run.given)
+    return [*(problem.within(flag="groups.by") for problem in problems), *idle]
 
 
 def _made(run: Run) -> GroupMean:
     advantage, options = run.args.algo.advantage, run.args.groups
-    made = ESTIMATORS[advantage.estimator](return_scope=options.scope, group_by=options.by)
+    made = ESTIMATORS[advantage.estimator](**returns_of(options), group_by=options.by)
     return replace(made, divide=not advantage.no_std_norm) if isinstance(made, ReinforceBaseline) else made
 
 

@@ -31,6 +31,7 @@ GROUP = "marl_plugins"
 SHIPPED = (
     "marl_plugins.coach",
     "marl_plugins.reward_backprop",
+    "marl_plugins.rewards",
     "marl_plugins.routing",
     "marl_plugins.reinforce_pp",
     "marl_plugins.groups",

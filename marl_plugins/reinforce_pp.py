@@ -9,7 +9,16 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
 from marl_plugins import hookimpl
-from marl_plugins.core.estimators import Batch, Estimator, Reach, WhitenedAdvantages, add_scope_flag
+from marl_plugins.core.estimators import (
+    Batch,
+    Estimator,
+    Reach,
+    WhitenedAdvantages,
+    add_scope_flag,
+    idle_scope_flags,
+    returns_of,
+    scope_flags,
+)
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.rows import Row
 
@@ -70,6 +79,10 @@ class FlashReinforce(Estimator):
         return statistics, 1.0
 
 
+ESTIMATORS = ("reinforce", "flash_reinforce")
+"""Values of `--algo.advantage.estimator`."""
+
+
 @hookimpl
 def marl_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("REINFORCE++ (marl_plugins.reinforce_pp)")
@@ -85,9 +98,11 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
     options = run.args.reinforce_pp
+    idle = idle_scope_flags("reinforce_pp", options, run.given) if run.estimator in ESTIMATORS else []
     if run.estimator == "reinforce":
         if options.scope == "trajectory" and options.normalise == "global" and len(run.recipe.roles) > 1:
             return [
+                *idle,
                 Problem(
                     "reinforce_pp.trajectory_scope",
                     at(flag=("reinforce_pp.scope", "reinforce_pp.normalise")),
@@ -95,26 +110,27 @@ def marl_configure(run: Run) -> list[Problem]:
                     "follow, so its advantages lie above the others'",
                     fix="consider --reinforce_pp.normalise role",
                     severity="warning",
-                )
+                ),
             ]
-        return []
+        return idle
     return [
-        *run.unused_flag("reinforce_pp.scope", ["reinforce", "flash_reinforce"]),
+        *idle,
+        *(problem for flag in scope_flags("reinforce_pp") for problem in run.unused_flag(flag, ESTIMATORS)),
         *run.unused_flag("reinforce_pp.normalise", ["reinforce"]),
     ]
 
 
 @hookimpl
 def marl_estimator(run: Run) -> Estimator | None:
-    scope = run.args.reinforce_pp.scope
+    returns = returns_of(run.args.reinforce_pp)
     match run.args.algo.advantage.estimator:
         case "reinforce":
             return ReinforcePlusPlus(
                 gamma=run.args.algo.advantage.gamma,
-                return_scope=scope,
+                **returns,
                 normalise=run.args.reinforce_pp.normalise,
                 divide=not run.args.algo.advantage.no_std_norm,
             )
         case "flash_reinforce":
-            return FlashReinforce(return_scope=scope)
+            return FlashReinforce(**returns)
     return None

@@ -29,6 +29,7 @@ from marl_plugins.manager import BUILTINS
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.estimate import training_memory
 from marl_plugins.plan.flags import own_parser
+from marl_plugins.rewards.section import RewardsConfig, Term
 from marl_plugins.sandbox.section import SandboxConfig
 from marl_plugins.tools.mcp.section import MCPServerConfig
 from marl_plugins.tools.python import PythonToolConfig
@@ -49,6 +50,8 @@ RECIPE = {
     "`coach: members: NAME:`": CoachMemberConfig,
     "`coach: stages:`": CoachStageConfig,
     "`warm_start:`": WarmStartConfig,
+    "`rewards:`": RewardsConfig,
+    "`rewards: terms:`": Term,
 }
 """Headings of recipes.md."""
 GRAPH = {

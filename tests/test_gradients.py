@@ -258,7 +258,7 @@ def streamed(policy, estimator, trajectories, order, tasks=1, until="all", centr
     )
 
     async def work():
-        crediting = CreditAssignment(run, plugins or Plugins(), {"p": policy}, estimator.return_scope, 1)
+        crediting = CreditAssignment(run, plugins or Plugins(), {"p": policy}, estimator, 1)
         step = SimpleNamespace(
             number=1,
             tasks=[Task(f"t{n}", "p") for n in range(1 + max(t.place for t in trajectories))],

@@ -43,12 +43,18 @@ def test_whatever_differs_once_an_answer_is_changed_depends_on_it(tmp_path, roun
 
 @pytest.mark.parametrize(("rounds", "budget"), [(False, False), (True, True)])
 def test_latencies_change_nothing(tmp_path, rounds, budget):
+    """But for actions of one role that saw the very same, which are told apart by which began first, as in any workflow."""
+    compared = 0
     for seed, workflow in workflows(tmp_path, rounds=rounds, budget=budget):
-        at_once = content(asyncio.run(played(workflow, engine())))
+        trajectory = asyncio.run(played(workflow, engine()))
+        if any("+" in action.path for action in trajectory.actions):
+            continue
+        at_once, compared = content(trajectory), compared + 1
         for draw in range(3):
             latency = random.Random(1000 * draw + seed)
             late = asyncio.run(played(workflow, engine(latency=latency), slow_tools(latency)))
             assert content(late) == at_once, seed
+    assert compared > 0.8 * GRAPHS
 
 
 def test_a_law_that_is_broken_is_seen(tmp_path):

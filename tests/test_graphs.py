@@ -228,7 +228,7 @@ def test_a_loop_ends_and_hands_on_who_ended_it(tmp_path):
     by_node = {(a.notes["graph"]["node"], a.notes["graph"]["round"]): a for a in trajectory.actions}
     second = by_node["rounds.say", 1]
     assert set(second.parents) == {by_node["rounds.say", 0].path, by_node["rounds.check", 0].path}
-    last = by_node["after", 0]
+    last = by_node["after", None]
     assert last.shown[0][1] == "2" and by_node["rounds.check", 1].path in last.parents
     assert trajectory.answer == "two"
 
@@ -258,7 +258,7 @@ def test_a_map_keeps_the_order_and_leaves_out_what_gave_nothing(tmp_path):
     assert trajectory.actions[-1].shown[0][1] == "A\nC" and parents["end"] == ["list"]
     assert trajectory.answer == "done" and trajectory.returned is None
     empty, parents = ran(tmp_path, text, says(a="rubbish", b="done"), tools)
-    assert parents["end"] == ["list"] and empty.actions[0].notes["graph"] == {"node": "list", "round": 0, "legal": False}
+    assert parents["end"] == ["list"] and empty.actions[0].notes["graph"] == {"node": "list", "round": None, "legal": False}
 
 
 def test_ten_thousand_items_of_the_task_are_mapped(tmp_path):
@@ -368,7 +368,7 @@ def test_notes_are_on_every_turn_of_a_call(tmp_path):
     assert [a.notes["graph"]["legal"] for a in got.actions] == [True, True] and len(got.actions) == 2
     endless = asyncio.run(played(workflow, says(a="call"), {}, {"a": spec}))
     assert endless.agent_failure == "endless_tool_calls"
-    assert [a.notes["graph"] for a in endless.actions] == [{"node": "x", "round": 0, "legal": False}] * 3
+    assert [a.notes["graph"] for a in endless.actions] == [{"node": "x", "round": None, "legal": False}] * 3
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_groups_are_counted_in_the_metrics_of_their_step():
     run = SimpleNamespace(
         args=SimpleNamespace(
             algo=SimpleNamespace(advantage=SimpleNamespace(estimator="dr_grpo")),
-            groups=SimpleNamespace(by="task+role+turn", scope="policy"),
+            groups=SimpleNamespace(by="task+role+turn", scope="policy", discount=1.0, distance="longest", origin="action"),
         )
     )
     estimator = groups.marl_estimator(run)

@@ -45,6 +45,7 @@ ORDER = (
         "coach",
         "graph",
         "reward_backprop",
+        "rewards",
         "builtin",
         "tools",
         "viewer",

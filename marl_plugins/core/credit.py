@@ -8,17 +8,22 @@ Scores lie in [0, 1]; rewards and returns are real numbers and no stage rescales
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Literal
 
 from marl_plugins.core.failures import RunPaused
-from marl_plugins.core.trajectory import Trajectory
+from marl_plugins.core.trajectory import Action, Trajectory
 
 Scope = Literal["action", "policy", "trajectory"]
 """Which rewards an action's return sums: its own; those of its descendants by the same policy; those of all descendants.
 Descendants are taken along the dependency graph (the action included), never by time (MAPPA eq. 3 with the graph)."""
+Distance = Literal["shortest", "longest", "depth"]
+"""The way in which the distance of an action to one that depends on it is counted: edges of the shortest or the longest way along
+the dependency graph, or the difference of depths, where an action's depth is the number of edges of the longest way to it."""
+Origin = Literal["action", "start"]
+"""The point from which a return is discounted: from the action itself, or from the beginning of the trajectory."""
 
 
 @dataclass
@@ -111,23 +116,61 @@ def check_rewards(plugin: str, trajectories: Iterable[Trajectory]) -> None:
                 )
 
 
-def sum_over_scope(trajectories: Iterable[Trajectory], scope: Scope) -> None:
+def sum_over_scope(
+    trajectories: Iterable[Trajectory],
+    scope: Scope,
+    discount: float = 1.0,
+    distance: Distance = "longest",
+    origin: Origin = "action",
+) -> None:
     """Write `returns` of every action that has a reward.
+
+        G_a = gamma^o(a) sum over b that depends on a, a included, of gamma^d(a, b) r_b
+
+    d is 0 for a itself; o(a) is 0, or with origin `start` the depth of a. With distance `depth` and origin `start` this is what
+    multiplies the gradient of a's log-probability in UnityMAS-O's eq. 14 (arXiv 2605.26646: the sum over t of gamma^(t-1) r_t,
+    with depth as t; without rewards of what does not depend on a, which add variance alone); with `shortest` it is the return
+    along the task graph of Sandbox-RL's eq. 9. A discount of 1 is the plain sum, whatever the distance; 0 with origin `action`
+    is scope `action`. For every pair, shortest <= longest <= depth.
 
     With scope `policy` or `trajectory`, actions without a reward add nothing to their ancestors. The KL penalty is not part
     of these sums: it stays with the tokens and the policy that caused it.
+
+    Args:
+        discount: gamma, from 0 to 1, per edge of the dependency graph.
     """
     for trajectory in trajectories:
-        rewards = {a.path: a.reward for a in trajectory.actions}
-        policies = {a.path: a.policy for a in trajectory.actions}
+        depths = depths_of(trajectory.actions) if discount != 1.0 else {}
         for action in trajectory.actions:
             if action.reward is None:
                 action.returns = None
-            elif scope == "action":
-                action.returns = action.reward
-            else:
-                action.returns = sum(
-                    rewards[path] or 0.0
-                    for path in trajectory.descendants(action.path)
-                    if scope == "trajectory" or policies[path] == action.policy
-                )
+                continue
+            weight = discount ** depths[action.path] if discount != 1.0 and origin == "start" else 1.0
+            if scope == "action":
+                action.returns = action.reward if weight == 1.0 else weight * action.reward
+                continue
+            far = distances(trajectory, action.path, distance, depths) if discount != 1.0 else None
+            reached = trajectory.descendants(action.path) if far is None else far
+            total = sum(
+                (other.reward or 0.0) if far is None else discount ** far[other.path] * (other.reward or 0.0)
+                for other in trajectory.actions  # in their order, which a set of paths does not have
+                if other.path in reached and (scope == "trajectory" or other.policy == action.policy)
+            )
+            action.returns = total if weight == 1.0 else weight * total
+
+
+def depths_of(actions: Iterable[Action]) -> dict[str, int]:
+    """Returns the number of edges of the longest way to each action from one that saw none; parents come first."""
+    depths: dict[str, int] = {}
+    for action in actions:
+        depths[action.path] = 1 + max((depths[path] for path in action.parents if path in depths), default=-1)
+    return depths
+
+
+def distances(trajectory: Trajectory, path: str, distance: Distance, depths: Mapping[str, int]) -> dict[str, int]:
+    """Returns how far every action that depends on the one at `path` is from it, itself included."""
+    choose, found = min if distance == "shortest" else max, {path: 0}
+    for action in trajectory.actions:  # parents come first
+        if action.path != path and (ways := [found[parent] + 1 for parent in action.parents if parent in found]):
+            found[action.path] = choose(ways)
+    return {other: depths[other] - depths[path] for other in found} if distance == "depth" else found

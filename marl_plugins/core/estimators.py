@@ -11,11 +11,12 @@ and so that a streaming runtime can see from `scope` and `affine` whether it may
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from marl_plugins.core.credit import Scope
+from marl_plugins.core.credit import Distance, Origin, Scope, sum_over_scope
+from marl_plugins.core.options import between
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.rows import Row
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from marl_plugins.core.advantages import Moments
+    from marl_plugins.core.trajectory import Trajectory
 
 GroupBy = Literal["task", "task+role", "task+role+turn"]
 """Which rows of a task's samples are compared with each other. Rows of one group must have seen comparable inputs."""
@@ -43,6 +45,7 @@ class Estimator:
     Args:
         gamma: Discount per sampled token.
         return_scope: Which rewards an action's return sums, before anything here begins.
+        return_discount, return_distance, return_origin: How they are discounted along the dependency graph (`sum_over_scope`).
         scope: How far what an advantage depends on reaches.
         group_by: What makes a group, for an estimator that compares groups; else None.
         needs_critic: Whether `estimate` is given a critic's values (`--algo.advantage.estimator gae` starts one per policy).
@@ -52,10 +55,17 @@ class Estimator:
 
     gamma: float = 1.0
     return_scope: Scope = "action"
+    return_discount: float = 1.0
+    return_distance: Distance = "longest"
+    return_origin: Origin = "action"
     scope: Reach = "action"
     group_by: GroupBy | None = None
     needs_critic: bool = False
     affine: bool = False
+
+    def write_returns(self, trajectories: Iterable[Trajectory]) -> None:
+        """Write what each action with a reward is credited with."""
+        sum_over_scope(trajectories, self.return_scope, self.return_discount, self.return_distance, self.return_origin)
 
     @property
     def accumulators(self) -> int:
@@ -146,13 +156,59 @@ class WhitenedAdvantages(Estimator):
 
 
 def add_scope_flag(group: argparse._ArgumentGroup, plugin: str) -> None:
-    """`--<plugin>.scope`, which every estimator plugin has."""
+    """The flags of returns, which every estimator plugin has: `--<plugin>.scope`, `.discount`, `.distance` and `.origin`."""
     group.add_argument(
         f"--{plugin}.scope",
         choices=["action", "policy", "trajectory"],
         default="action",
         help="which rewards an action is credited with: its own, or those of all that depends on it, by the same policy or by any",
     )
+    group.add_argument(
+        f"--{plugin}.discount",
+        type=between(0, 1),
+        default=1.0,
+        help="factor of a reward for each edge of the dependency graph between an action and the one that has it",
+    )
+    group.add_argument(
+        f"--{plugin}.distance",
+        choices=["shortest", "longest", "depth"],
+        default="longest",
+        help="how edges are counted: along the shortest way, along the longest, or as the difference of depths",
+    )
+    group.add_argument(
+        f"--{plugin}.origin",
+        choices=["action", "start"],
+        default="action",
+        help="where the discount begins: at the action, or at the start of the trajectory, so that later actions count less",
+    )
+
+
+def scope_flags(plugin: str) -> list[str]:
+    """The names of the flags that `add_scope_flag` adds."""
+    return [f"{plugin}.{name}" for name in ("scope", "discount", "distance", "origin")]
+
+
+def returns_of(options: Any) -> dict[str, Any]:
+    """The fields of an `Estimator` that an estimator plugin's flags (`run.args.PLUGIN`) say."""
+    return {f"return_{name}": getattr(options, name) for name in ("scope", "discount", "distance", "origin")}
+
+
+def idle_scope_flags(plugin: str, options: Any, given: Collection[str]) -> list[Problem]:
+    """The flags of returns that were given and change nothing.
+
+    Args:
+        given: Names of the flags that were given.
+    """
+    idle = {"distance", "origin"} if options.discount == 1.0 else set()
+    if options.scope == "action":
+        idle |= {"distance"} | ({"discount"} if options.origin == "action" else set())
+    found = []
+    for name in sorted(idle):
+        if f"{plugin}.{name}" in given:
+            got = f"would have no effect with --{plugin}.scope {options.scope} and --{plugin}.discount {options.discount:g}"
+            fix = f"remove it, or give --{plugin}.scope trajectory and --{plugin}.discount 0.9"
+            found.append(Problem("estimator.idle_flag", at(flag=f"{plugin}.{name}"), got, fix=fix))
+    return found
 
 
 def group_key(row: Row, group_by: GroupBy) -> str:
@@ -177,11 +233,19 @@ def check_estimator(estimator: Estimator, samples: int, roles: int, turns: int =
         return [Problem("estimator.kind", at(hook="marl_estimator"), where[0].name, wanted)]
     problems = [
         Problem("estimator.field", where, f"{field}={value!r}", f"one of {', '.join(map(repr, get_args(kind)))}")
-        for field, kind in (("scope", Reach), ("return_scope", Scope), ("group_by", GroupBy))
+        for field, kind in (
+            ("scope", Reach),
+            ("return_scope", Scope),
+            ("return_distance", Distance),
+            ("return_origin", Origin),
+            ("group_by", GroupBy),
+        )
         if (value := getattr(estimator, field)) not in (*get_args(kind), *([None] if field == "group_by" else []))
     ]
-    if not isinstance(estimator.gamma, int | float) or not 0 <= estimator.gamma <= 1:
-        problems.append(Problem("estimator.gamma", where, f"gamma={estimator.gamma!r}", "a number from 0 to 1"))
+    for name in ("gamma", "return_discount"):
+        value = getattr(estimator, name)
+        if not isinstance(value, int | float) or not 0 <= value <= 1:
+            problems.append(Problem("estimator.gamma", where, f"{name}={value!r}", "a number from 0 to 1"))
     if estimator.needs_critic != critic:
         uses, has = ("a critic", "none") if estimator.needs_critic else ("no critic", "one")
         got = f"uses {uses} and the run has {has}, which --algo.advantage.estimator gae decides"

@@ -122,7 +122,7 @@ class RoleCallNode(Node):
 def note_of(address: str, scope: Scope) -> dict[str, Any]:
     """Returns what is recorded with a node's actions: the node, the round of the loop around it, whether they had their form."""
     around = scope.get(ROUND)
-    return {"node": address, "round": around.value if around is not None else 0, "legal": False}
+    return {"node": address, "round": None if around is None else around.value, "legal": False}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

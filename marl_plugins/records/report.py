@@ -31,8 +31,9 @@ def summarise(metrics: Metrics, roles: Sequence[str]) -> dict[str, Any]:
     """Compares before and after, as numbers; None where a run has too little of something."""
     steps = [m for m in metrics if m["step"] > 0]
     windows = windows_of(steps)
-    parts = criteria_of(steps, roles)
-    names = ("score", "reward", "outcome", "response_length", "truncated", "tool_call_rate", "tool_success")
+    parts, terms = named_below(steps, roles, "criterion"), named_below(steps, roles, "reward")
+    own = ("score", "reward", "outcome", "calls", "legal")
+    names = (*own, "response_length", "truncated", "tool_call_rate", "tool_success")
     evaluations = [m for m in metrics if "eval/tasks" in m]
     evaluated = evaluations[:1], evaluations[1:][-LAST_EVALUATIONS:]
     return {
@@ -43,12 +44,14 @@ def summarise(metrics: Metrics, roles: Sequence[str]) -> dict[str, Any]:
             role: {"held_out": [_mean(part, f"eval/outcome/{role}") for part in evaluated]}
             | {name: [_mean(part, f"role/{role}/{name}") for part in windows] for name in names}
             | {"parts": {name: [_mean(part, f"role/{role}/criterion/{name}") for part in windows] for name in parts[role]}}
+            | {"terms": {name: [_mean(part, f"role/{role}/reward/{name}") for part in windows] for name in terms[role]}}
             for role in roles
         },
         "types": {
             kind.removeprefix(TYPE): [_mean(part, kind) for part in evaluated]
             for kind in sorted({name for m in evaluations for name in m if name.startswith(TYPE)})
         },
+        "rounds": [_mean(part, "trajectories/rounds") for part in windows],
         "lost": [int(sum(m.get("trajectories/lost") or 0 for m in part)) if part else None for part in windows],
         "alarms": alarm_steps(steps),
         "no_signal": sum(m.get("signal/none") == 1 for m in steps),
@@ -57,13 +60,13 @@ def summarise(metrics: Metrics, roles: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def criteria_of(steps: Metrics, roles: Sequence[str]) -> dict[str, list[str]]:
-    """The criteria of each role, in the order in which they were logged."""
-    names = dict.fromkeys(name for m in steps for name in m if "/criterion/" in name)
+def named_below(steps: Metrics, roles: Sequence[str], kind: str) -> dict[str, list[str]]:
+    """Returns the names of each role's metrics of a kind (`criterion`, `reward`), in the order in which they were logged."""
+    names = dict.fromkeys(name for m in steps for name in m if f"/{kind}/" in name)
     return {
         role: [name.removeprefix(p) for name in names if name.startswith(p)]
         for role in roles
-        for p in [f"role/{role}/criterion/"]
+        for p in [f"role/{role}/{kind}/"]
     }
 
 
@@ -135,6 +138,8 @@ def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         "score": ("score", lambda v: f"{v:.3f}"),
         "reward": ("reward", lambda v: f"{v:.3f}"),
         "outcome": ("outcome in training", lambda v: f"{v:.3f}"),
+        "calls": ("calls a trajectory", lambda v: f"{v:.2f}"),
+        "legal": ("answers with their form", lambda v: f"{v:.0%}"),
         "response_length": ("tokens per answer", lambda v: f"{v:.1f}"),
         "truncated": ("answers cut off", lambda v: f"{v:.0%}"),
         "tool_call_rate": ("calls a tool", lambda v: f"{v:.0%}"),
@@ -145,9 +150,15 @@ def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
             pair = values[name]
             if pair == [None, None] or (name in ("truncated", "tool_call_rate") and not any(pair)):
                 continue
+            if name == "calls" and {*pair} <= {1.0, None}:
+                continue
             rows.append([f"{role}: {title}", *("-" if value is None else form(value) for value in pair)])
             if name == "score":
                 rows += [[f"{role}: {part}", *map(number, pair)] for part, pair in values["parts"].items()]
+            if name == "reward":
+                rows += [[f"{role}: reward, {term}", *map(number, pair)] for term, pair in values["terms"].items()]
+    if summary["rounds"] != [None, None]:
+        rows.append(["rounds a trajectory", *map(number, summary["rounds"])])
     if any(summary["lost"]):
         rows.append(["training trajectories lost", *("-" if lost is None else str(lost) for lost in summary["lost"])])
     return header, rows

@@ -11,7 +11,8 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from marl_plugins.core.credit import ActionScores, Scope, check_rewards, rewards_from_scores, sum_over_scope
+from marl_plugins.core.credit import ActionScores, check_rewards, rewards_from_scores
+from marl_plugins.core.estimators import Estimator
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.rows import Row, rows_of
 from marl_plugins.core.trajectory import Trajectory
@@ -32,12 +33,14 @@ class CreditAssignment:
 
     Args:
         trained: The policies that are updated, by name.
-        scope: The estimator's return scope.
+        estimator: Says what an action is credited with.
         steps: Optimiser steps of the step's updates.
     """
 
-    def __init__(self, run: Run, plugins: Plugins, trained: Mapping[str, VersionedPolicy], scope: Scope, steps: int):
-        self.run, self.plugins, self.trained, self.scope, self.steps = run, plugins, trained, scope, steps
+    def __init__(
+        self, run: Run, plugins: Plugins, trained: Mapping[str, VersionedPolicy], estimator: Estimator, steps: int
+    ):
+        self.run, self.plugins, self.trained, self.estimator, self.steps = run, plugins, trained, estimator, steps
         self._credited: set[Trajectory] = set()
         self._rows: dict[tuple[Trajectory, ...], list[Row]] = {}
         """What has been asked for early, by the trajectories: the policies ask for the same."""
@@ -80,7 +83,7 @@ class CreditAssignment:
         for hook in ("marl_credit", *(["marl_credit_step"] if whole_step else [])):
             fresh = await self.plugins.chain(hook, fresh, check_rewards, run=self.run)
         penalise_lengths(fresh, self.run)
-        sum_over_scope(fresh, self.scope)
+        self.estimator.write_returns(fresh)
         self._credited.update(fresh)
         return sorted([*before, *fresh], key=lambda t: (t.place, t.sample)) if before else fresh
 

@@ -137,6 +137,11 @@ def summary(trajectories: Sequence[Trajectory], ledger: Ledger) -> dict[str, flo
         metrics |= {f"role/{role}/{name}": value for name, value in of_role(mine).items()}
         acted = [t.outcome_of(role) for t in trajectories if any(a.role == role for a in t.actions)]
         metrics |= means({f"role/{role}/outcome": [outcome for outcome in acted if outcome is not None]})
+        called = sum(a.before is None or a.before.call != a.call for a in mine)
+        metrics[f"role/{role}/calls"] = called / sum(not t.infrastructure_failure for t in trajectories)
+    metrics |= means(
+        {"trajectories/rounds": [float(n) for t in trajectories if (n := rounds_of(t)) and not t.infrastructure_failure]}
+    )
     by_tool: dict[str, list[ToolResult]] = defaultdict(list)
     for results in (*(t.tool_results for t in trajectories), *(a.tool_results for a in generated)):
         for call in results:
@@ -239,6 +244,12 @@ def clipped_returns(clipped: int, rows: int, scope: Scope) -> str:
     )
 
 
+def rounds_of(trajectory: Trajectory) -> int:
+    """Returns the most rounds of a loop that a graph's actions note; 0 without a loop."""
+    rounds = [note.get("round") for action in trajectory.actions if (note := action.notes.get("graph"))]
+    return 1 + max((number for number in rounds if number is not None), default=-1)
+
+
 def of_role(actions: Sequence[Action]) -> dict[str, float]:
     """Metrics of the actions of one role."""
     calls = [result for a in actions for result in a.tool_results]
@@ -250,6 +261,7 @@ def of_role(actions: Sequence[Action]) -> dict[str, float]:
             "advantage": [a.advantage for a in actions if a.advantage is not None],
         }
     )
+    metrics |= means({"legal": [float(note["legal"]) for a in actions if (note := a.notes.get("graph"))]})
     terms = sorted({term for a in actions for term in a.terms})
     metrics |= means({f"reward/{term}": [a.terms[term] for a in actions if term in a.terms] for term in terms})
     turns = sorted({a.turn for a in actions}) if any(a.turn for a in actions) else []

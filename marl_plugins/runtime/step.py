@@ -43,8 +43,7 @@ class RunningStep:
         self.ended = asyncio.Event()
         self.forwarded: list[ForwardedRows] = []
         run, plugins = session.plan.run, session.plan.plugins
-        scope = session.estimator.return_scope
-        self._crediting = CreditAssignment(run, plugins, session.trained, scope, optimiser_steps)
+        self._crediting = CreditAssignment(run, plugins, session.trained, session.estimator, optimiser_steps)
         self.parts: Mapping[str, StepPart] = parts_of(plugins, run, self)
 
     async def roll_out(self, samples: int, tick: Callable[[], None]) -> None:

@@ -1,0 +1,164 @@
+"""Rewards that are sums of terms: UnityMAS-O's four workflows, and what is refused."""
+
+import asyncio
+import shutil
+from types import SimpleNamespace
+
+import pytest
+from simulated import make_trajectory
+
+from marl_plugins import rewards as plugin
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.ledger import Ledger
+from marl_plugins.core.shipped import recipes_root
+from marl_plugins.plan.build import build_plan
+from marl_plugins.records.report import summarise, table
+from marl_plugins.rewards.section import RewardsConfig
+from marl_plugins.runtime.metrics import summary
+
+
+def noted(edges, rounds=None, legal=None, roles=None):
+    """A trajectory whose actions have a graph's notes: the round of each, and whether it was legal."""
+    trajectory = make_trajectory(edges, roles=roles)
+    for action in trajectory.actions:
+        note = {
+            "node": action.path,
+            "round": (rounds or {}).get(action.path),
+            "legal": (legal or {}).get(action.path, True),
+        }
+        action.notes, action.reward = {"graph": note}, 0.7
+    return trajectory
+
+
+def credited(trajectory, terms, values=None, folder=None, **config):
+    """Rewards by path."""
+
+    async def value(action, task):
+        assert task is trajectory.task
+        return values[action.path]
+
+    section = RewardsConfig.model_validate({"terms": terms, **config})
+    run = SimpleNamespace(section=lambda kind: section, grader_module=SimpleNamespace(value=value), folder=folder)
+    asyncio.run(plugin.marl_credit([trajectory], run))
+    return {a.path: a.reward for a in trajectory.actions}
+
+
+def test_search_pays_the_outcome_to_all_with_format():
+    trajectory = noted({"ask": [], "answer": ["ask"]}, legal={"ask": False})
+    trajectory.outcome = 0.5
+    assert credited(trajectory, [{"kind": "outcome"}, {"kind": "format"}]) == {"ask": -0.5, "answer": 0.5}
+    assert [a.terms for a in trajectory.actions] == [
+        {"outcome": 0.5, "format": -1.0},
+        {"outcome": 0.5, "format": 0.0},
+    ]
+    split = [{"kind": "outcome", "share": "split", "weight": 2}]
+    assert credited(trajectory, split) == {"ask": 0.5, "answer": 0.5}
+    assert credited(trajectory, [*split, {"kind": "format", "roles": ["answer"]}]) == {"ask": 0.5, "answer": 0.5}
+
+
+def test_outcomes_may_be_roles_own():
+    trajectory = noted({"a": [], "b": ["a"]})
+    trajectory.outcomes = {"a": 1.0, "b": 0.0}
+    assert credited(trajectory, [{"kind": "outcome"}]) == {"a": 1.0, "b": 0.0}
+
+
+def test_iterative_search_pays_gains():
+    """The first answer is outside of the loop; each round's work is paid by what its answer gains."""
+    edges, rounds, roles = {"plan": []}, {}, {}
+    before = "plan"
+    for t in range(2):
+        edges |= {f"search{t}": [before], f"answer{t}": [f"search{t}"]}
+        rounds |= {f"search{t}": t, f"answer{t}": t}
+        roles |= {f"search{t}": "search", f"answer{t}": "answer"}
+        before = f"answer{t}"
+    trajectory = noted(edges, rounds, roles=roles)
+    values = {"plan": 0.2, "answer0": 0.5, "answer1": 0.4}
+    terms = [
+        {"kind": "value", "of": ["plan", "answer"], "roles": ["plan", "answer"]},
+        {"kind": "gain", "of": ["plan", "answer"], "roles": ["search"]},
+    ]
+    found = credited(trajectory, terms, values)
+    assert found == pytest.approx({"plan": 0.2, "search0": 0.3, "answer0": 0.5, "search1": -0.1, "answer1": 0.4})
+
+
+def test_reflective_code_pays_the_reflector_for_the_round_after_it():
+    """The vector of UnityMAS-O's own tests: values 0.25 and 0.75, and a coder who is illegal once."""
+    edges = {
+        "plan0": [],
+        "code0": ["plan0"],
+        "think0": ["code0"],
+        "plan1": ["think0"],
+        "code1": ["plan1"],
+        "think1": ["code1"],
+    }
+    rounds, roles = {path: int(path[-1]) for path in edges}, {path: path[:-1] for path in edges}
+    trajectory = noted(edges, rounds, {"code0": False}, roles)
+    terms = [
+        {"kind": "gain", "of": ["code"], "roles": ["plan", "code"]},
+        {"kind": "gain", "of": ["code"], "roles": ["think"], "delay": 1},
+        {"kind": "format"},
+    ]
+    found = credited(trajectory, terms, {"code0": 0.25, "code1": 0.75})
+    assert found == {"plan0": 0.25, "code0": -0.75, "think0": 0.5, "plan1": 0.5, "code1": 0.5, "think1": 0.0}
+    assert trajectory.actions[2].terms == {"gain": 0.5, "format": 0.0}
+
+
+@pytest.mark.parametrize(("unscored", "reward"), [("leave_out", None), ("zero", 0.0)])
+def test_a_missing_score_leaves_out_or_counts_zero(unscored, reward):
+    trajectory = noted({"a": [], "b": ["a"], "c": ["b"]})
+    trajectory.actions[0].score = 0.75
+    terms = [{"kind": "score", "roles": ["a", "b"]}]
+    assert credited(trajectory, terms, unscored=unscored) == {"a": 0.75, "b": reward, "c": reward}
+    assert [bool(a.unscored) for a in trajectory.actions] == [False, reward is None, reward is None]
+
+
+def test_a_lost_trajectory_is_left_alone():
+    trajectory = noted({"a": []})
+    trajectory.infrastructure_failure = "tool"
+    assert credited(trajectory, [{"kind": "format"}]) == {"a": 0.7}
+
+
+def test_a_file_gives_what_is_no_sum(tmp_path):
+    text = "def rewards(trajectory):\n    return {a.path: {'product': 2.0 * n} for n, a in enumerate(trajectory.actions)}\n"
+    (tmp_path / "rewards.py").write_text(text)
+    trajectory = noted({"a": [], "b": ["a"]})
+    assert credited(trajectory, [{"kind": "format"}], folder=tmp_path, file="rewards.py") == {"a": 0.0, "b": 2.0}
+    assert trajectory.actions[1].terms == {"format": 0.0, "product": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("section", "code"),
+    [
+        ("{terms: [{kind: outcome, roles: [solvr]}]}", "rewards.role"),
+        ("{terms: [{kind: outcome, weight: .nan}]}", "recipe.value"),
+        ("{terms: [{kind: gain, of: [verifier]}]}", "rewards.no_value"),
+        ("{terms: [{kind: gain}]}", "rewards.of"),
+        ("{terms: [{kind: format, delay: 1}]}", "rewards.of"),
+        ("{terms: [{kind: value, of: [verifier], delay: -1}]}", "recipe.value"),
+        ("{terms: [{kind: format, share: split}]}", "rewards.share"),
+        ("{terms: [{kind: fomat}]}", "recipe.value"),
+        ("{terms: []}", "rewards.none"),
+        ("{file: grader.py}", "rewards.no_function"),
+        ("{file: nowhere.py}", "files.missing"),
+    ],
+)
+def test_what_is_wrong_with_the_section_is_named_with_its_line(tmp_path, section, code):
+    shutil.copytree(recipes_root() / "mathchat", tmp_path / "mine")
+    recipe = tmp_path / "mine" / "mine.yaml"
+    recipe.write_text(f"extends: tiny.yaml\nplugins: [marl_plugins.rewards]\nrewards: {section}\n")
+    with pytest.raises(ConfigurationError) as caught:
+        build_plan(["--recipe", str(recipe)])
+    found = [p for p in caught.value.problems if p.code == code]
+    assert found and f"{recipe}:3" in found[0].names("line")
+
+
+def test_calls_rounds_and_legality_are_metrics_and_in_the_report():
+    edges = {"code0": [], "code1": ["code0"], "other": []}
+    trajectory = noted(edges, {"code0": 0, "code1": 1}, {"code1": False}, {"code0": "code", "code1": "code"})
+    found = summary([trajectory], Ledger(1))
+    assert found["role/code/calls"] == 2.0 and found["role/code/legal"] == 0.5 and found["trajectories/rounds"] == 2.0
+    credited(trajectory, [{"kind": "format"}])
+    steps = [{"step": n, **summary([trajectory], Ledger(1))} for n in (1, 2)]
+    _, rows = table(summarise(steps, ["code"]))
+    shown = {row[0]: row[1:] for row in rows}
+    assert ["2.00", "2.00"] in shown.values() and shown["code: reward, format"] == ["-0.500", "-0.500"]
