@@ -442,10 +442,12 @@ def planned(file, *flags):
         return build_plan(["--recipe", str(FOLDER / f"{file}.yaml"), *flags])
 
 
-PLANS = {
-    file: planned(file, "--ecommerce.tasks", "300")
-    for file in ("merchant_assistant", "category_assistant", "tiny_merchant", "tiny_category")
-}
+FILES = ("merchant_assistant", "category_assistant", "tiny_merchant", "tiny_category")
+
+
+@functools.cache
+def plan_of(file):
+    return planned(file, "--ecommerce.tasks", "300")
 
 
 class Script:
@@ -535,14 +537,14 @@ def played(plan, task, script):
     return asyncio.run(play())
 
 
-@pytest.mark.parametrize("file", PLANS)
+@pytest.mark.parametrize("file", FILES)
 def test_its_plan_has_no_warning(file):
-    assert PLANS[file].run.warnings == ()
+    assert plan_of(file).run.warnings == ()
 
 
-@pytest.mark.parametrize("file", PLANS)
+@pytest.mark.parametrize("file", FILES)
 def test_agents_that_are_right_are_scored_as_right(file):
-    plan, core = PLANS[file], questions.SPECIALISTS[PLANS[file].run.args.ecommerce.assistant][0]
+    plan, core = plan_of(file), questions.SPECIALISTS[plan_of(file).run.args.ecommerce.assistant][0]
     calls, kinds = Counter(), set()
     for task in plan.tasks("train")[:60]:
         trajectory = played(plan, task, Script(task, file.startswith("tiny")))
@@ -558,7 +560,7 @@ def test_agents_that_are_right_are_scored_as_right(file):
 
 @pytest.mark.parametrize("file", ["merchant_assistant", "category_assistant"])
 def test_a_slip_of_one_role_costs_that_role_its_score(file):
-    plan = PLANS[file]
+    plan = plan_of(file)
     task = next(
         t for t in plan.tasks("train") if t.label[0]["form"] == "number" and len({q["specialist"] for q in t.label}) > 1
     )
@@ -584,7 +586,7 @@ def test_a_slip_of_one_role_costs_that_role_its_score(file):
 
 
 def test_a_specialist_hands_a_question_on_once():
-    plan = PLANS["merchant_assistant"]
+    plan = plan_of("merchant_assistant")
     task = next(t for t in plan.tasks("train") if t.label[0]["specialist"] == "aftersales")
     trajectory = played(plan, task, Script(task, False, aftersales=lambda text: f"{text}\nHAND ON: marketing"))
     asked = [a for a in trajectory.actions if a.role == "marketing"]
@@ -594,7 +596,7 @@ def test_a_specialist_hands_a_question_on_once():
 
 @pytest.mark.parametrize("assistant", ASSISTANTS)
 def test_a_specialist_is_told_what_others_have_said_and_remembers_its_own(assistant):
-    plan = PLANS[f"{assistant}_assistant"]
+    plan = plan_of(f"{assistant}_assistant")
     core = questions.SPECIALISTS[assistant][0]
     task = next(
         t
@@ -611,7 +613,7 @@ def test_a_specialist_is_told_what_others_have_said_and_remembers_its_own(assist
 
 
 def test_the_tools_of_the_recipe():
-    plan = PLANS["merchant_assistant"]
+    plan = plan_of("merchant_assistant")
     tools = {tool.name: tool for answer in plan.plugins.hook.marl_tools(run=plan.run) for tool in answer}
 
     def call(name, text, task="merchant-0-0"):
@@ -636,7 +638,7 @@ def test_the_tools_of_the_recipe():
 @pytest.mark.parametrize("file", ["tiny_merchant", "tiny_category"])
 def test_what_the_tiny_models_are_shown_is_what_they_are_asked(file):
     """Without slips demonstrations are what scripted agents say, in the same conversations, letter for letter."""
-    plan = PLANS[file]
+    plan = plan_of(file)
     module = plan.run.demonstrations_module
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "SLIPS", dict.fromkeys(module.SLIPS, 0.0))
@@ -662,7 +664,7 @@ def test_what_the_tiny_models_are_shown_is_what_they_are_asked(file):
 
 @pytest.mark.parametrize("file", ["tiny_merchant", "tiny_category"])
 def test_slips_are_as_frequent_as_they_are_said_to_be(file):
-    plan, rng = PLANS[file], random.Random(0)
+    plan, rng = plan_of(file), random.Random(0)
     module, wrong, total = plan.run.demonstrations_module, Counter(), Counter()
     for task in plan.tasks("train")[:300]:
         right = [label["specialist"] for label in task.label]

@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import functools
 from collections import defaultdict
 from pathlib import Path
 
@@ -85,7 +86,12 @@ INDIRECT = {"cli.py", "manager.py", "commands/__init__.py", "loading.py", "proce
 CHANGES = {"append", "add", "update", "pop", "popitem", "clear", "extend", "setdefault", "remove", "insert", "discard"}
 
 FILES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py")) if "data" not in path.parts}
-TREES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
+
+
+@functools.cache
+def tree_of(file):
+    """Parsed when a test asks for it: every process that collects the tests imports this module."""
+    return ast.parse(FILES[file].read_text())
 
 
 def module_of(file):
@@ -95,11 +101,13 @@ def module_of(file):
 MODULES = {module_of(file).removesuffix(".__init__"): file for file in FILES}
 
 
+@functools.cache
 def imported(file):
     """The package's own modules that a file imports, wherever in it, also for annotations alone."""
-    return imports_in(file, ast.walk(TREES[file]))
+    return imports_in(file, ast.walk(tree_of(file)))
 
 
+@functools.cache
 def imported_at_run_time(file):
     """The same without what is imported for annotations alone."""
 
@@ -109,7 +117,7 @@ def imported_at_run_time(file):
             for below in ast.iter_child_nodes(node):
                 yield from nodes(below)
 
-    return imports_in(file, nodes(TREES[file]))
+    return imports_in(file, nodes(tree_of(file)))
 
 
 def imports_in(file, nodes):
@@ -143,7 +151,7 @@ def test_no_import_goes_against_the_order(file):
 @pytest.mark.parametrize("file", FILES)
 def test_imports_can_be_seen(file):
     """None is relative, and modules are imported by a name in a variable only where a user or a table names them."""
-    for node in ast.walk(TREES[file]):
+    for node in ast.walk(tree_of(file)):
         assert not (isinstance(node, ast.ImportFrom) and node.level), f"{file}:{node.lineno}: a relative import"
         if isinstance(node, ast.Call) and called(node) in ("import_module", "__import__"):
             assert file in INDIRECT or file.startswith(("hosts/", "upstream_ci/", "commands/doctor/")), (
@@ -192,7 +200,7 @@ def test_the_contract_imports_the_core_and_the_run_alone():
 
 
 def test_nothing_is_global():
-    found = [f"{file}:{n.lineno}" for file, tree in TREES.items() for n in ast.walk(tree) if isinstance(n, ast.Global)]
+    found = [f"{file}:{n.lineno}" for file in FILES for n in ast.walk(tree_of(file)) if isinstance(n, ast.Global)]
     assert not found
 
 
@@ -208,7 +216,7 @@ def module_names(tree):
 @pytest.mark.parametrize("file", FILES)
 def test_no_module_has_state(file):
     """No object at the top of a module is an instance without arguments, nor changed by any function."""
-    tree = TREES[file]
+    tree = tree_of(file)
     names = dict(module_names(tree))
     found = {
         name
@@ -231,7 +239,7 @@ def test_no_module_has_state(file):
 def test_only_what_a_run_cannot_change_is_cached(file):
     cached = {
         node.name
-        for node in ast.walk(TREES[file])
+        for node in ast.walk(tree_of(file))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         if any(ast.unparse(d).split("(")[0].split(".")[-1] in ("cache", "lru_cache") for d in node.decorator_list)
     }
@@ -267,7 +275,7 @@ def test_only_the_plan_changes_a_run(file):
         return
     changed = [
         f"{file}:{node.lineno}"
-        for node in ast.walk(TREES[file])
+        for node in ast.walk(tree_of(file))
         if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del)
         if "run" in ast.unparse(node).split("[")[0].split(".")[:-1] and ".state(" not in ast.unparse(node)
     ]
@@ -276,8 +284,8 @@ def test_only_the_plan_changes_a_run(file):
 
 def test_functions_and_classes_fit_on_a_page():
     long = defaultdict(int)
-    for file, tree in TREES.items():
-        for node in ast.walk(tree):
+    for file in FILES:
+        for node in ast.walk(tree_of(file)):
             limit = LONGEST_CLASS if isinstance(node, ast.ClassDef) else LONGEST_FUNCTION
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 lines = node.end_lineno - node.lineno + 1
@@ -304,9 +312,9 @@ def test_a_role_meets_its_policy_in_one_place():
     """A plan asks the recipe for the policy of a role; a run asks its cast, on each task (`runtime/roles.py`)."""
     asking = [
         f"{file}:{node.lineno}"
-        for file, tree in TREES.items()
+        for file in FILES
         if file.split("/")[0] in ("runtime", "processes", "records") and file != "runtime/roles.py"
-        for node in ast.walk(tree)
+        for node in ast.walk(tree_of(file))
         if isinstance(node, ast.Attribute) and node.attr == "policy_of"
     ]
     assert not asking
