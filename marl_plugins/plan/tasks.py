@@ -100,7 +100,7 @@ def _task_problem(task: Task, all_json: bool, all_text: bool) -> Problem | None:
         return Problem("tasks.unicode", got=f"its {broken[0]} holds half of a UTF-16 pair, which no tokenizer takes")
     if not all_text and not _is_text(_written([task.label, task.metadata], all_json)):
         return Problem("tasks.unicode", got="its label or metadata holds half of a UTF-16 pair, which no file takes")
-    return _wrong_file(task)
+    return None if task.files == {} else _wrong_file(task)
 
 
 def _in_both(run: Run, train: Sequence[Task], evaluation: Sequence[Task]) -> Iterator[Problem]:
