@@ -1,6 +1,6 @@
 # make install   everything into .venv (once; seconds when nothing has changed)
 # make demo      three roles on three policies learn to solve word problems, through the real engines; ten minutes
-# make test      lint, types, all tests, and upstream's own with our plugins loaded and without
+# make test      lint, types, all tests, and upstream's own with our plugins loaded and without; the slowest thirty are named
 # make unit      the tests that start no engine, on all cores
 # make bench     the benchmarks of docs/benchmarks.md
 # make bench-demo   the demo over five seeds beside its controls; two hours
@@ -8,9 +8,13 @@
 # make bench-dsbench   does a coach help where success is rare: five arms over three seeds; five hours
 
 PY := .venv/bin/python
+PYTEST := $(PY) -m pytest -q --dist loadfile --durations 30
 DEMO := runs/demo
 
-.PHONY: install browser demo test unit lint bench bench-demo bench-dsbench gpu
+# Every test process and every command that it starts would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: install browser demo test suite beside unit lint bench bench-demo bench-dsbench gpu
 install:
 	@bash .ci/install
 
@@ -24,15 +28,23 @@ lint: install
 	$(PY) -m mypy
 
 unit: install
-	$(PY) -m pytest -q -m "not engines" -n auto --dist loadfile
+	$(PYTEST) -n auto -m "not engines"
+
+# Types and upstream's own tests beside ours: one of them leaves a core idle.
+test: install browser
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	@$(MAKE) --no-print-directory --jobs 2 suite beside
 
 # What the tests of pages need: Debian's headless Chromium; where it cannot be installed they say so and are skipped, in CI they fail.
 browser:
 	@command -v chromium-headless-shell >/dev/null || command -v chromium >/dev/null || bash .ci/browser
 
-# One worker more than cores, because whoever waits for an engine needs none; in order of names, so that engines come first.
-test: lint browser
-	$(PY) -m pytest -q -n $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder
+# One worker more than cores, because whoever waits for an engine needs none; in order, so that engines come first (tests/engines/conftest.py).
+suite:
+	$(PYTEST) -n $$(($$(nproc) + 1)) --no-loadscope-reorder
+beside:
+	$(PY) -m mypy
 	.venv/bin/openrlhf compat $$($(PY) -c 'from marl_plugins.hosts.releases import TRAINED; print(TRAINED)') --tests
 
 bench: install

@@ -1,6 +1,7 @@
 """The contract tests for plugin authors: what is shipped keeps them, and a plugin that breaks one is told which."""
 
 import textwrap
+from pathlib import Path
 from typing import ClassVar
 from unittest import SkipTest
 
@@ -17,35 +18,41 @@ class TestCoach(PluginContract):
     plugin = "marl_plugins.coach"
 
 
-class TestRewardBackprop(PluginContract):
+class Contract(PluginContract):
+    """With a recipe of few tasks: every contract plans several runs."""
+
+    recipe = str(Path(__file__).parent / "recipes" / "sums" / "tiny.yaml")
+
+
+class TestRewardBackprop(Contract):
     plugin = "marl_plugins.reward_backprop"
 
 
-class TestFilter(PluginContract):
+class TestFilter(Contract):
     plugin = "marl_plugins.filter_agents_data"
 
 
-class TestReinforce(PluginContract):
+class TestReinforce(Contract):
     plugin = "marl_plugins.reinforce_pp"
     flags = ("--reinforce_pp.normalise", "role")
 
 
-class TestFlashReinforce(PluginContract):
+class TestFlashReinforce(Contract):
     plugin = "marl_plugins.reinforce_pp"
     flags = ("--algo.advantage.estimator", "flash_reinforce")
 
 
-class TestGroupNorm(PluginContract):
+class TestGroupNorm(Contract):
     plugin = "marl_plugins.groups"
     flags = ("--algo.advantage.estimator", "group_norm", *GROUPS)
 
 
-class TestRloo(PluginContract):
+class TestRloo(Contract):
     plugin = "marl_plugins.groups"
     flags = ("--algo.advantage.estimator", "rloo", *GROUPS)
 
 
-class TestGae(PluginContract):
+class TestGae(Contract):
     plugin = "marl_plugins.gae"
     flags = ("--algo.advantage.estimator", "gae")
 
@@ -57,11 +64,11 @@ class TestVotersCredit(PluginContract):
     recipe = "vote/tiny.yaml"
 
 
-class TestRecipesPlugin(PluginContract):
+class TestRecipesPlugin(Contract):
     plugin = "marl_plugins.builtin.recipe"
 
 
-class TestPythonTool(PluginContract):
+class TestPythonTool(Contract):
     """It starts processes."""
 
     plugin = "marl_plugins.tools.python"
@@ -192,7 +199,7 @@ def test_a_plugin_that_breaks_a_contract_is_told(contract, tmp_path):
         body += "\n\n@hookimpl\ndef marl_log(step): pass"
     file = tmp_path / f"{contract}.py"
     file.write_text(f"from marl_plugins import hookimpl\n{body}\n")
-    kit = type("Kit", (PluginContract,), {"plugin": str(file)})()
+    kit = type("Kit", (Contract,), {"plugin": str(file)})()
     kit.test_it_is_active_in_a_run()
     with pytest.raises(AssertionError):
         getattr(kit, f"test_{contract}")()
@@ -234,7 +241,7 @@ def test_credit_that_needs_the_step_and_says_otherwise_is_found(liar, hook, tmp_
     file = tmp_path / "liar.py"
     body = textwrap.dedent(LIARS[liar]).replace("def marl_credit(", f"def {hook}(")
     file.write_text(f"from marl_plugins import hookimpl\n{body}\n")
-    kit = type("Kit", (PluginContract,), {"plugin": str(file), "recipe": "tool_user/tiny.yaml"})()
+    kit = type("Kit", (Contract,), {"plugin": str(file), "recipe": "tool_user/tiny.yaml"})()
     if hook == "marl_credit_step":
         kit.test_marl_credit_works_on_one_trajectory_at_a_time()
     else:
@@ -289,7 +296,7 @@ def marl_restore(run, state):
 def test_an_estimator_with_a_state_is_tried_over_a_step(old, new, contract, says, tmp_path):
     def kit(name, text):
         (tmp_path / name).write_text(text)
-        return type("Kit", (PluginContract,), {"plugin": str(tmp_path / name)})()
+        return type("Kit", (Contract,), {"plugin": str(tmp_path / name)})()
 
     assert old in BASELINE
     getattr(kit("right.py", BASELINE), f"test_{contract}")()
@@ -301,7 +308,7 @@ def test_an_estimator_with_a_state_is_tried_over_a_step(old, new, contract, says
 def test_what_is_no_estimator_is_said(tmp_path):
     file = tmp_path / "nothing.py"
     file.write_text("from marl_plugins import hookimpl\n\n@hookimpl\ndef marl_estimator(): return object()\n")
-    kit = type("Kit", (PluginContract,), {"plugin": str(file)})()
+    kit = type("Kit", (Contract,), {"plugin": str(file)})()
     with pytest.raises(
         (AssertionError, ConfigurationError), match=r"marl_estimator: expected an Estimator of .*, got object"
     ):
@@ -495,7 +502,7 @@ BROKEN_TOOLS = {
 def calc_kit(tmp_path, changed="", **given):
     file = tmp_path / "calc.py"
     file.write_text(CALC.replace("{changed}", changed))
-    return type("Kit", (PluginContract,), {"plugin": str(file), **GOOD, **given})()
+    return type("Kit", (Contract,), {"plugin": str(file), **GOOD, **given})()
 
 
 def contracts_of_tools():
@@ -536,7 +543,7 @@ def test_a_tool_that_only_workflows_call_says_so(tmp_path):
 def test_what_is_not_a_list_of_tools_is_said(tmp_path):
     file = tmp_path / "one.py"
     file.write_text("from marl_plugins import hookimpl\n\n@hookimpl\ndef marl_tools(): return [print]\n")
-    kit = type("Kit", (PluginContract,), {"plugin": str(file)})()
+    kit = type("Kit", (Contract,), {"plugin": str(file)})()
     with pytest.raises((AssertionError, ConfigurationError), match="marl_tools"):
         kit.test_every_tool_has_examples()
 

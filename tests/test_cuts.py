@@ -172,7 +172,9 @@ def test_everything_else_is_used_whole_or_refused_by_name(run):
     for path, content in run.files.items():
         start = path.is_relative_to(run.folder / "run") or path.name == "manifest.json"
         weights = tag(SAVED) in path.parts
-        sizes = cuts(content)[:-1] if start or weights else range(0, len(content), 611)
+        end = len(content)
+        some = (0, 1, end // 2, end - 1) if weights else range(0, end, max(611, end // 4))
+        sizes = cuts(content)[:-1] if start else some
         sizes = () if path.name in FILES else sizes
         refused = 0
         for number, size in enumerate(sizes):
@@ -302,7 +304,7 @@ FULL = """
     RUN = {"roles": {}, "policies": {}, "plugins": {}, "flags": {}, "mapping": {}, "estimator": "reinforce", "warm_start": None}
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     ended = 0
-    for number, limit in enumerate(range(300, 80_000, 3623)):
+    for number, limit in enumerate(range(300, 80_000, 7001)):
         folder = Path(sys.argv[1]) / str(number)
         checkpoints = Checkpoints(folder / "checkpoints", 2, RUN)
         trainer = simulated_trainer(folder, lambda t: 1.0, steps=4, samples=1)
@@ -345,7 +347,7 @@ def test_a_disk_that_is_full_at_any_byte_leaves_a_run_that_resumes(tmp_path):
     done = subprocess.run(words, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
     ended, runs = map(int, done.stdout.splitlines()[-1].split())
-    assert 10 < ended < runs
+    assert 5 < ended < runs
 
 
 def test_a_file_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
