@@ -10,18 +10,27 @@ from engines.relay import Started, write_recipe
 
 from marl_plugins.hosts import cpu
 
+LONGEST = ("test_runs.py", "test_process_groups.py", "test_policies.py")
+"""Files that start first, so that none of them is what everybody waits for at the end."""
+
 
 def pytest_collection_modifyitems(items):
+    def place(item):
+        name = Path(item.fspath).name
+        return LONGEST.index(name) if "engines" in item.keywords and name in LONGEST else len(LONGEST)
+
     for item in items:
         if "engines" in Path(item.fspath).parts:
             item.add_marker(pytest.mark.engines)
+    items.sort(key=place)
 
 
 os.environ.update(cpu.environment())  # of this process, as `openrlhf train` sets it before anything heavy is imported
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def cluster():
+    """Ray for the files of this folder that one process runs; each ends the actors that it has started."""
     import ray
 
     from marl_plugins.processes.cluster import quiet

@@ -129,6 +129,8 @@ def test_engines_hold_what_upstreams_own_sync_gives_them(relay, zero, ranks):
         on_all(synced, mb)
         found[mb] = ray.get([engine.taken.remote() for engine in engines])
     policy.stop()
+    for engine in engines:
+        ray.kill(engine)
     size = 2 * sum(shape.numel() for shape in names.values())
     calls = {mb: {count for count, _ in both} for mb, both in found.items()}
     assert calls[0] == {len(names)} and calls[512] == {1}

@@ -168,7 +168,9 @@ def hosts(cluster, relay):
         launched[name] = launch(args)
     for policy in launched.values():
         policy.wait()
-    return launched
+    yield launched
+    for policy in launched.values():
+        policy.kill()
 
 
 def load_stage(host, stage):
@@ -512,8 +514,15 @@ def test_a_follower_answers_as_the_version_that_it_holds(hosts):
         follower.stop()
 
 
-def start_with_critic(folder, *flags):
+@pytest.fixture
+def with_critic(cluster, tmp_path):
     """The policy of the recipe `sums` on one rank and its critic on two, as a session starts them, without engines."""
+    host, estimator, checkpoints = start_with_critic(tmp_path)
+    yield host, estimator, checkpoints
+    host.kill()
+
+
+def start_with_critic(folder):
     words = [
         "--recipe",
         str(SUMS),
@@ -524,7 +533,7 @@ def start_with_critic(folder, *flags):
         "--algo.advantage.lambd",
         "0.9",
     ]
-    words += ["--critic.num_gpus_per_node", "2", "--critic.adam.lr", "1e-3", "--critic.save_value_network", *flags]
+    words += ["--critic.num_gpus_per_node", "2", "--critic.adam.lr", "1e-3", "--critic.save_value_network"]
     words += ["--train.micro_batch_size", "2", "--rollout.micro_batch_size", "4", "--actor.lr_warmup_ratio", "0"]
     plan = build_plan([*words, "--ckpt.path", str(folder / "checkpoints"), "--ckpt.output_dir", str(folder / "out")])
     checkpoints = Checkpoints(folder / "checkpoints", 3, fingerprint(plan), critics=True)
@@ -549,10 +558,9 @@ def critic_weights(host):
     return ray.get(host.critic._actor_handlers[0].__ray_call__.remote(work))
 
 
-@pytest.mark.usefixtures("cluster")
-def test_policy_and_critic_train_save_and_resume_as_one(tmp_path):
+def test_policy_and_critic_train_save_and_resume_as_one(with_critic, tmp_path):
     """Three steps with a save after the second; processes that resume from it repeat the third, metrics and weights."""
-    host, estimator, checkpoints = start_with_critic(tmp_path)
+    host, estimator, checkpoints = with_critic
     rows, found, start = recorded_rows(11, seed=1), [], critic_weights(host)
     for number in (1, 2, 3):
         found.append(asyncio.run(gae_step(host, estimator, number, rows)))
@@ -598,10 +606,9 @@ def test_policy_and_critic_train_save_and_resume_as_one(tmp_path):
         asyncio.run(host.update(prepared, 2, 5))
 
 
-@pytest.mark.usefixtures("cluster")
-def test_a_stopped_rank_is_ended_and_ends_the_run(tmp_path):
+def test_a_stopped_rank_is_ended_and_ends_the_run(with_critic):
     """The critic's second rank is stopped; its first waits for it in a collective operation."""
-    host, estimator, _ = start_with_critic(tmp_path)
+    host, estimator, _ = with_critic
     host.processes.silence = 5.0
     pid = host.processes.where[-1].pid
     os.kill(pid, signal.SIGSTOP)
