@@ -25,33 +25,39 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 FILES = sorted(EXAMPLES.glob("*.py"))
 
 
-class TestMaxRL(PluginContract):
+class Contract(PluginContract):
+    """With a recipe of few tasks: every contract plans several runs."""
+
+    recipe = str(Path(__file__).parent / "recipes" / "sums" / "tiny.yaml")
+
+
+class TestMaxRL(Contract):
     plugin = str(EXAMPLES / "maxrl.py")
     flags = ("--rollout.n_samples_per_prompt", "4")
 
 
-class TestRAE(PluginContract):
+class TestRAE(Contract):
     plugin = "marl_plugins.rae"
 
 
-class TestWeightAverage(PluginContract):
+class TestWeightAverage(Contract):
     plugin = str(EXAMPLES / "weight_average.py")
 
 
-class TestBusyProcesses(PluginContract):
+class TestBusyProcesses(Contract):
     plugin = str(EXAMPLES / "busy_processes.py")
 
 
-class TestStragglers(PluginContract):
+class TestStragglers(Contract):
     plugin = str(EXAMPLES / "stragglers.py")
 
 
-class TestHierarchicalGRPO(PluginContract):
+class TestHierarchicalGRPO(Contract):
     plugin = str(EXAMPLES / "hierarchical_grpo.py")
     flags = ("--hierarchical.attempts", "verifier", "--rollout.n_samples_per_prompt", "2")
 
 
-class TestWordLimits(PluginContract):
+class TestWordLimits(Contract):
     plugin = str(EXAMPLES / "word_limits.py")
 
 
