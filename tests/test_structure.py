@@ -6,8 +6,6 @@ import functools
 from collections import defaultdict
 from pathlib import Path
 
-import pytest
-
 from marl_plugins.commands.evaluate import only_players
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.describe import describe
@@ -94,6 +92,11 @@ def tree_of(file):
     return ast.parse(FILES[file].read_text())
 
 
+def nodes_of_all():
+    """Every node of the package's syntax, with its file."""
+    return ((file, node) for file in FILES for node in ast.walk(tree_of(file)))
+
+
 def module_of(file):
     return "marl_plugins." + file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
 
@@ -142,21 +145,19 @@ def test_every_folder_has_its_place():
     assert {m.split(".")[1] for m in MODULES if "." in m} == {part for line in ORDER for part in line}
 
 
-@pytest.mark.parametrize("file", [f for f in FILES if f != "__init__.py"])
-def test_no_import_goes_against_the_order(file):
-    against = [name for name in imported(file) if level(name) > level(module_of(file))]
-    assert not against, f"{file} imports {against}, which come later in ORDER"
+def test_no_import_goes_against_the_order():
+    """No file imports what comes later in ORDER."""
+    files = [file for file in FILES if file != "__init__.py"]
+    assert not [(file, name) for file in files for name in imported(file) if level(name) > level(module_of(file))]
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_imports_can_be_seen(file):
+def test_imports_can_be_seen():
     """None is relative, and modules are imported by a name in a variable only where a user or a table names them."""
-    for node in ast.walk(tree_of(file)):
+    indirect = (*INDIRECT, "hosts/", "upstream_ci/", "commands/doctor/")
+    for file, node in nodes_of_all():
         assert not (isinstance(node, ast.ImportFrom) and node.level), f"{file}:{node.lineno}: a relative import"
         if isinstance(node, ast.Call) and called(node) in ("import_module", "__import__"):
-            assert file in INDIRECT or file.startswith(("hosts/", "upstream_ci/", "commands/doctor/")), (
-                f"{file}:{node.lineno}"
-            )
+            assert file.startswith(indirect), f"{file}:{node.lineno}"
 
 
 def plugin_of(module):
@@ -200,8 +201,7 @@ def test_the_contract_imports_the_core_and_the_run_alone():
 
 
 def test_nothing_is_global():
-    found = [f"{file}:{n.lineno}" for file in FILES for n in ast.walk(tree_of(file)) if isinstance(n, ast.Global)]
-    assert not found
+    assert not [f"{file}:{node.lineno}" for file, node in nodes_of_all() if isinstance(node, ast.Global)]
 
 
 def module_names(tree):
@@ -213,9 +213,8 @@ def module_names(tree):
                 yield target.id, node.value
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_no_module_has_state(file):
-    """No object at the top of a module is an instance without arguments, nor changed by any function."""
+def changing(file):
+    """Names at the top of a module whose objects are instances without arguments, or are changed by a function."""
     tree = tree_of(file)
     names = dict(module_names(tree))
     found = {
@@ -231,19 +230,22 @@ def test_no_module_has_state(file):
                 found.update({root(node)} & names.keys() - local)
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES:
                 found.update({root(node.func)} & names.keys() - local)
-    found = {name for name in found if f"{file} {name}" not in STATE}
-    assert not found, f"{file}: {sorted(found)} change while the program runs; keep them in the run (run.state) or a class"
+    return found
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_only_what_a_run_cannot_change_is_cached(file):
+def test_no_module_has_state():
+    """What changes while the program runs is kept in the run (run.state) or in a class."""
+    assert not {f"{file} {name}" for file in FILES for name in changing(file)} - STATE.keys()
+
+
+def test_only_what_a_run_cannot_change_is_cached():
     cached = {
-        node.name
-        for node in ast.walk(tree_of(file))
+        f"{file} {node.name}"
+        for file, node in nodes_of_all()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         if any(ast.unparse(d).split("(")[0].split(".")[-1] in ("cache", "lru_cache") for d in node.decorator_list)
     }
-    assert {f"{file} {name}" for name in cached} <= CACHES.keys()
+    assert not cached - CACHES.keys()
 
 
 def test_a_run_is_as_it_was_after_it_was_planned_rehearsed_and_described():
@@ -268,14 +270,12 @@ def root(node):
     return node.id if isinstance(node, ast.Name) else ""
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_only_the_plan_changes_a_run(file):
+def test_only_the_plan_changes_a_run():
     """A `Run` is frozen; nobody changes what hangs below one either."""
-    if file.startswith("plan/"):
-        return
     changed = [
         f"{file}:{node.lineno}"
-        for node in ast.walk(tree_of(file))
+        for file, node in nodes_of_all()
+        if not file.startswith("plan/")
         if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del)
         if "run" in ast.unparse(node).split("[")[0].split(".")[:-1] and ".state(" not in ast.unparse(node)
     ]
@@ -324,9 +324,8 @@ def test_any_becomes_no_more():
     """Upstream, Ray and vLLM ship no types that hold; what takes their objects names their classes all the same."""
     used = [
         f"{file}:{node.lineno}"
-        for file, tree in TREES.items()
+        for file, node in nodes_of_all()
         if file.startswith(("runtime/", "processes/"))
-        for node in ast.walk(tree)
         if isinstance(node, ast.Name) and node.id == "Any"
     ]
     assert len(used) <= MOST_ANY, "name the class, or a protocol of it"
@@ -336,8 +335,7 @@ def test_no_identity_is_a_key():
     """Actions, rows and trajectories are equal to themselves alone, and can be keys."""
     files = {
         file
-        for file, tree in TREES.items()
-        for node in ast.walk(tree)
+        for file, node in nodes_of_all()
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "id"
     }
     assert files <= BY_IDENTITY.keys()

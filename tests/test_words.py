@@ -4,7 +4,7 @@ import ast
 import re
 
 import pytest
-from test_structure import PACKAGE, TREES
+from test_structure import PACKAGE, nodes_of_all
 
 DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)
 WITHOUT_SUBJECT = frozenset(
@@ -85,12 +85,11 @@ def is_participle(word):
     return word.endswith(("ed", "ing")) or word in IRREGULAR
 
 
-@pytest.mark.parametrize("file", TREES)
-def test_a_docstring_begins_with_its_subject_or_its_verb(file):
-    documented = [node for node in ast.walk(TREES[file]) if isinstance(node, DEFINITIONS) and ast.get_docstring(node)]
+def test_a_docstring_begins_with_its_subject_or_its_verb():
     without = [
         f"{file}:{getattr(node, 'lineno', 1)} {getattr(node, 'name', '')}"
-        for node in documented
+        for file, node in nodes_of_all()
+        if isinstance(node, DEFINITIONS) and ast.get_docstring(node)
         if ast.get_docstring(node).split()[0].strip("`,.:;") in WITHOUT_SUBJECT
     ]
     assert not without
@@ -98,7 +97,7 @@ def test_a_docstring_begins_with_its_subject_or_its_verb(file):
 
 def test_no_class_is_a_participle():
     """Names that are a participle with a noun (`ForwardedRows`) are nouns."""
-    names = {node.name for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    names = {node.name for _, node in nodes_of_all() if isinstance(node, ast.ClassDef)}
     assert {name for name in names if is_participle(last_word(name))} == PARTICIPLES.keys()
 
 
@@ -112,8 +111,7 @@ def test_a_seat_is_a_device_that_training_processes_share():
     """docs/glossary.md: only process groups have seats."""
     named = {
         file
-        for file, tree in TREES.items()
-        for node in ast.walk(tree)
+        for file, node in nodes_of_all()
         if isinstance(node, DEFINITIONS) and "seat" in getattr(node, "name", "").lower()
     }
     assert all(file.startswith("process_groups/") for file in named), named
