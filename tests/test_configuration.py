@@ -126,7 +126,7 @@ def test_lines_are_those_of_the_file(recipe):
         (["--ds.ring_attn_size", "2"], [("devices.ring_attention",)]),
         (
             ["--train.dynamic_batch_enable", "--train.max_tokens_per_gpu", "100"],
-            [("lengths.micro_batch", "tiny.yaml:14"), ("lengths.micro_batch", "tiny.yaml:14")],
+            [("lengths.micro_batch", "tiny.yaml:14", "train.max_tokens_per_gpu")],
         ),
         (["--train.agent_func_path", "a.py"], [("flags.replaced", "command line", "train.agent_func_path")]),
         (["--policy.solver.train.batch_size", "4"], [("flags.whole_run", "command line", "train.batch_size")]),

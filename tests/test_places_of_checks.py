@@ -161,7 +161,11 @@ GOOD_NUMBERS = {
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({"train__dynamic_batch_enable": True}, ("lengths.micro_batch",)),
+        ({"train__dynamic_batch_enable": True}, ("lengths.micro_batch", "train.max_tokens_per_gpu")),
+        (
+            {"train__dynamic_batch_enable": True, "train__max_tokens_per_gpu": 200, "rollout__max_tokens_per_gpu": 10},
+            ("lengths.micro_batch", "rollout.max_tokens_per_gpu"),
+        ),
         ({"ds__ring_attn_size": 2}, ("devices.ring_attention",)),
         ({"ds__packing_samples": True, "ds__attn_implementation": "flex"}, ("devices.packing", "ds.packing_samples")),
     ],

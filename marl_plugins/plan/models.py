@@ -177,7 +177,7 @@ def _config_problems(folder: Path) -> list[Problem]:
     """Returns what config.json says of a model that cannot be trained here."""
     file = folder / "config.json"
     if not file.is_file():
-        return [Problem("models.no_config", got=f"model folder {folder} has no config.json")]
+        return [Problem("models.no_config", at(folder=folder), "the model has no config.json")]
     try:
         config = _read_object(file)
     except ConfigurationError as error:
@@ -224,7 +224,7 @@ def _config_problems(folder: Path) -> list[Problem]:
 def _tokenizer_problems(folder: Path) -> list[Problem]:
     file = folder / "tokenizer_config.json"
     if not file.is_file():
-        return [Problem("models.no_tokenizer", got=f"model folder {folder} has no tokenizer_config.json")]
+        return [Problem("models.no_tokenizer", at(folder=folder), "the model has no tokenizer_config.json")]
     try:
         config = _read_object(file)
     except ConfigurationError as error:
@@ -235,10 +235,8 @@ def _tokenizer_problems(folder: Path) -> list[Problem]:
     return [
         Problem(
             "models.no_template",
-            got=(
-                f"the tokenizer of model folder {folder} has no chat template (chat_template.jinja, or "
-                "`chat_template` in tokenizer_config.json)"
-            ),
+            at(folder=folder),
+            "the tokenizer has no chat template (chat_template.jinja, or `chat_template` in tokenizer_config.json)",
             fix="use an instruction-tuned model or add one",
         )
     ]
@@ -248,7 +246,7 @@ def _weight_problems(folder: Path) -> list[Problem]:
     """Weights that are not there, or only as the pointers that Git LFS leaves in their place."""
     files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
     if not files:
-        return [Problem("models.no_weights", got=f"model folder {folder} has no weights (*.safetensors, *.bin)")]
+        return [Problem("models.no_weights", at(folder=folder), "the model has no weights (*.safetensors, *.bin)")]
     pointers = [
         file for file in files if file.stat().st_size < 1024 and file.read_bytes().startswith(b"version https://git-lfs")
     ]

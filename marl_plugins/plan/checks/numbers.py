@@ -132,18 +132,20 @@ def _batching(device: str, a: Any) -> list[Problem]:
     """Packing and micro-batches by tokens where they cannot work."""
     problems = []
     if a.train.dynamic_batch_enable:
+        limits = {"train.max_tokens_per_gpu": a.train.max_tokens_per_gpu}
+        if a.rollout.max_tokens_per_gpu != a.train.max_tokens_per_gpu:  # upstream's default is the same
+            limits["rollout.max_tokens_per_gpu"] = a.rollout.max_tokens_per_gpu
         problems += [
             Problem(
                 "lengths.micro_batch",
-                got=(
-                    f"--{stage}.max_tokens_per_gpu {tokens} is under --data.max_len {a.data.max_len}: a conversation "
-                    "of that length would fit into no micro-batch"
-                ),
+                at(flag=flag),
+                f"{tokens} is under --data.max_len {a.data.max_len}: a conversation of that length would fit into no "
+                "micro-batch",
                 fix="raise it, or lower --data.max_len",
-                flags=(f"{stage}.max_tokens_per_gpu", "data.max_len"),
+                flags=(flag, "data.max_len"),
             )
-            for stage in ("train", "rollout")
-            if (tokens := getattr(a, stage).max_tokens_per_gpu) is not None and tokens < a.data.max_len
+            for flag, tokens in limits.items()
+            if tokens is not None and tokens < a.data.max_len
         ]
     if device == "cpu" and a.ds.packing_samples and a.ds.attn_implementation not in ("eager", "sdpa"):
         problems.append(
