@@ -185,7 +185,7 @@ def test_groups_of_ray_for_several_policies():
     assert briefs(numbers.check_numbers(run)) == [("plan.sync_with_ray",)]
 
 
-def test_an_evaluation_that_nothing_scores(monkeypatch):
+def test_an_evaluation_that_nothing_scores():
     plan = SimpleNamespace(
         run=space(recipe__grader=None, args__reward__remote_url=None, args__eval__dataset="a.jsonl"),
         plugins=SimpleNamespace(claims=lambda hook: hook == "marl_score_action"),
