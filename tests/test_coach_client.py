@@ -9,7 +9,7 @@ from email.utils import formatdate
 
 import pytest
 from openai_server import Reply, eventually, nonce_in, openai_server, verdict
-from refusals import refused
+from refusals import found_by, refused
 
 from marl_plugins.asking.asker import endpoint_asker
 from marl_plugins.asking.cache import KeptAnswers
@@ -485,6 +485,15 @@ def test_the_probe_waits_for_a_busy_endpoint_as_a_run_would():
         pytest.raises(ConfigurationError, match="HTTP 429: slower; it is busy"),
     ):
         probe(coach_at(url, timeout=0.5))
+
+
+def test_an_endpoint_that_is_gone():
+    with openai_server(lambda body, n: "") as (url, _):
+        pass
+    asker = coach_at(url, timeout=2).asker
+    assert [code for code, *_ in found_by(asyncio.run, asker.probe(trial_request()))] == ["endpoint.unreachable"]
+    with refused(("endpoint.no_models", f"coach endpoint {url}, model 'm'")):
+        asyncio.run(asker.transport.model_names())
 
 
 def test_a_question_follows_no_redirect_to_another_server(action, seen):

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from refusals import found_by, refused
 
-from marl_plugins.cli import main
+from marl_plugins.cli import dispatch, main
 from marl_plugins.commands.evaluate import only_players, with_models
 from marl_plugins.core.failures import ConfigurationError, RunEnded
 from marl_plugins.core.recipe import base_of
@@ -98,10 +99,6 @@ def test_the_file_that_was_named_is_the_first_to_be_tried(tmp_path, monkeypatch,
         (["recipes", "copy", "mathchatt", "x"], "did you mean 'mathchat'?"),
         (["recipes", "copy", "mathchat", "/proc/x"], "cannot be written"),
         (["recipes", "shwo"], "invalid choice: 'shwo'"),
-        (["eval", "--recipe", TINY, "--only", "solver"], "which is not given"),
-        (["eval", "--recipe", TINY, "--models", "/nowhere"], "no folder 'solver' with a model in it; it holds no weights"),
-        (["eval"], "nothing multi-agent was asked for"),
-        (["eval", "--recipe", TINY, "--resume", "runs/a"], "with --recipe RECIPE --models FOLDER"),
         (["eval", "--recipe", TINY, "--modles", "runs/a"], "--modles: unknown flag; did you mean 'models'?"),
         (["recipes", "copy", "nosuch", "x"], "openrlhf recipes list"),
         (["evla"], "did you mean 'eval'?"),
@@ -110,6 +107,22 @@ def test_the_file_that_was_named_is_the_first_to_be_tried(tmp_path, monkeypatch,
 def test_what_is_wrong_is_said_with_exit_code_2(words, part, capsys):
     assert main(words) == 2
     assert part in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--recipe", TINY, "--only", "solver"], ("eval.only",)),
+        ([], ("flags.nothing",)),
+        (["--recipe", TINY, "--resume", "runs/a"], ("eval.resumed", "resume")),
+        (
+            ["--recipe", TINY, "--eval.dataset", "nosuch.jsonl", "--dry-run"],
+            ("tasks.no_file", "eval.dataset", "nosuch.jsonl"),
+        ),
+    ],
+)
+def test_evaluations_that_cannot_be(words, expected):
+    assert found_by(dispatch, ["eval", *words]) == [expected]
 
 
 def test_help_teaches(capsys):
@@ -151,8 +164,6 @@ def test_an_evaluation_on_other_tasks_keeps_those_that_are_trained_on(tmp_path, 
         shown = json.loads(capsys.readouterr().out)
         assert (shown["tasks"]["train"], shown["tasks"]["eval"]) == (137, 1)
         assert str(file) in shown["task_source"]["eval"] and "load('train')" in shown["task_source"]["train"]
-    assert main(["eval", *words, "--eval.dataset", "nosuch.jsonl"]) == 2
-    assert "--eval.dataset: nosuch.jsonl: no such file" in capsys.readouterr().err
 
 
 def test_a_run_that_has_not_ended_has_no_weights_yet_and_how_it_gets_them_is_said(tmp_path, capsys):
@@ -222,8 +233,8 @@ def test_a_plugin_brings_a_command(tmp_path, capsys):
     assert main(["count", "x", "--plugin", str(tmp_path / "counting.py")]) == 7
     assert "called with ['x', '--plugin'" in capsys.readouterr().out
     (tmp_path / "second.py").write_text(COMMAND.format(name="train"))
-    assert main(["count", "x", "--plugin", str(tmp_path / "second.py")]) == 2
-    assert "second.py: brings a command 'train', which exists already; rename it" in capsys.readouterr().err
+    with refused(("plugin.command_taken", "second.py")):
+        dispatch(["count", "x", "--plugin", str(tmp_path / "second.py")])
 
 
 def test_the_shipped_plugins_command_is_listed_and_corrected(capsys):

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 from reading import load
-from refusals import briefs, refused
+from refusals import briefs, found_by, refused
 from simulated import CharacterChat
 
+from marl_plugins.cli import dispatch
 from marl_plugins.coach.model import read_prompt
 from marl_plugins.commands.imports import items, options, shapes, shell, templates
 from marl_plugins.commands.imports.read import read
@@ -361,7 +362,11 @@ def test_unknown_keys_are_listed_when_skipped(config, monkeypatch):
     path = config(("  zero_stage: 3", "  zero_stag: 3"), ("type: sandbox_fusion", "type: search_engine"))
     folder = imported(path, "--model", "hub/small", "--skip-unknown")
     readme = (folder / "README.md").read_text()
-    assert "default_agent.zero_stag: unknown key" in readme and "'search_engine', which has no counterpart" in readme
+    assert "default_agent.zero_stag" in readme and "'search_engine'" in readme
+    found = found_by(
+        dispatch, ["recipes", "import", str(path), "--to", str(folder.parent / "other"), "--model", "hub/small"]
+    )
+    assert ("imports.tool", "code_interpreter") in {(code, places[-1]) for code, *places in found}
     loads(folder, monkeypatch)
 
 

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
+from refusals import briefs
 
 from marl_plugins.core.failures import ConfigurationError, RunEnded
 from marl_plugins.processes.launch import TrainingProcesses, not_started, run_ended_by
@@ -17,8 +18,8 @@ def test_a_process_that_was_killed_while_it_started_is_no_error_of_the_model():
     raised = not_started(
         "solver", "some/model", RayActorError(error_msg="ValueError: no such model", actor_init_failed=True)
     )
-    assert isinstance(raised, ConfigurationError)
-    assert "model 'some/model' could not be started: ValueError: no such model" in str(raised)
+    assert isinstance(raised, ConfigurationError) and briefs(raised.problems) == [("models.start", "solver")]
+    assert "'some/model'" in str(raised) and "ValueError: no such model" in str(raised)
     raised = not_started("solver", "some/model", RayTaskError("load", "Traceback\nKeyError: 'x'", KeyError("x")))
     assert isinstance(raised, ConfigurationError)
 

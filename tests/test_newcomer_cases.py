@@ -486,7 +486,7 @@ C_WORKFLOW = {
     ),
     "nothing returned": ending(
         LAST.strip().removeprefix("return "),
-        "workflow.py: run returns nothing, and the grader reads trajectory.answer",
+        ("rehearsal.no_answer", "workflow.py"),
         exit=0,
     ),
     "iterator shown": ending(
@@ -710,11 +710,12 @@ G_LOADER = {
         "split + str(n), f'{split}{n}?', {1}", ("tasks.json", "train/train0"), ("tasks.json", "eval/eval0")
     ),
     "same ids in both splits": tasks("str(n), f'{split}{n}?'", ("tasks.both_splits",)),
-    "demonstrations of nothing": demonstrations("yield 1", "demo.py:3: demonstrate yields 1, expected a Demonstration"),
-    "demonstrations that fail": demonstrations("1 / 0", "demo.py:4: ZeroDivisionError"),
+    "demonstrations of nothing": demonstrations("yield 1", ("rehearsal.demonstration", "demo.py:3")),
+    "demonstrations that fail": demonstrations("1 / 0", ("rehearsal.demonstration", "demo.py:4")),
     "demonstrations of another role": demonstrations(
         "yield Demonstration('jury', {}, ['x'])",
-        "demo.py:3: demonstrate: there is no role 'jury'; the recipe has pro, con, judge",
+        ("rehearsal.demonstration", "demo.py:3"),
+        "'jury'",
     ),
     "demonstrations of other fields": demonstrations(
         "yield Demonstration('pro', {'task': ''}, ['x'])", "demo.py:3:", "role 'pro'", "the demonstration gave ['task']"

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import ray
+from ray.exceptions import RayActorError
 from refusals import brief, briefs, found_by, refused
 from test_places_of_checks import GOOD_NUMBERS, policy, space
 
@@ -37,6 +38,7 @@ from marl_plugins.plan.checks import numbers
 from marl_plugins.plan.rehearsal.findings import idle_followups
 from marl_plugins.process_groups.backend import SharedSeats
 from marl_plugins.processes import cluster
+from marl_plugins.processes.launch import not_started
 from marl_plugins.records import run_folder, tables, trace
 from marl_plugins.records.write import _locked, cut_back
 from marl_plugins.reward_backprop import BackpropState
@@ -103,6 +105,9 @@ def test_plugins(tmp_path, monkeypatch):
     assert found_by(load, "odd_plugin") == [("plugin.needs_module", "odd_plugin")]
     (tmp_path / "needy.py").write_text("requires = 3")
     assert found_by(Plugins, [str(tmp_path / "needy.py")]) == [("plugin.requires", "needy.py", "requires")]
+    wrapper = "from marl_plugins import hookimpl\n@hookimpl(wrapper=True)\ndef marl_log(): return 1\n"
+    (tmp_path / "wrapper.py").write_text(wrapper)  # it yields nothing
+    assert found_by(Plugins, [str(tmp_path / "wrapper.py")]) == [("plugin.signature", "wrapper.py")]
     assert found_by(load_file, tmp_path) == [("files.no_file", tmp_path.name)]
 
 
@@ -151,6 +156,11 @@ def test_the_folder_of_a_model(tmp_path):
     assert briefs(models._tokenizer_problems(folder)) == [("models.no_tokenizer", "model")]
     (folder / "tokenizer_config.json").write_text("{}")
     assert briefs(models._tokenizer_problems(folder)) == [("models.no_template", "model")]
+
+
+def test_a_process_that_raises_while_it_starts():
+    error = RayActorError(error_msg="ValueError: no such model", actor_init_failed=True)
+    assert briefs(not_started("solver", "some/model", error).problems) == [("models.start", "solver")]
 
 
 def test_a_tokenizer_that_ends_no_turn():

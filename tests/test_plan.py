@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from refusals import found_by, refused
+from refusals import brief, found_by, refused
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.tasks import read_tasks
@@ -421,9 +421,13 @@ def test_a_prompt_that_leaves_little_room_is_a_warning(recipe):
 def test_tasks_that_leave_no_room_are_counted(recipe):
     rows = [*ROWS[:60], *({"problem": "y" * n, "answer": "1"} for n in (90, 200, 300, 400))]
     recipe.write(data_jsonl="\n".join(map(json.dumps, rows)))
-    full, short = recipe.warnings()
-    says(full, "role 'solver': 3 of 64 tasks leave no room", "the longest is '63', 429 tokens with the prompt")
-    says(short, "role 'solver': 1 of 64 tasks leave less than its max_new_tokens 16")
+    warnings = recipe.plan().run.warnings
+    assert [(brief(w)[0], w.names("role")) for w in warnings] == [
+        ("lengths.some_tasks", ("solver",)),
+        ("lengths.short", ("solver",)),
+    ]
+    says(str(warnings[0]), "3 of 64", "'63', 429 tokens")
+    says(str(warnings[1]), "1 of 64", "max_new_tokens 16")
     shown = describe(recipe.plan())["lengths"]["solver"]
     says(shown, "29 tokens of prompt + 400 of the longest task, of 128", "max_new_tokens 16", "one token per byte")
 
@@ -723,9 +727,9 @@ def test_the_overlong_buffer_fits_into_the_limit_of_a_role(recipe):
 
 def test_a_secret_does_not_stand_in_a_recipe(recipe):
     recipe.edit("flags:\n", "flags:\n  logger.wandb.key: 0123456789abcdef\n")
-    said = recipe.problem()
-    says(said, "recipe.yaml:", "--logger.wandb.key: is secret", "WANDB_API_KEY")
-    assert "0123456789abcdef" not in said
+    with refused(("flags.secret", "recipe.yaml:8", "logger.wandb.key")) as caught:
+        recipe.plan()
+    assert "0123456789abcdef" not in str(caught.value)
 
 
 def test_code_that_takes_long_while_planning_is_named(recipe, monkeypatch, capsys):

@@ -233,7 +233,6 @@ def test_an_object_that_holds_actions_is_refused(folder):
         ("def run(task, roles, tools):\n    return str(roles)", 1, "write `async def run(task, roles, tools)`"),
         ("async def run(task, roles, tools):\n    yield 1", 1, "run gives async_generator at once; write `async def"),
         ("async def run(task, roles):\n    return ''", 1, "run is called with task, roles and tools"),
-        ("async def run(task, roles, tools):\n    return task.prompt", 1, "run calls no role, whatever the answers"),
         ("import asyncio\nasync def run(task, roles, tools):\n    async with asyncio.TaskGroup() as g:\n        "
          "g.create_task(roles.con(question=''))\n        g.create_task(roles.pro())", 5, "['question'], the workflow gave []"),
     ],
@@ -242,6 +241,11 @@ def test_workflows_that_cannot_be_one(folder, code, line, part):
     folder.write("workflow.py", code)
     problem = folder.problem()
     assert part in problem and problem.startswith(folder.at(line))
+
+
+def test_a_workflow_that_calls_no_role(folder):
+    folder.write("workflow.py", "async def run(task, roles, tools):\n    return task.prompt")
+    folder.refused(("rehearsal.no_call", "workflow.py:1"))
 
 
 NEW = "new = roles.pro(question='')"
@@ -476,7 +480,6 @@ def test_a_grader_that_cannot_work_is_wrong(folder, code, line, part):
     ("code", "part"),
     [
         ("def score_outcome(t):\n    return float(int(t.answer) == 7)", "score_outcome does not run when every answer is a word"),
-        ("def score_outcome(t):\n    t.answer == t.task.label", "score_outcome gave no score for any rehearsed trajectory"),
         ("def score_outcome(t):\n    raise ConnectionRefusedError('no judge')", "score_outcome does not run: ConnectionRefused"),
         ("def score_outcome(t):\n    try:\n        raise ConnectionRefusedError\n    except OSError as e:\n"
          "        raise RuntimeError('no judge') from e", "score_outcome does not run: RuntimeError: no judge"),
@@ -486,6 +489,11 @@ def test_a_grader_that_may_work_is_a_warning(folder, code, part):
     folder.write("grader.py", code)
     warning = folder.warning()
     assert part in warning and "grader.py" in warning
+
+
+def test_a_grader_that_gives_no_score_is_a_warning(folder):
+    folder.write("grader.py", "def score_outcome(t):\n    t.answer == t.task.label")
+    folder.warned("rehearsal.no_score", "grader.py:1")
 
 
 def test_a_grader_that_a_service_may_answer_is_no_problem(folder):

@@ -271,20 +271,20 @@ def test_a_manifest_of_the_release_before_resumes(project):
 
 
 def test_a_plan_looks_at_the_saved_files_and_at_what_is_left(project, capsys):
-    assert main(["train", *WORDS, *RESUME]) == 0
-    assert "runs/a/checkpoints: no step is saved in it (--ckpt.path)" in capsys.readouterr().out
+    nothing, _ = resumed(*WORDS)
+    assert briefs(nothing.run.warnings) == [("resume.nothing_saved", "checkpoints")]
     start(*WORDS)
     assert main(["train", *WORDS, *RESUME]) == 0
     assert "resume: would resume after step 4\n" in capsys.readouterr().out
-    assert main(["train", *WORDS, *RESUME, "--max_steps", "4"]) == 0
-    assert "nothing is left to train: step 4 is saved and the run has 4 steps" in capsys.readouterr().out
+    done, _ = resumed(*WORDS, "--max_steps", "4")
+    assert briefs(done.run.warnings) == [("resume.done", "checkpoints")]
     with refuses(("resume.taken", "ckpt.path")):
         dispatch(["train", *WORDS, "--dry-run"])
     (states,) = (project / "runs/a/checkpoints/coder/_actor/global_step4").glob("*.pt")
     states.unlink()
     assert ("resume.no_weights", "global_step4") in found_by(dispatch, ["train", *WORDS, *RESUME])
     shutil.rmtree(project / "runs/a/checkpoints/coder")
-    assert "coder/_actor/global_step4: is missing" in refused(*WORDS)[0]
+    assert found_by(resumed, *WORDS)[0] == ("resume.missing", "global_step4")
 
 
 @pytest.mark.usefixtures("project")
@@ -385,7 +385,7 @@ def test_a_resumption_of_nothing_saved_keeps_what_it_starts_from(project):
     words, _ = replayed(["--resume", "runs/a"])
     plan, step = with_resumption(build_plan(words))
     assert step == 0
-    assert "no step is saved" in next(map(str, plan.run.warnings))
+    assert plan.run.warnings[0].code == "resume.nothing_saved"
     aside = move_aside(project / "runs/a", keep_start=True)
     assert [p.name for p in aside.iterdir()] == ["metrics.jsonl"]
     assert build_plan(words)
@@ -474,9 +474,9 @@ def test_resume_names_what_is_wrong(project, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("project")
-def test_two_recipes_are_one_too_many(capsys):
-    assert main(["train", "--recipe", "sums/tiny.yaml", "--recipe", "mathchat", "--dry-run"]) == 2
-    assert "--recipe is given 2 times (sums/tiny.yaml, mathchat); a run has one recipe" in capsys.readouterr().err
+def test_two_recipes_are_one_too_many():
+    with refuses(("recipe.twice",)):
+        dispatch(["train", "--recipe", "sums/tiny.yaml", "--recipe", "mathchat", "--dry-run"])
 
 
 def training(rate, decay=0.0):

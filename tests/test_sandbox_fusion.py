@@ -17,11 +17,14 @@ from fusion_servers import SERVERS, ours
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from refusals import found_by, refused
 from sandbox_fusion import RunCodeRequest, RunStatus, run_code, run_code_async, run_concurrent
 from sandbox_fusion.models import CommandRunStatus
 
-from marl_plugins.cli import main
+from marl_plugins.cli import dispatch, main
+from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.workspace import path_problem
+from marl_plugins.sandbox import service
 from marl_plugins.sandbox.service import RequestError, RequestLimits, RunCode
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -232,8 +235,6 @@ def test_what_it_says_and_how_it_ends():
         (["--port", "70000"], "--port: 70000 is out of range: expected at least 0 and at most 65535"),
         (["--isolation", "docker"], "--isolation: invalid choice: 'docker'"),
         (["--concurrency", "0"], "--concurrency: 0 is out of range"),
-        (["--host", "192.0.2.1", "--isolation", "process"], "--host 192.0.2.1 --port 8080: .*; choose others"),
-        (["--imports", "antigravity2", "--port", "0"], "'antigravity2' cannot be imported"),
         (["--no"], "unrecognized arguments: --no"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
@@ -243,10 +244,28 @@ def test_a_command_that_is_wrong(words, said, capsys):
     assert re.search(said, capsys.readouterr().err)
 
 
-def test_a_port_that_is_taken(capsys):
-    with ours("--isolation", "process") as (url, _):
-        assert main(["sandbox", "serve", "--isolation", "process", "--port", url.rpartition(":")[2]]) == 2
-    assert "in use" in capsys.readouterr().err
+def test_a_port_that_is_taken():
+    with ours("--isolation", "process") as (url, _), refused(("sandbox.port",)):
+        dispatch(["sandbox", "serve", "--isolation", "process", "--port", url.rpartition(":")[2]])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--host", "192.0.2.1", "--isolation", "process"], ("sandbox.port",)),
+        (["--imports", "antigravity2", "--port", "0"], ("sandbox.prepare", "tools.sandbox.imports")),
+    ],
+)
+def test_what_the_command_cannot_serve(words, expected):
+    assert found_by(dispatch, ["sandbox", "serve", *words]) == [expected]
+
+
+def test_a_sandbox_that_does_not_start(monkeypatch):
+    async def broken(*arguments):
+        raise InfrastructureFailure("sandbox", "no room")
+
+    monkeypatch.setattr(service, "serve", broken)
+    assert found_by(dispatch, ["sandbox", "serve"]) == [("sandbox.start", "openrlhf sandbox serve")]
 
 
 def test_the_command_explains_itself(capsys):
