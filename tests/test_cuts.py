@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 from simulated_run import simulated_trainer
 
 from marl_plugins.core.failures import ConfigurationError
@@ -264,9 +265,7 @@ def test_a_line_of_another_form_is_left_out_at_the_end_and_named_before_it(tmp_p
 def test_a_step_that_was_damaged_does_not_hide_the_steps_after_it(tmp_path):
     path = tmp_path / "trajectories.jsonl"
     path.write_text('{"step": 1}\n{"step": 9}\n{"step": 1}\n{"step": 2}\n')
-    with pytest.raises(
-        ConfigurationError, match=r"trajectories\.jsonl:3: step 1 follows step 9: this line or the one before"
-    ):
+    with refused(("records.order", "trajectories.jsonl:3"), ("records.order", "trajectories.jsonl:4")):
         cut_back(tmp_path, 2)
 
 
