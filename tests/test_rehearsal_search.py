@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 from refusals import brief
-from routers import HEAD, ROUTERS, TAIL, Triage
+from routers import HEAD, MORE_ROUTERS, ROUTERS, TAIL, Triage
 
 from marl_plugins.commands.recipes import show
 from marl_plugins.core.failures import ConfigurationError
@@ -56,7 +56,7 @@ def test_every_role_and_branch_of_a_shipped_recipe_is_reached(name):
     assert roles_called(found) == set(plan.run.recipe.roles) or name == "kuhn_poker/pool.yaml"  # there by another task
 
 
-@pytest.mark.parametrize("router", ROUTERS)
+@pytest.mark.parametrize("router", [*ROUTERS, *MORE_ROUTERS])
 def test_every_role_and_branch_behind_a_router_is_reached(tmp_path, router):
     found = Triage(tmp_path, router).rehearsed()
     assert roles_called(found) == {"router", "registry", "metrics", "resolver"}
@@ -64,6 +64,32 @@ def test_every_role_and_branch_behind_a_router_is_reached(tmp_path, router):
     assert found.graph.lines()[-1] == "registry -> resolver"
     may_raise = [brief(problem) for problem in found.unclear]
     assert may_raise == ([("rehearsal.may_raise", "workflow.py:12")] if router == "fenced JSON" else [])
+
+
+PYDANTIC = """\
+import pydantic, typing
+
+class Step(pydantic.BaseModel, extra="forbid"):
+    team: typing.Literal["registry", "metrics", "nobody"]
+    minutes: int
+
+class Plan(pydantic.BaseModel, extra="forbid"):
+    urgency: typing.Literal["low", "high"]
+    steps: list[Step]
+
+"""
+PLANNER = """\
+    try:
+        team = Plan.model_validate_json(str(route)).steps[0].team
+    except pydantic.ValidationError:
+        raise AgentFailure("no_answer", "no plan") from None
+"""
+
+
+def test_every_role_and_branch_behind_a_model_of_pydantic_is_reached(tmp_path):
+    found = Triage(tmp_path, PLANNER, head=PYDANTIC + HEAD).rehearsed()
+    assert roles_called(found) == {"router", "registry", "metrics", "resolver"}
+    assert not found.reached.missed and not found.wrong
 
 
 # --- what stands behind a router is checked ---------------------------------------------------------------------------------

@@ -150,7 +150,8 @@ class Rehearser:
         marked = with_marked_label(self.task, self.copies)
         functions = {role: self.stage.functions_of(role) for role in roles}
         label = str(marked.label) if isinstance(marked.label, str | int | float) else ""
-        known = AnswerKnowledge(roles, functions, vocabulary_of(self.stage.workflow), label=label)
+        told = [str(value) for value in (marked.id, *marked.metadata.values()) if isinstance(value, str | int | float)]
+        known = AnswerKnowledge(roles, functions, vocabulary_of(self.stage.workflow), label=label, told=told)
         most_calls = MORE_CALLS + max((len(trial.calls) for trial in first if not trial.endless), default=0)
         search = Search(self.stage, (marked, self.task), known, Coverage(self.stage.source), roles, most_calls)
         for trial in first:
