@@ -136,6 +136,8 @@ def simulated_trainer(
     tasks=4,
     workflow=ask_once,
     best_metric_key="none",
+    max_idle_steps=3,
+    tools=None,
 ):
     """A trainer of a system with one role `a` on a policy `p`, ten held-out tasks; `tasks` and `samples` are those of a step."""
     args = SimpleNamespace(
@@ -154,6 +156,7 @@ def simulated_trainer(
         policies=[],
         policy_args={},
         max_steps=None,
+        max_idle_steps=max_idle_steps,
         episode_steps=lambda tasks: [1] * steps,
     )
     policies = {"p": SimulatedPolicy("p")}
@@ -171,7 +174,7 @@ def simulated_trainer(
         train_tasks=[Task(f"t{n}", f"q{n}", "l") for n in range(tasks * steps)],
         eval_tasks=[Task(f"e{n}", f"held {n}", "l") for n in range(10)],
         estimator=estimator or Estimator(),
-        rollout=Rollout(run, plugins, workflow, cast, {}, {"p": None}),
+        rollout=Rollout(run, plugins, workflow, cast, tools or {}, {"p": None}),
     )
     trainer = Trainer(session, Records(folder, args, {}), None, Display(False, ["a"]))
 
