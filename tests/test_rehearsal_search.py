@@ -386,6 +386,38 @@ def test_what_is_drawn_at_random_is_said(tmp_path):
     assert warned(folder) == [("rehearsal.random", f"workflow.py:{line}")]
 
 
+@pytest.mark.parametrize(
+    "value", ["random.Random().random()", "time.perf_counter()", "TEAMS.setdefault(str(len(TEAMS)), 'x') + str(len(TEAMS))"]
+)
+def test_what_is_shown_differently_the_next_time_is_said(tmp_path, value):
+    folder = Triage(tmp_path, "JSON")
+    folder.write("workflow.py", HEAD.replace("incident=task.prompt", f"incident=str({value})") + "    return route\n")
+    assert ("rehearsal.unlike", "workflow.py:8") in warned(folder)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "roles.metrics(incident=tsk.prompt)",
+        "roles.metrics(incident=task.promt)",
+        "roles.metrics(incident=route.txt)",
+        "roles.metrics(incident=task.metadata['host'])",
+        "tools.pyton('1')",
+        "tools.python.runn(code='1')",
+    ],
+)
+def test_a_wrong_name_is_said_also_where_its_exception_is_caught(tmp_path, call):
+    """It is no role that is never called."""
+    tried = f"try: finding = await {call}\n        except Exception: finding = ''"
+    folder = Triage(tmp_path, "    team = str(route)\n")
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        recipe.read_text().replace("registry: {prompt: any.md}", "registry: {prompt: any.md, tools: [python]}")
+    )
+    line = folder.edit(METRICS, tried)
+    assert warned(folder) == [("rehearsal.swallowed", f"workflow.py:{line}")]
+
+
 def test_a_generator_of_the_tasks_own_is_fine(tmp_path):
     folder = Triage(tmp_path, "JSON")
     folder.edit(METRICS, f"random.Random(task.id).random(); {METRICS}")

@@ -121,7 +121,7 @@ def _in_forms(
     yield from _phrases(known, speaker, notes, values)
 
 
-def _phrases(known: Known, speaker: str, notes: Notes, values: Sequence[str]) -> Iterator[str]:
+def _phrases(known: AnswerKnowledge, speaker: str, notes: Notes, values: Sequence[str]) -> Iterator[str]:
     """Several texts in one: after a word or a separator, as a call, between tags, counted."""
     vocabulary = known.vocabulary
     some, numbers = values[:MOST_JOINED], _numbers(vocabulary)

@@ -21,8 +21,10 @@ from marl_plugins.plan.rehearsal.findings import (
     not_reached,
     shown_labels,
     shown_nothing,
+    swallowed,
     uncalled,
     unended,
+    unlike,
     waited,
 )
 from marl_plugins.plan.rehearsal.graph import Graph
@@ -229,15 +231,21 @@ class Rehearser:
         self._add(
             self.unclear, [*waited(trials, file), *never_ended(trials, file), *drawn(trials, self.stage.source, file)]
         )
+        caught = swallowed(trials)
+        self._add(self.unclear, caught)
         if self.wrong:
             return
+        if first and first[0].complete and not any(trial.drew for trial in trials):
+            again = run_apart(partial(self.stage.play, first[0].script, with_marked_label(self.task, self.copies)))
+            self._add(self.unclear, unlike(first[0], again))
         roles = self.run.recipe.roles
         missing = uncalled(trials, roles)
         if len(missing) == len(roles):
             said = "run calls no role, whatever the answers; nothing would be trained"
             self._add(self.wrong, [Problem("rehearsal.no_call", where_of(file), said)])
         elif self.sure and not any(trial.endless or trial.left_at for trial in first):  # another task may lead there
-            self._add(self.unclear, not_reached(search.reached, missing, file, search.count))
+            found = not_reached(search.reached, missing, file, search.count)
+            self._add(self.unclear, [p for p in found if not (caught and p.code == "rehearsal.never_called")])
         if "continues" not in self.stage.source.text:
             self._add(self.unclear, idle_followups(self.run, trials))
 
