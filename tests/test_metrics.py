@@ -342,7 +342,9 @@ def test_a_dead_verifier_of_evaluations_pauses_the_run_after_the_step(tmp_path):
 
 
 def test_generated_tokens_of_lost_trajectories_are_counted(tmp_path):
-    simulated.simulated_run(tmp_path, lambda t: 1.0 if t.task.id.startswith("e") else down(t), steps=2, eval_steps=-1, max_idle_steps=0)
+    simulated.simulated_run(
+        tmp_path, lambda t: 1.0 if t.task.id.startswith("e") else down(t), steps=2, eval_steps=-1, max_idle_steps=0
+    )
     for m in lines(tmp_path, "metrics.jsonl"):
         assert m["tokens/sampled"] > 0 and m["tokens/trained"] == 0 and m["tokens_per_second"] > 0
 

@@ -86,7 +86,7 @@ class Display:
         self._raised = {name for name in self._raised if f"{PREFIX}{name}" not in metrics} | raised.keys()
 
     def rollout(self, step: int, metrics: Mapping[str, float], trajectories: Sequence[Trajectory], ledger: Ledger) -> None:
-        """Shows what a step lost to infrastructure, one line per cause, and whether it has nothing to learn from, or nothing to train."""
+        """Shows what a step lost to infrastructure, one line per cause, and whether it has nothing to learn from or to train."""
         actions = sum(len(t.actions) for t in trajectories)
         self._losses(f"step {step}", "trajectories lost", lost_trajectories(trajectories), len(trajectories))
         self._losses(f"step {step}", "actions without a score", unscored_actions(trajectories), actions)
