@@ -86,7 +86,7 @@ def _in_forms(
     yield from (lines[-1] for lines in known.said.get(speaker, ()))
     if current is not None:
         inner = [dict.fromkeys(_keys(vocabulary), value) for value in values[:SHAPED]]
-        shapes = [*inner, *map(json.dumps, inner), [], True, None]
+        shapes: list[Any] = [*inner, *map(json.dumps, inner), [], True, None]
         yield from _changed(current, [*values[:MOST_JOINED], *_numbers(vocabulary), *values[MOST_JOINED:], *shapes])
     if notes.as_json:
         yield from _objects(vocabulary, values)
@@ -192,7 +192,7 @@ def _as_annotated(annotation: ast.expr, vocabulary: Vocabulary, value: str, leve
     if name == "Literal" and of is not None:
         constants = [node.value for node in ast.walk(of) if isinstance(node, ast.Constant)]
         options = [option for option in constants if isinstance(option, str | int | float)]
-        return value if value in options else (options or [None])[0]
+        return value if value in options else next(iter(options), None)
     first = of.elts[0] if isinstance(of, ast.Tuple) and of.elts else of
     if name in ("Optional", "Annotated", "Union") and first is not None:
         return _as_annotated(first, vocabulary, value, level)

@@ -176,7 +176,8 @@ def _with_constants(source: str, values: Mapping[str, Any]) -> ast.AST:
         for node in ast.walk(tree)
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and isinstance(node.value, ast.Constant)
     }
-    return Constants({**assigned, **values}).visit(tree)
+    Constants({**assigned, **values}).visit(tree)
+    return tree
 
 
 def _read_source(tree: ast.AST, found: Vocabulary) -> None:
