@@ -150,10 +150,7 @@ class Rehearser:
         """The search, which begins with the first trials."""
         roles = list(self.run.recipe.roles)
         marked = with_marked_label(self.task, self.copies)
-        functions = {role: self.stage.functions_of(role) for role in roles}
-        label = str(marked.label) if isinstance(marked.label, str | int | float) else ""
-        told = [str(value) for value in (marked.id, *marked.metadata.values()) if isinstance(value, str | int | float)]
-        known = AnswerKnowledge(roles, functions, vocabulary_of(self.stage.workflow), label=label, told=told)
+        known = knowledge_of(self.stage, marked)
         most_calls = MORE_CALLS + max((len(trial.calls) for trial in first if not trial.endless), default=0)
         search = Search(self.stage, (marked, self.task), known, Coverage(self.stage.source), roles, most_calls)
         for trial in first:
@@ -272,6 +269,19 @@ def explored(workflow: Workflow, search: Search) -> list[Problem]:
 
     run_apart(play)
     return explorer.remarks()
+
+
+def knowledge_of(stage: Stage, task: Task) -> AnswerKnowledge:
+    """What is known of a workflow's answers before the search: its code's vocabulary, names, and what the task says."""
+    roles = list(stage.run.recipe.roles)
+    said = [
+        str(value) if isinstance(value, str | int | float) else ""
+        for value in (task.label, task.id, *task.metadata.values())
+    ]
+    functions = {role: stage.functions_of(role) for role in roles}
+    return AnswerKnowledge(
+        roles, functions, vocabulary_of(stage.workflow), label=said[0], told=list(filter(None, said[1:]))
+    )
 
 
 def kept(first: Sequence[Trial], found: Sequence[Trial] = ()) -> dict[str, Trajectory]:
