@@ -225,16 +225,12 @@ class Rehearser:
     def _remark(self, first: Sequence[Trial], search: Search) -> None:
         """Keep what all trials together show."""
         file, trials = self.stage.file, [*search.trials, *search.elsewhere]
-        self._add(
-            self.unclear, [*waited(trials, file), *never_ended(trials, file), *drawn(trials, self.stage.source, file)]
-        )
         caught = swallowed(trials)
-        self._add(self.unclear, caught)
+        ended = [*waited(trials, file), *never_ended(trials, file), *drawn(trials, self.stage.source, file)]
+        self._add(self.unclear, [*ended, *caught])
         if self.wrong:
             return
-        if first and first[0].complete and not any(trial.drew for trial in trials):
-            again = run_apart(partial(self.stage.play, first[0].script, with_marked_label(self.task, self.copies)))
-            self._add(self.unclear, unlike(first[0], again))
+        self._add(self.unclear, repeated(self.stage, with_marked_label(self.task, self.copies), first))
         roles = self.run.recipe.roles
         missing = uncalled(trials, roles)
         if len(missing) == len(roles):
@@ -269,6 +265,13 @@ def explored(workflow: Workflow, search: Search) -> list[Problem]:
 
     run_apart(play)
     return explorer.remarks()
+
+
+def repeated(stage: Stage, task: Task, first: Sequence[Trial]) -> list[Problem]:
+    """What differs when the first trial is played again; where it draws from a shared generator, that is said already."""
+    if not first or not first[0].complete or first[0].drew:
+        return []
+    return unlike(first[0], run_apart(partial(stage.play, first[0].script, task)))
 
 
 def knowledge_of(stage: Stage, task: Task) -> AnswerKnowledge:
