@@ -243,7 +243,7 @@ def test_a_tool_of_one_branch_that_loses_every_call_pauses_the_run_though_others
     breaker.check()
     breaker.step(ledger(4, branch + other, trained=2), branch + other)
     with pytest.raises(
-        RunPaused, match="'lookup' lost every call in 3 consecutive steps, up to step 4; fix the cause: unable"
+        RunPaused, match="'lookup' .* up to step 4; .*: unable to open"
     ):
         breaker.check()
 
@@ -278,11 +278,11 @@ def test_a_run_that_trains_nothing_says_why_and_is_no_success(tmp_path, capsys):
         raise AgentFailure("no_answer", "the route is no JSON")
 
     trainer = simulated.simulated_trainer(tmp_path, right, answer, steps=2, eval_steps=-1)
-    with pytest.raises(RunPaused, match=r"no row was trained in any of 2 steps; fix the cause: 8 of 8 failed"):
+    with pytest.raises(RunPaused, match="any of 2 steps.*the route is no JSON"):
         asyncio.run(trainer.fit(0))
     said = capsys.readouterr().out
-    why = "8 of 8 failed by the agents' own doing (no_answer: the route is no JSON); no role has acted"
-    assert all(f"step {step}: no row is trained: {why}\n" in said for step in (1, 2))
+    for step in (1, 2):
+        assert re.search(rf"^step {step}: no row is trained: 8 of 8 .*the route is no JSON", said, re.M)
     assert trainer.session.policies["p"].saved == [2]
 
 
@@ -300,10 +300,10 @@ def test_a_branch_whose_tool_is_dead_is_said_in_every_step_and_pauses_the_run_af
         tmp_path, right, workflow=branch, tools={"lookup": Tool("lookup", lookup, lambda text: [])}, eval_steps=-1
     )
     first = {tasks[0].id for _, _, tasks in trainer.schedule()}
-    with pytest.raises(RunPaused, match="tool 'lookup' lost every call in 3 consecutive steps, up to step 3"):
+    with pytest.raises(RunPaused, match="'lookup' .* up to step 3; .*: unable to open"):
         asyncio.run(trainer.fit(0))
     said = capsys.readouterr().out
-    assert said.count("tool 'lookup' lost all of its 2 calls: unable to open database file") == 3
+    assert len(re.findall(r"^step \d: tool 'lookup' lost .* 2 calls: unable to", said, re.M)) == 3
     assert trainer.session.policies["p"].saved == [3]
 
 
