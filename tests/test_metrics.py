@@ -242,9 +242,7 @@ def test_a_tool_of_one_branch_that_loses_every_call_pauses_the_run_though_others
     breaker.step(ledger(3, other, trained=2), other)  # it is not called: this says nothing
     breaker.check()
     breaker.step(ledger(4, branch + other, trained=2), branch + other)
-    with pytest.raises(
-        RunPaused, match="'lookup' .* up to step 4; .*: unable to open"
-    ):
+    with pytest.raises(RunPaused, match=r"'lookup' .* up to step 4; .*: unable to open"):
         breaker.check()
 
 
@@ -278,11 +276,11 @@ def test_a_run_that_trains_nothing_says_why_and_is_no_success(tmp_path, capsys):
         raise AgentFailure("no_answer", "the route is no JSON")
 
     trainer = simulated.simulated_trainer(tmp_path, right, answer, steps=2, eval_steps=-1)
-    with pytest.raises(RunPaused, match="any of 2 steps.*the route is no JSON"):
+    with pytest.raises(RunPaused, match=r"any of 2 steps; .*no_answer"):
         asyncio.run(trainer.fit(0))
     said = capsys.readouterr().out
     for step in (1, 2):
-        assert re.search(rf"^step {step}: no row is trained: 8 of 8 .*the route is no JSON", said, re.M)
+        assert re.search(rf"^step {step}: no row .*: 8 of 8 .*no_answer: the route", said, re.M)
     assert trainer.session.policies["p"].saved == [2]
 
 
@@ -300,7 +298,7 @@ def test_a_branch_whose_tool_is_dead_is_said_in_every_step_and_pauses_the_run_af
         tmp_path, right, workflow=branch, tools={"lookup": Tool("lookup", lookup, lambda text: [])}, eval_steps=-1
     )
     first = {tasks[0].id for _, _, tasks in trainer.schedule()}
-    with pytest.raises(RunPaused, match="'lookup' .* up to step 3; .*: unable to open"):
+    with pytest.raises(RunPaused, match=r"'lookup' .* up to step 3; .*: unable to open"):
         asyncio.run(trainer.fit(0))
     said = capsys.readouterr().out
     assert len(re.findall(r"^step \d: tool 'lookup' lost .* 2 calls: unable to", said, re.M)) == 3
