@@ -5,14 +5,26 @@ of. `hookspecs` is the reference a plugin author reads; `hookimpl` marks the fun
 """
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import pluggy
+if TYPE_CHECKING:
+    import pluggy
+
+    hookimpl = pluggy.HookimplMarker("marl")
+    """Marks a function of a plugin as the implementation of the hook of the same name."""
 
 __version__ = "0.1.0"
 
-hookimpl = pluggy.HookimplMarker("marl")
-"""Marks a function of a plugin as the implementation of the hook of the same name."""
+
+def __getattr__(name: str) -> Any:
+    """`hookimpl`, with the first plugin: a help text needs no pluggy."""
+    if name != "hookimpl":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import pluggy
+
+    globals()[name] = pluggy.HookimplMarker("marl")
+    return globals()[name]
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
-from types import ModuleType
 
 from marl_plugins import __version__
 from marl_plugins.commands import COMMANDS
@@ -40,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         if "--json" in words:
+            import json
+
             print(json.dumps({"problems": [as_json(problem) for problem in error.problems]}, indent=2))
         for problem in error.problems:
             print(f"error: {inert(str(problem))}", file=sys.stderr)
@@ -95,17 +95,14 @@ def plugin_commands(words: Sequence[str]) -> list[Command]:
     Raises:
         ConfigurationError: A named plugin cannot be loaded, or brings a command of a name that is taken.
     """
-    from marl_plugins.commands.plugins import found
-    from marl_plugins.loading import load
-    from marl_plugins.plan.flags import COMMAND_LINE, split_flags
+    from marl_plugins.commands.plugin_commands import commands_of, loaded_commands
+    from marl_plugins.plugin_names import found
 
-    first = next((n for n, word in enumerate(words) if word.startswith("--")), len(words))
-    flags = split_flags(words[first:], COMMAND_LINE)
-    named = [flag.words[0] for flag in flags if flag.name == "plugin" and flag.words]
+    named = named_plugins(words) if words else []
     commands: dict[str, Command] = {c.name: c for c in COMMANDS}
     for plugin in dict.fromkeys([*named, *found()]):
         try:
-            for command in _commands_of(load(plugin)):
+            for command in (loaded_commands if plugin in named else commands_of)(plugin):
                 if command.name in commands:
                     raise ConfigurationError(
                         Problem(
@@ -122,19 +119,13 @@ def plugin_commands(words: Sequence[str]) -> list[Command]:
     return [c for c in commands.values() if c not in COMMANDS]
 
 
-def _commands_of(plugin: ModuleType) -> Sequence[Command]:
-    hook = getattr(plugin, "marl_commands", None)
-    if hook is None or not hasattr(hook, "marl_impl"):
-        return ()
-    from marl_plugins.loading import users_code
+def named_plugins(words: Sequence[str]) -> list[str]:
+    """The plugins that a command line names with `--plugin`."""
+    from marl_plugins.plan.flags import COMMAND_LINE, split_flags
 
-    with users_code(at(hook="marl_commands"), place=at(plugin=plugin.__name__)):
-        commands = list(hook() or ())
-    if wrong := [c for c in commands if not isinstance(c, Command) or not callable(c.main)]:
-        place = plugin.__file__ or plugin.__name__
-        where, wanted = at(plugin=place, hook="marl_commands"), "a Command with a `main`"
-        raise ConfigurationError(Problem("plugin.answer", where, f"{wrong[0]!r:.80}", wanted))
-    return commands
+    first = next((n for n, word in enumerate(words) if word.startswith("--")), len(words))
+    flags = split_flags(words[first:], COMMAND_LINE)
+    return [flag.words[0] for flag in flags if flag.name == "plugin" and flag.words]
 
 
 if __name__ == "__main__":

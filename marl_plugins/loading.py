@@ -23,29 +23,10 @@ from types import FrameType, ModuleType
 from typing import TypeGuard
 
 from marl_plugins import __version__
-from marl_plugins.core.failures import ConfigurationError, RunEnded
+from marl_plugins.core.failures import ConfigurationError, RunEnded, is_from_outside
 from marl_plugins.core.problems import Problem, Where, at, meant
+from marl_plugins.plugin_names import GROUP, SHIPPED
 
-GROUP = "marl_plugins"
-"""Entry points of this group are names of plugins."""
-SHIPPED = (
-    "marl_plugins.coach",
-    "marl_plugins.reward_backprop",
-    "marl_plugins.rewards",
-    "marl_plugins.routing",
-    "marl_plugins.reinforce_pp",
-    "marl_plugins.groups",
-    "marl_plugins.gae",
-    "marl_plugins.rae",
-    "marl_plugins.opponent_pool",
-    "marl_plugins.balance",
-    "marl_plugins.streaming",
-    "marl_plugins.process_groups",
-    "marl_plugins.flat_sync",
-    "marl_plugins.filter_agents_data",
-    "marl_plugins.viewer",
-)
-"""The capabilities in this package that a user names."""
 FOLDERS = "marl_folder_"
 """Beginning of the names of packages that stand for a user's folder."""
 NOT_USERS = (Path(__file__).resolve().parent, *{Path(sysconfig.get_path(p)) for p in ("stdlib", "purelib", "platlib")})
@@ -190,7 +171,9 @@ def users_code(doing: Where = (), packages: Collection[str] = (), place: Where |
         yield
     except (ConfigurationError, RunEnded):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if is_from_outside(error):
+            raise
         line = users_line(error, packages)
         if line is None and place is None:
             raise

@@ -23,30 +23,19 @@ from marl_plugins import hookspecs
 from marl_plugins.core.failures import ConfigurationError, RunEnded, RunPaused
 from marl_plugins.core.problems import Problem, Where, at
 from marl_plugins.core.steps import Step, StepPart
+from marl_plugins.hook_faults import IN_RUNS, guarded
 from marl_plugins.hookspecs import KINDS, Purpose
 from marl_plugins.loading import load, present, users_code, version_of
 from marl_plugins.loading import load_file as load_file  # copied recipes import it from here
 from marl_plugins.plugin_checks import misnamed, misused_hooks
 from marl_plugins.plugin_checks import wraps as wraps
+from marl_plugins.plugin_names import BUILTINS
 
 if TYPE_CHECKING:
     from marl_plugins.run import Run
 
-BUILTINS = (
-    "marl_plugins.builtin.recipe",
-    "marl_plugins.graph",
-    "marl_plugins.tools.python",
-    "marl_plugins.tools.sql",
-    "marl_plugins.tools.mcp",
-    "marl_plugins.routing",
-    "marl_plugins.reinforce_pp",
-    "marl_plugins.groups",
-    "marl_plugins.gae",
-    "marl_plugins.builtin.upstream",
-    "marl_plugins.builtin.behaviour",
-    "marl_plugins.corrections",
-)
-"""Always active and asked last: what a run does where no named plugin answers."""
+Check = Callable[[str, Any, Any], None]
+"""What a link of a chain is held to: `check(plugin, given, answer)`."""
 
 
 class Plugins:
@@ -83,10 +72,13 @@ class Plugins:
         except pluggy.PluginValidationError as error:
             problems.append(Problem("plugin.signature", at(plugin=name), " ".join(str(error).split())))
             return
-        for hook in (h for h, kind in KINDS.items() if kind.awaited):
-            for impl in self.implementations(hook):
-                if impl.plugin_name == name and not impl.wrapper and not impl.hookwrapper:
+        for hook, kind in KINDS.items():
+            for impl in (i for i in self.implementations(hook) if i.plugin_name == name):
+                around = bool(impl.wrapper or impl.hookwrapper)
+                if kind.awaited and not around:
                     impl.function = _awaitable(impl.function)
+                if hook in IN_RUNS:
+                    impl.function = guarded(name, hook, impl.function, around)
 
     def implementations(self, hook: str) -> list[Any]:
         """pluggy's records of a hook's implementations, the last to be called first."""
@@ -163,19 +155,19 @@ class Plugins:
                         await _finished(_call(starts[name], run=run, purpose=purpose))
             yield
 
-    async def chain(self, hook: str, value: Any, check: Callable[[str, Any], None] | None = None, **arguments: Any) -> Any:
+    async def chain(self, hook: str, value: Sequence[Any], check: Check | None = None, **arguments: Any) -> Sequence[Any]:
         """Pass `value` (the hook's first argument) through the implementations, built-ins first, then in the order given.
 
         Args:
-            check: Raises where what the plugin of this name returned cannot be used.
+            check: Raises where what a plugin made of what it was given cannot be used: `check(plugin, given, answer)`.
         """
         first = next(iter(inspect.signature(getattr(hookspecs, hook)).parameters))
         for impl in (i for i in self.in_order(hook) if applies(i, arguments.get("run"))):
-            result = await _finished(_call(impl, **{first: value, **arguments}))
+            result = await _finished(_call(impl, **{first: list(value), **arguments}))
             if result is None:
                 raise RunPaused(f"plugin {impl.plugin_name}: {hook} returned nothing; it must return the {first}")
             if check is not None:
-                check(impl.plugin_name, result)
+                check(impl.plugin_name, value, result)
             value = result
         return value
 
@@ -298,10 +290,7 @@ def _call(impl: Any, **arguments: Any) -> Any:
 
 
 async def _stop(impl: Any, run: Run) -> None:
-    try:
-        await _finished(_call(impl, run=run))
-    except Exception as error:  # the plugin's own code, of any kind
-        raise RuntimeError(f"plugin {impl.plugin_name}: marl_stop: {type(error).__name__}: {error}") from error
+    await _finished(_call(impl, run=run))
 
 
 async def _finished(answer: Any) -> Any:

@@ -24,11 +24,11 @@ from marl_plugins.core.demonstrations import WarmStartConfig
 from marl_plugins.core.section import Model
 from marl_plugins.graph import grammar
 from marl_plugins.hosts import flags, old_flags
-from marl_plugins.loading import SHIPPED, load
-from marl_plugins.manager import BUILTINS
+from marl_plugins.loading import load
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.estimate import training_memory
 from marl_plugins.plan.flags import own_parser
+from marl_plugins.plugin_names import BUILTINS, SHIPPED
 from marl_plugins.rewards.section import RewardsConfig, Term
 from marl_plugins.sandbox.section import SandboxConfig
 from marl_plugins.tools.mcp.section import MCPServerConfig

@@ -14,6 +14,7 @@ from marl_plugins.core.policy import Policy
 from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.trajectory import Task
 from marl_plugins.core.workflow import RoleSpec, Sampling
+from marl_plugins.manager import Plugins
 from marl_plugins.records.display import Display
 from marl_plugins.records.write import Records
 from marl_plugins.runtime.experience import completed, forwarded, sequence_experience
@@ -70,9 +71,10 @@ class SimulatedPolicy:
 
 
 class SimulatedPlugins:
-    """The built-in answers to the hooks that a trainer and a rollout call."""
+    """The built-in answers to the hooks that a trainer and a rollout call, unless a named plugin answers."""
 
-    def __init__(self, policies, outcome, answer):
+    def __init__(self, policies, outcome, answer, names=()):
+        self.named = Plugins(names)
         engine = simulated_engine()
 
         async def generate(run, call, engines):
@@ -98,24 +100,29 @@ class SimulatedPlugins:
             marl_sync=sync,
             marl_log=lambda run, step, metrics: None,
         )
+        for hook in vars(self.hook):
+            if self.named.claims(hook):
+                setattr(self.hook, hook, getattr(self.named.hook, hook))
 
         self.parts = []
         """Functions of the step, each a plugin's `marl_step`."""
 
     def in_order(self, hook):
         made = self.parts if hook == "marl_step" else []
+        named = [impl for impl in self.named.in_order(hook) if impl.plugin_name in self.named.names]
         return [
-            SimpleNamespace(plugin_name=f"plugin {n}", argnames=("step",), function=part) for n, part in enumerate(made)
+            *named,
+            *(SimpleNamespace(plugin_name=f"plugin {n}", argnames=("step",), function=part) for n, part in enumerate(made)),
         ]
 
     async def chain(self, name, value, check=None, **arguments):
-        return value
+        return await self.named.chain(name, value, check, **arguments) if self.named.claims(name) else value
 
     def owners(self, hook):
-        return []
+        return self.named.owners(hook)
 
     def state(self, run):
-        return {}
+        return self.named.state(run)
 
     def files(self, run):
         return []
@@ -136,8 +143,7 @@ def simulated_trainer(
     tasks=4,
     workflow=ask_once,
     best_metric_key="none",
-    max_idle_steps=3,
-    tools=None,
+    plugins=(),
 ):
     """A trainer of a system with one role `a` on a policy `p`, ten held-out tasks; `tasks` and `samples` are those of a step."""
     args = SimpleNamespace(
@@ -156,11 +162,10 @@ def simulated_trainer(
         policies=[],
         policy_args={},
         max_steps=None,
-        max_idle_steps=max_idle_steps,
         episode_steps=lambda tasks: [1] * steps,
     )
     policies = {"p": SimulatedPolicy("p")}
-    plugins = SimulatedPlugins(policies, outcome, answer)
+    plugins = SimulatedPlugins(policies, outcome, answer, plugins)
     chat = CharacterChat()
     chat.tokenizer = SimpleNamespace(decode=lambda ids, skip_special_tokens: chat.text(ids))
     role = RoleSpec("a", "p", lambda f: [{"role": "user", "content": f["q"]}], chat, Sampling(1.0, 1.0, 8, 100))
@@ -174,7 +179,7 @@ def simulated_trainer(
         train_tasks=[Task(f"t{n}", f"q{n}", "l") for n in range(tasks * steps)],
         eval_tasks=[Task(f"e{n}", f"held {n}", "l") for n in range(10)],
         estimator=estimator or Estimator(),
-        rollout=Rollout(run, plugins, workflow, cast, tools or {}, {"p": None}),
+        rollout=Rollout(run, plugins, workflow, cast, {}, {"p": None}),
     )
     trainer = Trainer(session, Records(folder, args, {}), None, Display(False, ["a"]))
 

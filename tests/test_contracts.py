@@ -285,6 +285,58 @@ def marl_restore(run, state):
 """
 
 
+UNSAVED = """
+from marl_plugins import hookimpl
+
+class Seen:
+    count = 0
+
+@hookimpl
+def marl_credit_step(run, trajectories):
+    seen = run.state(Seen)
+    for t in sorted(trajectories, key=lambda t: (t.task.id, t.sample)):
+        for a in t.actions:
+            if a.reward is not None:
+                seen.count += 1
+                a.add_reward("count", seen.count * 0.25)
+    return trajectories
+"""
+SAVED = """
+@hookimpl
+def marl_state(run): return run.state(Seen).count
+
+@hookimpl
+def marl_restore(run, state): run.state(Seen).count = state
+"""
+
+
+def test_a_state_that_is_not_saved_is_told_as_that(tmp_path):
+    """And not as a matter of the order, on which this credit does not depend."""
+    (tmp_path / "unsaved.py").write_text(UNSAVED)
+    (tmp_path / "saved.py").write_text(UNSAVED + SAVED)
+    kits = [type("Kit", (PluginContract,), {"plugin": str(tmp_path / f"{name}.py")})() for name in ("unsaved", "saved")]
+    with pytest.raises(AssertionError, match="marl_state"):
+        kits[0].test_credit_does_not_depend_on_the_order_of_arrival()
+    kits[1].test_credit_does_not_depend_on_the_order_of_arrival()
+
+
+@pytest.mark.parametrize("scope", ["all", "per role"])
+def test_a_normaliser_that_divides_by_no_deviation_is_told(tmp_path, scope):
+    """0.7 alone does not tell: float32 does not hold it, and the deviation of 35 of them is not 0."""
+    key = "'all'" if scope == "all" else "row.action.role"
+    (tmp_path / "mine.py").write_text(
+        "import torch\nfrom marl_plugins import hookimpl\nfrom marl_plugins.core.estimators import Estimator\n\n"
+        "class Mine(Estimator):\n    scope = 'batch'\n    def shape(self, rows, rewards):\n        out = rewards.clone()\n"
+        f"        keys = [{key} for row in rows]\n        for one in set(keys):\n"
+        "            mine = torch.tensor([key == one for key in keys])\n            r = rewards[mine]\n"
+        "            out[mine] = (r - r.mean()) / r.std()\n        return out\n\n"
+        "@hookimpl\ndef marl_estimator(run): return Mine()\n"
+    )
+    kit = type("Kit", (PluginContract,), {"plugin": str(tmp_path / "mine.py")})()
+    with pytest.raises(AssertionError, match=r"all rewards are 0\.0"):
+        kit.test_advantages_are_finite_where_all_rewards_are_the_same()
+
+
 @pytest.mark.parametrize(
     ("old", "new", "contract", "says"),
     [
@@ -489,6 +541,17 @@ BROKEN_TOOLS = {
         "answered .'0', True, .*and then .'1'",
         "count = itertools.count()\n"
         "async def calculate(call): return ToolResult('calc', call.text, str(next(count)), ok=True)",
+    ),
+    "the event loop is blocked": (
+        "a_tool_lets_others_work",
+        "blocked the event loop for 0",
+        "import time\ndef sleep(text):\n    time.sleep(0.4)\n    return text\n"
+        "async def calculate(call): return ToolResult('calc', call.text, sleep('2'), ok=True)",
+    ),
+    "an answer has 3 MB": (
+        "a_tool_lets_others_work",
+        "with 3000000 bytes",
+        "async def calculate(call): return ToolResult('calc', call.text, '2' * 3_000_000, ok=True)",
     ),
     "answers depend on the role": (
         "answers_depend_on_the_call_alone",

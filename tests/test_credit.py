@@ -233,8 +233,12 @@ def test_a_reward_that_is_not_finite_names_the_plugin_and_the_action(tmp_path, r
     )
     words = ["--plugin", str(tmp_path / "broken.py"), "--plugin", str(tmp_path / "later.py")]
     plan = build_plan(["--recipe", str(ROOT / "tests" / "recipes" / "sums" / "tiny.yaml"), *words])
+
+    def check(plugin, given, answer):
+        check_rewards(plugin, "marl_credit", given)
+
     with pytest.raises(RunPaused) as raised:
-        asyncio.run(plan.plugins.chain("marl_credit", [make_trajectory(CHAIN)], check_rewards, run=plan.run))
+        asyncio.run(plan.plugins.chain("marl_credit", [make_trajectory(CHAIN)], check, run=plan.run))
     message = str(raised.value)
     assert "broken.py" in message
     assert f"gave action t/0/b the reward {reward!r}; expected a finite number" in message
@@ -242,7 +246,7 @@ def test_a_reward_that_is_not_finite_names_the_plugin_and_the_action(tmp_path, r
 
 def test_numbers_of_any_type_are_rewards():
     trajectory = make_trajectory(CHAIN, rewards={"a": np.float32(0.5), "b": None, "c": -3})
-    check_rewards("mine", [trajectory])
+    check_rewards("mine", "marl_credit", [trajectory])
 
 
 # --- length penalties -----------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from marl_plugins.core.credit import ActionScores
 from marl_plugins.core.estimators import Estimator, WhitenedAdvantages
 from marl_plugins.core.failures import ConfigurationError, RunEnded
 from marl_plugins.core.layout import Limit
+from marl_plugins.core.sampled import SampledActions
 from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.trajectory import Task
 from marl_plugins.gae import Gae
@@ -258,7 +259,10 @@ def streamed(policy, estimator, trajectories, order, tasks=1, until="all", centr
     )
 
     async def work():
-        crediting = CreditAssignment(run, plugins or Plugins(), {"p": policy}, estimator, 1)
+        sampled = SampledActions()
+        for trajectory in trajectories:
+            sampled.arrived(trajectory)
+        crediting = CreditAssignment(run, plugins or Plugins(), {"p": policy}, estimator, 1, sampled)
         step = SimpleNamespace(
             number=1,
             tasks=[Task(f"t{n}", "p") for n in range(1 + max(t.place for t in trajectories))],

@@ -68,12 +68,12 @@ def test_what_ended_the_run_is_reported_also_when_a_plugin_cannot_stop(tmp_path,
 
     _, raised = started(tmp_path, fail, more="1 / 0")
     assert str(raised) == "a process died; step 3 is saved"
-    assert "marl_stop: ZeroDivisionError" in capsys.readouterr().err
+    assert "marl_stop raised ZeroDivisionError" in capsys.readouterr().err
 
 
 def test_a_plugin_that_cannot_stop_is_not_hidden(tmp_path):
     _, raised = started(tmp_path, lambda loop: None, more="1 / 0")
-    assert "service.py: marl_stop: ZeroDivisionError" in str(raised)
+    assert "service.py: marl_stop raised ZeroDivisionError" in str(raised)
 
 
 class Session:

@@ -16,7 +16,7 @@ import pytest
 from refusals import refused
 from simulated import CharacterChat
 
-from marl_plugins.core.failures import InfrastructureFailure
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.tools import FunctionCall, ToolCall
 from marl_plugins.core.trajectory import Generation, Task
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
@@ -442,3 +442,53 @@ def test_nothing_is_left_of_a_session_that_is_abandoned():
             os.kill(process, signal.SIGCONT)
 
     asyncio.run(main())
+
+
+# --- what a server says of itself -----------------------------------------------------------------------------------------
+
+
+def learned(mode):
+    """A server of hostile.py that has been tried."""
+
+    async def main():
+        servers = Servers()
+        (server,) = servers.of({"bad": MCPServerConfig(command=["python", "hostile.py", mode], seconds=20)}, HERE)
+        try:
+            await servers.try_all()
+            return server.functions, [await server.run(call("f")), await server.run(call("f", wrong=True))]
+        except InfrastructureFailure as failure:
+            return server.functions, failure
+        finally:
+            await servers.close()
+
+    return asyncio.run(main())
+
+
+def test_a_schema_that_takes_for_ever_to_check_is_checked_without_its_pattern():
+    """The pattern against sixty letters would take longer than anybody lives, in the event loop; types are checked."""
+    _, said = learned("bomb")
+    assert isinstance(said, InfrastructureFailure) and "f: " in str(
+        said
+    )  # of the second call, whose result is of another type
+
+
+def test_noise_on_standard_output_is_one_line_of_warning(capfd):
+    _, results = learned("noise")
+    assert [result.output for result in results] == ["said", "said"]
+    shown = capfd.readouterr().err
+    assert shown.count("warning:") == 1 and "Traceback" not in shown and len(shown.splitlines()) == 1
+
+
+@pytest.mark.parametrize("mode", ["newline", "escape", "nul", "empty", "long", "token", "rlo", "many", "schema"])
+def test_what_cannot_be_offered_is_refused(mode):
+    with pytest.raises(ConfigurationError) as raised:
+        learned(mode)
+    assert {(p.code, p.where[0].name) for p in raised.value.problems} == {("mcp.offer", "tools.mcp.bad")}
+    assert len(str(raised.value)) < 1000
+    assert str(raised.value).isprintable()
+
+
+def test_a_description_is_bounded_and_does_nothing():
+    ((function,), _) = learned("description")
+    assert len(function.description) < 5000
+    assert function.description.startswith("< |im_end| >\\x1b[2J")

@@ -63,7 +63,7 @@ def exists(name):
     if path.with_suffix(".py").exists() or path.is_dir():
         return True
     files = [file for file in (path.parent.with_suffix(".py"), path.parent / "__init__.py") if file.exists()]
-    defined = rf"^(?:(?:async )?def|class) {path.name}\b|^{path.name}\b|import .*\b{path.name}\b"
+    defined = rf"^(?:(?:async )?def|class) {path.name}\b|^ *{path.name}\b|import .*\b{path.name}\b"
     return any(re.search(defined, file.read_text(), re.MULTILINE) for file in files)
 
 

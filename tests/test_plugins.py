@@ -11,7 +11,7 @@ import pytest
 from refusals import refused
 
 from marl_plugins import hookspecs
-from marl_plugins.core.failures import ConfigurationError, RunPaused
+from marl_plugins.core.failures import ConfigurationError, RunEnded, RunPaused
 from marl_plugins.hookspecs import KINDS, VERSION
 from marl_plugins.manager import Plugins
 from marl_plugins.plan.build import build_plan, need_step
@@ -164,7 +164,7 @@ def test_a_start_that_fails_stops_those_that_were_reached_and_no_more(plugin):
 
 def test_one_that_cannot_stop_keeps_no_other_from_it(plugin):
     plugins = Plugins([plugin("l1", LIFE.format("l1", "")), plugin("bad", "@hookimpl\ndef marl_stop(run): 1 / 0")])
-    with pytest.raises(RuntimeError, match=r"bad\.py: marl_stop: ZeroDivisionError"):
+    with pytest.raises(RunEnded, match=r"bad\.py: marl_stop raised ZeroDivisionError"):
         asyncio.run(taking_part(plugins))
     assert [line[0] for line in plugins.manager.get_plugin(plugins.names[0]).log] == ["start", "stop"]
 

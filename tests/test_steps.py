@@ -126,7 +126,7 @@ def test_what_a_part_raises_ends_the_rollout_at_once(tmp_path, error, method):
     trainer.plugins.parts += [part(**{method: fails if method == "arrived" else fails_later}), part(during_rollout=other)]
 
     async def fit():
-        with pytest.raises(error, match="part"):
+        with pytest.raises(RunEnded, match="part"):
             await trainer.fit(0)
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
@@ -212,7 +212,7 @@ def test_what_cannot_be_trained_is_refused_with_the_plugins_name(tmp_path, wrong
     said = {
         "twice": "plugin plugin 0: its part of step 1 gave rows of policy 'p'",
         "version": "version 0, but would train policy 'p' at version 1",
-        "unknown": "is of policy 'q', which is not trained",
+        "unknown": "plugin plugin 0: marl_step changed policy of action",
     }
     with pytest.raises(RunEnded, match=said[wrong]):
         asyncio.run(trainer.fit(0))
@@ -249,10 +249,11 @@ def test_a_policy_that_plays_no_role_may_be_added(tmp_path):
 
     async def prepared(self, given):
         (p,) = given
+        own = []
         for row in p.rows:
-            row.action.policy = "judge"
-            object.__setattr__(row.action.generation, "policy", "judge")
-        return [replace(p, policy="judge")]
+            generation = replace(row.action.generation, policy="judge")
+            own.append(replace(row, action=replace(row.action, policy="judge", generation=generation)))
+        return [p, replace(p, policy="judge", rows=own)]
 
     async def update(run, policy, prepared, steps, step):
         updated.append(policy.name)
@@ -261,4 +262,4 @@ def test_a_policy_that_plays_no_role_may_be_added(tmp_path):
     trainer.plugins.parts.append(part(prepared=prepared))
     trainer.plugins.hook.marl_update = update
     asyncio.run(trainer.fit(0))
-    assert updated == ["judge"] and judge.version == 1
+    assert updated == ["p", "judge"] and judge.version == 1

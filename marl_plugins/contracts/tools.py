@@ -15,8 +15,9 @@ import errno
 import inspect
 import socket
 import subprocess
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from unittest import SkipTest
 from unittest.mock import patch
@@ -35,6 +36,10 @@ JUNK = ("", ")]} \x00")
 """Calls that mean nothing to most tools; agents make such calls."""
 ROUNDS = 4
 """How often each call is made at the same time."""
+TRIES = 3
+"""How often a call may block the event loop before the tool is told: on a busy machine, or while it imports, any may once."""
+LONGEST_STALL_SECONDS = 0.3
+LARGEST_ANSWER_BYTES = 100_000
 FIELDS = {"tool": str, "call": str, "output": str, "ok": bool, "seconds": int | float, "files": tuple}
 
 T = TypeVar("T")
@@ -90,6 +95,27 @@ class ToolContract(Subject):
             for name, tool in tools.items():
                 for call in (call for text in self.answers.get(name, ()) for call in find_calls(tool, text)):
                     await answer(tool, call)
+
+        self._started(work)
+
+    def test_a_tool_lets_others_work(self) -> None:
+        """`run` does not block the event loop, in which all trajectories live; its answer is not too large to be shown."""
+
+        async def work(tools: Mapping[str, Tool]) -> None:
+            for tool, text in self._examples(tools, self.calls):
+                stalls: list[float] = []
+                while len(stalls) < TRIES and (not stalls or min(stalls) > LONGEST_STALL_SECONDS):
+                    async with stall() as longest:
+                        result = await answer(tool, text)
+                    stalls.append(longest())
+                assert min(stalls) <= LONGEST_STALL_SECONDS, (
+                    f"tool {tool.name!r} blocked the event loop for {min(stalls):.1f} s on {text!r}, and with it every other "
+                    "trajectory; await what takes long, or call it by asyncio.to_thread"
+                )
+                assert result.bytes <= LARGEST_ANSWER_BYTES, (
+                    f"tool {tool.name!r} answered {text!r} with {result.bytes} bytes, which become a model's context; cut it to "
+                    f"{LARGEST_ANSWER_BYTES} or fewer"
+                )
 
         self._started(work)
 
@@ -246,6 +272,30 @@ def find_calls(tool: Tool, text: str) -> list[str]:
 def said(result: ToolResult) -> tuple[str, bool, tuple[str, ...]]:
     """Returns an answer without how long it took."""
     return result.output, result.ok, result.files
+
+
+@asynccontextmanager
+async def stall() -> AsyncIterator[Callable[[], float]]:
+    """`async with`: gives what returns, afterwards, the longest time in seconds in which the event loop did nothing else."""
+    longest, last = 0.0, time.monotonic()
+
+    def tick() -> None:
+        nonlocal longest, last
+        now = time.monotonic()
+        longest, last = max(longest, now - last), now
+
+    async def beat() -> None:
+        while True:
+            tick()
+            await asyncio.sleep(0.01)
+
+    beating = asyncio.create_task(beat())
+    await asyncio.sleep(0)
+    try:
+        yield lambda: longest
+    finally:
+        tick()
+        beating.cancel()
 
 
 @contextmanager

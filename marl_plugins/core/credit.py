@@ -100,7 +100,7 @@ LARGEST = 3.4e38
 """Rewards become 32-bit numbers."""
 
 
-def check_rewards(plugin: str, trajectories: Iterable[Trajectory]) -> None:
+def check_rewards(plugin: str, hook: str, trajectories: Iterable[Trajectory]) -> None:
     """A plugin gave each action a finite reward, or none.
 
     Raises:
@@ -111,7 +111,7 @@ def check_rewards(plugin: str, trajectories: Iterable[Trajectory]) -> None:
             reward = action.reward
             if reward is not None and not (isinstance(reward, Real) and abs(reward) <= LARGEST):
                 raise RunPaused(
-                    f"plugin {plugin}: marl_credit gave action {trajectory.task.id}/{trajectory.sample}/{action.path} the "
+                    f"plugin {plugin}: {hook} gave action {trajectory.task.id}/{trajectory.sample}/{action.path} the "
                     f"reward {reward!r:.80}; expected a finite number, or None to leave the action out"
                 )
 

@@ -94,6 +94,24 @@ def leaves_of(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
+def is_from_outside(error: BaseException) -> bool:
+    """Returns whether an exception ends what is running from outside: a cancelled task, a closed coroutine, a person's Ctrl-C.
+
+    It is asked where the exception passes, in the frame that awaits what may have raised it instead.
+    """
+    import asyncio
+
+    if isinstance(error, GeneratorExit):  # one that was raised further in has that frame, too
+        return error.__traceback__ is None or error.__traceback__.tb_next is None
+    if not isinstance(error, asyncio.CancelledError | KeyboardInterrupt):
+        return False
+    try:
+        tasks = {asyncio.current_task()} if isinstance(error, asyncio.CancelledError) else asyncio.all_tasks()
+    except RuntimeError:  # no event loop is running
+        return True
+    return any(task and task.cancelling() for task in tasks)  # asyncio makes a cancellation of the first Ctrl-C
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the valid name closest to `name`, or the list of valid names where none is close."""
     fix = meant(name, valid)

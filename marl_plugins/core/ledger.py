@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from marl_plugins.core.rows import Row
-from marl_plugins.core.trajectory import ToolResult, Trajectory
+from marl_plugins.core.trajectory import Action, Trajectory
 
 LONGEST_DETAIL_CHARS = 160
 """Characters of a reason that are shown."""
@@ -39,36 +39,6 @@ def unscored_actions(trajectories: Iterable[Trajectory]) -> list[Loss]:
     """The actions whose score is missing because infrastructure failed, by cause, the most frequent first."""
     kept = (t for t in trajectories if not t.infrastructure_failure)
     return _by_cause((a.unscored, a.explanation) for t in kept for a in t.actions if a.unscored)
-
-
-def lost_calls(trajectories: Iterable[Trajectory]) -> dict[str, Loss | None]:
-    """By name of each tool that was called: what it lost, where every call of it was lost to infrastructure; else None."""
-    by_tool: dict[str, list[ToolResult]] = {}
-    for trajectory in trajectories:
-        for result in (*trajectory.tool_results, *(r for action in trajectory.actions for r in action.tool_results)):
-            if result.failure != "cancelled":
-                by_tool.setdefault(result.tool, []).append(result)
-    return {
-        tool: _by_cause((tool, r.output) for r in results)[0] if all(r.failure for r in results) else None
-        for tool, results in sorted(by_tool.items())
-    }
-
-
-def why_untrained(ledger: Ledger, trajectories: Sequence[Trajectory]) -> str:
-    """Why no row of a step is trained: what was lost, what failed, and by role what was left out."""
-    total = len(trajectories)
-    reasons = [
-        f"{loss.count} of {total} trajectories lost ({loss.kind}: {loss.detail})"
-        for loss in lost_trajectories(trajectories)
-    ]
-    failed = _by_cause((t.agent_failure, t.detail) for t in trajectories if t.agent_failure)
-    reasons += [f"{loss.count} of {total} failed by the agents' own doing ({loss.kind}: {loss.detail})" for loss in failed]
-    if not ledger.generated.total():
-        reasons.append("no role has acted")
-    for role, left_out in sorted(ledger.left_out.items()):
-        others = [(why, n) for why, n in left_out.most_common() if not why.startswith("infrastructure:")]
-        reasons += [f"{n} actions of {role} left out ({why})" for why, n in others]
-    return "; ".join(reasons) or "there were no trajectories"
 
 
 def _by_cause(found: Iterable[tuple[str, str]]) -> list[Loss]:
@@ -102,8 +72,17 @@ class Ledger:
     """The accounts of rows that parts of the step have added, of policies that play no role."""
 
     @classmethod
-    def of(cls, step: int, trajectories: Iterable[Trajectory], rows: Iterable[Row]) -> Ledger:
+    def of(
+        cls,
+        step: int,
+        trajectories: Iterable[Trajectory],
+        rows: Iterable[Row],
+        sampled: Callable[[Trajectory], Iterable[Action]] = lambda trajectory: trajectory.actions,
+    ) -> Ledger:
         """The account of a step, from what was generated and what was trained on.
+
+        Args:
+            sampled: The actions of a trajectory that were generated; default: those that it has.
 
         Raises:
             AssertionError: An action was neither trained on nor left out for a reason, or both; a bug in a plugin.
@@ -116,7 +95,7 @@ class Ledger:
                 ledger.lost[t.infrastructure_failure] += 1
             if t.agent_failure:
                 ledger.failed[t.agent_failure] += 1
-            for a in t.actions:
+            for a in sampled(t):
                 ledger.generated[a.role] += 1
                 if (a in chosen) == (a.left_out is not None):
                     raise AssertionError(

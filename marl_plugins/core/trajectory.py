@@ -337,6 +337,8 @@ class Trajectory:
     """From then until the last score of an action."""
     rollout: float = field(default_factory=time.monotonic, repr=False, compare=False)
     """When the step's rollout began, by `time.monotonic`."""
+    sampled: dict[Action, tuple[Any, ...]] = field(default_factory=dict, repr=False)
+    """Every action as it was sampled (core/sampled.py); a record does not have it."""
 
     def now(self) -> float:
         """Seconds since the step's rollout began."""

@@ -27,6 +27,7 @@ from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.failures import AgentFailure, InfrastructureFailure, RunEnded, leaves_of, nearest
 from marl_plugins.core.fields import InvalidCall, as_text
 from marl_plugins.core.roles import Call, Generate, NotInRecipe, RoleSpec
+from marl_plugins.core.sampled import noted, unchangeable
 from marl_plugins.core.scoring import ScoreAction, ScoreCollector
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.tools import OpenTools, RequestedCall, Tool
@@ -286,10 +287,11 @@ class TrajectoryBuilder:
         path = action_path(spec.name, parents, turn.context, self._twins)
         seed = derive_seed(self._run_seed, t.step, t.task.id, t.sample, path)
         start = t.now()
-        generation = await self._generate(request(spec, turn, t, path, room, seed))
+        generation = unchangeable(await self._generate(request(spec, turn, t, path, room, seed)))
         action = action_of(spec, turn, path, parents, generation)
         action.notes, action.start, action.answered = dict(notes), start, t.now()
         t.actions.append(action)
+        t.sampled[action] = noted(action)
         self._actions[path] = action
         return action
 

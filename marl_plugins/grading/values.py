@@ -115,7 +115,7 @@ async def same(answer: str, label: str) -> bool:
 
 
 def _is_one_number(text: str) -> bool:
-    """Whether an expression can be one number, as far as its form says; it is none that is still to be calculated.
+    """Returns whether an expression can be one number, as far as its form says; it is none that is still to be calculated.
 
     math-verify adds up numbers that stand side by side, so that `12 47` would be 59.
     """

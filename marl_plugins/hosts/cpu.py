@@ -75,7 +75,7 @@ class _Device(str):
 
 
 def without_accelerator() -> bool:
-    """Whether upstream's stack does without an accelerator in this process. Tests of the GPU path say so too
+    """Returns whether upstream's stack does without an accelerator in this process. Tests of the GPU path say so too
     (tests/gpu/stand_in)."""
     return os.environ.get(DEVICE) == "cpu"
 

@@ -27,7 +27,7 @@ def ranks_of_one_sequence(args: SimpleNamespace) -> int:
 
 
 def shares_with_reference(args: SimpleNamespace) -> bool:
-    """Whether a policy's reference has processes on its devices (train_ppo_ray.py:43)."""
+    """Returns whether a policy's reference has processes on its devices (train_ppo_ray.py:43)."""
     return bool(args.algo.kl.init_coef > 0 and (args.train.colocate_actor_ref or args.train.colocate_all))
 
 

@@ -36,7 +36,7 @@ def needed_cpus(run: Run) -> int:
 
 
 def fewer_devices(run: Run) -> dict[str, int]:
-    """What makes a run on GPUs need fewer devices, with their number, the largest first: flags of all trained policies."""
+    """Returns what makes a run on GPUs need fewer devices, with their number, the largest first: flags of all trained policies."""
     trained = [p.name for p in run.policies if p.trainable]
     if run.device == "cpu" or not trained:
         return {}
@@ -51,7 +51,7 @@ def fewer_devices(run: Run) -> dict[str, int]:
 
 
 def too_few(run: Run, there: int) -> str:
-    """What to do where a run needs more devices than there are."""
+    """Returns what to do where a run needs more devices than there are."""
     fitting = [f"{words} (needs {count})" for words, count in fewer_devices(run).items() if count <= there]
     if fitting:
         return f"what fits: {' or '.join(fitting)}"

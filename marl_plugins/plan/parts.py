@@ -14,8 +14,9 @@ from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.process_backend import ProcessBackend
 from marl_plugins.core.tools import Function, Tool
 from marl_plugins.hosts.devices import critic_gpus
-from marl_plugins.manager import BUILTINS, Plugins
+from marl_plugins.manager import Plugins
 from marl_plugins.plan.plan import Plan
+from marl_plugins.plugin_names import BUILTINS
 from marl_plugins.run import Run
 
 

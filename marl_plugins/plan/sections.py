@@ -14,8 +14,9 @@ from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe import Recipe, Sections, check_recipe
 from marl_plugins.core.recipe_yaml import RecipeTree
 from marl_plugins.core.section import Section
-from marl_plugins.loading import SHIPPED, load, present, users_code
+from marl_plugins.loading import load, present, users_code
 from marl_plugins.manager import Plugins
+from marl_plugins.plugin_names import SHIPPED
 
 NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)?")
 """Of a section: a recipe's key, or one below it."""

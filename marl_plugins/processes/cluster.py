@@ -9,7 +9,6 @@ import os
 import secrets
 import signal
 import sys
-import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +22,7 @@ from marl_plugins.core.process_backend import OBJECT_STORE_BYTES
 from marl_plugins.hosts import cpu
 from marl_plugins.hosts.prebuild import clear_abandoned_locks
 from marl_plugins.plan.devices import needed_cpus, needed_devices, shown_devices, too_few
+from marl_plugins.processes.private_folder import private_folder
 from marl_plugins.run import Run
 
 if TYPE_CHECKING:
@@ -227,13 +227,11 @@ def _private_folder(debug: bool) -> Iterator[str]:
     parent = os.environ.get("RAY_TMPDIR") or "/tmp"
     if not own_cluster():
         yield ""
-    elif debug:
-        folder = tempfile.mkdtemp(prefix="marl_", dir=parent)
-        print(f"Ray's logs are in {folder}/ray/session_latest/logs", file=sys.stderr)
+        return
+    with private_folder(parent, kept=debug) as folder:
+        if debug:
+            print(f"Ray's logs are in {folder}/ray/session_latest/logs", file=sys.stderr)
         yield folder
-    else:
-        with tempfile.TemporaryDirectory(prefix="marl_", dir=parent, ignore_cleanup_errors=True) as folder:
-            yield folder
 
 
 def _options(run: Run, debug: bool, python: str | None, folder: str) -> dict[str, Any]:

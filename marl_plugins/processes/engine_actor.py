@@ -7,6 +7,7 @@ from marl_plugins.hosts import cpu
 cpu.install()  # before anything of upstream
 
 import os  # noqa: E402
+import tempfile  # noqa: E402
 from collections.abc import Callable  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
@@ -45,6 +46,16 @@ def load_weights(worker: WorkerBase, blob: bytes) -> int:
     return len(state)
 
 
+def leave_no_files() -> None:
+    """Have vLLM's temporary files in the run's own folder: it never removes the one by which its workers meet
+    (`vllm_dist_*`, network_utils.py:136). Compiled code stays where later runs find it."""
+    if folder := os.environ.get("VLLM_RPC_BASE_PATH"):
+        from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())
+        tempfile.tempdir = folder
+
+
 class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[misc]
     """An engine that knows whose weights it holds, so that a sample can never be trained by the wrong policy."""
 
@@ -57,6 +68,7 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
             # which CPU generators cannot do (gpu_model_runner.py:3785).
             kwargs["enable_chunked_prefill"] = False
             kwargs["max_num_batched_tokens"] = max(PREFILL_TOKENS, kwargs["max_model_len"])
+            leave_no_files()
         await super().__init__(*args, **kwargs)
         if cpu.device() == "cpu":  # compiles what the first sample needs, while the training processes still load
             await self.sample([0], SamplingParams(max_tokens=1, seed=0, logprobs=0, detokenize=False))

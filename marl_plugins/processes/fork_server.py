@@ -45,11 +45,12 @@ def fork_server(debug: bool) -> Iterator[str | None]:
     import psutil
 
     from marl_plugins.hosts import cpu
+    from marl_plugins.processes.private_folder import private_folder
 
     if not cpu.without_accelerator() or os.environ.get("RAY_ADDRESS"):
         yield None
         return
-    with tempfile.TemporaryDirectory(prefix="marl_") as folder:
+    with private_folder(tempfile.gettempdir()) as folder:
         address = os.path.join(folder, "socket")
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(address)

@@ -15,6 +15,7 @@ from marl_plugins.core.credit import ActionScores, check_rewards, rewards_from_s
 from marl_plugins.core.estimators import Estimator
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.rows import Row, rows_of
+from marl_plugins.core.sampled import SampledActions
 from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.manager import Plugins
 from marl_plugins.run import Run
@@ -35,12 +36,20 @@ class CreditAssignment:
         trained: The policies that are updated, by name.
         estimator: Says what an action is credited with.
         steps: Optimiser steps of the step's updates.
+        sampled: What the step's rollout has sampled; every plugin is held to it when it returns.
     """
 
     def __init__(
-        self, run: Run, plugins: Plugins, trained: Mapping[str, VersionedPolicy], estimator: Estimator, steps: int
+        self,
+        run: Run,
+        plugins: Plugins,
+        trained: Mapping[str, VersionedPolicy],
+        estimator: Estimator,
+        steps: int,
+        sampled: SampledActions,
     ):
         self.run, self.plugins, self.trained, self.estimator, self.steps = run, plugins, trained, estimator, steps
+        self.sampled = sampled
         self._credited: set[Trajectory] = set()
         self._rows: dict[tuple[Trajectory, ...], list[Row]] = {}
         """What has been asked for early, by the trajectories: the policies ask for the same."""
@@ -81,7 +90,12 @@ class CreditAssignment:
             return before
         rewards_from_scores(fresh, scored)
         for hook in ("marl_credit", *(["marl_credit_step"] if whole_step else [])):
-            fresh = await self.plugins.chain(hook, fresh, check_rewards, run=self.run)
+
+            def check(plugin: str, given: Sequence[Trajectory], answer: object, hook: str = hook) -> None:
+                self.sampled.check_credit(plugin, hook, given, answer)
+                check_rewards(plugin, hook, given)
+
+            await self.plugins.chain(hook, fresh, check, run=self.run)
         penalise_lengths(fresh, self.run)
         self.estimator.write_returns(fresh)
         self._credited.update(fresh)
@@ -89,7 +103,8 @@ class CreditAssignment:
 
     async def _selected(self, trajectories: Sequence[Trajectory]) -> list[Row]:
         rows = rows_of(trajectories, frozenset(self.trained))
-        kept = list(await self.plugins.chain("marl_select", rows, run=self.run, steps=self.steps))
+        check = self.sampled.check_selection
+        kept = list(await self.plugins.chain("marl_select", rows, check, run=self.run, steps=self.steps))
         check_versions(kept, self.trained)
         return kept
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
@@ -177,6 +178,38 @@ class PreparedRows:
             return replace(self, sequences=[self.sequences[n] for n in left], items=[self.items[n] for n in left])
         shortest = min(range(len(self.items)), key=lambda n: len(self.sequences[n].ids))
         return replace(self, sequences=[self.sequences[shortest]], items=[weightless(self.items[shortest])])
+
+
+class PreparedSnapshot:
+    """The state of prepared values that a part of the step may not change: whose rows they are, and what the model is shown.
+
+    Args:
+        prepared: Before the part has them. A tensor is known by its identity and PyTorch's count of its changes.
+    """
+
+    def __init__(self, prepared: Sequence[PreparedRows]):
+        self._rows = {p.policy: Counter(p.rows) for p in prepared}
+        self._shown = {p.policy: Counter(map(self._of, p.items)) for p in prepared}
+
+    @staticmethod
+    def _of(item: Experience) -> tuple[tuple[Tensor, int], ...]:
+        tensors = (item.sequences, item.action_mask, item.rollout_log_probs)
+        return tuple((tensor, tensor._version) for tensor in tensors)
+
+    def changed(self, prepared: Sequence[PreparedRows]) -> str:
+        """Returns what is not as it was, as the middle of a sentence; empty where all is."""
+        now = {p.policy: p for p in prepared}
+        for policy, rows in self._rows.items():
+            left = Counter(now[policy].rows) if policy in now else Counter[Row]()
+            for verb, difference in (("removed", rows - left), ("added", left - rows)):
+                if difference:
+                    return f"{verb} {difference.total()} rows of policy {policy!r}, the first {next(iter(difference)).name}"
+            items, shown = now[policy].items, self._shown[policy]
+            if len(items) != shown.total():
+                return f"changed the number of sequences of policy {policy!r} from {shown.total()} to {len(items)}"
+            if wrong := next((item for item in items if self._of(item) not in shown), None):
+                return f"changed ids, mask or sampled log-probs of sequence {wrong.prompts[0]!r} of policy {policy!r}"
+        return ""
 
 
 def forwarded(

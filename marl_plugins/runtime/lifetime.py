@@ -8,9 +8,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from marl_plugins.core.failures import RunPaused
+from marl_plugins.hook_faults import no_exit
 from marl_plugins.hookspecs import Purpose
 from marl_plugins.plan.plan import Plan
 
@@ -62,12 +64,16 @@ def run_until_terminated(loop: asyncio.Runner, session: Session, work: Coroutine
 
     Raises:
         KeyboardInterrupt: Ctrl-C, or SIGTERM.
+        RunEnded: Code that runs by itself called `sys.exit`.
         RuntimeError: Something was cancelled that neither of them cancelled: a bug, for example of a workflow.
     """
     terminated = False
+    main: asyncio.Task[object] | None = None
 
     async def supervised() -> T:
-        task, before = asyncio.current_task(), asyncio.all_tasks()
+        nonlocal main
+        main = task = asyncio.current_task()
+        before = asyncio.all_tasks()
         assert task is not None
 
         def terminate() -> None:
@@ -88,7 +94,14 @@ def run_until_terminated(loop: asyncio.Runner, session: Session, work: Coroutine
                 await asyncio.gather(*left, return_exceptions=True)
 
     try:
-        return loop.run(supervised())
+        with no_exit():
+            return loop.run(supervised())
+    except RunPaused:
+        while main is not None and not main.done():  # a task that nobody guards has stopped the event loop; others may
+            main.cancel()
+            with suppress(SystemExit, asyncio.CancelledError):
+                loop.get_loop().run_until_complete(main)
+        raise
     except asyncio.CancelledError as error:  # Ctrl-C is a KeyboardInterrupt already
         if terminated:
             raise KeyboardInterrupt from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -32,11 +32,17 @@ ZERO = 1e-6
 
 @dataclass(frozen=True)
 class StepReport:
-    """The values that a finished training step leaves for the records."""
+    """The values that a finished training step leaves for the records.
+
+    Args:
+        metrics: Without the parts' own.
+        of_parts: Asks the step's parts for theirs.
+    """
 
     metrics: dict[str, float]
     trajectories: Sequence[Trajectory]
     ledger: Ledger
+    of_parts: Callable[[], Mapping[str, float]]
 
 
 async def evaluation(

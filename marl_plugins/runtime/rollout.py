@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from marl_plugins.core.processes import Engines
 from marl_plugins.core.roles import Call
@@ -16,12 +15,10 @@ from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
 from marl_plugins.core.workflow import Workflow, run_workflow
 from marl_plugins.core.workspace import Workspace
+from marl_plugins.hook_faults import no_exit
 from marl_plugins.manager import Plugins
 from marl_plugins.run import Run
 from marl_plugins.runtime.roles import Cast
-
-if TYPE_CHECKING:
-    pass
 
 EVALUATION = -1
 """Stands for the step in an evaluation's seeds."""
@@ -110,24 +107,25 @@ class Rollout:
         async def score(trajectory: Trajectory) -> None:
             await score_outcome(trajectory, self.score_outcome, self.task_seconds, roles)
 
-        async with self.workspace_of(task) as workspace:
-            return await run_workflow(
-                self.workflow,
-                task,
-                sample,
-                place=place,
-                step=step,
-                run_seed=self.run.args.train.seed,
-                roles=roles,
-                tools=self.tools,
-                generate=self.generate,
-                score_action=score_action,
-                score=score,
-                workspace=workspace,
-                last_role=list(roles)[-1],
-                seconds=self.task_seconds,
-                rollout=began,
-            )
+        with no_exit():
+            async with self.workspace_of(task) as workspace:
+                return await run_workflow(
+                    self.workflow,
+                    task,
+                    sample,
+                    place=place,
+                    step=step,
+                    run_seed=self.run.args.train.seed,
+                    roles=roles,
+                    tools=self.tools,
+                    generate=self.generate,
+                    score_action=score_action,
+                    score=score,
+                    workspace=workspace,
+                    last_role=list(roles)[-1],
+                    seconds=self.task_seconds,
+                    rollout=began,
+                )
 
     def workspace_of(self, task: Task) -> AbstractAsyncContextManager[Workspace | None]:
         """A trajectory's folder, if any tool works in one."""

@@ -8,19 +8,24 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.concurrency import all_of
-from marl_plugins.core.failures import RunEnded
+from marl_plugins.core.failures import RunEnded, RunPaused
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.rows import Row
+from marl_plugins.core.sampled import SampledActions
 from marl_plugins.core.steps import StepPart
 from marl_plugins.core.trajectory import Task, Trajectory
+from marl_plugins.hook_faults import HookFaults
 from marl_plugins.manager import parts_of
 from marl_plugins.runtime.crediting import CreditAssignment, check_versions
-from marl_plugins.runtime.experience import ForwardedRows, PreparedRows, estimate
+from marl_plugins.runtime.experience import ForwardedRows, PreparedRows, PreparedSnapshot, estimate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from marl_plugins.runtime.session import Session
+
+
+HOOK = "marl_step"
 
 
 class RunningStep:
@@ -43,7 +48,8 @@ class RunningStep:
         self.ended = asyncio.Event()
         self.forwarded: list[ForwardedRows] = []
         run, plugins = session.plan.run, session.plan.plugins
-        self._crediting = CreditAssignment(run, plugins, session.trained, session.estimator, optimiser_steps)
+        self.sampled = SampledActions()
+        self._crediting = CreditAssignment(run, plugins, session.trained, session.estimator, optimiser_steps, self.sampled)
         self.parts: Mapping[str, StepPart] = parts_of(plugins, run, self)
 
     async def roll_out(self, samples: int, tick: Callable[[], None]) -> None:
@@ -57,14 +63,22 @@ class RunningStep:
         async def collect() -> None:
             async with aclosing(self.session.rollout.train(self.tasks, samples, self.number)) as arriving:
                 async for trajectory in arriving:
+                    self.sampled.arrived(trajectory)
                     self.trajectories.append(trajectory)
-                    for part in self.parts.values():
-                        part.arrived(trajectory)
+                    for name, part in self.parts.items():
+                        with HookFaults(name, HOOK):
+                            part.arrived(trajectory)
+                        self.sampled.check(name, HOOK, [trajectory])
                     tick()
             self.ended.set()
 
-        await all_of([collect(), *(part.during_rollout() for part in self.parts.values())])
-        self.trajectories = self.session.rollout.in_order(self.trajectories)
+        async def work(name: str, part: StepPart) -> None:
+            with HookFaults(name, HOOK):
+                await part.during_rollout()
+            self.sampled.check(name, HOOK)
+
+        await all_of([collect(), *(work(name, part) for name, part in self.parts.items())])
+        self.trajectories = self.session.rollout.in_order(self.sampled)
 
     async def credited(self, trajectories: Sequence[Trajectory]) -> list[Row] | None:
         """See `Step.credited`."""
@@ -73,15 +87,20 @@ class RunningStep:
     async def rows(self) -> list[Row]:
         """The rows of the step, credited and selected."""
         rows = await self._crediting.rows(self.trajectories)
-        for part in self.parts.values():
-            await part.rows(rows)
+        for name, part in self.parts.items():
+            with HookFaults(name, HOOK):
+                await part.rows(list(rows))
+            self.sampled.check_rows(name, HOOK, rows)
+            self.sampled.check(name, HOOK)
         return rows
 
     def ledger(self, rows: Sequence[Row]) -> Ledger:
         """Returns what became of every action, those of the parts' own rows included."""
-        ledger = Ledger.of(self.number, self.trajectories, rows)
-        for part in self.parts.values():
-            if (own := part.ledger()) is not None:
+        ledger = Ledger.of(self.number, self.trajectories, rows, self.sampled.of)
+        for name, part in self.parts.items():
+            with HookFaults(name, HOOK):
+                own = part.ledger()
+            if own is not None:
                 ledger.auxiliary.append(own)
         return ledger
 
@@ -96,16 +115,28 @@ class RunningStep:
         )
         prepared: Sequence[PreparedRows] = estimate(forwarded, self.estimator)
         for name, part in self.parts.items():
-            prepared = await part.prepared(prepared)
-            self._check(name, prepared)
+            given = PreparedSnapshot(prepared)
+            with HookFaults(name, HOOK):
+                prepared = await part.prepared(list(prepared))
+            self._check(name, given, prepared)
         return list(prepared)
 
-    def _check(self, plugin: str, prepared: Sequence[PreparedRows]) -> None:
+    def _check(self, plugin: str, given: PreparedSnapshot, prepared: Sequence[PreparedRows]) -> None:
         """Check what a part has made of the values that policies are updated with.
 
+        Args:
+            given: What it was given.
+
         Raises:
-            RunEnded: A policy has two, or one of another version's rows.
+            RunEnded: A policy has two, or one of another version's rows, or not the rows that it had.
         """
+        if not isinstance(prepared, list | tuple) or not all(isinstance(p, PreparedRows) for p in prepared):
+            raise RunPaused(
+                f"plugin {plugin}: {HOOK}: prepared of its part returned {prepared!r:.80}; expected a list of PreparedRows"
+            )
+        if changed := given.changed(prepared):
+            raise RunPaused(f"plugin {plugin}: {HOOK} {changed}; what was sampled and selected is trained on as it is")
+        self.sampled.check(plugin, HOOK)
         policies = [p.policy for p in prepared]
         if twice := next((name for name in policies if policies.count(name) > 1), None):
             raise RunEnded(
@@ -116,4 +147,8 @@ class RunningStep:
 
     def metrics(self) -> dict[str, float]:
         """The numbers of all parts."""
-        return {name: value for part in self.parts.values() for name, value in part.metrics().items()}
+        found: dict[str, float] = {}
+        for name, part in self.parts.items():
+            with HookFaults(name, HOOK):
+                found |= part.metrics()
+        return found

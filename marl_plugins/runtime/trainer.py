@@ -44,7 +44,7 @@ class Trainer:
         self.saving = StepSaver(session, records, checkpoints, display)
         self.best = self.saving.best
         self.weight_sync = WeightSync(session)
-        self.breaker = CircuitBreaker(self.run.max_idle_steps)
+        self.breaker = CircuitBreaker()
         self.shown: set[str] = set()
 
     def schedule(self) -> Iterator[tuple[int, int, list[Task]]]:
@@ -75,22 +75,19 @@ class Trainer:
                 if done and done != self.saving.last:
                     await self.saving.save(done)
                 raise
-            steps, metrics, evaluated = schedule[-1][0], report.metrics, []
-            if evaluating and (step == steps or step % args.eval.steps == 0):
-                found, evaluated = await self.evaluate(step)
-                metrics |= found
-            self.plugins.hook.marl_log(run=self.run, step=step, metrics=metrics)
+            steps, metrics = schedule[-1][0], report.metrics
+            due = bool(evaluating) and (step == steps or step % args.eval.steps == 0)
+            evaluated, paused = await self._conclude(step, report, due)
             with writing("the records", self.records.folder):
                 self.records.step(step, metrics, report.trajectories, report.ledger, evaluated)
             if step % max(1, args.logger.logging_steps) == 0:
                 self.display.step(metrics, steps, (time.monotonic() - started) / (step - first) * (steps - step))
             done = step
-            if is_due(step, args.ckpt.save_steps) or self.best.step == step or self.breaker.reason:
+            if is_due(step, args.ckpt.save_steps) or self.best.step == step or self.breaker.reason or paused:
                 await self.saving.save(step)
+            if paused:
+                raise paused
             self.breaker.check()
-        if done > first and done != self.saving.last and self.breaker.untrained:
-            await self.saving.save(done)
-        self.breaker.end()
         return done
 
     async def train_step(self, number: int, k: int, tasks: Sequence[Task]) -> StepReport:
@@ -113,19 +110,31 @@ class Trainer:
             ledger = step.ledger(rows)
             prepared = await step.prepare(rows)
         metrics = of_rollout(number, step.trajectories, ledger, rows, step.estimator)
-        self.display.rollout(number, metrics, step.trajectories, ledger)
+        self.display.rollout(number, metrics, step.trajectories)
         with phase("update"):
             updates = await self.update(prepared, k, number)
         with phase("sync"):
             await self.weight_sync.updated(list(updates))
         metrics |= of_step(prepared, updates, policies, seconds, metrics["tokens/sampled"])
-        metrics |= {**self.session.backend.metrics(), **step.metrics()}
+        metrics |= self.session.backend.metrics()
         for remark in remarks(prepared, policies, step.estimator.return_scope):
             self.display.say(f"step {number}: {remark}")
         self.breaker.step(ledger, step.trajectories)
-        if not rows:  # else it is saved first
-            self.breaker.check()
-        return StepReport(metrics, step.trajectories, ledger)
+        self.breaker.check()
+        return StepReport(metrics, step.trajectories, ledger, step.metrics)
+
+    async def _conclude(self, step: int, report: StepReport, evaluate: bool) -> tuple[list[Trajectory], RunPaused | None]:
+        """Complete the metrics of a step that is trained; what it was evaluated on, and what pauses the run once it is saved."""
+        evaluated: list[Trajectory] = []
+        try:
+            report.metrics.update(report.of_parts())
+            if evaluate:
+                found, evaluated = await self.evaluate(step)
+                report.metrics.update(found)
+            self.plugins.hook.marl_log(run=self.run, step=step, metrics=report.metrics)
+        except RunPaused as paused:
+            return evaluated, paused
+        return evaluated, None
 
     async def update(self, prepared: Sequence[PreparedRows], k: int, step: int) -> dict[str, dict[str, float]]:
         """Update every policy that has rows, all at once; return upstream's metrics by policy."""

@@ -1,7 +1,8 @@
 """A pytest plugin: every shipped plugin is active, and our subclasses replace upstream's classes, as in a run."""
 
-from marl_plugins.loading import SHIPPED, present
+from marl_plugins.loading import present
 from marl_plugins.manager import Plugins
+from marl_plugins.plugin_names import SHIPPED
 
 PLUGINS = Plugins(present(SHIPPED))
 

@@ -25,9 +25,9 @@ from marl_plugins.core.findings import Finding, all_good
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe import find_recipe
 from marl_plugins.hosts import cpu, upstream_cli
-from marl_plugins.loading import SHIPPED, load, present, users_code
-from marl_plugins.manager import BUILTINS
+from marl_plugins.loading import load, present, users_code
 from marl_plugins.plan.flags import COMMAND_LINE, split_flags
+from marl_plugins.plugin_names import BUILTINS, SHIPPED
 
 if TYPE_CHECKING:
     from marl_plugins.run import Run

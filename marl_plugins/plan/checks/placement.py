@@ -1,4 +1,4 @@
-"""What is wrong with the devices of a policy's processes: on this machine, on each other's devices, in what they exchange."""
+"""Finds what is wrong with the devices of a policy's processes: on this machine, on each other's devices, in what they exchange."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _shared(device: str, a: Any) -> Iterator[Problem]:
 
 
 def _on_gpus(a: Any) -> Iterator[Problem]:
-    """What would fail on GPUs in the first minutes: at the start, or at the first weight sync, after a whole rollout and update."""
+    """Returns what would fail on GPUs in the first minutes: at the start, or at the first weight sync after a whole rollout."""
     if a.ds.param_dtype != "bf16":
         yield Problem(
             "devices.dtype",
@@ -101,7 +101,7 @@ def _on_gpus(a: Any) -> Iterator[Problem]:
 
 
 def _on_cpu(a: Any) -> Iterator[Problem]:
-    """What needs a GPU."""
+    """Returns what needs a GPU."""
     if a.ds.ring_attn_size > 1:
         yield Problem("devices.ring_attention", got="--ds.ring_attn_size needs GPUs", flags=("ds.ring_attn_size",))
     if a.train.colocate_all or a.vllm.enable_sleep or a.ds.enable_sleep:

@@ -30,6 +30,8 @@ from marl_plugins.core.problems import Problem, at, meant
 from marl_plugins.core.redaction import Redaction, shown_url
 from marl_plugins.core.tools import Function, Tool, ToolCall
 from marl_plugins.core.trajectory import ToolResult
+from marl_plugins.tools.mcp.noise import Noise
+from marl_plugins.tools.mcp.offers import functions_of, simplify_schemas, wrong_offers
 from marl_plugins.tools.mcp.section import MCPServerConfig
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ class Servers:
 
     def __init__(self) -> None:
         self._servers: dict[str, Server] = {}
+        self._noise = Noise()
 
     def of(self, configs: Mapping[str, MCPServerConfig], folder: Path) -> list[Server]:
         """Returns the servers of a recipe, which lies in `folder`."""
@@ -64,6 +67,7 @@ class Servers:
         Raises:
             ConfigurationError: Some cannot be reached, or do not have the tools that the recipe names.
         """
+        self._noise.listen()
         tried = await asyncio.gather(*(server.learn() for server in self._servers.values()), return_exceptions=True)
         problems: list[Problem] = []
         for error in tried:
@@ -175,9 +179,11 @@ class Server:
         ]
         if not offered:
             problems.append(Problem("mcp.no_tools", where, "it has no tools"))
+        wanted = [offered[name] for name in named or offered if name in offered]
+        problems += [Problem("mcp.offer", where, wrong) for wrong in wrong_offers(wanted)]
         if problems:
             raise ConfigurationError(problems)
-        self.functions = tuple(offered[name] for name in named or offered)
+        self.functions = tuple(wanted)
 
     async def close(self) -> None:
         """End all sessions."""
@@ -289,7 +295,7 @@ class Session:
         gone: tuple[type[Exception], ...] = (TimeoutError, MCPError, *_broken())
         try:
             async with asyncio.timeout(ALIVE_SECONDS):
-                await client.list_tools(cache_mode="bypass")
+                simplify_schemas((await client.list_tools(cache_mode="bypass")).tools)
         except gone:
             self._leave.set()
 
@@ -362,7 +368,8 @@ async def _listed(client: Client) -> list[Function]:
     cursor = None
     while True:
         page = await client.list_tools(cursor=cursor)
-        functions += [Function(tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
+        simplify_schemas(page.tools)
+        functions += functions_of(page.tools)
         cursor = page.next_cursor
         if cursor is None:
             return functions

@@ -1,0 +1,89 @@
+"""Bounds what a server offers: its tools' names, descriptions and schemas are another program's texts, and go into prompts.
+
+A name is a plain word; a description is bounded, and holds no control character and no token of a chat template; a result is
+checked against a schema of which nothing is left that takes longer than reading the result.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from marl_plugins.core.redaction import inert
+from marl_plugins.core.tools import Function
+
+if TYPE_CHECKING:
+    from mcp_types import Tool
+
+NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")
+"""As the protocol's specification of 2025-11-25 says."""
+MOST_TOOLS = 1000
+MOST_CHARACTERS = 4000
+"""Of a description; what is longer keeps its head."""
+MOST_SCHEMA_CHARACTERS = 50_000
+MARKS = (
+    ("<|", "< |"),
+    ("|>", "| >"),
+    ("<｜", "< ｜"),
+    ("｜>", "｜ >"),
+    ("[INST", "[ INST"),
+    ("<start_of_turn", "< start_of_turn"),
+)
+"""Beginnings and ends of the tokens by which chat templates part messages, and what takes their place."""
+CHECKED = ("type", "enum", "const", "required", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems")
+"""Keywords of a schema that are checked; beside them `properties` and `items`. A pattern may take for ever."""
+DEEPEST = 20
+
+
+def functions_of(tools: Iterable[Tool]) -> list[Function]:
+    """A server's tools as roles are shown them."""
+    return [Function(t.name, harmless(t.description or ""), harmless(t.input_schema)) for t in tools]
+
+
+def wrong_offers(functions: Iterable[Function]) -> Iterator[str]:
+    """Yields what of a server's tools cannot be offered."""
+    listed = list(functions)
+    if len(listed) > MOST_TOOLS:
+        yield f"it has {len(listed)} tools; at most {MOST_TOOLS} can be offered, name those that are needed in `tools`"
+        return
+    for function in listed:
+        if not NAME.fullmatch(function.name):
+            yield f"its tool {inert(function.name)[:80]!r} has a name that is no word; leave it out by naming others in `tools`"
+        elif (size := len(json.dumps(function.parameters))) > MOST_SCHEMA_CHARACTERS:
+            yield f"its tool {function.name!r} has an input schema of {size} characters; at most {MOST_SCHEMA_CHARACTERS} are shown"
+
+
+def harmless(value: Any, depth: int = 0) -> Any:
+    """Text, or every text of a JSON value, that does nothing to a terminal or a chat template, and has an end."""
+    if isinstance(value, str):
+        text = inert(value[:MOST_CHARACTERS])
+        for mark, instead in MARKS:
+            text = text.replace(mark, instead)
+        return text
+    if isinstance(value, Mapping | list) and depth > DEEPEST:
+        return "..."
+    if isinstance(value, Mapping):
+        return {harmless(key): harmless(inner, depth + 1) for key, inner in value.items()}
+    return [harmless(inner, depth + 1) for inner in value] if isinstance(value, list) else value
+
+
+def simplify_schemas(tools: Iterable[Tool]) -> None:
+    """Leave of each tool's output schema, in place, what is checked in a time that the result's size bounds: the SDK checks every
+    result against it, in the event loop."""
+    for tool in tools:
+        if tool.output_schema:
+            left = _simple(tool.output_schema, 0)
+            tool.output_schema.clear()
+            tool.output_schema.update(left)
+
+
+def _simple(schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
+    left = {keyword: schema[keyword] for keyword in CHECKED if keyword in schema}
+    properties, items = schema.get("properties"), schema.get("items")
+    if depth < DEEPEST and isinstance(properties, Mapping):
+        left["properties"] = {n: _simple(s, depth + 1) for n, s in properties.items() if isinstance(s, Mapping)}
+    if depth < DEEPEST and isinstance(items, Mapping):
+        left["items"] = _simple(items, depth + 1)
+    return left

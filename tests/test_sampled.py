@@ -1,0 +1,283 @@
+"""What was sampled is trained on as it was: every plugin is held to it, in runs, right after it."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated import make_trajectory
+from simulated_run import simulated_trainer
+
+from marl_plugins.core.failures import RunEnded, RunPaused
+from marl_plugins.core.rows import Row
+from marl_plugins.core.sampled import SampledActions, noted, unchangeable
+from marl_plugins.core.trajectory import Generation
+
+HEAD = """
+import copy, dataclasses
+from marl_plugins import hookimpl
+from marl_plugins.core.rows import Row
+from marl_plugins.core.steps import StepPart
+"""
+CREDIT = (
+    HEAD
+    + """
+@hookimpl
+def {hook}(trajectories):
+    t = trajectories[1]
+    if t.step == 3:
+        {body}
+    return trajectories
+"""
+)
+LATER = (
+    HEAD
+    + """
+@hookimpl
+def marl_credit_step(trajectories):
+    assert trajectories[0].step < 3, "asked, although the plugin before is refused"
+    return trajectories
+"""
+)
+IDS = "dataclasses.replace(t.actions[0].generation, ids=(9,) * len(t.actions[0].generation.ids))"
+CHANGES = {
+    "removes an action": "t.actions.pop()",
+    "adds an action": "t.actions.append(copy.copy(t.actions[0]))",
+    "has an action twice": "t.actions.append(t.actions[0])",
+    "replaces an action by its copy": "t.actions[0] = copy.copy(t.actions[0])",
+    "moves an action to another trajectory": "trajectories[0].actions.append(t.actions.pop())",
+    "replaces ids": f"t.actions[0].generation = {IDS}",
+    "replaces ids of a frozen value": "object.__setattr__(t.actions[0].generation, 'ids', (9, 9))",
+    "replaces log-probs": "t.actions[0].generation = dataclasses.replace(t.actions[0].generation, logprobs=(-0.5, -0.25))",
+    "replaces the version": "t.actions[0].generation = dataclasses.replace(t.actions[0].generation, version=0)",
+    "replaces the context": "t.actions[0].shown_ids = t.actions[0].shown_ids[1:]",
+    "renames a path": "t.actions[0].path = 'other'",
+    "gives an action to another policy": "t.actions[0].policy = 'q'",
+    "gives an action to another role": "t.actions[0].role = 'b'",
+    "loses a trajectory": "t.lose('tool', 'mine')",
+    "moves a trajectory": "t.place = 7",
+    "returns fewer": "return trajectories[1:]",
+    "returns none": "return []",
+    "returns one twice": "return [*trajectories, t]",
+    "returns a copy": "return [copy.copy(t), *trajectories[:1], *trajectories[2:]]",
+    "returns one more": "return [*trajectories, copy.copy(t)]",
+    "returns a generator": "return (t for t in trajectories)",
+    "returns a set": "return set(trajectories)",
+    "returns something else": "return [*trajectories, 1]",
+    "returns a text": "return 'trajectories'",
+    "changes the list in place": "trajectories.pop(1)",
+}
+
+
+def run_with(folder, *codes, steps=4, **more):
+    """The trainer of a run with plugins of this code, after what it raised; and what it raised."""
+    files = []
+    for number, code in enumerate(codes):
+        files.append(folder / f"plugin{number}.py")
+        files[-1].write_text(code)
+    trainer = simulated_trainer(
+        folder / "run", lambda t: 1.0, steps=steps, eval_steps=-1, plugins=list(map(str, files)), **more
+    )
+    with pytest.raises(RunEnded) as raised:
+        asyncio.run(trainer.fit(0))
+    return trainer, raised.value
+
+
+def lines(trainer, name):
+    return [json.loads(line) for line in (trainer.records.folder / name).read_text().splitlines()]
+
+
+def check_paused(trainer, error, plugin, hook, done):
+    """Paused and saved after a step, with the plugin's name; what is recorded is what was trained."""
+    assert isinstance(error, RunPaused)
+    assert f"{plugin}: {hook}" in str(error)
+    assert trainer.session.policies["p"].saved == [done]
+    ledger = lines(trainer, "ledger.jsonl")
+    assert [line["step"] for line in ledger] == list(range(1, done + 1))
+    assert all(line["roles"]["a"] == {"generated": 8, "trained": 8, "left_out": {}} for line in ledger)
+
+
+@pytest.mark.parametrize("hook", ["marl_credit", "marl_credit_step"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_credit_changes_of_what_was_sampled_pauses_the_run(tmp_path, hook, change):
+    trainer, error = run_with(tmp_path, CREDIT.format(hook=hook, body=CHANGES[change]), LATER)
+    check_paused(trainer, error, "plugin0.py", hook, done=2)
+    if not change.startswith(("returns none", "returns a ", "returns something")):
+        assert any(f"t{n}/{s}" in str(error) for n in range(99) for s in (0, 1))
+
+
+SELECT = (
+    HEAD
+    + """
+@hookimpl
+def marl_select(rows):
+    row = rows[1]
+    if row.trajectory.step == 3:
+        {body}
+    return rows
+"""
+)
+CHOICES = {
+    "drops silently": "return rows[1:]",
+    "drops in place": "rows.pop()",
+    "drops and keeps": "row.action.left_out = 'mine'",
+    "gives one twice": "return [*rows, row]",
+    "gives all twice": "return [*rows, *rows]",
+    "makes a row": "return [*rows, Row(row.trajectory, row.action, 1.0)]",
+    "replaces a row": "return [Row(r.trajectory, r.action, r.reward) for r in rows]",
+    "gives another policy's row": "row.action.policy = 'q'",
+    "gives another action": "row.action = copy.copy(row.action)",
+    "gives another trajectory": "row.trajectory = copy.copy(row.trajectory)",
+    "gives no number": "row.reward = float('nan')",
+    "replaces ids": "row.action.generation = dataclasses.replace(row.action.generation, ids=(1, 2))",
+    "removes the action of a row": "row.trajectory.actions.remove(row.action)",
+    "returns a generator": "return (row for row in rows)",
+    "returns actions": "return [row.action for row in rows]",
+}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_selection_that_is_not_of_the_rows_pauses_the_run(tmp_path, choice):
+    trainer, error = run_with(tmp_path, SELECT.format(body=CHOICES[choice]))
+    check_paused(trainer, error, "plugin0.py", "marl_select", done=2)
+
+
+def test_what_selecting_and_crediting_may_do_goes_on(tmp_path):
+    code = (
+        HEAD
+        + "@hookimpl\ndef marl_credit(trajectories):\n    for t in trajectories:\n        t.actions[0].add_reward('mine', 0.5)\n"
+        "        t.actions[0].notes['n'] = 1\n    return trajectories[::-1]\n"
+        "@hookimpl\ndef marl_select(rows):\n    rows[0].action.left_out = 'mine'\n    return rows[1:]\n"
+    )
+    (tmp_path / "fine.py").write_text(code)
+    trainer = simulated_trainer(
+        tmp_path / "run", lambda t: 1.0, steps=2, eval_steps=-1, plugins=[str(tmp_path / "fine.py")]
+    )
+    assert asyncio.run(trainer.fit(0)) == 2
+    role = {"generated": 8, "trained": 7, "left_out": {"mine": 1}}
+    assert [line["roles"]["a"] for line in lines(trainer, "ledger.jsonl")] == [role, role]
+    assert [row["sample"] for row in lines(trainer, "trajectories.jsonl")] == [0, 1] * 8  # in the order of the step
+
+
+PART = (
+    HEAD
+    + """
+@hookimpl
+def marl_step(step):
+    class Part(StepPart):
+        {method}
+    return Part() if step.number == 3 else None
+"""
+)
+PARTS = {
+    "arrived removes": "def arrived(self, trajectory): trajectory.actions.pop()",
+    "arrived replaces": "def arrived(self, t): t.actions[0].generation = dataclasses.replace(t.actions[0].generation, ids=(1,))",
+    "rollout removes": "async def during_rollout(self): await step.ended.wait(); step.trajectories[0].actions.clear()",
+    "rows replaces": "async def rows(self, rows): rows[0].action.policy = 'q'",
+    "rows rewards": "async def rows(self, rows): rows[0].reward = float('inf')",
+    "rows removes": "async def rows(self, rows): rows[0].trajectory.actions.pop()",
+    "prepared drops": "async def prepared(self, p): return []",
+    "prepared drops a row": "async def prepared(self, p): return [dataclasses.replace(p[0], rows=p[0].rows[1:])]",
+    "prepared adds a row": "async def prepared(self, p): return [dataclasses.replace(p[0], rows=[*p[0].rows, p[0].rows[0]])]",
+    "prepared drops a sequence": "async def prepared(self, p): return [dataclasses.replace(p[0], items=p[0].items[1:])]",
+    "prepared changes ids": "async def prepared(self, p): p[0].items[1].sequences[-1] = 3; return p",
+    "prepared replaces ids": "async def prepared(self, p): i = p[0].items[0]; i.sequences = i.sequences.clone(); return p",
+    "prepared masks": "async def prepared(self, p): p[0].items[0].action_mask.zero_(); return p",
+    "prepared changes log-probs": "async def prepared(self, p): p[0].items[0].rollout_log_probs += 1; return p",
+    "prepared replaces an action": "async def prepared(self, p): p[0].rows[0].trajectory.actions.pop(); return p",
+    "prepared returns a generator": "async def prepared(self, p): return (x for x in p)",
+    "prepared returns nothing": "async def prepared(self, p): pass",
+}
+
+
+@pytest.mark.parametrize("method", PARTS)
+def test_a_part_of_the_step_that_changes_what_was_sampled_pauses_the_run(tmp_path, method):
+    trainer, error = run_with(tmp_path, PART.format(method=PARTS[method]))
+    check_paused(trainer, error, "plugin0.py", "marl_step", done=2)
+
+
+def test_a_part_may_change_advantages_and_the_list_of_rows_that_it_sees(tmp_path):
+    method = (
+        "async def rows(self, rows): rows.clear()\n"
+        "        async def prepared(self, p): p[0].items[0].advantages.zero_(); return p"
+    )
+    (tmp_path / "fine.py").write_text(PART.format(method=method))
+    trainer = simulated_trainer(
+        tmp_path / "run", lambda t: 1.0, steps=4, eval_steps=-1, plugins=[str(tmp_path / "fine.py")]
+    )
+    assert asyncio.run(trainer.fit(0)) == 4
+
+
+@pytest.mark.parametrize("body", ["action.generation = None", "action.policy = 'q'", "action.path = 'x'"])
+def test_a_scorer_that_changes_what_was_sampled_pauses_the_run(tmp_path, body):
+    code = HEAD + f"@hookimpl\nasync def marl_score_action(action):\n    {body}\n    return 0.5\n"
+    trainer, error = run_with(tmp_path, code)
+    assert isinstance(error, RunPaused)
+    assert "t" in str(error)
+    assert not (trainer.records.folder / "ledger.jsonl").exists() or not lines(trainer, "ledger.jsonl")
+
+
+# --- what is sampled ------------------------------------------------------------------------------------------------------
+
+
+def test_ids_and_log_probs_are_tuples_whatever_a_plugin_made_them():
+    made = unchangeable(Generation([1, 2], [-1.0, -2.0], "stop", "p", 0))
+    assert (made.ids, made.logprobs) == ((1, 2), (-1.0, -2.0))
+    assert unchangeable(made) is made
+    with pytest.raises(ValueError, match="2 ids"):
+        unchangeable(Generation((1, 2), (-1.0,), "stop", "p", 0))
+
+
+FIELDS = ["path", "role", "policy", "turn", "text", "before", "extends", "parents", "shown_ids"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_every_change_of_anything_sampled_is_found_and_nothing_else(data):
+    """Random trajectories; one field of one action changed, or only what credit may write."""
+    sampled, trajectories = SampledActions(), []
+    for number in range(data.draw(st.integers(1, 4))):
+        trajectory = make_trajectory({"a": [], "b": ["a"], "c": ["a", "b"]}, task=f"t{number}")
+        trajectory.sampled = {action: noted(action) for action in trajectory.actions}
+        sampled.arrived(trajectory)
+        trajectories.append(trajectory)
+    action = data.draw(st.sampled_from([a for t in trajectories for a in t.actions]))
+    action.reward, action.returns, action.score, action.explanation, action.notes = 1.0, 2.0, 0.5, "why", {"x": 1}
+    action.left_out, action.advantage = "mine", 0.25
+    sampled.check("p", "marl_credit")
+    if data.draw(st.booleans()):
+        name = data.draw(st.sampled_from(FIELDS))
+        setattr(action, name, object())
+    else:
+        name = data.draw(st.sampled_from(["ids", "logprobs", "finish", "policy", "version"]))
+        action.generation = replace(action.generation, **{name: ("other",)})
+    with pytest.raises(RunPaused):
+        sampled.check("p", "marl_credit")
+
+
+def test_a_check_costs_the_same_however_long_the_actions_are():
+    """Not in tokens: a check compares references. Work is counted, not time."""
+
+    class Ids(tuple):
+        reads = 0
+
+        def __iter__(self):
+            Ids.reads += 1
+            return super().__iter__()
+
+        def __eq__(self, other):
+            Ids.reads += 1
+            return super().__eq__(other)
+
+        __hash__ = tuple.__hash__
+
+    trajectory = make_trajectory({"a": []})
+    trajectory.actions[0].generation = Generation(Ids(range(1000)), Ids([-1.0] * 1000), "stop", "p", 0)
+    sampled = SampledActions()
+    sampled.arrived(trajectory)
+    for _ in range(10):
+        sampled.check("p", "marl_credit")
+        sampled.check_rows("p", "marl_select", [Row(trajectory, trajectory.actions[0], 1.0)])
+    assert Ids.reads == 0

@@ -1,0 +1,82 @@
+"""What a command imports before it says anything: a help text needs no pydantic, no plan and no plugin."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from marl_plugins.commands.plugin_commands import commands_of, in_source, loaded_commands
+from marl_plugins.commands.plugins import _look, hooks_of
+from marl_plugins.loading import load
+from marl_plugins.plugin_names import found
+
+SCRIPT = """
+import contextlib, io, json, sys
+before = set(sys.modules)
+from marl_plugins.cli import main
+with contextlib.redirect_stdout(io.StringIO()):
+    code = main(sys.argv[1:])
+print(json.dumps([code, sorted(set(sys.modules) - before)]))
+"""
+
+
+def imported(*words):
+    """The modules that a command imports."""
+    done = subprocess.run([sys.executable, "-c", SCRIPT, *words], capture_output=True, text=True, timeout=120)
+    code, modules = json.loads(done.stdout.splitlines()[-1])
+    assert code == 0, done.stderr
+    return modules
+
+
+COMMANDS = {
+    ("--help",): (60, {"pydantic", "pluggy", "asyncio", "yaml", "rich"}),
+    ("plugins",): (150, {"pydantic", "asyncio", "yaml", "packaging"}),
+    ("recipes", "list"): (440, {"torch", "ray"}),
+    ("train", "--recipe", "mathchat/tiny.yaml", "--dry-run"): (
+        800,
+        {"torch", "ray", "transformers", "numpy", "openai", "rich"},
+    ),
+}
+"""By command: the most modules that it imports, and packages of which it needs none."""
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_a_command_imports_what_it_needs(words):
+    modules = imported(*words)
+    most, none_of = COMMANDS[words]
+    assert not none_of & {name.partition(".")[0] for name in modules}
+    assert len(modules) <= most, f"{len(modules)} modules: {modules}"
+
+
+@pytest.mark.parametrize("plugin", found())
+def test_what_is_read_of_a_plugin_is_what_it_is(plugin):
+    """`openrlhf plugins` and `--help` read this package's plugins and import none."""
+    module, shown = load(plugin), _look(plugin)
+    assert shown["hooks"] == list(hooks_of(module))
+    assert shown["about"] == module.__doc__.strip().splitlines()[0]
+    read, asked = commands_of(plugin), loaded_commands(plugin)
+    assert [(c.name, c.usage, c.about) for c in read] == [(c.name, c.usage, c.about) for c in asked]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return [Command(name, '', 'x', f) for name in ('a', 'b')]",
+        "return COMMANDS",
+        "return [Command('a', '', 'x', f), *more]",
+        "return [Command('a', usage(), 'x', f)]",
+        "return [Command(name='a', usage='', about='x', main=f)]",
+        "commands = [Command('a', '', 'x', f)]\n    return commands",
+        "return [Command('a', '', 'x', f)] if here else []",
+    ],
+)
+def test_commands_that_are_not_written_out_are_asked_for(body):
+    assert in_source(f"@hookimpl\ndef marl_commands():\n    {body}\n") is None
+    assert in_source("def marl_commands(") is None
+    assert in_source("x = 'marl_commands'") is None
+
+
+def test_commands_that_are_written_out_are_read():
+    text = "def marl_commands():\n    return [Command('a', 'RUN', 'does it', f), Command('b', '', 'too', f)]\n"
+    assert in_source(text) == [("a", "RUN", "does it"), ("b", "", "too")]
