@@ -8,6 +8,13 @@ SYSTEM is one of `SYSTEMS` below: `debate`, `merchant`, `category`. An arm takes
     frozen      learning rate 0 (two evaluations: nothing changes between)
     - ROLE      the trained weights with one policy's initial weights put back; every role in turn (arm `put_back`)
 
+Of the two assistants also, each in a copy of the recipe, and only where they are named:
+
+    outcome         the same rollouts without the coach: every action is rewarded with the outcome of its conversation
+    rare_trained    trained from a start with more slips, where a third as many conversations succeed
+    rare_outcome    outcome from that start
+    rare_frozen     frozen at that start
+
 Success on held-out tasks, sampled at the training temperature: "before" is step 0, "after" the mean of the last three evaluations
 (of "- ROLE": the final weights as they are, and with the role put back). Gains in points with 95 % t-intervals over seeds. Finished
 runs in FOLDER are not repeated.
@@ -17,6 +24,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+import shutil
 import statistics
 import sys
 from collections.abc import Sequence
@@ -31,12 +40,17 @@ from marl_plugins.records.read import RunReader
 
 @dataclass(frozen=True)
 class System:
-    """A tiny recipe, how long it is trained, and the policies that can be put back."""
+    """A tiny recipe, how long it is trained, and the policies that can be put back.
+
+    Args:
+        slips: How often its demonstrations slip by role, where a third as many conversations are to succeed at the start.
+    """
 
     recipe: str
     flags: tuple[str, ...] = ()
     policies: tuple[str, ...] = ()
     outcome: str = "eval/outcome"
+    slips: str = ""
 
     @property
     def words(self) -> list[str]:
@@ -44,10 +58,15 @@ class System:
 
 
 THIRTY = ("--max_steps", "30")
+RARE = '{"router": 0.4, "call": 0.55, "composer": 0.4}'
 SYSTEMS = {
     "debate": System("debate/tiny.yaml", policies=("debater", "judge"), outcome="eval/outcome/judge"),
-    "merchant": System("ecommerce/tiny_merchant.yaml", THIRTY, ("router", "sales", "marketing", "aftersales", "composer")),
-    "category": System("ecommerce/tiny_category.yaml", THIRTY, ("router", "order", "pricing", "inventory", "composer")),
+    "merchant": System(
+        "ecommerce/tiny_merchant.yaml", THIRTY, ("router", "sales", "marketing", "aftersales", "composer"), slips=RARE
+    ),
+    "category": System(
+        "ecommerce/tiny_category.yaml", THIRTY, ("router", "order", "pricing", "inventory", "composer"), slips=RARE
+    ),
 }
 FROZEN = ("--actor.adam.lr", "0", "--max_steps", "2", "--eval.steps", "2")
 
@@ -60,12 +79,43 @@ def curve(folder: Path, outcome: str) -> dict[int, float]:
 def row(name: str, arm: str, seeds: Sequence[int], out: Path) -> str:
     """The line of an arm that is trained."""
     system = SYSTEMS[name]
-    flags = [*system.words, *(FROZEN if arm == "frozen" else ())]
+    flags = [*words_of(system, arm, out), *(FROZEN if arm.endswith("frozen") else ())]
     seconds = [train(f"{name}-{arm}", flags, seed, out)["seconds"] for seed in seeds]
     curves = [list(curve(out / f"{name}-{arm}-{seed}", system.outcome).values()) for seed in seeds]
     before = [c[0] for c in curves]
     after = [statistics.fmean(c[1:][-3:]) for c in curves]
     return line(arm, before, after, f"{statistics.median(seconds):.0f}")
+
+
+def over(name: str, coach: str, control: str, seeds: Sequence[int], out: Path) -> str:
+    """Return the line of what a coach adds to its control, paired by seed."""
+    means = [
+        [
+            statistics.fmean(list(curve(out / f"{name}-{arm}-{seed}", SYSTEMS[name].outcome).values())[1:][-3:])
+            for seed in seeds
+        ]
+        for arm in (coach, control)
+    ]
+    return f"| {coach} over {control} | {len(seeds)} |  |  | {points([a - b for a, b in zip(*means, strict=True)])} |  |"
+
+
+def words_of(system: System, arm: str, out: Path) -> list[str]:
+    """Return the flags of an arm; `outcome` and those of the rare start are recipes in a copy of the recipe's folder."""
+    if arm in ("trained", "frozen"):
+        return system.words
+    folder, _, file = system.recipe.partition("/")
+    rare = arm.startswith("rare_")
+    copy = out / f"{folder}-{'rare' if rare else 'same'}"
+    if not copy.exists():
+        shutil.copytree(recipes_root() / folder, copy)
+        if rare:
+            demonstrations = copy / "demonstrations.py"
+            text, found = re.subn(r"^SLIPS = .*$", f"SLIPS = {system.slips}", demonstrations.read_text(), flags=re.M)
+            assert found == 1
+            demonstrations.write_text(text)
+    if arm.endswith("outcome"):
+        (copy / "outcome.yaml").write_text(f"extends: {file}\nplugins: [tools.py]\nflags:\n  coach.rubric: null\n")
+    return ["--recipe", str(copy / ("outcome.yaml" if arm.endswith("outcome") else file)), *system.flags]
 
 
 def line(arm: str, before: Sequence[float], after: Sequence[float], seconds: str = "") -> str:
@@ -93,9 +143,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/bench-learning"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arms = ["trained", "frozen", "put_back"]
-    parser.add_argument("--arms", nargs="+", choices=arms, default=arms)
+    named = ["outcome", "rare_trained", "rare_outcome", "rare_frozen"]
+    parser.add_argument("--arms", nargs="+", choices=[*arms, *named], default=arms)
     add_flag(parser)
     options = parser.parse_args()
+    if not SYSTEMS[options.system].slips and set(options.arms) & set(named):
+        parser.error(f"{options.system} has no arms {', '.join(named)}")
     options.out.mkdir(parents=True, exist_ok=True)
     for run in restore("learning", options.out) if options.recorded else ():
         print(f"recorded: {run}", file=sys.stderr)
@@ -103,6 +156,8 @@ def main() -> None:
     for arm in options.arms:
         if arm != "put_back":
             print(row(options.system, arm, options.seeds, options.out), flush=True)
+            if arm.endswith("outcome") and (coach := arm.replace("outcome", "trained")) in options.arms:
+                print(over(options.system, coach, arm, options.seeds, options.out), flush=True)
             continue
         whole = [put_back(options.system, "none", seed, options.out) for seed in options.seeds]
         for policy in SYSTEMS[options.system].policies:
