@@ -144,7 +144,10 @@ def test_the_hint_at_chat_messages_is_given_for_prompts_only(folder):
 
 def test_a_sibling_is_imported_with_a_dot(folder):
     folder.write("grader.py", "from tasks import load\ndef score_outcome(t):\n    return 1.0\n")
-    assert "write `from .tasks import ...`" in refusal(folder)
+    with pytest.raises(ConfigurationError) as error:
+        folder.plan()
+    (problem,) = error.value.problems
+    assert problem.code == "code.failed" and "`from .tasks import ...`" in str(problem)
 
 
 def test_the_shipped_recipes_are_silent():
