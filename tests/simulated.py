@@ -120,4 +120,4 @@ def credit(plugin, trajectories, run):
 def content(trajectory):
     """Everything that a trajectory says, to be compared: its actions by their paths where they name each other."""
     actions = [{**vars(action), "before": action.before and action.before.path} for action in trajectory.actions]
-    return {**vars(trajectory), "actions": actions, "rollout": None}  # when its rollout began is not recorded
+    return {**vars(trajectory), "actions": actions, "rollout": None, "sampled": None}  # these two are not recorded

@@ -154,7 +154,7 @@ def test_lines_are_those_of_the_file(recipe):
         ([*GAE, "--critic.num_gpus_per_node", "0"], [("flags.value", "command line", "critic.num_gpus_per_node")]),
         ([*GAE, "--critic.model_name_or_path", "/no/such"], [("models.unknown", "critic.model_name_or_path")]),
         ([*GAE, "--train.colocate_critic_reward"], [("flags.refused", "command line", "train.colocate_critic_reward")]),
-        ([*GAE, "--logical_gpus", "8"], [("plan.logical_gpus", "recipe.yaml:24", "recipe.yaml:27", "logical_gpus")]),
+        ([*GAE, "--logical_gpus", "8"], [("plan.logical_gpus", "recipe.yaml:24", "recipe.yaml:26", "logical_gpus")]),
         (
             [*GAE, "--train.colocate_all", "--critic.num_gpus_per_node", "2"],
             [("devices.colocated",), ("devices.no_gpu",)],
@@ -164,7 +164,7 @@ def test_lines_are_those_of_the_file(recipe):
         (["--rollout.max_new_tokens", "500"], [("lengths.no_room", "tiny.yaml:14")]),
         (
             ["--logical_gpus", "5"],
-            [("plan.logical_gpus", "recipe.yaml:24", "recipe.yaml:27", "logical_gpus")],
+            [("plan.logical_gpus", "recipe.yaml:24", "recipe.yaml:26", "logical_gpus")],
         ),
         (["--mapping", "solver=a,coder=a"], [("roles.unmapped", "mapping")]),
         (["--mapping", "nonsense"], [("flags.mapping", "mapping")]),

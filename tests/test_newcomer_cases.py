@@ -809,7 +809,7 @@ E_COMMAND_LINE = {
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 F_MODEL = {
     "good": model(model__safetensors="x"),
-    "no weights": model(("models.no_weights", "recipe.yaml:11")),
+    "no weights": model(("models.no_weights", "recipe.yaml:11", "model")),
     "weights that are pointers": model(("models.pointer", "recipe.yaml:11"), model__safetensors=POINTER),
     "no architecture": model(("models.architecture", "recipe.yaml:11", "config.json"), config={}, model__safetensors="x"),
     "translation model": model(

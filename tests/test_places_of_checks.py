@@ -21,7 +21,7 @@ from marl_plugins.core.recipe_yaml import Origins
 from marl_plugins.core.section import Section
 from marl_plugins.core.tools import Function, Tool
 from marl_plugins.plan import calls, sections
-from marl_plugins.plan.checks import numbers, policies
+from marl_plugins.plan.checks import numbers, placement, policies
 from marl_plugins.process_groups import checks as seats
 from marl_plugins.process_groups.seats import Seating
 from marl_plugins.sandbox import checks as sandbox_checks
@@ -166,7 +166,6 @@ GOOD_NUMBERS = {
             {"train__dynamic_batch_enable": True, "train__max_tokens_per_gpu": 200, "rollout__max_tokens_per_gpu": 10},
             ("lengths.micro_batch", "rollout.max_tokens_per_gpu"),
         ),
-        ({"ds__ring_attn_size": 2}, ("devices.ring_attention",)),
         ({"ds__packing_samples": True, "ds__attn_implementation": "flex"}, ("devices.packing", "ds.packing_samples")),
     ],
 )
@@ -177,13 +176,14 @@ def test_batching(changed, expected):
 @pytest.mark.parametrize(
     ("changed", "code"),
     [
+        ({"ds__ring_attn_size": 2}, "devices.ring_attention"),
         ({"ds__zero_stage": 3}, "devices.zero_stage"),
         ({"ds__attn_implementation": "flash_attention_2"}, "devices.attention"),
         ({"vllm__enable_sleep": True}, "devices.no_gpu"),
     ],
 )
 def test_what_needs_gpus(changed, code):
-    assert briefs(numbers._placement("cpu", space(**GOOD_NUMBERS | changed))) == [(code,)]
+    assert briefs(placement._on_cpu(space(**GOOD_NUMBERS | changed))) == [(code,)]
 
 
 # --- gradients that are taken early ----------------------------------------------------------------------------------------

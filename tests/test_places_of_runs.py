@@ -188,10 +188,12 @@ def test_a_dataset_of_the_hub(tmp_path, monkeypatch):
     assert found_by(_hub_tasks, "some/data", run, None, flag) == [("tasks.no_column", flag, "some/data")]
 
 
-def test_groups_of_ray_for_several_policies():
+def test_groups_of_ray_for_several_policies(monkeypatch):
+    for other in ("_lengths", "_batching", "check_placement"):  # of one policy each
+        monkeypatch.setattr(numbers, other, lambda *_: [])
     args = space(**GOOD_NUMBERS | {"ckpt__save_steps": 1, "vllm__sync_with_ray": True, "train__batch_size": 1})
-    run = SimpleNamespace(args=args, trajectories=1, device="cuda", policies=[policy("a"), policy("b")], policy_args={})
-    run.logical_gpus = None
+    run = SimpleNamespace(args=args, trajectories=1, device="cuda", policies=[policy("a"), policy("b")])
+    run.policy_args, run.logical_gpus = {"a": args, "b": args}, None
     assert briefs(numbers.check_numbers(run)) == [("plan.sync_with_ray",)]
 
 
@@ -225,12 +227,13 @@ def test_a_tool_that_the_run_does_not_have():
 def test_a_followup_without_a_second_call():
     config = SimpleNamespace(followup="again.md", max_turns=1)
     run = SimpleNamespace(folder=Path("recipe"), recipe=SimpleNamespace(roles={"solver": config}))
-    assert briefs(idle_followups(run)) == [("rehearsal.followup", "again.md")]
+    assert briefs(idle_followups(run, [])) == [("rehearsal.followup", "again.md")]
 
 
 def test_returns_of_several_roles_that_are_normalised_together():
-    run = space(args__reinforce_pp__scope="trajectory", args__reinforce_pp__normalise="global")
-    run.estimator, run.recipe = "reinforce", SimpleNamespace(roles=["a", "b"])
+    flags = {"scope": "trajectory", "normalise": "global", "discount": 1.0, "distance": "longest", "origin": "action"}
+    run = space(**{f"args__reinforce_pp__{name}": value for name, value in flags.items()})
+    run.estimator, run.recipe, run.given = "reinforce", SimpleNamespace(roles=["a", "b"]), {}
     expected = ("reinforce_pp.trajectory_scope", "reinforce_pp.scope", "reinforce_pp.normalise")
     assert briefs(reinforce_pp.marl_configure(run=run)) == [expected]
 
@@ -293,6 +296,7 @@ def test_a_cluster_that_is_too_small(monkeypatch):
     monkeypatch.setattr(ray, "nodes", list)
     monkeypatch.setattr(cluster, "needed_devices", lambda run: {"solver": 2})
     monkeypatch.setattr(cluster, "shown_devices", lambda run: "solver 2")
+    monkeypatch.setattr(cluster, "too_few", lambda run, found: "ask for fewer")
     assert found_by(cluster._check_devices, SimpleNamespace(processes=None)) == [("devices.too_few",)]
     backend = SimpleNamespace(
         seating=SimpleNamespace(seats=1, nodes=1), devices=lambda run: {}, object_store_bytes=lambda run: 2

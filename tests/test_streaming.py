@@ -238,7 +238,7 @@ def test_a_run_has_the_same_records_with_it_and_computes_no_row_twice(tmp_path, 
 # --- the plan -------------------------------------------------------------------------------------------------------------
 
 
-LINES = ("recipe.yaml:26", "recipe.yaml:29", "recipe.yaml:30")
+LINES = ("recipe.yaml:25", "recipe.yaml:28", "recipe.yaml:29")
 
 
 def test_devices_that_are_shared_with_engines_are_refused(monkeypatch):

@@ -57,7 +57,7 @@ def main(words: Sequence[str]) -> int:
     """
     options = make_parser().parse_args(list(words))
     run = RunReader(options.source)
-    wanted = Filter(**{name: getattr(options, name) for name in Filter.__dataclass_fields__})
+    wanted = Filter(**{name: value for name, value in vars(options).items() if name in Filter.__dataclass_fields__})
     if options.to:
         found = write_table(TABLES[options.table], run, wanted, options.to)
     elif options.table != "actions":

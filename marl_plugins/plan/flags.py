@@ -32,7 +32,7 @@ from marl_plugins.plugin_names import SHIPPED
 
 OWN_FLAGS = (
     *("recipe", "plugin", "mapping", "max_steps", "logical_gpus", "resume", "resume_with_changes"),
-    *("trust_remote_code", "sequences", "dry-run", "debug", "json"),
+    *("trust_remote_code", "sequences", "no_trainer_logprobs", "dry-run", "debug", "json"),
 )
 COMMAND_LINE = "command line"
 DEFAULT = "default"
