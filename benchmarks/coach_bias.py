@@ -5,7 +5,8 @@ Runs of 30 steps with 16 tasks of four samples and three roles, whose scores are
     null         scores are noise; half of the runs with types that are equally hard, half with .3, .5 and .7
     difficulty   types of .35 and .65 success; scores follow the outcome (.3 + .25 o + noise); tasks of a type equally
                  hard, or not
-    coin         types of .3, .5 and .7 success; scores are the true probability of success, the outcome is a coin with it
+    coin         types of .3, .5 and .7 success; scores are the true probability of success, the outcome is a coin with it;
+                 or the mean of the two
     return       16, 32 or 64 tasks that come back all the time, each with an effect on the scores (sd .1 or .2)
     demo         steps drawn from the demo's records (benchmarks/recorded/coach_bias.json): five types, its rubric,
                  one sample a task
@@ -41,7 +42,7 @@ class World:
 
     Args:
         success: Mean success of each type.
-        scores: `noise`, `outcome` or `quality`: what a score follows.
+        scores: `noise`, `outcome`, `quality` or `both`: what a score follows.
         spread: Standard deviation of the tasks' success within a type.
         effect: Standard deviation of a task's own effect on its scores.
         pool: Number of tasks that return; 0: each comes once.
@@ -72,7 +73,8 @@ class World:
                 for _ in range(self.samples):
                     outcome = float(draw.random() < quality)
                     for role in ROLES:
-                        mean = {"noise": 0.5, "outcome": 0.3 + 0.25 * outcome, "quality": quality}[self.scores] + effect
+                        followed = {"noise": 0.5, "outcome": 0.3 + 0.25 * outcome, "quality": quality}
+                        mean = followed.get(self.scores, (quality + outcome) / 2) + effect
                         mean += self.bias if role == ROLES[0] and kind == len(self.success) - 1 else 0.0
                         score = min(1.0, max(0.0, draw.gauss(mean, 0.12)))
                         step.setdefault((role, f"type {kind}", str(task)), []).append((round(20 * score) / 20, outcome))
@@ -101,7 +103,12 @@ EVEN, TWO, THREE = (0.5, 0.5), (0.35, 0.65), (0.3, 0.5, 0.7)
 WITHOUT = {
     "null": [World(EVEN, "noise"), World(THREE, "noise", tasks=18)],
     "difficulty": [World(TWO, "outcome"), World(TWO, "outcome", spread=0.2), World(TWO, "outcome", samples=1, tasks=64)],
-    "coin": [World((0.3, 0.5), "quality"), World(THREE, "quality", tasks=18), World(TWO, "quality", spread=0.2)],
+    "coin": [
+        World((0.3, 0.5), "quality"),
+        World(THREE, "quality", tasks=18),
+        World(TWO, "quality", spread=0.2),
+        World((0.2, 0.6), "both", spread=0.2, tasks=64, samples=8),
+    ],
     "return": [
         World(EVEN, "noise", effect=0.1, pool=16),
         World(THREE, "noise", effect=0.2, pool=64, tasks=18),

@@ -25,6 +25,9 @@ from marl_plugins.loading import load_file
 S = TypeVar("S")
 SectionT = TypeVar("SectionT", bound=Section)
 
+MOST_IDLE_STEPS = 3
+"""Steps and evaluations without a result, in a row, after which a run is paused: the default of `--max_idle_steps`."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -128,7 +131,7 @@ class Run(RecipeFiles):
         need_step: Plugins that need a whole step at once, as `NAME (HOOK)`.
         advantages: What makes the advantages; None but in `marl_configure` of a plan without other problems.
         warnings: What is worth knowing before the run starts.
-        max_steps, logical_gpus: As on the command line.
+        max_steps, max_idle_steps, logical_gpus: As on the command line.
     """
 
     args: SimpleNamespace
@@ -146,6 +149,7 @@ class Run(RecipeFiles):
     advantages: Estimator | None = None
     warnings: tuple[Problem, ...] = ()
     max_steps: int | None = None
+    max_idle_steps: int = MOST_IDLE_STEPS
     logical_gpus: int | None = None
     _states: dict[type, Any] = field(default_factory=dict, repr=False, compare=False)
 

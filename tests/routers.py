@@ -119,13 +119,116 @@ ROUTERS = {
 """,
 }
 
+MORE_ROUTERS = {
+    "a dataclass": """\
+    import dataclasses
+    @dataclasses.dataclass
+    class Route:
+        team: str
+        urgency: int
+    try:
+        team = Route(**json.loads(str(route))).team
+    except (ValueError, TypeError):
+        raise AgentFailure("no_answer", "no route") from None
+""",
+    "the name of a member": """\
+    class Team(enum.Enum):
+        REG = "registry"
+        MET = "metrics"
+        NON = "nobody"
+    try:
+        team = Team[str(route).strip()].value
+    except KeyError:
+        raise AgentFailure("no_answer", "no such team") from None
+""",
+    "a call, whose arguments are a text": """\
+    try:
+        call = json.loads(str(route))
+        if call["name"] != "route":
+            raise AgentFailure("no_answer", "another call")
+        team = json.loads(call["arguments"])["team"]
+    except (ValueError, KeyError, TypeError):
+        raise AgentFailure("no_answer", "no call") from None
+""",
+    "a call, as Python writes it": """\
+    import ast
+    try:
+        call = ast.parse(str(route), mode="eval").body
+        if call.func.id != "route_to":
+            raise AgentFailure("no_answer", "another call")
+        team = call.args[0].value
+    except (SyntaxError, AttributeError, IndexError):
+        raise AgentFailure("no_answer", "no call") from None
+""",
+    "XML": """\
+    import xml.etree.ElementTree as tree
+    try:
+        root = tree.fromstring(str(route))
+        team = root.find("team").text if root.tag == "route" else "nobody"
+    except (tree.ParseError, AttributeError):
+        raise AgentFailure("no_answer", "no XML") from None
+""",
+    "a key that is a constant": """\
+    KEY = "team"
+    try:
+        team = json.loads(str(route))[KEY]
+    except (ValueError, KeyError, TypeError):
+        raise AgentFailure("no_answer", "the route is no JSON") from None
+""",
+    "a list in JSON": """\
+    try:
+        steps = json.loads(str(route))["steps"]
+        team = steps[1]["agent"]
+    except (ValueError, KeyError, TypeError, IndexError):
+        raise AgentFailure("no_answer", "no steps") from None
+""",
+    "a list in lines": """\
+    steps = re.findall(r"^\\d+\\. (\\w+)", str(route), re.M)
+    if len(steps) < 2:
+        raise AgentFailure("no_answer", "no list")
+    team = steps[1]
+""",
+    "a word after a phrase": """\
+    phrase, _, value = str(route).partition(":")
+    if phrase.upper() != "TRANSFER TO":
+        raise AgentFailure("no_answer", "no transfer")
+    team = value.strip()
+""",
+    "a word and how sure it is": """\
+    word, comma, sure = str(route).partition(",")
+    try:
+        team = word if float(sure) >= 0.8 else "nobody"
+    except ValueError:
+        raise AgentFailure("no_answer", "no number") from None
+""",
+    "percent": """\
+    found = re.search(r"(\\d+(?:\\.\\d+)?)\\s*%", str(route))
+    if not found:
+        raise AgentFailure("no_answer", "no percent")
+    team = "metrics" if float(found[1]) > 70 else "registry" if float(found[1]) > 30 else "nobody"
+""",
+    "a number in a table": """\
+    sure = {name: float(value) for name, value in re.findall(r"(\\w+): (\\d+\\.\\d+)", str(route))}
+    if not sure:
+        raise AgentFailure("no_answer", "no table")
+    team = max(sure, key=sure.get)
+""",
+    "enough words": """\
+    words = str(route).split()
+    if len(words) < 20:
+        raise AgentFailure("no_answer", "too short a reason")
+    team = words[-1]
+""",
+}
+"""Like `ROUTERS`: others of their kinds."""
+
 
 class Triage:
     """A recipe's folder, whose router answers in one of the ways."""
 
     def __init__(self, path, router, tail=TAIL, head=HEAD):
         self.path = path
-        self.head = head + ROUTERS.get(router, router)
+        self.head = head + (ROUTERS | MORE_ROUTERS).get(router, router)
         files = {"recipe.yaml": RECIPE, "tasks.py": TASKS, "grader.py": GRADER, "any.md": "{incident}"}
         files |= {"resolver.md": "{incident}\n{finding}", "workflow.py": self.head + tail}
         for name, text in files.items():

@@ -143,6 +143,8 @@ def simulated_trainer(
     tasks=4,
     workflow=ask_once,
     best_metric_key="none",
+    max_idle_steps=3,
+    tools=None,
     plugins=(),
 ):
     """A trainer of a system with one role `a` on a policy `p`, ten held-out tasks; `tasks` and `samples` are those of a step."""
@@ -162,6 +164,7 @@ def simulated_trainer(
         policies=[],
         policy_args={},
         max_steps=None,
+        max_idle_steps=max_idle_steps,
         episode_steps=lambda tasks: [1] * steps,
     )
     policies = {"p": SimulatedPolicy("p")}
@@ -179,7 +182,7 @@ def simulated_trainer(
         train_tasks=[Task(f"t{n}", f"q{n}", "l") for n in range(tasks * steps)],
         eval_tasks=[Task(f"e{n}", f"held {n}", "l") for n in range(10)],
         estimator=estimator or Estimator(),
-        rollout=Rollout(run, plugins, workflow, cast, {}, {"p": None}),
+        rollout=Rollout(run, plugins, workflow, cast, tools or {}, {"p": None}),
     )
     trainer = Trainer(session, Records(folder, args, {}), None, Display(False, ["a"]))
 

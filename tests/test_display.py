@@ -2,10 +2,12 @@
 
 import json
 import re
+from collections import Counter
 
 import pytest
 from simulated import make_trajectory
 
+from marl_plugins.core.ledger import Ledger
 from marl_plugins.records.display import Display
 from marl_plugins.records.step_table import HEADER_EVERY, WIDTH_CHARS, StepTable, abbreviated, duration, short
 
@@ -102,7 +104,7 @@ def test_with_json_people_are_told_on_standard_error(capsys):
         pass
     lost = make_trajectory({"a": []})
     lost.lose("calculator", "Connection refused")
-    display.rollout(4, {}, [lost])
+    display.rollout(4, {}, [lost], Ledger(4))
     display.step({"step": 4.0}, 12, 60.0)
     out, err = capsys.readouterr()
     assert json.loads(out) == {"step": 4.0}
@@ -114,7 +116,7 @@ def test_a_step_says_one_line_per_cause_and_where_there_is_no_signal(capsys):
     for t, kind in zip(found, ["engine", "calculator", "calculator"], strict=False):
         t.lose(kind, "gone")
     found[3].actions[0].unscored, found[3].actions[0].explanation = "coach_busy", "no verdict: HTTP 429"
-    Display(False).rollout(2, {"signal/none": 1.0}, found)
+    Display(False).rollout(2, {"signal/none": 1.0}, found, Ledger(2, trained=Counter(a=1)))
     assert capsys.readouterr().out.splitlines() == [
         "step 2: 2 of 4 trajectories lost: calculator: gone",
         "step 2: 1 of 4 trajectories lost: engine: gone",

@@ -18,6 +18,8 @@ from marl_plugins.core.failures import AgentFailure, InfrastructureFailure, RunE
 from marl_plugins.core.ledger import Ledger, lost_trajectories, unscored_actions
 from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import sequences_of
+from marl_plugins.core.tools import Tool
+from marl_plugins.core.trajectory import ToolResult
 from marl_plugins.core.trajectory_record import from_record
 from marl_plugins.records.write import KEPT_TASKS, cut_back
 from marl_plugins.runtime.metrics import held_out, of_updates, remarks, signal, summary
@@ -182,7 +184,7 @@ LOST, ANSWERED = evaluated(None, None), evaluated(1.0, None)
 
 
 def test_three_lost_steps_in_a_row_pause_the_run_with_the_cause():
-    breaker = CircuitBreaker()
+    breaker = CircuitBreaker(3)
     for step in (1, 2, 3, 4, 5):
         breaker.step(ledger(step, LOST, trained=step == 2), LOST)
         if step < 5:
@@ -192,7 +194,7 @@ def test_three_lost_steps_in_a_row_pause_the_run_with_the_cause():
 
 
 def test_steps_and_evaluations_are_added_where_the_cause_is_the_same():
-    breaker = CircuitBreaker()
+    breaker = CircuitBreaker(3)
     breaker.step(ledger(1, LOST), LOST)
     breaker.evaluation(1, LOST)
     breaker.check()
@@ -202,7 +204,7 @@ def test_steps_and_evaluations_are_added_where_the_cause_is_the_same():
 
 
 def test_they_are_not_added_where_it_differs():
-    breaker = CircuitBreaker()
+    breaker = CircuitBreaker(3)
     for step in (1, 2):
         breaker.step(ledger(step, ANSWERED), ANSWERED)  # nothing trained, for another reason
         breaker.evaluation(step, LOST)
@@ -210,19 +212,97 @@ def test_they_are_not_added_where_it_differs():
 
 
 def test_good_steps_do_not_hide_that_every_evaluation_is_lost():
-    breaker = CircuitBreaker()
+    breaker = CircuitBreaker(3)
     for step in (1, 2, 3):
         breaker.step(ledger(step, ANSWERED, trained=1), ANSWERED)
         breaker.evaluation(step, evaluated(None, None, 1.0))
     with pytest.raises(RunPaused, match="in 3 consecutive evaluations, up to step 3; fix the cause: Connection refused"):
         breaker.check()
-    half = CircuitBreaker()
+    half = CircuitBreaker(3)
     for step in (1, 2, 3, 4):
         half.evaluation(step, ANSWERED)  # half of it is answered
     half.check()
 
 
+def called(tool="lookup", failure=None, trained=True):
+    """A trajectory with one call of a tool."""
+    (made,) = evaluated(1.0 if trained else None)
+    made.tool_results = (ToolResult(tool, "x", "unable to open database file", failure is None, failure=failure or ""),)
+    return made
+
+
+def test_a_tool_of_one_branch_that_loses_every_call_pauses_the_run_though_others_are_trained():
+    breaker = CircuitBreaker(3)
+    branch, other = (
+        [called(failure="database", trained=False)] * 2,
+        [called("python"), called("python", failure="cancelled")],
+    )
+    for step in (1, 2):
+        breaker.step(ledger(step, branch + other, trained=2), branch + other)
+    breaker.step(ledger(3, other, trained=2), other)  # it is not called: this says nothing
+    breaker.check()
+    breaker.step(ledger(4, branch + other, trained=2), branch + other)
+    with pytest.raises(RunPaused, match=r"'lookup' .* up to step 4; .*: unable to open"):
+        breaker.check()
+
+
+def test_a_tool_that_answers_now_and_then_pauses_nothing():
+    breaker = CircuitBreaker(3)
+    for step in range(1, 9):
+        found = [called(failure="database", trained=False), *([called()] if step % 3 == 0 else [])]
+        breaker.step(ledger(step, found, trained=1), found)
+    breaker.check()
+
+
+def test_the_number_is_a_flag_and_none_is_never():
+    one, never = CircuitBreaker(1), CircuitBreaker(0)
+    for breaker in (one, never):
+        for step in range(1, 6):
+            breaker.step(ledger(step, ANSWERED), ANSWERED)
+            breaker.evaluation(step, LOST)
+    with pytest.raises(RunPaused):
+        one.check()
+    never.check()
+    never.end()
+
+
 # --- runs -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_trains_nothing_says_why_and_is_no_success(tmp_path, capsys):
+    """Two steps, of which three would pause it."""
+
+    def answer(call):
+        raise AgentFailure("no_answer", "the route is no JSON")
+
+    trainer = simulated.simulated_trainer(tmp_path, right, answer, steps=2, eval_steps=-1)
+    with pytest.raises(RunPaused, match=r"any of 2 steps; .*no_answer"):
+        asyncio.run(trainer.fit(0))
+    said = capsys.readouterr().out
+    for step in (1, 2):
+        assert re.search(rf"^step {step}: no row .*: 8 of 8 .*no_answer: the route", said, re.M)
+    assert trainer.session.policies["p"].saved == [2]
+
+
+def test_a_branch_whose_tool_is_dead_is_said_in_every_step_and_pauses_the_run_after_it_is_saved(tmp_path, capsys):
+    async def lookup(call):
+        raise InfrastructureFailure("database", "unable to open database file")
+
+    async def branch(task, roles, tools):
+        answer = await roles.a(q=task.prompt)
+        if task.id in first:
+            await tools.lookup(str(answer))
+        return answer
+
+    trainer = simulated.simulated_trainer(
+        tmp_path, right, workflow=branch, tools={"lookup": Tool("lookup", lookup, lambda text: [])}, eval_steps=-1
+    )
+    first = {tasks[0].id for _, _, tasks in trainer.schedule()}
+    with pytest.raises(RunPaused, match=r"'lookup' .* up to step 3; .*: unable to open"):
+        asyncio.run(trainer.fit(0))
+    said = capsys.readouterr().out
+    assert len(re.findall(r"^step \d: tool 'lookup' lost .* 2 calls: unable to", said, re.M)) == 3
+    assert trainer.session.policies["p"].saved == [3]
 
 
 def test_a_tool_that_dies_is_said_and_pauses_the_run_saved(tmp_path, capsys):
@@ -260,7 +340,9 @@ def test_a_dead_verifier_of_evaluations_pauses_the_run_after_the_step(tmp_path):
 
 
 def test_generated_tokens_of_lost_trajectories_are_counted(tmp_path):
-    simulated.simulated_run(tmp_path, lambda t: 1.0 if t.task.id.startswith("e") else down(t), steps=2, eval_steps=-1)
+    simulated.simulated_run(
+        tmp_path, lambda t: 1.0 if t.task.id.startswith("e") else down(t), steps=2, eval_steps=-1, max_idle_steps=0
+    )
     for m in lines(tmp_path, "metrics.jsonl"):
         assert m["tokens/sampled"] > 0 and m["tokens/trained"] == 0 and m["tokens_per_second"] > 0
 

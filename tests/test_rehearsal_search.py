@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 from refusals import brief
-from routers import HEAD, ROUTERS, TAIL, Triage
+from routers import HEAD, MORE_ROUTERS, ROUTERS, TAIL, Triage
 
 from marl_plugins.commands.recipes import show
 from marl_plugins.core.failures import ConfigurationError
@@ -56,7 +56,7 @@ def test_every_role_and_branch_of_a_shipped_recipe_is_reached(name):
     assert roles_called(found) == set(plan.run.recipe.roles) or name == "kuhn_poker/pool.yaml"  # there by another task
 
 
-@pytest.mark.parametrize("router", ROUTERS)
+@pytest.mark.parametrize("router", [*ROUTERS, *MORE_ROUTERS])
 def test_every_role_and_branch_behind_a_router_is_reached(tmp_path, router):
     found = Triage(tmp_path, router).rehearsed()
     assert roles_called(found) == {"router", "registry", "metrics", "resolver"}
@@ -64,6 +64,32 @@ def test_every_role_and_branch_behind_a_router_is_reached(tmp_path, router):
     assert found.graph.lines()[-1] == "registry -> resolver"
     may_raise = [brief(problem) for problem in found.unclear]
     assert may_raise == ([("rehearsal.may_raise", "workflow.py:12")] if router == "fenced JSON" else [])
+
+
+PYDANTIC = """\
+import pydantic, typing
+
+class Step(pydantic.BaseModel, extra="forbid"):
+    team: typing.Literal["registry", "metrics", "nobody"]
+    minutes: int
+
+class Plan(pydantic.BaseModel, extra="forbid"):
+    urgency: typing.Literal["low", "high"]
+    steps: list[Step]
+
+"""
+PLANNER = """\
+    try:
+        team = Plan.model_validate_json(str(route)).steps[0].team
+    except pydantic.ValidationError:
+        raise AgentFailure("no_answer", "no plan") from None
+"""
+
+
+def test_every_role_and_branch_behind_a_model_of_pydantic_is_reached(tmp_path):
+    found = Triage(tmp_path, PLANNER, head=PYDANTIC + HEAD).rehearsed()
+    assert roles_called(found) == {"router", "registry", "metrics", "resolver"}
+    assert not found.reached.missed and not found.wrong
 
 
 # --- what stands behind a router is checked ---------------------------------------------------------------------------------
@@ -358,6 +384,38 @@ def test_what_is_drawn_at_random_is_said(tmp_path):
     folder = Triage(tmp_path, "JSON")
     line = folder.edit(METRICS, f"random.random(); {METRICS}")
     assert warned(folder) == [("rehearsal.random", f"workflow.py:{line}")]
+
+
+@pytest.mark.parametrize(
+    "value", ["random.Random().random()", "time.perf_counter()", "TEAMS.setdefault(str(len(TEAMS)), 'x') + str(len(TEAMS))"]
+)
+def test_what_is_shown_differently_the_next_time_is_said(tmp_path, value):
+    folder = Triage(tmp_path, "JSON")
+    folder.write("workflow.py", HEAD.replace("incident=task.prompt", f"incident=str({value})") + "    return route\n")
+    assert ("rehearsal.unlike", "workflow.py:8") in warned(folder)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "roles.metrics(incident=tsk.prompt)",
+        "roles.metrics(incident=task.promt)",
+        "roles.metrics(incident=route.txt)",
+        "roles.metrics(incident=task.metadata['host'])",
+        "tools.pyton('1')",
+        "tools.python.runn(code='1')",
+    ],
+)
+def test_a_wrong_name_is_said_also_where_its_exception_is_caught(tmp_path, call):
+    """It is no role that is never called."""
+    tried = f"try: finding = await {call}\n        except Exception: finding = ''"
+    folder = Triage(tmp_path, "    team = str(route)\n")
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        recipe.read_text().replace("registry: {prompt: any.md}", "registry: {prompt: any.md, tools: [python]}")
+    )
+    line = folder.edit(METRICS, tried)
+    assert warned(folder) == [("rehearsal.swallowed", f"workflow.py:{line}")]
 
 
 def test_a_generator_of_the_tasks_own_is_fine(tmp_path):

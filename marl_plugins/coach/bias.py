@@ -11,9 +11,11 @@ coach biased whose scores are the true quality. The slopes b that the data allow
     repeats    different samples of a task share q alone, so their products hold no coin (errors in variables, Fuller
                1987): b = sum_i P_i / sum_i V_i, with P_i of a score and another sample's outcome, V_i of two outcomes;
                the interval is Fieller's (1954): all b at which sum_i (P_i - b V_i) is within its error of 0
-    bounds     cov(s, o) / var(o) <= b <= var(s) / cov(s, o): all the noise is in the outcomes, or all of it in the
-               scores (Frisch 1934)
-    always     0 <= b <= MOST_SLOPE: a score rises with quality, and by no more than quality does
+    bound      cov(s, o) / var(o) <= b: all the noise is in the outcomes (Frisch 1934). His other bound, var(s) / cov(s, o),
+               holds only for a coach that does not see the coin: one whose scores are half the quality and half the
+               outcome lies above it
+    else       0 <= b <= MOST_SLOPE: a score rises with quality, and by no more than quality does, unless the repeats
+               show that it does
 
 A type has a bias only where m differs for every slope that is left. Where there are few repeats, or all tasks of a type are
 equally hard, many slopes are left, and a difference in difficulty cannot be told from a bias: this is said (`unclear`) and raises
@@ -44,6 +46,8 @@ LEAST_TASKS = 6.0
 """Tasks of a type, as equally weighted ones, below which nothing is said of it."""
 FORGOTTEN = 0.1
 """What the samples of a task count, together, below which it is not kept."""
+LOOKED_THROUGH = 10
+"""Steps from one look for such tasks to the next."""
 RELEVANT = 0.02
 """A bias that may be smaller raises no alarm: a fifth of a point of ten, as much as scores that are not linear in quality make."""
 MOST_SLOPE = 1.0
@@ -60,7 +64,7 @@ TERM = "debias"
 Samples = list[tuple[float, float]]
 """Score and outcome of each sample of a task."""
 TaskSums = list[float]
-"""Of the samples of a task, each with its weight w as of `step`: step, w, w^2, s, o, s^2, so, o^2."""
+"""Of the samples of a task, each with its weight w as of `step`: step, w, w^2, s, o, so, o^2."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ class TypeSums:
 
         at, *sums = numpy.array(list(tasks), dtype=float).T
         fade = DECAY ** (step - at)
-        w, s, o, ss, so, oo = (fade * values for values in (sums[0], *sums[2:]))
+        w, s, o, so, oo = (fade * values for values in (sums[0], *sums[2:]))
         ww = fade**2 * sums[1]
         self.weight = float(w.sum())
         self.count = float(self.weight**2 / (w**2).sum())
@@ -122,7 +126,6 @@ class TypeSums:
         self.products = so - self.score * o - self.outcome * s + w * self.score * self.outcome
         """By task, sums over its samples of the products of the deviations of score and outcome from the type's means."""
         self.outcomes = oo - 2 * self.outcome * o + w * self.outcome**2
-        self.scores = ss - 2 * self.score * s + w * self.score**2
         own, several = ww / w, w * w > 1.001 * ww  # of a single sample the difference is rounding
         self.between = tuple(
             several * (found - own * same)
@@ -147,15 +150,13 @@ def slopes_of(types: Sequence[TypeSums], errors: float) -> Interval:
     if a > ROUNDING and v.sum() > 0:  # else even the variance of q is not known to be above 0
         half = float(p.sum() * v.sum()) - t * t * float(p @ v)
         root = sqrt(max(0.0, half * half - a * (float(p.sum()) ** 2 - t * t * float(p @ p))))
-        low, high = max(low, min(high, (half - root) / a)), min(high, max(low, (half + root) / a))
+        first, last = (half - root) / a, (half + root) / a
+        low, high = (first, last) if first > high else (max(low, min(high, first)), min(high, max(low, last)))
     c = numpy.concatenate([one.products for one in types])
     least = float(c.sum()) - t * sqrt(float(c @ c))
-    outcomes, scores = (
-        float(sum(x.sum() for x in found)) for found in zip(*((t.outcomes, t.scores) for t in types), strict=True)
-    )
-    if least > 0 and min(outcomes, scores) > ROUNDING:
-        bounds = max(low, least / outcomes), min(high, scores / least)
-        low, high = bounds if bounds[0] <= bounds[1] else (low, high)
+    outcomes = float(sum(one.outcomes.sum() for one in types))
+    if least > 0 and outcomes > ROUNDING:
+        low = min(high, max(low, least / outcomes))
     return Interval(low, high)
 
 
@@ -211,9 +212,15 @@ class BiasMonitor:
         self.step += 1
         for (role, kind, task), samples in sorted(step.items()):
             tasks = self.sums.setdefault(role, {}).setdefault(kind, {})
-            old = faded(tasks.get(task, [self.step, *[0.0] * 7]), self.step)
-            fresh = [(1.0, 1.0, s, o, s * s, s * o, o * o) for s, o in samples]
+            old = faded(tasks.get(task, [self.step, *[0.0] * 6]), self.step)
+            fresh = [(1.0, 1.0, s, o, s * o, o * o) for s, o in samples]
             tasks[task] = [self.step, *map(sum, zip(old, *fresh, strict=True))]
+        if self.step % LOOKED_THROUGH == 0:
+            self._forget()
+        self.tests = self.differences()
+
+    def _forget(self) -> None:
+        """Drop the tasks that hardly count any more, and the types of which none is left."""
         for types in self.sums.values():
             for kind, tasks in list(types.items()):
                 types[kind] = {
@@ -221,7 +228,6 @@ class BiasMonitor:
                 }
                 if not types[kind]:
                     del types[kind]
-        self.tests = self.differences()
 
     def differences(self, errors: float | None = None) -> dict[str, dict[str, Difference]]:
         """Returns, by role, each type against the mean of the others; roles with fewer than two types that have enough tasks are
@@ -268,12 +274,12 @@ class BiasMonitor:
         return {**found, "alarm/coach_bias": float(bool(reasons)), **reasons} if found else {}
 
     def record(self) -> dict[str, Any]:
-        return {"step": self.step, "sums": self.sums}
+        return {"step": self.step, "tasks": self.sums}
 
     def restore(self, record: Mapping[str, Any]) -> None:
-        if "sums" in record:  # earlier releases kept no tasks: the monitor begins anew
+        if "tasks" in record:  # earlier releases kept other sums: the monitor begins anew
             self.step = record["step"]
-            self.sums = {role: {kind: dict(t) for kind, t in types.items()} for role, types in record["sums"].items()}
+            self.sums = {role: {kind: dict(t) for kind, t in types.items()} for role, types in record["tasks"].items()}
             self.tests = self.differences()
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from marl_plugins.core.rows import Row
-from marl_plugins.core.trajectory import Action, Trajectory
+from marl_plugins.core.trajectory import Action, ToolResult, Trajectory
 
 LONGEST_DETAIL_CHARS = 160
 """Characters of a reason that are shown."""
@@ -39,6 +39,36 @@ def unscored_actions(trajectories: Iterable[Trajectory]) -> list[Loss]:
     """The actions whose score is missing because infrastructure failed, by cause, the most frequent first."""
     kept = (t for t in trajectories if not t.infrastructure_failure)
     return _by_cause((a.unscored, a.explanation) for t in kept for a in t.actions if a.unscored)
+
+
+def lost_calls(trajectories: Iterable[Trajectory]) -> dict[str, Loss | None]:
+    """Returns by name of each tool that was called what it lost, where every call of it was lost to infrastructure; else None."""
+    by_tool: dict[str, list[ToolResult]] = {}
+    for trajectory in trajectories:
+        for result in (*trajectory.tool_results, *(r for action in trajectory.actions for r in action.tool_results)):
+            if result.failure != "cancelled":
+                by_tool.setdefault(result.tool, []).append(result)
+    return {
+        tool: _by_cause((tool, r.output) for r in results)[0] if all(r.failure for r in results) else None
+        for tool, results in sorted(by_tool.items())
+    }
+
+
+def why_untrained(ledger: Ledger, trajectories: Sequence[Trajectory]) -> str:
+    """Returns why no row of a step is trained: what was lost, what failed, and by role what was left out."""
+    total = len(trajectories)
+    reasons = [
+        f"{loss.count} of {total} trajectories lost ({loss.kind}: {loss.detail})"
+        for loss in lost_trajectories(trajectories)
+    ]
+    failed = _by_cause((t.agent_failure, t.detail) for t in trajectories if t.agent_failure)
+    reasons += [f"{loss.count} of {total} failed by the agents' own doing ({loss.kind}: {loss.detail})" for loss in failed]
+    if not ledger.generated.total():
+        reasons.append("no role has acted")
+    for role, left_out in sorted(ledger.left_out.items()):
+        others = [(why, n) for why, n in left_out.most_common() if not why.startswith("infrastructure:")]
+        reasons += [f"{n} actions of {role} left out ({why})" for why, n in others]
+    return "; ".join(reasons) or "there were no trajectories"
 
 
 def _by_cause(found: Iterable[tuple[str, str]]) -> list[Loss]:
@@ -110,6 +140,10 @@ class Ledger:
         for role, count in ledger.generated.items():
             assert count == ledger.trained[role] + sum(ledger.left_out.get(role, Counter()).values())
         return ledger
+
+    def rows_trained(self) -> int:
+        """Returns how many rows are trained on, those that parts of the step have added included."""
+        return sum(ledger.trained.total() for ledger in (self, *self.auxiliary))
 
     def record(self) -> dict[str, Any]:
         """One line of `ledger.jsonl`."""

@@ -271,6 +271,7 @@ def draft_run(request: Request, plugins: Plugins, flags: Flags) -> Run:
         on_command_line=flags.on_command_line,
         warnings=tuple(other_release),
         max_steps=request.options.max_steps,
+        max_idle_steps=request.options.max_idle_steps,
         logical_gpus=request.options.logical_gpus,
     )
     return replace(run, need_step=need_step(plugins, run))

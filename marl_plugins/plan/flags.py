@@ -29,9 +29,10 @@ from marl_plugins.loading import users_code
 from marl_plugins.plan.problems import Problems
 from marl_plugins.plan.ranges import CHOICES, RANGES
 from marl_plugins.plugin_names import SHIPPED
+from marl_plugins.run import MOST_IDLE_STEPS
 
 OWN_FLAGS = (
-    *("recipe", "plugin", "mapping", "max_steps", "logical_gpus", "resume", "resume_with_changes"),
+    *("recipe", "plugin", "mapping", "max_steps", "max_idle_steps", "logical_gpus", "resume", "resume_with_changes"),
     *("trust_remote_code", "sequences", "no_trainer_logprobs", "dry-run", "debug", "json"),
 )
 COMMAND_LINE = "command line"
@@ -104,6 +105,14 @@ def own_parser() -> upstream_cli.Parser:
     )
     ours.add_argument(
         "--max_steps", type=at_least(1), metavar="N", help="end after N training steps (rollout, update and sync)"
+    )
+    ours.add_argument(
+        "--max_idle_steps",
+        type=at_least(0),
+        default=MOST_IDLE_STEPS,
+        metavar="N",
+        help="save the run and end it (exit code 1) after N steps in a row in which no row is trained or a tool loses every call, "
+        "or N evaluations that are lost; 0: never",
     )
     ours.add_argument(
         "--logical_gpus",

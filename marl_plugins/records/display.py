@@ -25,7 +25,7 @@ from rich.progress import (
 from rich.text import Text
 
 from marl_plugins.core.behaviour import PREFIX, alarms
-from marl_plugins.core.ledger import Loss, lost_trajectories, unscored_actions
+from marl_plugins.core.ledger import Ledger, Loss, lost_calls, lost_trajectories, unscored_actions, why_untrained
 from marl_plugins.core.redaction import inert
 from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.records.step_table import StepTable
@@ -85,11 +85,16 @@ class Display:
                 self.say(f"step {metrics['step']:.0f}: alarm {name}: {why} (openrlhf docs metrics)")
         self._raised = {name for name in self._raised if f"{PREFIX}{name}" not in metrics} | raised.keys()
 
-    def rollout(self, step: int, metrics: Mapping[str, float], trajectories: Sequence[Trajectory]) -> None:
-        """Shows what a step lost to infrastructure, one line per cause, and whether it has nothing to learn from."""
+    def rollout(self, step: int, metrics: Mapping[str, float], trajectories: Sequence[Trajectory], ledger: Ledger) -> None:
+        """Shows what a step lost to infrastructure, one line per cause, and whether it has nothing to learn from or to train."""
         actions = sum(len(t.actions) for t in trajectories)
         self._losses(f"step {step}", "trajectories lost", lost_trajectories(trajectories), len(trajectories))
         self._losses(f"step {step}", "actions without a score", unscored_actions(trajectories), actions)
+        for tool, loss in lost_calls(trajectories).items():
+            if loss:
+                self.say(f"step {step}: tool {tool!r} lost all of its {loss.count} calls: {loss.detail}")
+        if not ledger.trained.total():
+            self.say(f"step {step}: no row is trained: {why_untrained(ledger, trajectories)}")
         if metrics.get("signal/none"):
             self.say(f"step {step}: no signal: every advantage is 0, because no two rewards that are compared differ")
 

@@ -44,7 +44,7 @@ class Trainer:
         self.saving = StepSaver(session, records, checkpoints, display)
         self.best = self.saving.best
         self.weight_sync = WeightSync(session)
-        self.breaker = CircuitBreaker()
+        self.breaker = CircuitBreaker(self.run.max_idle_steps)
         self.shown: set[str] = set()
 
     def schedule(self) -> Iterator[tuple[int, int, list[Task]]]:
@@ -88,6 +88,9 @@ class Trainer:
             if paused:
                 raise paused
             self.breaker.check()
+        if done > first and done != self.saving.last and self.breaker.untrained:
+            await self.saving.save(done)
+        self.breaker.end()
         return done
 
     async def train_step(self, number: int, k: int, tasks: Sequence[Task]) -> StepReport:
@@ -110,7 +113,7 @@ class Trainer:
             ledger = step.ledger(rows)
             prepared = await step.prepare(rows)
         metrics = of_rollout(number, step.trajectories, ledger, rows, step.estimator)
-        self.display.rollout(number, metrics, step.trajectories)
+        self.display.rollout(number, metrics, step.trajectories, ledger)
         with phase("update"):
             updates = await self.update(prepared, k, number)
         with phase("sync"):
@@ -120,7 +123,8 @@ class Trainer:
         for remark in remarks(prepared, policies, step.estimator.return_scope):
             self.display.say(f"step {number}: {remark}")
         self.breaker.step(ledger, step.trajectories)
-        self.breaker.check()
+        if not updates:  # else it is saved first
+            self.breaker.check()
         return StepReport(metrics, step.trajectories, ledger, step.metrics)
 
     async def _conclude(self, step: int, report: StepReport, evaluate: bool) -> tuple[list[Trajectory], RunPaused | None]:

@@ -240,12 +240,27 @@ def failure_of(error: BaseException, where: str) -> Failure:
     )
 
 
+def is_mistake(error: BaseException) -> bool:
+    """Returns whether an exception says that a name is wrong: no answer raises it, and whoever catches it seldom means to."""
+    if isinstance(error, NotInRecipe):
+        return error.written
+    if isinstance(error, KeyError):
+        return _is_of_metadata(users_line(error, ()) or "")
+    if isinstance(error, AttributeError):
+        return type(error.obj).__module__.startswith("marl_plugins.")
+    return isinstance(error, NameError)
+
+
+def _is_of_metadata(place: str) -> bool:
+    file, _, number = place.rpartition(":")
+    return ".metadata[" in linecache.getline(file, int(number) if number.isdigit() else 0)
+
+
 def _hint(error: BaseException, place: str) -> str:
     """Returns what the exception itself does not say, to end its text with."""
     if isinstance(error, AttributeError) and isinstance(error.obj, Action):
         return "; an action's text is `action.text`"
-    file, _, number = place.rpartition(":")
-    if isinstance(error, KeyError) and ".metadata[" in linecache.getline(file, int(number) if number.isdigit() else 0):
+    if isinstance(error, KeyError) and _is_of_metadata(place):
         return "; the task has no such metadata: every field of the data but prompt and label is in it"
     return ""
 

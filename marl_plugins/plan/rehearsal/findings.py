@@ -113,6 +113,41 @@ def never_awaited(trials: Iterable[Trial]) -> list[Problem]:
     return [Problem("rehearsal.mistake", where_of(place), forgotten(call).problem) for place, call in left.items()]
 
 
+def swallowed(trials: Iterable[Trial]) -> list[Problem]:
+    """Returns warnings about names that are wrong, where the workflow catches what that raises."""
+    return [
+        Problem(
+            "rehearsal.swallowed",
+            where_of(failure.place),
+            f"run raises {failure.said}, and catches it: what stands behind it is never done",
+            fix="correct the name, and catch no more than what an answer may raise (ValueError, KeyError, AgentFailure)",
+            severity="warning",
+        )
+        for trial in trials
+        for failure in trial.caught
+    ]
+
+
+def unlike(first: Trial, second: Trial) -> list[Problem]:
+    """Returns the warning about a workflow that shows its roles something else when it is run again with the same answers."""
+    one, other = (
+        [(call.place, call.spec.name, name, text) for call, name, text in _shown(t.calls)] for t in (first, second)
+    )
+    differ = next(((a, b) for a, b in zip(one, other, strict=False) if a != b), None)
+    if differ is None:
+        return []
+    (place, role, name, text), (*_, again) = differ
+    return [
+        Problem(
+            "rehearsal.unlike",
+            where_of(place),
+            f"role {role!r} is shown {text!r:.60} in field {name!r}, and {again!r:.60} when the same answers are given again",
+            fix="a run that is resumed has to repeat: draw from random.Random(task.id); use no clock, and no state of the process",
+            severity="warning",
+        )
+    ]
+
+
 def uncalled(trials: Iterable[Trial], roles: Iterable[str]) -> list[str]:
     """The roles that no trial has called."""
     called = {call.spec.name for trial in trials for call in trial.calls}

@@ -45,7 +45,7 @@ def _part(kind: str, argument: Any, filler: str) -> list[str]:
         return [text for branch in argument[1] for text in _sequence(branch, filler)]
     if kind == "SUBPATTERN":
         inner = argument[-1]
-        return [filler] if filler and _is_open(inner) else _sequence(inner, filler)
+        return [filler] if filler and _is_open(inner) and _holds(inner, filler) else _sequence(inner, filler)
     if kind in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"):
         low, high, inner = argument
         return [text * min(max(low, 1), int(high)) for text in _sequence(inner, filler)]
@@ -62,6 +62,12 @@ def _one_of(items: Any) -> str:
     if kind == "RANGE":
         return chr(argument[0])
     return chr(argument) if kind == "LITERAL" else CATEGORIES.get(str(argument), "a")
+
+
+def _holds(parts: Any, text: str) -> bool:
+    """Returns whether the whole of a text is what parts may be."""
+    compiler: Any = getattr(re, "_compiler")  # noqa: B009
+    return compiler.compile(parts).fullmatch(text) is not None
 
 
 def _is_open(parts: Any) -> bool:

@@ -108,6 +108,8 @@ class Coverage:
     lines: set[int] = field(default_factory=set)
     arcs: set[Arc] = field(default_factory=set)
     parts: set[Part] = field(default_factory=set)
+    raised: list[BaseException] = field(default_factory=list)
+    """What was raised in lines of the file, caught there or not."""
     _known: dict[CodeType, list[frozenset[Part]]] = field(default_factory=dict)
 
     @contextmanager
@@ -134,6 +136,8 @@ class Coverage:
             if event == "opcode":
                 self.parts |= parts[frame.f_lasti // 2]
                 return executed
+            if event == "exception" and not any(error is argument[1] for error in self.raised):
+                self.raised.append(argument[1])
             line = frame.f_lineno if event == "line" else 0
             if event in ("line", "return"):
                 self.arcs.add((before, line))

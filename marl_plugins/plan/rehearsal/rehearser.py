@@ -21,8 +21,10 @@ from marl_plugins.plan.rehearsal.findings import (
     not_reached,
     shown_labels,
     shown_nothing,
+    swallowed,
     uncalled,
     unended,
+    unlike,
     waited,
 )
 from marl_plugins.plan.rehearsal.graph import Graph
@@ -148,9 +150,7 @@ class Rehearser:
         """The search, which begins with the first trials."""
         roles = list(self.run.recipe.roles)
         marked = with_marked_label(self.task, self.copies)
-        functions = {role: self.stage.functions_of(role) for role in roles}
-        label = str(marked.label) if isinstance(marked.label, str | int | float) else ""
-        known = AnswerKnowledge(roles, functions, vocabulary_of(self.stage.workflow), label=label)
+        known = knowledge_of(self.stage, marked)
         most_calls = MORE_CALLS + max((len(trial.calls) for trial in first if not trial.endless), default=0)
         search = Search(self.stage, (marked, self.task), known, Coverage(self.stage.source), roles, most_calls)
         for trial in first:
@@ -225,18 +225,20 @@ class Rehearser:
     def _remark(self, first: Sequence[Trial], search: Search) -> None:
         """Keep what all trials together show."""
         file, trials = self.stage.file, [*search.trials, *search.elsewhere]
-        self._add(
-            self.unclear, [*waited(trials, file), *never_ended(trials, file), *drawn(trials, self.stage.source, file)]
-        )
+        caught = swallowed(trials)
+        ended = [*waited(trials, file), *never_ended(trials, file), *drawn(trials, self.stage.source, file)]
+        self._add(self.unclear, [*ended, *caught])
         if self.wrong:
             return
+        self._add(self.unclear, repeated(self.stage, with_marked_label(self.task, self.copies), first))
         roles = self.run.recipe.roles
         missing = uncalled(trials, roles)
         if len(missing) == len(roles):
             said = "run calls no role, whatever the answers; nothing would be trained"
             self._add(self.wrong, [Problem("rehearsal.no_call", where_of(file), said)])
         elif self.sure and not any(trial.endless or trial.left_at for trial in first):  # another task may lead there
-            self._add(self.unclear, not_reached(search.reached, missing, file, search.count))
+            found = not_reached(search.reached, missing, file, search.count)
+            self._add(self.unclear, [p for p in found if not (caught and p.code == "rehearsal.never_called")])
         if "continues" not in self.stage.source.text:
             self._add(self.unclear, idle_followups(self.run, trials))
 
@@ -263,6 +265,26 @@ def explored(workflow: Workflow, search: Search) -> list[Problem]:
 
     run_apart(play)
     return explorer.remarks()
+
+
+def repeated(stage: Stage, task: Task, first: Sequence[Trial]) -> list[Problem]:
+    """Returns what differs when the first trial is played again; where it draws from a shared generator, that is said already."""
+    if not first or not first[0].complete or first[0].drew:
+        return []
+    return unlike(first[0], run_apart(partial(stage.play, first[0].script, task)))
+
+
+def knowledge_of(stage: Stage, task: Task) -> AnswerKnowledge:
+    """Returns what is known of a workflow's answers before the search: its code's vocabulary, names, and what the task says."""
+    roles = list(stage.run.recipe.roles)
+    said = [
+        str(value) if isinstance(value, str | int | float) else ""
+        for value in (task.label, task.id, *task.metadata.values())
+    ]
+    functions = {role: stage.functions_of(role) for role in roles}
+    return AnswerKnowledge(
+        roles, functions, vocabulary_of(stage.workflow), label=said[0], told=list(filter(None, said[1:]))
+    )
 
 
 def kept(first: Sequence[Trial], found: Sequence[Trial] = ()) -> dict[str, Trajectory]:

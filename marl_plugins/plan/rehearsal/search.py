@@ -23,7 +23,7 @@ from marl_plugins.plan.rehearsal.reached import Coverage
 from marl_plugins.plan.rehearsal.script import TOOL, WORDS, FailureText, Script
 from marl_plugins.plan.rehearsal.trial import MOST_CALLS, Stage, Trial
 
-MOST_TRIALS = 600
+MOST_TRIALS = 1_500
 SEARCH_SECONDS = 1.5
 """Of the processor, in which trials are begun."""
 MORE_CALLS = 60

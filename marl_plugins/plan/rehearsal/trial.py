@@ -21,7 +21,7 @@ from marl_plugins.core.tools import Function, FunctionCall, Tool, ToolCall
 from marl_plugins.core.trajectory import Generation, Task, ToolResult, Trajectory
 from marl_plugins.core.workflow import RoleCall, RoleCalls, Roles, Workflow, calls_of, run_workflow
 from marl_plugins.loading import users_line
-from marl_plugins.plan.rehearsal.apart import Capture, Failure, failure_of, failures_kept, run_on_a_loop
+from marl_plugins.plan.rehearsal.apart import Capture, Failure, failure_of, failures_kept, is_mistake, run_on_a_loop
 from marl_plugins.plan.rehearsal.noted import NotedText, Notes, plain
 from marl_plugins.plan.rehearsal.reached import Coverage, Source
 from marl_plugins.plan.rehearsal.script import TOOL, FailureText, Script
@@ -50,6 +50,7 @@ class Trial:
         endless: Whether it was still calling roles after as many calls as it may make.
         left_at: Where it waited when it was left after `SECONDS`.
         drew: Whether it drew from a random generator that all of the process shares.
+        caught: The mistakes among what it raised and caught itself.
     """
 
     script: Script
@@ -62,6 +63,7 @@ class Trial:
     endless: bool = False
     left_at: str | None = None
     drew: bool = False
+    caught: list[Failure] = field(default_factory=list)
 
     @property
     def failed(self) -> bool:
@@ -168,6 +170,10 @@ class Stage:
         trial.drew = _shared_generators() != before
         random.setstate(before[0])
         trial.failures += [failure_of(call.refused, self.file) for call in trial.calls if call.refused]
+        places = {failure.place for failure in trial.failures}
+        mistakes = [failure_of(error, self.file) for error in trial.reached.raised if is_mistake(error)]
+        trial.caught = [mistake for mistake in mistakes if mistake.place not in places]
+        trial.reached.raised.clear()  # tracebacks keep frames
         for action in performance.actions:  # whoever reads them now is not the workflow
             action.text = plain(action.text)
             action.tool_results = tuple(replace(r, output=plain(r.output)) for r in action.tool_results)

@@ -42,20 +42,35 @@ TESTS = (
 LOOKUPS = ("get", "pop", "setdefault")
 """Methods of a mapping whose first argument is a key."""
 PATTERNS = ("compile", "match", "search", "fullmatch", "findall", "finditer", "split")
+SHORT_TEXT = 40
+"""Characters of a text that may be what an answer says, wherever it stands in the code."""
+MARKUP = ("xml", "lxml", "bs4", "html")
+"""Packages that read tags."""
 TAG = re.compile(r"<([A-Za-z_][\w-]*)>")
 FENCE = "```"
 
 
 @dataclass
 class Vocabulary:
-    """The texts and values that a workflow's code looks for, in the order in which it stands there."""
+    """The texts and values that a workflow's code looks for, in the order in which it stands there.
+
+    Args:
+        others: Short texts of the code of which it is not known what they are for.
+        classes: The fields of classes, as they are annotated.
+        markup: Whether tags are read by a parser.
+        lengths: Whether something is counted, such as the words of an answer.
+    """
 
     texts: dict[str, None] = field(default_factory=dict)
+    others: dict[str, None] = field(default_factory=dict)
     keys: dict[str, None] = field(default_factory=dict)
     numbers: dict[float, None] = field(default_factory=dict)
     patterns: dict[re.Pattern[str], None] = field(default_factory=dict)
     tags: dict[str, None] = field(default_factory=dict)
+    classes: dict[str, dict[str, ast.expr]] = field(default_factory=dict)
     fenced: bool = False
+    markup: bool = False
+    lengths: bool = False
 
     def add_text(self, text: Any) -> None:
         """Add a text that answers may be compared with."""
@@ -79,7 +94,7 @@ def vocabulary_of(workflow: Workflow) -> Vocabulary:
         return found
     modules = list(_modules(workflow))
     for module in modules:
-        _read_source(source_of(module), found)
+        _read_source(_with_constants(source_of(module), vars(module)), found)
     _read_values(_own_values(workflow), found, 0)
     for module in modules:
         _read_values([value for name, value in vars(module).items() if not name.startswith("__")], found, 0)
@@ -123,6 +138,7 @@ def _read_values(values: Iterable[Any], found: Vocabulary, level: int) -> None:
             if issubclass(value, enum.Enum):
                 for member in value:
                     found.add_text(member.value)
+                    found.add_text(member.name)
             elif value.__module__.startswith(FOLDERS):
                 found.keys |= dict.fromkeys(inspect.get_annotations(value))
         elif level < DEEPEST and isinstance(value, Mapping | list | tuple | AbstractSet):
@@ -136,8 +152,36 @@ def _read_values(values: Iterable[Any], found: Vocabulary, level: int) -> None:
             found.add_text(value)
 
 
-def _read_source(source: str, found: Vocabulary) -> None:
-    for node in ast.walk(ast.parse(source)):
+class Constants(ast.NodeTransformer):
+    """Puts the texts and numbers that names stand for in the places of the names.
+
+    Args:
+        values: By name.
+    """
+
+    def __init__(self, values: Mapping[str, Any]):
+        self.values = values
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        value = self.values.get(node.id)
+        known = isinstance(node.ctx, ast.Load) and type(value) in (str, int, float)
+        return ast.copy_location(ast.Constant(value), node) if known else node
+
+
+def _with_constants(source: str, values: Mapping[str, Any]) -> ast.AST:
+    """The syntax of a module, whose names that are assigned a constant are that constant."""
+    tree = ast.parse(source)
+    assigned = {
+        node.targets[0].id: node.value.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and isinstance(node.value, ast.Constant)
+    }
+    Constants({**assigned, **values}).visit(tree)
+    return tree
+
+
+def _read_source(tree: ast.AST, found: Vocabulary) -> None:
+    for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
             _read_comparison(node, found)
         elif isinstance(node, ast.MatchValue):
@@ -153,9 +197,28 @@ def _read_source(source: str, found: Vocabulary) -> None:
                 _add_constants([node.slice], found)
             elif not (isinstance(node.value, ast.Attribute) and node.value.attr == "metadata"):
                 found.keys |= dict.fromkeys(_texts([node.slice]))
+        elif isinstance(node, ast.ClassDef):
+            _read_class(node, found)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+            found.markup = found.markup or any(name.split(".")[0] in MARKUP for name in names)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             found.tags |= dict.fromkeys(TAG.findall(node.value))
             found.fenced = found.fenced or FENCE in node.value
+            if node.value.strip() and len(node.value) <= SHORT_TEXT and len(node.value.splitlines()) == 1:
+                found.others.setdefault(node.value)
+
+
+def _read_class(node: ast.ClassDef, found: Vocabulary) -> None:
+    """Add the fields that a class declares, and the constants that it names: members of an enumeration."""
+    for part in node.body:
+        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
+            found.keys.setdefault(part.target.id)
+            found.classes.setdefault(node.name, {})[part.target.id] = part.annotation
+        elif isinstance(part, ast.Assign) and isinstance(part.value, ast.Constant):
+            _add_constants([part.value], found)
+            for target in part.targets:
+                found.add_text(getattr(target, "id", None))
 
 
 def _read_comparison(node: ast.Compare, found: Vocabulary) -> None:
@@ -171,6 +234,8 @@ def _read_comparison(node: ast.Compare, found: Vocabulary) -> None:
 
 
 def _read_call(node: ast.Call, found: Vocabulary) -> None:
+    if isinstance(node.func, ast.Name):
+        found.lengths = found.lengths or node.func.id == "len"
     if not isinstance(node.func, ast.Attribute) or not node.args:
         return
     name, of = node.func.attr, node.func.value
