@@ -34,6 +34,7 @@ BUILTINS = (
     "marl_plugins.graph",
     "marl_plugins.tools.python",
     "marl_plugins.tools.sql",
+    "marl_plugins.tools.search",
     "marl_plugins.tools.mcp",
     "marl_plugins.routing",
     "marl_plugins.reinforce_pp",

@@ -33,6 +33,7 @@ from marl_plugins.rewards.section import RewardsConfig, Term
 from marl_plugins.sandbox.section import SandboxConfig
 from marl_plugins.tools.mcp.section import MCPServerConfig
 from marl_plugins.tools.python import PythonToolConfig
+from marl_plugins.tools.search.section import SearchToolConfig
 from marl_plugins.tools.sql.section import SqlToolConfig
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -44,6 +45,7 @@ RECIPE = {
     "`limits:`": config.LimitsConfig,
     "`tools: python:`": PythonToolConfig,
     "`tools: sql:`": SqlToolConfig,
+    "`tools: search:`": SearchToolConfig,
     "`tools: sandbox:`": SandboxConfig,
     "`tools: mcp: NAME:`": MCPServerConfig,
     "`coach:`": CoachConfig,

@@ -189,10 +189,10 @@ def slow_tools(latency):
     return {"echo": Tool("echo", echo, lambda text: [])}
 
 
-async def played(workflow, generate, tools=TOOLS, specs=None, task="t"):
+async def played(workflow, generate, tools=TOOLS, specs=None, task="t", step=1):
     """One trajectory."""
     return await run_workflow(
-        workflow, Task(task, "what?", "l"), 0, step=1, run_seed=7, roles=specs or roles(), tools=tools, generate=generate
+        workflow, Task(task, "what?", "l"), 0, step=step, run_seed=7, roles=specs or roles(), tools=tools, generate=generate
     )
 
 

@@ -16,7 +16,7 @@ from marl_plugins.cli import main
 from marl_plugins.core.failures import ConfigurationError, RecipeError
 from marl_plugins.core.shipped import recipes_root
 from marl_plugins.core.tools import Function, Tool
-from marl_plugins.core.trajectory import Generation, Task, ToolResult
+from marl_plugins.core.trajectory import EVALUATION, Generation, Task, ToolResult
 from marl_plugins.core.workflow import run_workflow
 from marl_plugins.graph.expressions import BadExpression, Expression
 from marl_plugins.graph.reading import ReadForm, fenced, number_in, object_in, tagged
@@ -192,6 +192,26 @@ def test_a_skipped_node_skips_what_names_it_and_hands_on_who_decided(tmp_path):
     yes, parents = ran(tmp_path, text, says(a="yes", b="x"))
     assert parents == {"one": [], "two": ["one"], "three": ["two"], "four": ["three"], "six": ["two"]}
     assert yes.answer == "yes" and yes.returned == next(a.path for a in yes.actions if a.notes["graph"]["node"] == "four")
+
+
+def test_an_evaluation_is_told_from_training_in_loops_and_sub_graphs_too(tmp_path):
+    text = """
+        graphs:
+          inner:
+            nodes: {two: {role: b, with: {q: task.prompt}, when: training}}
+            give: two
+        nodes:
+          rounds:
+            loop: {most: 2, nodes: {sub: {graph: inner}, one: {role: a, with: {q: str(training)}}}, give: one}
+        give: rounds
+    """
+    workflow, problems = compiled(tmp_path, textwrap.dedent(text))
+    assert not problems
+    for step, nodes in ((1, ["rounds.one", "rounds.sub.two"] * 2), (EVALUATION, ["rounds.one"] * 2)):
+        trajectory = asyncio.run(played(workflow, says(a="x", b="y"), step=step))
+        assert sorted(a.notes["graph"]["node"] for a in trajectory.actions) == sorted(nodes)
+        shown = {a.shown[0][1] for a in trajectory.actions if a.role == "a"}
+        assert shown == {str(step == 1)}
 
 
 def test_only_what_was_chosen_by_first_is_a_parent(tmp_path):

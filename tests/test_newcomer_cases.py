@@ -254,7 +254,7 @@ A_RECIPE = {
     ),
     "unknown limit": key("limits: {seconds: 3}", "limits.seconds: unknown key; did you mean 'task_seconds'?"),
     "setting of a tool that does not exist": key(
-        "tools: {calc: {seconds: 1}}", "tools.calc: unknown key; valid: mcp, python, sandbox, sql"
+        "tools: {calc: {seconds: 1}}", "tools.calc: unknown key; valid: mcp, python, sandbox, search, sql"
     ),
     "extends what is not there": key("extends: base.yaml", ":12: extends: base.yaml: no such file: base.yaml"),
     "extends two": key(

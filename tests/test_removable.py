@@ -14,6 +14,7 @@ CAPABILITIES = {
     "coach": (["coach"], 0),
     "the tool python": (["tools.python"], 0),
     "the tool sql": (["tools.sql"], 0),
+    "the tool search": (["tools.search"], 0),
     "rewards": (["rewards"], 0),
     "graphs": (["graph"], 0),
     "MCP": (["tools.mcp"], 0),

@@ -22,6 +22,9 @@ from typing import Any
 
 from marl_plugins.core.failures import InfrastructureFailure
 
+EVALUATION = -1
+"""Stands for the step in an evaluation's trajectories, and in their seeds."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -339,6 +342,11 @@ class Trajectory:
     """When the step's rollout began, by `time.monotonic`."""
     sampled: dict[Action, tuple[Any, ...]] = field(default_factory=dict, repr=False)
     """Every action as it was sampled (core/sampled.py); a record does not have it."""
+
+    @property
+    def is_evaluation(self) -> bool:
+        """Returns whether it belongs to an evaluation, and nothing is trained on it."""
+        return self.step == EVALUATION
 
     def now(self) -> float:
         """Seconds since the step's rollout began."""

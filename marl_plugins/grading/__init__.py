@@ -1,13 +1,28 @@
 """Parts of graders that read an agent's text (docs/recipes.md, "The grader").
 
 places.py      where an answer stands, and in which form: a box, a line `answer: X`, one word, a number
+overlap.py     how far its words are those of the label: exact match and F1
 values.py      whether it has the value of the label: numbers, lists, words, formulas
 
 A grader that runs programs uses `Checker` of the sandbox (marl_plugins/sandbox/checker.py).
 """
 
 from marl_plugins.grading.numbers import number
+from marl_plugins.grading.overlap import exact_match, f1, normalised
 from marl_plugins.grading.places import boxed, final, lone_number, stated, word
 from marl_plugins.grading.values import ACCEPTED, right, same
 
-__all__ = ["ACCEPTED", "boxed", "final", "lone_number", "number", "right", "same", "stated", "word"]
+__all__ = [
+    "ACCEPTED",
+    "boxed",
+    "exact_match",
+    "f1",
+    "final",
+    "lone_number",
+    "normalised",
+    "number",
+    "right",
+    "same",
+    "stated",
+    "word",
+]

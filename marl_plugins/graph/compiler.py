@@ -17,7 +17,7 @@ from marl_plugins.graph.checks import RecipeParts, check_role, check_tool, readi
 from marl_plugins.graph.expressions import Expression
 from marl_plugins.graph.files import Files
 from marl_plugins.graph.names import Draft, Level
-from marl_plugins.graph.nodes import DONE, INDEX, LEFT, ROUND, TASK, Graph, Node
+from marl_plugins.graph.nodes import DONE, INDEX, LEFT, ROUND, TASK, TRAINING, Graph, Node
 
 Maker = Callable[..., Node]
 """Makes a node of what every node has."""
@@ -263,7 +263,7 @@ def unbounded(over: Expression, draft: Draft) -> list[Problem]:
         spec = draft.level.spec_of(name)
         read = spec.get("read") if isinstance(spec, dict) else None
         bounded = isinstance(spec, dict) and ("map" in spec or (isinstance(read, dict) and "most" in read))
-        if name not in (TASK, ROUND, INDEX) and not bounded:
+        if name not in (TASK, TRAINING, ROUND, INDEX) and not bounded:
             got = f"the list comes from {name}, and may be of any length"
             fix = "give the map `most: 5`, or the node's `read`"
             return [Problem("graph.most", draft.spot.below("map").where, got, fix=fix)]
@@ -304,7 +304,7 @@ def loop_maker(compiler: Compiler, config: grammar.LoopNode, draft: Draft) -> Ma
 def graph_maker(compiler: Compiler, config: grammar.GraphNode, draft: Draft) -> Maker | None:
     level, spot = draft.level, draft.spot.below("graph")
     fields = draft.expressions(config.fields, "with")
-    draft.needs([TASK])
+    draft.needs([TASK, TRAINING])
     found = compiler.files.called(config.graph, level.source, spot, compiler.problems)
     if found is None:
         return None
@@ -321,7 +321,7 @@ def graph_maker(compiler: Compiler, config: grammar.GraphNode, draft: Draft) -> 
     body = compiler.graph(inner, below)
     if body is None:
         return None
-    return lambda **shared: nodes.GraphCallNode(fields=fields, body=body, outer=(TASK, ROUND), **shared)
+    return lambda **shared: nodes.GraphCallNode(fields=fields, body=body, outer=(TASK, TRAINING, ROUND), **shared)
 
 
 MAKERS: Mapping[str, Callable[..., Maker | None]] = MappingProxyType(

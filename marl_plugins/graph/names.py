@@ -10,7 +10,7 @@ from typing import Any
 from marl_plugins.core.problems import Problem, meant
 from marl_plugins.graph.expressions import BadExpression, Expression, written
 from marl_plugins.graph.files import Source, Spot
-from marl_plugins.graph.nodes import DONE, INDEX, LEFT, RESERVED, ROUND, TASK
+from marl_plugins.graph.nodes import DONE, INDEX, LEFT, RESERVED, ROUND, TASK, TRAINING
 from marl_plugins.graph.values import Result
 
 OF_TASK = ("prompt", "id", "metadata")
@@ -49,7 +49,7 @@ class Level:
     @property
     def names(self) -> list[str]:
         """All names that its expressions may read, but for `done` and `left`."""
-        around = self.around.names if self.around else [TASK]
+        around = self.around.names if self.around else [TASK, TRAINING]
         return [*self.specs, *self.own, *(name for name in around if name not in self.specs)]
 
     @property
@@ -113,7 +113,7 @@ class Level:
             valid: tuple[str, ...] = OF_TASK
         elif name == LEFT:
             valid = tuple(self.budget)
-        elif name in (ROUND, INDEX, DONE):
+        elif name in (ROUND, INDEX, DONE, TRAINING):
             valid = ()
         else:
             spec = self.spec_of(name)

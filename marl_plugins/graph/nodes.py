@@ -21,9 +21,10 @@ from marl_plugins.graph.values import Absence, Result, Sources, as_field, as_tex
 ROUND = "round"
 INDEX = "index"
 TASK = "task"
+TRAINING = "training"
 DONE = "done"
 LEFT = "left"
-RESERVED = (TASK, DONE, LEFT, ROUND, INDEX)
+RESERVED = (TASK, TRAINING, DONE, LEFT, ROUND, INDEX)
 """Names that no node may have."""
 
 

@@ -12,7 +12,7 @@ from marl_plugins.graph.checks import RecipeParts
 from marl_plugins.graph.compiler import Compiler
 from marl_plugins.graph.executor import Runner, Watch
 from marl_plugins.graph.files import Files
-from marl_plugins.graph.nodes import TASK, Graph
+from marl_plugins.graph.nodes import TASK, TRAINING, Graph
 from marl_plugins.graph.values import Absence, Result, as_text
 from marl_plugins.plan.workflow_file import Explorer, WorkflowFile
 from marl_plugins.run import Run
@@ -42,9 +42,10 @@ class GraphWorkflow(WorkflowFile):
             RecipeError: An expression does not take its values.
         """
         seen = Result({"id": task.id, "prompt": task.prompt, "metadata": task.metadata})
-        runner = Runner(calls_of(roles), tools, self._watch)
+        calls = calls_of(roles)
+        scope = {TASK: seen, TRAINING: Result(not calls.builder.trajectory.is_evaluation)}
         try:
-            given = self.graph.given(await runner.execute(self.graph, {TASK: seen}, ()))
+            given = self.graph.given(await Runner(calls, tools, self._watch).execute(self.graph, scope, ()))
         except RecipeError as error:
             if self._watch is not None and error.kind in AVOIDABLE:
                 raise AgentFailure("no_answer", str(error)) from error

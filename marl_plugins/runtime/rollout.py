@@ -12,16 +12,13 @@ from marl_plugins.core.processes import Engines
 from marl_plugins.core.roles import Call
 from marl_plugins.core.scoring import Outcome, ScoreAction, Seen, score_outcome
 from marl_plugins.core.tools import Tool
-from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
+from marl_plugins.core.trajectory import EVALUATION, Action, Generation, Task, Trajectory
 from marl_plugins.core.workflow import Workflow, run_workflow
 from marl_plugins.core.workspace import Workspace
 from marl_plugins.hook_faults import no_exit
 from marl_plugins.manager import Plugins
 from marl_plugins.run import Run
 from marl_plugins.runtime.roles import Cast
-
-EVALUATION = -1
-"""Stands for the step in an evaluation's seeds."""
 
 
 class Rollout:
