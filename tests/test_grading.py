@@ -260,3 +260,42 @@ def test_a_turn_is_given_back_where_its_holder_fails():
 
 def test_a_trajectory_without_a_deadline_has_none_that_waits():
     assert scored(None, waits).outcome == 1.0
+
+
+PAIRS = [f"assert f({n}) == {2 * n}" for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("program", "share"),
+    [
+        ("def f(x): return x * 2", 1.0),
+        ("def f(x): return x * 2 if x < 2 else 0", 0.5),
+        ("def f(x):\n    if x == 3: raise SystemExit\n    return x * 2", 0.75),
+        ("def f(x): return 1 / x", 0.0),
+        ("import os\ndef f(x):\n    os._exit(0)", 0.0),
+        ("class E:\n    def __eq__(self, other): return True\nf = lambda x: E()", 0.0),
+        ("f = ", 0.0),
+    ],
+)
+def test_the_share_of_checks_that_pass(program, share):
+    async def rate():
+        checker = Checker(seconds=2)
+        try:
+            return await checker.pass_rate(program, PAIRS)
+        finally:
+            await checker.close()
+
+    assert asyncio.run(rate()) == share
+
+
+def test_checks_of_a_share_are_apart():
+    checks = ["x = 3\nassert f(f(1)) == 4", "assert f(", "def test_a():\n    assert f(2) == 4", "assert x == 3"]
+
+    async def rate():
+        checker = Checker(seconds=2)
+        try:
+            return await checker.pass_rate("def f(x): return x * 2", checks)
+        finally:
+            await checker.close()
+
+    assert asyncio.run(rate()) == 0.5

@@ -3,6 +3,7 @@ answers.
 
     answers()    loads the program and writes one line of JSON for each call that it was asked for
     verdict()    runs the checks; writes how they ended, or the calls whose answers they still need
+    count()      the same for several checks, each on its own; writes how many of them passed
 
 Two programs that never meet: what passes between them is JSON. Each leaves its report in a file of a random name, so what it prints
 is no report, and one that leaves early has made none. Standard library only: this file is sent to the sandbox as text.
@@ -170,15 +171,13 @@ class CheckNames(dict[str, Any]):
     """The names of the checks: one that they do not define is the program's.
 
     Args:
-        known: What the program has answered, as pairs (call, answer) in JSON.
+        known: What the program has answered to each call, in JSON, in turn.
         asserts: The lines of the checks that are asserts.
     """
 
-    def __init__(self, known: list[tuple[str, str]], asserts: set[int]):
+    def __init__(self, known: dict[str, list[str]], asserts: set[int]):
         super().__init__(__name__="checks", __builtins__=builtins)
-        self.known: dict[str, list[str]] = {}
-        for call, answer in known:
-            self.known.setdefault(call, []).append(answer)
+        self.known = known
         self.asserts = asserts
         self.unknown: list[str] = []
         """The calls that the program has to answer."""
@@ -259,11 +258,34 @@ def renew(mine: Any, new: Any) -> None:
 
 def verdict(request: dict[str, Any]) -> None:
     """Run the checks to their end, with functions called `test_*` that take nothing; the first line says what came of it."""
+    write_end(request, *ended(request["checks"], answers_by_call(request["known"])))
+
+
+def count(request: dict[str, Any]) -> None:
+    """Run several checks, each on its own; the first line says how many of them passed."""
+    known, passed, unknown = answers_by_call(request["known"]), 0, []
+    for checks in request["checks"]:
+        said, asked = ended(checks, known)
+        passed += said == "passed"
+        unknown += asked
+    write_end(request, f"passed {passed}", unknown)
+
+
+def answers_by_call(known: list[tuple[str, str]]) -> dict[str, list[str]]:
+    """Returns the program's answers by call, in turn; each is taken once."""
+    found: dict[str, list[str]] = {}
+    for call, answer in known:
+        found.setdefault(call, []).append(answer)
+    return found
+
+
+def ended(checks: str, known: dict[str, list[str]]) -> tuple[str, list[str]]:
+    """Runs checks to their end; how they ended, and the calls that the program has to answer before that is known."""
     asked = None
     try:
-        tree = ast.parse(request["checks"])
+        tree = ast.parse(checks)
         spans = [(node.lineno, node.end_lineno or node.lineno) for node in ast.walk(tree) if isinstance(node, ast.Assert)]
-        asked = CheckNames(request["known"], {line for first, last in spans for line in range(first, last + 1)})
+        asked = CheckNames(known, {line for first, last in spans for line in range(first, last + 1)})
         exec(compile(tree, "checks.py", "exec"), asked)
         for name, test in list(asked.items()):
             if name.startswith("test_") and callable(test):
@@ -275,7 +297,11 @@ def verdict(request: dict[str, Any]) -> None:
         said = f"{'failed' if isinstance(error, Exception) and asked is not None else 'broken'} {where}{told['raised']}" + (
             f": {told['text']}" if told["text"] else ""
         )
-    unknown = asked.unknown if asked is not None else []
+    return said, asked.unknown if asked is not None else []
+
+
+def write_end(request: dict[str, Any], said: str, unknown: list[str]) -> None:
+    """Write how the checks ended; or that they ask, and what."""
     with open(request["report"], "w", encoding="utf-8", errors="replace") as file:
         file.write("\n".join(["asks" if unknown else " ".join(said.split())[:500], *unknown]))
 

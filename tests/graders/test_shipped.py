@@ -17,7 +17,7 @@ from marl_plugins.plan.build import build_plan, draft_plan
 RECIPES = {
     folder.name: "tiny_merchant.yaml" if folder.name == "ecommerce" else "tiny.yaml"
     for folder in sorted(recipes_root().iterdir())
-    if (folder / "workflow.py").is_file()
+    if (folder / FILE).is_file()
 }
 
 
