@@ -2,11 +2,14 @@
 
     python -m benchmarks.learning SYSTEM --out FOLDER [--seeds 0 1 2] [--arms trained frozen put_back]
 
-SYSTEM is one of `SYSTEMS` below: `debate`, `merchant`, `category`. An arm takes ten to twenty minutes a seed on two cores.
+SYSTEM is one of `SYSTEMS` below: `debate`, `merchant`, `category`, `search`, `rounds`, `reflect`. An arm takes five to twenty
+minutes a seed on two cores.
 
     trained     the recipe as it is
     frozen      learning rate 0 (two evaluations: nothing changes between)
     - ROLE      the trained weights with one policy's initial weights put back; every role in turn (arm `put_back`)
+
+    shared          trained with one policy for all roles (`--mapping shared`), from the same start; only where it is named
 
 Of the two assistants also, each in a copy of the recipe, and only where they are named:
 
@@ -17,7 +20,8 @@ Of the two assistants also, each in a copy of the recipe, and only where they ar
 
 Success on held-out tasks, sampled at the training temperature: "before" is step 0, "after" the mean of the last three evaluations
 (of "- ROLE": the final weights as they are, and with the role put back). Gains in points with 95 % t-intervals over seeds. Finished
-runs in FOLDER are not repeated.
+runs in FOLDER are not repeated. Of graphs a second table has what evaluations say beside the outcome: its parts, rounds, and calls
+and form by role, before and after.
 """
 
 from __future__ import annotations
@@ -67,7 +71,12 @@ SYSTEMS = {
     "category": System(
         "ecommerce/tiny_category.yaml", THIRTY, ("router", "order", "pricing", "inventory", "composer"), slips=RARE
     ),
+    "search": System("search/tiny.yaml", THIRTY, ("rewriter", "answerer")),
+    "rounds": System("search/tiny_rounds.yaml", THIRTY, ("planner", "searcher", "summariser", "updater", "answerer")),
+    "reflect": System("reflect/tiny.yaml", THIRTY, ("planner", "coder", "reflector")),
 }
+BESIDE = ("eval/part/", "eval/rounds", "eval/role/")
+"""Beginnings of what evaluations say of a graph beside its outcome."""
 FROZEN = ("--actor.adam.lr", "0", "--max_steps", "2", "--eval.steps", "2")
 
 
@@ -87,6 +96,19 @@ def row(name: str, arm: str, seeds: Sequence[int], out: Path) -> str:
     return line(arm, before, after, f"{statistics.median(seconds):.0f}")
 
 
+def beside(name: str, arm: str, seeds: Sequence[int], out: Path) -> list[str]:
+    """The lines of what an arm's evaluations say beside the outcome: means over seeds, before and over the last three after."""
+    lines, runs = (
+        [],
+        [[m for m in RunReader(out / f"{name}-{arm}-{seed}").metrics() if "eval/tasks" in m] for seed in seeds],
+    )
+    for key in sorted({key for run in runs for m in run for key in m if key.startswith(BESIDE)}):
+        before = statistics.fmean(run[0].get(key, 0.0) for run in runs)
+        after = statistics.fmean(m.get(key, 0.0) for run in runs for m in run[1:][-3:])
+        lines.append(f"| {arm} | {key.removeprefix('eval/')} | {before:.3f} | {after:.3f} |")
+    return lines
+
+
 def over(name: str, coach: str, control: str, seeds: Sequence[int], out: Path) -> str:
     """Return the line of what a coach adds to its control, paired by seed."""
     means = [
@@ -103,6 +125,8 @@ def words_of(system: System, arm: str, out: Path) -> list[str]:
     """Return the flags of an arm; `outcome` and those of the rare start are recipes in a copy of the recipe's folder."""
     if arm in ("trained", "frozen"):
         return system.words
+    if arm == "shared":
+        return [*system.words, "--mapping", "shared"]
     folder, _, file = system.recipe.partition("/")
     rare = arm.startswith("rare_")
     copy = out / f"{folder}-{'rare' if rare else 'same'}"
@@ -144,7 +168,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arms = ["trained", "frozen", "put_back"]
     named = ["outcome", "rare_trained", "rare_outcome", "rare_frozen"]
-    parser.add_argument("--arms", nargs="+", choices=[*arms, *named], default=arms)
+    parser.add_argument("--arms", nargs="+", choices=[*arms, "shared", *named], default=arms)
     add_flag(parser)
     options = parser.parse_args()
     if not SYSTEMS[options.system].slips and set(options.arms) & set(named):
@@ -163,6 +187,14 @@ def main() -> None:
         for policy in SYSTEMS[options.system].policies:
             without = [put_back(options.system, policy, seed, options.out) for seed in options.seeds]
             print(line(f"- {policy}", whole, without), flush=True)
+    found = [
+        said
+        for arm in options.arms
+        if arm != "put_back"
+        for said in beside(options.system, arm, options.seeds, options.out)
+    ]
+    if found:
+        print("\n| arm | of evaluations | before | after |\n|---|---|---|---|", *found, sep="\n")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import math
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -13,6 +12,7 @@ from simulated_run import simulated_trainer
 from test_checkpoints import RUN, saved
 
 from marl_plugins.core.shipped import recipes_root
+from marl_plugins.core.trajectory import EVALUATION, Task, Trajectory
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.resume import manifest_of, read_manifest, saved_steps, tag
 from marl_plugins.records.best import Best, kept_apart, put_back
@@ -206,10 +206,7 @@ def test_metrics_that_evaluations_have_are_taken(key):
 
 def test_outcomes_by_type_are_means_over_tasks():
     def trajectory(task, kind, outcome):
-        task = SimpleNamespace(id=task, metadata={"type": kind})
-        return SimpleNamespace(
-            task=task, outcome=outcome, outcomes={}, infrastructure_failure=None, agent_failure=None, role="a"
-        )
+        return Trajectory(Task(task, "?", None, {"type": kind}), 0, EVALUATION, outcome=outcome)
 
     several = [
         trajectory("a", "amc", 1.0),

@@ -365,7 +365,9 @@ def test_evaluations_are_kept_whole_first_and_last_and_in_part_between(tmp_path)
 def test_every_metric_of_a_run_is_in_the_page(tmp_path):
     simulated.simulated_run(tmp_path, lambda t: 1.0, steps=2)
     names = {name for m in lines(tmp_path, "metrics.jsonl") for name in m}
-    generic = {re.sub(r"^policy/p/", "policy/POLICY/", re.sub(r"^role/a/", "role/ROLE/", name)) for name in names}
+    generic = {
+        re.sub(r"^policy/p/", "policy/POLICY/", re.sub(r"^(eval/)?role/a/", r"\1role/ROLE/", name)) for name in names
+    }
     assert {"tokens_per_second", "signal/none", "policy/POLICY/kl", "eval/answered"} <= generic
     assert not {name for name in generic if f"`{name}`" not in PAGE}
 

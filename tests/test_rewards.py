@@ -14,7 +14,7 @@ from marl_plugins.core.shipped import recipes_root
 from marl_plugins.plan.build import build_plan
 from marl_plugins.records.report import summarise, table
 from marl_plugins.rewards.section import RewardsConfig
-from marl_plugins.runtime.metrics import summary
+from marl_plugins.runtime.metrics import held_out, summary
 
 
 def noted(edges, rounds=None, legal=None, roles=None):
@@ -157,6 +157,10 @@ def test_calls_rounds_and_legality_are_metrics_and_in_the_report():
     trajectory = noted(edges, {"code0": 0, "code1": 1}, {"code1": False}, {"code0": "code", "code1": "code"})
     found = summary([trajectory], Ledger(1))
     assert found["role/code/calls"] == 2.0 and found["role/code/legal"] == 0.5 and found["trajectories/rounds"] == 2.0
+    trajectory.outcome, trajectory.outcome_parts = 0.5, {"f1": 0.5}
+    held = held_out([trajectory, make_trajectory({"other": []})])
+    assert held["eval/part/f1"] == 0.5 and held["eval/role/code/calls"] == 1.0 and held["eval/role/code/legal"] == 0.5
+    assert held["eval/rounds"] == 2.0
     credited(trajectory, [{"kind": "format"}])
     steps = [{"step": n, **summary([trajectory], Ledger(1))} for n in (1, 2)]
     _, rows = table(summarise(steps, ["code"]))

@@ -81,7 +81,7 @@ def held_out(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "eval/unscored": float(len(trajectories) - lost - sum(map(len, by_task.values()))),
     }
     metrics |= means({f"eval/outcome/{role}": found for role, found in outcomes_by_role(trajectories).items()})
-    metrics |= of_types(trajectories)
+    metrics |= of_types(trajectories) | of_workflows(trajectories)
     scores = [mean(outcomes) for outcomes in by_task.values() if outcomes]
     if not scores or zero_sum(trajectories):
         return metrics
@@ -99,6 +99,29 @@ def of_types(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     if len({t.task.metadata.get("type") for t in trajectories}) < 2 or zero_sum(trajectories):
         return {}
     return means({f"eval/type/{kind}": [mean(each) for each in tasks.values()] for kind, tasks in sorted(found.items())})
+
+
+def of_workflows(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """What workflows have done in an evaluation: the parts of their outcomes, calls and form by role, rounds."""
+    kept = [t for t in trajectories if not t.infrastructure_failure]
+    scored = [t for t in kept if t.outcome is not None]
+    parts = sorted({name for t in scored for name in t.outcome_parts})
+    metrics = {f"eval/part/{name}": mean([t.outcome_parts.get(name, 0.0) for t in scored]) for name in parts}
+    for role in sorted({a.role for t in kept for a in t.actions}):
+        mine = [a for t in kept for a in t.actions if a.role == role]
+        metrics[f"eval/role/{role}/calls"] = calls_per_trajectory(mine, kept)
+        metrics |= means({f"eval/role/{role}/legal": legalities(mine)})
+    return metrics | means({"eval/rounds": [float(number) for t in kept if (number := rounds_of(t))]})
+
+
+def calls_per_trajectory(actions: Sequence[Action], trajectories: Sequence[Trajectory]) -> float:
+    """The number of calls of which some actions are turns, per trajectory; of at least one."""
+    return sum(a.before is None or a.before.call != a.call for a in actions) / len(trajectories)
+
+
+def legalities(actions: Sequence[Action]) -> list[float]:
+    """Returns 1 for each action that had the form in which a graph reads it, and 0 for others of a graph."""
+    return [float(note["legal"]) for a in actions if (note := a.notes.get("graph"))]
 
 
 def outcomes_by_role(trajectories: Sequence[Trajectory]) -> dict[str, list[float]]:
@@ -143,8 +166,9 @@ def summary(trajectories: Sequence[Trajectory], ledger: Ledger) -> dict[str, flo
         metrics |= {f"role/{role}/{name}": value for name, value in of_role(mine).items()}
         acted = [t.outcome_of(role) for t in trajectories if any(a.role == role for a in t.actions)]
         metrics |= means({f"role/{role}/outcome": [outcome for outcome in acted if outcome is not None]})
-        called = sum(a.before is None or a.before.call != a.call for a in mine)
-        metrics[f"role/{role}/calls"] = called / sum(not t.infrastructure_failure for t in trajectories)
+        metrics[f"role/{role}/calls"] = calls_per_trajectory(
+            mine, [t for t in trajectories if not t.infrastructure_failure]
+        )
     metrics |= means(
         {"trajectories/rounds": [float(n) for t in trajectories if (n := rounds_of(t)) and not t.infrastructure_failure]}
     )
@@ -267,7 +291,7 @@ def of_role(actions: Sequence[Action]) -> dict[str, float]:
             "advantage": [a.advantage for a in actions if a.advantage is not None],
         }
     )
-    metrics |= means({"legal": [float(note["legal"]) for a in actions if (note := a.notes.get("graph"))]})
+    metrics |= means({"legal": legalities(actions)})
     terms = sorted({term for a in actions for term in a.terms})
     metrics |= means({f"reward/{term}": [a.terms[term] for a in actions if term in a.terms] for term in terms})
     turns = sorted({a.turn for a in actions}) if any(a.turn for a in actions) else []
