@@ -90,7 +90,7 @@ class LeaveOneOut(GroupMean):
     """
 
     def centre(self, rows: Sequence[Row], groups: Sequence[str], returns: Tensor) -> Tensor:
-        tasks, samples = [row.trajectory.task.id for row in rows], [row.trajectory.sample for row in rows]
+        tasks, samples = [group_key(row, "task") for row in rows], [row.trajectory.sample for row in rows]
         wider = mean_of_others(tasks, samples, returns, otherwise=returns)
         return returns - mean_of_others(groups, samples, returns, otherwise=wider)
 

@@ -1,6 +1,7 @@
 """The hooks: everything a plugin can change, in the order in which data passes them.
 
-    task -> workflow -> actions -> trajectory -> scores -> credit -> select -> forward -> advantages -> layout -> update -> sync
+    task -> workflow -> actions -> trajectory -> scores -> exchange -> credit -> select -> forward -> advantages -> layout
+         -> update -> sync
 
 A plugin is a module (or a `.py` file) with functions of these names, each marked with `@marl_plugins.hookimpl`. It may take
 any subset of a hook's arguments. Every hook that is called after the run exists takes `run`. All hooks are called in the
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
     from marl_plugins.core.command import Command
     from marl_plugins.core.estimators import Estimator
+    from marl_plugins.core.exchange import Exchange
     from marl_plugins.core.findings import Finding
     from marl_plugins.core.policy import Policy
     from marl_plugins.core.problems import Problem
@@ -60,7 +62,7 @@ if TYPE_CHECKING:
     from marl_plugins.core.workflow import Workflow
     from marl_plugins.run import Run
 
-VERSION = "3.0"
+VERSION = "3.1"
 
 Purpose = Literal["train", "evaluate", "judge"]
 """What a run is started for: `openrlhf train`; `openrlhf eval`, which scores outcomes only; `openrlhf coach`, which scores recorded
@@ -405,6 +407,29 @@ def marl_score_outcome(run: Run, trajectory: Trajectory) -> Awaitable[Outcome] |
         @hookimpl
         async def marl_score_outcome(trajectory):
             return float(trajectory.answer == trajectory.task.label)
+    """
+
+
+@hook("chain", awaited=True)
+def marl_exchange(trajectories: Sequence[Trajectory], run: Run, exchange: Exchange) -> Any:
+    """Take whole trajectories out of a step, or bring others in, between its rollout and credit. *chain, async*; once per step,
+    with all trajectories of the step in its order; engines and tools still answer.
+
+    Return the list that goes on to credit. `exchange.write(trajectory)` gives the words of a trajectory as JSON values, to be sent
+    to other runs; `await exchange.read(record, origin)` lets the run's own workflow say such a record again and returns a
+    trajectory, scored by the run's own graders, with `Trajectory.origin` set. It raises `RefusedRecord` of
+    marl_plugins.core.exchange where the words do not fit. What is left out of the list needs a reason:
+    `exchange.leave_out(trajectory, reason)`. A run that is resumed repeats its steps, so a plugin keeps what it has taken in on
+    disk, by step.
+
+    Example:
+
+        @hookimpl
+        async def marl_exchange(trajectories, exchange):
+            for trajectory in trajectories:
+                if not trajectory.infrastructure_failure:
+                    outbox.put(exchange.write(trajectory))
+            return [*trajectories, *[await exchange.read(record, "alice") for record in inbox.take(4)]]
     """
 
 

@@ -213,7 +213,7 @@ def idle_scope_flags(plugin: str, options: Any, given: Collection[str]) -> list[
 
 def group_key(row: Row, group_by: GroupBy) -> str:
     """The group that a row belongs to."""
-    parts = [row.trajectory.task.id]
+    parts = [row.trajectory.task.id, *([row.trajectory.origin] if row.trajectory.origin else [])]
     if "role" in group_by:
         parts.append(row.action.role)
     if "turn" in group_by:

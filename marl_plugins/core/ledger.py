@@ -100,6 +100,8 @@ class Ledger:
     left_out: dict[str, Counter[str]] = field(default_factory=dict)
     auxiliary: list[Ledger] = field(default_factory=list)
     """The accounts of rows that parts of the step have added, of policies that play no role."""
+    received: Ledger | None = None
+    """The account of the trajectories that have entered by `marl_exchange`."""
 
     @classmethod
     def of(
@@ -129,7 +131,7 @@ class Ledger:
                 ledger.generated[a.role] += 1
                 if (a in chosen) == (a.left_out is not None):
                     raise AssertionError(
-                        f"action {t.task.id}/{t.sample}/{a.path} is "
+                        f"action {t.name}/{a.path} is "
                         + ("trained on and left out" if a.left_out else "neither trained on nor left out")
                         + f" (reason {a.left_out!r}); a plugin that drops rows has to set `action.left_out`"
                     )
@@ -142,8 +144,9 @@ class Ledger:
         return ledger
 
     def rows_trained(self) -> int:
-        """Returns how many rows are trained on, those that parts of the step have added included."""
-        return sum(ledger.trained.total() for ledger in (self, *self.auxiliary))
+        """Returns how many rows are trained on, those that parts of the step have added and those that entered included."""
+        received = (self.received,) if self.received else ()
+        return sum(ledger.trained.total() for ledger in (self, *self.auxiliary, *received))
 
     def record(self) -> dict[str, Any]:
         """One line of `ledger.jsonl`."""
@@ -161,6 +164,7 @@ class Ledger:
                 for role in sorted(self.generated)
             },
             **({"auxiliary": added} if (added := self._added()) else {}),
+            **({"received": self.received.record()} if self.received else {}),
         }
 
     @classmethod
@@ -175,6 +179,8 @@ class Ledger:
         if added := record.get("auxiliary") or record.get("beside"):  # the older name
             ledger.auxiliary.append(cls(record["step"]))
             ledger.auxiliary[0]._add_roles(added)
+        if received := record.get("received"):
+            ledger.received = cls.from_record(received)
         return ledger
 
     def _add_roles(self, roles: Mapping[str, Mapping[str, Any]]) -> None:

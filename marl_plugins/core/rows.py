@@ -22,12 +22,13 @@ class Row:
     @property
     def name(self) -> str:
         """`task/sample/path`, for messages."""
-        return f"{self.trajectory.task.id}/{self.trajectory.sample}/{self.action.path}"
+        return f"{self.trajectory.name}/{self.action.path}"
 
     @property
-    def order(self) -> tuple[str, int, tuple[str, int]]:
+    def order(self) -> tuple[str, str, int, tuple[str, int]]:
         """Returns the key that says where the row belongs among all rows, whatever order they arrived in."""
-        return (self.trajectory.task.id, self.trajectory.sample, path_order(self.action.path))
+        t = self.trajectory
+        return (t.task.id, t.origin, t.sample, path_order(self.action.path))
 
 
 def impossible(trajectory: Trajectory, action: Action, trainable: Collection[str]) -> str | None:

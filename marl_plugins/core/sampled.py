@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from operator import attrgetter
@@ -43,7 +43,7 @@ FIELDS = {
 }
 """What of an action nobody may change, and what a message calls it."""
 _values = attrgetter(*FIELDS)
-OF_TRAJECTORY = ("task", "sample", "step", "place", "agent_failure", "infrastructure_failure")
+OF_TRAJECTORY = ("task", "sample", "origin", "step", "place", "agent_failure", "infrastructure_failure")
 _facts = attrgetter(*OF_TRAJECTORY)
 
 
@@ -109,6 +109,20 @@ class SampledActions:
         for trajectory in self._actions if trajectories is None else trajectories:
             if changed := self._changed(trajectory):
                 raise RunPaused(f"plugin {plugin}: {hook} {changed}; what was sampled is trained on as it was sampled")
+
+    def check_exchange(
+        self, plugin: str, given: Sequence[Trajectory], answer: object, read: Collection[Trajectory]
+    ) -> None:
+        """A plugin's exchange is of the trajectories that it was given and of those that it has read, each once.
+
+        Args:
+            read: Those that it has read; what it reads need not enter.
+
+        Raises:
+            RunPaused: It is not.
+        """
+        self.check(plugin, "marl_exchange")
+        _members(f"plugin {plugin}: marl_exchange", answer, [*given, *read], "trajectories", _name_of)
 
     def check_credit(self, plugin: str, hook: str, given: Sequence[Trajectory], answer: object) -> None:
         """A plugin's credit is of the trajectories that it was given, all of them, each once, with their actions.
@@ -209,4 +223,4 @@ def _members(who: str, answer: object, given: Sequence[T], what: str, name: Call
 
 
 def _name_of(trajectory: Trajectory) -> str:
-    return f"{trajectory.task.id}/{trajectory.sample}"
+    return trajectory.name

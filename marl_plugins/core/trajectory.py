@@ -332,6 +332,8 @@ class Trajectory:
     """The folder with these files, until the trajectory has been scored; None also where no call has needed one."""
     tool_results: tuple[ToolResult, ...] = ()
     """What tools answered that the workflow itself called; the agents' are their actions'."""
+    origin: str = ""
+    """Who made it, where the step's own rollout did not (`marl_exchange`)."""
     place: int = 0
     """The task's place in its step or evaluation; a record does not have it."""
     start: float = 0.0
@@ -347,6 +349,16 @@ class Trajectory:
     def is_evaluation(self) -> bool:
         """Returns whether it belongs to an evaluation, and nothing is trained on it."""
         return self.step == EVALUATION
+
+    @property
+    def name(self) -> str:
+        """`task/sample`, for messages; `task/origin:sample` where another run made it."""
+        return f"{self.task.id}/{self.origin}{':' if self.origin else ''}{self.sample}"
+
+    @property
+    def order(self) -> tuple[int, str, int]:
+        """Returns the key that sorts the trajectories of a step: by task and sample, whenever they finished."""
+        return self.place, self.origin, self.sample
 
     def now(self) -> float:
         """Seconds since the step's rollout began."""

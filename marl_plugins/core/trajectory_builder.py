@@ -15,6 +15,7 @@ not on who asks for it: `roles.solver(...)` of a workflow (core/workflow.py) is 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import time
 from collections import Counter
@@ -66,6 +67,17 @@ def next_turn(chat: ChatFormat, before: Action | None, messages: Sequence[dict[s
         return Turn(number, before, call, shown, context, context, extends=False)
     ids = chat.continuation(before.generation.ids, messages)
     return Turn(number, before, call, shown, ids, (*before.context_ids, *before.generation.ids, *ids))
+
+
+def digest_of_shown(turn: Turn | Action) -> str:
+    """Returns the digest of the words that are shown for a turn, those of the turns before and what these said included."""
+    words: list[str] = []
+    at: Turn | Action | None = turn
+    while at is not None:
+        words += (part for message in reversed(at.shown) for part in reversed(message))
+        at = at.before
+        words += [at.text] if at is not None else []
+    return hashlib.blake2b("\x1f".join(words).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def said_so_far(chat: ChatFormat, last: Action) -> list[dict[str, str]]:
@@ -134,6 +146,7 @@ class TrajectoryBuilder:
         workspace: Where tools with `in_workspace` work; whoever opened it closes it.
         last_role: The role whose last action is scored with the label.
         rollout: When the step's rollout began, by `time.monotonic`; default: now.
+        origin: As in `Trajectory`.
     """
 
     def __init__(
@@ -151,8 +164,9 @@ class TrajectoryBuilder:
         workspace: Workspace | None = None,
         last_role: str | None = None,
         rollout: float | None = None,
+        origin: str = "",
     ):
-        self.trajectory = Trajectory(task=task, sample=sample, step=step, place=place)
+        self.trajectory = Trajectory(task=task, sample=sample, step=step, place=place, origin=origin)
         """The trajectory, which holds the actions made so far."""
         if rollout is not None:
             self.trajectory.rollout, self.trajectory.start = rollout, time.monotonic() - rollout
@@ -350,6 +364,7 @@ def request(spec: RoleSpec, turn: Turn, trajectory: Trajectory, path: str, room:
         sample=trajectory.sample,
         path=path,
         step=trajectory.step,
+        shown=digest_of_shown(turn),
         place=trajectory.place,
     )
 

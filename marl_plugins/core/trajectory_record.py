@@ -26,6 +26,7 @@ def to_record(trajectory: Trajectory, trainer_logprobs: bool = True) -> dict[str
         "step": trajectory.step,
         "task": trajectory.task.id,
         "sample": trajectory.sample,
+        **({"origin": trajectory.origin} if trajectory.origin else {}),
         "prompt": trajectory.task.prompt,
         "label": trajectory.task.label,
         "metadata": trajectory.task.metadata,
@@ -61,6 +62,7 @@ def from_record(record: Mapping[str, Any]) -> Trajectory:
     trajectory = Trajectory(task, record["sample"], record["step"])
     for name in ("answer", "outcome", "outcome_parts", "agent_failure", "infrastructure_failure", "detail"):
         setattr(trajectory, name, record[name])
+    trajectory.origin = record.get("origin", "")
     trajectory.outcomes = dict(record.get("outcomes", {}))
     trajectory.returned = record.get("returned")
     trajectory.start, trajectory.seconds = record.get("start", 0.0), record.get("seconds", 0.0)

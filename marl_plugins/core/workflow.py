@@ -304,6 +304,7 @@ async def run_workflow(
     last_role: str | None = None,
     seconds: float | None = None,
     rollout: float | None = None,
+    origin: str = "",
 ) -> Trajectory:
     """Run a workflow on one task and return its trajectory: finished, failed or lost, never an exception of the agents'.
 
@@ -329,6 +330,7 @@ async def run_workflow(
         workspace=workspace,
         last_role=last_role,
         rollout=rollout,
+        origin=origin,
     )
     calls = RoleCalls(builder)
 

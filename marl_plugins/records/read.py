@@ -105,6 +105,7 @@ class Filter:
         outcome: Lowest and highest outcome, both included; a trajectory without an outcome is then not wanted.
         failure: Kind of the agents' or of the infrastructure's failure.
         sample: Number of the sample of its task, from 0.
+        received: Whether trajectories of other runs, which entered by `marl_exchange`, are wanted too.
         role, policy, left_out: Of an action; `left_out` is the ledger's reason. A trajectory is wanted if one action is.
         score, advantage: Of an action: lowest and highest, both included; an action without one is then not wanted.
     """
@@ -118,6 +119,7 @@ class Filter:
     policy: str | None = None
     left_out: str | None = None
     sample: int | None = None
+    received: bool = False
     score: tuple[float, float] | None = None
     advantage: tuple[float, float] | None = None
 
@@ -318,7 +320,11 @@ class RunReader:
         """Yields the trajectories that are wanted with the places of their lines; raises as `trajectories`."""
         for path, part in self.parts(wanted):
             found = records(path, from_record, part)
-            yield from (record for record in found if wanted.has_trajectory(record.value))
+            yield from (
+                record
+                for record in found
+                if wanted.has_trajectory(record.value) and (wanted.received or not record.value.origin)
+            )
 
     def parts(self, wanted: Filter) -> Iterator[tuple[Path, Filter]]:
         """Yields the files with what is wanted, and what is wanted of each.

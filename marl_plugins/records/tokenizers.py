@@ -26,11 +26,10 @@ def record_tokenizers(folder: Path, tokenizers: Mapping[str, Any]) -> None:
     """
     digests: dict[str, str] = {}
     for policy, tokenizer in tokenizers.items():
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        if backend is None:
+        text = _text_of(tokenizer)
+        if text is None:
             continue
-        text = backend.to_str()
-        digests[policy] = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        digests[policy] = _digest(text)
         path = _file(folder, digests[policy])
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,6 +38,12 @@ def record_tokenizers(folder: Path, tokenizers: Mapping[str, Any]) -> None:
             part.rename(path)
     if digests:
         replace_text(folder / TOKENIZERS, json.dumps(digests, indent=2) + "\n")
+
+
+def digest_of_tokenizer(tokenizer: Any) -> str | None:
+    """Return what two tokenizers have in common if they give every text the same ids; None for one that is not of the fast kind."""
+    text = _text_of(tokenizer)
+    return None if text is None else _digest(text)
 
 
 def recorded_tokenizer(folder: Path, policy: str) -> str | None:
@@ -52,6 +57,15 @@ def recorded_tokenizer(folder: Path, policy: str) -> str | None:
         return (folder / policy / "tokenizer.json").read_text("utf-8")
     except (OSError, ValueError):
         return None
+
+
+def _text_of(tokenizer: Any) -> str | None:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return None if backend is None else str(backend.to_str())
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _file(folder: Path, digest: str) -> Path:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from marl_plugins.core.credit import ActionScores, check_rewards, rewards_from_scores
 from marl_plugins.core.estimators import Estimator
-from marl_plugins.core.failures import RunEnded
+from marl_plugins.core.failures import RunEnded, RunPaused
 from marl_plugins.core.rows import Row, rows_of
 from marl_plugins.core.sampled import SampledActions
 from marl_plugins.core.trajectory import Trajectory
@@ -76,6 +76,18 @@ class CreditAssignment:
         scored = self.run.state(ActionScores).of(trajectories, self.run.recipe.roles, self._scorers())
         return await self._selected(await self._credit(trajectories, scored, whole_step=True))
 
+    def check_leaving(self, trajectories: Collection[Trajectory]) -> None:
+        """Trajectories that leave the step have not been credited: their gradients may be summed already.
+
+        Raises:
+            RunPaused: One has.
+        """
+        if credited := [t for t in trajectories if t in self._credited]:
+            raise RunPaused(
+                f"{len(credited)} trajectories that marl_exchange leaves out have been trained on as they arrived, the first "
+                f"{credited[0].name}; run without --streaming.gradients"
+            )
+
     def _scorers(self) -> list[str]:
         grader = ["the recipe's grader"] if hasattr(self.run.grader_module, "score_action") else []
         return [*map("plugin {}".format, self.plugins.owners("marl_score_action")), *grader]
@@ -99,7 +111,7 @@ class CreditAssignment:
         penalise_lengths(fresh, self.run)
         self.estimator.write_returns(fresh)
         self._credited.update(fresh)
-        return sorted([*before, *fresh], key=lambda t: (t.place, t.sample)) if before else fresh
+        return sorted([*before, *fresh], key=lambda t: t.order) if before else fresh
 
     async def _selected(self, trajectories: Sequence[Trajectory]) -> list[Row]:
         rows = rows_of(trajectories, frozenset(self.trained))

@@ -90,9 +90,11 @@ class ForwardedRows:
 
     @property
     def drift(self) -> float:
-        """Mean absolute difference of the trainer's and the engine's log-probs over all sampled tokens."""
-        t = self.tokens
-        return (((t.log_probs - t.rollout_log_probs).abs() * t.mask).sum() / t.mask.sum()).item() if self.rows else 0.0
+        """Mean absolute difference of the trainer's and the engine's log-probs over the tokens that the run itself has sampled."""
+        t, own = self.tokens, torch.tensor([not row.trajectory.origin for row in self.rows])
+        mask = t.mask * own[:, None] if len(own) and not own.all() else t.mask
+        difference = ((t.log_probs - t.rollout_log_probs).abs() * mask).sum()
+        return (difference / mask.sum()).item() if own.any() else 0.0
 
     def rows_not_finite(self, name: str) -> list[str]:
         """Names of the rows of which a tensor (`log_probs`, `kl`, `values`) is not finite."""
@@ -240,6 +242,9 @@ def forwarded(
                 for row, start in zip(sequence.rows, sequence.starts, strict=True):
                     count = len(row.action.generation.ids)
                     mine[places[row], :count] = values[start - 1 : start - 1 + count]
+    for number, row in enumerate(rows):
+        if row.trajectory.origin:  # no engine of ours has sampled them: they are trained on as if these weights had
+            found["rollout_log_probs"][number] = found["log_probs"][number]
     computed.sort(key=lambda pair: places[pair[0].rows[0]])  # whatever micro-batches they were in
     sequences, differences = [s for s, _ in computed], [d for _, d in computed]
     return ForwardedRows(policy, rows, sequences, SampledTokens(**found), differences, kl_coef, clip_range)

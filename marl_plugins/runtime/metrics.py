@@ -187,6 +187,8 @@ def of_rollout(
 ) -> dict[str, float]:
     """Metrics of a step's rollout and of its rows, whose advantages are known."""
     own = estimator.metrics(rows) if rows else {}
+    if received := ledger.received:
+        own |= {"trajectories/received": float(received.trajectories), "rows/received": float(received.trained.total())}
     return {"step": float(step), **summary(trajectories, ledger), **signal(rows, estimator.group_by), **own}
 
 

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 
 from marl_plugins.core.processes import Engines
-from marl_plugins.core.roles import Call
+from marl_plugins.core.roles import Call, Generate
 from marl_plugins.core.scoring import Outcome, ScoreAction, Seen, score_outcome
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import EVALUATION, Action, Generation, Task, Trajectory
@@ -60,7 +60,7 @@ class Rollout:
     @staticmethod
     def in_order(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
         """Trajectories in the order of tasks and samples, whenever they finished."""
-        return sorted(trajectories, key=lambda t: (t.place, t.sample))
+        return sorted(trajectories, key=lambda t: t.order)
 
     async def _all(
         self,
@@ -73,7 +73,7 @@ class Rollout:
         finished: asyncio.Queue[asyncio.Task[Trajectory]] = asyncio.Queue()
         began = time.monotonic()
         running = [
-            asyncio.create_task(self._one(task, place, sample, step, score_action, temperature, began))
+            asyncio.create_task(self.one(task, place, sample, step, score_action, temperature, began))
             for place, task in enumerate(tasks)
             for sample in range(samples)
         ]
@@ -87,16 +87,27 @@ class Rollout:
                 work.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def _one(
+    async def one(
         self,
         task: Task,
         place: int,
         sample: int,
         step: int,
         score_action: ScoreAction | None,
-        temperature: float | None,
-        began: float,
+        temperature: float | None = None,
+        began: float | None = None,
+        generate: Generate | None = None,
+        origin: str = "",
     ) -> Trajectory:
+        """Run the workflow on a task and return the trajectory, scored.
+
+        Args:
+            place, sample, step: As in `Trajectory`.
+            score_action: None: actions are not scored.
+            temperature: Replaces that of training.
+            began: When the step's rollout began, by `time.monotonic`; default: now.
+            generate: Answers in place of the engines, with words of `origin`.
+        """
         roles = {name: self.cast(name, task) for name in self.cast.roles}
         if temperature is not None:
             roles = {n: replace(r, sampling=replace(r.sampling, temperature=temperature)) for n, r in roles.items()}
@@ -115,13 +126,14 @@ class Rollout:
                     run_seed=self.run.args.train.seed,
                     roles=roles,
                     tools=self.tools,
-                    generate=self.generate,
+                    generate=generate or self.generate,
                     score_action=score_action,
                     score=score,
                     workspace=workspace,
                     last_role=list(roles)[-1],
                     seconds=self.task_seconds,
                     rollout=began,
+                    origin=origin,
                 )
 
     def workspace_of(self, task: Task) -> AbstractAsyncContextManager[Workspace | None]:

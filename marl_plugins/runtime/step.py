@@ -17,6 +17,7 @@ from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.hook_faults import HookFaults
 from marl_plugins.manager import parts_of
 from marl_plugins.runtime.crediting import CreditAssignment, check_versions
+from marl_plugins.runtime.exchange import StepExchange
 from marl_plugins.runtime.experience import ForwardedRows, PreparedRows, PreparedSnapshot, estimate
 
 if TYPE_CHECKING:
@@ -45,6 +46,10 @@ class RunningStep:
         self.pools = session.rollout.pools
         self.estimator = session.estimator
         self.trajectories: list[Trajectory] = []
+        self.received: list[Trajectory] = []
+        """What has entered by `marl_exchange`."""
+        self.left_out: Mapping[Trajectory, str] = {}
+        """The trajectories of the rollout that have left by it, with the reason."""
         self.ended = asyncio.Event()
         self.forwarded: list[ForwardedRows] = []
         run, plugins = session.plan.run, session.plan.plugins
@@ -80,13 +85,41 @@ class RunningStep:
         await all_of([collect(), *(work(name, part) for name, part in self.parts.items())])
         self.trajectories = self.session.rollout.in_order(self.sampled)
 
+    async def exchange(self) -> None:
+        """Let plugins take trajectories out of the step and bring others in."""
+        plugins, hook = self.session.plan.plugins, "marl_exchange"
+        if not plugins.owners(hook):
+            return
+        exchange = StepExchange(self.session, self.number, self.tasks, self.trajectories)
+
+        def check(plugin: str, given: Sequence[Trajectory], answer: Sequence[Trajectory]) -> None:
+            self.sampled.check_exchange(plugin, given, answer, exchange.received)
+            for trajectory in given:
+                if trajectory not in answer and trajectory not in exchange.left and not trajectory.origin:
+                    raise RunPaused(
+                        f"plugin {plugin}: {hook} removed trajectory {trajectory.name} without a reason; call "
+                        "exchange.leave_out(trajectory, reason)"
+                    )
+
+        answer = await plugins.chain(hook, self.trajectories, check, run=self.session.plan.run, exchange=exchange)
+        kept = set(answer)
+        self.received = exchange.entered(answer)
+        self.left_out = {t: why for t, why in exchange.left.items() if t not in kept}
+        self._crediting.check_leaving(self.left_out)
+        for trajectory in self.received:
+            self.sampled.arrived(trajectory)
+        for trajectory, why in self.left_out.items():
+            for action in trajectory.actions:
+                action.left_out = why
+
     async def credited(self, trajectories: Sequence[Trajectory]) -> list[Row] | None:
         """See `Step.credited`."""
         return await self._crediting.early(trajectories)
 
     async def rows(self) -> list[Row]:
         """The rows of the step, credited and selected."""
-        rows = await self._crediting.rows(self.trajectories)
+        own = [t for t in self.trajectories if t not in self.left_out]
+        rows = await self._crediting.rows([*own, *self.received])
         for name, part in self.parts.items():
             with HookFaults(name, HOOK):
                 await part.rows(list(rows))
@@ -97,6 +130,8 @@ class RunningStep:
     def ledger(self, rows: Sequence[Row]) -> Ledger:
         """Returns what became of every action, those of the parts' own rows included."""
         ledger = Ledger.of(self.number, self.trajectories, rows, self.sampled.of)
+        if self.received:
+            ledger.received = Ledger.of(self.number, self.received, rows, self.sampled.of)
         for name, part in self.parts.items():
             with HookFaults(name, HOOK):
                 own = part.ledger()

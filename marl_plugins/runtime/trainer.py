@@ -1,6 +1,6 @@
 """The multi-agent training loop: one direction of data, one function per arrow.
 
-    tasks -> rollout -> credit -> rows -> select -> forward -> advantages (all policies together) -> update -> weight sync
+    tasks -> rollout -> exchange -> credit -> rows -> select -> forward -> advantages (of all policies) -> update -> weight sync
 
 Each policy's forward passes, update and broadcast are upstream's; what spans the policies is here.
 """
@@ -105,6 +105,7 @@ class Trainer:
         with phase("rollout", len(tasks) * self.samples) as tick:
             await all_of(policy.wake() for policy in policies)
             await step.roll_out(self.samples, tick)
+            await step.exchange()
             await all_of(policy.sleep() for policy in policies)
         if prompts := first_prompts(step.trajectories, self.session.cast.roles, self.shown):
             self.display.first_prompts(prompts)
@@ -125,7 +126,7 @@ class Trainer:
         self.breaker.step(ledger, step.trajectories)
         if not updates:  # else it is saved first
             self.breaker.check()
-        return StepReport(metrics, step.trajectories, ledger, step.metrics)
+        return StepReport(metrics, [*step.trajectories, *step.received], ledger, step.metrics)
 
     async def _conclude(self, step: int, report: StepReport, evaluate: bool) -> tuple[list[Trajectory], RunPaused | None]:
         """Complete the metrics of a step that is trained; what it was evaluated on, and what pauses the run once it is saved."""

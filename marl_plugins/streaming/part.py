@@ -102,7 +102,7 @@ class TaskGroups:
         group.append(trajectory)
         if len(group) < self.samples * min(self.size, self.tasks - number * self.size):
             return None
-        return sorted(self._arrived.pop(number), key=lambda t: (t.place, t.sample))
+        return sorted(self._arrived.pop(number), key=lambda t: t.order)
 
 
 class ReorderBuffer(Generic[T]):

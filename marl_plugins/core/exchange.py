@@ -1,0 +1,144 @@
+"""Experience that travels: the words of a trajectory, which another run can let its own workflow say again.
+
+    record = exchange.write(trajectory)             what a peer is given: words, and how each answer ended
+    received = await exchange.read(record, origin)  the run's own workflow with these words in place of an engine
+
+Ids do not travel between tokenizers, and prompts, contexts, tool answers, scores and labels do not travel at all: the reader's
+own workflow, tools and graders make them. So nothing foreign but words is trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol, get_args
+
+import pydantic
+
+from marl_plugins.core.trajectory import Task, Trajectory
+
+SCHEMA_VERSION: Literal[1] = 1
+"""Version of `TrajectoryWords`."""
+MOST_ANSWERS = 1_000
+"""Answers of one trajectory that are read."""
+MOST_ANSWER_CHARS = 1_000_000
+"""Characters of one answer that are read; the tokens that its role may sample bound it further."""
+MOST_CHARS_PER_TOKEN = 32
+"""Answers with more characters for each token that their role may sample are refused before they are encoded, which takes seconds
+for a megabyte."""
+
+RefusalReason = Literal["schema", "task", "words", "length", "text", "unasked", "lost", "repeated"]
+"""Why a record is refused. `schema`: it is no record; `task`: none of this run's; `words`: the workflow asks for an answer that the
+record does not have in this place; `length`: an answer is too long; `text`: an answer cannot be encoded; `unasked`: the workflow
+has not asked for all of its answers; `lost`: infrastructure failed while it was read; `repeated`: it has been read in this step."""
+REFUSAL_REASONS: tuple[RefusalReason, ...] = get_args(RefusalReason)
+
+
+class RefusedRecord(Exception):
+    """A record that is not taken in; nothing of it has an effect on the run.
+
+    Args:
+        reason: For counting.
+        detail: For people.
+    """
+
+    def __init__(self, reason: RefusalReason, detail: str):
+        self.reason = reason
+        super().__init__(detail)
+
+
+class _Record(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class AnswerWords(_Record):
+    """One action of a trajectory.
+
+    Args:
+        shown: Digest of the words that the role was shown (`Call.shown`).
+        text: What it said, special tokens included, without the end of its turn.
+        end: How it ended: `eos` by the model's end of a turn, `stop` by another stop, `length` by the limit of tokens.
+        logprob: Mean log-prob of its tokens under the policy that sampled them.
+        ids: Its token ids, for readers with the same tokenizer (`TrajectoryWords.tokenizers`).
+    """
+
+    role: str = pydantic.Field(max_length=200)
+    shown: str = pydantic.Field(max_length=64)
+    text: str = pydantic.Field(max_length=MOST_ANSWER_CHARS)
+    end: Literal["eos", "stop", "length"]
+    logprob: float = pydantic.Field(le=0.0)
+    ids: tuple[int, ...] = pydantic.Field((), strict=False)
+
+
+class TrajectoryWords(_Record):
+    """The words of a trajectory, as JSON values: what `Exchange.write` gives and `Exchange.read` takes.
+
+    Args:
+        sample: Number of the sample among those of its task, from 0.
+        outcome: What the sender's grader gave; for choosing, never for training.
+        tokenizers: By role, the digest of its tokenizer.
+    """
+
+    schema_version: Literal[1] = pydantic.Field(SCHEMA_VERSION, alias="schema")
+    task: str = pydantic.Field(max_length=10_000)
+    prompt: str = pydantic.Field(max_length=MOST_ANSWER_CHARS)
+    sample: int = pydantic.Field(ge=0)
+    outcome: float | None = pydantic.Field(None, ge=0.0, le=1.0)
+    tokenizers: dict[str, str]
+    answers: tuple[AnswerWords, ...] = pydantic.Field(strict=False, max_length=MOST_ANSWERS)
+
+
+def read_words(record: object) -> TrajectoryWords:
+    """Check a record that somebody else has written.
+
+    Raises:
+        RefusedRecord: It is none (`schema`), with the first thing that is wrong.
+    """
+    try:
+        return TrajectoryWords.model_validate(record)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the record"
+        raise RefusedRecord("schema", f"{place}: {first['msg']}") from None
+
+
+class Exchange(Protocol):
+    """What `marl_exchange` may do with the trajectories of one step."""
+
+    @property
+    def step(self) -> int:
+        """The training step, from 1."""
+
+    @property
+    def tasks(self) -> Mapping[str, Task]:
+        """All training tasks of the run, by id."""
+
+    @property
+    def current(self) -> Sequence[Task]:
+        """The tasks of the step."""
+
+    def write(self, trajectory: Trajectory) -> Mapping[str, object]:
+        """Return a trajectory's words as JSON values (`TrajectoryWords`).
+
+        Raises:
+            ValueError: It was lost to infrastructure, so that there is nothing whole to send.
+        """
+
+    async def read(self, record: Mapping[str, object], origin: str) -> Trajectory:
+        """Let the run's own workflow say a record again and return the trajectory, scored, for the list that the hook returns.
+
+        Several may be read at the same time. What is read and not returned has no effect.
+
+        Args:
+            origin: Names who made it; at most 200 characters, for people and for `Trajectory.origin`.
+
+        Raises:
+            RefusedRecord: It cannot be said again word for word.
+            ValueError: `origin` names nobody.
+        """
+
+    def leave_out(self, trajectory: Trajectory, reason: str) -> None:
+        """Say why a trajectory of the step's rollout is not in the list that the hook returns.
+
+        Raises:
+            ValueError: There is no reason, or the trajectory is not of the step's rollout.
+        """
