@@ -17,13 +17,12 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 from unittest.mock import patch
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.prompts import followup_renderer, prompt_renderer
-from marl_plugins.core.roles import Call, RoleSpec, Sampling
+from marl_plugins.core.roles import Call
 from marl_plugins.core.scoring import score_outcome
 from marl_plugins.core.tools import Tool, ToolCall
 from marl_plugins.core.trajectory import File, Generation, Task, ToolResult, Trajectory
@@ -31,6 +30,7 @@ from marl_plugins.core.workflow import run_workflow
 from marl_plugins.grading.tricks import TRICKS
 from marl_plugins.loading import load_file
 from marl_plugins.plan.parts import tools_of
+from marl_plugins.plan.scripted_roles import ScriptedChat, scripted_role
 
 if TYPE_CHECKING:
     from marl_plugins.plan.plan import Plan
@@ -170,46 +170,14 @@ async def _acted(plan: Plan, task: Task, texts: Mapping[str, str]) -> Trajectory
                     "answers.endless", at(file=run.folder / run.recipe.workflow), f"more than {MOST_CALLS} calls of roles"
                 )
             )
-        return Generation((0,), (0.0,), "stop", call.policy, 0)
+        return Generation((0,), (0.0,), "stop", call.policy, 0)  # the role's one answer
 
     async def nothing(call: ToolCall) -> ToolResult:
         return ToolResult("tool", call.text, "", ok=True)
 
-    roles = {
-        name: RoleSpec(
-            name,
-            run.recipe.policy_of(name),
-            prompt_renderer(run.prompt(name), run.system(name)),
-            _TextFormat(texts[name]),  # type: ignore[arg-type]
-            Sampling(1.0, 1.0, 1, MOST_CALLS + 2),
-            render_next=followup_renderer(run.followup(name)),
-        )
-        for name in run.recipe.roles
-    }
+    roles = {name: scripted_role(run, name, ScriptedChat([texts[name]])) for name in run.recipe.roles}
     tools = {
         tool.name: Tool(tool.name, nothing, lambda text: [], functions=()) for tool in tools_of(plan.plugins, run).values()
     }
     workflow = plan.plugins.call_while_planning("marl_workflow", run=run)
     return await run_workflow(workflow, task, 0, step=0, run_seed=0, roles=roles, tools=tools, generate=generate)
-
-
-class _TextFormat:
-    """A chat format (core.conversation.ChatFormat) in which every answer is one text, and nothing else has tokens."""
-
-    def __init__(self, text: str):
-        self._text = text
-
-    def opening(self, messages: Any) -> tuple[int, ...]:
-        return ()
-
-    def keeps(self, conversation: Any, following: Any) -> bool:
-        return True
-
-    def continuation(self, sampled: Any, following: Any) -> tuple[int, ...]:
-        return ()
-
-    def said(self, ids: tuple[int, ...]) -> str:
-        return self._text
-
-    def text(self, ids: tuple[int, ...]) -> str:
-        return self._text

@@ -44,11 +44,19 @@ class ProcessBackend(ABC):
 
     @abstractmethod
     def processes_of(
-        self, policy: str, args: Any, device: str, tokenizer: Any, max_steps: int, silence: float, extensions: Sequence[str]
+        self,
+        policy: str,
+        args: Any,
+        device: str,
+        tokenizer: Any,
+        max_steps: int,
+        silence: float,
+        extensions: Sequence[str],
+        /,
     ) -> Any:
-        """Return the `TrainingProcesses` (marl_plugins.processes.launch, or a subclass) of a policy; nothing is started yet.
+        """Returns the `TrainingProcesses` (marl_plugins.processes.launch, or a subclass) of a policy; nothing is started yet.
 
-        Args: as of `TrainingProcesses`.
+        The arguments are those of `TrainingProcesses`. A back-end that only hands them on takes them as `*belongings`.
         """
 
     def metrics(self) -> dict[str, float]:

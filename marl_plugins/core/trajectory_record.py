@@ -15,11 +15,12 @@ TIMED = ("seconds", "start", "times")
 """Keys of records whose values are measured, and differ between runs that are otherwise the same."""
 
 
-def to_record(trajectory: Trajectory, trainer_logprobs: bool = True) -> dict[str, Any]:
-    """A trajectory as JSON values, one line of `trajectories.jsonl`; `from_record` reads it back.
+def to_record(trajectory: Trajectory, trainer_logprobs: bool = True, tokens: bool = True) -> dict[str, Any]:
+    """Turns a trajectory into JSON values, one line of `trajectories.jsonl`; `from_record` reads it back.
 
     Args:
         trainer_logprobs: Whether the trainer's log-probs are written where there are any; the engine's always are.
+        tokens: Whether there is a value per token; without them the record is for readers, and cannot be read back.
     """
     return {
         "schema": SCHEMA_VERSION,
@@ -43,7 +44,7 @@ def to_record(trajectory: Trajectory, trainer_logprobs: bool = True) -> dict[str
         "seconds": trajectory.seconds,
         **({"files": [asdict(file) for file in trajectory.files]} if trajectory.files else {}),
         **({"tools": list(map(_tool_record, trajectory.tool_results))} if trajectory.tool_results else {}),
-        "actions": [_record(action, trainer_logprobs) for action in trajectory.actions],
+        "actions": [_record(action, _tokens(action, trainer_logprobs) if tokens else {}) for action in trajectory.actions],
     }
 
 
@@ -76,8 +77,12 @@ def from_record(record: Mapping[str, Any]) -> Trajectory:
     return trajectory
 
 
-def _record(action: Action, trainer_logprobs: bool) -> dict[str, Any]:
-    """An action as JSON values. Advantages per token are left out where all are the same, which is then `advantage`."""
+def _record(action: Action, tokens: Mapping[str, Any]) -> dict[str, Any]:
+    """Turns an action into JSON values. Advantages per token are left out where all are the same, which is then `advantage`.
+
+    Args:
+        tokens: Its values per token, where they are written.
+    """
     uneven = len(set(action.advantages)) > 1
     return {
         "action": action.path,
@@ -91,10 +96,7 @@ def _record(action: Action, trainer_logprobs: bool) -> dict[str, Any]:
         **({} if action.extends else {"extends": False}),
         **({"offered": action.offered} if action.offered else {}),
         "shown": [list(message) for message in action.shown],
-        "shown_ids": list(action.shown_ids),
-        "ids": list(action.generation.ids),
-        "logprobs": _spelled(action.generation.logprobs),
-        **({"trainer_logprobs": _spelled(action.trainer_logprobs)} if trainer_logprobs and action.trainer_logprobs else {}),
+        **tokens,
         "finish": action.generation.finish,
         "text": action.text,
         "times": [action.start, action.answered, action.end],
@@ -107,8 +109,18 @@ def _record(action: Action, trainer_logprobs: bool) -> dict[str, Any]:
         "notes": action.notes,
         "return": action.returns,
         "advantage": action.advantages[0] if action.advantages and not uneven else action.advantage,
-        **({"advantages": list(action.advantages)} if uneven else {}),
+        **({"advantages": list(action.advantages)} if uneven and tokens else {}),
         "left_out": action.left_out,
+    }
+
+
+def _tokens(action: Action, trainer_logprobs: bool) -> dict[str, Any]:
+    """Returns the ids of an action and their log-probs."""
+    return {
+        "shown_ids": list(action.shown_ids),
+        "ids": list(action.generation.ids),
+        "logprobs": _spelled(action.generation.logprobs),
+        **({"trainer_logprobs": _spelled(action.trainer_logprobs)} if trainer_logprobs and action.trainer_logprobs else {}),
     }
 
 

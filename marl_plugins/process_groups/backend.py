@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.failures import ConfigurationError
@@ -15,7 +15,7 @@ from marl_plugins.process_groups.seats import Seating
 from marl_plugins.process_groups.states import state_bytes, states_together
 
 if TYPE_CHECKING:
-    from marl_plugins.process_groups.room import Room
+    from marl_plugins.process_groups.room import Room, SeatedProcesses
     from marl_plugins.run import Run
 
 
@@ -74,13 +74,11 @@ class SharedSeats(ProcessBackend):
         self.room = Room(self.seating, critics, run.recipe.limits.silence_seconds, largest)
         self.room.open()
 
-    def processes_of(
-        self, policy: str, args: Any, device: str, tokenizer: Any, max_steps: int, silence: float, extensions: Sequence[str]
-    ) -> Any:
+    def processes_of(self, *belongings: Any) -> SeatedProcesses:
         from marl_plugins.process_groups.room import SeatedProcesses
 
         assert self.room is not None, "open comes first"
-        return SeatedProcesses(self.room, policy, args, device, tokenizer, max_steps, silence, extensions)
+        return SeatedProcesses(self.room, *belongings)
 
     def metrics(self) -> dict[str, float]:
         return self.room.metrics() if self.room else {}

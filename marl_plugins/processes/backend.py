@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.process_backend import ProcessBackend
 from marl_plugins.hosts.devices import critic_gpus, reference_gpus, training_gpus
 
 if TYPE_CHECKING:
-    from types import SimpleNamespace
-
-    from transformers import PreTrainedTokenizerBase
-
     from marl_plugins.processes.launch import TrainingProcesses
     from marl_plugins.run import Run
 
@@ -28,16 +24,7 @@ class OwnProcesses(ProcessBackend):
             needed[policy.name] = training_gpus(args) if args.train.colocate_all else alone
         return needed
 
-    def processes_of(
-        self,
-        policy: str,
-        args: SimpleNamespace,
-        device: str,
-        tokenizer: PreTrainedTokenizerBase,
-        max_steps: int,
-        silence: float,
-        extensions: Sequence[str],
-    ) -> TrainingProcesses:
+    def processes_of(self, *belongings: Any) -> TrainingProcesses:
         from marl_plugins.processes.launch import TrainingProcesses
 
-        return TrainingProcesses(policy, args, device, tokenizer, max_steps, silence, extensions)
+        return TrainingProcesses(*belongings)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from marl_plugins.core.failures import RunEnded
-from marl_plugins.core.layout import Layout, Limit, MicroBatch, combined, plan_layout
+from marl_plugins.core.layout import Layout, Limit, MicroBatch, Order, combined, plan_layout
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.sequences import TokenSequence
 from marl_plugins.processes.launch import TrainingProcesses
@@ -88,14 +88,16 @@ def mergeable(args: SimpleNamespace) -> bool:
     return not means and getattr(args.algo.advantage, "is_correction_level", "off") != "seq"
 
 
-def lay_out(sequences: Sequence[TokenSequence], ranks: int, steps: int, limit: Limit, **more: Any) -> Layout:
-    """The layout of at least one sequence; see `plan_layout`.
+def lay_out(
+    sequences: Sequence[TokenSequence], ranks: int, steps: int, limit: Limit, order: Order | None = None, epochs: int = 1
+) -> Layout:
+    """Lays out at least one sequence, as `plan_layout` says.
 
     Raises:
         RunEnded: A sequence alone has more tokens than a micro-batch may have.
     """
     try:
-        layout = plan_layout([len(s.ids) for s in sequences], ranks, steps, limit, **more)
+        layout = plan_layout([len(s.ids) for s in sequences], ranks, steps, limit, order, epochs)
     except ValueError as error:
         if len(error.args) != 2:
             raise
@@ -135,7 +137,7 @@ def rank_batches(
 ) -> RankBatches:
     """Divide the sequences of rows, and the extra ones, into micro-batches of each rank."""
     order = upstream_order(seed, epochs)
-    layout = lay_out(prepared.sequences, ranks, steps, limit, order=order, epochs=epochs)
+    layout = lay_out(prepared.sequences, ranks, steps, limit, order, epochs)
     filler = weightless(min(prepared.items, key=lambda item: len(item.sequences)))
     items = list(prepared.items)
     calls: tuple[ExtensionCall, ...] = ()

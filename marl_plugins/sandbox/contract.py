@@ -39,8 +39,14 @@ class SandboxContract:
 
     @classmethod
     def open(cls, workspaces: Path) -> AbstractAsyncContextManager[Sandbox]:
-        """The back end; kept workspaces lie in this folder."""
-        raise NotImplementedError
+        """Returns the back end that is tested; every subclass has its own `open`.
+
+        Args:
+            workspaces: The folder of kept workspaces.
+        """
+        raise NotImplementedError(
+            f"{cls.__name__} needs a class method open(workspaces), which returns what gives a Sandbox"
+        )
 
     @classmethod
     def setup_class(cls) -> None:

@@ -11,79 +11,32 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marl_plugins.core.trajectory import Action, ToolResult, Trajectory
+from marl_plugins.core.trajectory_record import to_record
 
 
 def trajectory_values(trajectory: Trajectory) -> dict[str, Any]:
-    """Make JSON values of a trajectory; its actions stand in the order of the dependency graph."""
-    depths, lanes = places_of(trajectory.actions)
-    return {
-        "step": trajectory.step,
-        "task": trajectory.task.id,
-        "sample": trajectory.sample,
-        "prompt": trajectory.task.prompt,
-        "label": trajectory.task.label,
-        "metadata": trajectory.task.metadata,
-        "answer": trajectory.answer,
-        "returned": trajectory.returned,
-        "outcome": finite(trajectory.outcome),
-        "outcomes": {role: finite(value) for role, value in trajectory.outcomes.items()},
-        "parts": {name: finite(value) for name, value in trajectory.outcome_parts.items()},
-        "agent_failure": trajectory.agent_failure,
-        "infrastructure_failure": trajectory.infrastructure_failure,
-        "detail": trajectory.detail,
-        "seconds": trajectory.seconds,
-        "files": [{"path": f.path, "bytes": f.size, "writer": f.writer} for f in trajectory.files],
-        "tools": [tool_values(result) for result in trajectory.tool_results],
-        "actions": [action_values(a, depths[a.path], lanes[a.path]) for a in trajectory.actions],
-    }
+    """Makes JSON values of a trajectory: its record without tokens, and what is shown of it besides.
 
-
-def action_values(action: Action, depth: int, lane: int) -> dict[str, Any]:
-    """Make JSON values of an action, without its tokens.
-
-    Args:
-        depth: Number of actions on the longest path to it.
-        lane: Number of its conversation.
+    Actions get their place in the dependency graph (`depth`: the number of actions on the longest path to it; `lane`: the number of
+    its conversation) and their numbers of tokens, calls of tools their `status`.
     """
-    return {
-        "action": action.path,
-        "role": action.role,
-        "policy": action.policy,
-        "version": action.generation.version,
-        "turn": action.turn,
-        "depth": depth,
-        "lane": lane,
-        "parents": list(action.parents),
-        "continues": action.before.path if action.before else None,
-        "shown": [list(message) for message in action.shown],
-        "text": action.text,
-        "finish": action.generation.finish,
-        "tools": [tool_values(result) for result in action.tool_results],
-        "tokens_shown": len(action.context_ids),
-        "tokens_sampled": len(action.generation.ids),
-        "times": [action.start, action.answered, action.end],
-        "score": finite(action.score),
-        "unscored": action.unscored,
-        "explanation": action.explanation,
-        "notes": action.notes,
-        "terms": {name: finite(value) for name, value in action.terms.items()},
-        "reward": finite(action.reward),
-        "return": finite(action.returns),
-        "advantage": finite(action.advantage),
-        "left_out": action.left_out,
-    }
+    values: dict[str, Any] = finite({"files": [], "tools": []} | to_record(trajectory, tokens=False))
+    depths, lanes = places_of(trajectory.actions)
+    _add_status(values["tools"], trajectory.tool_results)
+    for shown, action in zip(values["actions"], trajectory.actions, strict=True):
+        shown |= {
+            "depth": depths[action.path],
+            "lane": lanes[action.path],
+            "tokens_shown": len(action.context_ids),
+            "tokens_sampled": len(action.generation.ids),
+        }
+        _add_status(shown["tools"], action.tool_results)
+    return values
 
 
-def tool_values(result: ToolResult) -> dict[str, Any]:
-    """Make JSON values of a tool's call."""
-    return {
-        "tool": result.tool,
-        "call": result.call,
-        "output": result.output,
-        "status": result.status,
-        "seconds": result.seconds,
-        "files": list(result.files),
-    }
+def _add_status(shown: Sequence[dict[str, Any]], results: Sequence[ToolResult]) -> None:
+    for call, result in zip(shown, results, strict=True):
+        call["status"] = result.status
 
 
 def places_of(actions: Sequence[Action]) -> tuple[dict[str, int], dict[str, int]]:
@@ -97,9 +50,16 @@ def places_of(actions: Sequence[Action]) -> tuple[dict[str, int], dict[str, int]
     return depths, lanes
 
 
-def finite(value: float | None) -> float | None:
-    """Return a number, or None for one that is not finite and so has no place in JSON."""
-    return value if value is not None and math.isfinite(value) else None
+def finite(value: Any) -> Any:
+    """Returns JSON values with None in the place of each number that is not finite, which JSON cannot hold."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {key: finite(part) for key, part in value.items()}
+        case list() | tuple():
+            return [finite(part) for part in value]
+    return value
 
 
 def number(value: float | None, digits: int = 3, sign: bool = False) -> str:

@@ -53,11 +53,11 @@ def summary(shown: Mapping[str, Any]) -> Text:
         ("answer", shown["answer"]),
         ("outcome", number(shown["outcome"])),
         *((f"outcome of {role}", number(value)) for role, value in shown["outcomes"].items()),
-        *((f"  {name}", number(value)) for name, value in shown["parts"].items()),
+        *((f"  {name}", number(value)) for name, value in shown["outcome_parts"].items()),
         ("agents' failure", shown["agent_failure"]),
         ("infrastructure failure", shown["infrastructure_failure"]),
         ("detail", shown["detail"]),
-        ("files", ", ".join(f"{f['path']} ({f['bytes']} bytes, {f['writer'] or 'the task'})" for f in shown["files"])),
+        ("files", ", ".join(f"{f['path']} ({f['size']} bytes, {f['writer'] or 'the task'})" for f in shown["files"])),
     ]
     text = _fields(lines)
     for call in shown["tools"]:

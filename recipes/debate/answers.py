@@ -1,57 +1,18 @@
 """What the grader is held to (`openrlhf recipes check debate`): the judge's answers, on a question whose answer is the north."""
 
 from marl_plugins.contracts.graders import GradedAnswers
+from marl_plugins.grading.forms import ANSWER_FORMS
 
 FORMS = (
-    *(
-        "{0}",
-        "{1}",
-        "{1}.",
-        "**{1}**",
-        "*{0}*",
-        "`{0}`",
-        '"{1}"',
-        "({0})",
-        " {0}\n",
-        "{2}",
-        "the {0}",
-        "The {1}.",
-        "- {0}",
-        "> {1}",
-    ),
-    *(
-        "Answer: {0}",
-        "Answer: **{1}**",
-        "**Answer:** {1}",
-        "answer: the {0}",
-        "The answer is {0}.",
-        "The answer is the {0}.",
-    ),
-    *(
-        "Verdict: {1}",
-        "**Verdict: {1}**",
-        "My verdict is {0}.",
-        "Decision: {0}",
-        "Final decision: {1}.",
-        "The winner is the {0}.",
-    ),
-    *("Winner: {0}", "Judgment: {1}", "\\boxed{{{0}}}", "\\boxed{{\\text{{{1}}}}}", "#### {0}", "<answer>{0}</answer>"),
-    *(
-        "The north quotes 970, the south 812.\n{1}",
-        "That's a close one, and it's decided by one month.\n\n{0}",
-        "My call: {0}",
-    ),
-    *(
-        "{1}. It's the better case.",
-        "I decide for {0}. That's my verdict.",
-        "Let's go {0}: that's clear.",
-        "It's the {0}'s month.",
-    ),
-    *(
-        "The judge's word: {0}",
-        "The south's best month is lower than the north's.\n{0}",
-        "The answer is {0}, not the other.",
-    ),
+    *ANSWER_FORMS,
+    *("\\boxed{{\\text{{{0}}}}}", "- {0}"),
+    *("the {0}", "The {1}.", "answer: the {0}", "The answer is the {0}.", "Verdict: {1}", "**Verdict: {1}**"),
+    *("My verdict is {0}.", "Decision: {0}", "Final decision: {1}.", "The winner is the {0}.", "Winner: {0}"),
+    *("Judgment: {1}", "The north quotes 970, the south 812.\n{1}"),
+    *("That's a close one, and it's decided by one month.\n\n{0}", "My call: {0}", "{1}. It's the better case."),
+    *("I decide for {0}. That's my verdict.", "Let's go {0}: that's clear.", "It's the {0}'s month."),
+    *("The judge's word: {0}", "The south's best month is lower than the north's.\n{0}"),
+    "The answer is {0}, not the other.",
 )
 OPEN = (
     *(
@@ -87,6 +48,6 @@ OPEN = (
 def answers(tasks):
     task = next(task for task in tasks if task.label == "north")
     others = dict.fromkeys(("north", "south"), task.metadata["reports"]["north"][0])
-    right = [form.format("north", "North", "NORTH") for form in FORMS]
-    wrong = [form.format("south", "South", "SOUTH") for form in FORMS]
+    right, wrong = ([form.format(side, side.capitalize()) for form in FORMS] for side in ("north", "south"))
+    right += ["North", "NORTH", "Answer: **North**"]
     yield GradedAnswers(task, right, [*wrong, "East", "42"], OPEN, others=others)

@@ -2,38 +2,16 @@
 
 from marl_plugins.contracts.graders import GradedAnswers
 from marl_plugins.core.trajectory import Task
+from marl_plugins.grading.forms import ANSWER_FORMS
 
 TASK = Task("KQ", "deal KQ", metadata={"cards": "KQ"})
 FORMS = (
-    *(
-        "{0}",
-        "{1}",
-        "{1}.",
-        "**{1}**",
-        "*{0}*",
-        "`{0}`",
-        '"{0}"',
-        "({0})",
-        " {0}\n",
-        "{2}",
-        "- {0}",
-        "> {1}",
-        "{1}!",
-        "{3}",
-    ),
-    *(
-        "Answer: {0}",
-        "Answer: **{1}**",
-        "**Answer:** {1}",
-        "answer: {0}",
-        "The answer is {0}.",
-        "Move: {1}",
-        "My move: {0}",
-    ),
-    *("**Move: {1}**", "Decision: {0}", "Final decision: {1}.", "\\boxed{{{0}}}", "\\boxed{{\\text{{{1}}}}}", "#### {0}"),
-    *("<answer>{0}</answer>", "I {0}.", "I'll {0}.", "I will {0} here", "I have a king.\n{0}", "The king wins.\n\n**{1}**"),
-    *("I could pass or bet. With a king, it's clear.\n{0}", "To pass is weak, to bet is strong.\nMy move: {0}", "So: {0}"),
-    *("My choice is {0}.", "It's a king, so my decision is {0}.", "J < Q < K\n{0}", "(thinking)\n{1}."),
+    *ANSWER_FORMS,
+    *("\\boxed{{\\text{{{0}}}}}", "- {0}"),
+    *("{1}!", "{2}", "Move: {1}", "My move: {0}", "**Move: {1}**", "Decision: {0}", "Final decision: {1}.", "I {0}."),
+    *("I'll {0}.", "I will {0} here", "I have a king.\n{0}", "The king wins.\n\n**{1}**"),
+    *("I could pass or bet. With a king, it's clear.\n{0}", "To pass is weak, to bet is strong.\nMy move: {0}"),
+    *("So: {0}", "My choice is {0}.", "It's a king, so my decision is {0}.", "J < Q < K\n{0}", "(thinking)\n{1}."),
 )
 OPEN = (
     *(
@@ -61,7 +39,8 @@ OPEN = (
 
 
 def answers(tasks):
-    bets, passes = ([form.format(m, m.capitalize(), m.upper(), m[0]) for form in FORMS] for m in ("bet", "pass"))
+    bets, passes = ([form.format(move, move.capitalize(), move[0]) for form in FORMS] for move in ("bet", "pass"))
+    bets += ["Bet", "BET", "Answer: **Bet**"]
     others = {"second": "bet"}
     yield GradedAnswers(
         TASK, [*bets, "K"], [*passes, "k", "fold", "check"], OPEN, role="first", others=others, paid=1.0, unpaid=0.25

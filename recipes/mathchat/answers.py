@@ -2,63 +2,17 @@
 
 from marl_plugins.contracts.graders import GradedAnswers
 from marl_plugins.core.trajectory import Task
+from marl_plugins.grading.forms import ANSWER_FORMS
 
 FORMS = (
-    *(
-        "{0}",
-        "{0}.",
-        " {0}\n",
-        "**{0}**",
-        "`{0}`",
-        "${0}$",
-        "\\({0}\\)",
-        "{0} pens",
-        "{0}.0",
-        "0{0}",
-        "\\boxed{{{0}}}",
-        "$\\boxed{{{0}}}$",
-    ),
-    *(
-        "\\[\\boxed{{{0}}}\\]",
-        "\\boxed{{{0}.0}}",
-        "\\boxed{{ {0} }}",
-        "\\boxed{{\\text{{{0}}}}}",
-        "\\boxed{{{0} \\text{{ pens}}}}",
-    ),
-    *(
-        "Answer: {0}",
-        "**Answer:** {0}",
-        "Answer:\n{0}",
-        "The answer is {0}.",
-        "The answer is **{0}**.",
-        "The answer is {0} pens.",
-    ),
-    *(
-        "The answer is $\\boxed{{{0}}}$.",
-        "Final answer: {0}",
-        "#### {0}",
-        "<answer>{0}</answer>",
-        "The result is {0}",
-        "It is {0}!",
-    ),
-    *(
-        "12 + 47 = {0}",
-        "12+47={0} pens",
-        "x = {0}",
-        "So Ann has {0} pens now.",
-        "The colleague says 58, the program {0}; it is {0}.",
-    ),
-    *(
-        "12 pens and 47 more make {0}.",
-        "```python\nprint({0})\n```",
-        "We get ({0})",
-        "= {0}",
-        "Both agree: {0}",
-        "\\boxed{{12+47={0}}}",
-        "So it is...{0}",
-        "It is {0}, not 58.",
-        "The area is {0} m².",
-    ),
+    *ANSWER_FORMS,
+    "\\boxed{{\\text{{{0}}}}}",
+    *("${0}$", "\\({0}\\)", "{0} pens", "{0}.0", "0{0}", "\\[\\boxed{{{0}}}\\]", "\\boxed{{{0}.0}}"),
+    *("\\boxed{{ {0} }}", "\\boxed{{{0} \\text{{ pens}}}}", "The answer is {0} pens."),
+    *("The answer is $\\boxed{{{0}}}$.", "The result is {0}", "It is {0}!", "12 + 47 = {0}", "12+47={0} pens"),
+    *("x = {0}", "So Ann has {0} pens now.", "The colleague says 58, the program {0}; it is {0}."),
+    *("12 pens and 47 more make {0}.", "```python\nprint({0})\n```", "We get ({0})", "= {0}", "Both agree: {0}"),
+    *("\\boxed{{12+47={0}}}", "So it is...{0}", "It is {0}, not 58.", "The area is {0} m²."),
 )
 TRICKS = (
     *(

@@ -2,49 +2,18 @@
 
 from marl_plugins.contracts.graders import GradedAnswers
 from marl_plugins.core.trajectory import Task
+from marl_plugins.grading.forms import ANSWER_FORMS
 
 TASK = Task("3.4-3.41", "Which number is larger? A: 3.4 B: 3.41", "B", {"a": 3.4, "b": 3.41})
 FORMS = (
-    *(
-        "{0}",
-        "{0}.",
-        "**{0}**",
-        "`{0}`",
-        "({0})",
-        "{0})",
-        "*{0}*",
-        '"{0}"',
-        " {0}\n",
-        "Option {0}",
-        "option {0}.",
-        "Answer {0}",
-    ),
-    *("Answer: {0}", "Answer: **{0}**", "**Answer:** {0}", "**Answer: {0}**", "answer: {0}", "ANSWER: {0}", "Answer:\n{0}"),
-    *(
-        "The answer is {0}.",
-        "The answer is **{0}**.",
-        "The answer is ({0}).",
-        "The correct answer is {0}",
-        "Final answer: {0}",
-    ),
-    *(
-        "So the final answer is {0}.",
-        "#### {0}",
-        "\\boxed{{{0}}}",
-        "\\boxed{{\\text{{{0}}}}}",
-        "$\\boxed{{{0}}}$",
-        "My vote: {0}",
-    ),
-    *(
-        "My decision: {0}",
-        "Verdict: {0}",
-        "<answer>{0}</answer>",
-        "Choice: {0}",
-        "Three say A and two say B. Compare digits.\n\n{0}",
-    ),
-    *("3.41 - 3.4 = 0.01 > 0.\n{0}", "A is 3.4 and B is 3.41.\nThe larger one: {0}", "A majority is wrong here.\n**{0}**"),
-    *("Let me think: A?\nNo.\n{0}", "The answer is {0}. A majority agrees.", "The answer is {0}, because A is smaller."),
-    "First I thought: the answer is A. But no: the answer is {0}.",
+    *ANSWER_FORMS,
+    "\\boxed{{\\text{{{0}}}}}",
+    *("{0})", "Option {0}", "option {0}.", "Answer {0}", "ANSWER: {0}", "The answer is ({0})."),
+    *("The correct answer is {0}", "So the final answer is {0}.", "My vote: {0}", "My decision: {0}", "Verdict: {0}"),
+    *("Choice: {0}", "Three say A and two say B. Compare digits.\n\n{0}", "3.41 - 3.4 = 0.01 > 0.\n{0}"),
+    *("A is 3.4 and B is 3.41.\nThe larger one: {0}", "A majority is wrong here.\n**{0}**"),
+    *("Let me think: A?\nNo.\n{0}", "The answer is {0}. A majority agrees."),
+    *("The answer is {0}, because A is smaller.", "First I thought: the answer is A. But no: the answer is {0}."),
 )
 OPEN = (
     *(

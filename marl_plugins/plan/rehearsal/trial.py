@@ -15,8 +15,7 @@ from typing import Any
 from marl_plugins.core.calls import TAGGED, parse_call
 from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.fields import InvalidCall
-from marl_plugins.core.prompts import followup_renderer, prompt_renderer
-from marl_plugins.core.roles import Call, RoleSpec, Sampling
+from marl_plugins.core.roles import Call, RoleSpec
 from marl_plugins.core.tools import Function, FunctionCall, Tool, ToolCall
 from marl_plugins.core.trajectory import Generation, Task, ToolResult, Trajectory
 from marl_plugins.core.workflow import RoleCall, RoleCalls, Roles, Workflow, calls_of, run_workflow
@@ -25,14 +24,13 @@ from marl_plugins.plan.rehearsal.apart import Capture, Failure, failure_of, fail
 from marl_plugins.plan.rehearsal.noted import NotedText, Notes, plain
 from marl_plugins.plan.rehearsal.reached import Coverage, Source
 from marl_plugins.plan.rehearsal.script import TOOL, FailureText, Script
+from marl_plugins.plan.scripted_roles import ScriptedChat, scripted_role
 from marl_plugins.run import Run
 
 MOST_CALLS = 200
 """A workflow that continues for as long as answers are wrong is left there."""
 SECONDS = 3.0
 """A workflow that waits longer, for whatever it is, is left there."""
-NO_LIMIT = 10**9
-"""Tokens of a context that is never full."""
 
 
 @dataclass
@@ -82,30 +80,6 @@ class Trial:
         return self
 
 
-class Chat:
-    """A chat format in which everything is empty, except for what is answered: its only id is the number of the answer."""
-
-    tools: tuple[Any, ...] = ()
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def opening(self, messages: Any) -> tuple[int, ...]:
-        return ()
-
-    def keeps(self, conversation: Any, following: Any) -> bool:
-        return True
-
-    def continuation(self, sampled: Any, following: Any) -> tuple[int, ...]:
-        return ()
-
-    def said(self, ids: tuple[int, ...]) -> str:
-        return self.text(ids)
-
-    def text(self, ids: tuple[int, ...]) -> str:
-        return self.texts[ids[0]]
-
-
 class Stage:
     """A workflow with its roles and tools, to be run as often as there are scripts.
 
@@ -123,16 +97,11 @@ class Stage:
         self.functions = {name: _functions(name, tools.get(name)) for name in names}
         """What each tool offers to be called by name."""
         self._known = {name: tool for name, tool in tools.items() if tool is not None}
-        chat: Any = Chat()
+        chat = ScriptedChat()
         self._roles = {
-            name: RoleSpec(
-                name,
-                run.recipe.policy_of(name),
-                prompt_renderer(run.prompt(name), run.system(name)),
-                chat,
-                Sampling(1.0, 1.0, 1, NO_LIMIT),
+            name: replace(
+                scripted_role(run, name, chat),
                 max_turns=config.max_turns,
-                render_next=followup_renderer(run.followup(name)),
                 endless_tools_fail=config.endless_tools == "fail",
                 find_calls=tagged_calls if config.tools else None,
             )
@@ -204,7 +173,7 @@ class TrialRun:
         self.trial = trial
         self.workflow = workflow
         self.most_calls = most_calls
-        self.chat = Chat()
+        self.chat = ScriptedChat()
         self.calls: RoleCalls | None = None
 
     @property

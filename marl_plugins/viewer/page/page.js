@@ -251,8 +251,8 @@ async function column(n, side, open) {
   return el("div", {},
     el("h2", {}, (data.sides ? `${"AB"[side]}: ${data.sides[side]}: ` : "") + `${t.task}, step ${t.step}, sample ${t.sample}`),
     fields([["prompt", t.prompt], ["label", t.label === null ? null : note(t.label)], ["answer", t.answer], ["outcome", number(t.outcome, 3)], ...Object.entries(t.outcomes).map(([role, value]) => ["outcome of " + role, number(value, 3)]),
-      ...Object.entries(t.parts).map(([name, value]) => ["  " + name, number(value, 3)]), ["failure", failure], ["detail", t.detail], ["seconds", number(t.seconds, 1)],
-      ["files", t.files.map((f) => `${f.path} (${f.bytes} bytes, ${f.writer || "the task"})`).join("\n")]]),
+      ...Object.entries(t.outcome_parts).map(([name, value]) => ["  " + name, number(value, 3)]), ["failure", failure], ["detail", t.detail], ["seconds", number(t.seconds, 1)],
+      ["files", t.files.map((f) => `${f.path} (${f.size} bytes, ${f.writer || "the task"})`).join("\n")]]),
     t.actions.length ? graph(t, open.action) : el("p", { class: "note" }, "no actions"), ...t.tools.flatMap((c) => toolCall(c, "the workflow called")),
     ...t.actions.map((a, k) => actionCard(a, toks[k], a.action === open.action, open.action ? a.action === open.action : t.actions.length <= OPEN_ACTIONS)));
 }
