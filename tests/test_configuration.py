@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from refusals import briefs, refused
+from refusals import briefs, found_by, refused
 
 from marl_plugins.cli import dispatch
 from marl_plugins.core.failures import ConfigurationError
@@ -264,10 +264,9 @@ def test_a_model_that_does_not_exist_and_one_without_a_chat_template(recipe, tmp
 
 def test_a_role_mapped_to_a_missing_policy(recipe):
     folder = recipe("mapping: separate  ", "mapping: {solver: a, coder: a, verfier: b}  ")
-    found = problems("--recipe", str(folder / "tiny.yaml"))
-    only(found, "role 'verifier' is mapped to no policy")
-    only(found, "there is no role 'verfier'", "did you mean 'verifier'?")
-    only(found, "no role is mapped to policy 'coder'")
+    found = found_by(build_plan, ["--recipe", str(folder / "tiny.yaml")])
+    assert found[0] == ("roles.unknown", "recipe.yaml:11", "mapping")
+    assert [code for code, *_ in found[1:]] == ["policies.unused"] * 2
 
 
 @pytest.mark.parametrize(

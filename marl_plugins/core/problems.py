@@ -56,6 +56,7 @@ class Problem:
         severity: A warning prevents nothing.
         flags: Names of flags without dashes that it is about; the plan adds the recipe's lines on which they stand.
         count: Number of problems that it stands for, at the end of a long list.
+        missing: The file whose absence is the cause, as an absolute path; empty: none is known to be.
     """
 
     code: str
@@ -66,6 +67,7 @@ class Problem:
     severity: Severity = "error"
     flags: tuple[str, ...] = ()
     count: int = 1
+    missing: str = ""
 
     def __str__(self) -> str:
         return sentence(self)
@@ -137,10 +139,14 @@ def first_of(problems: Sequence[Problem | str], place: str | Path) -> list[Probl
     return [*map(problem_of, problems[:LISTED]), *more]
 
 
+def close_names(name: str, valid: Iterable[str]) -> list[str]:
+    """Returns the valid name that is spelt most like another one; an empty list where none is close."""
+    return difflib.get_close_matches(name, sorted(valid), n=1, cutoff=0.6)
+
+
 def meant(name: str, valid: Iterable[str]) -> str:
     """The fix of an unknown name: `did you mean 'x'?`, or all valid names where none is close and they are few."""
     names = sorted(valid)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    if close:
+    if close := close_names(name, names):
         return f"did you mean {close[0]!r}?"
     return "valid: " + ", ".join(names) if 0 < len(names) <= 12 else ""

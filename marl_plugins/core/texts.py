@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from marl_plugins.core.failures import ConfigurationError
@@ -26,8 +27,9 @@ def read_text(path: Path) -> str:
             )
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
+        missing = os.path.realpath(path) if isinstance(error, FileNotFoundError) else ""
         raise ConfigurationError(
-            Problem("files.unreadable", where=at(file=path), got=f"cannot be read: {error.strerror}")
+            Problem("files.unreadable", where=at(file=path), got=f"cannot be read: {error.strerror}", missing=missing)
         ) from None
     except UnicodeDecodeError as error:
         raise ConfigurationError(

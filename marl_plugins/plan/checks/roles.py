@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.problems import Problem, Where, at, meant
+from marl_plugins.core.problems import Problem, Where, at, close_names, meant
 from marl_plugins.core.recipe import Recipe, RoleConfig
 from marl_plugins.core.recipe_yaml import Origins
 from marl_plugins.core.section import Section
@@ -54,13 +54,14 @@ def check_roles(
 def _mapping(recipe: Recipe, origins: Origins) -> Iterator[Problem]:
     if not isinstance(recipe.mapping, dict):
         return
-    for role in recipe.roles:
-        if role not in recipe.mapping:
-            yield Problem("roles.unmapped", _where_mapping(origins), f"role {role!r} is mapped to no policy")
+    unmapped = [role for role in recipe.roles if role not in recipe.mapping]
     for role in recipe.mapping:
         if role not in recipe.roles:
             got = f"there is no role {role!r} to be mapped"
             yield Problem("roles.unknown", _where_mapping(origins, role), got, fix=meant(role, recipe.roles))
+            unmapped = [other for other in unmapped if other not in close_names(role, unmapped)]  # it is only misspelt
+    for role in unmapped:
+        yield Problem("roles.unmapped", _where_mapping(origins), f"role {role!r} is mapped to no policy")
 
 
 def _name(name: str, origins: Origins) -> Iterator[Problem]:
