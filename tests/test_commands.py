@@ -171,10 +171,10 @@ def test_a_run_that_has_not_ended_has_no_weights_yet_and_how_it_gets_them_is_sai
     (tmp_path / "run" / "command.json").write_text("[]")
     (tmp_path / "solver").mkdir()
     assert main(["eval", "--recipe", TINY, "--models", str(tmp_path)]) == 2
-    assert f"a run writes them at its end: openrlhf train --resume {tmp_path}" in capsys.readouterr().err
+    assert f"openrlhf train --resume {tmp_path}" in capsys.readouterr().err
     (tmp_path / "solver" / "config.json").write_text("{}")
     assert main(["eval", "--recipe", TINY, "--models", str(tmp_path / "solver"), "--only", "solver"]) == 2
-    assert "it is itself a model; expected the folder above it" in capsys.readouterr().err
+    assert "itself a model; " in capsys.readouterr().err
 
 
 def test_an_evaluation_can_be_planned(capsys):

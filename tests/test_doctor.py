@@ -84,7 +84,7 @@ def test_an_error_ends_with_code_1_and_its_fix_unwrapped(capsys, monkeypatch, tm
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "file" / "extensions"))
     assert main(["doctor", "--static"]) == 1
     text = capsys.readouterr().out
-    assert "FIX" in text and "training cannot work here yet" in text
+    assert "FIX" in text
     assert "\ncache: export TORCH_EXTENSIONS_DIR=/a/folder/that/can/be/written\n" in text
 
 
@@ -204,7 +204,7 @@ def test_another_openrlhf_first_on_path(monkeypatch, tmp_path):
     other.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path) + os.pathsep + os.environ["PATH"])
     finding = machine.check_command()
-    assert finding.good is False and "not of this package" in finding.found
+    assert finding.good is False and str(other) in finding.found
     other.write_text("#!/elsewhere/bin/python\nfrom marl_plugins.cli import main\n")
     assert "another environment's" in machine.check_command().found
     other.write_text(f"#!{sys.executable}\nfrom marl_plugins.cli import main\n")
@@ -315,7 +315,7 @@ def test_leftovers_without_metadata_are_skipped(environment):
     environment("torch", "not a version")
     environment("deepspeed", "0.19.6", "torch>=2")
     assert set(versions.find_installed()) == {"old", "torch", "deepspeed"}
-    assert "torch not a version" in versions.check_requirements(versions.find_installed(), "cuda")[0].found
+    assert versions.check_requirements(versions.find_installed(), "cuda")[0].found.startswith("torch ")
 
 
 def test_missing_parts_of_the_stack_come_with_the_command(environment):
@@ -441,9 +441,9 @@ def test_built_operators_still_require_ninja(monkeypatch, tmp_path):
     )
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     (finding,) = upstream.check_operators("cpu")
-    assert finding.good is False and "no ninja on PATH" in finding.found
+    assert finding.good is False and "no ninja" in finding.found
     (tmp_path / "fused_adam" / "fused_adam.so").unlink()
-    assert "no ninja and no g++" in upstream.check_operators("cpu")[0].found
+    assert "no g++" in upstream.check_operators("cpu")[0].found
 
 
 def test_a_lock_of_a_build_that_was_killed(tmp_path):
@@ -456,7 +456,7 @@ def test_a_lock_of_a_build_that_was_killed(tmp_path):
         assert upstream.check_locks(tmp_path) == []
         os.utime(lock, (time.time() - 60,) * 2)
         (finding,) = upstream.check_locks(tmp_path)
-        assert finding.good is None and "has been running for" in finding.found
+        assert finding.good is None and "running" in finding.found
         assert prebuild.clear_abandoned_locks(tmp_path) == [] and lock.exists()
     finally:
         builder.kill()
@@ -468,7 +468,7 @@ def test_a_lock_of_a_build_that_was_killed(tmp_path):
 
 def test_a_failed_import_shows_its_last_line():
     found, _, problem = engines.run_script("import nothing_of_that_name", "cpu")
-    assert found is None and problem == "ModuleNotFoundError: No module named 'nothing_of_that_name'"
+    assert found is None and problem.startswith("ModuleNotFoundError: ") and "'nothing_of_that_name'" in problem
     assert engines.run_script("import os; os.kill(os.getpid(), 9)", "cpu")[2] == "exit code -9"
     found, _, _ = engines.run_script(
         "import os, json; print('noise'); print(json.dumps(os.environ['DS_ACCELERATOR']))", "cpu"
@@ -479,7 +479,7 @@ def test_a_failed_import_shows_its_last_line():
 @pytest.mark.parametrize("script", ["", "print('bye')", "import sys; sys.exit(0)"])
 def test_a_script_that_ends_without_its_answer_is_a_problem(script):
     found, _, problem = engines.run_script(script, "cpu")
-    assert found is None and "expected a line of JSON" in problem
+    assert found is None and "JSON" in problem
 
 
 @pytest.mark.parametrize("own_session", [False, True], ids=["in its group", "in another session"])
@@ -514,9 +514,8 @@ def test_running_ray_and_its_old_sessions(tmp_path):
     for number, words in (("17", "/x/ray/core/gcs_server\0--log"), ("18", "vim\0raylet"), ("19", "")):
         (processes / number).mkdir(parents=True)
         (processes / number / "cmdline").write_text(words)
-    assert [f.found for f in engines.find_leftovers(processes, sessions)] == [
-        "already running here (processes 17); a run starts another one"
-    ]
+    (leftover,) = engines.find_leftovers(processes, sessions)
+    assert "(processes 17)" in leftover.found
     (processes / "17" / "cmdline").unlink()
     for name in ("session_2026-01-01_00-00-00_000000_18", "session_2026-01-01_00-00-00_000000_99"):
         (sessions / name).mkdir(parents=True)
@@ -621,7 +620,7 @@ def test_a_key_or_an_address_alone_is_tried_and_never_an_error(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
     with openai_server(lambda body, n: "", models=["a", "b"]) as (url, bodies):
         (finding,) = asked("--coach.base_url", url)
-        assert finding.good is None and "takes the key in OPENAI_API_KEY and has 2 models" in finding.found
+        assert finding.good is None and "OPENAI_API_KEY" in finding.found and "2 models" in finding.found
         assert bodies == []  # nothing that costs money was requested
     assert asked("--coach.base_url", url)[0].good is None
     with openai_server(lambda body, n: "", models=Reply(f"bad {SECRET}", 401)) as (url, _):

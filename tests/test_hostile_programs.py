@@ -204,7 +204,7 @@ def test_an_answer_with_40_endless_programs_is_the_agents_and_not_lost(sandbox, 
     assert (got.agent_failure, got.infrastructure_failure) == (None, None)
     *stopped, last = got.actions[0].tool_results
     assert [r.output for r in stopped] == ["stopped after 0.2 s"] * 3
-    assert (last.output, last.ok) == ("37 of 40 calls of python were not run: at most 3 per answer are", False)
+    assert last.output.startswith("37 of 40 calls ") and not last.ok
     assert last.output in got.actions[0].tool_output
 
 

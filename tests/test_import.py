@@ -272,7 +272,7 @@ def test_mappas_configuration_becomes_a_recipe_that_loads(config, monkeypatch, c
     assert tasks_of(folder, "train")[3].metadata == {"size": 3}
     assert "What is 35" not in (folder / "data/eval.jsonl").read_text()
     out = capsys.readouterr().out
-    assert "thinker -> coder" in out and "5 items are trained on too" in out
+    assert "thinker -> coder" in out and "5 items" in out
 
 
 def test_prompts_come_from_the_workflows_python_where_the_configuration_has_none(config):
@@ -299,7 +299,7 @@ def test_the_coachs_template_becomes_two_prompts_that_are_checked(config):
 def test_a_label_that_every_score_saw_is_reported(config, capsys):
     folder = imported(config(("{ground_truth_answer}", "{label}")), "--model", "hub/small")
     assert "Right: N/A." in (folder / "prompts/coach.md").read_text()
-    assert "{label} showed the label when any agent was scored" in capsys.readouterr().out
+    assert "{label} showed the label" in capsys.readouterr().out
 
 
 def test_an_agents_prompt_may_not_show_the_label(checkout, config):

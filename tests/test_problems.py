@@ -13,7 +13,7 @@ from marl_plugins.core.problems import LISTED, Problem, as_json, at, first_of, m
 
 TESTS = Path(__file__).resolve().parent
 PACKAGE = problem_codes.PACKAGE
-MOST_PROSE = 270
+MOST_PROSE = 188
 """Asserts, and `match=` of what is raised, that look for four words or more: there may be fewer, not more."""
 
 

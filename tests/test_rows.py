@@ -28,14 +28,14 @@ def test_the_ledger_adds_up():
 
 def test_a_plugin_that_drops_rows_silently_is_found_out():
     trajectory, rows = three_rows()
-    with pytest.raises(AssertionError, match="neither trained on nor left out"):
+    with pytest.raises(AssertionError, match="neither trained"):
         Ledger.of(1, [trajectory], rows[:2])
 
 
 def test_a_row_cannot_be_both_trained_on_and_left_out():
     trajectory, rows = three_rows()
     rows[0].action.left_out = "too long"
-    with pytest.raises(AssertionError, match="trained on and left out"):
+    with pytest.raises(AssertionError, match="trained on and"):
         Ledger.of(1, [trajectory], rows)
 
 

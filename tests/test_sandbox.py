@@ -119,7 +119,7 @@ def test_a_machine_that_stood_still_gives_programs_the_level_that_was_said(tmp_p
         patched.setattr(levels, "find_bubblewrap", lambda: str(slow))
         patched.setattr(levels, "TRIAL_SECONDS", 0.2)
         said = describe_sandbox(SandboxConfig())
-    assert "was not done after 0.2 s; the machine is busy" in said
+    assert "after 0.2 s; " in said
     assert LocalSandbox(SandboxConfig()).isolation == said.partition(";")[0] != "namespaces"
 
 
@@ -142,7 +142,7 @@ def test_without_landlock_both_levels_above_are_missing_and_the_cure_is_said(num
     here = levels.examine()
     assert here.missing.keys() == {"landlock", "namespaces"} and here.strongest == "process"
     assert all(cure in said for said in here.missing.values())
-    assert describe_sandbox(SandboxConfig()).startswith("process; landlock is unavailable: ")
+    assert describe_sandbox(SandboxConfig()).startswith("process; landlock ")
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_what_ran_when_a_process_of_the_sandbox_was_killed_is_infrastructures(vi
             await asyncio.sleep(0.01)
         supervisors = [p for p in pids_of(place) if b"supervisor.main" in words_of(p)]
         os.kill(fork_server_of(place) if victim == "fork server" else supervisors[0], signal.SIGKILL)
-        with pytest.raises(InfrastructureFailure, match="has ended while the program ran") as failure:
+        with pytest.raises(InfrastructureFailure, match="while the program ran") as failure:
             await running
         assert failure.value.kind == "sandbox"
         return await sandbox.run(Program("print('again')", limits=LONG))
@@ -395,7 +395,7 @@ def test_a_workspace_lies_in_the_sandboxs_own_folder(tmp_path):
 
     async def work(sandbox):
         for wrong in (tmp_path, tmp_path / "workspaces", tmp_path / "workspaces" / ".."):
-            with pytest.raises(ValueError, match="expected a folder in the sandbox's own"):
+            with pytest.raises(ValueError, match="a folder in the sandbox's"):
                 await sandbox.run(Program("print(1)"), wrong)
 
     opened(work, workspaces=tmp_path / "workspaces")

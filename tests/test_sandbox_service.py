@@ -181,13 +181,13 @@ def test_a_program_never_leaves_more_than_the_next_one_can_be_sent(service, monk
         runner.run(sandbox.run(program, workspace)) for program in (*wrote, Program("print(6 * 7)", limits=LONG))
     )
     assert (first.status, second.status, third.status, third.stdout) == ("finished", "killed", "finished", "42\n")
-    assert second.reason == "its files have more than 1 MB; what it changed is lost"
+    assert "more than 1 MB; " in second.reason
     assert files_of(workspace).keys() == {"a"}
 
 
 def test_a_workspace_lies_in_the_sandboxs_own_folder(service, tmp_path):
     runner, sandbox, _ = service
-    with pytest.raises(ValueError, match="expected a folder in the sandbox's own"):
+    with pytest.raises(ValueError, match="a folder in the sandbox's"):
         runner.run(sandbox.run(Program("print(1)"), tmp_path))
 
 
@@ -319,7 +319,7 @@ def test_a_service_that_hangs(monkeypatch):
 def test_an_answer_without_end(monkeypatch):
     monkeypatch.setattr(fusion, "MOST_BYTES", 1 << 20)
     failure, _ = meets(lambda *_: http(b"x" * (3 << 20)))
-    assert failure.kind == "sandbox_protocol" and "an answer of more than 1 MB" in str(failure)
+    assert failure.kind == "sandbox_protocol" and "more than 1 MB" in str(failure)
 
 
 def zipped(**files):
@@ -467,7 +467,7 @@ def test_a_run_whose_service_is_not_there_does_not_start(tmp_path):
     tools = f"{{sandbox: {{isolation: service, url: '{url}'}}, python: {{packages: true}}}}"
     (folder / "mine.yaml").write_text(f"extends: tiny.yaml\ntools: {tools}")
     plan = build_plan(["--recipe", str(folder / "mine.yaml")])
-    assert describe(plan)["sandbox"] == f"programs of agents run in the sandbox: service {url}"
+    assert describe(plan)["sandbox"].endswith(f" sandbox: service {url}")
     with refused(("sandbox.unreachable", "tools.sandbox.url")):
         asyncio.run(marl_start(plan.run))
 
@@ -579,7 +579,7 @@ def test_a_recipes_service_that_is_right(tmp_path, monkeypatch):
     assert "tools.python.packages is false" in found
     monkeypatch.setattr("marl_plugins.sandbox.opening.find_spec", lambda name: None)
     (found,) = checked(tmp_path, "tools: {sandbox: {isolation: service, url: 'http://x'}}")
-    assert found.endswith("sandbox_fusion, aiohttp, tenacity not installed; pip install 'openrlhf-marl[fusion]'")
+    assert "sandbox_fusion, aiohttp, tenacity" in found
 
 
 def test_it_is_named_without_its_password():

@@ -119,7 +119,7 @@ def test_what_is_no_call_is_refused(settings):
     other = Action("a.0", "a", "p", 0, (), Generation((1,), (0.0,), "stop", "p", 0), "")
 
     async def work():
-        with pytest.raises(NotInRecipe, match="no role 'd'; valid: a, b, c"):
+        with pytest.raises(NotInRecipe, match="'d'; valid: a, b, c"):
             await builder.answer("d", [said("")])
         with pytest.raises(InvalidCall, match="continues takes an action of this trajectory, got one of another"):
             await builder.answer("a", [said("")], continues=other)

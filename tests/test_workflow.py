@@ -176,7 +176,7 @@ def test_an_action_in_another_container_is_refused_as_a_field_and_as_an_answer(c
 
     with pytest.raises(TypeError, match=rf"test_workflow\.py:\d+: role 'b', field 'q': a {kind} that holds actions"):
         run(shows, chat)
-    with pytest.raises(TypeError, match=rf"^what run returns: a {kind} that holds actions cannot be shown; give each"):
+    with pytest.raises(TypeError, match=rf"^what run returns: a {kind} that holds actions"):
         run(returns, chat)
 
 
@@ -228,7 +228,7 @@ def test_a_call_is_awaited_once(chat):
         call = roles.a(q="1")
         return await call, await call
 
-    with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
+    with pytest.raises(RuntimeError, match="already awaited"):
         run(twice, chat)
 
 
@@ -239,7 +239,7 @@ def test_a_call_that_nobody_awaits_ends_the_run_with_its_place(chat, use, recwar
         return await roles.a(q="x")
 
     line = forgets.__code__.co_firstlineno + 1
-    with pytest.raises(TypeError, match=rf"test_workflow\.py:{line}: role 'b' is called, and nobody awaits it"):
+    with pytest.raises(TypeError, match=rf"test_workflow\.py:{line}: role 'b' .* nobody awaits it"):
         run(forgets, chat)
     gc.collect()
     assert not recwarn
@@ -264,7 +264,7 @@ def test_a_workflow_that_fails_without_any_action_has_forgotten_to_await_one(cha
             raise AgentFailure("no_answer", "no such route")
 
     line = forgets.__code__.co_firstlineno + 1
-    with pytest.raises(TypeError, match=rf"test_workflow\.py:{line}: role 'b' is called, and nobody awaits it"):
+    with pytest.raises(TypeError, match=rf"test_workflow\.py:{line}: role 'b' .* nobody awaits it"):
         run(forgets, chat)
     gc.collect()
     assert not recwarn
@@ -309,7 +309,7 @@ def test_or_the_workflow_goes_on_with_its_last_turn(chat):
 def test_a_prompt_over_the_context_is_the_agents_failure(chat):
     got = run(one, chat, roles=[spec(chat, "a", max_len=4)])
     assert got.agent_failure == "context"
-    assert "leaves no room in 4" in got.detail
+    assert "room in 4" in got.detail
 
 
 def test_generation_is_cut_to_the_context(chat):
@@ -346,7 +346,7 @@ def test_a_bug_in_the_recipe_is_not_swallowed(chat):
     async def broken(task, roles, tools):
         return await roles.nobody(q="x")
 
-    with pytest.raises(AttributeError, match="no role 'nobody'; valid: a, b, c"):
+    with pytest.raises(AttributeError, match="'nobody'; valid: a, b, c"):
         run(broken, chat)
 
 
@@ -418,9 +418,7 @@ def test_wrong_fields_name_the_role(chat):
         return [{"role": "user", "content": fields["problem"]}]
 
     role = RoleSpec("a", "a", strict, chat, Sampling(1.0, 1.0, 8, 100))
-    with pytest.raises(
-        TypeError, match=r"role 'a' was called with the wrong fields: the prompt has places for \['problem'\]"
-    ):
+    with pytest.raises(TypeError, match=r"role 'a' .* fields: .* \['problem'\]"):
         run(one, chat, roles=[role])
 
 
@@ -682,12 +680,9 @@ def test_a_tool_that_gives_no_result_is_named_with_its_line(chat):
     with pytest.raises(TypeError) as error:
         run(asks, chat, tools={"lookup": Tool("lookup", lookup, lambda text: [])})
     place = f"{__file__}:{lookup.__code__.co_firstlineno}: "
-    assert str(error.value).startswith(
-        f"{place}tool 'lookup' gave str, expected a ToolResult of marl_plugins.core.trajectory"
-    )
-    assert error.value.__notes__ == [
-        f"raised by {place}tool 'lookup', which the workflow called on task 't1' with 'host 7'"
-    ]
+    assert str(error.value).startswith(f"{place}tool 'lookup' gave str, ")
+    (note,) = error.value.__notes__
+    assert f"{place}tool 'lookup'" in note and "on task 't1' with 'host 7'" in note
 
 
 def test_a_tool_that_raises_is_named_with_who_called_it(chat):
@@ -698,4 +693,4 @@ def test_a_tool_that_raises_is_named_with_who_called_it(chat):
     with pytest.raises(RuntimeError, match="no database") as error:
         run(one, chat, roles=[role])
     (note,) = error.value.__notes__
-    assert "tool 'lookup', which role 'a' called on task 't1' with 'host 7'" in note
+    assert "tool 'lookup', which role 'a' " in note and "on task 't1' with 'host 7'" in note

@@ -16,14 +16,14 @@ import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, NotRequired
+from typing import Annotated, Any, NotRequired
 
 from pydantic import Field, StrictBool, StrictInt, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import json_value, read_bytes
-from marl_plugins.core.problems import Problem, at, first_of
+from marl_plugins.core.problems import Problem, Where, at, first_of
 from marl_plugins.manager import labels_of
 from marl_plugins.plan.fingerprint import digest, fingerprint, matches, values_of
 from marl_plugins.plan.parts import has_critics
@@ -81,32 +81,36 @@ class _ManifestForm(TypedDict):
 MANIFEST_FORM = TypeAdapter(_ManifestForm)
 
 
-class Difference(NamedTuple):
-    """One difference, as a sentence without its end, and whether it makes resuming impossible."""
-
-    text: str
-    fixed: bool = False
-
-
 class Comparison:
-    """The differences between a saved step's fingerprint and the one of now."""
+    """The differences between a saved step's fingerprint and the one of now, as problems: `resume.changed` or `resume.fixed`."""
 
     def __init__(self, step: int, saved: Mapping[str, Any], now: Mapping[str, Any]):
         self.step, self.saved, self.now = step, saved, now
-        self.found: list[Difference] = []
+        self.found: list[Problem] = []
         self._roles_and_policies()
         self._flags()
         self._files()
         self._plugins()
         self._tasks()
 
-    def _changed(self, what: str, before: Any, after: Any, fixed: bool = False) -> None:
+    def _changed(self, where: Where, before: Any, after: Any, fixed: bool = False, what: str = "") -> None:
         if before != after:
-            text = f"{what} was {_shown(before)} when step {self.step} was saved, and is {_shown(after)} now"
-            self.found.append(Difference(text, fixed))
+            changed = f"was {_shown(before)} when step {self.step} was saved, and is {_shown(after)} now"
+            self._add(where, f"{what} {changed}".lstrip(), fixed)
 
-    def _say(self, text: str, fixed: bool = False) -> None:
-        self.found.append(Difference(f"{text} since step {self.step} was saved", fixed))
+    def _since(self, where: Where, what: str, fixed: bool = False) -> None:
+        self._add(where, f"{what} since step {self.step} was saved", fixed)
+
+    def _add(self, where: Where, got: str, fixed: bool) -> None:
+        fix = (
+            "a resumed run cannot change it: restore it"
+            if fixed
+            else "restore it, accept the change with --resume_with_changes"
+        )
+        fix = f"{fix}, or start a new run with another --ckpt.path"
+        self.found.append(
+            Problem("resume.fixed", where, got, fix=fix) if fixed else Problem("resume.changed", where, got, fix=fix)
+        )
 
     def _both(self, key: str) -> Iterator[tuple[str, Any, Any]]:
         """The entries of a part that both have."""
@@ -117,81 +121,83 @@ class Comparison:
         before, after = self.saved["roles"], self.now["roles"]
         mappings = self.saved.get("mapping", {}), self.now["mapping"]
         if before != after and all(isinstance(m, str) for m in mappings) and mappings[0] != mappings[1]:
-            self._changed("--mapping", mappings[0], mappings[1], fixed=True)
+            self._changed(at(flag="mapping"), mappings[0], mappings[1], fixed=True)
             return
         for role in dict.fromkeys([*before, *after]):
             if role not in after or role not in before:
-                self._say(f"role {role} has been {'added' if role in after else 'removed'}", fixed=True)
+                self._since(at(role=role), f"has been {'added' if role in after else 'removed'}", fixed=True)
             else:
-                self._changed(f"the policy of role {role} (--mapping)", before[role], after[role], fixed=True)
+                self._changed(at(flag="mapping", role=role), before[role], after[role], fixed=True, what="its policy")
         before, after = self.saved["policies"], self.now["policies"]
         for policy in dict.fromkeys([*before, *after]):
             if policy in before and policy in after:
                 self._policy(policy, before[policy], after[policy])
             elif self.saved["roles"] == self.now["roles"]:
-                self._say(f"policy {policy} has been {'added' if policy in after else 'removed'}", fixed=True)
+                self._since(at(policy=policy), f"has been {'added' if policy in after else 'removed'}", fixed=True)
 
     def _policy(self, name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        contents = before.get("content"), after.get("content")
+        where, contents = at(policy=name), (before.get("content"), after.get("content"))
         if None in contents:  # a hub's name, or saved by an earlier release
             if Path(before["model"]).resolve() != Path(after["model"]).resolve():
-                self._changed(f"the model of policy {name}", before["model"], after["model"], fixed=True)
+                self._changed(where, before["model"], after["model"], fixed=True, what="its model")
         elif contents[0] != contents[1]:
-            self._say(f"the model of policy {name} ({after['model']}) has changed", fixed=True)
+            self._since(where, f"its model ({after['model']}) has changed", fixed=True)
         words = {True: "trained", False: "frozen"}
-        self._changed(f"policy {name}", words[before["trainable"]], words[after["trainable"]], fixed=True)
-        self._changed(f"what policy {name} follows", before.get("follows"), after.get("follows"))
+        self._changed(where, words[before["trainable"]], words[after["trainable"]], fixed=True)
+        self._changed(where, before.get("follows"), after.get("follows"), what="what it follows")
         sizes = {
-            "ranks": ("training processes", "actor.num_nodes x --actor.num_gpus_per_node"),
-            "critic": ("processes of its critic", "critic.num_nodes x --critic.num_gpus_per_node"),
-            "zero_stage": ("ZeRO stage", "ds.zero_stage"),
+            "ranks": ("the number of training processes", ("actor.num_nodes", "actor.num_gpus_per_node")),
+            "critic": ("the number of its critic's processes", ("critic.num_nodes", "critic.num_gpus_per_node")),
+            "zero_stage": ("", ("ds.zero_stage",)),
         }
-        for key, (what, flag) in sizes.items():
-            self._changed(f"the {what} (--{flag}) of policy {name}", before.get(key, 0), after.get(key, 0), fixed=True)
+        for key, (what, flags) in sizes.items():
+            of_it = at(policy=name, flag=flags)
+            self._changed(of_it, before.get(key, 0), after.get(key, 0), fixed=True, what=what)
 
     def _flags(self) -> None:
-        self._changed("the estimator", self.saved.get("estimator", self.now["estimator"]), self.now["estimator"])
+        self._changed(at(name="the estimator"), self.saved.get("estimator", self.now["estimator"]), self.now["estimator"])
         shared = {flag: (before, after) for flag, before, after in self._both("flags")}
         for flag, (before, after) in shared.items():
-            self._changed(f"--{flag}", before, after, matches(flag, FIXED))
+            self._changed(at(flag=flag), before, after, matches(flag, FIXED))
         for policy, mine, now in self._both("policy_flags"):
             for flag in dict.fromkeys([*mine, *now]):
                 before, after = {**self.saved["flags"], **mine}, {**self.now["flags"], **now}
                 if flag in before and flag in after and (before[flag], after[flag]) != shared.get(flag):
-                    self._changed(f"--policy.{policy}.{flag}", before[flag], after[flag], matches(flag, FIXED))
+                    where = at(flag=f"policy.{policy}.{flag}")
+                    self._changed(where, before[flag], after[flag], matches(flag, FIXED))
         for key, before, after in self._both("recipe"):
-            self._changed(f"{key} of the recipe", before, after)
+            self._changed(at(key=key), before, after)
         if "warm_start" in self.saved:
             before, after = (dict(values_of(f["warm_start"] or {})) for f in (self.saved, self.now))
             for key in dict.fromkeys([*before, *after]):
-                self._changed(f"warm_start.{key} of the recipe", before.get(key), after.get(key))
+                self._changed(at(key=f"warm_start.{key}"), before.get(key), after.get(key))
 
     def _files(self) -> None:
         for what, (_, before), (name, after) in self._both("files"):
             if before != after:
-                self._say(f"{what} ({name}) has changed")
+                self._since(at(name=what, file=name), "has changed")
 
     def _plugins(self) -> None:
         before, after = self.saved["plugins"], self.now["plugins"]
         for name in dict.fromkeys([*before, *after]):
             if name not in after:
-                self._say(f"plugin {name} has been removed (--plugin)")
+                self._since(at(plugin=name), "has been removed (--plugin)")
             elif name not in before:
-                self._say(f"plugin {name} has been added (--plugin)")
+                self._since(at(plugin=name), "has been added (--plugin)")
             elif name.endswith(".py") and before[name] != after[name]:
-                self._say(f"plugin {name} has changed")
+                self._since(at(plugin=name), "has changed")
             else:
-                self._changed(f"the version of plugin {name}", before[name], after[name])
+                self._changed(at(plugin=name), before[name], after[name], what="its version")
 
     def _tasks(self) -> None:
         if "tasks" not in self.now or "tasks" not in self.saved:
             return
         (before, was), (after, now) = self.saved["tasks"], self.now["tasks"]
-        self._changed("the number of training tasks", before, after)
+        self._changed(at(name="number of training tasks"), before, after)
         if before == after and was != now:
-            self._say("ids, prompts or order of the training tasks have changed")
+            self._since(at(name="training tasks"), "their ids, prompts or order have changed")
         elif was == now and self.saved.get("labels", self.now["labels"]) != self.now["labels"]:
-            self._say("labels or metadata of the training tasks have changed")
+            self._since(at(name="labels of training tasks"), "they, or the metadata, have changed")
 
 
 def _shown(value: Any) -> str:
@@ -199,25 +205,15 @@ def _shown(value: Any) -> str:
 
 
 def differences(step: int, saved: Mapping[str, Any], now: Mapping[str, Any], with_changes: bool) -> list[str]:
-    """The differences that `--resume_with_changes` has accepted.
+    """Returns the differences that `--resume_with_changes` has accepted, each as a sentence.
 
     Raises:
         ConfigurationError: There are others.
     """
     found = Comparison(step, saved, now).found
-    new_run = "or start a new run with another --ckpt.path"
-    problems = [
-        Problem("resume.fixed", got=d.text, fix=f"a resumed run cannot change it: restore it, {new_run}")
-        if d.fixed
-        else Problem(
-            "resume.changed", got=d.text, fix=f"restore it, accept the change with --resume_with_changes, {new_run}"
-        )
-        for d in found
-        if d.fixed or not with_changes
-    ]
-    if problems:
+    if problems := [problem for problem in found if problem.code == "resume.fixed" or not with_changes]:
         raise ConfigurationError(problems)
-    return [d.text for d in found]
+    return [str(replace(problem, fix="")) for problem in found]
 
 
 def manifest_of(folder: Path, step: int) -> Path:

@@ -39,11 +39,7 @@ class SandboxContract:
 
     @classmethod
     def open(cls, workspaces: Path) -> AbstractAsyncContextManager[Sandbox]:
-        """Returns the back end that is tested; every subclass has its own `open`.
-
-        Args:
-            workspaces: The folder of kept workspaces.
-        """
+        """Returns the back end that is tested; kept workspaces lie in this folder."""
         raise NotImplementedError(
             f"{cls.__name__} needs a class method open(workspaces), which returns what gives a Sandbox"
         )
