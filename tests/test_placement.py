@@ -95,7 +95,14 @@ def test_what_needs_fewer_devices_is_said_and_holds(alone):
         assert sum(needed_devices(plan(*words.split(), recipe=alone).run).values()) == count
     assert all(f"(needs {count})" in too_few(found.run, 8) for count in (6, 4)) and "(needs 9)" not in too_few(found.run, 8)
     assert fewer_devices(plan("--mapping", "shared").run) == {}
-    assert "more GPUs" in too_few(plan("--mapping", "shared").run, 0)
+    assert "more GPUs" in too_few(
+        plan("--mapping", "shared", "--actor.num_gpus_per_node", "2", "--vllm.num_engines", "2").run, 1
+    )
+
+
+def test_a_run_that_sees_no_device_is_told_what_hides_them(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "CUDA_VISIBLE_DEVICES" in too_few(plan().run, 0)
 
 
 @pytest.mark.parametrize(

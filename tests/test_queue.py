@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ray.exceptions import RayActorError
 from simulated import CharacterChat, without_seconds
 from virtual_time import SimulatedEngine, run
 
@@ -345,6 +346,22 @@ def test_where_engines_are_not_replaced_a_death_ends_the_run():
 
     with pytest.raises(RunEnded, match="not replaced in a running job on GPUs yet"):
         run(go())
+
+
+def test_an_engine_that_does_not_wake_ends_the_run_where_it_is_not_replaced():
+    """The watchdog ends it, and what it was asked fails."""
+
+    pool = pool_of(lambda call: 10.0, start=False)
+    (engine,) = pool.engines
+
+    async def go():
+        woken = asyncio.get_running_loop().create_future()
+        engine.kill = lambda: woken.set_exception(RayActorError())
+        await pool.on_all(lambda handle: woken)
+
+    with pytest.raises(RunEnded, match="60 s"):
+        run(go())
+    assert engine.silent
 
 
 def test_a_replacement_that_breaks_ends_the_run_for_all_who_wait_and_come_later():

@@ -216,16 +216,19 @@ def fork_engine_processes() -> None:
     """
     if not without_accelerator():
         return
-    import ctypes
     import multiprocessing
 
     import vllm.v1.engine.utils
 
-    libc = ctypes.CDLL(None)
-    parent_death_signal = 1  # PR_SET_PDEATHSIG of linux/prctl.h
-    os.register_at_fork(after_in_child=lambda: libc.prctl(parent_death_signal, signal.SIGKILL))
+    os.register_at_fork(after_in_child=die_with_parent)
 
     vllm.v1.engine.utils.get_mp_context = lambda: multiprocessing.get_context("fork")
+
+
+def die_with_parent() -> None:
+    """Have this process end when the thread that started it does, however that ends."""
+    parent_death_signal = 1  # PR_SET_PDEATHSIG of linux/prctl.h
+    ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)
 
 
 def make_adam_resumable(optimizer: Any) -> None:

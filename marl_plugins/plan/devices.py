@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -52,6 +53,10 @@ def fewer_devices(run: Run) -> dict[str, int]:
 
 def too_few(run: Run, there: int) -> str:
     """Returns what to do where a run needs more devices than there are."""
+    if not there:
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        hidden = "" if seen is None else f" (CUDA_VISIBLE_DEVICES is {seen!r})"
+        return f"make GPUs visible{hidden}, or use a recipe for CPUs: the shipped ones have a tiny.yaml"
     fitting = [f"{words} (needs {count})" for words, count in fewer_devices(run).items() if count <= there]
     if fitting:
         return f"what fits: {' or '.join(fitting)}"

@@ -46,6 +46,15 @@ def load_weights(worker: WorkerBase, blob: bytes) -> int:
     return len(state)
 
 
+def end_with_actor(worker: WorkerBase) -> None:
+    """Runs inside a vLLM worker, in the process that the engine's actor has started: end with the actor.
+
+    vLLM's process does not notice that an actor was killed (v1/engine/core.py of 0.29), and would keep its device's memory after
+    the run.
+    """
+    cpu.die_with_parent()
+
+
 def leave_no_files() -> None:
     """Have vLLM's temporary files in the run's own folder: it never removes the one by which its workers meet
     (`vllm_dist_*`, network_utils.py:136). Compiled code stays where later runs find it."""
@@ -72,6 +81,8 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
         await super().__init__(*args, **kwargs)
         if cpu.device() == "cpu":  # compiles what the first sample needs, while the training processes still load
             await self.sample([0], SamplingParams(max_tokens=1, seed=0, logprobs=0, detokenize=False))
+        elif kwargs["tensor_parallel_size"] == 1:  # the workers of several devices are processes of Ray's
+            await self.llm.collective_rpc(end_with_actor)
 
     async def identify(self, policy: str, version: int) -> int:
         """Say whose weights the engine holds from now on; its process id."""

@@ -72,6 +72,10 @@ class Engine:
         if self.where is not None:
             self.where.kill()
 
+    def fate(self, silence: float) -> str:
+        """Returns what has become of it, once it is dead."""
+        return f"answered nothing for {silence:g} s (limits.silence_seconds; {self.silent})" if self.silent else "died"
+
     def kill(self) -> None:
         """End the process, if it still runs, and give its devices back."""
         with contextlib.suppress(RayActorError):
@@ -204,9 +208,8 @@ class EnginePool(RequestQueue[Engine]):
         if engine in self._coming:
             return
         if self.start is None:
-            raise RunEnded(
-                f"an engine of policy {self.policy!r} died; engines are not replaced in a running job on GPUs yet"
-            )
+            died = f"an engine of policy {self.policy!r} {engine.fate(self.silence)}"
+            raise RunEnded(f"{died}; engines are not replaced in a running job on GPUs yet")
         if engine in self.engines:  # else it was about to leave
             self.engines.remove(engine)
         self._expect(engine, start_replacement(self, engine, self.start))
@@ -289,9 +292,7 @@ async def travel(engine: Engine, giver: EnginePool, taker: EnginePool) -> None:
 
 async def start_replacement(pool: EnginePool, engine: Engine, start: Callable[[], Engine]) -> None:
     """Replace an engine that has died in a pool; the new one has the same home."""
-    reason, home = "died", engine.home or pool
-    if engine.silent:
-        reason = f"answered nothing for {pool.silence:g} s (limits.silence_seconds; {engine.silent})"
+    reason, home = engine.fate(pool.silence), engine.home or pool
     engine.kill()
     while pool.budget.left > 0:
         pool.budget.left -= 1

@@ -145,13 +145,11 @@ class LossTerms:
         """KL loss and entropy; None without either."""
         args, parts = self.trainer.args, []
         if args.algo.kl.use_loss and args.algo.kl.init_coef > 0:
-            kl = compute_approx_kl(
-                self.log_probs,
-                self.experience.base_action_log_probs[self.chosen],
-                log_probs_old=self.old,
-                kl_estimator=args.algo.kl.estimator,
-                unbiased_gradient=args.algo.kl.unbiased_gradient,
-            )
+            since_0_11_1 = {}
+            if hasattr(args.algo.kl, "unbiased_gradient"):
+                since_0_11_1 = {"log_probs_old": self.old, "unbiased_gradient": args.algo.kl.unbiased_gradient}
+            base = self.experience.base_action_log_probs[self.chosen]
+            kl = compute_approx_kl(self.log_probs, base, kl_estimator=args.algo.kl.estimator, **since_0_11_1)
             parts.append(kl_coef * aggregate_loss(kl, self.mask, **self.undivided))
         if args.actor.entropy_coef:
             entropy = self.output.entropy[:, -self.experience.action_mask.shape[1] :][self.chosen]
