@@ -30,7 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def applies_if(condition: Callable[[Any], bool]) -> Callable[[F], F]:
-    """Mark an implementation that some runs do without: it is called where `condition(run)` holds, and counts there only.
+    """Marks an implementation that some runs do without: it is called where `condition(run)` holds, and counts there only.
 
     Of `run`, `args` and `recipe` are known when it is asked. Example:
 

@@ -99,7 +99,7 @@ def _idle(run: Run, trained: Sequence[str], groups: Sequence[Sequence[str]]) -> 
 
 
 def exchanging(run: Run) -> list[list[str]]:
-    """Names of trained policies whose engines were started alike, two or more each."""
+    """Returns the names of trained policies whose engines were started alike, two or more each."""
     groups: list[list[str]] = []
     for policy in run.policies:
         if policy.trainable:
@@ -140,7 +140,7 @@ class BalancePart(StepPart):
 
 
 def idle_to_waiting(pools: Sequence[Engines]) -> Move | None:
-    """The default rule's next move. Requests for which an engine is already on its way do not count as waiting."""
+    """Returns the default rule's next move. Requests for which an engine is already on its way do not count as waiting."""
     wanting = max(pools, key=_unserved)
     if _unserved(wanting) <= 1:
         return None
@@ -157,7 +157,7 @@ def _unserved(pool: Engines) -> int:
 
 
 def shortest_to_longest(gap: int) -> Rule:
-    """FlexMARL's rule: its next move."""
+    """Returns the next move of FlexMARL's rule."""
 
     def rule(pools: Sequence[Engines]) -> Move | None:
         longest, shortest = (most(pools, key=lambda pool: pool.waiting) for most in (max, min))
@@ -169,7 +169,7 @@ def shortest_to_longest(gap: int) -> Rule:
 
 
 async def balance(pools: Sequence[Engines], rule: Rule, ended: asyncio.Event) -> int:
-    """Move engines until a rollout has ended, and bring all of them home; the number of moves by the rule."""
+    """Moves engines until a rollout has ended, brings all of them home, and returns the number of moves by the rule."""
     changed, count = asyncio.Event(), 0
     moving: set[asyncio.Task[None]] = set()
     over = asyncio.ensure_future(ended.wait())

@@ -29,7 +29,8 @@ Begin with:  openrlhf train --recipe mathchat/tiny.yaml --max_steps 5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; its exit code: 0 good, 1 the run ended early, 2 the user has to fix something, 130 interrupted."""
+    """Runs a command, and returns its exit code: 0 good, 1 the run ended early, 2 the user has to fix something, 130
+    interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     try:
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def dispatch(words: list[str]) -> int:
-    """Call the command that the words name."""
+    """Calls the command that the words name."""
     name, rest = (words[0], words[1:]) if words else ("--help", [])
     if name in ("--help", "-h", "help"):
         shown = "\n".join(f"  {f'openrlhf {c.name} {c.usage}':<46} {c.about}" for c in (*COMMANDS, *plugin_commands([])))
@@ -87,7 +88,7 @@ def dispatch(words: list[str]) -> int:
 
 
 def plugin_commands(words: Sequence[str]) -> list[Command]:
-    """The commands of all plugins that are found, or named in the words with `--plugin`.
+    """Returns the commands of all plugins that are found, or named in the words with `--plugin`.
 
     A plugin that was found and cannot be loaded is left out (`openrlhf plugins` says what is wrong with it), and so is a command
     of a name that is taken: installing a package must not break this command for anyone.
@@ -120,7 +121,7 @@ def plugin_commands(words: Sequence[str]) -> list[Command]:
 
 
 def named_plugins(words: Sequence[str]) -> list[str]:
-    """The plugins that a command line names with `--plugin`."""
+    """Returns the plugins that a command line names with `--plugin`."""
     from marl_plugins.plan.flags import COMMAND_LINE, split_flags
 
     first = next((n for n, word in enumerate(words) if word.startswith("--")), len(words))

@@ -59,7 +59,7 @@ def _batch(run: Run, policy: str, steps: int) -> int:
 
 
 def keep_whole_batches(rows: Sequence[Row], multiple: int, mode: str, run_seed: int) -> list[Row]:
-    """The largest multiple of `multiple` rows, in their order; all of them where there are fewer than one multiple.
+    """Returns the largest multiple of `multiple` rows, in their order; all of them where there are fewer than one multiple.
 
     A policy is never left without rows: with fewer rows than one batch weightless sequences fill it.
     """

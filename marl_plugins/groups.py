@@ -63,7 +63,7 @@ class GroupMean(Estimator):
         return self.centre(rows, groups, rewards.double()).to(rewards.dtype)
 
     def metrics(self, rows: Sequence[Row]) -> dict[str, float]:
-        """The number of groups, and of rows in whose group no other trajectory has any."""
+        """Returns the number of groups, and of rows in whose group no other trajectory has any."""
         assert self.group_by is not None
         groups = [group_key(row, self.group_by) for row in rows]
         samples = defaultdict(set)
@@ -137,7 +137,7 @@ ESTIMATORS: dict[str, type[GroupMean]] = {
 
 
 def same_context(rows: Sequence[Row], groups: Sequence[str], group_by: GroupBy) -> None:
-    """Every group's rows were shown the very same ids.
+    """Checks that every group's rows were shown the very same ids.
 
     Raises:
         RunEnded: A group's were not; names it.

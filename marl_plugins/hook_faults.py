@@ -80,7 +80,8 @@ class HookFaults:
 
 @contextmanager
 def no_exit() -> Iterator[None]:
-    """`with`: code of a recipe that ends the program, as by `sys.exit`, pauses the run instead, whatever its exit code.
+    """Turns an end of the program by a recipe's code, as by `sys.exit`, into a pause of the run, whatever its exit code
+    (`with`).
 
     Raises:
         RunPaused: It did, with its line. asyncio would stop the event loop, and the run's own exit code would be the code's.
@@ -98,7 +99,7 @@ def no_exit() -> Iterator[None]:
 
 
 def guarded(plugin: str, hook: str, function: Callable[..., Any], wraps: bool) -> Callable[..., Any]:
-    """A hook's implementation that raises as `HookFaults` says, also while its answer is awaited.
+    """Returns a hook's implementation that raises as `HookFaults` says, also while its answer is awaited.
 
     Args:
         wraps: Whether it is a generator function around others'.

@@ -49,7 +49,7 @@ def present(names: Iterable[str]) -> list[str]:
 
 
 def load(name: str) -> ModuleType:
-    """Import a plugin by dotted name, entry-point name or `.py` path.
+    """Imports a plugin by dotted name, entry-point name or `.py` path.
 
     Raises:
         ConfigurationError: It cannot be found; or its own import failed, with the reason.
@@ -159,7 +159,7 @@ def _unreadable(path: Path) -> Problem | None:
 
 @contextmanager
 def users_code(doing: Where = (), packages: Collection[str] = (), place: Where | None = None) -> Iterator[None]:
-    """Run code of the user's before anything starts: whatever it raises, `sys.exit` included, is the user's to fix.
+    """Runs code of the user's before anything starts: whatever it raises, `sys.exit` included, is the user's to fix.
 
     Args:
         doing: The hook that is called, or the flag that is read.
@@ -199,7 +199,7 @@ def is_users(frame: FrameType, packages: Collection[str]) -> bool:
 
 
 def line_of(thread: threading.Thread) -> str | None:
-    """The innermost line of the user's that a thread is executing."""
+    """Returns the innermost line of the user's that a thread is executing."""
     frame = sys._current_frames().get(thread.ident or 0)
     while frame is not None and not is_users(frame, ()):
         frame = frame.f_back
@@ -262,7 +262,7 @@ def _remedy(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """An exception's text; a user's own class may fail to give one."""
+    """Returns an exception's text; a user's own class may fail to give one."""
     try:
         return str(error)
     except Exception as fault:  # the user's code, of any kind
@@ -270,7 +270,7 @@ def text_of(error: BaseException) -> str:
 
 
 def version_of(name: str) -> str:
-    """A plugin's version: of its distribution, of this package, or the digest of its file."""
+    """Returns a plugin's version: of its distribution, of this package, or the digest of its file."""
     if name.endswith(".py"):
         return "file:" + hashlib.blake2b(Path(name).read_bytes(), digest_size=8).hexdigest()
     top = name.partition(".")[0]

@@ -81,12 +81,12 @@ class Plugins:
                     impl.function = guarded(name, hook, impl.function, around)
 
     def implementations(self, hook: str) -> list[Any]:
-        """pluggy's records of a hook's implementations, the last to be called first."""
+        """Returns pluggy's records of a hook's implementations, the last to be called first."""
         found: list[Any] = getattr(self.manager.hook, hook).get_hookimpls()
         return found
 
     def in_order(self, hook: str) -> list[Any]:
-        """A hook's implementations, built-ins first, then in the order in which the plugins were named."""
+        """Returns a hook's implementations, built-ins first, then in the order in which the plugins were named."""
         order = {name: n for n, name in enumerate(self.names)}
         return sorted(self.implementations(hook), key=lambda impl: order.get(impl.plugin_name, -1))
 
@@ -96,7 +96,7 @@ class Plugins:
         return self.manager.hook
 
     def options(self, parser: argparse.ArgumentParser) -> None:
-        """Let every plugin add its flags.
+        """Lets every plugin add its flags.
 
         Raises:
             ConfigurationError: A flag exists already, or does not carry a name that says whose it is.
@@ -120,7 +120,7 @@ class Plugins:
             raise ConfigurationError(problems)
 
     def call_while_planning(self, hook: str, **arguments: Any) -> Any:
-        """The answers to a hook that is called before anything starts.
+        """Returns the answers to a hook that is called before anything starts.
 
         Raises:
             ConfigurationError: A plugin's or a recipe's own code fails, with its file and line.
@@ -139,7 +139,8 @@ class Plugins:
 
     @asynccontextmanager
     async def started(self, run: Run, purpose: Purpose) -> AsyncIterator[None]:
-        """`marl_start` of every plugin, in order; at the end `marl_stop`, in reverse, of all plugins that were reached.
+        """Calls `marl_start` of every plugin, in order, and at the end `marl_stop`, in reverse, of all plugins that were
+        reached.
 
         Raises:
             ConfigurationError: A plugin cannot start.
@@ -156,7 +157,7 @@ class Plugins:
             yield
 
     async def chain(self, hook: str, value: Sequence[Any], check: Check | None = None, **arguments: Any) -> Sequence[Any]:
-        """Pass `value` (the hook's first argument) through the implementations, built-ins first, then in the order given.
+        """Passes `value` (the hook's first argument) through the implementations, built-ins first, then in the order given.
 
         Args:
             check: Raises where what a plugin made of what it was given cannot be used: `check(plugin, given, answer)`.
@@ -176,7 +177,7 @@ class Plugins:
         return any(impl.plugin_name == name for impl in self.implementations(hook))
 
     def owners(self, hook: str) -> list[str]:
-        """The named plugins (no built-ins) that implement a hook."""
+        """Returns the named plugins (no built-ins) that implement a hook."""
         return [name for name in self.names if self.implements(name, hook)]
 
     def claims(self, hook: str) -> bool:
@@ -189,7 +190,7 @@ class Plugins:
         return {labels[impl.plugin_name]: _call(impl, run=run) for impl in self.implementations("marl_state")}
 
     def restore(self, run: Run, states: dict[str, Any]) -> None:
-        """Give each plugin its state back; earlier releases saved it under a file's absolute path."""
+        """Gives each plugin its state back; earlier releases saved it under a file's absolute path."""
         labels, saved = labels_of(self.names), labels_of(states)
         by_label = {saved[name]: state for name, state in states.items()}
         for impl in self.implementations("marl_restore"):
@@ -197,7 +198,7 @@ class Plugins:
                 _call(impl, run=run, state=by_label[labels[impl.plugin_name]])
 
     def files(self, run: Run) -> list[Path]:
-        """The files that belong to the plugins' state.
+        """Returns the files that belong to the plugins' state.
 
         Raises:
             RunEnded: One of them is not below `--ckpt.path`.
@@ -210,7 +211,7 @@ class Plugins:
         return list(found)
 
     def versions(self) -> dict[str, str]:
-        """Label to version of the active plugins, for the run's manifest: a file's is its content's digest."""
+        """Maps the labels of the active plugins to their versions, for the run's manifest: a file's is its content's digest."""
         labels = labels_of(self.names)
         return {labels[name]: version_of(name) for name in self.names}
 
@@ -244,7 +245,7 @@ def labels_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def need_step(plugins: Plugins, run: Run) -> tuple[str, ...]:
-    """The plugins that need a whole training step at once, as `NAME (HOOK)`.
+    """Returns the plugins that need a whole training step at once, as `NAME (HOOK)`.
 
     Args:
         run: Of which `args` and `recipe` are known.
@@ -258,7 +259,7 @@ def need_step(plugins: Plugins, run: Run) -> tuple[str, ...]:
 
 
 def parts_of(plugins: Plugins, run: Run, step: Step) -> dict[str, StepPart]:
-    """Every plugin's part of a training step, built-ins first, by the plugin's name.
+    """Returns every plugin's part of a training step, built-ins first, by the plugin's name.
 
     Raises:
         RunPaused: A plugin gave something else.
@@ -274,7 +275,7 @@ def parts_of(plugins: Plugins, run: Run, step: Step) -> dict[str, StepPart]:
 
 
 def extensions_of(plugins: Plugins, run: Run) -> tuple[str, ...]:
-    """The classes that plugins add to training processes, as "module:Class", in the order of the plugins."""
+    """Returns the classes that plugins add to training processes, as "module:Class", in the order of the plugins."""
     return tuple(name for impl in plugins.in_order("marl_extensions") for name in _call(impl, run=run) or ())
 
 
@@ -298,7 +299,7 @@ async def _finished(answer: Any) -> Any:
 
 
 def with_requirements(names: Iterable[str], problems: list[Problem]) -> dict[str, ModuleType]:
-    """Modules by name: each named plugin, preceded by what it requires."""
+    """Returns modules by name: each named plugin, preceded by what it requires."""
     found: dict[str, ModuleType] = {}
     visiting: set[str] = set()
 

@@ -49,7 +49,7 @@ class Pool:
         return self.folder / f"version-{version}.safetensors"
 
     def begin(self, version: int) -> None:
-        """Remove what is not continued: files of later versions than the one that the run begins with, and unfinished ones."""
+        """Removes what is not continued: files of later versions than the one that the run begins with, and unfinished ones."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in self.folder.iterdir():
             name = re.fullmatch(r"version-(\d+)\.safetensors(\.new)?", path.name)
@@ -67,7 +67,7 @@ class Pool:
                 self.path(version).unlink()
 
     def read(self, version: int) -> bytes:
-        """The weights of a version that is kept.
+        """Returns the weights of a version that is kept.
 
         Raises:
             RunEnded: The file is not what was written.
@@ -83,7 +83,7 @@ class Pools(dict[str, Pool]):
 
 
 def content(weights: bytes) -> str:
-    """A digest."""
+    """Returns a digest."""
     return hashlib.blake2b(weights, digest_size=16).hexdigest()
 
 
@@ -117,7 +117,7 @@ def marl_sync(run: Run, policy: PolicyProcesses, version: int) -> Awaitable[bool
 
 
 async def play_earlier(run: Run, policy: Follower, version: int) -> bool:
-    """Keep `version` if it is its turn, and bring the policy's engines to one that is kept.
+    """Keeps `version` if it is its turn, and brings the policy's engines to one that is kept.
 
     Raises:
         RunEnded: A file cannot be written or read.

@@ -48,14 +48,14 @@ BUILTINS = (
 
 
 def found() -> list[str]:
-    """Names of the plugins that are found: shipped ones, built-in ones and entry points."""
+    """Returns the names of the plugins that are found: shipped ones, built-in ones and entry points."""
     package = Path(__file__).resolve().parent
     own = [name for name in (*SHIPPED, *BUILTINS) if _is_there(package.joinpath(*name.split(".")[1:]))]
     return list(dict.fromkeys([*own, *entry_points()]))
 
 
 def entry_points() -> list[str]:
-    """The modules that installed packages name in the group `marl_plugins`."""
+    """Returns the modules that installed packages name in the group `marl_plugins`."""
     if not any(_holds_group(file) for file in _entry_point_files()):
         return []  # reading the metadata of all that is installed takes five times as long as looking for the group's name
     from importlib import metadata

@@ -44,5 +44,5 @@ def marl_generate(call: Call, engines: Engines) -> Awaitable[Generation]:
 
 
 def least_loaded(engines: Sequence[Engine]) -> Engine:
-    """The engine with the fewest requests in flight; the first of several. `engines` are those with a free place."""
+    """Returns the engine with the fewest requests in flight; the first of several. `engines` are those with a free place."""
     return min(engines, key=lambda engine: engine.load)

@@ -69,7 +69,7 @@ class RecipeFiles:
         return self.recipe.roles[name]
 
     def prompt(self, role: str) -> str:
-        """Text of a role's prompt file.
+        """Returns the text of a role's prompt file.
 
         Raises:
             ConfigurationError: It cannot be read.
@@ -77,7 +77,7 @@ class RecipeFiles:
         return self._text(role, self.role(role).prompt)
 
     def system(self, role: str) -> str | None:
-        """Text of a role's system prompt file, if it has one.
+        """Returns the text of a role's system prompt file, if it has one.
 
         Raises:
             ConfigurationError: It cannot be read.
@@ -86,7 +86,7 @@ class RecipeFiles:
         return None if file is None else self._text(role, file)
 
     def followup(self, role: str) -> str | None:
-        """Text of the file of a role's later messages in one conversation, if it has one.
+        """Returns the text of the file of a role's later messages in one conversation, if it has one.
 
         Raises:
             ConfigurationError: It cannot be read.
@@ -154,7 +154,8 @@ class Run(RecipeFiles):
     _states: dict[type, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def state(self, kind: type[S]) -> S:
-        """The one `kind()` of this run, made when it is first asked for: where a plugin keeps what lasts longer than a hook.
+        """Returns the one `kind()` of this run, made when it is first asked for: where a plugin keeps what lasts longer than a
+        hook.
 
         Every hook of the run gets the same object, also when the plan has replaced the run meanwhile (`dataclasses.replace`
         shares it); another plan in the same process has another.
@@ -165,11 +166,12 @@ class Run(RecipeFiles):
         return state
 
     def section(self, kind: type[SectionT]) -> SectionT | None:
-        """The section that a plugin has declared as this model, with defaults; None where it is absent and a key is required."""
+        """Returns the section that a plugin has declared as this model, with defaults; None where it is absent and a key is
+        required."""
         return next((section for section in self.sections.values() if isinstance(section, kind)), None)
 
     async def ask(self, policy: str, messages: Sequence[Mapping[str, str]], *, max_tokens: int) -> str:
-        """A policy's answer to chat messages, from its own engines with its own chat template: for plugins.
+        """Returns a policy's answer to chat messages, from its own engines with its own chat template: for plugins.
 
         Greedy, and through `marl_generate` like every request, with an empty `call.role`. From hooks of a step (`marl_generate`
         to `marl_sync`); a trained policy in a rollout or an evaluation only, because its engines may sleep at other times
@@ -187,7 +189,8 @@ class Run(RecipeFiles):
         return (await self._answer(policy, messages, max_tokens, sampled=False)).text
 
     async def sample(self, policy: str, messages: Sequence[Mapping[str, str]], *, max_tokens: int) -> Answer:
-        """An answer as of `ask`, but sampled as the policy's actions are, and with its tokens: what can be trained on.
+        """Returns an answer as `ask` does, but sampled as the policy's actions are, and with its tokens: what can be trained
+        on.
 
         The same question has the same answer as long as the policy has the same weights.
         """
@@ -213,7 +216,7 @@ class Run(RecipeFiles):
         return max((max(role.max_turns, 1 + bool(role.followup)) for role in self.trained_roles.values()), default=1)
 
     def recipe_policy(self, name: str) -> Policy:
-        """The policy that the recipe describes under a name, with the model that this run gives it."""
+        """Returns the policy that the recipe describes under a name, with the model that this run gives it."""
         config = self.recipe.policies.get(name, PolicyConfig())
         given = self.args.actor.model_name_or_path
         model = config.model or self.recipe.model
@@ -240,7 +243,7 @@ class Run(RecipeFiles):
         return int(self.trajectories // self.args.train.batch_size)
 
     def episode_steps(self, tasks: int) -> list[int]:
-        """Optimiser steps (K per epoch) of each batch of an episode of `tasks` tasks.
+        """Returns optimiser steps (K per epoch) of each batch of an episode of `tasks` tasks.
 
         The last batch may be smaller; where it holds fewer trajectories than one optimiser step it is left out.
         """
@@ -249,7 +252,7 @@ class Run(RecipeFiles):
         return [k for k in (n * samples // self.args.train.batch_size for n in sizes) if k]
 
     def unused_flag(self, flag: str, estimators: Iterable[str]) -> list[Problem]:
-        """The problem with a plugin's flag that was given although it does not belong to the run's estimator."""
+        """Returns the problem with a plugin's flag that was given although it does not belong to the run's estimator."""
         names = list(estimators)
         if flag not in self.given or self.estimator in names:
             return []

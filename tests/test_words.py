@@ -121,3 +121,32 @@ def test_the_glossary_has_each_word_once():
     words = re.findall(r"^\| ([^|]+?) \|", (PACKAGE.parent / "docs" / "glossary.md").read_text(), re.MULTILINE)
     words = [word for word in words if word not in ("word", "---")]
     assert len(words) == len(set(words)) >= 30
+
+
+VERBLESS = ("hookspecs.py", "contracts/")
+"""Where a docstring is something else: a hook's says what a plugin does there, a contract's what is promised."""
+NOT_VERBS = {"Arguments", "Bytes", "Names", "Rows", "Seconds", "Tokens", "Metrics", "Flags", "Texts", "Nothing", "This"}
+
+
+def public_functions(node):
+    """Yields the public functions of a module and of its public classes that are no properties."""
+    for part in ast.iter_child_nodes(node):
+        if getattr(part, "name", "_").startswith("_"):
+            continue
+        if isinstance(part, ast.ClassDef):
+            yield from public_functions(part)
+        elif not any("property" in ast.unparse(decorator) for decorator in getattr(part, "decorator_list", ())):
+            yield part
+
+
+def test_a_functions_docstring_begins_with_a_verb_in_the_third_person():
+    wrong = [
+        f"{file.relative_to(PACKAGE)}:{function.lineno} {function.name}: {doc.splitlines()[0]}"
+        for file in PACKAGE.rglob("*.py")
+        if not str(file.relative_to(PACKAGE)).startswith(VERBLESS)
+        for function in public_functions(ast.parse(file.read_text()))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        if (doc := ast.get_docstring(function)) and (word := doc.split()[0].strip(",;:.")) != "See"
+        if not re.fullmatch(r"[A-Z][a-z]+s", word) or word in NOT_VERBS
+    ]
+    assert not wrong

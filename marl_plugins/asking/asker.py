@@ -57,7 +57,7 @@ class Asker:
         self.budget = budget
 
     async def judge(self, request: Request) -> Judgement:
-        """The judgement.
+        """Returns the judgement.
 
         Raises:
             InfrastructureFailure: It is unavailable.
@@ -76,7 +76,7 @@ class Asker:
         return self.cache is not None and self.cache.kept.replay
 
     def open(self, account: Path, resumed: bool) -> None:
-        """Open the files of kept answers, and the account of what is spent.
+        """Opens the files of kept answers, and the account of what is spent.
 
         Raises:
             ConfigurationError: A file cannot be read or written.
@@ -87,7 +87,7 @@ class Asker:
             self.cache.kept.open()
 
     async def probe(self, request: Request) -> None:
-        """Try it before anything is started, and settle the form of the answers.
+        """Tries it before anything is started, and settles the form of the answers.
 
         Raises:
             ConfigurationError: Nobody answers, or not in the form that was asked for.
@@ -96,13 +96,13 @@ class Asker:
             self.questioner.form = await self.transport.probe(request)
 
     async def close(self) -> None:
-        """End what is still being asked, and close the connections and files; a later judgement opens new connections."""
+        """Ends what is still being asked, and closes the connections and files; a later judgement opens new connections."""
         if self.cache is not None:
             await self.cache.close()
         await self.transport.close()
 
     def spent(self) -> str | None:
-        """The budget that is used up, with its flag, or None."""
+        """Returns the budget that is used up, with its flag, or None."""
         return self.budget.spent() if self.budget is not None else None
 
     def metrics(self) -> dict[str, float]:

@@ -46,7 +46,7 @@ class Cache:
         self.pending: dict[str, _PendingJudgement] = {}
 
     async def judge(self, request: Request) -> Judgement:
-        """The judgement, kept or fresh; one that nobody waits for any more is cancelled."""
+        """Returns the judgement, kept or fresh; one that nobody waits for any more is cancelled."""
         key = self.key(request)
         known = self.kept.get(key)
         if known is not None:
@@ -79,7 +79,7 @@ class Cache:
             task.exception()  # whoever still waits raises it
 
     async def close(self) -> None:
-        """Cancel what is being asked for, and close the files."""
+        """Cancels what is being asked for, and closes the files."""
         tasks = [shared.task for shared in self.pending.values()]
         for task in tasks:
             task.cancel()
@@ -106,7 +106,7 @@ class KeptAnswers:
         self.files: list[tuple[IO[str], set[str]]] = []
 
     def load(self) -> None:
-        """Read what the file holds.
+        """Reads what the file holds.
 
         Raises:
             ConfigurationError: It cannot be read.
@@ -117,7 +117,7 @@ class KeptAnswers:
             raise self._unusable(error) from None
 
     def open(self) -> None:
-        """Read what the file holds, and open those that are added to.
+        """Reads what the file holds, and opens those that are added to.
 
         Raises:
             ConfigurationError: A file cannot be read or written.

@@ -83,7 +83,7 @@ class ChatClient:
         await self.connection.close()
 
     async def ask(self, inquiry: Inquiry) -> ChatAnswer:
-        """One exchange.
+        """Makes one exchange.
 
         Raises:
             ReportedError: The answer reports an error.
@@ -168,7 +168,7 @@ class ChatClient:
             logging.getLogger(__name__).warning("%s: the answers are by model '%s'", self.endpoint, shown)
 
     async def model_names(self) -> list[str]:
-        """The models that the endpoint lists.
+        """Asks for the models that the endpoint lists.
 
         Raises:
             ReportedError, TimeoutError, ConnectionFailure, Redirect, MalformedAnswer: It lists none that can be read.

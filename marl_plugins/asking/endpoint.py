@@ -59,7 +59,7 @@ class Endpoint:
         return Redaction([self.api_key or ""], self.base_url, self.body)
 
     def key(self, request: Request) -> str:
-        """Names a question by all that its answer depends on: model, form, limits and the prompt without its nonce.
+        """Derives a question's name from all that its answer depends on: model, form, limits and the prompt without its nonce.
 
         Not by the address, so that a recording can be replayed where the endpoint is another.
         """
@@ -75,7 +75,7 @@ class Endpoint:
         return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def request_body(self, inquiry: Inquiry) -> dict[str, Any]:
-        """The JSON body of a request."""
+        """Returns the JSON body of a request."""
         body: dict[str, Any] = {
             "model": self.model,
             "messages": [{name: encodable(text) for name, text in message.items()} for message in inquiry.messages],

@@ -73,13 +73,13 @@ class Connection:
         self._turns = asyncio.Lock()
 
     async def close(self) -> None:
-        """Close what is open; a later exchange opens it again."""
+        """Closes what is open; a later exchange opens it again."""
         free, self._free, self._turns = self._free, [], asyncio.Lock()
         for pool in free:
             await pool.aclose()
 
     async def exchange(self, method: str, path: str, body: Any = None) -> Answer:
-        """One request and its answer.
+        """Makes one request, and returns its answer.
 
         Args:
             body: JSON values.

@@ -92,7 +92,7 @@ class SpendingBudget:
         return (self.spent_in * self.price[0] + self.spent_out * self.price[1]) / 1e6
 
     def spent(self) -> str | None:
-        """The limit that is used up, with its flag, or None. Requests in flight may still exceed it."""
+        """Returns the limit that is used up, with its flag, or None. Requests in flight may still exceed it."""
         if self.tokens is not None and self.spent_in + self.spent_out >= self.tokens:
             return f"{self.spent_in + self.spent_out} tokens of --{self.prefix}.budget_tokens {self.tokens}"
         if self.dollars is not None and self.cost >= self.dollars:
@@ -100,7 +100,7 @@ class SpendingBudget:
         return None
 
     def open(self, file: Path, resumed: bool) -> None:
-        """Keep the account in a file; a resumed run continues the one that is there.
+        """Keeps the account in a file; a resumed run continues the one that is there.
 
         Raises:
             ConfigurationError: The file cannot be read, or holds what cannot have been spent.

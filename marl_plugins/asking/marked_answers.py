@@ -33,7 +33,7 @@ Kept = TypeVar("Kept", bound=pydantic.BaseModel)
 
 
 def value_of(text: str, name: str, nonce: str, value: str) -> str | None:
-    """The value of the line `NAME nonce: value`; None where there is none, or where several lines disagree.
+    """Returns the value of the line `NAME nonce: value`; None where there is none, or where several lines disagree.
 
     Args:
         value: A regular expression with one group.
@@ -53,21 +53,21 @@ def value_of(text: str, name: str, nonce: str, value: str) -> str | None:
 
 
 def lines_with(text: str, nonce: str) -> Iterator[str]:
-    """The lines of an answer that hold its nonce, in small letters or large ones."""
+    """Returns the lines of an answer that hold its nonce, in small letters or large ones."""
     return (row for row in text.splitlines() if len(row) > len(nonce) and nonce in row.lower())
 
 
 @functools.cache
 def line_patterns(name: str, value: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """`NAME word` anywhere in a line, whatever stands in between, and the whole line `NAME word: value`."""
+    """Compiles patterns: `NAME word` anywhere in a line, whatever stands in between, and the whole line `NAME word: value`."""
     marked = re.compile(rf"(?<![0-9a-z]){name}(?=[\W_]*([0-9a-z]+))", re.IGNORECASE | re.ASCII)
     line = re.compile(rf"{BEFORE}{name}{AROUND}([0-9a-z]+){AROUND}[:=]{AROUND}{value}{AROUND}", re.IGNORECASE | re.ASCII)
     return marked, line
 
 
 def json_object(text: str, nonce: str) -> dict[str, Any] | None:
-    """The one JSON object that an answer is, alone or in one fenced block, with the nonce in it, which is taken out; None for
-    anything else."""
+    """Returns the one JSON object that an answer is, alone or in one fenced block, with the nonce in it, which is taken out;
+    None for anything else."""
     try:
         data = read_json(_unfenced(text), _refuse_duplicates)
     except MalformedAnswer:
@@ -90,7 +90,7 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def kept_as(kind: type[Kept], judgement: Mapping[str, Any]) -> Kept:
-    """A judgement, which may have been kept by an earlier run, in its own form.
+    """Returns a judgement, which may have been kept by an earlier run, in its own form.
 
     Raises:
         InfrastructureFailure: It has another form.

@@ -33,7 +33,7 @@ class PolicyTransport:
         self.tally = tally
 
     async def send(self, inquiry: Inquiry) -> str:
-        """The policy's answer.
+        """Returns the policy's answer.
 
         Raises:
             InfrastructureFailure: No engine is left, or the question is too long for the policy.
@@ -46,15 +46,15 @@ class PolicyTransport:
         return inquiry.answer.text
 
     async def probe(self, request: Request) -> Form:
-        """The form; engines that do not run yet cannot be tried."""
+        """Returns the form; engines that do not run yet cannot be tried."""
         return "text"
 
     async def close(self) -> None:
-        """Nothing: the engines are the run's."""
+        """Does nothing: the engines are the run's."""
 
 
 def derived_nonce(run_seed: int) -> Callable[[Request], str]:
-    """A word for each request, derived from it and the run's seed."""
+    """Returns a word for each request, derived from it and the run's seed."""
 
     def nonce(request: Request) -> str:
         question = json.dumps(request.prompt("", "text"))  # in ASCII: a text may hold half a surrogate pair

@@ -24,7 +24,7 @@ CUT_OFF = "\n[cut off here: the limit of its length was reached]"
 
 
 def duties_of(run: Run) -> dict[str, str]:
-    """The text of each role's prompt; empty for a file that cannot be read, which the plan reports."""
+    """Returns the text of each role's prompt; empty for a file that cannot be read, which the plan reports."""
     duties = {}
     for role in run.recipe.roles:
         try:
@@ -35,7 +35,7 @@ def duties_of(run: Run) -> dict[str, str]:
 
 
 def checked_prompt(path: Path, allowed: Sequence[str], no_label: str = "") -> str:
-    """A prompt file for a coach, with its placeholders checked.
+    """Returns a prompt file for a coach, with its placeholders checked.
 
     Args:
         no_label: Why the label's placeholders are forbidden.
@@ -81,7 +81,7 @@ def checked_prompt(path: Path, allowed: Sequence[str], no_label: str = "") -> st
 
 
 def placeholders(path: Path) -> tuple[str, set[str]]:
-    """A prompt file's text and the names in its braces.
+    """Returns a prompt file's text and the names in its braces.
 
     Raises:
         ConfigurationError: It cannot be read, or a brace is not closed.
@@ -105,7 +105,7 @@ def placeholders(path: Path) -> tuple[str, set[str]]:
 
 
 def prompt_fields(action: Action, seen: Seen, duties: str) -> dict[str, str]:
-    """The texts of a prompt's placeholders; the label only where the scorer may know it."""
+    """Returns the texts of a prompt's placeholders; the label only where the scorer may know it."""
     fields = {
         "task": shorten(seen.prompt),
         "role": action.role,
@@ -122,7 +122,7 @@ def prompt_fields(action: Action, seen: Seen, duties: str) -> dict[str, str]:
 
 
 def files_left(action: Action, seen: Seen) -> str:
-    """The files of the workspace, each with who wrote it; without a workspace the names that tools have given.
+    """Returns the files of the workspace, each with who wrote it; without a workspace the names that tools have given.
 
     Only those of the task, of the action and of what it depends on: what parallel branches have written depends on timing.
     """
@@ -134,13 +134,13 @@ def files_left(action: Action, seen: Seen) -> str:
 
 
 def files_of(action: Action, seen: Seen) -> list[File]:
-    """The files of the workspace that were the task's or were written by the action or by what it depends on."""
+    """Returns the files of the workspace that were the task's or were written by the action or by what it depends on."""
     writers = {"", action.path, *(a.path for a in seen.before)}
     return [f for f in seen.files if f.writer in writers]
 
 
 def describe(action: Action) -> str:
-    """An earlier action as the coach reads it, with its tools' answers."""
+    """Returns an earlier action as the coach reads it, with its tools' answers."""
     answers = tool_answers([action])
     return f"<{action.role}> {action.text}" + (f"\n<tools of {action.role}> {answers}" if answers else "")
 
@@ -150,7 +150,7 @@ def tool_answers(actions: Sequence[Action]) -> str:
 
 
 def shorten(text: str) -> str:
-    """Head and tail of a long text."""
+    """Returns the head and tail of a long text."""
     if len(text) <= LONGEST_PART_CHARS:
         return text
     half = LONGEST_PART_CHARS // 2

@@ -15,7 +15,7 @@ from marl_plugins.core.redaction import Redaction
 
 
 def random_nonce(request: Request) -> str:
-    """A word for a request: hexadecimal digits."""
+    """Returns a word for a request: hexadecimal digits."""
     return secrets.token_hex(4)
 
 
@@ -53,7 +53,7 @@ class Questioner:
         self.under_way = under_way or nullcontext()
 
     async def judge(self, request: Request) -> Judgement:
-        """The judgement, within the deadline."""
+        """Returns the judgement, within the deadline."""
         try:
             async with asyncio.timeout(self.deadline) as deadline, self.under_way:
                 return await self._ask(request)

@@ -21,7 +21,7 @@ class MalformedAnswer(Exception):
 
 
 def read_json(text: str | bytes | bytearray, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """JSON values, as the standard has them: no NaN, no infinity; an integer beyond 18 digits is a float.
+    """Reads JSON values, as the standard has them: no NaN, no infinity; an integer beyond 18 digits is a float.
 
     Args:
         pairs: Makes the objects; default: a dict each.
@@ -55,7 +55,7 @@ def _short_float(word: str) -> float:
 
 
 def token_count(value: Any) -> int:
-    """A number of tokens that an answer may have taken; 0 for anything else."""
+    """Returns a number of tokens that an answer may have taken; 0 for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_TOKENS:
         return 0
     return int(value)
@@ -76,7 +76,7 @@ def seconds_of(retry_after: str) -> float | None:
 
 
 def complaint_in(answer: Any) -> tuple[str, str] | None:
-    """The code and the message of an error in an answer, in the forms in which servers have them; None without one."""
+    """Returns the code and the message of an error in an answer, in the forms in which servers have them; None without one."""
     if not isinstance(answer, dict):
         return None
     error = answer.get("error")

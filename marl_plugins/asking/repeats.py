@@ -53,7 +53,7 @@ def _pause(state: RetryCallState) -> float:
 
 
 def pause_after(attempt: int, asked_for: float | None) -> float:
-    """Seconds before the next attempt: what was asked for, otherwise random and growing (full jitter)."""
+    """Returns the seconds before the next attempt: what was asked for, otherwise random and growing (full jitter)."""
     part = secrets.randbelow(1001) / 1000
     if asked_for is None:
         return part * min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(attempt - 1, 10))

@@ -44,7 +44,7 @@ class Request:
     depends_on: str = ""
 
     def read(self, answer: str, nonce: str, form: Form) -> Judgement | None:
-        """The judgement in an answer, or None; an answer that cannot be read holds none."""
+        """Returns the judgement in an answer, or None; an answer that cannot be read holds none."""
         try:
             return self.parse(answer, nonce, form)
         except UNREADABLE:
@@ -69,7 +69,7 @@ class Inquiry:
     answer: Answer | None = None
 
     def reply(self, said: str, text: str) -> None:
-        """Continue the conversation after what the other side said."""
+        """Continues the conversation after what the other side said."""
         self.messages += [{"role": "assistant", "content": said[:4000] or "..."}, {"role": "user", "content": text}]
 
 
@@ -104,7 +104,7 @@ class Transport(MessageLayer, Protocol):
     """The innermost layer: whoever answers."""
 
     async def probe(self, request: Request) -> Form:
-        """Try it before anything is started, and find the form in which it answers.
+        """Tries it before anything is started, and finds the form in which it answers.
 
         Raises:
             ConfigurationError: Nobody answers, or not in the form that was asked for.

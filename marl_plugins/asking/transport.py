@@ -48,7 +48,7 @@ class EndpointTransport:
         await self.client.close()
 
     async def send(self, inquiry: Inquiry) -> str:
-        """One answer; empty where it was cut off.
+        """Returns one answer; empty where it was cut off.
 
         Raises:
             TransientFailure: It is unavailable, and repeating the request may help.
@@ -108,7 +108,7 @@ class EndpointTransport:
         return Problem("endpoint.refused", self._where, str(error), fix="; ".join(fixes))
 
     async def probe(self, request: Request) -> Form:
-        """One small request, in the first form that the endpoint answers in, within twice the time of a request.
+        """Makes one small request, in the first form that the endpoint answers in, within twice the time of a request.
 
         Raises:
             ConfigurationError: The endpoint is down, slow, refuses the key or the model, or does not answer in the protocol.
@@ -176,7 +176,7 @@ class EndpointTransport:
         raise AssertionError("unreachable: attempts are not counted")
 
     async def model_names(self) -> list[str]:
-        """The models that the endpoint lists.
+        """Asks for the models that the endpoint lists.
 
         Raises:
             ConfigurationError: It lists none that can be read.

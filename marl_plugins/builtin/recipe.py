@@ -34,7 +34,7 @@ def marl_sections() -> dict[str, type[Section]]:
 
 @hookimpl
 def marl_policies(run: Run) -> list[Policy]:
-    """One per name in the mapping, in the order of the roles."""
+    """Returns one policy per name in the mapping, in the order of the roles."""
     names = dict.fromkeys(map(run.recipe.policy_of, run.recipe.mapped_roles))
     return [run.recipe_policy(name) for name in names]
 

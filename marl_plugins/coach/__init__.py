@@ -95,7 +95,7 @@ def _distil(words: Sequence[str]) -> int:
 
 @hookimpl(wrapper=True)
 def marl_policies(run: Run) -> Generator[None, Sequence[Policy], list[Policy]]:
-    """The policies with the coach's among them, which need not play a role.
+    """Adds the coach's policies, which need not play a role.
 
     The one that the recipe names as its coach is excluded when the command line names another coach.
     """
@@ -186,7 +186,7 @@ def marl_doctor(run: Run | None, args: SimpleNamespace, static: bool) -> list[Fi
 
 @hookimpl
 async def marl_start(run: Run, purpose: Purpose) -> None:
-    """Open the endpoints' files, and ask each once; an evaluation asks no coach.
+    """Opens the endpoints' files, and asks each once; an evaluation asks no coach.
 
     Raises:
         ConfigurationError: A file cannot be used, or an endpoint does not answer; of all endpoints at once.
@@ -208,7 +208,7 @@ async def marl_start(run: Run, purpose: Purpose) -> None:
 
 @hookimpl
 async def marl_stop(run: Run) -> None:
-    """Close the connections and the files."""
+    """Closes the connections and the files."""
     for asker in run.state(Askers).by_member.values():
         await asker.close()
 
@@ -238,7 +238,7 @@ async def _score(run: Run, action: Action, seen: Seen) -> float:
 
 @hookimpl
 def marl_credit(trajectories: Sequence[Trajectory], run: Run) -> Sequence[Trajectory]:
-    """Count the verdicts of these trajectories."""
+    """Counts the verdicts of these trajectories."""
     state = run.state(CoachState)
     state.judged = sorted(
         [*state.judged, *judged_in(run, trajectories)], key=lambda judged: (judged[0].place, judged[0].sample)
@@ -257,8 +257,8 @@ def looks_at_whole_steps(run: Run) -> bool:
 @hookimpl
 @applies_if(looks_at_whole_steps)
 def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[Trajectory]:
-    """Take bias out of the scores, weigh those on which members disagree, leave the step out where too many are missing, and have
-    corrected actions trained on.
+    """Takes bias out of the scores, weighs those on which members disagree, leaves the step out where too many are missing,
+    and has corrected actions trained on.
 
     Raises:
         RunPaused: The budget is spent.
@@ -283,7 +283,7 @@ def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[T
 
 @hookimpl
 def marl_step(run: Run, step: Step) -> StepPart | None:
-    """The training of policies that judge, where one is trained."""
+    """Returns the training of policies that judge, where one is trained."""
     if not any(coach.train_every for coach in coaches_of(run)):
         return None
     from marl_plugins.coach.lessons import JudgeTraining

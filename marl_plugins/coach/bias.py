@@ -134,13 +134,13 @@ class TypeSums:
         """By task, the same sums over pairs of different samples: of score and outcome, and of two outcomes."""
 
     def error(self, slope: float) -> float:
-        """Standard error of the mean of score - slope * outcome, by task."""
+        """Returns the standard error of the mean of score - slope * outcome, by task."""
         residual = self.u - slope * self.v
         return sqrt(float(residual @ residual) * self.count / max(self.count - 1, 0.1)) / self.weight
 
 
 def slopes_of(types: Sequence[TypeSums], errors: float) -> Interval:
-    """The slopes that the data allow, at so many standard errors; see the top of the module."""
+    """Returns the slopes that the data allow, at so many standard errors; see the top of the module."""
     import numpy
 
     t = t_quantile(max(1.0, sum(one.count for one in types) - len(types)), errors)
@@ -161,7 +161,7 @@ def slopes_of(types: Sequence[TypeSums], errors: float) -> Interval:
 
 
 def contrast(types: Mapping[str, TypeSums], kind: str, errors: float) -> Difference:
-    """A type against the mean of the others.
+    """Returns a type against the mean of the others.
 
     Args:
         errors: Standard errors of the interval.
@@ -193,7 +193,8 @@ class BiasMonitor:
     """What `differences` gives for an alarm, as of the last step."""
 
     def observe(self, step: Iterable[tuple[Trajectory, JudgedAction]]) -> None:
-        """Take in a step's verdicts: of each role one mean score a trajectory, because its actions are no independent samples."""
+        """Takes in a step's verdicts: of each role one mean score a trajectory, because its actions are no independent
+        samples."""
         found: dict[tuple[str, str, str], dict[Trajectory, list[tuple[float, float]]]] = {}
         for trajectory, judged in step:
             kind, outcome = type_of(trajectory), trajectory.outcome_of(judged.action.role)
@@ -204,7 +205,7 @@ class BiasMonitor:
         self.add(means)
 
     def add(self, step: Mapping[tuple[str, str, str], Samples]) -> None:
-        """Take in a step.
+        """Takes in a step.
 
         Args:
             step: By role, type and task, its samples.
@@ -260,7 +261,7 @@ class BiasMonitor:
         return found
 
     def metrics(self) -> dict[str, float]:
-        """The table: by role and type the differences and the bias with its interval; and the alarm."""
+        """Returns the table: by role and type the differences and the bias with its interval; and the alarm."""
         found: dict[str, float] = {}
         reasons: dict[str, float] = {}
         for role, table in self.differences(1.96).items():
@@ -284,24 +285,24 @@ class BiasMonitor:
 
 
 def faded(sums: TaskSums, step: int) -> list[float]:
-    """A task's sums without their step, as they count in a later one."""
+    """Returns a task's sums without their step, as they count in a later one."""
     by = DECAY ** (step - sums[0])
     return [by * by * value if place == 1 else by * value for place, value in enumerate(sums[1:])]
 
 
 def errors_of_alarm(lines: int) -> float:
-    """Standard errors of an alarm's interval, for so many pairs of role and type that are tested (Bonferroni)."""
+    """Returns the standard errors of an alarm's interval, for so many pairs of role and type that are tested (Bonferroni)."""
     return NormalDist().inv_cdf(1 - FALSE_ALARMS / (2 * LOOKS * max(1, lines)))
 
 
 def type_of(trajectory: Trajectory) -> str | None:
-    """The type of a trajectory's task, if its metadata name one."""
+    """Returns the type of a trajectory's task, if its metadata name one."""
     kind = trajectory.task.metadata.get("type")
     return None if kind is None else str(kind)
 
 
 def debias(monitor: BiasMonitor, step: Sequence[tuple[Trajectory, JudgedAction]]) -> None:
-    """Take the bias of the steps before out of a step's scores, within [0, 1]."""
+    """Takes the bias of the steps before out of a step's scores, within [0, 1]."""
     corrections = monitor.corrections()
     for trajectory, judged in step:
         action, excess = judged.action, corrections.get(judged.action.role, {}).get(type_of(trajectory) or "", 0.0)

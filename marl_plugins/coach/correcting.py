@@ -33,20 +33,20 @@ def instruction(nonce: str, form: str) -> str:
 
 
 def with_correction(schema: dict[str, Any]) -> dict[str, Any]:
-    """A verdict's schema with the field."""
+    """Returns a verdict's schema with the field."""
     fields = {**schema["properties"], "correction": {"type": ["string", "null"]}}
     return {**schema, "properties": fields, "required": list(fields)}
 
 
 def with_it(answer: str, correction: str | None, nonce: str, form: str) -> str:
-    """An answer with a correction, as `instruction` asks for it."""
+    """Returns an answer with a correction, as `instruction` asks for it."""
     if form == "json":
         return json.dumps(json.loads(answer) | {"correction": correction}, ensure_ascii=False)
     return answer if correction is None else f"CORRECTION {nonce}\n{correction}\nEND {nonce}\n{answer}"
 
 
 def taken_out(text: str, nonce: str) -> tuple[str, str | None]:
-    """An answer without its correction, and the correction; None without one."""
+    """Returns an answer without its correction, and the correction; None without one."""
     rows = text.split("\n")
     marks = [(n, found) for n, row in enumerate(rows) if nonce in row.lower() and (found := MARK.fullmatch(row.strip()))]
     mine = [(n, found[1].upper()) for n, found in marks if found[2].lower() == nonce]

@@ -68,7 +68,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(words: Sequence[str]) -> int:
-    """The command; its exit code.
+    """Runs the command, and returns its exit code.
 
     Raises:
         ConfigurationError: The records cannot be read or hold no correction, or the files cannot be written.
@@ -95,7 +95,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def read_plan(run: Path) -> dict[str, Any]:
-    """The plan that a run has left.
+    """Returns the plan that a run has left.
 
     Raises:
         ConfigurationError: There is none, or it is of an earlier release.
@@ -122,7 +122,8 @@ Room = Callable[[Action, str], bool]
 
 
 def room_of(run: Path, plan: Mapping[str, Any]) -> Room:
-    """Count with the tokenizer of the policy's saved weights or of its model; without one, as the action has characters a token."""
+    """Counts with the tokenizer of the policy's saved weights or of its model; without one, as the action has characters a
+    token."""
     from marl_plugins.plan.lengths import counter_of
 
     counters = {
@@ -142,7 +143,7 @@ def room_of(run: Path, plan: Mapping[str, Any]) -> Room:
 def usable(
     trajectories: Sequence[Trajectory], fits: Room
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, dict[str, int]]]:
-    """The lines of each policy, and by role how many actions there are, how many corrections, and what became of them."""
+    """Returns the lines of each policy, and by role how many actions there are, how many corrections, and what became of them."""
     rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for trajectory, action in ((t, a) for t in trajectories for a in t.actions):
@@ -199,7 +200,7 @@ def leaks(correction: str, label: Any, material: str) -> bool:
 
 
 def parts_of(label: Any) -> Iterator[str]:
-    """The texts of a label: each answer that a list accepts, each value of a mapping, the number at the end of GSM8K's."""
+    """Yields the texts of a label: each answer that a list accepts, each value of a mapping, the number at the end of GSM8K's."""
     if isinstance(label, list | tuple | dict):
         for part in label.values() if isinstance(label, dict) else label:
             yield from parts_of(part)
@@ -217,7 +218,7 @@ def holds(text: str, part: str) -> bool:
 
 
 def number(text: str) -> Fraction | None:
-    """The value of a number; None of one with more digits than any label has, which Python would refuse to read."""
+    """Returns the value of a number; None of one with more digits than any label has, which Python would refuse to read."""
     return Fraction(text.replace(",", "")) if len(text) <= DIGITS and NUMBER.fullmatch(text) else None
 
 
@@ -243,7 +244,7 @@ def row_of(trajectory: Trajectory, action: Action, correction: str) -> dict[str,
 
 
 def write(rows: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path) -> dict[str, int]:
-    """Write the files of every policy; the number of lines of each.
+    """Writes the files of every policy, and returns the number of lines of each.
 
     Raises:
         ConfigurationError: They cannot be written.
@@ -275,7 +276,7 @@ def write(rows: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path) -> dict
 
 
 def print_report(report: Mapping[str, Any], columns: Sequence[str]) -> None:
-    """The counts by role as a table, and the files."""
+    """Prints the counts by role as a table, and the files."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

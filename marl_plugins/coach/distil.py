@@ -57,7 +57,7 @@ Give the recipe and the coach's flags of the run. Nobody is asked. `openrlhf coa
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command line; flags of `openrlhf train` that are not listed are passed on."""
+    """Returns the parser of the command line; flags of `openrlhf train` that are not listed are passed on."""
     from marl_plugins.hosts.upstream_cli import Parser
 
     parser = Parser(
@@ -87,7 +87,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(words: Sequence[str]) -> int:
-    """The command; its exit code.
+    """Runs the command, and returns its exit code.
 
     Raises:
         ConfigurationError: The flags or the records cannot be used, no verdict can, or the files are there already.
@@ -121,7 +121,7 @@ def main(words: Sequence[str]) -> int:
 def rows_of(
     run: Run, trajectories: Sequence[Trajectory], form: str
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, int]]]:
-    """A line for each verdict, and by role how many actions there are and what became of them."""
+    """Returns a line for each verdict, and by role how many actions there are and what became of them."""
     from marl_plugins.asking.policy import derived_nonce
 
     questions, nonce = questions_of(run), derived_nonce(run.args.train.seed)
@@ -203,7 +203,7 @@ def held_out(task: str, share: float) -> bool:
 
 
 def write(rows: Sequence[Mapping[str, Any]], files: Mapping[str, Path], share: float) -> dict[Path, int]:
-    """Write the files; the number of lines of each.
+    """Writes the files, and returns the number of lines of each.
 
     Raises:
         ConfigurationError: They cannot be written.

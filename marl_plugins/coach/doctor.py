@@ -39,7 +39,7 @@ def check_coach(run: Run | None, args: SimpleNamespace, static: bool) -> list[Fi
 
 
 def try_coach(run: Run | None, endpoint: Endpoint) -> list[Finding]:
-    """Ask the run's coach, or the one in the flags, the question that a run asks at start; with only a key, list its models."""
+    """Asks the run's coach, or the one in the flags, the question that a run asks at start; with only a key, lists its models."""
     from marl_plugins.asking.asker import endpoint_asker
 
     if run is not None:
@@ -55,7 +55,7 @@ def try_coach(run: Run | None, endpoint: Endpoint) -> list[Finding]:
 
 
 def endpoints_of_run(run: Run) -> list[tuple[Asker, Endpoint]]:
-    """The endpoints of the run's coaches, as far as they are models at one."""
+    """Returns the endpoints of the run's coaches, as far as they are models at one."""
     from marl_plugins.asking.transport import EndpointTransport
 
     askers = [(asker, asker.transport) for asker in run.state(Askers).by_member.values()]
@@ -71,14 +71,14 @@ def report_untried_coach(run: Run | None, endpoint: Endpoint) -> list[Finding]:
 
 
 def default_of(flag: str) -> Any:
-    """The default of a flag of the coach's."""
+    """Returns the default of a flag of the coach's."""
     parser = argparse.ArgumentParser(add_help=False)
     add_flags(parser)
     return parser.get_default(f"coach.{flag}")
 
 
 def probe_coach(asker: Asker, endpoint: Endpoint) -> list[Finding]:
-    """Ask one small question in the form that the run would use."""
+    """Asks one small question in the form that the run would use."""
     from marl_plugins.coach.model import trial_request
 
     if asker.replays:
@@ -115,7 +115,7 @@ def report_models(endpoint: Endpoint) -> list[Finding]:
 
 
 def fetch_model_names(endpoint: Endpoint) -> tuple[list[str], str | None]:
-    """The models that an endpoint lists, or why it lists none."""
+    """Returns the models that an endpoint lists, or why it lists none."""
     from marl_plugins.asking.limits import SpendingBudget
     from marl_plugins.asking.request import Tally
     from marl_plugins.asking.transport import EndpointTransport

@@ -44,7 +44,7 @@ class Ensemble:
         self.config = config
 
     async def judge(self, action: Action, seen: Seen) -> JointVerdict:
-        """The joint verdict.
+        """Returns the joint verdict.
 
         Raises:
             InfrastructureFailure: No member has one.
@@ -58,7 +58,7 @@ class Ensemble:
         return self.joint(answers)
 
     def joint(self, answers: Mapping[str, Verdict | InfrastructureFailure]) -> JointVerdict:
-        """One verdict of the members'.
+        """Returns one verdict of the members'.
 
         Raises:
             InfrastructureFailure: There is none among them; of the members' kind, where they all failed alike.
@@ -109,7 +109,7 @@ async def _verdict_of(member: Coach, action: Action, seen: Seen) -> Verdict | In
 
 
 def weigh_by_agreement(step: Sequence[JudgedAction]) -> None:
-    """Bring the score of each action closer to the mean m of its role's in the step, the more its judges disagree.
+    """Brings the score of each action closer to the mean m of its role's in the step, the more its judges disagree.
 
         s' = m + (1 - 2 d) (s - m)      d the disagreement: 0 changes nothing, 0.5 leaves m
 

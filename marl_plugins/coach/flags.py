@@ -40,7 +40,7 @@ IRRELEVANT = {
 
 
 def request_fields(word: str) -> str:
-    """The type of --coach.body: JSON, checked and kept as text (nested flags cannot hold a mapping); it may hold secrets."""
+    """Parses --coach.body: JSON, checked and kept as text (nested flags cannot hold a mapping); it may hold secrets."""
     try:
         body = json.loads(word)
     except (ValueError, RecursionError) as error:
@@ -53,7 +53,7 @@ def request_fields(word: str) -> str:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the coach's flags to a parser."""
+    """Adds the coach's flags to a parser."""
     group = parser.add_argument_group("coach (marl_plugins.coach)")
     kind = group.add_mutually_exclusive_group()
     kind.add_argument(
@@ -185,7 +185,7 @@ def _add_flags_of_endpoints(group: argparse._ArgumentGroup) -> None:
 
 
 def kind_of(args: Any) -> str | None:
-    """The kind of coach that the flags (`args.rubric`, ...) name; they exclude each other, so there is at most one."""
+    """Returns the kind of coach that the flags (`args.rubric`, ...) name; they exclude each other, so there is at most one."""
     return next((kind for kind in KINDS if getattr(args, kind)), None)
 
 
@@ -321,7 +321,7 @@ def _training_problems(run: Run, coach: Any) -> list[Problem]:
 
 
 def judging_themselves(run: Run, coaches: Iterable[str | None]) -> list[Problem]:
-    """Policies of the run that judge roles which they play themselves.
+    """Returns the policies of the run that judge roles which they play themselves.
 
     Args:
         coaches: The policies that judge.
@@ -427,7 +427,7 @@ def _too_slow(run: Run) -> list[Problem]:
 
 
 def endpoint_of(args: Any) -> Endpoint:
-    """The endpoint that the flags describe (`args.base_url`, ...).
+    """Returns the endpoint that the flags describe (`args.base_url`, ...).
 
     Raises:
         ConfigurationError: They contradict each other.
@@ -441,7 +441,7 @@ def endpoint_of(args: Any) -> Endpoint:
 
 
 def require_modules() -> None:
-    """Check that what asks an endpoint is installed.
+    """Checks that what asks an endpoint is installed.
 
     Raises:
         ConfigurationError: It is not.

@@ -29,7 +29,8 @@ T = TypeVar("T")
 
 
 def make_coach(run: Run) -> tuple[Coach | None, dict[str, Asker]]:
-    """The coach, and what its members that are models are asked through; nothing is opened. A single coach is the member "".
+    """Returns the coach, and what its members that are models are asked through; nothing is opened. A single coach is the
+    member "".
 
     Raises:
         ConfigurationError: A rubric, a prompt or a recording cannot be used, or a module is not installed; all at once.
@@ -56,7 +57,7 @@ def make_coach(run: Run) -> tuple[Coach | None, dict[str, Asker]]:
 
 
 def make_one(run: Run, args: Any, shared: Callable[[], KeptAnswers]) -> tuple[Coach | None, Asker | None]:
-    """One coach by its flags (`args.rubric`, ...), and what it is asked through where it is a model.
+    """Returns one coach by its flags (`args.rubric`, ...), and what it is asked through where it is a model.
 
     Args:
         shared: The verdicts that are kept.
@@ -125,7 +126,7 @@ def told(run: Run, role: str) -> str:
 
 
 def kept_answers(run: Run) -> KeptAnswers:
-    """The verdicts that --coach.cache, --coach.record and --coach.replay keep.
+    """Returns the verdicts that --coach.cache, --coach.record and --coach.replay keep.
 
     Raises:
         ConfigurationError: There is nothing to replay.

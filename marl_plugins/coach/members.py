@@ -35,7 +35,7 @@ MODELS = ("model", "policy")
 
 
 def members_of(run: Run) -> dict[str, CoachMemberConfig]:
-    """The members of the recipe's ensemble; empty where it has none, or the command line names a coach."""
+    """Returns the members of the recipe's ensemble; empty where it has none, or the command line names a coach."""
     replaced = any(f"coach.{kind}" in run.on_command_line for kind in KINDS)
     return {} if replaced else dict(config_of(run).members or {})
 
@@ -46,12 +46,12 @@ def config_of(run: Run) -> CoachConfig:
 
 
 def coaches_of(run: Run) -> list[SimpleNamespace]:
-    """The coach's flags, for each of several."""
+    """Returns the coach's flags, for each of several."""
     return [member_args(run, member) for member in members_of(run).values()] or [run.args.coach]
 
 
 def member_args(run: Run, member: CoachMemberConfig) -> SimpleNamespace:
-    """The coach's flags as they hold for a member; a value that is wrong is left out, `check_members` says so."""
+    """Returns the coach's flags as they hold for a member; a value that is wrong is left out, `check_members` says so."""
     args = SimpleNamespace(**vars(run.args.coach))
     args.rubric = str(run.folder / member.rubric) if member.rubric else None
     args.model, args.policy = member.model, member.policy
@@ -65,7 +65,7 @@ def member_args(run: Run, member: CoachMemberConfig) -> SimpleNamespace:
 
 
 def check_members(run: Run) -> list[Problem]:
-    """Everything that is wrong with the ensemble, each beginning with its key."""
+    """Returns everything that is wrong with the ensemble, each beginning with its key."""
     members, config = members_of(run), config_of(run)
     problems = [
         Problem(

@@ -27,7 +27,7 @@ TITLES = {
 
 
 def training_text(run: Run, role: str, stages: Stages, bias: BiasMonitor) -> str:
-    """The text for a role; empty where there is nothing to say, else with an empty line before it."""
+    """Returns the text for a role; empty where there is nothing to say, else with an empty line before it."""
     parts = [f"What counts at this stage of the training:\n{stages.ask.strip()}"] if stages.ask else []
     if run.args.coach.memory and (lines := remembered(run, role, bias)):
         parts.append("The member over the last steps of its training:\n" + "\n".join(f"- {line}" for line in lines))
@@ -35,7 +35,7 @@ def training_text(run: Run, role: str, stages: Stages, bias: BiasMonitor) -> str
 
 
 def remembered(run: Run, role: str, bias: BiasMonitor) -> list[str]:
-    """The numbers of a role, each as a line; none before the first step has been finished."""
+    """Returns the numbers of a role, each as a line; none before the first step has been finished."""
     smoothed = run.state(Behaviour).smoothed
     found = {kind: smoothed.get(f"role/{role}/{kind}") for kind in TITLES}
     lines = [TITLES[kind].format(10 * v if kind == "score" else v) for kind, v in found.items() if v is not None]

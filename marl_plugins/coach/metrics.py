@@ -30,7 +30,7 @@ class JudgedAction:
 
 
 def measure(step: Sequence[tuple[Trajectory, JudgedAction]]) -> dict[str, float]:
-    """Metrics of a step's verdicts."""
+    """Returns the metrics of a step's verdicts."""
     metrics: dict[str, float] = {}
     by_role: dict[str, list[float]] = defaultdict(list)
     by_type: dict[str, list[float]] = defaultdict(list)
@@ -63,7 +63,8 @@ def measure(step: Sequence[tuple[Trajectory, JudgedAction]]) -> dict[str, float]
 
 
 def measure_members(step: Sequence[tuple[Trajectory, JudgedAction]], members: Sequence[str]) -> dict[str, float]:
-    """Metrics of an ensemble's members: what each says and how often it has no verdict, and by role how far they disagree."""
+    """Returns the metrics of an ensemble's members: what each says and how often it has no verdict, and by role how far they
+    disagree."""
     verdicts = [(j.action.role, j.verdict) for _, j in step if isinstance(j.verdict, JointVerdict)]
     metrics: dict[str, float] = {}
     for name in members:

@@ -68,7 +68,7 @@ class ModelCoach:
         self.questions = questions
 
     async def judge(self, action: Action, seen: Seen) -> Verdict:
-        """The model's verdict.
+        """Returns the model's verdict.
 
         Raises:
             InfrastructureFailure: It is unavailable.
@@ -78,7 +78,7 @@ class ModelCoach:
 
 
 def trial_request() -> Request:
-    """A request for a score of 7, to try a model before anything is started."""
+    """Returns a request for a score of 7, to try a model before anything is started."""
 
     def prompt(nonce: str, form: str) -> str:
         return f"This tries out the form of your answers. Give a score of 7.\n{verdict.instruction(nonce, form, False)}"
@@ -123,7 +123,7 @@ def _request(prompt: Callable[[str, str], str], last: bool, corrections: bool = 
 
 
 def read_prompt(path: Path, *, with_label: bool) -> str:
-    """The coach's prompt for the last action, or for all others.
+    """Returns the coach's prompt for the last action, or for all others.
 
     Raises:
         ConfigurationError: It cannot be read, or has a placeholder that is unknown, forbidden here or missing.

@@ -30,7 +30,7 @@ NOTES = "coach"
 
 
 def note_of(verdict: Verdict, action: Action, seen: Seen, questions: Questions | None) -> dict[str, Any]:
-    """The note of a verdict.
+    """Returns the note of a verdict.
 
     Args:
         seen: What the coach saw.
@@ -52,6 +52,6 @@ def note_of(verdict: Verdict, action: Action, seen: Seen, questions: Questions |
 
 
 def digest_of(request: Request) -> str:
-    """Names a question by its whole text, without its nonce and in the form of lines."""
+    """Derives a question's name from its whole text, without its nonce and in the form of lines."""
     text = request.prompt("", "text").encode("utf-8", "surrogatepass")
     return hashlib.blake2b(text, digest_size=8).hexdigest()

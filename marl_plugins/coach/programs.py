@@ -54,7 +54,7 @@ NO_FILES = Copies({}, ())
 
 
 async def copied(files: Sequence[File], workspace: Path | None) -> Copies:
-    """The contents of files of a workspace, as their digests say that they are.
+    """Returns the contents of files of a workspace, as their digests say that they are.
 
     Raises:
         InfrastructureFailure: They cannot be read, and no program is to blame.

@@ -48,7 +48,7 @@ limits what they cost. A frozen policy cannot be asked (--coach.policy): no engi
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command line; flags of `openrlhf train` that are not listed are passed on."""
+    """Returns the parser of the command line; flags of `openrlhf train` that are not listed are passed on."""
     from marl_plugins.hosts.upstream_cli import Parser
 
     parser = Parser(
@@ -70,7 +70,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(words: Sequence[str]) -> int:
-    """The command; its exit code.
+    """Runs the command, and returns its exit code.
 
     Raises:
         ConfigurationError: The flags, the records or the coach cannot be used.
@@ -107,7 +107,7 @@ def main(words: Sequence[str]) -> int:
 def read_words(
     parser: argparse.ArgumentParser, words: Sequence[str], own: Sequence[str] = ("steps",)
 ) -> tuple[argparse.Namespace, list[str]] | None:
-    """The options of a command on a run's records, and the words of its plan; None where only help was asked for.
+    """Returns the options of a command on a run's records, and the words of its plan; None where only help was asked for.
 
     Args:
         own: Flags that are the command's alone.
@@ -147,7 +147,7 @@ def read_words(
 
 
 def read_trajectories(source: Path, steps: Steps, roles: Sequence[str]) -> list[Trajectory]:
-    """The recorded trajectories of some steps that infrastructure did not lose.
+    """Returns the recorded trajectories of some steps that infrastructure did not lose.
 
     Args:
         steps: First and last step.
@@ -202,7 +202,7 @@ class RoleReport:
 
 
 async def rejudge(plan: Plan, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """Judge every action again, and compare."""
+    """Judges every action again, and compares."""
     run = plan.run
     recorded = {action: action.score for t in trajectories for action in t.actions}
     async with plan.plugins.started(run, "judge"):
@@ -214,7 +214,7 @@ async def rejudge(plan: Plan, trajectories: Sequence[Trajectory]) -> dict[str, A
 
 
 async def score_all(plan: Plan, trajectories: Sequence[Trajectory]) -> None:
-    """Write new scores, in as many trajectories at a time as requests may be in flight."""
+    """Writes new scores, in as many trajectories at a time as requests may be in flight."""
     run, hook = plan.run, plan.plugins.hook
     waiting = iter(trajectories)
 
@@ -240,7 +240,7 @@ async def score_all(plan: Plan, trajectories: Sequence[Trajectory]) -> None:
 
 @contextmanager
 def progress(total: int) -> Iterator[tuple[Progress, Any]]:
-    """A progress bar on standard error, if that is a terminal."""
+    """Provides a progress bar on standard error, if that is a terminal."""
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -250,7 +250,7 @@ def progress(total: int) -> Iterator[tuple[Progress, Any]]:
 
 
 def compare(run: Run, trajectories: Sequence[Trajectory], recorded: dict[Action, float | None]) -> dict[str, Any]:
-    """Compare the new scores with the recorded ones, by role.
+    """Compares the new scores with the recorded ones, by role.
 
     Args:
         recorded: By `id` of the action.
@@ -284,7 +284,7 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 def correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Pearson's; None for fewer than two pairs, or where one side does not vary."""
+    """Returns Pearson's correlation; None for fewer than two pairs, or where one side does not vary."""
     try:
         return statistics.correlation(*zip(*pairs, strict=True)) if pairs else None
     except statistics.StatisticsError:
@@ -292,7 +292,7 @@ def correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """The report as a table, and what has to be known to read it."""
+    """Prints the report as a table, and what has to be known to read it."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -110,7 +110,7 @@ class RubricCoach:
 
 
 def load_rubric(path: Path, roles: Sequence[str]) -> dict[str, list[Criterion]]:
-    """Read a rubric file.
+    """Reads a rubric file.
 
     Raises:
         ConfigurationError: With every mistake in it.
@@ -156,7 +156,7 @@ def load_rubric(path: Path, roles: Sequence[str]) -> dict[str, list[Criterion]]:
 
 
 def load_rules(path: Path, roles: Sequence[str]) -> tuple[dict[str, list[Criterion]], dict[str, Correct]]:
-    """The criteria of a rubric file, and its corrections.
+    """Returns the criteria of a rubric file, and its corrections.
 
     Raises:
         ConfigurationError: With every mistake in it.

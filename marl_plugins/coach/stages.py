@@ -42,7 +42,7 @@ class Stages:
         return self.stages[self.index].ask if self.stages else ""
 
     def observe(self, step: int, outcome: float | None) -> None:
-        """Take in a finished step, and settle the stage of the next one.
+        """Takes in a finished step, and settles the stage of the next one.
 
         Args:
             outcome: The step's mean; None where it has none.

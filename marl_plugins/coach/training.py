@@ -98,7 +98,7 @@ def _sign(value: float) -> int:
 
 
 def rewards(answers: Sequence[tuple[float | None, float]]) -> list[float]:
-    """The reward of each answer of one judge on one role in a step.
+    """Returns the reward of each answer of one judge on one role in a step.
 
     Args:
         answers: Score, None where the answer holds no verdict, and outcome, both in [0, 1].

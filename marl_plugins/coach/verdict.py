@@ -77,7 +77,7 @@ class JointVerdict(Verdict):
 
 
 def schema(with_label: bool) -> dict[str, Any]:
-    """JSON schema of a verdict, as strict structured output requires it: every field required, no other one."""
+    """Returns the JSON schema of a verdict, as strict structured output requires it: every field required, no other one."""
     criterion = {
         "type": "object",
         "properties": {"name": {"type": "string"}, "score": {"type": "number", "minimum": 0, "maximum": 10}},
@@ -109,12 +109,12 @@ def instruction(nonce: str, form: str, with_label: bool) -> str:
 
 
 def again(nonce: str, form: str, with_label: bool) -> str:
-    """The second question, after an answer without a verdict; the task is above it in the conversation."""
+    """Returns the second question, after an answer without a verdict; the task is above it in the conversation."""
     return f"That holds no verdict that can be read. Judge the same step again. {instruction(nonce, form, with_label)}"
 
 
 def parse(text: str, nonce: str, form: str, with_label: bool) -> Verdict | None:
-    """The verdict in an answer, or None."""
+    """Returns the verdict in an answer, or None."""
     return _parse_json(text, nonce, with_label) if form == "json" else _parse_lines(text, nonce, with_label)
 
 
@@ -128,7 +128,8 @@ def _parse_lines(text: str, nonce: str, with_label: bool) -> Verdict | None:
 
 
 def answer(verdict: Verdict, nonce: str, form: str, with_label: bool) -> str:
-    """A verdict as `instruction` asks for it, without its correction: `parse` reads the same verdict, its score to two decimals.
+    """Returns a verdict as `instruction` asks for it, without its correction: `parse` reads the same verdict, its score to two
+    decimals.
 
     Lines of the explanation that state a verdict, to whatever question, are left out. A verdict that says nothing of rightness is
     read as in metrics: right from 5 on.

@@ -28,7 +28,7 @@ REPAIR = f"install openrlhf {releases.TRAINED}, or a newer openrlhf-marl"
 
 
 def main(words: Sequence[str]) -> int:
-    """Print the findings; exit code 0 if all are good, 1 if not, 2 if there was nothing to check."""
+    """Prints the findings, and returns the exit code 0 if all are good, 1 if not, 2 if there was nothing to check."""
     parser = upstream_cli.Parser(
         prog="openrlhf compat",
         description="Whether a release of OpenRLHF still has every function, class and flag that this project depends on.",
@@ -73,7 +73,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def check_release(tree: SourceTree) -> list[Finding]:
-    """Everything that can be checked without importing the release."""
+    """Returns everything that can be checked without importing the release."""
     seams = seams_of(tree.version)
     gone = [error("seams", problem, REPAIR) for problem in check_seams(tree.package, seams)]
     return [

@@ -11,7 +11,7 @@ from marl_plugins.hosts.upstream_cli import Parser
 
 
 def main(words: Sequence[str]) -> int:
-    """Print a page, or the list of them.
+    """Prints a page, or the list of them.
 
     Raises:
         ConfigurationError: There is no such page.

@@ -32,7 +32,7 @@ NO_TASKS = Problem(
 
 
 def parser() -> Parser:
-    """The flags of `openrlhf eval` that `openrlhf train` does not have."""
+    """Returns the flags of `openrlhf eval` that `openrlhf train` does not have."""
     own = Parser(prog="openrlhf eval", add_help=False, allow_abbrev=False)
     own.usage = "openrlhf eval --recipe RECIPE [--models FOLDER [--only NAME ...]] [flags of openrlhf train]"
     own.description = "Success of a recipe's system on its held-out tasks, with whatever models."
@@ -100,7 +100,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def only_players(run: Run) -> Run:
-    """The run with the policies that play a role, as engines only: nothing is trained, and no coach is asked."""
+    """Returns the run with the policies that play a role, as engines only: nothing is trained, and no coach is asked."""
     playing = {run.recipe.policy_of(role) for role in run.recipe.roles}
     policies = tuple(replace(policy, trainable=False) for policy in run.policies if policy.name in playing)
     policy_args = {policy.name: copy.deepcopy(run.policy_args[policy.name]) for policy in policies}
@@ -110,7 +110,8 @@ def only_players(run: Run) -> Run:
 
 
 def with_models(run: Run, folder: Path, only: Sequence[str]) -> Run:
-    """The run with saved weights in place of the recipe's models; a policy that follows another one has those of that one.
+    """Returns the run with saved weights in place of the recipe's models; a policy that follows another one has those of that
+    one.
 
     Args:
         only: Names of policies; empty for all.
@@ -152,7 +153,7 @@ def with_models(run: Run, folder: Path, only: Sequence[str]) -> Run:
 
 
 def evaluate(plan: Plan) -> dict[str, Any]:
-    """The held-out outcome with its interval; what is lost to infrastructure is in neither and is counted apart.
+    """Returns the held-out outcome with its interval; what is lost to infrastructure is in neither and is counted apart.
 
     Raises:
         ConfigurationError: There are no held-out tasks, or a model does not load.

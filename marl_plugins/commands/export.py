@@ -22,7 +22,7 @@ from marl_plugins.records.tables import TABLES, reason_left_out, write_table
 
 
 def make_parser() -> Parser:
-    """The command line."""
+    """Returns the parser of the command line."""
     parser = Parser(
         prog="openrlhf export",
         description="What became of the actions that a run has recorded, by policy; with --to one of its tables, for pandas "
@@ -50,7 +50,7 @@ def make_parser() -> Parser:
 
 
 def main(words: Sequence[str]) -> int:
-    """Print what became of a run's actions, or write a table of them.
+    """Prints what became of a run's actions, or writes a table of them.
 
     Raises:
         ConfigurationError: There are no such records, they cannot be read, or the table cannot be written.
@@ -74,7 +74,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def accounts_of(actions: Iterable[tuple[Trajectory, Action]]) -> dict[str, Account]:
-    """The account of every policy."""
+    """Returns the account of every policy."""
     accounts: dict[str, Account] = {}
     for _, action in actions:
         accounts.setdefault(action.policy, Account()).add(action)
@@ -118,7 +118,7 @@ class Account:
 
 
 def print_accounts(accounts: Mapping[str, Account], as_json: bool) -> None:
-    """The accounts by policy, as a table or as one JSON object; nothing where there are none."""
+    """Prints the accounts by policy, as a table or as one JSON object; nothing where there are none."""
     if as_json and accounts:
         print(json.dumps({policy: account.shown() for policy, account in sorted(accounts.items())}, indent=2))
     elif accounts:

@@ -28,7 +28,7 @@ is completed by the next `apply`, or undone by the next `revert`.
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command; 0 also if there was nothing to do.
+    """Runs the command, and returns its exit code, which is 0 also if there was nothing to do.
 
     Raises:
         ConfigurationError: The arguments, the tree or a name is wrong; nothing was changed.

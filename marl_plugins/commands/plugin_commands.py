@@ -16,7 +16,8 @@ HOOK = "marl_commands"
 
 
 def commands_of(plugin: str) -> Sequence[Command]:
-    """A found plugin's commands, as its source lists them where it writes them out; it is imported when one of them is called.
+    """Returns a found plugin's commands, as its source lists them where it writes them out; it is imported when one of them is
+    called.
 
     Raises:
         ConfigurationError: The plugin has to be imported, and cannot be.
@@ -31,7 +32,7 @@ def commands_of(plugin: str) -> Sequence[Command]:
 
 
 def loaded_commands(plugin: str) -> Sequence[Command]:
-    """Import a plugin, and ask it for its commands.
+    """Imports a plugin, and asks it for its commands.
 
     Raises:
         ConfigurationError: It cannot be loaded, or answers something else.
@@ -49,7 +50,7 @@ def loaded_commands(plugin: str) -> Sequence[Command]:
 
 
 def source_of(plugin: str) -> str | None:
-    """The source of a plugin's module; None where there is none to be read."""
+    """Returns the source of a plugin's module; None where there is none to be read."""
     try:
         spec = importlib.util.find_spec(plugin)
         return Path(spec.origin).read_text("utf-8") if spec and spec.origin and spec.origin.endswith(".py") else None
@@ -58,7 +59,8 @@ def source_of(plugin: str) -> str | None:
 
 
 def in_source(text: str) -> list[tuple[str, str, str]] | None:
-    """Name, usage and about of the commands that a module returns from `marl_commands`; None where they are not written out."""
+    """Returns name, usage and about of the commands that a module returns from `marl_commands`; None where they are not
+    written out."""
     try:
         functions = {f.name: f for f in ast.parse(text).body if isinstance(f, ast.FunctionDef)}
     except SyntaxError:

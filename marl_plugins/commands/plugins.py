@@ -18,7 +18,7 @@ HOOK = re.compile(r"^@hookimpl\b.*\n(?:@.*\n)*(?:async )?def (marl_[a-z_]+)\(", 
 
 
 def hooks_of(module: ModuleType) -> Iterator[str]:
-    """The hooks that a module implements."""
+    """Returns the hooks that a module implements."""
     return (name for name in KINDS if hasattr(getattr(module, name, None), "marl_impl"))
 
 

@@ -91,7 +91,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def list_all(as_json: bool) -> int:
-    """Every YAML of every shipped recipe."""
+    """Returns every YAML of every shipped recipe."""
     found: list[dict[str, Any]] = []
     for path in shipped_recipes():
         recipe = base_of(read_recipe(path))
@@ -109,7 +109,7 @@ def list_all(as_json: bool) -> int:
 
 
 def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
-    """One recipe.
+    """Shows one recipe.
 
     Raises:
         ConfigurationError: There is nothing to draw, because the workflow does not run.
@@ -206,7 +206,7 @@ def check(name: str) -> int:
 
 
 def copy(name: str, folder: Path) -> int:
-    """Copy a recipe's folder without the runs in it, and name the copy after its own.
+    """Copies a recipe's folder without the runs in it, and names the copy after its own.
 
     Raises:
         ConfigurationError: What is named is no recipe; or the target exists or cannot be written.

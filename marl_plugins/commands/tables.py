@@ -25,7 +25,7 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 def print_findings(title: str, findings: Sequence[Finding]) -> None:
-    """A table of findings, and below it each error's fix again, unwrapped, to be copied."""
+    """Prints a table of findings, and below it each error's fix again, unwrapped, to be copied."""
     print_table(title, ["", "what", "found", "what to do"], [[MARKS[f.good], f.what, f.found, f.fix] for f in findings])
     for line in dict.fromkeys(f"{f.what}: {f.fix}" for f in findings if f.good is False):
         print(inert(line))

@@ -85,7 +85,8 @@ def finished(plan: Plan, step: int) -> str:
 
 @contextlib.contextmanager
 def without_collector() -> Iterator[None]:
-    """No garbage collection of a plan: it makes much that stays, and looking for cycles in it takes a tenth of a dry run."""
+    """Turns off garbage collection for a plan: it makes much that stays, and looking for cycles in it takes a tenth of a dry
+    run."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -98,7 +99,8 @@ def without_collector() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_pydantic_plugins() -> Iterator[None]:
-    """pydantic looks for its plugins in every installed package, a tenth of a dry run, and nothing runs after one."""
+    """Keeps pydantic from looking for its plugins in every installed package, which takes a tenth of a dry run; nothing runs
+    after one."""
     name = "PYDANTIC_DISABLE_PLUGINS"
     given = os.environ.get(name)
     os.environ[name] = "__all__"
@@ -111,7 +113,7 @@ def without_pydantic_plugins() -> Iterator[None]:
 
 
 def print_help(words: Sequence[str]) -> int:
-    """Our flags first, then the active plugins', then upstream's."""
+    """Prints the help: our flags first, then the active plugins', then upstream's."""
     from marl_plugins.hosts import upstream_cli
     from marl_plugins.plan.build import mentioned_plugins
     from marl_plugins.plan.flags import own_parser
@@ -132,7 +134,7 @@ def print_help(words: Sequence[str]) -> int:
 
 
 def pass_through(words: Sequence[str]) -> int:
-    """No plugin was asked for: this is upstream's command."""
+    """Runs upstream's command, where no plugin was asked for."""
     from marl_plugins.hosts import cpu
     from marl_plugins.plan.flags import unknown_flags
 
@@ -151,7 +153,7 @@ def pass_through(words: Sequence[str]) -> int:
 
 
 def print_plan(plan: Plan, more: dict[str, object]) -> int:
-    """The plan as one JSON object, or for people: one line per fact, nested by indentation."""
+    """Prints the plan as one JSON object, or for people: one line per fact, nested by indentation."""
     from marl_plugins.plan.describe import describe
 
     shown = describe(plan) | more

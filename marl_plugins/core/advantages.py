@@ -17,7 +17,7 @@ BLOCK_TOKENS = 64
 
 
 def discounted_sums(values: Tensor, decay: float) -> Tensor:
-    """Sum of each value and all that follow it in its row, each discounted by its distance.
+    """Returns the sum of each value and all that follow it in its row, each discounted by its distance.
 
     sums_t = sum over s >= t of decay^(s-t) values_s. Within blocks of 64 this is a product with a triangular matrix of
     powers; what comes from later blocks is the same sum again, over the blocks' first entries at decay^64.
@@ -63,7 +63,7 @@ class _SampledTokens:
 
 
 def masked_returns(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
-    """Discounted sum of the rewards from each token on, over the tokens in the mask.
+    """Returns the discounted sum of the rewards from each token on, over the tokens in the mask.
 
     Tokens outside the mask neither add a reward nor discount one: a tool's answer in the middle of a row costs no credit
     (upstream's loop, experience_maker.py:400-421, discounts once per position; equal where the mask has no holes).
@@ -83,7 +83,7 @@ def masked_returns(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
 
 
 def masked_gae(values: Tensor, rewards: Tensor, mask: Tensor, gamma: float, lambd: float) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation over the tokens in the mask (Schulman et al., arXiv 1506.02438, eq. 16).
+    """Computes generalised advantages over the tokens in the mask (Schulman et al., arXiv 1506.02438, eq. 16).
 
         delta_t = r_t + gamma V_t' - V_t          t' the next sampled token of the row, V after the last one 0
         A_t     = sum over the sampled s >= t of (gamma lambda)^(number of sampled tokens from t to s) delta_s

@@ -58,7 +58,7 @@ class Behaviour:
     stretches: list[Stretch] = field(default_factory=list)
 
     def observe(self, metrics: Mapping[str, float], roles: Sequence[str]) -> dict[str, float]:
-        """Take in a finished step; the metrics that it adds."""
+        """Takes in a finished step, and returns the metrics that it adds."""
         names = [name for role in roles for kind in SMOOTHED if (name := f"role/{role}/{kind}") in metrics]
         for name in names:
             before = self.smoothed.get(name, metrics[name])
@@ -82,7 +82,7 @@ class Behaviour:
 
 
 def compare(stretches: Sequence[Stretch]) -> dict[str, float]:
-    """The alarm, 0 or 1, and the rises that it compares; nothing where there are too few evaluations.
+    """Returns the alarm, 0 or 1, and the rises that it compares; nothing where there are too few evaluations.
 
     It is raised where all of this holds: the score's rise is at least `RISE` and its interval (Welch 1947, over steps) above 0; the
     interval of success's rise, by the evaluations' own, reaches down to 0 and not up to the score's rise; and success was below
@@ -104,8 +104,8 @@ def compare(stretches: Sequence[Stretch]) -> dict[str, float]:
 
 
 def welch(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
-    """The standard error of the difference of two means, and its degrees of freedom (Welch 1947), at least 1; both of two or more
-    numbers."""
+    """Returns the standard error of the difference of two means, and its degrees of freedom (Welch 1947), at least 1; both of
+    two or more numbers."""
     parts = [(variance(some) / len(some), len(some) - 1) for some in (one, other)]
     square = sum(part for part, _ in parts)
     smaller = sum(part**2 / degrees for part, degrees in parts)
@@ -113,7 +113,7 @@ def welch(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
 
 
 def alarms(metrics: Mapping[str, float | None]) -> dict[str, str]:
-    """The alarms that are raised in a step, by name, with the numbers that say why."""
+    """Returns the alarms that are raised in a step, by name, with the numbers that say why."""
     raised = [name for name, value in metrics.items() if name.startswith(PREFIX) and name.count("/") == 1 and value == 1]
     found = {}
     for name in raised:

@@ -31,7 +31,7 @@ FindCalls = Callable[[str], list[FunctionCall]]
 
 
 def parse_call(text: str) -> FunctionCall | None:
-    """The call that a text is; None where it is not an object with a name and arguments."""
+    """Returns the call that a text is; None where it is not an object with a name and arguments."""
     call = json_of(text)
     if not isinstance(call, dict) or not isinstance(call.get("name"), str) or call.keys() - {"name", "arguments"}:
         return None
@@ -39,7 +39,7 @@ def parse_call(text: str) -> FunctionCall | None:
 
 
 def json_of(text: str) -> Any:
-    """The JSON value of a text that a model has written; None where it is none, or has parts that JSON does not have."""
+    """Returns the JSON value of a text that a model has written; None where it is none, or has parts that JSON does not have."""
     try:
         value = json.loads(text, parse_constant=_refuse)
         json.dumps(value, ensure_ascii=False).encode()  # halves of surrogate pairs
@@ -53,12 +53,12 @@ def _refuse(constant: str) -> Any:
 
 
 def outside_thinking(text: str) -> str:
-    """An answer without what was only thought: `<think>` blocks, unclosed ones too, and all before a `</think>` alone."""
+    """Returns an answer without what was only thought: `<think>` blocks, unclosed ones too, and all before a `</think>` alone."""
     return THINKING.sub("", text).rpartition(THOUGHT)[2]
 
 
 def calls_in(tools: Sequence[Tool], find: FindCalls | None, text: str, said: str) -> list[RequestedCall]:
-    """The calls in a role's answer.
+    """Returns the calls in a role's answer.
 
     Args:
         find: The model's own format; None: each tool's syntax, and tags for those without one.
@@ -82,7 +82,7 @@ def _tagged(tools: Sequence[Tool], said: str) -> Iterator[RequestedCall]:
 
 
 def wanted(tools: Sequence[Tool], call: FunctionCall) -> RequestedCall:
-    """The tool that a call is for, with its text; where there is none, or the arguments are wrong, why."""
+    """Returns the tool that a call is for, with its text; where there is none, or the arguments are wrong, why."""
     offered = {function.name: (tool, function) for tool in tools for function in tool.functions or ()}
     if call.name not in offered:
         return RequestedCall(call.name, call.text, refusal=f"there is no tool {call.name!r}{nearest(call.name, offered)}")
@@ -104,7 +104,7 @@ def functions_of(tools: Sequence[Tool]) -> list[Function]:
 
 
 def clashes(tools: Sequence[Tool]) -> list[Problem]:
-    """The functions of one name that two tools offer."""
+    """Returns the functions of one name that two tools offer."""
     owners: dict[str, str] = {}
     problems = []
     for tool in tools:

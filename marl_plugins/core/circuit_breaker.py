@@ -43,7 +43,7 @@ class CircuitBreaker:
         self._steps = 0
 
     def step(self, ledger: Ledger, trajectories: Sequence[Trajectory]) -> None:
-        """Count a training step."""
+        """Counts a training step."""
         self._steps += 1
         trained = ledger.rows_trained() > 0
         why = "" if trained else why_untrained(ledger, trajectories)
@@ -63,14 +63,14 @@ class CircuitBreaker:
                 )
 
     def evaluation(self, step: int, trajectories: Sequence[Trajectory]) -> None:
-        """Count the evaluation after a step."""
+        """Counts the evaluation after a step."""
         if 2 * sum(t.infrastructure_failure is not None for t in trajectories) > len(trajectories):
             self._count_lost("evaluation", step, trajectories)
         else:
             self.in_a_row.pop("evaluation", None)
 
     def check(self) -> None:
-        """Pause the run where it has to.
+        """Pauses the run where it has to.
 
         Raises:
             RunPaused: Too many rounds in a row had no result.
@@ -79,7 +79,7 @@ class CircuitBreaker:
             raise RunPaused(self.reason)
 
     def end(self) -> None:
-        """Say that a run which is at its end has trained nothing.
+        """Says that a run which is at its end has trained nothing.
 
         Raises:
             RunPaused: None of its steps has trained a row.

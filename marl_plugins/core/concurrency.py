@@ -8,7 +8,7 @@ from typing import Any
 
 
 async def all_of(work: Iterable[Any]) -> list[Any]:
-    """Await all at once; when one fails the others are cancelled, and its exception is raised."""
+    """Awaits all at once; when one fails the others are cancelled, and its exception is raised."""
     tasks = [asyncio.ensure_future(w) for w in work]
     try:
         return list(await asyncio.gather(*tasks))

@@ -63,12 +63,12 @@ class ChatFormat:
         self._between: dict[tuple[tuple[str, str], ...], tuple[int, ...]] = {}
 
     def rendered(self, messages: Sequence[dict[str, str]]) -> str:
-        """Messages as the template writes them, the generation prompt open."""
+        """Returns messages as the template writes them, the generation prompt open."""
         tools: dict[str, Any] = {"tools": list(self.tools)} if self.tools else {}
         return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **tools))
 
     def opening(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
-        """Ids of the opening messages with the generation prompt open: the context of a first turn."""
+        """Returns the ids of the opening messages, with the generation prompt open: the context of a first turn."""
         text = self.rendered(messages)
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))  # the template has written BOS if it uses one
 
@@ -92,7 +92,8 @@ class ChatFormat:
         return (self.tokenizer.eos_token_id,)
 
     def continuation(self, sampled: Sequence[int], following: Sequence[dict[str, str]]) -> tuple[int, ...]:
-        """Ids shown between `sampled` (an assistant's turn) and the next generation, `following` being the messages in between.
+        """Returns the ids shown between `sampled` (an assistant's turn) and the next generation, `following` being the
+        messages in between.
 
         The template's end-of-turn token is left out where the sampled ids already end with it; where they were cut off by
         the token limit it is shown, and not trained on.
@@ -125,11 +126,11 @@ class ChatFormat:
         return self._between[following]
 
     def text(self, ids: Sequence[int]) -> str:
-        """The sampled ids as text for tools and other roles, special tokens left out."""
+        """Returns the sampled ids as text for tools and other roles, special tokens left out."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=True)
 
     def said(self, ids: Sequence[int]) -> str:
-        """The sampled ids as text with the special tokens, the end of the turn left out: what a chat template takes, and what
-        calls in the model's own format are found in."""
+        """Returns the sampled ids as text with the special tokens, the end of the turn left out: what a chat template takes,
+        and what calls in the model's own format are found in."""
         ended = bool(ids) and ids[-1] == self.tokenizer.eos_token_id
         return self.tokenizer.decode(list(ids)[: -1 if ended else None], skip_special_tokens=False)

@@ -77,7 +77,7 @@ class ActionScores:
 
 
 def rewards_from_scores(trajectories: Iterable[Trajectory], actions_scored: bool | None = None) -> None:
-    """The built-in credit: an action's reward is its score; where nobody scores actions, it is the outcome of its role.
+    """Gives the built-in credit: an action's reward is its score; where nobody scores actions, it is the outcome of its role.
 
     Where somebody does, a missing score stays missing (the action is left out): it is not filled with the outcome. "Somebody"
     means anywhere in the run: else a role that nobody scores would learn from those trajectories alone that ended before the
@@ -101,7 +101,7 @@ LARGEST = 3.4e38
 
 
 def check_rewards(plugin: str, hook: str, trajectories: Iterable[Trajectory]) -> None:
-    """A plugin gave each action a finite reward, or none.
+    """Checks that a plugin gave each action a finite reward, or none.
 
     Raises:
         RunPaused: It did not; nothing of the step has been trained on.
@@ -123,7 +123,7 @@ def sum_over_scope(
     distance: Distance = "longest",
     origin: Origin = "action",
 ) -> None:
-    """Write `returns` of every action that has a reward.
+    """Writes `returns` of every action that has a reward.
 
         G_a = gamma^o(a) sum over b that depends on a, a included, of gamma^d(a, b) r_b
 

@@ -58,7 +58,7 @@ class Demonstration:
 
 
 def encode(demonstration: Demonstration, role: RoleSpec) -> tuple[list[int], list[int]]:
-    """Ids of the whole conversation, exactly as a rollout would show and sample them, and 1 where the role spoke.
+    """Returns the ids of the whole conversation, exactly as a rollout would show and sample them, and 1 where the role spoke.
 
     Raises:
         KeyError: The fields do not fit the role's prompt.

@@ -64,7 +64,7 @@ class Estimator:
     affine: bool = False
 
     def write_returns(self, trajectories: Iterable[Trajectory]) -> None:
-        """Write what each action with a reward is credited with."""
+        """Writes what each action with a reward is credited with."""
         sum_over_scope(trajectories, self.return_scope, self.return_discount, self.return_distance, self.return_origin)
 
     @property
@@ -84,11 +84,11 @@ class Estimator:
         return rewards
 
     def shape_within_tasks(self, rows: Sequence[Row], rewards: Tensor) -> Tensor:
-        """The same of all rows of some tasks, without what needs those of other tasks."""
+        """Returns the same of all rows of some tasks, without what needs those of other tasks."""
         return self.shape(rows, rewards)
 
     def estimate(self, rewards: Tensor, mask: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Token rewards (rows, tokens), the KL penalty included, and a critic's values (rows, tokens), to advantages and
+        """Turns token rewards (rows, tokens), the KL penalty included, and a critic's values (rows, tokens), to advantages and
         returns (rows, tokens); what stands outside the mask does not matter."""
         from marl_plugins.core.advantages import masked_returns
 
@@ -104,15 +104,15 @@ class Estimator:
         return advantages
 
     def normalisation_group(self, row: Row) -> str:
-        """The name of the rows that share a mean and a deviation with this one."""
+        """Returns the name of the rows that share a mean and a deviation with this one."""
         return ""
 
     def mean_and_std(self, statistics: Any, key: str) -> tuple[float, float]:
-        """Mean and deviation of the rows of a normalisation group, whose name is `key`."""
+        """Returns the mean and deviation of the rows of a normalisation group, whose name is `key`."""
         return 0.0, 1.0
 
     def metrics(self, rows: Sequence[Row]) -> dict[str, float]:
-        """Numbers about a step's rows, of all policies together, for its metrics."""
+        """Returns numbers about a step's rows, of all policies together, for its metrics."""
         return {}
 
 
@@ -156,7 +156,7 @@ class WhitenedAdvantages(Estimator):
 
 
 def add_scope_flag(group: argparse._ArgumentGroup, plugin: str) -> None:
-    """The flags of returns, which every estimator plugin has: `--<plugin>.scope`, `.discount`, `.distance` and `.origin`."""
+    """Adds the flags of returns, which every estimator plugin has: `--<plugin>.scope`, `.discount`, `.distance` and `.origin`."""
     group.add_argument(
         f"--{plugin}.scope",
         choices=["action", "policy", "trajectory"],
@@ -184,17 +184,17 @@ def add_scope_flag(group: argparse._ArgumentGroup, plugin: str) -> None:
 
 
 def scope_flags(plugin: str) -> list[str]:
-    """The names of the flags that `add_scope_flag` adds."""
+    """Returns the names of the flags that `add_scope_flag` adds."""
     return [f"{plugin}.{name}" for name in ("scope", "discount", "distance", "origin")]
 
 
 def returns_of(options: Any) -> dict[str, Any]:
-    """The fields of an `Estimator` that an estimator plugin's flags (`run.args.PLUGIN`) say."""
+    """Returns the fields of an `Estimator` that an estimator plugin's flags (`run.args.PLUGIN`) say."""
     return {f"return_{name}": getattr(options, name) for name in ("scope", "discount", "distance", "origin")}
 
 
 def idle_scope_flags(plugin: str, options: Any, given: Collection[str]) -> list[Problem]:
-    """The flags of returns that were given and change nothing.
+    """Returns the flags of returns that were given and change nothing.
 
     Args:
         given: Names of the flags that were given.
@@ -212,7 +212,7 @@ def idle_scope_flags(plugin: str, options: Any, given: Collection[str]) -> list[
 
 
 def group_key(row: Row, group_by: GroupBy) -> str:
-    """The group that a row belongs to."""
+    """Returns the group that a row belongs to."""
     parts = [row.trajectory.task.id, *([row.trajectory.origin] if row.trajectory.origin else [])]
     if "role" in group_by:
         parts.append(row.action.role)

@@ -88,7 +88,7 @@ class TrajectoryWords(_Record):
 
 
 def read_words(record: object) -> TrajectoryWords:
-    """Check a record that somebody else has written.
+    """Checks a record that somebody else has written.
 
     Raises:
         RefusedRecord: It is none (`schema`), with the first thing that is wrong.
@@ -102,7 +102,7 @@ def read_words(record: object) -> TrajectoryWords:
 
 
 class Exchange(Protocol):
-    """What `marl_exchange` may do with the trajectories of one step."""
+    """The trajectories of one step, as `marl_exchange` may take them out and bring others in."""
 
     @property
     def step(self) -> int:
@@ -117,14 +117,15 @@ class Exchange(Protocol):
         """The tasks of the step."""
 
     def write(self, trajectory: Trajectory) -> Mapping[str, object]:
-        """Return a trajectory's words as JSON values (`TrajectoryWords`).
+        """Returns a trajectory's words as JSON values (`TrajectoryWords`).
 
         Raises:
             ValueError: It was lost to infrastructure, so that there is nothing whole to send.
         """
 
     async def read(self, record: Mapping[str, object], origin: str) -> Trajectory:
-        """Let the run's own workflow say a record again and return the trajectory, scored, for the list that the hook returns.
+        """Lets the run's own workflow say a record again and returns the trajectory, scored, for the list that the hook
+        returns.
 
         Several may be read at the same time. What is read and not returned has no effect.
 
@@ -137,7 +138,7 @@ class Exchange(Protocol):
         """
 
     def leave_out(self, trajectory: Trajectory, reason: str) -> None:
-        """Say why a trajectory of the step's rollout is not in the list that the hook returns.
+        """Says why a trajectory of the step's rollout is not in the list that the hook returns.
 
         Raises:
             ValueError: There is no reason, or the trajectory is not of the step's rollout.

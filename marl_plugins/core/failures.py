@@ -86,7 +86,7 @@ class RecipeError(Exception):
 
 
 def leaves_of(error: BaseException) -> Iterator[BaseException]:
-    """An exception itself, or those in the group that parallel branches make of theirs."""
+    """Yields an exception itself, or those in the group that parallel branches make of theirs."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from leaves_of(inner)
@@ -113,7 +113,7 @@ def is_from_outside(error: BaseException) -> bool:
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the valid name closest to `name`, or the list of valid names where none is close."""
+    """Returns `; did you mean 'x'?` for the valid name closest to `name`, or the list of valid names where none is close."""
     fix = meant(name, valid)
     return fix and f"; {fix}"
 
@@ -125,7 +125,7 @@ def raised_by(error: Exception) -> Exception:
 
 
 def place_of(function: Any) -> str:
-    """`file:line` of a Python function; empty for anything else."""
+    """Returns `file:line` of a Python function; empty for anything else."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else ""
 

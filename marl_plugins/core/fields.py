@@ -69,7 +69,7 @@ def holds_action(value: Any) -> bool:
 
 
 def listed(after: Any, what: str, place: str) -> list[Any]:
-    """The items of a call's `after`, which takes a list.
+    """Returns the items of a call's `after`, which takes a list.
 
     Raises:
         InvalidCall: It is no list.

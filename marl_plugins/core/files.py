@@ -17,7 +17,7 @@ from typing import Any
 
 
 def replace_text(path: Path, text: str) -> None:
-    """`replace_bytes` of a text.
+    """Does what `replace_bytes` does, with a text.
 
     Half a surrogate pair, which a text may hold and UTF-8 may not, becomes the escape that JSON has for it.
     """
@@ -25,7 +25,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def replace_bytes(path: Path, content: bytes) -> None:
-    """Write a file so that at any moment it holds the old content or the new one, also after a power cut."""
+    """Writes a file so that at any moment it holds the old content or the new one, also after a power cut."""
     fresh = path.with_name(path.name + ".new")
     try:
         with fresh.open("wb") as file:
@@ -41,7 +41,7 @@ def replace_bytes(path: Path, content: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's content, or the names in a folder, are on disk."""
+    """Waits until a file's content, or the names in a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -50,7 +50,7 @@ def sync(path: Path) -> None:
 
 
 def json_value(data: bytes) -> Any:
-    """The value of a JSON text in UTF-8.
+    """Returns the value of a JSON text in UTF-8.
 
     Raises:
         ValueError: It is none, or nested too deeply.
@@ -62,7 +62,7 @@ def json_value(data: bytes) -> Any:
 
 
 def open_file(path: Path) -> BufferedReader:
-    """Open a file to be read.
+    """Opens a file to be read.
 
     Raises:
         OSError: It cannot be read, or is a pipe, a socket, a folder or a device.
@@ -75,6 +75,6 @@ def open_file(path: Path) -> BufferedReader:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file; raises as `open_file`."""
+    """Returns the content of a file; raises as `open_file`."""
     with open_file(path) as file:
         return file.read()

@@ -22,17 +22,17 @@ def ok(what: str, found: str) -> Finding:
 
 
 def note(what: str, found: str, fix: str = "") -> Finding:
-    """Worth knowing; nothing fails because of it."""
+    """Makes a note: worth knowing; nothing fails because of it."""
     return Finding(what, None, found, fix)
 
 
 def error(what: str, found: str, fix: str) -> Finding:
-    """Nothing works until this is fixed; the fix is a command where one exists."""
+    """Makes an error: nothing works until this is fixed; the fix is a command where one exists."""
     return Finding(what, False, found, fix)
 
 
 def error_if(used: bool, what: str, found: str, fix: str) -> Finding:
-    """An error if a run would use it, otherwise a note."""
+    """Makes an error if a run would use it, otherwise a note."""
     return (error if used else note)(what, found, fix)
 
 

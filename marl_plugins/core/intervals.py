@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 
 
 def wilson(rate: float, count: int, z: float = 1.96) -> tuple[float, float]:
-    """The Wilson interval of a success rate over `count` independent tasks (Wilson 1927); 95 % by default.
+    """Returns the Wilson interval of a success rate over `count` independent tasks (Wilson 1927); 95 % by default.
 
     With several samples per task `rate` is the mean of the tasks' rates, and the interval a little too wide, never too narrow:
     nothing in [0, 1] varies more than 0 and 1 do.
@@ -21,7 +21,7 @@ def wilson(rate: float, count: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def student(scores: Sequence[float], z: float = 1.96) -> tuple[float, float]:
-    """Student's interval of the mean of independent tasks' scores, within [0, 1]; 95 % by default.
+    """Returns Student's interval of the mean of independent tasks' scores, within [0, 1]; 95 % by default.
 
         mean +- t s / sqrt(n)      s the standard deviation with n - 1, t the quantile of n - 1 degrees of freedom
 
@@ -36,7 +36,7 @@ def student(scores: Sequence[float], z: float = 1.96) -> tuple[float, float]:
 
 
 def t_quantile(degrees: float, z: float = 1.96) -> float:
-    """Student's quantile from the normal one `z` of the same probability, by Hill 1970 (CACM algorithm 396).
+    """Returns Student's quantile from the normal one `z` of the same probability, by Hill 1970 (CACM algorithm 396).
 
     From 2 degrees of freedom on it is exact to 0.1 %, as it is at 1; between them it is up to a fifth too large.
 
@@ -65,7 +65,7 @@ def t_quantile(degrees: float, z: float = 1.96) -> float:
 
 
 def interval(scores: Sequence[float], binary: bool) -> tuple[float, float]:
-    """The 95 % interval of the mean of the tasks' scores.
+    """Returns the 95 % interval of the mean of the tasks' scores.
 
     Args:
         scores: One per task, the mean of its samples.

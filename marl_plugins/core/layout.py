@@ -73,7 +73,7 @@ class Layout:
 def plan_layout(
     lengths: Sequence[int], ranks: int, steps: int, limit: Limit, order: Order | None = None, epochs: int = 1
 ) -> Layout | None:
-    """The layout of sequences with these lengths, in at most `steps` optimiser steps; None where there is no sequence.
+    """Returns the layout of sequences with these lengths, in at most `steps` optimiser steps; None where there is no sequence.
 
     K is lowered to the number of sequences, so that no optimiser step is empty.
 
@@ -158,7 +158,8 @@ def _batches(lengths: Sequence[int], window: Sequence[int], limit: Limit) -> lis
 
 
 def combined(first: Layout, second: Layout) -> Layout:
-    """Combine two layouts for the same ranks into the same optimiser steps: in each the first's micro-batches, then the second's.
+    """Combines two layouts for the same ranks into the same optimiser steps: in each the first's micro-batches, then the
+    second's.
 
     Indices of the second's sequences follow those of the first's. Its K may be smaller: later steps have none of its sequences.
     """

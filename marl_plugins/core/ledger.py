@@ -31,12 +31,12 @@ class Loss:
 
 
 def lost_trajectories(trajectories: Iterable[Trajectory]) -> list[Loss]:
-    """The trajectories that are lost to infrastructure, by cause, the most frequent first."""
+    """Returns the trajectories that are lost to infrastructure, by cause, the most frequent first."""
     return _by_cause((t.infrastructure_failure, t.detail) for t in trajectories if t.infrastructure_failure)
 
 
 def unscored_actions(trajectories: Iterable[Trajectory]) -> list[Loss]:
-    """The actions whose score is missing because infrastructure failed, by cause, the most frequent first."""
+    """Returns the actions whose score is missing because infrastructure failed, by cause, the most frequent first."""
     kept = (t for t in trajectories if not t.infrastructure_failure)
     return _by_cause((a.unscored, a.explanation) for t in kept for a in t.actions if a.unscored)
 
@@ -111,7 +111,7 @@ class Ledger:
         rows: Iterable[Row],
         sampled: Callable[[Trajectory], Iterable[Action]] = lambda trajectory: trajectory.actions,
     ) -> Ledger:
-        """The account of a step, from what was generated and what was trained on.
+        """Returns the account of a step, from what was generated and what was trained on.
 
         Args:
             sampled: The actions of a trajectory that were generated; default: those that it has.
@@ -149,7 +149,7 @@ class Ledger:
         return sum(ledger.trained.total() for ledger in (self, *self.auxiliary, *received))
 
     def record(self) -> dict[str, Any]:
-        """One line of `ledger.jsonl`."""
+        """Returns one line of `ledger.jsonl`."""
         return {
             "step": self.step,
             "trajectories": self.trajectories,
@@ -169,7 +169,7 @@ class Ledger:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Ledger:
-        """Read back what `record` wrote.
+        """Reads back what `record` wrote.
 
         Raises:
             KeyError: A required field is missing.

@@ -60,27 +60,27 @@ class Number:
 
 
 def at_least(bound: float, kind: Callable[[str], float] = int) -> Number:
-    """A number of at least `bound`; whole unless `kind` is float."""
+    """Returns a number of at least `bound`; whole unless `kind` is float."""
     return Number(kind, least=bound)
 
 
 def above(bound: float, kind: Callable[[str], float] = float) -> Number:
-    """A number above `bound`."""
+    """Returns a number above `bound`."""
     return Number(kind, above=bound)
 
 
 def between(least: float, most: float) -> Number:
-    """A number from `least` to `most`."""
+    """Returns a number from `least` to `most`."""
     return Number(float, least=least, most=most)
 
 
 def recipe_file(word: str) -> str:
-    """A file: on the command line relative to the working folder, in a recipe relative to the recipe (plan/flags.py)."""
+    """Returns a file: on the command line relative to the working folder, in a recipe relative to the recipe (plan/flags.py)."""
     return word
 
 
 def step_range(word: str) -> tuple[int, int | None]:
-    """The type of --steps: the first and the last step; None for no last one."""
+    """Returns the type of --steps: the first and the last step; None for no last one."""
     match = re.fullmatch(r"(\d*):(\d*)|(\d+)", word)
     if match is None:
         raise argparse.ArgumentTypeError(f"{word!r}: expected A:B, A:, :B or A, steps being whole numbers")
@@ -95,7 +95,7 @@ def step_range(word: str) -> tuple[int, int | None]:
 
 
 def score_range(word: str) -> tuple[float, float]:
-    """The type of --outcome: the lowest and the highest outcome."""
+    """Returns the type of --outcome: the lowest and the highest outcome."""
     low, colon, high = word.partition(":")
     try:
         found = float(low or 0), float(high or 1) if colon else float(low)

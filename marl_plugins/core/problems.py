@@ -73,7 +73,7 @@ class Problem:
         return sentence(self)
 
     def within(self, **places: str | Path | Iterable[str]) -> Problem:
-        """The problem with a place around its own (see `at`)."""
+        """Returns the problem with a place around its own (see `at`)."""
         return replace(self, where=at(**places) + self.where)
 
     def as_warning(self) -> Problem:
@@ -83,17 +83,17 @@ class Problem:
         return replace(self, severity="error")
 
     def names(self, kind: str) -> tuple[str, ...]:
-        """Names of its places of a kind."""
+        """Returns the names of its places of a kind."""
         return tuple(place.name for place in self.where if place.kind == kind)
 
 
 def problem_of(problem: Problem | str) -> Problem:
-    """A problem itself; a plain sentence of a user's plugin or recipe gets the code `other`."""
+    """Returns a problem itself; a plain sentence of a user's plugin or recipe gets the code `other`."""
     return problem if isinstance(problem, Problem) else Problem("other", got=problem)
 
 
 def sentence(problem: Problem) -> str:
-    """A problem as people read it: `PLACE: expected EXPECTED, got GOT; FIX`, or `PLACE: GOT; FIX`."""
+    """Returns a problem as people read it: `PLACE: expected EXPECTED, got GOT; FIX`, or `PLACE: GOT; FIX`."""
     got = problem.got
     if problem.expected:
         got = f"expected {problem.expected}, got {got}" if got else f"expected {problem.expected}"
@@ -115,7 +115,7 @@ def _shown(where: Where) -> Iterator[str]:
 
 
 def as_json(problem: Problem) -> dict[str, Any]:
-    """A problem as a JSON object, for `--json`."""
+    """Returns a problem as a JSON object, for `--json`."""
     return {
         "code": problem.code,
         "where": [place._asdict() for place in problem.where],
@@ -145,7 +145,7 @@ def close_names(name: str, valid: Iterable[str]) -> list[str]:
 
 
 def meant(name: str, valid: Iterable[str]) -> str:
-    """The fix of an unknown name: `did you mean 'x'?`, or all valid names where none is close and they are few."""
+    """Returns the fix of an unknown name: `did you mean 'x'?`, or all valid names where none is close and they are few."""
     names = sorted(valid)
     if close := close_names(name, names):
         return f"did you mean {close[0]!r}?"

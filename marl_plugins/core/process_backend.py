@@ -21,26 +21,26 @@ class ProcessBackend(ABC):
     """Whether a policy has the same processes for the whole run, so that what they hold between two updates stays."""
 
     def problems(self, run: Any) -> Sequence[Any]:
-        """Return what is wrong with giving the policies of this run their processes, as in `marl_configure`."""
+        """Returns what is wrong with giving the policies of this run their processes, as in `marl_configure`."""
         return []
 
     @abstractmethod
     def devices(self, run: Any) -> Mapping[str, int]:
-        """Return the devices that training processes need, by policy, or together under a name that is shown."""
+        """Returns the devices that training processes need, by policy, or together under a name that is shown."""
 
     def object_store_bytes(self, run: Any) -> int:
-        """Return the bytes of Ray's object store that are needed for what the back-end keeps there."""
+        """Returns the bytes of Ray's object store that are needed for what the back-end keeps there."""
         return 0
 
     def check_cluster(self, run: Any) -> None:  # noqa: B027
-        """Check the cluster, once Ray has been reached.
+        """Checks the cluster, once Ray has been reached.
 
         Raises:
             ConfigurationError: It lacks what the back-end needs.
         """
 
     def open(self, run: Any) -> None:  # noqa: B027
-        """Begin to start what policies share. Called before any policy has processes."""
+        """Begins to start what policies share. Called before any policy has processes."""
 
     @abstractmethod
     def processes_of(
@@ -60,8 +60,8 @@ class ProcessBackend(ABC):
         """
 
     def metrics(self) -> dict[str, float]:
-        """Return numbers of the step that ends."""
+        """Returns the numbers of the step that ends."""
         return {}
 
     def close(self) -> None:  # noqa: B027
-        """End what `open` started, at once. The policies' processes have been ended by then."""
+        """Ends what `open` started, at once. The policies' processes have been ended by then."""

@@ -60,7 +60,7 @@ class Engines(Protocol):
         """Called when a request begins to wait, when an engine has nothing to do, and when one has come; add yours."""
 
     def lend(self, engine: Any, to: Any) -> asyncio.Task[None]:
-        """Begin to give one of `engines` to those of another policy; what is returned is done once it has that one's weights.
+        """Begins to give one of `engines` to those of another policy; what is returned is done once it has that one's weights.
 
         It is asked for nothing more here, and leaves when it has answered what it was asked. If it dies it is replaced.
 
@@ -69,8 +69,8 @@ class Engines(Protocol):
         """
 
     async def generate(self, call: Call, choose: Callable[[Sequence[Any]], Any]) -> Generation:
-        """Answer a request with the engine that `choose` picks out of those of `engines` that have a free place; with another one
-        if that one dies. While none has one the request waits; the oldest task's requests are the first to be answered.
+        """Answers a request with the engine that `choose` picks out of those of `engines` that have a free place; with another
+        one if that one dies. While none has one the request waits; the oldest task's requests are the first to be answered.
 
         Raises:
             InfrastructureFailure: No engine is left and none may be started.
@@ -129,7 +129,7 @@ class PolicyProcesses(Protocol):
         """The policy's engines."""
 
     async def forward(self, rows: Sequence[Row], known: Sequence[Any] = ()) -> ForwardedRows:
-        """Log-probs of policy and reference, and the critic's values, of the rows' tokens.
+        """Computes the log-probs of policy and reference, and the critic's values, of the rows' tokens.
 
         Args:
             known: What was forwarded of the same version before: what went through the model as it would now is taken from
@@ -140,7 +140,7 @@ class PolicyProcesses(Protocol):
         """
 
     async def update(self, prepared: PreparedRows, steps: int, step: int) -> dict[str, float]:
-        """Train on rows whose advantages are known, in at most `steps` optimiser steps; upstream's metrics.
+        """Trains on rows whose advantages are known, in at most `steps` optimiser steps, and returns upstream's metrics.
 
         Args:
             step: The training step, from 1; part of the fit's seed.
@@ -150,10 +150,11 @@ class PolicyProcesses(Protocol):
         """
 
     async def sync(self, version: int) -> bool:
-        """Bring the engines to the current weights and call these `version`; True when done."""
+        """Brings the engines to the current weights, calls these `version`, and returns True when done."""
 
     async def extension(self, name: str, method: str, *same: Any, each: Sequence[Any] | None = None) -> list[Any]:
-        """Call a method of an extension (`marl_extensions`) in every training process of the policy; their answers, by rank.
+        """Calls a method of an extension (`marl_extensions`) in every training process of the policy, and returns their
+        answers, by rank.
 
         All ranks are asked at the same time. Ask one thing of a policy after the other: ranks that are asked in different orders
         would wait for each other in a collective operation.
@@ -172,7 +173,7 @@ class Follower(PolicyProcesses, Protocol):
     """A policy with engines only, which hold weights of the policy that it follows (`spec.follows`)."""
 
     async def weights(self) -> bytes:
-        """The current weights of the policy that it follows, as safetensors."""
+        """Returns the current weights of the policy that it follows, as safetensors."""
 
     async def hold(self, weights: bytes, version: int) -> bool:
-        """Bring the engines to these weights and call them `version`; True when done."""
+        """Brings the engines to these weights, calls them `version`, and returns True when done."""

@@ -11,12 +11,13 @@ Render = Callable[[Mapping[str, str]], list[dict[str, str]]]
 
 
 def followup_renderer(followup: str | None) -> Render | None:
-    """`render(fields)` for calls that continue a conversation; None: they are shown the opening's user message."""
+    """Returns `render(fields)` for calls that continue a conversation; None: they are shown the opening's user message."""
     return None if followup is None else prompt_renderer(followup, None)
 
 
 def prompt_renderer(prompt: str, system: str | None) -> Render:
-    """`render(fields)` for a role: its opening messages; a field that the workflow did not give is a KeyError that names it.
+    """Returns `render(fields)` for a role: its opening messages; a field that the workflow did not give is a KeyError that
+    names it.
 
     A prompt need not use all that the workflow gives: one workflow may have several sets of prompts.
     """

@@ -107,7 +107,7 @@ class Recipe(Model):
     """Upstream's and the plugins' flags for all policies. The command line wins over them."""
 
     def policy_of(self, role: str) -> str:
-        """Name of the policy that plays a role."""
+        """Returns the name of the policy that plays a role."""
         if isinstance(self.mapping, str):
             return role if self.mapping == "separate" else "shared"
         return self.mapping[role]
@@ -118,12 +118,13 @@ class Recipe(Model):
         return [role for role in self.roles if isinstance(self.mapping, str) or role in self.mapping]
 
     def roles_of(self, policy: str) -> list[str]:
-        """The roles that a policy plays, in the recipe's order."""
+        """Returns the roles that a policy plays, in the recipe's order."""
         return [role for role in self.mapped_roles if self.policy_of(role) == policy]
 
 
 def find_recipe(name: str) -> Path:
-    """The YAML file meant by `--recipe`: a file, a folder with a `recipe.yaml`, or the name of a recipe that is shipped.
+    """Returns the YAML file meant by `--recipe`: a file, a folder with a `recipe.yaml`, or the name of a recipe that is
+    shipped.
 
     Raises:
         ConfigurationError: There is none.

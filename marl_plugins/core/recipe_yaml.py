@@ -26,7 +26,7 @@ class Origins:
         self.lines: dict[tuple[str, ...], tuple[Path, int]] = {}
 
     def where(self, *key: str | int) -> str:
-        """`file:line` of a key, or of the closest key around it; empty where the recipe has no file."""
+        """Returns `file:line` of a key, or of the closest key around it; empty where the recipe has no file."""
         path = tuple(str(k) for k in key)
         while path and path not in self.lines:
             path = path[:-1]

@@ -29,17 +29,17 @@ CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202
 
 
 def inert(text: str) -> str:
-    """A text whose control characters are written as escapes, so that they do nothing to a terminal."""
+    """Returns a text whose control characters are written as escapes, so that they do nothing to a terminal."""
     return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def encodable(text: str) -> str:
-    """A text that UTF-8 can encode: half a surrogate pair becomes its escape."""
+    """Returns a text that UTF-8 can encode: half a surrogate pair becomes its escape."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def shown_url(url: str) -> str:
-    """An address without what may be secret in it: a user with password, a query, a fragment.
+    """Returns an address without what may be secret in it: a user with password, a query, a fragment.
 
     A password may hold any character unquoted, so everything up to the last @ is hidden.
     """
@@ -68,7 +68,7 @@ def holds_secret(name: str, words: Iterable[str]) -> bool:
 
 
 def shown_args(args: SimpleNamespace, prefix: str = "") -> SimpleNamespace:
-    """A copy of nested flags as they may be written."""
+    """Returns a copy of nested flags as they may be written."""
     return SimpleNamespace(
         **{
             name: shown_args(value, f"{prefix}{name}.")
@@ -124,15 +124,15 @@ class Redaction:
         self.secrets = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
     def redact(self, text: str) -> str:
-        """The text without secrets; its control characters, which may end a line that is read, are left."""
+        """Returns the text without secrets; its control characters, which may end a line that is read, are left."""
         return self.secrets.sub(HIDDEN, text) if self.secrets else text
 
     def text(self, text: str, most: int | None = None) -> str:
-        """The text without secrets, inert, at most so long."""
+        """Returns the text without secrets, inert, at most so long."""
         return inert(self.redact(text))[:most]
 
     def values(self, value: Any) -> Any:
-        """JSON values with every text in them without secrets, and inert."""
+        """Returns JSON values with every text in them without secrets, and inert."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):

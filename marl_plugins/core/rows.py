@@ -41,7 +41,8 @@ def impossible(trajectory: Trajectory, action: Action, trainable: Collection[str
 
 
 def rows_of(trajectories: Iterable[Trajectory], trainable: Collection[str]) -> list[Row]:
-    """The rows that may be trained on, in the order of the trajectories; every other action is told why it is left out."""
+    """Returns the rows that may be trained on, in the order of the trajectories; every other action is told why it is left
+    out."""
     rows = []
     for trajectory in trajectories:
         for action in trajectory.actions:
@@ -55,7 +56,7 @@ def rows_of(trajectories: Iterable[Trajectory], trainable: Collection[str]) -> l
 
 
 def auxiliary_rows(trajectories: Iterable[Trajectory], due: Collection[str]) -> list[Row]:
-    """Make the rows of policies that play no role; an action without a reward says itself why it is left out.
+    """Makes the rows of policies that play no role; an action without a reward says itself why it is left out.
 
     Args:
         due: The policies that are updated in this step.
@@ -72,5 +73,5 @@ def auxiliary_rows(trajectories: Iterable[Trajectory], due: Collection[str]) -> 
 
 
 def rows_to_be(trajectories: Iterable[Trajectory], policy: str) -> list[Row]:
-    """The actions of a policy that may become rows, before they have rewards: each with the reward 0."""
+    """Returns the actions of a policy that may become rows, before they have rewards: each with the reward 0."""
     return [Row(t, action, 0.0) for t in trajectories for action in t.actions if not impossible(t, action, (policy,))]

@@ -78,7 +78,7 @@ class SampledActions:
         self._facts: dict[Trajectory, tuple[Any, ...]] = {}
 
     def arrived(self, trajectory: Trajectory) -> None:
-        """Take in a trajectory that has ended.
+        """Takes in a trajectory that has ended.
 
         Raises:
             RunPaused: What scored it has changed what was sampled.
@@ -93,11 +93,11 @@ class SampledActions:
         return iter(self._actions)
 
     def of(self, trajectory: Trajectory) -> Iterable[Action]:
-        """The actions of a trajectory that were sampled."""
+        """Returns the actions of a trajectory that were sampled."""
         return self._actions[trajectory].keys()
 
     def check(self, plugin: str, hook: str, trajectories: Iterable[Trajectory] | None = None) -> None:
-        """Nothing has been changed of what was sampled.
+        """Checks that nothing has been changed of what was sampled.
 
         Args:
             plugin: Who had the trajectories last, in which `hook`.
@@ -113,7 +113,7 @@ class SampledActions:
     def check_exchange(
         self, plugin: str, given: Sequence[Trajectory], answer: object, read: Collection[Trajectory]
     ) -> None:
-        """A plugin's exchange is of the trajectories that it was given and of those that it has read, each once.
+        """Checks that a plugin's exchange is of the trajectories that it was given and of those that it has read, each once.
 
         Args:
             read: Those that it has read; what it reads need not enter.
@@ -125,7 +125,7 @@ class SampledActions:
         _members(f"plugin {plugin}: marl_exchange", answer, [*given, *read], "trajectories", _name_of)
 
     def check_credit(self, plugin: str, hook: str, given: Sequence[Trajectory], answer: object) -> None:
-        """A plugin's credit is of the trajectories that it was given, all of them, each once, with their actions.
+        """Checks that a plugin's credit is of the trajectories that it was given, all of them, each once, with their actions.
 
         Raises:
             RunPaused: It is not.
@@ -140,7 +140,8 @@ class SampledActions:
         self.check(plugin, hook, given)
 
     def check_selection(self, plugin: str, given: Sequence[Row], answer: object) -> None:
-        """A plugin's selection is of the rows that it was given, each once, with a reason for each that is not in it.
+        """Checks that a plugin's selection is of the rows that it was given, each once, with a reason for each that is not in
+        it.
 
         Raises:
             RunPaused: It is not.
@@ -157,7 +158,7 @@ class SampledActions:
                 )
 
     def check_rows(self, plugin: str, hook: str, rows: Iterable[Row]) -> None:
-        """Rows are of actions that were sampled, and each has a finite reward.
+        """Checks that rows are of actions that were sampled, and each has a finite reward.
 
         Raises:
             RunPaused: They are not.

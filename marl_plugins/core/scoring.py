@@ -50,7 +50,7 @@ class Seen:
 
     @classmethod
     def of(cls, trajectory: Trajectory, action: Action) -> Seen:
-        """The view of an action: only its ancestors, because how far parallel branches have got depends on timing."""
+        """Returns the view of an action: only its ancestors, because how far parallel branches have got depends on timing."""
         unscored: dict[str, Any] = {"score": None, "unscored": "", "explanation": ""}
         before = tuple(replace(a, **unscored, notes={}) for a in trajectory.ancestors(action.path))
         t = trajectory
@@ -69,7 +69,7 @@ class SeenLast(Seen):
 
 
 def checked_score(score: float | None, of: str) -> float | None:
-    """A score, which must lie in [0, 1] or be None (missing).
+    """Returns a score, which must lie in [0, 1] or be None (missing).
 
     Raises:
         ValueError: It does not, or is no number; the scorer has a bug.
@@ -86,7 +86,8 @@ def checked_score(score: float | None, of: str) -> float | None:
 
 
 def reward_function_score(reward_func: Callable[..., Any], trajectory: Trajectory) -> float:
-    """The outcome by upstream's reward function (`reward_func(queries, prompts, labels)` of `--reward.remote_url file.py`).
+    """Returns the outcome by upstream's reward function (`reward_func(queries, prompts, labels)` of `--reward.remote_url
+    file.py`).
 
     Raises:
         ValueError: It returned something else than upstream takes.
@@ -103,7 +104,7 @@ def reward_function_score(reward_func: Callable[..., Any], trajectory: Trajector
 
 
 def set_outcome(trajectory: Trajectory, outcome: Outcome, roles: Collection[str]) -> None:
-    """Write a trajectory's outcome: the team's score, or each role's with their mean as the team's.
+    """Writes a trajectory's outcome: the team's score, or each role's with their mean as the team's.
 
     Args:
         roles: Those of the recipe.
@@ -141,7 +142,7 @@ class ScoreCollector:
         self._held: list[tuple[Action, Seen]] = []
 
     def acted(self, action: Action) -> None:
-        """Start to score an action; the last role's wait until it is known which of them is the last."""
+        """Starts to score an action; the last role's wait until it is known which of them is the last."""
         if self.score_action is None:
             return
         seen = Seen.of(self.trajectory, action)
@@ -151,7 +152,7 @@ class ScoreCollector:
             self._start(action, seen)
 
     def ended(self) -> None:
-        """The workflow has ended: score the last role's actions, the last of them with the label.
+        """Scores, once the workflow has ended, the last role's actions, the last of them with the label.
 
         The last is the one that the workflow returned, or else the deepest in the graph. A task without a label has none.
         """
@@ -195,7 +196,7 @@ class ScoreCollector:
         self.running[asyncio.create_task(score())] = action
 
     async def finish(self, seconds: float | None) -> None:
-        """Wait for the scores; one that does not come within `seconds` is missing, the others stay.
+        """Waits for the scores; one that does not come within `seconds` is missing, the others stay.
 
         Raises:
             Exception: What a scorer raises other than `InfrastructureFailure`.
@@ -211,7 +212,7 @@ class ScoreCollector:
 
 
 def of_answer(trajectory: Trajectory) -> str:
-    """The answer to a task, and which task it is, for a message."""
+    """Returns the answer to a task, and which task it is, for a message."""
     answer = "no answer" if trajectory.answer is None else f"the answer {trajectory.answer!r:.200}"
     return f"{answer} to task {trajectory.task.id!r}, sample {trajectory.sample},"
 
@@ -219,7 +220,7 @@ def of_answer(trajectory: Trajectory) -> str:
 async def score_outcome(
     trajectory: Trajectory, scorer: ScoreOutcome, seconds: float | None, roles: Collection[str]
 ) -> None:
-    """Write the outcome: the verifier's score, 0 for an agent failure (for every role), none where infrastructure failed.
+    """Writes the outcome: the verifier's score, 0 for an agent failure (for every role), none where infrastructure failed.
 
     A verifier that fails or exceeds `seconds` loses the trajectory to infrastructure, like any other failure there. Its wait in a
     queue does not count (`not_counted` of deadlines.py).
@@ -248,7 +249,7 @@ async def score_trajectory(
     roles: Sequence[str],
     seconds: float | None = None,
 ) -> None:
-    """Score a trajectory that has ended, in place of what scores it had: every action, then the outcome.
+    """Scores a trajectory that has ended, in place of what scores it had: every action, then the outcome.
 
     Args:
         action_scorer, outcome_scorer: None leaves the scores of the actions, or the outcome, as they are.

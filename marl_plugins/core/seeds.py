@@ -6,7 +6,7 @@ import hashlib
 
 
 def derive_seed(*key: int | str) -> int:
-    """A 31-bit seed from a key such as (run seed, step, task, sample, action).
+    """Returns a 31-bit seed from a key such as (run seed, step, task, sample, action).
 
     Equal keys give equal seeds in every process and Python version (no use of `hash`), so that results do not depend on
     batching or order and a resumed run repeats. 31 bits: vLLM and torch take signed 64-bit seeds, numpy 32-bit ones.

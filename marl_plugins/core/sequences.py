@@ -39,7 +39,7 @@ class TokenSequence:
 
 
 def sequences_of(rows: Sequence[Row], merge: bool = True) -> list[TokenSequence]:
-    """The sequences of some rows, in the order of their first rows.
+    """Returns the sequences of some rows, in the order of their first rows.
 
     A turn between two rows that is itself no row (it was left out) is shown in the sequence and not trained.
 

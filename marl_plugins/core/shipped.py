@@ -8,16 +8,16 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def data(name: str) -> Path:
-    """Folder `name` of the project: in the wheel it lies inside the package, in a checkout beside it."""
+    """Returns the folder `name` of the project: in the wheel it lies inside the package, in a checkout beside it."""
     inside = PACKAGE / "data" / name
     return inside if inside.is_dir() else PACKAGE.parent / name
 
 
 def recipes_root() -> Path:
-    """Folder of the shipped recipes."""
+    """Returns the folder of the shipped recipes."""
     return data("recipes")
 
 
 def shipped_recipes() -> list[Path]:
-    """All recipes that are shipped; the YAML beside them that is none is a workflow, whose name begins with `graph`."""
+    """Returns all recipes that are shipped; the YAML beside them that is none is a workflow, whose name begins with `graph`."""
     return sorted(path for path in recipes_root().glob("*/*.yaml") if not path.name.startswith("graph"))

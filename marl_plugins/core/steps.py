@@ -64,7 +64,7 @@ class Step(Protocol):
         """
 
     async def credited(self, trajectories: Sequence[Trajectory]) -> Sequence[Row] | None:
-        """Return the rows of whole tasks, credited and selected as at the step's end.
+        """Returns the rows of whole tasks, credited and selected as at the step's end.
 
         For a run in which no plugin needs the whole step (`Run.need_step` is empty). None as long as the run has not shown whether
         actions are scored.
@@ -82,22 +82,22 @@ class StepPart:
         """
 
     async def during_rollout(self) -> None:
-        """Work while the rollout runs; awaited at the rollout's end, before credit. What ends the rollout early cancels it."""
+        """Works while the rollout runs; awaited at the rollout's end, before credit. What ends the rollout early cancels it."""
 
     async def rows(self, rows: Sequence[Row]) -> None:
         """See the rows of the step, credited and selected, before their forward passes. Rows are not changed here."""
 
     async def prepared(self, prepared: Sequence[Any]) -> Sequence[Any]:
-        """Return the `PreparedRows` (marl_plugins.runtime.experience) that the policies are updated with, changed or not.
+        """Returns the `PreparedRows` (marl_plugins.runtime.experience) that the policies are updated with, changed or not.
 
         A part may add one of a policy that plays no role. A policy has one of them at most.
         """
         return prepared
 
     def ledger(self) -> Ledger | None:
-        """Return the account of the rows that the part has added in `prepared`; None where it adds none."""
+        """Returns the account of the rows that the part has added in `prepared`; None where it adds none."""
         return None
 
     def metrics(self) -> Mapping[str, float]:
-        """Return numbers of the step."""
+        """Returns the numbers of the step."""
         return {}

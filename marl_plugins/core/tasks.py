@@ -65,7 +65,7 @@ class FileTasks(list[Task]):
 
 
 def choose_keys(columns: Iterable[str], input_key: str | None, label_key: str | None) -> tuple[str, str | None]:
-    """The fields of prompt and label: those that were given, else the first of the usual names that exists."""
+    """Returns the fields of prompt and label: those that were given, else the first of the usual names that exists."""
     fields = choose_fields(columns, input_key, label_key)
     return fields.prompt, fields.label
 
@@ -84,8 +84,8 @@ def choose_fields(columns: Iterable[str], input_key: str | None, label_key: str 
 def read_tasks(
     path: Path, input_key: str | None = None, label_key: str | None = None, limit: int | None = None
 ) -> FileTasks:
-    """Tasks of a `.jsonl` file (one object per line), a `.json` file (a list of objects, or one list under any key), or a
-    `.csv` file (the first line names the fields; all values are texts).
+    """Returns the tasks of a `.jsonl` file (one object per line), a `.json` file (a list of objects, or one list under any
+    key), or a `.csv` file (the first line names the fields; all values are texts).
 
     A prompt is a string, or chat messages of which one is the user's.
 
@@ -373,7 +373,7 @@ def _empty(label: Any) -> str:
 
 
 def as_text(prompt: Any) -> Any:
-    """The user's message of a prompt given as chat messages, where there is one and nothing else; else unchanged."""
+    """Returns the user's message of a prompt given as chat messages, where there is one and nothing else; else unchanged."""
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], dict) and prompt[0].get("role") == "user":
         return prompt[0].get("content")
     return prompt
@@ -393,6 +393,6 @@ def epoch_order(count: int, run_seed: int, episode: int) -> list[int]:
 
 
 def batches(tasks: Sequence[Task], run_seed: int, episode: int, size: int) -> list[list[Task]]:
-    """The episode's batches of tasks; the last one may be smaller."""
+    """Returns the episode's batches of tasks; the last one may be smaller."""
     order = epoch_order(len(tasks), run_seed, episode)
     return [[tasks[i] for i in order[start : start + size]] for start in range(0, len(order), size)]

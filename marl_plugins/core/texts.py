@@ -10,7 +10,7 @@ from marl_plugins.core.problems import Problem, at
 
 
 def read_text(path: Path) -> str:
-    """Text of a regular file in UTF-8, without a byte-order mark.
+    """Returns the text of a regular file in UTF-8, without a byte-order mark.
 
     Raises:
         ConfigurationError: It cannot be read; a pipe is refused, because reading it would wait for whoever writes it.

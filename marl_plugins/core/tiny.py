@@ -26,7 +26,7 @@ def is_tiny(model: str) -> bool:
 
 
 def parse(model: str) -> dict[str, int]:
-    """Settings of a `tiny` model.
+    """Returns the settings of a `tiny` model.
 
     Raises:
         ConfigurationError: Unknown or wrong settings.
@@ -57,18 +57,18 @@ def parse(model: str) -> dict[str, int]:
 
 
 def parameters(model: str) -> int:
-    """Number of parameters of a `tiny` model, embeddings once."""
+    """Returns the number of parameters of a `tiny` model, embeddings once."""
     s = parse(model)
     return s["hidden"] * (BYTES + s["layers"] * (10 * s["hidden"] + 5) + 1)
 
 
 def count_tokens(messages: Iterable[tuple[str, str]]) -> int:
-    """Tokens of opening messages (role and text) in a tiny model's chat template, the generation prompt open."""
+    """Returns the tokens of opening messages (role and text) in a tiny model's chat template, the generation prompt open."""
     text = "".join(f"<{role}>\n{content}<eos>\n" for role, content in messages) + "<assistant>\n"
     return tokens_of(text)
 
 
 def tokens_of(text: str) -> int:
-    """Tokens of a text by itself."""
+    """Returns the tokens of a text by itself."""
     parts = re.split("|".join(SPECIAL), text)
     return sum(len(unicodedata.normalize("NFC", part).encode()) for part in parts) + len(parts) - 1

@@ -123,7 +123,7 @@ class Tool:
     functions: tuple[Function, ...] | None = None
 
     def function(self, name: str) -> Function | None:
-        """The function of a name, if the tool offers it."""
+        """Returns the function of a name, if the tool offers it."""
         return next((f for f in self.functions or () if f.name == name), None)
 
 
@@ -181,8 +181,8 @@ class OpenTools:
         await self._left.__aexit__(*error)
 
     async def run(self, wanted: Sequence[RequestedCall], action: Action | None = None) -> tuple[ToolResult, ...]:
-        """The results of the calls of one answer, or of the workflow, made in turn; in place of all that are beyond a tool's
-        limits, one that says so. Each is kept with the action, or else with the trajectory, once it is there.
+        """Returns the results of the calls of one answer, or of the workflow, made in turn; in place of all that are beyond a
+        tool's limits, one that says so. Each is kept with the action, or else with the trajectory, once it is there.
 
         The limits keep the agents' own calls from the trajectory's deadline, past which it counts as lost to infrastructure.
         """

@@ -192,7 +192,7 @@ class Action:
     """When its tools had answered, too."""
 
     def add_reward(self, term: str, value: float) -> None:
-        """Add a named term to the action's reward.
+        """Adds a named term to the action's reward.
 
         Raises:
             ValueError: The action has no reward; it is not trained on.
@@ -203,7 +203,7 @@ class Action:
         self.terms[term] = self.terms.get(term, 0.0) + value
 
     def change_score(self, score: float, term: str) -> None:
-        """Replace the score; the reward, where there is one, changes by as much, as a named term."""
+        """Replaces the score; the reward, where there is one, changes by as much, as a named term."""
         before, self.score = self.score, score
         if before is not None and self.reward is not None and score != before:
             self.add_reward(term, score - before)
@@ -258,7 +258,7 @@ class Action:
 
 
 def action_path(role: str, seen: tuple[str, ...], context_ids: Sequence[int], twins: Counter[str]) -> str:
-    """The path of a role's action that saw the actions at paths `seen` in the context `context_ids`.
+    """Returns the path of a role's action that saw the actions at paths `seen` in the context `context_ids`.
 
     Only actions that saw the very same are numbered by arrival, where nothing tells them apart anyway: `twins` counts them by
     the path of the first.
@@ -361,7 +361,7 @@ class Trajectory:
         return self.place, self.origin, self.sample
 
     def now(self) -> float:
-        """Seconds since the step's rollout began."""
+        """Returns seconds since the step's rollout began."""
         return time.monotonic() - self.rollout
 
     def outcome_of(self, role: str) -> float | None:
@@ -369,11 +369,11 @@ class Trajectory:
         return self.outcomes.get(role) if self.outcomes else self.outcome
 
     def lose(self, kind: str, detail: str) -> None:
-        """Lose the trajectory to infrastructure, which counts before the agents' own failure: it is never scored."""
+        """Loses the trajectory to infrastructure, which counts before the agents' own failure: it is never scored."""
         self.infrastructure_failure, self.detail, self.agent_failure = kind, detail, None
 
     def lost_after(self, seconds: float | None, unfinished: str) -> TrajectoryDeadline:
-        """`async with`: an infrastructure failure inside, or its deadline, loses the trajectory and raises nothing.
+        """Loses the trajectory to an infrastructure failure inside, or to its deadline, and raises nothing (`async with`).
 
         Args:
             unfinished: What had not happened by the deadline, for the detail.
@@ -381,13 +381,13 @@ class Trajectory:
         return TrajectoryDeadline(self, seconds, unfinished)
 
     def sort(self) -> None:
-        """Put the actions into an order that depends on the graph alone: by depth, then by path; and the workflow's calls into one
-        that depends on their content."""
+        """Puts the actions into an order that depends on the graph alone: by depth, then by path; and the workflow's calls
+        into one that depends on their content."""
         self.actions = in_graph_order(self.actions)
         self.tool_results = tuple(sorted(self.tool_results, key=lambda t: (t.tool, t.call, t.output)))
 
     def ancestors(self, path: str) -> list[Action]:
-        """The actions that the one at `path` depends on, directly or through others, ordered as by `sort`."""
+        """Returns the actions that the one at `path` depends on, directly or through others, ordered as by `sort`."""
         by_path = {a.path: a for a in self.actions}
         wanted, reached = list(by_path[path].parents), set()
         while wanted:
@@ -407,7 +407,7 @@ class Trajectory:
 
 
 def in_graph_order(actions: Sequence[Action]) -> list[Action]:
-    """Actions by their depth in the graph, then by path.
+    """Returns actions by their depth in the graph, then by path.
 
     Args:
         actions: With all ancestors of each that count; every one stands after those that it saw.

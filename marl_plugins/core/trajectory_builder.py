@@ -50,7 +50,7 @@ class Turn:
 
 
 def next_turn(chat: ChatFormat, before: Action | None, messages: Sequence[dict[str, str]], call: int) -> Turn:
-    """The turn that begins with some messages.
+    """Returns the turn that begins with some messages.
 
     Args:
         before: The conversation's last turn, which the messages follow; None: they open a conversation.
@@ -81,7 +81,7 @@ def digest_of_shown(turn: Turn | Action) -> str:
 
 
 def said_so_far(chat: ChatFormat, last: Action) -> list[dict[str, str]]:
-    """The messages of a conversation up to a turn, that included, as a chat template takes them."""
+    """Returns the messages of a conversation up to a turn, that included, as a chat template takes them."""
     turns = [last]
     while turns[-1].before is not None:
         turns.append(turns[-1].before)
@@ -100,7 +100,7 @@ class Branches:
         self._ended = False
 
     def enter(self) -> None:
-        """Note which branch asks.
+        """Notes which branch asks.
 
         Raises:
             CancelledError: The branch slept through the end of its trajectory.
@@ -123,7 +123,7 @@ class Branches:
                 raise result
 
     async def cancel(self, others: Iterable[asyncio.Task[Any]]) -> None:
-        """End what still runs for the trajectory, `others` too."""
+        """Ends what still runs for the trajectory, `others` too."""
         self._ended = True
         main = asyncio.current_task()
         mine = [task for task in (*self._tasks, *others) if task is not main]
@@ -187,7 +187,7 @@ class TrajectoryBuilder:
         score: Callable[[Trajectory], Awaitable[None]] | None = None,
         seconds: float | None = None,
     ) -> Trajectory:
-        """Run `work` and return the trajectory: finished, failed or lost, never an exception of the agents'.
+        """Runs `work` and returns the trajectory: finished, failed or lost, never an exception of the agents'.
 
         Args:
             work: Calls `answer` and `call_tool`, itself or through others; what it returns becomes the trajectory's answer.
@@ -231,7 +231,7 @@ class TrajectoryBuilder:
         continues: Action | None = None,
         notes: Mapping[str, Any] | None = None,
     ) -> Action:
-        """Show a role messages and return its last action: its only turn, or the one after which it calls no more tools.
+        """Shows a role messages and returns its last action: its only turn, or the one after which it calls no more tools.
 
         Args:
             messages: Chat messages (`role`, `content`): all that opens a conversation, or what follows the one continued.
@@ -255,7 +255,7 @@ class TrajectoryBuilder:
         return await self._converse(self.roles[role], messages, seen, continues, notes or {})
 
     async def call_tool(self, call: RequestedCall) -> ToolResult:
-        """Call a tool without a role: the result is the trajectory's and no action's.
+        """Calls a tool without a role: the result is the trajectory's and no action's.
 
         Raises:
             InfrastructureFailure: The tool is down.
@@ -337,7 +337,7 @@ def calls_of(spec: RoleSpec, action: Action) -> list[RequestedCall]:
 
 
 def check_continues(role: str, action: object, known: Mapping[str, Action]) -> None:
-    """Raise `InvalidCall` where a call of a role continues something else than one of the role's `known` actions, by path."""
+    """Raises `InvalidCall` where a call of a role continues something else than one of the role's `known` actions, by path."""
     if not isinstance(action, Action):
         raise InvalidCall(f"role {role!r}: continues takes an action of the role, got {type(action).__name__}", None)
     if known.get(action.path) is not action:
@@ -385,7 +385,7 @@ def room_after(spec: RoleSpec, turn: Turn) -> int:
 
 
 def agent_failure_in(error: AgentFailure | BaseExceptionGroup[BaseException]) -> AgentFailure:
-    """The agents' failure, also out of the group that an `asyncio.TaskGroup` of the workflow makes of it.
+    """Returns the agents' failure, also out of the group that an `asyncio.TaskGroup` of the workflow makes of it.
 
     Raises:
         RunEnded: The group holds one; nothing else counts then.

@@ -49,7 +49,7 @@ def to_record(trajectory: Trajectory, trainer_logprobs: bool = True, tokens: boo
 
 
 def from_record(record: Mapping[str, Any]) -> Trajectory:
-    """Read back what `to_record` wrote, in this or an earlier release of the same schema; what that left out is empty.
+    """Reads back what `to_record` wrote, in this or an earlier release of the same schema; what that left out is empty.
 
     Raises:
         ValueError: The record is of something else, or has another schema.

@@ -118,7 +118,8 @@ class RoleCalls:
         place: str,
         notes: Mapping[str, Any] | None = None,
     ) -> RoleCall:
-        """A call of a role, which begins when it is awaited: for `roles.NAME(...)`, and for workflows that are no Python.
+        """Returns a call of a role, which begins when it is awaited: for `roles.NAME(...)`, and for workflows that are no
+        Python.
 
         Raises:
             KeyError: There is no such role.
@@ -128,7 +129,7 @@ class RoleCalls:
         return made
 
     async def answer(self, call: RoleCall) -> Action:
-        """Make a call.
+        """Makes a call.
 
         Raises:
             InvalidCall: The workflow calls the role wrongly; the call remembers it too.
@@ -173,7 +174,7 @@ class RoleCalls:
             raise InvalidCall(f"{role} was called with the wrong fields: {error.args[0]}", place) from None
 
     def refuse_unawaited(self, value: Any, what: str, place: str | None) -> None:
-        """Raise `InvalidCall` where a workflow passes on a call itself instead of its answer."""
+        """Raises `InvalidCall` where a workflow passes on a call itself instead of its answer."""
         if not inspect.isawaitable(value):
             return
         waiting = [value] if isinstance(value, RoleCall) else self.unawaited
@@ -183,7 +184,7 @@ class RoleCalls:
         raise InvalidCall(f"{what} a call that is not awaited; write `await` before it", place)
 
     async def refuse_forgotten(self) -> None:
-        """Raise `InvalidCall` where the workflow has ended without awaiting one of its calls."""
+        """Raises `InvalidCall` where the workflow has ended without awaiting one of its calls."""
         if self.unawaited:
             await asyncio.sleep(0)  # those of new tasks begin, or are cancelled
         for call in self.unawaited:
@@ -223,17 +224,17 @@ def _reads_attribute(frame: FrameType) -> bool:
 
 
 def forgotten(call: RoleCall) -> InvalidCall:
-    """The mistake of a call that the workflow does not await."""
+    """Returns the mistake of a call that the workflow does not await."""
     return InvalidCall(f"role {call.spec.name!r} is called, and nobody awaits it; write `await` before it", call.place)
 
 
 def calls_of(roles: Roles) -> RoleCalls:
-    """All calls that a workflow has made of its roles so far."""
+    """Returns all calls that a workflow has made of its roles so far."""
     return roles._calls
 
 
 def builder_of(roles: Roles) -> TrajectoryBuilder:
-    """The builder of a workflow's trajectory, for code that has messages in place of fields."""
+    """Returns the builder of a workflow's trajectory, for code that has messages in place of fields."""
     return roles._calls.builder
 
 
@@ -306,7 +307,7 @@ async def run_workflow(
     rollout: float | None = None,
     origin: str = "",
 ) -> Trajectory:
-    """Run a workflow on one task and return its trajectory: finished, failed or lost, never an exception of the agents'.
+    """Runs a workflow on one task and returns its trajectory: finished, failed or lost, never an exception of the agents'.
 
     The arguments are those of `TrajectoryBuilder` and of its `build`.
 

@@ -40,14 +40,14 @@ class Workspace(Protocol):
         """The manifest, by path."""
 
     async def opened(self) -> Path:
-        """The folder, made now if it was not there.
+        """Returns the folder, made now if it was not there.
 
         Raises:
             InfrastructureFailure: There is no room for it, or a file of the task cannot be read.
         """
 
     async def note(self, writer: str) -> tuple[str, ...]:
-        """Bring the manifest up to date: what has appeared or changed since the last time was written by `writer`.
+        """Brings the manifest up to date: what has appeared or changed since the last time was written by `writer`.
 
         Returns:
             The paths of what has appeared or changed.
@@ -75,7 +75,7 @@ def path_problem(path: str) -> str:
 
 
 def folders_of(paths: Collection[str]) -> set[str]:
-    """The folders that files lie in, by the files' paths."""
+    """Returns the folders that files lie in, by the files' paths."""
     return {str(folder) for path in paths for folder in PurePosixPath(path).parents} - {"."}
 
 

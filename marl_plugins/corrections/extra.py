@@ -33,7 +33,7 @@ class CorrectedAction:
 
 
 def corrected_actions(rows: Sequence[Row], tokenizer: Any, longest: int) -> tuple[list[CorrectedAction], int]:
-    """Return the corrected actions among rows that can be trained on, and the number of those that are too long.
+    """Returns the corrected actions among rows that can be trained on, and the number of those that are too long.
 
     Args:
         longest: Tokens of a context with its correction, at most.
@@ -71,7 +71,7 @@ class CorrectedActions:
 
 
 def token_weights(actions: Sequence[CorrectedAction], layout: Layout) -> list[float]:
-    """The weight of each token of a corrected action: its coefficient, divided by the M of its optimiser step."""
+    """Returns the weight of each token of a corrected action: its coefficient, divided by the M of its optimiser step."""
     weights = [0.0] * len(actions)
     for step in range(layout.steps):
         window = slice(step * layout.accumulation, (step + 1) * layout.accumulation)
@@ -88,7 +88,8 @@ def token_weights(actions: Sequence[CorrectedAction], layout: Layout) -> list[fl
 
 
 def correction_experience(action: CorrectedAction, weight: float, like: Experience) -> Experience:
-    """A corrected action in the form of the rows' experiences: its advantages are the weights of its tokens, its mask is empty.
+    """Returns a corrected action in the form of the rows' experiences: its advantages are the weights of its tokens, its mask
+    is empty.
 
     Args:
         like: One of them.

@@ -24,7 +24,7 @@ class CorrectionsLoss(Extension):
     """Sum of the weights of all tokens of the next fit on all ranks; None: it has no corrected actions."""
 
     def expect(self, weight: float) -> None:
-        """Announce a fit with corrected actions on some rank."""
+        """Announces a fit with corrected actions on some rank."""
         self.weight, self.loss = weight, 0.0
 
     def fitted(self, status: dict[str, Any]) -> None:
@@ -35,7 +35,7 @@ class CorrectionsLoss(Extension):
     def training_step(
         self, following: TrainingStep, experience: Any, kl_coef: float, number: int, counts: dict[str, Any]
     ) -> dict[str, Any]:
-        """Cross-entropy on corrected actions, whose advantages are the weights of their tokens.
+        """Returns the cross-entropy on corrected actions, whose advantages are the weights of their tokens.
 
         The loss is scaled as upstream's (utils/loss_utils.py:57-77): DeepSpeed divides by the accumulation and the ranks.
         """

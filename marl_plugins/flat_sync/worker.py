@@ -34,15 +34,15 @@ class Bucket:
     shapes: Mapping[str, torch.Size]
 
     def pack(self, values: Iterable[Tensor]) -> Tensor:
-        """The parameters' values, in the order of their names, as one tensor (elements,)."""
+        """Returns the parameters' values, in the order of their names, as one tensor (elements,)."""
         return torch.cat([value.detach().reshape(-1) for value in values])
 
     def empty(self, device: Any) -> Tensor:
-        """Room for what `pack` gives."""
+        """Makes room for what `pack` gives."""
         return torch.empty(sum(map(math.prod, self.shapes.values())), dtype=self.dtype, device=device)
 
     def unpack(self, flat: Tensor) -> list[tuple[str, Tensor]]:
-        """Each parameter's name and value, a view of `flat`."""
+        """Returns each parameter's name and value, a view of `flat`."""
         values = torch.split(flat, [math.prod(shape) for shape in self.shapes.values()])
         return [(name, value.view(shape)) for (name, shape), value in zip(self.shapes.items(), values, strict=True)]
 
@@ -68,7 +68,7 @@ class FlatSync(Extension):
 
 
 def send(trainer: Any, limit: int) -> None:
-    """Bring the engines to the policy's weights; called on every rank.
+    """Brings the engines to the policy's weights; called on every rank.
 
     Args:
         trainer: Upstream's `ActorPPOTrainer`, whose group, engines and flags are taken.

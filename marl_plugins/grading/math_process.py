@@ -24,7 +24,7 @@ BEGUN, YES, NO = b"b", b"1", b"0"
 
 
 def serve(control: socket.socket) -> None:
-    """Answer questions, each in a process of its own, as many at a time as there are cores."""
+    """Answers questions, each in a process of its own, as many at a time as there are cores."""
     for text in USUAL:  # fills the caches of its parser before the first fork: a question then takes milliseconds
         compare(text, text + "+1")
     running, most = 0, os.cpu_count() or 1
@@ -47,7 +47,7 @@ def serve(control: socket.socket) -> None:
 
 
 def answer_one(connection: socket.socket) -> None:
-    """Answer one question, and say before that its time has begun."""
+    """Answers one question, and says before that its time has begun."""
     connection.sendall(BEGUN)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # its signal ends the process, whatever it is doing

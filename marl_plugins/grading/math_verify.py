@@ -65,7 +65,7 @@ async def _hand_over(control: socket.socket, end: socket.socket) -> None:
 
 @functools.cache
 def helper() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """The process that runs math-verify, and the socket that it is asked through; it ends when that is closed."""
+    """Returns the process that runs math-verify, and the socket that it is asked through; it ends when that is closed."""
     ours, theirs = socket.socketpair()
     with theirs:  # -P: the modules beside that file are no libraries
         process = subprocess.Popen(

@@ -41,9 +41,8 @@ RAISED = re.compile(r"([\d)}\]πa-zA-Z]?)([⁺⁻]?[⁰¹²³⁴-⁹]+|[₊₋]?
 
 
 def plain(text: str) -> str:
-    """A text whose numbers are written with ASCII alone: digits of all scripts, fractions of one sign, raised and lowered digits
-    (but of units: `m²`), words for a minus and for powers of ten.
-    """
+    """Returns a text whose numbers are written with ASCII alone: digits of all scripts, fractions of one sign, raised and
+    lowered digits (but of units: `m²`), words for a minus and for powers of ten."""
     text = re.sub(r"\.{2,}", "\u2026", text.replace("\u2212", "-").replace("\u2013", "-"))
     text = re.sub(r"[\x00-\x08\x0e-\x1f\u200b-\u200f\u2060\ufeff]", "", text)
     if not text.isascii():
@@ -62,7 +61,7 @@ def _marked(found: re.Match[str]) -> str:
 
 
 def number(text: str) -> Fraction | None:
-    """The text as a number if it is one and nothing else, or None; also where it has more digits than anybody needs."""
+    """Returns the text as a number if it is one and nothing else, or None; also where it has more digits than anybody needs."""
     text = text.replace("\u2212", "-").replace("$", "").strip()
     if len(text) > LONGEST_CHARS:
         return None

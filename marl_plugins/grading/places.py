@@ -39,7 +39,7 @@ OPEN = re.compile(r"0[\s,;/&*_$]+(?:(?:and|to)\s+)?[*_$]*0|\bor\b", re.IGNORECAS
 
 
 def boxed(text: str) -> str | None:
-    """The content of the last \\boxed{...}; empty where it is cut off, None without any."""
+    """Returns the content of the last \\boxed{...}; empty where it is cut off, None without any."""
     start = text.rfind("\\boxed{")
     if start < 0:
         return None
@@ -101,7 +101,7 @@ def _bare(text: str) -> str:
 
 
 def final(text: str) -> str:
-    """The number that is a text's answer, with the whole expression that it is a part of; empty where there is none.
+    """Returns the number that is a text's answer, with the whole expression that it is a part of; empty where there is none.
 
     A sum or a product that was not carried out (`2+3`, `12*7`) is none.
     """
@@ -138,9 +138,9 @@ def _expression(text: str, *, first: bool) -> str:
 
 
 def lone_number(text: str) -> str:
-    """The number of a text that says one figure: the only one; the one that it begins with (`4310 cents (43.10 euros)`); or the
-    last one, after a colon or a verb (`in 2025: 4310`). Empty without one, or where it leaves open which one (`34 or 35`, `10 20`).
-    """
+    """Returns the number of a text that says one figure: the only one; the one that it begins with (`4310 cents (43.10
+    euros)`); or the last one, after a colon or a verb (`in 2025: 4310`). Empty without one, or where it leaves open which one
+    (`34 or 35`, `10 20`)."""
     text = plain(text)
     found = list(re.finditer(FIGURE, text))
     if not found or OPEN.search(re.sub(FIGURE, "0", text)):

@@ -30,7 +30,7 @@ def mild(names: tuple[str, ...] = ()) -> dict[str, str]:
 
 
 def fenced(program: str) -> str:
-    """A program in a block of Markdown."""
+    """Returns a program in a block of Markdown."""
     return f"```python\n{program}\n```"
 
 

@@ -66,7 +66,7 @@ def _final(text: str, label: str) -> str:
 
 
 def accepted(label: Any) -> list[str]:
-    """The answers that a label accepts: a JSON list has several, and so has `80 or 81 (both were accepted)`."""
+    """Returns the answers that a label accepts: a JSON list has several, and so has `80 or 81 (both were accepted)`."""
     if isinstance(label, list):
         return [one for each in label for one in accepted(each)]
     text = str(label)
@@ -142,7 +142,7 @@ async def _same_parts(mine: list[str], theirs: list[str], ordered: bool) -> bool
 
 
 def clean(text: str) -> str:
-    """A final answer without what only typesets it."""
+    """Returns a final answer without what only typesets it."""
     text = plain(text).replace("{,}", ",").replace("\\$", "")
     text = text.replace("π", "\\pi ").replace("×", "\\times ").replace("·", "\\cdot ").replace("°", "^\\circ")
     text = re.sub(r"(?:√|\\sqrt(?![a-z{\[]))\s*(\d+(?:\.\d+)?|[A-Za-z])", r"\\sqrt{\1}", text)

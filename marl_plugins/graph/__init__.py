@@ -25,7 +25,7 @@ class WorkflowCache(dict[tuple[str, ...], "Workflow"]):
 
 @hookimpl
 def marl_workflow(run: Run) -> Workflow | None:
-    """The graph of a recipe whose workflow is a YAML file.
+    """Returns the graph of a recipe whose workflow is a YAML file.
 
     Raises:
         ConfigurationError: All that is wrong with it.

@@ -40,7 +40,7 @@ class Compiler:
         self.problems: list[Problem] = []
 
     def compile(self, name: str) -> Graph | None:
-        """The graph in a file; None where it has problems."""
+        """Returns the graph in a file; None where it has problems."""
         found = self.files.read(name, self.problems)
         if found is None:
             return None
@@ -48,7 +48,7 @@ class Compiler:
         return self.graph(config, Level(spot, "", source, config.nodes, self.problems, calls=((name, ""),)))
 
     def graph(self, config: grammar.GraphConfig, level: Level) -> Graph | None:
-        """A graph; None where it has problems."""
+        """Returns a graph; None where it has problems."""
         before, spot = len(self.problems), level.spot
         level.budget = config.budget
         made = [self.node(name, index, level) for index, name in enumerate(level.specs)]
@@ -80,7 +80,7 @@ class Compiler:
         return nodes.Choice(config.role, fields, level.address_of("choose"), spot.line)
 
     def node(self, name: str, index: int, level: Level) -> Node | None:
-        """A node; None where it has problems."""
+        """Returns a node; None where it has problems."""
         spot, spec = level.spot.below("nodes", name), level.specs[name]
         level.check_name(name, spot)
         kinds = [kind for kind in grammar.KINDS if kind in spec]
@@ -150,7 +150,7 @@ class Compiler:
         own: tuple[str, ...],
         after: Callable[[Level], None] | None = None,
     ) -> tuple[Graph | None, tuple[str, ...]]:
-        """The graph in a node, and the names from outside that it sees, on which the node depends therefore.
+        """Returns the graph in a node, and the names from outside that it sees, on which the node depends therefore.
 
         Args:
             own: Names that belong to it beside its nodes.
@@ -180,7 +180,7 @@ class Compiler:
 
 
 def circles(made: Sequence[Node], level: Level) -> list[Problem]:
-    """The nodes that wait for each other."""
+    """Returns the nodes that wait for each other."""
     try:
         graphlib.TopologicalSorter({node.name: [_name(made, n) for n in node.waits] for node in made}).prepare()
     except graphlib.CycleError as error:
@@ -258,7 +258,7 @@ def map_maker(compiler: Compiler, config: grammar.MapNode, draft: Draft) -> Make
 
 
 def unbounded(over: Expression, draft: Draft) -> list[Problem]:
-    """The problem with a map over a list that agents may make as long as they like."""
+    """Returns the problem with a map over a list that agents may make as long as they like."""
     for name in over.names:
         spec = draft.level.spec_of(name)
         read = spec.get("read") if isinstance(spec, dict) else None

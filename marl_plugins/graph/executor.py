@@ -113,7 +113,7 @@ class Progress:
         self.decided: Sources = ()
 
     async def to_the_end(self) -> None:
-        """Settle every node.
+        """Settles every node.
 
         Raises:
             AgentFailure: Of the first node in the order of the file that has failed.

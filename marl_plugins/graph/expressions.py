@@ -300,7 +300,7 @@ def _said(error: Exception) -> str:
 
 
 def written(value: Any) -> str:
-    """A value of YAML as the text of an expression: a text is one, and in lists and mappings each item is."""
+    """Returns a value of YAML as the text of an expression: a text is one, and in lists and mappings each item is."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):

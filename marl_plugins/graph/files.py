@@ -74,7 +74,7 @@ class Files:
         self.names: list[str] = []
 
     def read(self, name: str, problems: list[Problem]) -> Found | None:
-        """The graph of a file; None with its problems."""
+        """Returns the graph of a file; None with its problems."""
         try:
             tree = read_recipe(self.folder / name, "a graph, which is a mapping of keys, as in `nodes: {...}`")
         except ConfigurationError as error:
@@ -86,7 +86,7 @@ class Files:
         return None if config is None else (Source(name, tree.origins, config.graphs), config, Spot(tree.origins))
 
     def called(self, name: str, source: Source, spot: Spot, problems: list[Problem]) -> Found | None:
-        """The graph that a node calls, by its name in the same file, or in a file of its own.
+        """Returns the graph that a node calls, by its name in the same file, or in a file of its own.
 
         Args:
             source: The file in which the node stands.

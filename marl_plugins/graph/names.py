@@ -60,7 +60,7 @@ class Level:
         return hard, tuple(name for name in self.softly if name not in mine and name not in hard)
 
     def spec_of(self, name: str) -> Any:
-        """The node of a name, in this graph or around it; None where it is none."""
+        """Returns the node of a name, in this graph or around it; None where it is none."""
         if name in self.specs:
             return self.specs[name]
         return None if name in self.own or self.around is None else self.around.spec_of(name)
@@ -69,7 +69,7 @@ class Level:
         return f"{self.address}.{name}" if self.address else name
 
     def check_name(self, name: str, spot: Spot) -> None:
-        """Note why a node, or another value, cannot have a name."""
+        """Notes why a node, or another value, cannot have a name."""
         taken = name in RESERVED or (name in self.specs and name in self.own)
         taken = taken or (self.around is not None and name in self.around.names)
         if name.isidentifier() and not (name.startswith("_") or keyword.iskeyword(name) or taken):
@@ -79,7 +79,7 @@ class Level:
         self.problems.append(Problem("graph.name", spot.where, f"{name!r}, which {why}", expected))
 
     def expression(self, value: Any, spot: Spot, what: str, *, counting: bool = False) -> Expression | None:
-        """An expression, whose names are noted; None where it has problems.
+        """Returns an expression, whose names are noted; None where it has problems.
 
         Args:
             what: What it is, for messages at run time.
@@ -146,7 +146,7 @@ class Draft:
     firsts: list[tuple[str, ...]] = field(default_factory=list)
 
     def needs(self, hard: Iterable[str], others: Iterable[str] = ()) -> None:
-        """Note names that it cannot do without, and others that it reads."""
+        """Notes names that it cannot do without, and others that it reads."""
         hard = list(hard)
         self.hard |= dict.fromkeys(hard)
         self.reads |= dict.fromkeys((*hard, *others))
@@ -157,11 +157,11 @@ class Draft:
         return list(dict.fromkeys((*self.reads, *(name for names in self.firsts for name in names))))
 
     def what(self, *key: str) -> str:
-        """A key of it, in messages at run time."""
+        """Returns a key of it, for messages at run time."""
         return f"node {self.name!r}, {'.'.join(key)}"
 
     def expression(self, value: Any, *key: str, counting: bool = False, own: bool = False) -> Expression | None:
-        """An expression that decides or makes what the node does.
+        """Returns an expression that decides or makes what the node does.
 
         Args:
             counting: Whether it may read `done` and `left`.

@@ -253,12 +253,12 @@ class GraphCallNode(BodyNode):
 
 
 def as_result(value: Any, sources: Sources) -> Result:
-    """The value of an expression as a node's result, with the node's sources."""
+    """Returns the value of an expression as a node's result, with the node's sources."""
     return value.of(sources) if isinstance(value, Result) else Result(value, sources=sources)
 
 
 def sources_of(expression: Expression, scope: Scope) -> Sources:
-    """The actions on which an expression's names depend."""
+    """Returns the actions on which an expression's names depend."""
     return union(scope[name].sources for name in expression.used_in(scope))
 
 
@@ -335,7 +335,7 @@ class Graph:
         return any(name in self.index for name in (*always, *(names[0] for names in firsts if names)))
 
     def spared(self, scope: Scope) -> Sources:
-        """The actions that have decided that nothing has ended all."""
+        """Returns the actions that have decided that nothing has ended all."""
         return union(scope[name].sources for name in self.failing)
 
     def given(self, scope: Scope) -> Result | Absence:

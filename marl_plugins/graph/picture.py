@@ -41,7 +41,7 @@ def about(node: Node) -> str:
 
 
 def outline(graph: Graph, depth: int = 0) -> list[str]:
-    """A line per node: what it waits for, its name, what it does, and when."""
+    """Returns a line per node: what it waits for, its name, what it does, and when."""
     lines = []
     for node in graph.nodes:
         before = ", ".join(graph.nodes[index].name for index in node.waits)
@@ -54,7 +54,7 @@ def outline(graph: Graph, depth: int = 0) -> list[str]:
 
 
 def mermaid(graph: Graph) -> str:
-    """A Mermaid flowchart: boxes are loops, maps and graphs; a dashed arrow has a condition on it."""
+    """Returns a Mermaid flowchart: boxes are loops, maps and graphs; a dashed arrow has a condition on it."""
     return "\n".join(["flowchart TD", *_part(graph, "    "), *_edges(graph, "    ")])
 
 

@@ -88,7 +88,7 @@ class ReadForm:
         return kind is None or (isinstance(value, KINDS[kind]) and (kind == "truth" or not isinstance(value, bool)))
 
     def example(self, value: Any = None) -> str:
-        """An answer in this form, which says a value."""
+        """Returns an answer in this form, which says a value."""
         said = "a word" if value is None else value
         match self.form:
             case "json":
@@ -106,7 +106,7 @@ class ReadForm:
 
 
 def said_as(kind: str, value: Any) -> Any:
-    """A value as one of a kind; a sample of the kind where it cannot be."""
+    """Returns a value as one of a kind; a sample of the kind where it cannot be."""
     if kind == "list" and value is not None:
         return [value]
     fits = isinstance(value, KINDS[kind]) and (kind == "truth") == isinstance(value, bool)
@@ -114,7 +114,7 @@ def said_as(kind: str, value: Any) -> Any:
 
 
 def object_in(text: str) -> dict[str, Any] | None:
-    """The first JSON object in a text, of those that begin at its first braces; None where there is none.
+    """Returns the first JSON object in a text, of those that begin at its first braces; None where there is none.
 
     Numbers that are not finite, and texts that are no Unicode, make it none: neither could be shown to anybody.
     """
@@ -152,7 +152,7 @@ def tagged(text: str, name: str) -> str | None:
 
 
 def fenced(text: str, language: str) -> str | None:
-    """The last closed block between fences, of a language or of any."""
+    """Returns the last closed block between fences, of a language or of any."""
     found: str | None = None
     block: list[str] | None = None
     wanted = False
@@ -169,6 +169,6 @@ def fenced(text: str, language: str) -> str | None:
 
 
 def number_in(text: str) -> int | float | None:
-    """The number that a text is, of at most 30 digits before and after the point."""
+    """Returns the number that a text is, of at most 30 digits before and after the point."""
     match = NUMBER.fullmatch(text.strip())
     return None if match is None else float(match[0]) if match[1] else int(match[0])

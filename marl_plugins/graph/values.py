@@ -57,7 +57,7 @@ class Result:
         return bool(self.value)
 
     def of(self, sources: Sources, rounds: int = 0) -> Result:
-        """The same result, as another node's."""
+        """Returns the same result, as another node's."""
         return Result(self.value, self._text, self.output, self.ok, rounds or self.rounds, sources, self.action)
 
 
@@ -80,7 +80,7 @@ class Absence:
 
 
 def union(parts: Iterable[Sources]) -> Sources:
-    """All actions of some sources, each once, in order."""
+    """Returns all actions of some sources, each once, in order."""
     found = [part for part in parts if part]
     if len(found) <= 1:
         return found[0] if found else ()
@@ -88,12 +88,12 @@ def union(parts: Iterable[Sources]) -> Sources:
 
 
 def plain(value: Any) -> Any:
-    """A result's value; anything else is itself."""
+    """Returns a result's value; anything else is itself."""
     return value.value if isinstance(value, Result) else value
 
 
 def attribute(value: Any, name: str) -> Any:
-    """`value.name` of an expression: of a result, or an entry of a mapping; of what was skipped it is that itself.
+    """Returns `value.name` of an expression: of a result, or an entry of a mapping; of what was skipped it is that itself.
 
     Raises:
         AttributeError: It has none.
@@ -119,7 +119,8 @@ def kind_of(value: Any) -> str:
 
 
 def as_field(value: Any) -> Any:
-    """A value as a role is given it: a text, or a list of texts, which is joined with blank lines; mappings become JSON."""
+    """Returns a value as a role is given it: a text, or a list of texts, which is joined with blank lines; mappings become
+    JSON."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
@@ -128,7 +129,7 @@ def as_field(value: Any) -> Any:
 
 
 def as_text(value: Any) -> str:
-    """A value as a role is shown it."""
+    """Returns a value as a role is shown it."""
     field = as_field(value)
     return "\n\n".join(field) if isinstance(field, list) else str(field)
 

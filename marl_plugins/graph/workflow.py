@@ -55,7 +55,7 @@ class GraphWorkflow(WorkflowFile):
         return given.action if given.action is not None else None if given.value is None else as_text(given.value)
 
     def watched(self, watch: Watch) -> GraphWorkflow:
-        """The same workflow, whose conditions somebody else decides."""
+        """Returns the same workflow, whose conditions somebody else decides."""
         return GraphWorkflow(self.graph, self.files, watch)
 
     def explorer(self) -> Explorer:
@@ -75,7 +75,7 @@ class GraphWorkflow(WorkflowFile):
 
 
 def read_workflow(run: Run) -> GraphWorkflow:
-    """The workflow of a run's graph.
+    """Returns the workflow of a run's graph.
 
     Raises:
         ConfigurationError: All that is wrong with it.

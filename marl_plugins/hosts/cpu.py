@@ -26,7 +26,7 @@ DEVICE = "MARL_PLUGINS_DEVICE"
 
 
 def device() -> str:
-    """`MARL_PLUGINS_DEVICE`, else `cuda` if an accelerator is visible, else `cpu`; torch is not imported.
+    """Returns `MARL_PLUGINS_DEVICE`, else `cuda` if an accelerator is visible, else `cpu`; torch is not imported.
 
     Raises:
         ConfigurationError: The variable names another device.
@@ -42,7 +42,7 @@ def device() -> str:
 
 
 def environment() -> dict[str, str]:
-    """Environment of every process of a run on CPU; the user's settings take precedence."""
+    """Returns the environment of every process of a run on CPU; the user's settings take precedence."""
     ours = {
         DEVICE: "cpu",
         "DS_ACCELERATOR": "cpu",
@@ -81,7 +81,7 @@ def without_accelerator() -> bool:
 
 
 def install() -> None:
-    """Prepare this process for upstream without an accelerator; does nothing where there is one."""
+    """Prepares this process for upstream without an accelerator; does nothing where there is one."""
     if not without_accelerator():
         return
     for name, value in environment().items():
@@ -103,7 +103,7 @@ def install() -> None:
 
 
 def touch_memory(count: int) -> None:
-    """Touch so many bytes for what this process allocates later.
+    """Touches so many bytes for what this process allocates later.
 
     Memory that a process touches for the first time takes ten times as long as copying does. glibc's allocator is told to take
     large blocks from its heap too and to keep what is freed (mallopt(3): M_MMAP_MAX, M_TRIM_THRESHOLD).
@@ -134,7 +134,8 @@ def engine_dtype() -> str:
 
 
 def bfloat16_linear(linear: Any) -> Any:
-    """`torch.nn.functional.linear` that multiplies bfloat16 as float32 and rounds the product, as oneDNN's own products do.
+    """Returns a `torch.nn.functional.linear` that multiplies bfloat16 as float32 and rounds the product, as oneDNN's own
+    products do.
 
     Copies in float32 live as long as a product takes: what is kept for the backward pass is what it would have been.
     """
@@ -208,7 +209,7 @@ def flash_attn_stand_in() -> Iterator[None]:
 
 
 def fork_engine_processes() -> None:
-    """Start vLLM's engine process by fork: a spawned one imports everything again, about five seconds of CPU each.
+    """Starts vLLM's engine process by fork: a spawned one imports everything again, about five seconds of CPU each.
 
     vLLM forces `spawn` on CPU and inside Ray actors (vllm/platforms/cpu.py:347, utils/system_utils.py:126-165), for reasons
     that do not apply here: no accelerator context exists, and the child does not use Ray. The child dies with its parent;
@@ -226,13 +227,13 @@ def fork_engine_processes() -> None:
 
 
 def die_with_parent() -> None:
-    """Have this process end when the thread that started it does, however that ends."""
+    """Has this process end when the thread that started it does, however that ends."""
     parent_death_signal = 1  # PR_SET_PDEATHSIG of linux/prctl.h
     ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)
 
 
 def make_adam_resumable(optimizer: Any) -> None:
-    """Make the bias correction of DeepSpeed's CPU Adam depend on the step only.
+    """Makes the bias correction of DeepSpeed's CPU Adam depend on the step only.
 
     The operator multiplies beta^t up from step to step, and computes it as a power after a gap (cpu_adam.h:60-82 of 0.19.6), so
     a resumed run's first step differs from the uninterrupted run's in the last bit. A call with no elements and another step

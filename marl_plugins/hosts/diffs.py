@@ -39,13 +39,13 @@ class Patch:
 
 
 def split_lines(text: bytes) -> list[bytes]:
-    """Lines with their ends; only a line feed ends a line, so that carriage returns are kept."""
+    """Returns lines with their ends; only a line feed ends a line, so that carriage returns are kept."""
     lines = text.split(b"\n")
     return [line + b"\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
 
 
 def read_patch(text: bytes, name: str) -> Patch:
-    """A patch that changes lines of existing files, after any header text.
+    """Returns a patch that changes lines of existing files, after any header text.
 
     Raises:
         ConfigurationError: It is not such a patch, or incomplete.
@@ -109,7 +109,7 @@ def _not_understood(name: str, lines: Sequence[bytes], number: int, why: str) ->
 
 
 def apply_hunks(text: bytes, hunks: Sequence[Hunk], *, reverse: bool = False) -> bytes:
-    """The text with all hunks applied, or with `reverse` removed.
+    """Returns the text with all hunks applied, or with `reverse` removed.
 
     Raises:
         DoesNotApply: At least one of them does not.

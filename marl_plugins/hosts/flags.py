@@ -175,12 +175,12 @@ FLAGS = _build_table()
 
 
 def flags_of(version: str) -> set[str]:
-    """The flags of the table that a release of upstream has."""
+    """Returns the flags of the table that a release of upstream has."""
     return {name for name, flag in FLAGS.items() if concerns(flag.releases, version)}
 
 
 def table() -> str:
-    """The table as Markdown, for `docs/flags.md`."""
+    """Returns the table as Markdown, for `docs/flags.md`."""
     lines = ["| flag | here | note |", "|---|---|---|"]
     for name, flag in sorted(FLAGS.items()):
         only = f"only with estimator {', '.join(flag.estimators)}" if flag.estimators else ""

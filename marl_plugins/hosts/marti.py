@@ -128,7 +128,7 @@ class Defect(NamedTuple):
 
 
 def recognise(root: Path) -> str | None:
-    """`V2`, `V01` or `MAPPA` by layout and `version.txt`; None for anything else."""
+    """Returns `V2`, `V01` or `MAPPA` by layout and `version.txt`; None for anything else."""
     package = _package(root)
     if package is None:
         return None
@@ -142,7 +142,7 @@ def recognise(root: Path) -> str | None:
 
 
 def check(root: Path) -> list[Finding]:
-    """All that can be found out without running a checkout; `root` contains the package `marti`, or is it."""
+    """Returns all that can be found out without running a checkout; `root` contains the package `marti`, or is it."""
     host = recognise(root)
     package = _package(root)
     if host is None or package is None:

@@ -126,7 +126,7 @@ def successor(name: str) -> str | None:
 
 
 def table() -> str:
-    """The table as Markdown, for `docs/from_openrlhf.md`."""
+    """Returns the table as Markdown, for `docs/from_openrlhf.md`."""
     lines = ["| 0.10.1 and older | now | with several policies | note |", "|---|---|---|---|"]
     lines += [
         f"| `--{old}` | `--{new}` | {FLAGS[new].status} | {_NOTES.get(old, '')} |" for old, new in sorted(RENAMED.items())

@@ -67,7 +67,7 @@ class Series:
         return f"{self.tree.host} {self.tree.version}"
 
     def select(self, names: Sequence[str]) -> frozenset[str]:
-        """The patches with these names or numbers (`0001`); without names, all.
+        """Returns the patches with these names or numbers (`0001`); without names, all.
 
         Raises:
             ConfigurationError: A name that no patch has.
@@ -85,7 +85,7 @@ class Series:
         return frozenset(by_word[name] for name in names) if names else frozenset(by_word.values())
 
     def patched_text(self, file: str, released: bytes, names: frozenset[str]) -> bytes:
-        """A touched file with some of the patches applied.
+        """Returns a touched file with some of the patches applied.
 
         Raises:
             DoesNotApply: A patch depends on another one that is not among them.
@@ -96,7 +96,7 @@ class Series:
         return released
 
     def identify(self, file: str, content: bytes) -> tuple[bytes, frozenset[str]] | None:
-        """The released text of a touched file and the patches applied to it; None for any other content."""
+        """Returns the released text of a touched file and the patches applied to it; None for any other content."""
         touching = [p for p in self.patches if file in p.hunks]
         for chosen in itertools.chain.from_iterable(itertools.combinations(touching, n) for n in range(len(touching) + 1)):
             released, names = content, frozenset(p.name for p in chosen)
@@ -109,7 +109,7 @@ class Series:
 
 
 def load_series(folder: Path | None = None) -> list[Series]:
-    """Every shipped series.
+    """Returns every shipped series.
 
     Raises:
         ConfigurationError: A patch is invalid, or touches a file without a sha256 in `tree.yaml`.
@@ -178,15 +178,15 @@ class PatchedTree:
         return states
 
     def in_state(self, *states: str) -> frozenset[str]:
-        """Names of the patches in these states."""
+        """Returns the names of the patches in these states."""
         return frozenset(name for name, state in self.states.items() if state in states)
 
     def leftovers(self) -> list[Path]:
-        """Temporary files of a killed command; the next change deletes them."""
+        """Returns the temporary files of a killed command; the next change deletes them."""
         return [path for file in self.released if os.path.lexists(path := _temporary(self.root / file))]
 
     def change(self, wanted: frozenset[str]) -> list[str]:
-        """Apply exactly these patches to the tree; the changed files.
+        """Applies exactly these patches to the tree, and returns the changed files.
 
         Raises:
             ConfigurationError: The patches depend on others, or a file cannot be written.
@@ -213,7 +213,7 @@ class PatchedTree:
 
 
 def recognise(path: Path, among: Sequence[Series] | None = None) -> PatchedTree:
-    """The tree at `path`: a checkout, an unpacked wheel, or the folder that contains the package.
+    """Returns the tree at `path`: a checkout, an unpacked wheel, or the folder that contains the package.
 
     Raises:
         ConfigurationError: No patches exist for it, or a touched file is neither as released nor as patched.
@@ -333,7 +333,7 @@ def _explain_unknown(root: Path, series: Series, file: str, content: bytes) -> s
 
 @contextlib.contextmanager
 def lock_tree(root: Path) -> Iterator[None]:
-    """Keep other patch commands away from the tree; if it does not exist, `recognise` reports that."""
+    """Keeps other patch commands away from the tree; if it does not exist, `recognise` reports that."""
     if not root.is_dir():
         yield
         return

@@ -42,7 +42,7 @@ def _open_files() -> Iterator[Path]:
 
 
 def clear_abandoned_locks(folder: Path) -> list[Path]:
-    """Remove the locks whose owners are gone; returns them."""
+    """Removes the locks whose owners are gone, and returns them."""
     abandoned = abandoned_locks(folder)
     for lock in abandoned:
         lock.unlink(missing_ok=True)
@@ -50,7 +50,7 @@ def clear_abandoned_locks(folder: Path) -> list[Path]:
 
 
 def main() -> int:
-    """Build the operators into the folder where runs look for them."""
+    """Builds the operators into the folder where runs look for them."""
     os.environ[cpu.DEVICE] = "cpu"
     os.environ.update(cpu.environment())
     if not (shutil.which("g++") and shutil.which("ninja")):
@@ -71,7 +71,8 @@ def main() -> int:
 
 
 def load_operators() -> Iterator[tuple[str, float]]:
-    """Load the operators into this process, built first where they are not: each one's name, and the seconds that it took."""
+    """Loads the operators into this process, built first where they are not, and yields each one's name and the seconds that
+    it took."""
     from deepspeed.accelerator import get_accelerator
 
     for name in OPERATORS:

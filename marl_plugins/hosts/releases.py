@@ -19,7 +19,7 @@ WINDOWED = ">=0.10.4"
 
 
 def parsed(version: str) -> Version | None:
-    """A comparable version, or None (`unknown`, a branch's name)."""
+    """Returns a comparable version, or None (`unknown`, a branch's name)."""
     try:
         return Version(version)
     except InvalidVersion:

@@ -208,7 +208,7 @@ SEAMS = (
 
 
 def check_seams(root: Path, seams: Sequence[Seam], package: str = "openrlhf") -> list[str]:
-    """The seams of a table that a package folder lacks or that differ there."""
+    """Returns the seams of a table that a package folder lacks or that differ there."""
     problems = []
     read: dict[Path, dict[str, str | None] | None] = {}
     for seam in seams:
@@ -235,7 +235,7 @@ def check_seams(root: Path, seams: Sequence[Seam], package: str = "openrlhf") ->
 
 
 def seams_of(version: str) -> list[Seam]:
-    """The rows of the table that apply to a release."""
+    """Returns the rows of the table that apply to a release."""
     return [seam for seam in SEAMS if concerns(seam.releases, version)]
 
 
@@ -266,7 +266,7 @@ def _names(path: Path) -> dict[str, str | None]:
 
 
 def syntax_tree(path: Path) -> ast.Module:
-    """The syntax tree of a file.
+    """Returns the syntax tree of a file.
 
     Raises:
         ConfigurationError: The file cannot be read, or is not Python.

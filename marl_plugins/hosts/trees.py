@@ -45,7 +45,7 @@ class SourceTree(NamedTuple):
 
 @contextlib.contextmanager
 def open_tree(source: str) -> Iterator[SourceTree]:
-    """The release that a path or a version names; unpacked files are deleted afterwards.
+    """Provides the release that a path or a version names; unpacked files are deleted afterwards.
 
     Raises:
         ConfigurationError: The path or version does not exist, is something else, or is incomplete.
@@ -160,7 +160,7 @@ def _unpack(wheel: Path, folder: Path) -> SourceTree:
 
 
 def download(version: str) -> Path:
-    """The wheel of a published version, without its dependencies; downloaded once.
+    """Returns the wheel of a published version, without its dependencies; downloaded once.
 
     Raises:
         ConfigurationError: pip cannot download it, with its reason.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def unpad_input(hidden: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, int, Tensor]:
-    """The positions of (batch, length, ...) where the mask (batch, length) is 1.
+    """Returns the positions of (batch, length, ...) where the mask (batch, length) is 1.
 
     Returns:
         (total, ...), the positions' indices in batch x length (total,), the rows' limits (batch + 1,), the longest row, and the
@@ -24,18 +24,18 @@ def unpad_input(hidden: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, i
 
 
 def pad_input(hidden: Tensor, indices: Tensor, batch: int, length: int) -> Tensor:
-    """(total, ...) back to (batch, length, ...), 0 elsewhere."""
+    """Brings (total, ...) back to (batch, length, ...), 0 elsewhere."""
     whole = hidden.new_zeros(batch * length, *hidden.shape[1:])
     return whole.index_copy(0, indices, hidden).reshape(batch, length, *hidden.shape[1:])
 
 
 def index_first_axis(values: Tensor, indices: Tensor) -> Tensor:
-    """The chosen entries of the first axis."""
+    """Returns the chosen entries of the first axis."""
     return values[indices]
 
 
 def rearrange(values: Tensor, pattern: str) -> Tensor:
-    """einops' function for the one pattern that upstream uses."""
+    """Does what einops' function does for the one pattern that upstream uses."""
     if pattern != "b s ... -> (b s) ...":
         raise NotImplementedError(f"rearrange {pattern!r}; known is 'b s ... -> (b s) ...'")
     return values.flatten(0, 1)

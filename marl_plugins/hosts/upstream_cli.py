@@ -40,7 +40,7 @@ SKIPPED = (
 
 @lru_cache
 def upstream_root() -> Path:
-    """Folder of the installed `openrlhf` package.
+    """Returns the folder of the installed `openrlhf` package.
 
     Raises:
         ConfigurationError: It is not installed.
@@ -54,7 +54,7 @@ def upstream_root() -> Path:
 
 @lru_cache
 def upstream_version() -> str:
-    """Version of the installed upstream distribution, or `unknown`."""
+    """Returns the version of the installed upstream distribution, or `unknown`."""
     try:
         return importlib.metadata.version("openrlhf")
     except importlib.metadata.PackageNotFoundError:
@@ -132,7 +132,7 @@ class Parser(command.Parser):
 
 
 def build_parser(root: Path) -> Parser:
-    """Upstream's own parser, with all its flags and defaults."""
+    """Returns upstream's own parser, with all its flags and defaults."""
     names = {
         "argparse": SimpleNamespace(
             **{**vars(argparse), "ArgumentParser": lambda *_, **__: Parser(prog="openrlhf train", allow_abbrev=False)}
@@ -166,12 +166,12 @@ def _hierarchize(root: Path) -> Callable[[Any], SimpleNamespace]:
 
 
 def hierarchize(flat: argparse.Namespace, root: Path) -> SimpleNamespace:
-    """Upstream's nested form of parsed flags: `actor.adam.lr` becomes `args.actor.adam.lr`."""
+    """Returns upstream's nested form of parsed flags: `actor.adam.lr` becomes `args.actor.adam.lr`."""
     return _hierarchize(root)(flat)
 
 
 def validate(args: SimpleNamespace, root: Path) -> tuple[list[Problem], list[Problem]]:
-    """Run upstream's own validation on nested arguments, which also completes them in place.
+    """Runs upstream's own validation on nested arguments, which also completes them in place.
 
     Returns:
         Problems (its failed assertions) and warnings (what it prints).

@@ -11,7 +11,7 @@ KINDS = {"calls": "tool_parsers", "reasoning": "reasoning"}
 
 
 def parser_names(key: str) -> list[str]:
-    """Names that a role's `calls` or `reasoning` may have; empty where vLLM is not installed, or registers them otherwise.
+    """Returns the names that a role's `calls` or `reasoning` may have; none where vLLM is not there or registers them otherwise.
 
     A parser is an entry of the mapping `_..._PARSERS_TO_REGISTER` in its package (vLLM 0.11 to 0.29).
     """

@@ -113,7 +113,7 @@ def _naming_what_is_slow() -> Iterator[None]:
 @_naming_files()
 @_naming_what_is_slow()
 def build_plan(words: Sequence[str]) -> Plan:
-    """A checked plan from the words after `openrlhf train`.
+    """Returns a checked plan from the words after `openrlhf train`.
 
     Raises:
         ConfigurationError: Everything that is wrong, at once.
@@ -165,7 +165,7 @@ def build_plan(words: Sequence[str]) -> Plan:
 
 
 def draft_plan(words: Sequence[str], plugins: Plugins) -> Plan:
-    """The plan before its policies are known, with its flags as far as they can be read: enough to rehearse it.
+    """Returns the plan before its policies are known, with its flags as far as they can be read: enough to rehearse it.
 
     Raises:
         ConfigurationError: Upstream's flags cannot be read, or a plugin's tools are wrong.
@@ -176,7 +176,7 @@ def draft_plan(words: Sequence[str], plugins: Plugins) -> Plan:
 
 
 def read_request(words: Sequence[str], problems: Problems, plugins: Plugins | None = None) -> Request:
-    """The command line, the recipe that it names, and the plugins that both name.
+    """Returns the command line, the recipe that it names, and the plugins that both name.
 
     Args:
         problems: Those of the command line are added.
@@ -224,7 +224,7 @@ def read_request(words: Sequence[str], problems: Problems, plugins: Plugins | No
 
 
 def repeated_plugins(request: Request) -> list[Problem]:
-    """Plugins that are named more than once in one place; the command line may repeat the recipe's."""
+    """Returns the plugins that are named more than once in one place; the command line may repeat the recipe's."""
     in_recipe = recipe_plugins(request.recipe, request.folder)
     problems = []
     for where, names in (
@@ -240,12 +240,12 @@ def repeated_plugins(request: Request) -> list[Problem]:
 
 
 def recipe_plugins(recipe: Recipe, folder: Path) -> list[str]:
-    """The recipe's plugins; a file's name is relative to the recipe."""
+    """Returns the recipe's plugins; a file's name is relative to the recipe."""
     return [str(folder / name) if name.endswith(".py") else name for name in recipe.plugins]
 
 
 def read_flags(request: Request, plugins: Plugins, problems: Problems) -> Flags:
-    """All flags, upstream's and the plugins', each checked."""
+    """Returns all flags, upstream's and the plugins', each checked."""
     parser = upstream_cli.build_parser(upstream_cli.upstream_root())
     plugins.options(parser)
     in_recipe = recipe_flags(request.recipe.flags, lambda name: request.origins.where("flags", name))
@@ -254,7 +254,7 @@ def read_flags(request: Request, plugins: Plugins, problems: Problems) -> Flags:
 
 
 def draft_run(request: Request, plugins: Plugins, flags: Flags) -> Run:
-    """The run before its policies are known."""
+    """Returns the run before its policies are known."""
     args = flags.args()
     version = upstream_cli.upstream_version()
     got = f"openrlhf {version} is {releases.standing(version)}"
@@ -278,7 +278,7 @@ def draft_run(request: Request, plugins: Plugins, flags: Flags) -> Run:
 
 
 def with_policies(run: Run, request: Request, plugins: Plugins, flags: Flags, problems: Problems) -> Run:
-    """The run with its policies, their flags and models."""
+    """Returns the run with its policies, their flags and models."""
     answered = problems.attempt(lambda: policies_of(plugins, run)) or []
     policies = [p for p in answered if not p.excluded_by]
     without = request.without | {p.name: p.excluded_by for p in answered if p.excluded_by}
@@ -325,7 +325,7 @@ def with_policies(run: Run, request: Request, plugins: Plugins, flags: Flags, pr
 
 
 def use_engines_only(args: SimpleNamespace) -> None:
-    """Flags of a policy that is not trained: its engines have their devices to themselves, and need not sleep."""
+    """Sets the flags of a policy that is not trained: its engines have their devices to themselves, and need not sleep."""
     args.train.colocate_all = args.vllm.enable_sleep = False
 
 
@@ -363,7 +363,7 @@ def model_problems(policy: Policy, args: SimpleNamespace, run: Run, request: Req
 
 
 def configure_plugins(plan: Plan, problems: Problems) -> None:
-    """Add what the plugins refuse, and their warnings."""
+    """Adds what the plugins refuse, and their warnings."""
     elsewhere = Problems()  # what is wrong with the estimator is said by others
     run = plan.run if problems.errors else replace(plan.run, advantages=elsewhere.attempt(lambda: estimator_of(plan)))
     answers = problems.attempt(lambda: plan.plugins.call_while_planning("marl_configure", run=run)) or []
@@ -377,7 +377,8 @@ def configure_plugins(plan: Plan, problems: Problems) -> None:
 
 
 def implicit_recipe() -> RecipeTree:
-    """One role on one policy, from upstream's own data and model flags: used where `--plugin` is given without `--recipe`."""
+    """Returns one role on one policy, from upstream's own data and model flags: used where `--plugin` is given without
+    `--recipe`."""
     values = {"name": "single", "roles": {"agent": {"prompt": "prompt.md"}}, "workflow": "workflow.py"}
     return RecipeTree(Path(__file__).resolve().parent / "single" / "recipe.yaml", values, Origins())
 
@@ -397,7 +398,7 @@ def _remap(recipe: Recipe, mapping: str) -> Recipe:
 
 
 def mentioned_plugins(words: Sequence[str]) -> Plugins:
-    """The plugins that a command line and its recipe name, whatever else is wrong with it: for `--help`."""
+    """Returns the plugins that a command line and its recipe name, whatever else is wrong with it: for `--help`."""
     flags = [f for f in split_flags([w for w in words if w not in ("--help", "-h")], COMMAND_LINE) if f.words]
     recipes: Iterable[Path] = [find_recipe(f.words[0]) for f in flags if f.name == "recipe"]
     names = [name for path in recipes for name in read_recipe(path).plugins]

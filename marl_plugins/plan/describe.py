@@ -22,7 +22,7 @@ PENALTIES = ("reward.overlong_buffer_len", "reward.stop_properly_penalty_coef")
 
 
 def describe(plan: Plan) -> dict[str, Any]:
-    """The resolved plan."""
+    """Returns the resolved plan."""
     run = plan.run
     return {
         "recipe": run.recipe.name,
@@ -182,13 +182,13 @@ def first_lines(plan: Plan) -> list[str]:
 
 
 def shortened(text: str, most: int = 200) -> str:
-    """A text on one line, its end left out where it is long."""
+    """Returns a text on one line, its end left out where it is long."""
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 3] + "..."
 
 
 def flag_value(args: SimpleNamespace, name: str) -> Any:
-    """A flag's value in nested arguments, as JSON; None where an estimator or engine has no such flag."""
+    """Returns a flag's value in nested arguments, as JSON; None where an estimator or engine has no such flag."""
     value: Any = args
     for part in name.split("."):
         value = getattr(value, part, None)

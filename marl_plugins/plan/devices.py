@@ -14,7 +14,8 @@ from marl_plugins.run import Run
 
 
 def needed_devices(run: Run) -> dict[str, int]:
-    """Devices by policy, of its engines and its training processes, and what the policies share (`ProcessBackend.devices`)."""
+    """Returns devices by policy, of its engines and its training processes, and what the policies share
+    (`ProcessBackend.devices`)."""
     assert run.processes is not None, "the plan has no back-end for training processes"
     needed = {}
     for policy in run.policies:
@@ -27,12 +28,12 @@ def needed_devices(run: Run) -> dict[str, int]:
 
 
 def shown_devices(run: Run) -> str:
-    """The devices by policy, in one line."""
+    """Returns the devices by policy, in one line."""
     return ", ".join(f"{name} {count}" for name, count in needed_devices(run).items())
 
 
 def needed_cpus(run: Run) -> int:
-    """CPUs that Ray must have: every device is reserved together with one (`processes/placement.py`)."""
+    """Returns CPUs that Ray must have: every device is reserved together with one (`processes/placement.py`)."""
     return sum(needed_devices(run).values())
 
 

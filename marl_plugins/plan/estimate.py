@@ -40,7 +40,8 @@ SIZE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\s?([bm])(?![a-z])", re.IGNORECASE)
 
 
 def estimate(plan: Plan) -> dict[str, Any]:
-    """Memory by policy, seconds of a step and hours of the run; empty on a machine without GPUs and for models of unknown size."""
+    """Returns memory by policy, seconds of a step and hours of the run; empty on a machine without GPUs and for models of
+    unknown size."""
     run = plan.run
     sizes = {p.name: parameters(p.model) for p in run.policies}
     if run.device != "cuda" or None in sizes.values():
@@ -66,8 +67,8 @@ def estimate(plan: Plan) -> dict[str, Any]:
 
 
 def parameters(model: str) -> float | None:
-    """Number of parameters of a model: of a folder by its weights, else by the largest number in its name (`Qwen3-4B`, and not the
-    tokens of `Qwen2.5-7B-Instruct-1M`); None where neither says."""
+    """Returns the number of parameters of a model: of a folder by its weights, else by the largest number in its name
+    (`Qwen3-4B`, and not the tokens of `Qwen2.5-7B-Instruct-1M`); None where neither says."""
     folder = Path(model)
     if is_tiny(model):
         return None
@@ -96,7 +97,7 @@ def memory(args: SimpleNamespace, size: float, trained: bool) -> str:
 
 
 def training_memory(args: SimpleNamespace, size: float) -> tuple[dict[str, float], dict[str, float]]:
-    """Bytes that training takes of each device, and of the host for each device, by what they are for.
+    """Returns bytes that training takes of each device, and of the host for each device, by what they are for.
 
     A critic on the same devices counts as large as the policy.
     """
@@ -128,7 +129,7 @@ def gb(count: float) -> str:
 
 
 def generating(run: Run, sizes: Mapping[str, float], trajectories: int) -> float:
-    """Seconds in which all trajectories are generated, role after role."""
+    """Returns the seconds in which all trajectories are generated, role after role."""
     seconds = 0.0
     for role in run.recipe.mapped_roles:
         policy = run.recipe.policy_of(role)
@@ -141,7 +142,7 @@ def generating(run: Run, sizes: Mapping[str, float], trajectories: int) -> float
 
 
 def training(run: Run, sizes: Mapping[str, float], trajectories: int) -> float:
-    """Seconds in which the policy with the most to train is done."""
+    """Returns the seconds in which the policy with the most to train is done."""
     return max(
         (_training(run, name, size, trajectories) for name, size in sizes.items() if _trained(run, name)), default=0.0
     )

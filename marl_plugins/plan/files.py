@@ -30,7 +30,7 @@ NOT_READ = (".txt", ".tsv", ".parquet", ".arrow", ".xlsx", ".yaml", ".gz", ".zip
 
 
 def check_files(plan: Plan, origins: Origins) -> list[Problem]:
-    """The recipe's Python files, who scores, flags that the recipe makes pointless, and folders to write to."""
+    """Returns the recipe's Python files, who scores, flags that the recipe makes pointless, and folders to write to."""
     return [
         *_modules(plan, origins),
         *_scorers(plan),

@@ -85,12 +85,12 @@ def fingerprint(plan: Plan) -> dict[str, Any]:
 
 
 def digest(value: Any) -> str:
-    """A short digest of JSON values."""
+    """Returns a short digest of JSON values."""
     return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
 
 
 def file_digest(path: Path) -> str:
-    """A short digest of a file's content; empty where it cannot be read."""
+    """Returns a short digest of a file's content; empty where it cannot be read."""
     try:
         with open_file(path) as file:
             return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
@@ -112,7 +112,7 @@ def _policy(run: Run, policy: Policy) -> dict[str, Any]:
 
 
 def model_digest(folder: Path) -> str | None:
-    """A short digest of a model's folder: its configuration, and name and size of its weights; None for a hub's name."""
+    """Returns a short digest of a model's folder: its configuration, and name and size of its weights; None for a hub's name."""
     if not folder.is_dir():
         return None
     weights = sorted([p.name, p.stat().st_size] for p in folder.iterdir() if p.suffix in (".safetensors", ".bin"))
@@ -120,7 +120,7 @@ def model_digest(folder: Path) -> str | None:
 
 
 def flat(args: SimpleNamespace, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested flags by their dotted names."""
+    """Yields nested flags by their dotted names."""
     for name, value in vars(args).items():
         if isinstance(value, SimpleNamespace):
             yield from flat(value, f"{prefix}{name}.")
@@ -129,7 +129,8 @@ def flat(args: SimpleNamespace, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def compared_flags(plan: Plan, args: SimpleNamespace) -> dict[str, Any]:
-    """The flags that can be set and change what is learned: all but those of `FREE`, `ELSEWHERE` and plugins' `may_differ`."""
+    """Returns the flags that can be set and change what is learned: all but those of `FREE`, `ELSEWHERE` and plugins'
+    `may_differ`."""
     free = _free(plan)
     kept = {name: value for name, value in flat(args) if _can_be_set(name) and not matches(name, free)}
     return {
@@ -157,7 +158,7 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def values_of(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested mappings by dotted keys."""
+    """Yields nested mappings by dotted keys."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from values_of(inner, f"{prefix}.{key}" if prefix else str(key))

@@ -78,7 +78,7 @@ class GivenFlag:
 
 
 def in_force(flags: Iterable[GivenFlag]) -> list[GivenFlag]:
-    """The flags without those that a later `false` takes back."""
+    """Returns the flags without those that a later `false` takes back."""
     kept: list[GivenFlag] = []
     for flag in flags:
         if flag.off:
@@ -89,7 +89,7 @@ def in_force(flags: Iterable[GivenFlag]) -> list[GivenFlag]:
 
 
 def own_parser() -> upstream_cli.Parser:
-    """The flags of `openrlhf train` that are not upstream's."""
+    """Returns the flags of `openrlhf train` that are not upstream's."""
     parser = upstream_cli.Parser(prog="openrlhf train", add_help=False, allow_abbrev=False)
     ours = parser.add_argument_group("multi-agent training")
     ours.add_argument("--recipe", metavar="PATH", help="a recipe's YAML file, its folder, or the name of a shipped recipe")
@@ -150,7 +150,7 @@ def own_parser() -> upstream_cli.Parser:
 
 
 def split_flags(words: Sequence[str], where: str) -> list[GivenFlag]:
-    """A command line cut into flags with their values, also those of the form `--flag=value`.
+    """Returns a command line cut into flags with their values, also those of the form `--flag=value`.
 
     Raises:
         ConfigurationError: It begins with something that is not a flag.
@@ -170,7 +170,7 @@ def split_flags(words: Sequence[str], where: str) -> list[GivenFlag]:
 
 
 def recipe_flags(flags: Mapping[str, Any], where: Callable[[str], str]) -> list[GivenFlag]:
-    """A recipe's `flags:` as on a command line: true is a bare flag, false takes one back, a list is several words."""
+    """Returns a recipe's `flags:` as on a command line: true is a bare flag, false takes one back, a list is several words."""
     given = []
     for name, value in flags.items():
         if value is False:
@@ -182,7 +182,7 @@ def recipe_flags(flags: Mapping[str, Any], where: Callable[[str], str]) -> list[
 
 
 def beside_recipe(flag: GivenFlag, folder: Path, actions: Mapping[str, argparse.Action]) -> GivenFlag:
-    """A recipe's flag, its file relative to the recipe's folder where it names one."""
+    """Returns a recipe's flag, its file relative to the recipe's folder where it names one."""
     if len(flag.words) != 1 or flag.name not in actions:
         return flag
     name = flag.words[0]
@@ -195,7 +195,7 @@ def beside_recipe(flag: GivenFlag, folder: Path, actions: Mapping[str, argparse.
 def settle_alternatives(
     flags: Iterable[GivenFlag], parser: argparse.ArgumentParser
 ) -> tuple[list[GivenFlag], list[Problem]]:
-    """The flags with at most one of each mutually exclusive group, and the problems with the others.
+    """Returns the flags with at most one of each mutually exclusive group, and the problems with the others.
 
     One on the command line replaces a recipe's.
     """
@@ -243,7 +243,7 @@ def check_flag(
 
 
 def parse_alone(flag: GivenFlag, parser: argparse.ArgumentParser) -> list[Problem]:
-    """The problems that parsing one flag reports, with its place."""
+    """Returns the problems that parsing one flag reports, with its place."""
     where, action = at(line=flag.where, flag=flag.name), actions_of(parser).get(flag.name)
     if (dashes := [w for w in flag.words if re.match(r"[-\u2010-\u2015][^\d.]", w)]) and len(flag.words) > 1:
         fix = "a flag begins with two hyphens (--NAME)"
@@ -266,7 +266,7 @@ def parse_alone(flag: GivenFlag, parser: argparse.ArgumentParser) -> list[Proble
 
 
 def repeated_flags(flags: Iterable[GivenFlag], actions: Mapping[str, argparse.Action]) -> list[Problem]:
-    """Flags of a command line that are given more than once with different values, of which the last one holds."""
+    """Returns the flags of a command line that are given more than once with different values, of which the last one holds."""
     values: dict[str, list[str]] = {}
     for flag in flags:
         if flag.name != "plugin" and not isinstance(actions.get(flag.name), argparse._AppendAction):
@@ -285,7 +285,7 @@ def repeated_flags(flags: Iterable[GivenFlag], actions: Mapping[str, argparse.Ac
 
 
 def own_options(flags: Iterable[GivenFlag], problems: Problems) -> argparse.Namespace:
-    """This project's own flags, without those that are wrong, which are reported."""
+    """Returns this project's own flags, without those that are wrong, which are reported."""
     parser, right = own_parser(), []
     for flag in flags:
         wrong = parse_alone(flag, parser)
@@ -295,7 +295,8 @@ def own_options(flags: Iterable[GivenFlag], problems: Problems) -> argparse.Name
 
 
 def unknown_flags(words: Sequence[str]) -> list[Problem]:
-    """The flags of a command line for upstream's own trainer that upstream does not have, with what was probably meant."""
+    """Returns the flags of a command line for upstream's own trainer that upstream does not have, with what was probably
+    meant."""
     root = upstream_cli.upstream_root()
     try:
         actions = actions_of(upstream_cli.build_parser(root))
@@ -309,7 +310,7 @@ def unknown_flags(words: Sequence[str]) -> list[Problem]:
 
 
 def actions_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    """A parser's actions by the names of their flags, without dashes."""
+    """Returns a parser's actions by the names of their flags, without dashes."""
     return {option[2:]: a for a in parser._actions for option in a.option_strings if option.startswith("--")}
 
 
@@ -338,7 +339,7 @@ def _hint(flag: GivenFlag, known: Iterable[str]) -> str:
 def check_estimator_flags(
     flags: Iterable[GivenFlag], actions: Mapping[str, argparse.Action], estimator: str
 ) -> list[Problem]:
-    """Upstream's flags that have no effect with the run's estimator; upstream ignores them silently."""
+    """Returns upstream's flags that have no effect with the run's estimator; upstream ignores them silently."""
     problems = []
     for flag in flags:
         entry = FLAGS.get(flag.name)
@@ -424,7 +425,7 @@ class Flags:
         return right
 
     def check_estimator(self, estimator: str) -> None:
-        """Report the flags that have no effect with the run's estimator."""
+        """Reports the flags that have no effect with the run's estimator."""
         given = [flag for flag in self.shared if flag.name in self.given]
         self.problems += check_estimator_flags(given, self.actions, estimator)
 
@@ -434,11 +435,11 @@ class Flags:
         return upstream_cli.hierarchize(flat, self.root)
 
     def args(self) -> SimpleNamespace:
-        """All flags for the whole run, nested."""
+        """Returns all flags for the whole run, nested."""
         return self._parse(self.shared)
 
     def by_policy(self, policies: Iterable[Policy], origins: Origins, estimator: str | None) -> dict[str, list[GivenFlag]]:
-        """The flags of each policy's own, from the recipe and the command line."""
+        """Returns the flags of each policy's own, from the recipe and the command line."""
         own: dict[str, list[GivenFlag]] = {}
         for policy in policies:
             given = recipe_flags(policy.flags, partial(origins.where, "policies", policy.name, "flags"))
@@ -466,7 +467,7 @@ class Flags:
         return checked
 
     def lines(self, names: Iterable[str], policies: Iterable[str]) -> list[str]:
-        """Lines of the recipe on which flags stand, by their names.
+        """Returns the lines of the recipe on which flags stand, by their names.
 
         Args:
             policies: Where one has a flag of its own, the line for all policies is left out; all policies where none is named.
@@ -478,7 +479,7 @@ class Flags:
         return [flag.where for flag in (*shared, *own) if flag.in_recipe and flag.name in wanted]
 
     def policy_args(self, own: Sequence[GivenFlag]) -> SimpleNamespace:
-        """All flags for one policy, nested.
+        """Returns all flags for one policy, nested.
 
         The command line beats the recipe; in each of them a policy's own flag beats one for all policies. Its critic and its
         reference have as many processes as itself, where nothing else is said.

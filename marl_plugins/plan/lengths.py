@@ -49,7 +49,7 @@ class Lengths:
 
 
 def check_lengths(plan: Plan) -> Lengths:
-    """Compare what each role is shown with the length of its policy, after the rehearsal."""
+    """Compares what each role is shown with the length of its policy, after the rehearsal."""
     run, found = plan.run, Lengths()
     tasks = [] if from_hub(run) else [*plan.tasks("train"), *plan.tasks("eval")]
     models = {p.name: p.model for p in run.policies}
@@ -187,7 +187,7 @@ def _times_continued(run: Run, role: str) -> int:
 
 
 def empty_messages(run: Run, role: str, later: bool = False) -> Messages:
-    """A role's opening messages with nothing in their fields; or `later`, the message of a call that continues them."""
+    """Returns a role's opening messages with nothing in their fields; or `later`, the message of a call that continues them."""
     prompt, system = run.prompt(role), run.system(role)
     if later:
         prompt, system = run.followup(role) or prompt, None
@@ -216,14 +216,14 @@ def _times_shown(run: Run, role: str, empty: Messages) -> int:
 
 
 def longest_answer(run: Run, role: str) -> int:
-    """Maximum tokens of one generation of a role."""
+    """Returns the maximum number of tokens of one generation of a role."""
     args = run.policy_args[run.recipe.policy_of(role)]
     return int(run.role(role).max_new_tokens or args.rollout.max_new_tokens or 1)
 
 
 def answers_shown(run: Run, role: str) -> int:
-    """Maximum tokens of the answers, its own earlier ones included, that a role's conversation contains when a call begins in the
-    rehearsal, if each is as long as it may be."""
+    """Returns the maximum number of tokens of the answers, its own earlier ones included, that a role's conversation contains
+    when a call begins in the rehearsal, if each is as long as it may be."""
 
     def tokens(trajectory: Trajectory, number: int) -> int:
         shown = " ".join(content for _, content in trajectory.actions[number].opening)

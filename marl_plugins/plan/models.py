@@ -39,7 +39,7 @@ def check_models(args: SimpleNamespace, trusted: bool) -> list[Problem]:
 
 
 def code_problems(find: Callable[[str], Path | None]) -> list[Problem]:
-    """The files by which a model brings code of its own, which upstream and vLLM would import in every process.
+    """Returns the files by which a model brings code of its own, which upstream and vLLM would import in every process.
 
     Args:
         find: A file of the model by its name; None if the model has none of that name.
@@ -69,7 +69,7 @@ def code_problems(find: Callable[[str], Path | None]) -> list[Problem]:
 
 
 def in_folder(folder: Path, name: str) -> Path | None:
-    """A file of a model's folder, if it is there."""
+    """Returns a file of a model's folder, if it is there."""
     return file if (file := folder / name).is_file() else None
 
 
@@ -106,7 +106,7 @@ def model_problems(model: str, trusted: bool) -> list[Problem]:
 
 
 def offline_warnings(names: Iterable[str | None], kind: Literal["model", "dataset"]) -> list[Problem]:
-    """Names of the hub's that are not on this machine, while the environment says that it is offline.
+    """Returns warnings of names of the hub's that are not on this machine, while the environment says that it is offline.
 
     Args:
         names: Of models or data sets; folders, files and `tiny` models are none of the hub's.
@@ -131,7 +131,7 @@ def offline_warnings(names: Iterable[str | None], kind: Literal["model", "datase
 
 
 def hub_warnings(models: Iterable[str]) -> list[Problem]:
-    """Names that are the hub's for want of a folder, although a folder was probably meant."""
+    """Returns warnings of names that are the hub's for want of a folder, although a folder was probably meant."""
     return [
         Problem(
             "models.hub",
@@ -147,7 +147,8 @@ def hub_warnings(models: Iterable[str]) -> list[Problem]:
 
 
 def positions_of(model: str) -> int | None:
-    """The most tokens that a model takes; None where it is not known here or the model is wrong, which is reported by itself."""
+    """Returns the most tokens that a model takes; None where it is not known here or the model is wrong, which is reported by
+    itself."""
     if is_tiny(model):
         try:
             return parse_tiny(model)["positions"]
@@ -160,7 +161,7 @@ def positions_of(model: str) -> int | None:
 
 
 def dropout_of(model: str) -> list[str]:
-    """The dropouts above 0 in a model's configuration, as far as it is known here."""
+    """Returns the dropouts above 0 in a model's configuration, as far as it is known here."""
     rates = {name: rate for name, rate in _config_of(model).items() if "dropout" in name or name.endswith("pdrop")}
     return [f"{name} {rate}" for name, rate in rates.items() if isinstance(rate, int | float) and rate > 0]
 

@@ -21,7 +21,7 @@ from marl_plugins.run import Run
 
 
 def policies_of(plugins: Plugins, run: Run) -> list[Policy]:
-    """All policies that the recipe, or a plugin, gives the run.
+    """Returns all policies that the recipe, or a plugin, gives the run.
 
     Raises:
         ConfigurationError: A plugin's answer is something else.
@@ -35,7 +35,7 @@ def policies_of(plugins: Plugins, run: Run) -> list[Policy]:
 
 
 def wrong_answer(plugins: Plugins, hook: str, got: str, expected: str) -> Problem:
-    """The problem with what plugins answered to a hook."""
+    """Returns the problem with what plugins answered to a hook."""
     return Problem("plugin.answer", at(plugin=plugins.owners(hook), hook=hook), got, expected)
 
 
@@ -53,7 +53,7 @@ def processes_of(plugins: Plugins, run: Run) -> ProcessBackend:
 
 
 def tools_of(plugins: Plugins, run: Run) -> dict[str, Tool]:
-    """All tools that the plugins bring, by name.
+    """Returns all tools that the plugins bring, by name.
 
     Raises:
         ConfigurationError: Some are not tools, or two have the same name.
@@ -144,7 +144,7 @@ def has_critics(run: Run) -> bool:
 
 
 def estimator_of(plan: Plan) -> Estimator:
-    """The run's estimator.
+    """Returns the run's estimator.
 
     Raises:
         ConfigurationError: It does not fit the run, or another one was asked for by name.

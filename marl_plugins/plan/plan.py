@@ -32,7 +32,7 @@ class Plan:
     _tasks: dict[str, list[Task]] = field(default_factory=dict, repr=False)
 
     def tasks(self, split: str) -> list[Task]:
-        """The tasks of `train` or `eval`, read once.
+        """Returns the tasks of `train` or `eval`, read once.
 
         Raises:
             ConfigurationError: They cannot be read, or a plugin gives something else.

@@ -217,18 +217,19 @@ def differences(step: int, saved: Mapping[str, Any], now: Mapping[str, Any], wit
 
 
 def manifest_of(folder: Path, step: int) -> Path:
-    """A copy of the manifest as it was when a step was saved; it names the step while `manifest.json` names a later one."""
+    """Returns a copy of the manifest as it was when a step was saved; it names the step while `manifest.json` names a later
+    one."""
     return folder / f"manifest-{step}.json"
 
 
 def saved_steps(folder: Path) -> list[int]:
-    """Steps with such a copy."""
+    """Returns steps with such a copy."""
     names = (re.fullmatch(r"manifest-(\d+)\.json", path.name) for path in folder.glob("manifest-*.json"))
     return sorted(int(name.group(1)) for name in names if name)
 
 
 def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values as JSON has them, with a digest of their own."""
+    """Returns values as JSON has them, with a digest of their own."""
     content: dict[str, Any] = json.loads(json.dumps(values))
     return content | {"digest": digest(content)}
 
@@ -239,7 +240,7 @@ def is_whole(values: Mapping[str, Any]) -> bool:
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The last complete step below `--ckpt.path`, or None.
+    """Returns the last complete step below `--ckpt.path`, or None.
 
     Raises:
         ConfigurationError: A manifest that cannot be read, is damaged, missing although steps are saved, or of another schema.
@@ -287,7 +288,7 @@ def _manifest(data: bytes) -> dict[str, Any]:
 
 
 def named_files(path: Path) -> set[str]:
-    """The files that a step's manifest names, relative to `--ckpt.path`; none where it cannot be used."""
+    """Returns the files that a step's manifest names, relative to `--ckpt.path`; none where it cannot be used."""
     with contextlib.suppress(OSError, ValueError):
         return set(_manifest(read_bytes(path)).get("files", {}))
     return set()
@@ -319,7 +320,7 @@ def _from_schema_1(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tag(step: int) -> str:
-    """DeepSpeed's tag of a step, as upstream names them."""
+    """Returns DeepSpeed's tag of a step, as upstream names them."""
     return f"global_step{step}"
 
 
@@ -335,7 +336,7 @@ def missing_parts(folder: Path, manifest: Mapping[str, Any], critics: bool = Fal
 
 
 def damaged(folder: Path, step: int) -> Problem:
-    """The last of the problems with a saved step."""
+    """Returns the last of the problems with a saved step."""
     return Problem("resume.damaged", at(folder=folder), f"step {step} cannot be resumed", fix=way_out(folder, step))
 
 
@@ -362,12 +363,13 @@ def _missing(folder: Path, manifest: Mapping[str, Any], critics: bool = False) -
 
 
 def how_to_resume(output: Path) -> str:
-    """The words that resume the run of a folder."""
+    """Returns the words that resume the run of a folder."""
     return f"openrlhf train --resume {output}" if (output / COMMAND_FILE).is_file() else "--ckpt.load_enable"
 
 
 def with_resumption(plan: Plan, remarks: Sequence[Problem] = ()) -> tuple[Plan, int]:
-    """The plan with what is to be known of its resumption among its warnings, and the step that it continues from, 0 for none.
+    """Returns the plan with what is to be known of its resumption among its warnings, and the step that it continues from, 0
+    for none.
 
     Args:
         remarks: Further warnings.
@@ -407,7 +409,7 @@ def with_resumption(plan: Plan, remarks: Sequence[Problem] = ()) -> tuple[Plan, 
 
 
 def taken(folder: Path, step: int, output: Path) -> Problem:
-    """The problem with a fresh start into a folder that holds a saved run."""
+    """Returns the problem with a fresh start into a folder that holds a saved run."""
     got, fix = (
         f"{folder} holds a run saved at step {step}",
         f"resume with: {how_to_resume(output)}, or choose another folder",

@@ -40,7 +40,7 @@ def engine_signature(args: SimpleNamespace) -> dict[str, Any]:
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """The parts in which two signatures differ."""
+    """Returns the parts in which two signatures differ."""
     return [name for name in {**one, **other} if name not in one or name not in other or one[name] != other[name]]
 
 

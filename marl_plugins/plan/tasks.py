@@ -27,7 +27,7 @@ def from_hub(run: Run) -> bool:
 
 
 def hub_tasks(run: Run) -> list[str]:
-    """The data sets of a hub, or of a folder, that tasks come from."""
+    """Returns the data sets of a hub, or of a folder, that tasks come from."""
     names = [None if run.recipe.tasks else run.args.data.prompt_dataset, run.args.eval.dataset]
     return [name for name in names if name and Path(name).suffix not in SUFFIXES]
 
@@ -121,7 +121,7 @@ def _in_both(run: Run, train: Sequence[Task], evaluation: Sequence[Task]) -> Ite
 
 
 def best_metric(key: str) -> str:
-    """The metric that `--ckpt.best_metric_key` names; empty where no step is kept apart."""
+    """Returns the metric that `--ckpt.best_metric_key` names; empty where no step is kept apart."""
     return {"none": "", "": "eval/outcome"}.get(key, key)
 
 

@@ -71,13 +71,13 @@ class WorkflowFile(ABC):
 
 
 def workflow_of(plugins: Plugins, run: Run) -> Workflow:
-    """The run's workflow: a plugin's, or the recipe's."""
+    """Returns the run's workflow: a plugin's, or the recipe's."""
     workflow: Workflow = plugins.call_while_planning("marl_workflow", run=run)
     return workflow
 
 
 def workflow_files(plugins: Plugins, run: Run) -> list[str]:
-    """The files of a workflow that is no Python, relative to the recipe's folder; none of another."""
+    """Returns the files of a workflow that is no Python, relative to the recipe's folder; none of another."""
     if run.recipe.workflow.endswith(".py"):
         return []
     workflow = workflow_of(plugins, run)

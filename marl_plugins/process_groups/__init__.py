@@ -62,7 +62,7 @@ def marl_processes(run: Run) -> ProcessBackend:
 
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
-    """Remark on seats that are never shared; what is wrong with them is said by the back-end."""
+    """Remarks on seats that are never shared; what is wrong with them is said by the back-end."""
     needed = [seats_needed(run.policy_args[p.name]) for p in run.policies if p.trainable]
     if not isinstance(run.processes, SharedSeats) or not needed or sum(needed) > run.processes.seating.total:
         return []

@@ -15,7 +15,7 @@ WHO = "marl_plugins.process_groups"
 
 
 def check_seating(run: Run, seating: Seating) -> list[Problem]:
-    """Return everything that is wrong with a run's seats."""
+    """Returns everything that is wrong with a run's seats."""
     who = WHO
     needed = {p.name: seats_needed(run.policy_args[p.name]) for p in run.policies if p.trainable}
     if run.device != "cpu":

@@ -74,7 +74,7 @@ class Room:
         self._granted: dict[SeatRequest, asyncio.Future[Grant]] = {}
 
     def open(self) -> None:
-        """Reserve the seats and begin to start a spare in each."""
+        """Reserves the seats and begins to start a spare in each."""
         seating = self.seats.seating
         bundles = [{"GPU": 1, "CPU": 1}] * seating.seats
         self._nodes = [placement_group(bundles, strategy="STRICT_PACK") for _ in range(seating.nodes)]
@@ -83,7 +83,7 @@ class Room:
         self.refill([Seat(node, number) for node in range(seating.nodes) for number in range(seating.seats)])
 
     def close(self) -> None:
-        """End the spares and give the seats back."""
+        """Ends the spares and gives the seats back."""
         for handle, _ in self._spares.values():
             with contextlib.suppress(RayActorError):
                 ray.kill(handle)
@@ -92,7 +92,7 @@ class Room:
         self._spares, self._nodes = {}, []
 
     def refill(self, seats: Sequence[Seat]) -> None:
-        """Begin to start the spares that seats lack."""
+        """Begins to start the spares that seats lack."""
         for seat in seats:
             for kind in self.kinds:
                 if (seat, kind) not in self._spares:
@@ -108,7 +108,7 @@ class Room:
         return handle, handle.warm_up.remote(self.touched, waiting)
 
     async def spare(self, seat: Seat, kind: str) -> Any:
-        """The spare of a seat, ready; it is the caller's.
+        """Returns the spare of a seat, ready; it is the caller's.
 
         Raises:
             RunEnded: None becomes ready.
@@ -132,7 +132,7 @@ class Room:
         raise RunEnded(f"no training process became ready in seat {seat.number} of node {seat.node}: {why}")
 
     async def take(self, policy: str, count: int) -> Grant:
-        """Wait until a policy has its seats. Those who have to leave them are on their way out."""
+        """Waits until a policy has its seats. Those who have to leave them are on their way out."""
         loop = asyncio.get_running_loop()
         request = self.seats.ask(policy, count)
         granted: asyncio.Future[Grant] = loop.create_future()
@@ -147,7 +147,7 @@ class Room:
             raise
 
     def give_back(self, policy: str) -> None:
-        """A policy's work is done; its processes stay until their seats are needed."""
+        """Notes that a policy's work is done; its processes stay until their seats are needed."""
         self.seats.give_back(policy)
         asyncio.get_running_loop().call_soon(self._hand_out)
 
@@ -160,8 +160,8 @@ class Room:
                 granted.set_result(grant)
 
     def metrics(self) -> dict[str, float]:
-        """Returns metrics of the step: how many times a policy was given processes, and the seconds from its seats being free to
-        having them."""
+        """Returns the metrics of the step: how many times a policy was given processes, and the seconds from its seats being
+        free to having them."""
         changes, self.changes = self.changes, []
         return {"process_groups/changes": float(len(changes)), "process_groups/seconds": sum(changes)}
 
@@ -186,7 +186,7 @@ class SeatedProcesses(TrainingProcesses):
         self._changing = asyncio.Lock()
 
     def launch(self, shared: Any) -> None:
-        """Nothing is started: that waits until the policy computes for the first time."""
+        """Starts nothing: that waits until the policy computes for the first time."""
         args = self.args
         self.groups["policy"] = Group(args.actor.num_nodes, args.actor.num_gpus_per_node, RemotePolicyActor)
         if critic_gpus(args):
@@ -256,11 +256,11 @@ class SeatedProcesses(TrainingProcesses):
         return handles
 
     def leave(self) -> None:
-        """Begin to leave the seats."""
+        """Begins to leave the seats."""
         self._leaving = asyncio.create_task(self._leave())
 
     async def left(self) -> None:
-        """Wait until seats that the policy had to leave are free."""
+        """Waits until seats that the policy had to leave are free."""
         if self._leaving is not None:
             await asyncio.shield(self._leaving)
 
@@ -292,7 +292,7 @@ class SeatedProcesses(TrainingProcesses):
         return self._weights
 
     def end(self) -> None:
-        """End all processes at once and forget their state."""
+        """Ends all processes at once and forgets their state."""
         super().end()
         self.states, self._weights, self._leaving = {}, None, None
         self.room.seats.leave(self.policy)

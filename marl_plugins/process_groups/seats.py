@@ -96,7 +96,7 @@ class Seats:
         self._previous: dict[str, tuple[Seat, ...]] = {}
 
     def ask(self, group: str, count: int) -> SeatRequest:
-        """A request of a group, which has asked for the same number of seats each time.
+        """Returns a request of a group, which has asked for the same number of seats each time.
 
         Raises:
             ValueError: It needs more seats than a node has.
@@ -113,7 +113,7 @@ class Seats:
             self.waiting.remove(request)
 
     def grant(self) -> Grant | None:
-        """The next request that can be granted now, which is granted; None where no one's can."""
+        """Returns the next request that can be granted now, which is granted; None where no one's can."""
         for request in self._candidates():
             if (found := self._find(request)) is not None:
                 self._give(request, *found)
@@ -168,11 +168,11 @@ class Seats:
         self._at_work[request.group] += 1
 
     def give_back(self, group: str) -> None:
-        """A piece of the group's work is done."""
+        """Notes that a piece of the group's work is done."""
         self._at_work[group] -= 1
         if group in self.held and not self._at_work[group]:
             self.held[group] = self.held.pop(group)  # to the end
 
     def leave(self, group: str) -> None:
-        """The group has no seats any more."""
+        """Notes that the group has no seats any more."""
         self.held.pop(group, None)

@@ -17,7 +17,7 @@ def seats_needed(args: SimpleNamespace) -> int:
 
 
 def state_bytes(run: Run) -> dict[str, float | None]:
-    """Bytes of the state of each trained policy and its critic; None where a model's size is not known.
+    """Returns bytes of the state of each trained policy and its critic; None where a model's size is not known.
 
     With P parameters each process has the weights, 2P bytes, and, all or its share (from ZeRO 1 on), those in float32 and Adam's
     two moments, 12P. To these come the policy's weights as engines get them, the newest and those before them, 2P each.
@@ -40,7 +40,7 @@ def _size(model: str) -> float | None:
 
 
 def states_together(run: Run, seating: Seating) -> int:
-    """Bytes of the object store that are kept for states."""
+    """Returns bytes of the object store that are kept for states."""
     if seating.state_gb is not None:
         return int(seating.state_gb * 1e9)
     return int(sum(size or 0.0 for size in state_bytes(run).values()))

@@ -82,7 +82,7 @@ def _kept_in_memory(engine: Any, files: dict[str, Any]) -> Iterator[str]:
 
 
 def get_state(engine: Any, strategy: Any, extensions: Sequence[Any] = ()) -> TrainingState:
-    """The state of a process; all ranks are asked at the same time, between two of the things that they are asked for.
+    """Returns the state of a process; all ranks are asked at the same time, between two of the things that they are asked for.
 
     Args:
         engine: DeepSpeed's.
@@ -107,7 +107,7 @@ def get_state(engine: Any, strategy: Any, extensions: Sequence[Any] = ()) -> Tra
 
 
 def set_state(engine: Any, strategy: Any, state: TrainingState) -> list[Any]:
-    """Make a process that has just loaded its model the one whose state this is; return the states of its extensions."""
+    """Makes a process that has just loaded its model the one whose state this is, and returns the states of its extensions."""
     found = unpacked(state)
     hook = engine.basic_optimizer.register_load_state_dict_pre_hook(in_own_memory)
     try:
@@ -129,7 +129,7 @@ def set_state(engine: Any, strategy: Any, state: TrainingState) -> list[Any]:
 
 
 def in_own_memory(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """The state that an optimiser of torch's is about to load, copied to where it has one already.
+    """Returns the state that an optimiser of torch's is about to load, copied to where it has one already.
 
     Models copy what they load; optimisers keep it (torch/optim/optimizer.py, `load_state_dict`), which here cannot be written to.
     """
@@ -149,7 +149,7 @@ def in_own_memory(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> di
 
 
 def touch(state: TrainingState) -> None:
-    """Read a byte of each page, so that the memory is mapped: that takes a new process as long as copying it."""
+    """Reads a byte of each page, so that the memory is mapped: that takes a new process as long as copying it."""
     for tensor in state.tensors:
         tensor[:: mmap.PAGESIZE].max(initial=0)
 
@@ -171,7 +171,7 @@ def _tensor(elements: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.
 
 
 def packed(tree: Any) -> TrainingState:
-    """Any value that can be pickled; its tensors are not copied."""
+    """Packs any value that can be pickled; its tensors are not copied."""
     file = io.BytesIO()
     buffers: list[pickle.PickleBuffer] = []
     _Pickler(file, protocol=5, buffer_callback=buffers.append).dump(tree)
@@ -179,7 +179,8 @@ def packed(tree: Any) -> TrainingState:
 
 
 def unpacked(state: TrainingState) -> Any:
-    """The value again. Its tensors are not copied either; where the bytes cannot be written to, nor can they."""
+    """Returns the value that was packed. Its tensors are not copied either; where the bytes cannot be written to, nor can
+    they."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
         return pickle.loads(state.skeleton, buffers=state.tensors)

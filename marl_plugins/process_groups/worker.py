@@ -24,7 +24,7 @@ class StandbyProcess(TrainingProcess):
     _master_port: int
 
     def warm_up(self, memory: int, states: Sequence[Any]) -> None:
-        """Load DeepSpeed's operators, which takes seconds, and touch memory; this process belongs to no policy yet.
+        """Loads DeepSpeed's operators, which takes seconds, and touches memory; this process belongs to no policy yet.
 
         Args:
             memory: Bytes to touch.
@@ -38,17 +38,18 @@ class StandbyProcess(TrainingProcess):
                 touch(state)
 
     def assign(self, ranks: int, rank: int, address: str | None, port: int | None) -> tuple[str, int]:
-        """Become a rank of a policy; return the address and port at which its ranks meet, which rank 0 draws now."""
+        """Becomes a rank of a policy, and returns the address and port at which its ranks meet, which rank 0 draws now."""
         super().__init__(ranks, rank, address, port)  # type: ignore[call-arg]
         return self._master_addr, self._master_port
 
     def get_state(self) -> tuple[int, TrainingState]:
-        """The size of the whole state in bytes, and the state: two values, so that one can wait without fetching the other."""
+        """Returns the size of the whole state in bytes, and the state: two values, so that one can wait without fetching the
+        other."""
         state = get_state(self.engine, self.strategy, [extension.state() for extension in self.extensions])
         return state.nbytes, state
 
     def set_state(self, state: TrainingState) -> None:
-        """Go on where another process was asked for its state; called after the model has been loaded."""
+        """Continues where another process was asked for its state; called after the model has been loaded."""
         of_extensions = set_state(self.engine, self.strategy, state)
         for extension, own in zip(self.extensions, of_extensions, strict=True):
             if own is not None:

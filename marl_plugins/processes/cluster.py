@@ -34,7 +34,7 @@ CLOSING_SECONDS = 30.0
 
 
 def prepare_environment(run: Run, debug: bool) -> None:
-    """This process's environment, before anything heavy is imported; the workers get it through Ray."""
+    """Sets this process's environment, before anything heavy is imported; the workers get it through Ray."""
     os.environ[cpu.DEVICE] = run.device
     if run.device == "cpu":
         os.environ.update(cpu.environment())
@@ -51,7 +51,7 @@ def prepare_environment(run: Run, debug: bool) -> None:
 
 
 def quiet(debug: bool) -> dict[str, str]:
-    """Environment of all processes: no usage statistics, no bars of workers between ours."""
+    """Returns the environment of all processes: no usage statistics, no bars of workers between ours."""
     env = {
         "RAY_USAGE_STATS_ENABLED": "0",
         "VLLM_NO_USAGE_STATS": "1",
@@ -77,7 +77,7 @@ def own_cluster() -> bool:
 
 
 def closed() -> dict[str, str]:
-    """Environment of a Ray that only its own processes can use; to be set before Ray is imported.
+    """Returns the environment of a Ray that only its own processes can use; to be set before Ray is imported.
 
     By default Ray listens on all interfaces and runs whatever anybody who reaches a port sends it.
     """
@@ -91,7 +91,7 @@ def closed() -> dict[str, str]:
 
 @contextmanager
 def ray_cluster(run: Run, debug: bool, python: str | None) -> Iterator[None]:
-    """Ray for the length of a run: the cluster in RAY_ADDRESS (or of the Ray job we run in), else one of our own.
+    """Provides Ray for the length of a run: the cluster in RAY_ADDRESS (or of the Ray job we run in), else one of our own.
 
     Args:
         python: What starts its workers instead of Python (`fork_server`).
@@ -134,7 +134,7 @@ def ray_cluster(run: Run, debug: bool, python: str | None) -> Iterator[None]:
 
 @contextmanager
 def ended_without_raylet(seconds: float) -> Iterator[Callable[[int], None]]:
-    """End this process, with all that it has started, where Ray's raylet has gone and the run has not ended some time later.
+    """Ends this process, with all that it has started, where Ray's raylet has gone and the run has not ended some time later.
 
     Without a raylet a call of Ray's may wait for ever, also those that end a run, and nothing in the event loop is heard.
 

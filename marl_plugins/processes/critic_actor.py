@@ -58,7 +58,7 @@ class CriticActor(TrainingProcess, upstream_critic.CriticModelActor.__ray_metada
             cpu.make_adam_resumable(self.engine.basic_optimizer)
 
     def fit(self) -> dict[str, float]:
-        """Upstream's fit; its metrics are called `critic_*`."""
+        """Does upstream's fit; its metrics are called `critic_*`."""
         status = self.in_whole_windows(super().fit)
         for name in (
             "values",

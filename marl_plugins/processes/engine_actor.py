@@ -56,7 +56,7 @@ def end_with_actor(worker: WorkerBase) -> None:
 
 
 def leave_no_files() -> None:
-    """Have vLLM's temporary files in the run's own folder: it never removes the one by which its workers meet
+    """Puts vLLM's temporary files into the run's own folder: it never removes the one by which its workers meet
     (`vllm_dist_*`, network_utils.py:136). Compiled code stays where later runs find it."""
     if folder := os.environ.get("VLLM_RPC_BASE_PATH"):
         from torch._inductor.runtime.cache_dir_utils import default_cache_dir
@@ -85,13 +85,13 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
             await self.llm.collective_rpc(end_with_actor)
 
     async def identify(self, policy: str, version: int) -> int:
-        """Say whose weights the engine holds from now on; its process id."""
+        """Says whose weights the engine holds from now on, and returns its process id."""
         self.epoch += (policy, version) != (self.policy, self.version)
         self.policy, self.version = policy, version
         return os.getpid()
 
     async def load_state(self, blob: bytes, policy: str, version: int) -> int:
-        """Take over a policy's whole state (safetensors bytes); the number of tensors."""
+        """Takes over a policy's whole state (safetensors bytes), and returns the number of tensors."""
         self.epoch += 1
         self.version = -1  # whatever is sampled while the weights change belongs to no version
         counts = await self.llm.collective_rpc(load_weights, args=(blob,))
@@ -101,7 +101,7 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
         return count
 
     async def in_workers(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Call `function(worker, *arguments)` in every vLLM worker of this engine; return their answers.
+        """Calls `function(worker, *arguments)` in every vLLM worker of this engine, and returns their answers.
 
         For extensions of training processes that bring weights to engines in a way of their own (`Extension.sync`).
         """
@@ -109,7 +109,8 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
         return answers
 
     async def sample(self, ids: list[int], params: SamplingParams) -> tuple[list[int], list[float], str, str, int]:
-        """Generate; sampled ids, their log-probs, why it stopped, and whose weights of which version were used."""
+        """Generates, and returns the sampled ids, their log-probs, why it stopped, and whose weights of which version were
+        used."""
         policy, version, epoch = self.policy, self.version, self.epoch
         answer = (await self.generate(ids, params)).outputs[0]
         if self.epoch != epoch:  # versions alone do not tell: another policy's weights may have the same

@@ -52,7 +52,7 @@ class Engine:
         """The process and its state when the watchdog ended it."""
 
     async def answer(self, call: Call, silence: float) -> Generation:
-        """The answer to a request.
+        """Returns the answer to a request.
 
         Args:
             silence: Seconds after which the engine is ended if it has answered nothing.
@@ -77,7 +77,7 @@ class Engine:
         return f"answered nothing for {silence:g} s (limits.silence_seconds; {self.silent})" if self.silent else "died"
 
     def kill(self) -> None:
-        """End the process, if it still runs, and give its devices back."""
+        """Ends the process, if it still runs, and gives its devices back."""
         with contextlib.suppress(RayActorError):
             ray.kill(self.handle)
         for group in self.groups:
@@ -144,7 +144,7 @@ class EnginePool(RequestQueue[Engine]):
         return [engine.handle for engine in self.engines]
 
     async def generate(self, call: Call, choose: Choose) -> Generation:
-        """Answer a request by the engine that `choose` picks of those with a free place; by another one if that one dies.
+        """Answers a request by the engine that `choose` picks of those with a free place; by another one if that one dies.
 
         Raises:
             InfrastructureFailure: No engine is left and none may be started.
@@ -176,7 +176,7 @@ class EnginePool(RequestQueue[Engine]):
         return InfrastructureFailure("engine", f"policy {self.policy!r} has no engine left (limits.engine_restarts)")
 
     async def on_all(self, request: Callable[[ActorHandle], ObjectRef]) -> None:
-        """Make a request of every engine (`request(handle)` gives an object reference); dead ones are replaced.
+        """Makes a request of every engine (`request(handle)` gives an object reference); dead ones are replaced.
 
         Engines that are on their way here are waited for, because they may have been given weights that are no longer current.
         One that replaces an engine which dies here has the policy's current weights, whatever was asked for.
@@ -199,7 +199,7 @@ class EnginePool(RequestQueue[Engine]):
             raise RunEnded(f"policy {self.policy!r} has no engine left (limits.engine_restarts)")
 
     async def replace(self, engine: Engine) -> None:
-        """Replace a dead engine, once, however many requests found it dead, and whichever of them is given up meanwhile."""
+        """Replaces a dead engine, once, however many requests found it dead, and whichever of them is given up meanwhile."""
         self._bury(engine)
         await asyncio.shield(self._coming[engine])
 
@@ -237,8 +237,8 @@ class EnginePool(RequestQueue[Engine]):
             pool.lend(engine, self)
 
     def lend(self, engine: Engine, to: EnginePool) -> asyncio.Task[None]:
-        """Begin to give an engine to another policy's pool: from now on it is asked for nothing here; once it has answered what it
-        was asked it takes over the other policy's weights. If it dies meanwhile it is replaced, here or there.
+        """Begins to give an engine to another policy's pool: from now on it is asked for nothing here; once it has answered
+        what it was asked it takes over the other policy's weights. If it dies meanwhile it is replaced, here or there.
 
         Raises:
             ValueError: An engine of this pool cannot take over the other policy's weights.
@@ -252,7 +252,7 @@ class EnginePool(RequestQueue[Engine]):
         return to._expect(engine, travel(engine, self, to))
 
     def kill(self) -> None:
-        """End all engines at once, those on their way here included."""
+        """Ends all engines at once, those on their way here included."""
         for engine in (*self.engines, *self.travelling):
             engine.kill()
         self.engines, self.travelling = [], set()
@@ -266,7 +266,7 @@ class EnginePool(RequestQueue[Engine]):
 
 
 async def travel(engine: Engine, giver: EnginePool, taker: EnginePool) -> None:
-    """The way of an engine that has left one pool, into another one."""
+    """Brings an engine that has left one pool into another one."""
     if engine.load:
         engine.drained = asyncio.get_running_loop().create_future()
         await engine.drained
@@ -291,7 +291,7 @@ async def travel(engine: Engine, giver: EnginePool, taker: EnginePool) -> None:
 
 
 async def start_replacement(pool: EnginePool, engine: Engine, start: Callable[[], Engine]) -> None:
-    """Replace an engine that has died in a pool; the new one has the same home."""
+    """Replaces an engine that has died in a pool; the new one has the same home."""
     reason, home = engine.fate(pool.silence), engine.home or pool
     engine.kill()
     while pool.budget.left > 0:
@@ -355,7 +355,7 @@ def is_dead(error: Exception, engine: Engine) -> bool:
 
 
 def sampling_params(call: Call) -> SamplingParams:
-    """vLLM's parameters of one request, never shared between requests (upstream's executors mutate them)."""
+    """Returns vLLM's parameters of one request, never shared between requests (upstream's executors mutate them)."""
     from vllm import SamplingParams
 
     s = call.sampling
@@ -374,7 +374,7 @@ def sampling_params(call: Call) -> SamplingParams:
 
 @contextlib.contextmanager
 def substituted(module: ModuleType, **names: Any) -> Iterator[None]:
-    """Module attributes replaced for the length of a call; each use is a row of the seam table."""
+    """Replaces module attributes for the length of a call; each use is a row of the seam table."""
     before = {name: getattr(module, name) for name in names}
     for name, value in names.items():
         setattr(module, name, value)
@@ -386,7 +386,7 @@ def substituted(module: ModuleType, **names: Any) -> Iterator[None]:
 
 
 def start_engines(args: SimpleNamespace, shared_group: PlacementGroup | None, seconds: float) -> list[Engine]:
-    """Begin to start all engines of a policy: in the placement group of its training processes, or each in one of its own.
+    """Begins to start all engines of a policy: in the placement group of its training processes, or each in one of its own.
 
     One each, so that a dead engine's devices can be given back without ending the others.
 
@@ -402,7 +402,7 @@ def start_engines(args: SimpleNamespace, shared_group: PlacementGroup | None, se
 
 
 def start_engine(args: SimpleNamespace, seconds: float) -> Engine:
-    """One more engine, in a placement group of its own; see `start_engines`."""
+    """Starts one more engine, in a placement group of its own; see `start_engines`."""
     return _start(args, 1, None, seconds)[0]
 
 

@@ -34,7 +34,7 @@ class Extension:
     def training_step(
         self, following: TrainingStep, experience: Experience, kl_coef: float, number: int, counts: dict[str, Any]
     ) -> dict[str, Any]:
-        """Train on one micro-batch; `following` is the rest of the chain, at its end upstream's own step.
+        """Trains on one micro-batch; `following` is the rest of the chain, at its end upstream's own step.
 
         Every rank has the same number of micro-batches, so a collective operation here must happen in all of them.
 
@@ -44,22 +44,24 @@ class Extension:
         return following(experience, kl_coef, number, counts)
 
     def fitted(self, status: dict[str, float]) -> None:
-        """Add metrics (floats) after a fit, and forget what belonged to it; also called after a fit that failed, with no status."""
+        """Adds metrics (floats) after a fit, and forgets what belonged to it; also called after a fit that failed, with no
+        status."""
 
     def sync(self, following: Callable[[], None]) -> None:
-        """Bring the weights to the engines, on GPUs; `following` is the rest of the chain, at its end upstream's own broadcast."""
+        """Brings the weights to the engines, on GPUs; `following` is the rest of the chain, at its end upstream's own
+        broadcast."""
         following()
 
     def state(self) -> Any:
-        """Return what a checkpoint has to keep (what `torch.save` takes); None: nothing. Every rank is asked."""
+        """Returns what a checkpoint has to keep (what `torch.save` takes); None: nothing. Every rank is asked."""
         return None
 
     def restore(self, state: Any) -> None:
-        """Take back what `state` returned, after the model has been loaded from a checkpoint."""
+        """Takes back what `state` returned, after the model has been loaded from a checkpoint."""
 
 
 def make_extensions(names: Iterable[str], trainer: ActorPPOTrainer) -> list[Extension]:
-    """Make the extensions of one training process.
+    """Makes the extensions of one training process.
 
     Args:
         names: "module:Class" each; the module is a dotted name, or the path of a `.py` file.
@@ -68,7 +70,7 @@ def make_extensions(names: Iterable[str], trainer: ActorPPOTrainer) -> list[Exte
 
 
 def extension_class(name: str) -> type[Extension]:
-    """The class that "module:Class" names.
+    """Returns the class that "module:Class" names.
 
     Raises:
         TypeError: It is no subclass of `Extension`.
@@ -84,7 +86,7 @@ def extension_class(name: str) -> type[Extension]:
 
 
 def chained_step(extensions: Sequence[Extension], last: TrainingStep) -> TrainingStep:
-    """The training step through all extensions, the first one outermost."""
+    """Makes the training step through all extensions, the first one outermost."""
     step = last
     for extension in reversed(extensions):
         step = functools.partial(extension.training_step, step)
@@ -92,7 +94,7 @@ def chained_step(extensions: Sequence[Extension], last: TrainingStep) -> Trainin
 
 
 def chained_sync(extensions: Sequence[Extension], last: Callable[[], None]) -> Callable[[], None]:
-    """The weight sync through all extensions, the first one outermost."""
+    """Makes the weight sync through all extensions, the first one outermost."""
     sync = last
     for extension in reversed(extensions):
         sync = functools.partial(extension.sync, sync)
@@ -100,7 +102,7 @@ def chained_sync(extensions: Sequence[Extension], last: Callable[[], None]) -> C
 
 
 def called(extensions: Sequence[Extension], name: str, method: str, arguments: Sequence[Any]) -> Any:
-    """Call a method of the extension with this class name.
+    """Calls a method of the extension with this class name.
 
     Raises:
         LookupError: The process has no such extension, or several.

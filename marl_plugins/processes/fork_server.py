@@ -30,7 +30,7 @@ class Request(TypedDict):
 
 @contextlib.contextmanager
 def fork_server(debug: bool) -> Iterator[str | None]:
-    """A fork server for the length of a run on CPU, with this process's environment.
+    """Provides a fork server for the length of a run on CPU, with this process's environment.
 
     Args:
         debug: Show what it prints.
@@ -73,7 +73,7 @@ def fork_server(debug: bool) -> Iterator[str | None]:
 
 
 def serve(listener: socket.socket) -> None:
-    """Fork a worker for each request, for ever. Returns in the worker, when it has ended."""
+    """Forks a worker for each request, for ever. Returns in the worker, when it has ended."""
     import gc
     import threading
 

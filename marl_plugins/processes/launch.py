@@ -78,7 +78,7 @@ class TrainingProcesses:
         self._placements: list[PlacementGroup] = []  # of these processes alone
 
     def launch(self, shared: PlacementGroup | None) -> None:
-        """Begin to start the processes; nothing is loaded yet.
+        """Begins to start the processes; nothing is loaded yet.
 
         Args:
             shared: The placement group that they share with the policy's engines, if they do.
@@ -86,7 +86,7 @@ class TrainingProcesses:
         self.groups = start_groups(self.args, self.on_cpu, shared, self._placements, self.silence)
 
     def load(self, engines: Sequence[ActorHandle]) -> list[ObjectRef]:
-        """Begin to load the models; what to wait for until they are loaded."""
+        """Begins to load the models, and returns what to wait for until they are loaded."""
         self.engines, group, reference = list(engines), self.groups["policy"], self.groups.get("reference")
         reference = ReferenceInPolicy(group) if reference is None and self.with_reference else reference
         strategy, critic = _strategy(self.args, training_gpus(self.args)), self.groups.get("critic")
@@ -99,7 +99,7 @@ class TrainingProcesses:
         return bool(self.on_cpu and self.args.algo.kl.init_coef > 0)
 
     def load_models(self, args: SimpleNamespace) -> list[ObjectRef]:
-        """Begin to load the models in the processes that are there; what to wait for."""
+        """Begins to load the models in the processes that are there, and returns what to wait for."""
         model, strategy = args.actor.model_name_or_path, _strategy(args, training_gpus(args))
         loading: list[ObjectRef] = self.groups["policy"].async_init_model_from_pretrained(
             strategy, model, self.max_steps, self.engines, self.with_reference, self.extensions
@@ -119,7 +119,7 @@ class TrainingProcesses:
         yield
 
     def handles(self) -> Iterator[ActorHandle]:
-        """Ray's handles of all processes."""
+        """Yields Ray's handles of all processes."""
         for group in self.groups.values():
             yield from group._actor_handlers
 
@@ -135,21 +135,22 @@ class TrainingProcesses:
                 ray.kill(handle)
 
     def end(self) -> None:
-        """End all processes at once, whatever they are doing, and give their devices back."""
+        """Ends all processes at once, whatever they are doing, and gives their devices back."""
         self._kill()
         for placement in self._placements:
             remove_placement_group(placement)
         self.groups, self.trainer, self._placements, self._synced = {}, None, [], None
 
     async def save(self, tag: str, state: dict[str, Any]) -> None:
-        """A checkpoint of the policy and its critic under a tag."""
+        """Saves a checkpoint of the policy and its critic under a tag."""
         work = self.groups["policy"].async_run_method("save_checkpoint", tag, state)
         if "critic" in self.groups:
             work += self.groups["critic"].async_run_method("save_checkpoint", tag)
         await self.await_work("was saved", *work)
 
     async def save_model(self, folder: str | None = None) -> None:
-        """The weights in Hugging Face format; the critic's too with `--critic.save_value_network`, else upstream skips it.
+        """Saves the weights in Hugging Face format; the critic's too with `--critic.save_value_network`, else upstream skips
+        it.
 
         Args:
             folder: Only the policy's, and there instead of in its own folder.
@@ -167,24 +168,24 @@ class TrainingProcesses:
         return answers
 
     async def fit(self, step: int) -> dict[str, float]:
-        """Upstream's fit of policy and critic on what they have been handed out; its metrics."""
+        """Does upstream's fit of policy and critic on what they have been handed out, and returns its metrics."""
         assert self.trainer is not None
         fit = in_daemon_thread(self.trainer.ppo_train, step)
         status: dict[str, float] = await self.await_work(f"was updated in step {step}", fit)
         return status
 
     async def weights(self) -> ObjectRef:
-        """A reference to all weights of the policy's model, as safetensors bytes."""
+        """Returns a reference to all weights of the policy's model, as safetensors bytes."""
         return self.groups["policy"].async_run_method("state")[0]
 
     async def weights_to_sync(self) -> ObjectRef:
-        """The same, for all engines, and kept for those that come later."""
+        """Returns the same, for all engines, and keeps it for those that come later."""
         self._synced = None  # first: there need not be room for two of them
         self._synced = await self.weights()
         return self._synced
 
     async def restore(self, handle: ActorHandle, version: int) -> None:
-        """Give an engine the weights that the policy's others hold, and call these `version`; the processes may be busy."""
+        """Gives an engine the weights that the policy's others hold, and calls these `version`; the processes may be busy."""
         blob = self._synced if self._synced is not None else await self.weights()
         try:
             await handle.load_state.remote(blob, self.policy, version)
@@ -194,7 +195,7 @@ class TrainingProcesses:
             raise run_ended_by(self, "gave a new engine its weights", error) from error
 
     async def await_work(self, doing: str, *work: Any) -> Any:
-        """Await work of the processes; one that died ends the run in a state that can be resumed.
+        """Awaits work of the processes; one that died ends the run in a state that can be resumed.
 
         Args:
             doing: What the policy does meanwhile, for the message.
@@ -222,7 +223,7 @@ def start_groups(
     placements: list[PlacementGroup],
     seconds: float,
 ) -> dict[str, RayActorGroup]:
-    """Begin to start upstream's actor groups of a policy, by what they compute.
+    """Begins to start upstream's actor groups of a policy, by what they compute.
 
     Args:
         shared: The placement group that they share with the policy's engines, if they do.

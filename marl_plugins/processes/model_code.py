@@ -15,7 +15,7 @@ from marl_plugins.plan.models import code_problems, in_folder
 
 
 def refuse_code(models: Iterable[str]) -> None:
-    """Look at models, in folders and on the Hugging Face hub.
+    """Looks at models, in folders and on the Hugging Face hub.
 
     Raises:
         ConfigurationError: At least one of them brings code, or leads to another model.

@@ -22,7 +22,7 @@ SETTINGS = ("initial_lr", "betas", "eps", "weight_decay", "momentum", "ns_steps"
 
 
 def keep_settings_when_loading(strategy: DeepspeedStrategy) -> None:
-    """Let upstream's strategy load a checkpoint without the settings in it, and name one that cannot be loaded."""
+    """Lets upstream's strategy load a checkpoint without the settings in it, and name one that cannot be loaded."""
     load = strategy.load_ckpt
 
     def load_ckpt(engine: DeepSpeedEngine, folder: str, *args: Any, **kwargs: Any) -> Any:

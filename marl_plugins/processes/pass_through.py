@@ -45,7 +45,7 @@ PROCESSES = {
 
 
 def run_upstream(words: Sequence[str]) -> None:
-    """Run upstream's command in this process."""
+    """Runs upstream's command in this process."""
     from marl_plugins.processes.cluster import quiet
 
     ppo_actor.PolicyModelActor = policy_actor.RemotePolicyActor
@@ -71,7 +71,7 @@ def run_upstream(words: Sequence[str]) -> None:
 
 
 def number(words: Sequence[str], name: str, default: int) -> int:
-    """A whole number given on a command line, else the default."""
+    """Returns a whole number given on a command line, else the default."""
     found = default
     for position, word in enumerate(words):
         if word == f"--{name}" and position + 1 < len(words):

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def bundles(count: int, seconds: float) -> PlacementGroup:
-    """A placement group of so many devices with a CPU each, as upstream makes it (train_ppo_ray.py:48-51), once Ray has them.
+    """Returns a placement group of so many devices with a CPU each, as upstream makes it (train_ppo_ray.py:48-51), once Ray
+    has them.
 
     Raises:
         RunEnded: They were not free in time.
@@ -24,7 +25,7 @@ def bundles(count: int, seconds: float) -> PlacementGroup:
 
 
 def ready(group: PlacementGroup, seconds: float) -> PlacementGroup:
-    """A placement group, once its devices and CPUs are reserved. Upstream waits for that without a limit.
+    """Returns a placement group, once its devices and CPUs are reserved. Upstream waits for that without a limit.
 
     Raises:
         RunEnded: They were not free in time; the group is removed.

@@ -48,7 +48,7 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
         with_reference: bool = False,
         extensions: Sequence[str] = (),
     ) -> None:
-        """Load the model, then make the extensions that plugins name ("module:Class")."""
+        """Loads the model, then makes the extensions that plugins name ("module:Class")."""
         keep_settings_when_loading(strategy)
         # Without engines no NCCL group is set up; on CPU the weights go as one object instead.
         super().init_model_from_pretrained(strategy, pretrain, max_steps, None if ON_CPU else vllm_engines)
@@ -68,11 +68,11 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
         return found
 
     def extension(self, name: str, method: str, *arguments: Any) -> Any:
-        """Call a method of an extension, by the name of its class."""
+        """Calls a method of an extension, by the name of its class."""
         return called(self.extensions, name, method, arguments)
 
     def fit(self, kl_ctl: float = 0) -> dict[str, float]:
-        """Fit as upstream does, in whole accumulation windows, then tell the extensions."""
+        """Fits as upstream does, in whole accumulation windows, then tells the extensions."""
         fit, status = super().fit, dict[str, float]()
         try:
             status = self.in_whole_windows(lambda: fit(kl_ctl))
@@ -82,7 +82,7 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
         return status
 
     def save_checkpoint(self, tag: str, client_states: Any = None, *more: Any) -> None:
-        """Save upstream's checkpoint, and in its folder the state of the extensions of this rank."""
+        """Saves upstream's checkpoint, and in its folder the state of the extensions of this rank."""
         super().save_checkpoint(tag, client_states, *more)
         states = [extension.state() for extension in self.extensions]
         if any(state is not None for state in states):
@@ -103,7 +103,7 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
                     extension.restore(state)
 
     def broadcast_to_vllm(self) -> None:
-        """Weight sync as upstream's own loop asks for it; on CPU the whole state in one transfer."""
+        """Syncs weights as upstream's own loop asks for it; on CPU the whole state in one transfer."""
         if not ON_CPU:
             super().broadcast_to_vllm()
             return
@@ -114,7 +114,7 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
         torch.distributed.barrier()
 
     def save_model(self, folder: str | None = None) -> None:
-        """The weights in Hugging Face format, in the policy's own folder or in another one."""
+        """Saves the weights in Hugging Face format, in the policy's own folder or in another one."""
         ckpt = self.strategy.args.ckpt
         own, ckpt.output_dir = ckpt.output_dir, folder or ckpt.output_dir
         try:
@@ -123,12 +123,12 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
             ckpt.output_dir = own
 
     def reference_forward(self, **kwargs: torch.Tensor | None) -> torch.Tensor:
-        """The reference model's log-probs, as upstream's `ReferenceModelActor.forward`."""
+        """Returns the reference model's log-probs, as upstream's `ReferenceModelActor.forward`."""
         forward: torch.Tensor = _UpstreamReference.__ray_metadata__.modified_class.forward(self.reference, **kwargs)
         return forward
 
     def state(self) -> bytes | None:
-        """The whole state as safetensors bytes on rank 0, None on the others.
+        """Returns the whole state as safetensors bytes on rank 0, None on the others.
 
         Raises:
             FloatingPointError: A weight is not finite; the names of the tensors are given.

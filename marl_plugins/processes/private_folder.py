@@ -23,7 +23,7 @@ HELD = "held"
 
 @contextmanager
 def private_folder(parent: str, *, kept: bool = False) -> Iterator[str]:
-    """A folder (0700) for the length of a run; those that were abandoned beside it are removed.
+    """Provides a folder (0700) for the length of a run; those that were abandoned beside it are removed.
 
     Args:
         kept: It stays, for people to look into.
@@ -37,7 +37,7 @@ def private_folder(parent: str, *, kept: bool = False) -> Iterator[str]:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Remove the folders of runs that were killed, and end the processes that have such a folder in their command line."""
+    """Removes the folders of runs that were killed, and ends the processes that have such a folder in their command line."""
     for folder in parent.glob(f"{PREFIX}*"):
         if is_abandoned(folder):
             end_users_of(folder)
@@ -57,7 +57,7 @@ def is_abandoned(folder: Path) -> bool:
 
 
 def end_users_of(folder: Path) -> None:
-    """End the processes of this user that were started with files of a folder."""
+    """Ends the processes of this user that were started with files of a folder."""
     import psutil
 
     for process in psutil.process_iter():

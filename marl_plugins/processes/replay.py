@@ -28,7 +28,7 @@ class MicroBatchBuffer(NaiveReplayBuffer):  # type: ignore[misc]
         self._given = 0
 
     def lay_out(self, epochs: Sequence[Sequence[Sequence[int]]]) -> None:
-        """The micro-batches of each epoch, as indices of the sequences that have been appended."""
+        """Sets the micro-batches of each epoch, as indices of the sequences that have been appended."""
         self._epochs, self._given, self.sample_batch_size = list(epochs), 0, 1
 
     def clear(self) -> None:

@@ -55,7 +55,7 @@ class RequestQueue(Generic[E]):
         return None
 
     async def take_place(self, call: Call, choose: Callable[[list[E]], E]) -> E:
-        """Wait for an engine with a free place, which is taken."""
+        """Waits for an engine with a free place, which is taken."""
         if not self.waiting and (free := self._free()):  # nobody is before it
             engine = choose(free)
             engine.load += 1
@@ -75,7 +75,7 @@ class RequestQueue(Generic[E]):
             raise
 
     def free_place(self, engine: E) -> None:
-        """One request less is at an engine."""
+        """Notes that an engine has one request less."""
         engine.load -= 1
         if not engine.load and engine.drained is not None and not engine.drained.done():
             engine.drained.set_result(None)
@@ -87,7 +87,7 @@ class RequestQueue(Generic[E]):
         return [engine for engine in self.engines if engine.load < self.in_flight]
 
     def hand_out(self) -> None:
-        """Give free places to those that wait, the oldest task's first; refuse all where none will ever be free."""
+        """Gives free places to those that wait, the oldest task's first; refuses all where none will ever be free."""
         while self._queue and (refusal := self.refusal()) is not None:
             *_, given = heapq.heappop(self._queue)
             if not given.done():
@@ -107,6 +107,6 @@ class RequestQueue(Generic[E]):
                 given.set_result(engine)
 
     def tell(self) -> None:
-        """Call the watchers."""
+        """Calls the watchers."""
         for watcher in self.watchers:
             watcher()

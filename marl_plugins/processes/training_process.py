@@ -23,11 +23,11 @@ class TrainingProcess:
     _world_size: int
 
     def lay_out(self, epochs: Sequence[Sequence[Sequence[int]]]) -> None:
-        """Take this rank's micro-batches, as indices of its sequences (core/layout.py), before each `fit`."""
+        """Takes this rank's micro-batches, as indices of its sequences (core/layout.py), before each `fit`."""
         self.trainer.replay_buffer.lay_out(epochs)
 
     def prepare_fit(self, accumulation: int, seed: int) -> None:
-        """Set how many micro-batches make an optimiser step this time, and a seed, before each `fit`.
+        """Sets how many micro-batches make an optimiser step this time, and a seed, before each `fit`.
 
         `micro_steps = 0` makes the accumulation windows begin with the first micro-batch, whatever the fit before left over.
         """
@@ -37,7 +37,7 @@ class TrainingProcess:
         torch.manual_seed(seed)
 
     def in_whole_windows(self, fit: Callable[[], dict[str, float]]) -> dict[str, float]:
-        """Fit, and assert that it ended at the end of an accumulation window, so that no gradient is carried over."""
+        """Fits, and asserts that it ended at the end of an accumulation window, so that no gradient is carried over."""
         before, batches = self.engine.global_steps, len(self.trainer.replay_buffer)
         status = fit()
         carried = self.engine.micro_steps % self.engine.gradient_accumulation_steps()
@@ -48,7 +48,7 @@ class TrainingProcess:
         return {**status, "optimiser_steps": self.engine.global_steps - before, "micro_batches": batches}
 
     def check_finite(self) -> None:
-        """Check the weights before they are synced or saved.
+        """Checks the weights before they are synced or saved.
 
         Raises:
             FloatingPointError: A weight is not finite; names the tensors.

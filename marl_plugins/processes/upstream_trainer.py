@@ -24,7 +24,7 @@ class ExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
     """Upstream's maker of experiences, for any number of batches."""
 
     def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
-        """Log-probs, KL and values of the batches, in place.
+        """Computes log-probs, KL and values of the batches, in place.
 
         The dispatch list is padded to a multiple of the ranks and the extra is discarded: upstream gives the last ranks
         fewer batches or none (launcher.py:354-365), and a collective in the forward would then wait forever.
@@ -82,5 +82,5 @@ class UpstreamTrainer(BasePPOTrainer):  # type: ignore[misc]
 
 
 def ranks_of(group: RayActorGroup) -> int:
-    """Data-parallel ranks of a group of training processes."""
+    """Returns the data-parallel ranks of a group of training processes."""
     return len(group._actor_handlers) // int(group.duplicate_actors)

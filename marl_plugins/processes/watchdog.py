@@ -31,7 +31,7 @@ class Process(NamedTuple):
     """Ray's id of the host."""
 
     def kill(self) -> None:
-        """End it by SIGKILL. `ray.kill` only asks, which a stopped process does not hear."""
+        """Ends it by SIGKILL. `ray.kill` only asks, which a stopped process does not hear."""
         if self.host == socket.gethostname():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -53,7 +53,7 @@ class Process(NamedTuple):
 
 
 def locate(handle: ActorHandle) -> ObjectRef:
-    """A reference to the `Process` of a Ray actor."""
+    """Returns a reference to the `Process` of a Ray actor."""
     return handle.__ray_call__.remote(lambda actor: _here())
 
 

@@ -61,12 +61,12 @@ class WeighingTrainer(upstream_actor.ActorPPOTrainer):  # type: ignore[misc]
         return status
 
     def broadcast_to_vllm(self) -> None:
-        """Upstream's weight sync, through the extensions."""
+        """Does upstream's weight sync, through the extensions."""
         chained_sync(self.extensions, super().broadcast_to_vllm)()
 
 
 def without_fill(share: float | torch.Tensor, rows: float, fill: float) -> float | torch.Tensor:
-    """The share of filtered sequences among the real rows, from that among all: weightless ones are always filtered."""
+    """Returns the share of filtered sequences among the real rows, from that among all: weightless ones are always filtered."""
     return (share * (rows + fill) - fill) / rows
 
 

@@ -40,7 +40,7 @@ class Best:
         self.value: float | None = None
 
     def see(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Take an evaluation into account; whether its step is the best so far.
+        """Takes an evaluation into account, and returns whether its step is the best so far.
 
         One without the metric, or where it is no number, changes nothing.
         """
@@ -53,7 +53,7 @@ class Best:
         return True
 
     def after(self, step: int, metrics: Mapping[str, float], say: Callable[[str], None]) -> dict[str, float]:
-        """`see`, for the loop: what the records get in addition to an evaluation's metrics."""
+        """Does what `see` does, for the loop, and returns what the records get in addition to an evaluation's metrics."""
         if self.key and not isfinite(metrics.get(self.key, nan)):
             say(f"--ckpt.best_metric_key {self.key}: the evaluation after step {step} has no such number")
         self.see(step, metrics)
@@ -69,7 +69,7 @@ class Best:
         return dict(vars(self))
 
     def restore(self, state: Mapping[str, Any], saved: list[int]) -> None:
-        """Go on from a saved step's state; of another metric nothing is known, and a step that is no longer kept is none.
+        """Continues from a saved step's state; of another metric nothing is known, and a step that is no longer kept is none.
 
         Args:
             saved: The steps that are kept.
@@ -89,7 +89,7 @@ def put_back(output: Path) -> None:
 
 @contextmanager
 def kept_apart(output: Path, best: Best) -> Iterator[Path]:
-    """A folder for the weights of a new best step, which takes the place of the one before once they are all in it."""
+    """Provides a folder for the weights of a new best step, which takes the place of the one before once they are all in it."""
     put_back(output)
     fresh, place, old = output / "best.new", output / "best", output / "best.old"
     for left in (fresh, old):  # by a run that was killed

@@ -40,7 +40,7 @@ OURS = frozenset(
 
 
 def plot(metrics: Metrics, roles: Sequence[str], path: Path, title: str) -> None:
-    """Draw `curves.png`.
+    """Draws `curves.png`.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -99,7 +99,7 @@ def plot(metrics: Metrics, roles: Sequence[str], path: Path, title: str) -> None
 
 
 def panels_of_plugins(steps: Metrics) -> dict[str, dict[str, str]]:
-    """A panel for each first word of the metrics that plugins log: its title, and the metric of each line."""
+    """Returns a panel for each first word of the metrics that plugins log: its title, and the metric of each line."""
     names = sorted({name for m in steps for name in m if name.partition("/")[0] not in OURS})
     panels: dict[str, dict[str, str]] = {}
     for name in names:

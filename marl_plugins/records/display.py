@@ -43,12 +43,12 @@ class Display:
         """Alarms of the last step that could tell."""
 
     def say(self, text: str) -> None:
-        """A line for people."""
+        """Prints a line for people."""
         self.console.print(inert(text), markup=False, soft_wrap=True)
 
     @contextmanager
     def phase(self, name: str, total: int | None = None, announce: bool = False) -> Iterator[Any]:
-        """A line of progress while a phase lasts; call what is yielded once per finished item.
+        """Shows a line of progress while a phase lasts; call what is yielded once per finished item.
 
         Args:
             announce: Say that it begins, and when, where there is no terminal to draw progress on: for what may take long.
@@ -67,7 +67,7 @@ class Display:
             yield lambda: progress.advance(task)
 
     def step(self, metrics: Mapping[str, float], steps: int, left: float | None) -> None:
-        """A finished step.
+        """Shows a finished step.
 
         Args:
             steps: Number of steps of the whole run.
@@ -132,7 +132,7 @@ class Display:
         self.say(legend)
 
     def first_prompts(self, prompts: Mapping[str, str]) -> None:
-        """The first prompt of every role, as the model saw it."""
+        """Shows the first prompt of every role, as the model saw it."""
         for role, text in prompts.items():
             self.say(f"--- first prompt of {role} " + "-" * max(0, 60 - len(role)))
             self.say(text.rstrip("\n"))

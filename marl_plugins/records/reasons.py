@@ -75,7 +75,7 @@ class Tally:
 
 
 def example_of(run: RunReader, kind: str, step: int) -> str:
-    """A trajectory of a step with this kind of failure; empty where its record is missing."""
+    """Returns a trajectory of a step with this kind of failure; empty where its record is missing."""
     for t in run.trajectories(Filter(steps=(step, step), failure=kind)):
         detail = textwrap.shorten(t.detail, LONGEST_DETAIL_CHARS, placeholder=" ...") or "no reason given"
         return f"step {t.step}, task {t.task.id}, sample {t.sample}: {detail}"
@@ -83,7 +83,7 @@ def example_of(run: RunReader, kind: str, step: int) -> str:
 
 
 def markdown(reasons: Mapping[str, Any]) -> list[str]:
-    """The lines of the report's sections; none where nothing failed, was lost or was left out."""
+    """Returns the lines of the report's sections; none where nothing failed, was lost or was left out."""
     titles = {"failed": "Failed by the agents", "lost": "Lost to infrastructure", "left_out": "Left out of training"}
     lines: list[str] = []
     for what, title in titles.items():
@@ -102,7 +102,7 @@ def markdown(reasons: Mapping[str, Any]) -> list[str]:
 
 
 def sentences(reasons: Mapping[str, Any]) -> list[str]:
-    """The same for the console, without examples and reasons by role."""
+    """Returns the same for the console, without examples and reasons by role."""
     if not reasons.get("failed"):
         return []
     kinds = ", ".join(f"{r['kind']} {r['count']}" for r in reasons["failed"])
@@ -120,5 +120,5 @@ def steps_of(reason: Mapping[str, Any]) -> str:
 
 
 def cell(text: str) -> str:
-    """A text that does not end its cell or its line."""
+    """Returns a text that does not end its cell or its line."""
     return " ".join(text.split()).replace("|", "\\|")

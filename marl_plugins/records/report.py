@@ -71,7 +71,7 @@ def named_below(steps: Metrics, roles: Sequence[str], kind: str) -> dict[str, li
 
 
 def windows_of(steps: Metrics) -> tuple[Metrics, Metrics]:
-    """The steps that are "before" and those that are "after"; a single step is before."""
+    """Returns the steps that are "before" and those that are "after"; a single step is before."""
     if len(steps) < FEW_STEPS:
         return steps[:1], steps[1:][-1:]
     third = len(steps) // 3
@@ -79,7 +79,7 @@ def windows_of(steps: Metrics) -> tuple[Metrics, Metrics]:
 
 
 def held_out(evaluations: Metrics) -> dict[str, Any] | None:
-    """The first evaluation, and the mean of the last ones; no outcome where no task of them has one."""
+    """Returns the first evaluation, and the mean of the last ones; no outcome where no task of them has one."""
     if not evaluations:
         return None
     first, last = evaluations[0], evaluations[1:][-LAST_EVALUATIONS:]
@@ -97,7 +97,7 @@ def held_out(evaluations: Metrics) -> dict[str, Any] | None:
 
 
 def alarm_steps(steps: Metrics) -> dict[str, list[int]]:
-    """The steps with an alarm, by its name."""
+    """Returns the steps with an alarm, by its name."""
     found: dict[str, list[int]] = {}
     for m in steps:
         for name in alarms(m):
@@ -106,7 +106,7 @@ def alarm_steps(steps: Metrics) -> dict[str, list[int]]:
 
 
 def best_of(evaluations: Metrics) -> dict[str, Any] | None:
-    """The step that was kept apart as the best, and the average by which it was; None without one."""
+    """Returns the step that was kept apart as the best, and the average by which it was; None without one."""
     at = {m["step"]: m.get("best/smoothed") for m in evaluations}
     steps = [m["best/step"] for m in evaluations if m.get("best/step")]
     return {"step": int(steps[-1]), "smoothed": at.get(steps[-1])} if steps else None
@@ -124,7 +124,7 @@ def _mean(metrics: Metrics, name: str) -> float | None:
 
 
 def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of the summary."""
+    """Returns the header and rows of the summary."""
     header = ["", "before", "after"]
     rows = []
     evaluated = summary["held_out"]
@@ -175,7 +175,7 @@ def _held_out_cell(part: Mapping[str, Any]) -> str:
 
 
 def markdown(summary: Mapping[str, Any], title: str) -> str:
-    """The table as Markdown, with what its columns mean."""
+    """Returns the table as Markdown, with what its columns mean."""
     header, rows = table(summary)
     lines = [f"# {title}", "", "| " + " | ".join(header) + " |", "|---|---|---|"]
     lines += ["| " + " | ".join(map(reasons.cell, row)) + " |" for row in rows]
@@ -232,7 +232,7 @@ def _steps(window: Sequence[int]) -> str:
 
 
 def write_report(folder: Path, roles: Sequence[str], title: str) -> tuple[dict[str, Any], str | None]:
-    """Write `report.md` and `curves.png`; the summary, and what could not be drawn.
+    """Writes `report.md` and `curves.png`, and returns the summary, and what could not be drawn.
 
     Raises:
         ConfigurationError: The metrics cannot be read.

@@ -60,7 +60,7 @@ ENTRIES_FORM = TypeAdapter(Annotated[list[_EntryForm], Field(min_length=1)])
 
 
 def record_start(plan: Plan, words: Sequence[str], done: int) -> None:
-    """Add this start to the run's folder, with copies of the recipe and the plugins unless they are there.
+    """Adds this start to the run's folder, with copies of the recipe and the plugins unless they are there.
 
     Args:
         words: As typed after `openrlhf train`.
@@ -103,7 +103,8 @@ def record_start(plan: Plan, words: Sequence[str], done: int) -> None:
 
 
 def replayed(words: Sequence[str]) -> tuple[list[str], list[Problem]]:
-    """The words that `--resume FOLDER` stands for, with those that follow it, and remarks; other words are returned as they are.
+    """Returns the words that `--resume FOLDER` stands for, with those that follow it, and remarks; other words are returned as
+    they are.
 
     Raises:
         ConfigurationError: The folder holds no run, or the recipe or one of its plugins is given too.
@@ -269,7 +270,7 @@ class Copies:
         self.recipe = self._recipe(find_recipe(plan.options.recipe)) if plan.options.recipe else None
 
     def place(self, path: Path) -> str:
-        """A file's or folder's absolute name, relative to the run's folder where it lies in it."""
+        """Returns a file's or folder's absolute name, relative to the run's folder where it lies in it."""
         path = Path(os.path.abspath(path))
         return f"{HERE}/{path.relative_to(self.output)}" if path.is_relative_to(self.output) else str(path)
 
@@ -293,7 +294,7 @@ class Copies:
         return copy / path.relative_to(root)
 
     def plugin(self, name: str) -> str:
-        """The name of a plugin in a repeated command: of the copy, where it is a file; what lies beside it is linked."""
+        """Returns the name of a plugin in a repeated command: of the copy, where it is a file; what lies beside it is linked."""
         if not name.endswith(".py"):
             return name
         path = Path(os.path.abspath(name))
@@ -370,7 +371,7 @@ def _size(path: Path, most: int) -> int | None:
 
 
 def tree_digest(folder: Path) -> str:
-    """A short digest of a folder's files and links."""
+    """Returns a short digest of a folder's files and links."""
     files = _files(folder)
     return digest([[str(f.relative_to(folder)), os.readlink(f) if f.is_symlink() else file_digest(f)] for f in files])
 

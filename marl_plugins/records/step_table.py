@@ -72,7 +72,7 @@ class StepTable:
         )
 
     def lines(self, metrics: Mapping[str, float], left: float | None) -> list[str]:
-        """A step's row, after the header where it is due.
+        """Returns a step's row, after the header where it is due.
 
         Args:
             left: Seconds until the end of the run, as far as they can be estimated.
@@ -87,7 +87,7 @@ class StepTable:
 
 
 def fitting(columns: Sequence[Column]) -> list[Column]:
-    """The columns without those that have to go for the others to fit."""
+    """Returns the columns without those that have to go for the others to fit."""
     left = list(columns)
     for title in EXPENDABLE:
         if sum(c.width + 1 for c in left) - 1 <= WIDTH_CHARS:
@@ -97,12 +97,12 @@ def fitting(columns: Sequence[Column]) -> list[Column]:
 
 
 def abbreviated(role: str) -> str:
-    """A role's name, or its beginning and end: `reviewer_2` as `revi~_2`."""
+    """Returns a role's name, or its beginning and end: `reviewer_2` as `revi~_2`."""
     return role if len(role) <= LONGEST_ROLE_CHARS else f"{role[:4]}~{role[-2:]}"
 
 
 def short(value: float) -> str:
-    """Two digits in at most seven characters: `0.012`, `3.4e-5`, `120`."""
+    """Writes two digits in at most seven characters: `0.012`, `3.4e-5`, `120`."""
     if abs(value) >= 10:
         return f"{value:.0f}"
     text = f"{value:.2g}" if value == 0 or abs(value) >= 0.01 else f"{value:.1e}"
@@ -110,7 +110,7 @@ def short(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`0.8s`, `73.0s`, `12m`, `3h05m`."""
+    """Writes seconds: `0.8s`, `73.0s`, `12m`, `3h05m`."""
     minutes = round(seconds / 60)
     if seconds < 99.95:
         return f"{seconds:.1f}s"

@@ -51,7 +51,7 @@ def reason_left_out(action: Action) -> str | None:
 
 
 def row_of(trajectory: Trajectory, action: Action) -> Row:
-    """An action as a row of the table of actions."""
+    """Returns an action as a row of the table of actions."""
     reason = reason_left_out(action)
     values = (
         *(trajectory.step, encodable(trajectory.task.id), trajectory.sample, action.path),
@@ -96,7 +96,8 @@ TABLES = {
 
 
 def write_table(table: Table, run: RunReader, wanted: Filter, to: str) -> int:
-    """Write a table; the number of its rows. The file is there when all of it is; a table without rows is not written.
+    """Writes a table, and returns the number of its rows. The file is there when all of it is; a table without rows is not
+    written.
 
     Args:
         to: The file, whose ending is its form; - prints JSON Lines.
@@ -129,14 +130,14 @@ def write_table(table: Table, run: RunReader, wanted: Filter, to: str) -> int:
 
 @contextmanager
 def json_lines(path: Path) -> Iterator[Write]:
-    """Write rows as JSON Lines."""
+    """Writes rows as JSON Lines."""
     with path.open("w", encoding="utf-8") as file:
         yield lambda rows: file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 @contextmanager
 def arrow(path: Path, form: str, columns: Mapping[str, str]) -> Iterator[Write]:
-    """Write rows as Parquet or as an Arrow file.
+    """Writes rows as Parquet or as an Arrow file.
 
     Raises:
         ConfigurationError: pyarrow is not installed.

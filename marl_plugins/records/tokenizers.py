@@ -19,7 +19,7 @@ TOKENIZERS = "run/tokenizers.json"
 
 
 def record_tokenizers(folder: Path, tokenizers: Mapping[str, Any]) -> None:
-    """Leave the tokenizers of a run, by policy; one that is not of the fast kind is left out.
+    """Leaves the tokenizers of a run, by policy; one that is not of the fast kind is left out.
 
     Raises:
         OSError: The folder cannot be written.
@@ -41,13 +41,14 @@ def record_tokenizers(folder: Path, tokenizers: Mapping[str, Any]) -> None:
 
 
 def digest_of_tokenizer(tokenizer: Any) -> str | None:
-    """Return what two tokenizers have in common if they give every text the same ids; None for one that is not of the fast kind."""
+    """Returns what two tokenizers have in common if they give every text the same ids; None for one that is not of the fast
+    kind."""
     text = _text_of(tokenizer)
     return None if text is None else _digest(text)
 
 
 def recorded_tokenizer(folder: Path, policy: str) -> str | None:
-    """Return what a run has left of a policy's tokenizer, or what was saved with its weights; None where there is neither."""
+    """Returns what a run has left of a policy's tokenizer, or what was saved with its weights; None where there is neither."""
     try:
         digests = json_value((folder / TOKENIZERS).read_bytes())
         return gzip.decompress(_file(folder, digests[policy]).read_bytes()).decode()

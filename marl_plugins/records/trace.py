@@ -121,7 +121,7 @@ def _calls(results: Iterable[ToolResult]) -> tuple[TracedCall, ...]:
 
 
 def read_trace(path: Path) -> list[TracedAction]:
-    """The lines of a trace.
+    """Returns the lines of a trace.
 
     Raises:
         ConfigurationError: The file cannot be read, or a line is none of a trace.

@@ -78,7 +78,7 @@ class Records:
         ledger: Ledger | None,
         evaluated: Sequence[Trajectory] = (),
     ) -> None:
-        """Write a finished step; step 0 is the evaluation before the first and has no ledger.
+        """Writes a finished step; step 0 is the evaluation before the first and has no ledger.
 
         Args:
             evaluated: The trajectories of the evaluation after the step.
@@ -114,7 +114,7 @@ class Records:
             file.write(_lines(records))
 
     def sync(self) -> None:
-        """Wait until all records are on disk: before a step that they lead to is named as saved."""
+        """Waits until all records are on disk: before a step that they lead to is named as saved."""
         for path in (self.folder / name for name in FILES):
             if path.exists():
                 sync(path)
@@ -127,7 +127,7 @@ class Records:
 
 @contextmanager
 def held(flag: str, folder: Path) -> Iterator[None]:
-    """Hold a flag's folder for this process; the kernel lets go of it however the process ends.
+    """Holds a flag's folder for this process; the kernel lets go of it however the process ends.
 
     Raises:
         ConfigurationError: It cannot be written or locked, or another run holds it.
@@ -181,7 +181,7 @@ FULL_DISK = ("inline_container.cc", "I/O error", "No space left")
 
 @contextmanager
 def writing(what: str, folder: Path) -> Iterator[None]:
-    """A file that cannot be written (a full disk, a removed folder) ends the run; what was saved before stays.
+    """Ends the run where a file cannot be written (a full disk, a removed folder); what was saved before stays.
 
     torch and safetensors have exceptions of their own for a full disk, which say little.
     """
@@ -227,7 +227,7 @@ def _trackers(args: Any) -> tuple[Any, Any]:
 
 
 def move_aside(folder: Path, keep_start: bool = False) -> Path | None:
-    """Move the records of an earlier run into a folder of their own; that folder, or None where there are none.
+    """Moves the records of an earlier run into a folder of their own, and returns that folder, or None where there are none.
 
     Args:
         keep_start: Leave what the run was started from where it is: this run is started from it.
@@ -254,8 +254,8 @@ def move_aside(folder: Path, keep_start: bool = False) -> Path | None:
 
 
 def cut_back(folder: Path, last_step: int) -> list[Problem]:
-    """Keep only the records of steps up to `last_step`, no half-written line and no report; remarks on steps whose records are
-    missing.
+    """Keeps only the records of steps up to `last_step`, no half-written line and no report, and returns remarks on steps
+    whose records are missing.
 
     Raises:
         ConfigurationError: A line is no record, or a file cannot be read or written.

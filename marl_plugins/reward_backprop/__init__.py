@@ -49,7 +49,7 @@ class BackpropState:
 
 
 def part_weights(word: str) -> str:
-    """The type of --reward_backprop.weights: JSON, checked and kept as text (nested flags cannot hold a mapping)."""
+    """Returns the type of --reward_backprop.weights: JSON, checked and kept as text (nested flags cannot hold a mapping)."""
     try:
         weights = parse_weights(word)
         if not (weights and all(0 < w < math.inf for w in weights.values())):
@@ -104,7 +104,7 @@ def marl_configure(run: Run) -> list[Problem]:
 
 
 def make_attributor(run: Run) -> Attributor:
-    """The attributor that the flags name.
+    """Returns the attributor that the flags name.
 
     Raises:
         ConfigurationError: Its prompt cannot be used, or there is no coach whose model it could ask.
@@ -160,7 +160,7 @@ def make_attributor(run: Run) -> Attributor:
 
 
 def value_of(trajectory: Trajectory, role: str, weights: Mapping[str, float]) -> float | None:
-    """v, the value in [-1, 1] of a role's outcome; None where it has none.
+    """Returns v, the value in [-1, 1] of a role's outcome; None where it has none.
 
     Args:
         weights: Of the outcome's parts; empty for the outcome itself.
@@ -191,7 +191,7 @@ def value_of(trajectory: Trajectory, role: str, weights: Mapping[str, float]) ->
 
 @hookimpl
 async def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[Trajectory]:
-    """f_t for every action of every trajectory that has an outcome."""
+    """Returns f_t for every action of every trajectory that has an outcome."""
     from marl_plugins.reward_backprop.backward import SingleErrorTaskGroup
 
     alive = [t for t in trajectories if not t.infrastructure_failure and t.actions]
@@ -211,7 +211,7 @@ async def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequ
 
 
 async def credit_trajectory(trajectory: Trajectory, run: Run) -> float | InfrastructureFailure | None:
-    """Write one trajectory's rewards.
+    """Writes one trajectory's rewards.
 
     Returns:
         How far its contributions were from adding up (the mean, where roles have outcomes of their own); or why there are
@@ -256,7 +256,7 @@ async def credit_trajectory(trajectory: Trajectory, run: Run) -> float | Infrast
 
 
 def note_contribution(action: Action, delta: float, attribution: Attribution) -> None:
-    """Record a contribution and its reasons with the action, for machines and for people."""
+    """Records a contribution and its reasons with the action, for machines and for people."""
     passed_on = attribution.passed_on and f"passed on: {attribution.passed_on}"
     reasons = "; ".join(text for text in (attribution.why, passed_on) if text)
     line = f"contribution {delta:+.2f}: {reasons}"
@@ -265,7 +265,7 @@ def note_contribution(action: Action, delta: float, attribution: Attribution) ->
 
 
 def describe_outcome(trajectory: Trajectory, roles: Sequence[str]) -> str:
-    """The outcome of some roles, which is the same for them, as an attributor reads it."""
+    """Returns the outcome of some roles, which is the same for them, as an attributor reads it."""
     if trajectory.agent_failure:
         return f"the team failed: {trajectory.detail or trajectory.agent_failure}"
     if trajectory.outcomes:
@@ -275,7 +275,7 @@ def describe_outcome(trajectory: Trajectory, roles: Sequence[str]) -> str:
 
 
 def measure(trajectories: Sequence[Trajectory], gaps: Sequence[float], lost: int) -> dict[str, float]:
-    """Metrics of a step's contributions.
+    """Returns the metrics of a step's contributions.
 
     Args:
         gaps: How far contributions were from adding up, by trajectory.

@@ -66,7 +66,7 @@ class ModelAttributor:
         self.duties = duties
 
     async def attribute(self, action: Action, seen: Seen, residual: Residual) -> Attribution:
-        """The model's attribution.
+        """Returns the model's attribution.
 
         Raises:
             InfrastructureFailure: It is unavailable.
@@ -88,7 +88,7 @@ class ModelAttributor:
 
 
 def read_prompt(path: Path) -> str:
-    """The attributor's prompt; it has no place for a label.
+    """Returns the attributor's prompt; it has no place for a label.
 
     Raises:
         ConfigurationError: It cannot be read, or has a placeholder that is unknown or missing.
@@ -114,7 +114,7 @@ def again(nonce: str, form: str) -> str:
 
 
 def parse(text: str, nonce: str, form: str) -> dict[str, Any] | None:
-    """The attribution in an answer, or None; as strict as a verdict (asking/marked_answers.py)."""
+    """Returns the attribution in an answer, or None; as strict as a verdict (asking/marked_answers.py)."""
     if form == "json":
         given = json_object(text, nonce)
         try:

@@ -138,7 +138,7 @@ class Rules:
 
 
 def numbers(text: str) -> list[float]:
-    """The numbers in a text, by value: 60,000 and 60{,}000 and 60000.0 are one."""
+    """Returns the numbers in a text, by value: 60,000 and 60{,}000 and 60000.0 are one."""
     return [float(found.replace(",", "")) for found in NUMBER.findall(text.replace("{,}", ","))]
 
 

@@ -63,8 +63,8 @@ class BatchBuilder:
         return min(longest, self.limit("train").tokens or longest)
 
     def of_forward(self, sequences: Sequence[TokenSequence], ranks: int) -> list[tuple[list[TokenSequence], bool]]:
-        """The micro-batches of the forward passes, rank by rank, the same number for each; False: computed for its rank's
-        number alone, and to be discarded."""
+        """Returns the micro-batches of the forward passes, rank by rank, the same number for each; False: computed for its
+        rank's number alone, and to be discarded."""
         layout = lay_out(sequences, ranks, 1, self.limit("rollout"))
         shortest = min(sequences, key=lambda sequence: len(sequence.ids))
         return [
@@ -74,7 +74,7 @@ class BatchBuilder:
         ]
 
     def padded(self, sequences: Sequence[TokenSequence], padding: int) -> Experience:
-        """Sequences as one batch of upstream's.
+        """Returns sequences as one batch of upstream's.
 
         Args:
             padding: Id of the tokens that fill the shorter ones up.
@@ -135,7 +135,7 @@ def rank_batches(
     epochs: int,
     extra: ExtraSequences | None = None,
 ) -> RankBatches:
-    """Divide the sequences of rows, and the extra ones, into micro-batches of each rank."""
+    """Divides the sequences of rows, and the extra ones, into micro-batches of each rank."""
     order = upstream_order(seed, epochs)
     layout = lay_out(prepared.sequences, ranks, steps, limit, order, epochs)
     filler = weightless(min(prepared.items, key=lambda item: len(item.sequences)))
@@ -163,7 +163,8 @@ async def hand_out(
     batching: BatchBuilder,
     of_policy: bool,
 ) -> Layout:
-    """Give each rank of the policy's or the critic's processes its part of the sequences for the next fit; return the layout.
+    """Gives each rank of the policy's or the critic's processes its part of the sequences for the next fit, and returns the
+    layout.
 
     Args:
         of_policy: The critic gets all rows, nothing extra, and has no extensions.
@@ -184,7 +185,7 @@ async def hand_out(
 
 
 def upstream_order(seed: int, epochs: int) -> Callable[[int, int], list[int]]:
-    """The order in which upstream's dataloader shuffles the rows of a rank, were `seed` set before the fit.
+    """Returns the order in which upstream's dataloader shuffles the rows of a rank, were `seed` set before the fit.
 
     Each epoch draws two numbers: one for the workers' seeds, one for the sampler's generator (torch/utils/data/dataloader.py
     and sampler.py).
@@ -200,7 +201,7 @@ def upstream_order(seed: int, epochs: int) -> Callable[[int, int], list[int]]:
 
 
 def check_steps(policy: str, layouts: Mapping[str, Layout], metrics: Mapping[str, float], epochs: int) -> None:
-    """Every fit took the planned number of optimiser steps, over all micro-batches of its layout.
+    """Checks that every fit took the planned number of optimiser steps, over all micro-batches of its layout.
 
     Args:
         layouts: Of the policy (``) and its critic (`critic_`), the prefixes of their metrics.

@@ -140,7 +140,7 @@ class Checkpoints:
         files: Iterable[Path] = (),
         best: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Name a step whose parts are all saved as the last complete one, then delete what is older than `keep` steps.
+        """Makes a step whose parts are all saved the last complete one, then deletes what is older than `keep` steps.
 
         Waits until all that was saved is on disk, and reads it for the digests; to be called in a thread of its own.
 
@@ -172,7 +172,7 @@ class Checkpoints:
         self._delete_old(parts, step, best.get("step", 0))
 
     def check_ours(self) -> None:
-        """Nothing of another run may be overwritten.
+        """Checks that nothing of another run would be overwritten.
 
         Raises:
             RunEnded: Another run has saved here, which the lock prevents except on some network file systems.
@@ -232,7 +232,7 @@ class Checkpoints:
 
 
 def content_of(path: Path, flush: bool = False) -> tuple[int, str]:
-    """Size and digest of a file.
+    """Returns the size and digest of a file.
 
     Args:
         flush: Wait until it is on disk.
@@ -245,7 +245,7 @@ def content_of(path: Path, flush: bool = False) -> tuple[int, str]:
 
 
 def broken_files(folder: Path, manifest: Mapping[str, Any]) -> list[Problem]:
-    """The files of a saved step whose content is not what was saved; manifests of earlier releases list none."""
+    """Returns the files of a saved step whose content is not what was saved; manifests of earlier releases list none."""
     files = manifest.get("files", {})
     paths = [folder / name for name in files]
     return [

@@ -56,7 +56,7 @@ class CreditAssignment:
         self._lock = asyncio.Lock()
 
     async def early(self, trajectories: Sequence[Trajectory]) -> list[Row] | None:
-        """Return the rows of some trajectories; None as long as the run has not shown whether actions are scored."""
+        """Returns the rows of some trajectories; None as long as the run has not shown whether actions are scored."""
         scored = self.run.state(ActionScores).settled(self._scorers())
         if scored is None:
             return None
@@ -68,7 +68,7 @@ class CreditAssignment:
         return self._rows[which]
 
     async def rows(self, trajectories: Sequence[Trajectory]) -> list[Row]:
-        """Return the rows of the step.
+        """Returns the rows of the step.
 
         Args:
             trajectories: All of the step's, in its order.
@@ -77,7 +77,7 @@ class CreditAssignment:
         return await self._selected(await self._credit(trajectories, scored, whole_step=True))
 
     def check_leaving(self, trajectories: Collection[Trajectory]) -> None:
-        """Trajectories that leave the step have not been credited: their gradients may be summed already.
+        """Checks that trajectories that leave the step have not been credited: their gradients may be summed already.
 
         Raises:
             RunPaused: One has.
@@ -122,7 +122,7 @@ class CreditAssignment:
 
 
 def check_versions(rows: Collection[Row], trained: Mapping[str, VersionedPolicy]) -> None:
-    """Check that each row was sampled by the very weights that it is about to train.
+    """Checks that each row was sampled by the very weights that it is about to train.
 
     Raises:
         RunEnded: A row is of another policy or version, or of a policy that is not trained.

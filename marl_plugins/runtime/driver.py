@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def train(plan: Plan, words: Sequence[str]) -> int:
-    """Train as planned; exit code 0.
+    """Trains as planned, and returns the exit code 0.
 
     Args:
         words: As typed after `openrlhf train`, for the run's folder.
@@ -105,7 +105,7 @@ def train(plan: Plan, words: Sequence[str]) -> int:
 
 
 async def train_and_save(trainer: Trainer, done: int) -> int:
-    """Train from the step after `done` to the end and save the models; the last step's number."""
+    """Trains from the step after `done` to the end, saves the models, and returns the last step's number."""
     last = await trainer.fit(done)
     await trainer.saving.save_models()
     return last
@@ -113,7 +113,7 @@ async def train_and_save(trainer: Trainer, done: int) -> int:
 
 @contextmanager
 def saying_how_to_resume(checkpoints: Checkpoints) -> Iterator[None]:
-    """Every early end says from where, if from anywhere, the run can be resumed."""
+    """Makes every early end say from where, if from anywhere, the run can be resumed."""
     try:
         yield
     except (RunEnded, KeyboardInterrupt) as error:

@@ -1,4 +1,4 @@
-"""What leaves and enters a step between its rollout and credit: whole trajectories, by the hook `marl_exchange`."""
+"""The exchange of whole trajectories between a step's rollout and credit, by the hook `marl_exchange`."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class StepExchange:
         return sorted((t for t in self.received if t in chosen), key=lambda t: t.order)
 
     def version(self, policy: str) -> int:
-        """The version of a policy's weights."""
+        """Returns the version of a policy's weights."""
         return int(self._session.policies[policy].version)
 
     def has_tokenizer(self, words: TrajectoryWords, role: str, chat: ChatFormat) -> bool:
@@ -123,7 +123,7 @@ class StepExchange:
         return bool(digest) and words.tokenizers.get(role) == digest
 
     def chat_of(self, call: Call) -> ChatFormat:
-        """The chat format in which a role is asked."""
+        """Returns the chat format in which a role is asked."""
         return self._chat(call.role, self.tasks[call.task])
 
     def _chat(self, role: str, task: Task) -> ChatFormat:

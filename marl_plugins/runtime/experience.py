@@ -97,7 +97,7 @@ class ForwardedRows:
         return (difference / mask.sum()).item() if own.any() else 0.0
 
     def rows_not_finite(self, name: str) -> list[str]:
-        """Names of the rows of which a tensor (`log_probs`, `kl`, `values`) is not finite."""
+        """Returns the names of the rows of which a tensor (`log_probs`, `kl`, `values`) is not finite."""
         good = torch.isfinite(getattr(self.tokens, name)).all(-1).tolist()
         return [row.name for row, finite in zip(self.rows, good, strict=True) if not finite]
 
@@ -133,7 +133,7 @@ class ExtraSequences(Protocol):
         """Tokens of each."""
 
     def placed(self, layout: Layout, epochs: int, like: Experience) -> tuple[list[Experience], tuple[ExtensionCall, ...]]:
-        """Return one experience each, without padding, and what extensions are asked to do before the fit.
+        """Returns one experience each, without padding, and what extensions are asked to do before the fit.
 
         Args:
             layout: Their micro-batches; an optimiser step is a window of `layout.accumulation` of them.
@@ -221,7 +221,7 @@ def forwarded(
     kl_coef: float = 0.0,
     clip_range: Sequence[float] | None = None,
 ) -> ForwardedRows:
-    """Rows after their forward passes: each row's part of the sequences' tensors.
+    """Returns rows after their forward passes: each row's part of the sequences' tensors.
 
     Args:
         micro_batches: Sequences with upstream's `Experience` of their forward pass; together they hold every row.
@@ -256,7 +256,7 @@ async def completed(
     known: Sequence[ForwardedRows],
     forward: Callable[[list[TokenSequence]], Awaitable[ForwardedRows]],
 ) -> ForwardedRows:
-    """Rows after their forward passes, of which some are known.
+    """Returns rows after their forward passes, of which some are known.
 
     Args:
         sequences: Of the rows, in their order.
@@ -269,12 +269,12 @@ async def completed(
 
 
 def actions_of(sequence: TokenSequence) -> tuple[Action, ...]:
-    """The actions of a sequence, which make it what it is."""
+    """Returns the actions of a sequence, which make it what it is."""
     return tuple(row.action for row in sequence.rows)
 
 
 def joined(rows: Sequence[Row], sequences: Sequence[TokenSequence], parts: Sequence[ForwardedRows]) -> ForwardedRows:
-    """Rows as if they had been forwarded at once.
+    """Returns rows as if they had been forwarded at once.
 
     Args:
         sequences: Of the rows, in their order.
@@ -299,7 +299,7 @@ def joined(rows: Sequence[Row], sequences: Sequence[TokenSequence], parts: Seque
 
 
 def places_of(rows: Sequence[Row]) -> dict[Row, list[int]]:
-    """The places of each row; a plugin may select one several times."""
+    """Returns the places of each row; a plugin may select one several times."""
     places: dict[Row, list[int]] = {}
     for number, row in enumerate(rows):
         places.setdefault(row, []).append(number)
@@ -351,8 +351,8 @@ def before_statistics(f: ForwardedRows, shaped: Tensor, estimator: Estimator) ->
 
 
 def note_tokens(f: ForwardedRows, advantages: Tensor) -> None:
-    """Write advantages (rows, tokens) and the trainer's log-probs onto the rows' actions, for the records: one of each per sampled
-    token, and the mean of the advantages."""
+    """Writes advantages (rows, tokens) and the trainer's log-probs onto the rows' actions, for the records: one of each per
+    sampled token, and the mean of the advantages."""
     sampled = f.tokens.mask.bool()
     counts = sampled.sum(-1).tolist()
     means = (advantages * f.tokens.mask).sum(-1) / f.tokens.mask.sum(-1)
@@ -363,7 +363,7 @@ def note_tokens(f: ForwardedRows, advantages: Tensor) -> None:
 
 
 def sequence_experience(sequence: TokenSequence) -> Experience:
-    """One sequence as upstream has it: (1, T) ids and mask, (1, T-1) action mask and sampled log-probs, (1,) the rest.
+    """Returns one sequence as upstream has it: (1, T) ids and mask, (1, T-1) action mask and sampled log-probs, (1,) the rest.
 
     What is said per sample is the mean over the sequence's rows; `info["rows"]` says how many they are.
     """
@@ -396,13 +396,14 @@ def sequence_experience(sequence: TokenSequence) -> Experience:
 
 
 def row_experience(row: Row) -> Experience:
-    """One row as a sequence of its own."""
+    """Returns one row as a sequence of its own."""
     (sequence,) = sequences_of([row])
     return sequence_experience(sequence)
 
 
 def items_of(f: ForwardedRows, advantages: Tensor, returns: Tensor, total_rewards: Tensor) -> list[Experience]:
-    """One experience per sequence, as upstream's replay buffer holds it: (T,) and (T-1,) tensors, numbers of no dimension.
+    """Returns one experience per sequence, as upstream's replay buffer holds it: (T,) and (T-1,) tensors, numbers of no
+    dimension.
 
     Args:
         advantages, returns: (rows, tokens).
@@ -429,7 +430,7 @@ def items_of(f: ForwardedRows, advantages: Tensor, returns: Tensor, total_reward
 
 
 def first_of_batch(experience: Experience) -> Experience:
-    """The first sample of a batch by itself, without the batch's dimension."""
+    """Returns the first sample of a batch by itself, without the batch's dimension."""
     found = copy.copy(experience)
     for f in fields(Experience):
         value = getattr(experience, f.name)
@@ -440,7 +441,7 @@ def first_of_batch(experience: Experience) -> Experience:
 
 
 def weightless(item: Experience) -> Experience:
-    """A copy of a sequence that weighs nothing: no token of it is in any mask."""
+    """Returns a copy of a sequence that weighs nothing: no token of it is in any mask."""
     blank = copy.copy(item)
     blank.action_mask = torch.zeros_like(item.action_mask)
     blank.advantages = torch.zeros_like(item.advantages)

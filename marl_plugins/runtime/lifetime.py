@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @contextmanager
 def terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM (Slurm, Kubernetes) ends a run like Ctrl-C does: by a `KeyboardInterrupt`."""
+    """Makes SIGTERM (Slurm, Kubernetes) end a run like Ctrl-C does: by a `KeyboardInterrupt`."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -43,7 +43,7 @@ def terminated_like_interrupted() -> Iterator[None]:
 
 @contextmanager
 def plugins_started(loop: asyncio.Runner, plan: Plan, purpose: Purpose) -> Iterator[None]:
-    """`marl_start` before and `marl_stop` after, in the run's event loop."""
+    """Calls `marl_start` before and `marl_stop` after, in the run's event loop."""
     part = plan.plugins.started(plan.run, purpose)
     loop.run(part.__aenter__())
     try:
@@ -60,7 +60,7 @@ def plugins_started(loop: asyncio.Runner, plan: Plan, purpose: Purpose) -> Itera
 
 
 def run_until_terminated(loop: asyncio.Runner, session: Session, work: Coroutine[Any, Any, T]) -> T:
-    """Run the session's work; whatever ends it early ends the session's processes too.
+    """Runs the session's work; whatever ends it early ends the session's processes too.
 
     Raises:
         KeyboardInterrupt: Ctrl-C, or SIGTERM.

@@ -48,7 +48,7 @@ class StepReport:
 async def evaluation(
     rollout: Rollout, tasks: Sequence[Task], args: SimpleNamespace, display: Display
 ) -> tuple[dict[str, float], list[Trajectory]]:
-    """An evaluation's metrics and trajectories, in the order of tasks and samples.
+    """Returns an evaluation's metrics and trajectories, in the order of tasks and samples.
 
     Args:
         args: `eval.n_samples_per_prompt` and `eval.temperature`.
@@ -64,7 +64,7 @@ async def evaluation(
 
 
 def held_out(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """The mean outcome of an evaluation with its interval, both over the tasks that have an outcome.
+    """Returns the mean outcome of an evaluation with its interval, both over the tasks that have an outcome.
 
     What is lost to infrastructure is in neither and is counted apart; where all is lost there is no mean and no interval. In
     a zero-sum game there is none either, and each role has its own mean.
@@ -91,7 +91,7 @@ def held_out(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def of_types(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """The mean outcome by the tasks' `type`, where there are several: over the tasks of the mean over their samples."""
+    """Returns the mean outcome by the tasks' `type`, where there are several: over the tasks of the mean over their samples."""
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for t in trajectories:
         if t.outcome is not None and "type" in t.task.metadata:
@@ -102,7 +102,7 @@ def of_types(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def of_workflows(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """What workflows have done in an evaluation: the parts of their outcomes, calls and form by role, rounds."""
+    """Returns what workflows have done in an evaluation: the parts of their outcomes, calls and form by role, rounds."""
     kept = [t for t in trajectories if not t.infrastructure_failure]
     scored = [t for t in kept if t.outcome is not None]
     parts = sorted({name for t in scored for name in t.outcome_parts})
@@ -115,7 +115,7 @@ def of_workflows(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def calls_per_trajectory(actions: Sequence[Action], trajectories: Sequence[Trajectory]) -> float:
-    """The number of calls of which some actions are turns, per trajectory; of at least one."""
+    """Returns the number of calls of which some actions are turns, per trajectory; of at least one."""
     return sum(a.before is None or a.before.call != a.call for a in actions) / len(trajectories)
 
 
@@ -125,7 +125,7 @@ def legalities(actions: Sequence[Action]) -> list[float]:
 
 
 def outcomes_by_role(trajectories: Sequence[Trajectory]) -> dict[str, list[float]]:
-    """The outcomes of each role, where the grader gives one per role; an agent failure is every role's."""
+    """Returns the outcomes of each role, where the grader gives one per role; an agent failure is every role's."""
     roles = sorted({role for t in trajectories for role in t.outcomes})
     found = {role: [t.outcome_of(role) for t in trajectories if t.outcomes or t.agent_failure] for role in roles}
     return {role: [outcome for outcome in outcomes if outcome is not None] for role, outcomes in found.items()}
@@ -143,7 +143,8 @@ def zero_sum(trajectories: Sequence[Trajectory]) -> bool:
 
 
 def summary(trajectories: Sequence[Trajectory], ledger: Ledger) -> dict[str, float]:
-    """Metrics of a rollout: outcome; by role score, reward and its terms, response length, tool calls; by tool how calls went."""
+    """Returns the metrics of a rollout: outcome; by role score, reward and its terms, response length, tool calls; by tool how
+    calls went."""
     scored = [t.outcome for t in trajectories if t.outcome is not None]
     generated = [a for t in trajectories for a in t.actions]
     actions = [a for t in trajectories if not t.infrastructure_failure for a in t.actions]
@@ -185,7 +186,7 @@ def summary(trajectories: Sequence[Trajectory], ledger: Ledger) -> dict[str, flo
 def of_rollout(
     step: int, trajectories: Sequence[Trajectory], ledger: Ledger, rows: Sequence[Row], estimator: Estimator
 ) -> dict[str, float]:
-    """Metrics of a step's rollout and of its rows, whose advantages are known."""
+    """Returns the metrics of a step's rollout and of its rows, whose advantages are known."""
     own = estimator.metrics(rows) if rows else {}
     if received := ledger.received:
         own |= {"trajectories/received": float(received.trajectories), "rows/received": float(received.trained.total())}
@@ -199,7 +200,7 @@ def of_step(
     seconds: Mapping[str, float],
     tokens: float,
 ) -> dict[str, float]:
-    """Metrics of a step's updates, of its engines, and of its time.
+    """Returns the metrics of a step's updates, of its engines, and of its time.
 
     Args:
         seconds: By phase of the step.
@@ -214,7 +215,7 @@ def of_step(
 
 
 def first_prompts(trajectories: Iterable[Trajectory], roles: Mapping[str, RoleSpec], shown: set[str]) -> dict[str, str]:
-    """The context of the first action of every role that is not in `shown`, as the model saw it; they are put into it."""
+    """Returns the context of the first action of every role that is not in `shown`, as the model saw it; they are put into it."""
     prompts: dict[str, str] = {}
     for action in (a for t in trajectories for a in t.actions):
         if action.role not in shown:
@@ -254,7 +255,7 @@ def signal(rows: Sequence[Row], group_by: GroupBy | None) -> dict[str, float]:
 
 
 def of_updates(prepared: Sequence[PreparedRows], updates: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Metrics of the updates, by policy, and over all policies."""
+    """Returns the metrics of the updates, by policy, and over all policies."""
     metrics: dict[str, float] = {}
     if prepared:
         metrics["drift/max"] = max(p.drift for p in prepared)
@@ -283,7 +284,7 @@ def rounds_of(trajectory: Trajectory) -> int:
 
 
 def of_role(actions: Sequence[Action]) -> dict[str, float]:
-    """Metrics of the actions of one role."""
+    """Returns the metrics of the actions of one role."""
     calls = [result for a in actions for result in a.tool_results]
     metrics = {"actions": float(len(actions))}
     metrics |= means(
@@ -311,7 +312,7 @@ def of_role(actions: Sequence[Action]) -> dict[str, float]:
 
 
 def of_tool(calls: Sequence[ToolResult]) -> dict[str, float]:
-    """Metrics of the calls of one tool, at least one."""
+    """Returns the metrics of the calls of one tool, at least one."""
     seconds = sorted(call.seconds for call in calls)
     return {
         "calls": float(len(calls)),
@@ -324,10 +325,10 @@ def of_tool(calls: Sequence[ToolResult]) -> dict[str, float]:
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean of at least one value."""
+    """Returns the mean of at least one value."""
     return sum(values) / len(values)
 
 
 def means(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """The means of those that have any value: what nothing was measured of is no 0."""
+    """Returns the means of those that have any value: what nothing was measured of is no 0."""
     return {name: mean(found) for name, found in values.items() if found}

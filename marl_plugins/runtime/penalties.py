@@ -24,7 +24,7 @@ TERM = "length"
 
 
 def penalise_lengths(trajectories: Iterable[Trajectory], run: Run) -> None:
-    """Add each trained action's penalty to its reward; lengths are compared with the limit of the action's role."""
+    """Adds each trained action's penalty to its reward; lengths are compared with the limit of the action's role."""
     wanted = {
         policy.name: args
         for policy in run.policies

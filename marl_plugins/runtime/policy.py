@@ -51,7 +51,7 @@ Method = Callable[Concatenate["UpstreamPolicy", P], Coroutine[Any, Any, R]]
 
 
 def while_active(method: Method[P, R]) -> Method[P, R]:
-    """A method of a policy that needs its training processes."""
+    """Returns a method of a policy that needs its training processes."""
 
     @functools.wraps(method)
     async def called(self: UpstreamPolicy, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -122,7 +122,7 @@ class UpstreamPolicy(PolicyEngines):
         return self.trainer.critic_model_group
 
     def launch(self) -> None:
-        """Begin to start all processes; engines that share their devices with training processes are to sleep."""
+        """Begins to start all processes; engines that share their devices with training processes are to sleep."""
         silence = self.engines.silence
         if self.trained and self.args.train.colocate_all:
             self._shared = bundles(training_gpus(self.args), silence)
@@ -132,21 +132,21 @@ class UpstreamPolicy(PolicyEngines):
         self.starting = [e.sleep.remote() for e in self.engines.handles] if self.args.vllm.enable_sleep else []
 
     def load(self) -> None:
-        """Begin to load the models, once the engines that are to sleep do."""
+        """Begins to load the models, once the engines that are to sleep do."""
         handles = self.engines.handles
         self.starting = self.training.load(handles) if self.training is not None else []
         self.starting += [handle.identify.remote(self.name, self.version) for handle in handles]
 
     def wait(self) -> None:
-        """Wait until everything is loaded; see `wait_until_loaded`."""
+        """Waits until everything is loaded; see `wait_until_loaded`."""
         wait_until_loaded([self], self.engines.silence)
 
     def start(self) -> None:
-        """Start all processes and wait for them."""
+        """Starts all processes and wait for them."""
         start([self], self.engines.silence)
 
     def kill(self) -> None:
-        """End all processes at once, whatever they are doing."""
+        """Ends all processes at once, whatever they are doing."""
         if self.training is not None:
             self.training.end()
         self.engines.kill()
@@ -155,7 +155,7 @@ class UpstreamPolicy(PolicyEngines):
             self._shared = None
 
     def stop(self) -> None:
-        """End all processes and wait until they are gone, so that their devices are free; the policy may be started again.
+        """Ends all processes and wait until they are gone, so that their devices are free; the policy may be started again.
 
         What is not saved is lost; a start with `--ckpt.load_enable` loads the last saved step.
         """
@@ -185,7 +185,7 @@ class UpstreamPolicy(PolicyEngines):
 
     @while_active
     async def update(self, prepared: PreparedRows, steps: int, step: int) -> dict[str, float]:
-        """Train policy and critic on the rows: hand each rank its part, in whole accumulation windows, and let upstream fit.
+        """Trains policy and critic on the rows: hand each rank its part, in whole accumulation windows, and lets upstream fit.
 
         A policy whose updates are frozen at first (`--critic.freezing_steps`) is handed no rows: upstream's processes would
         keep them for a later fit. The metrics are upstream's, with the optimiser steps taken and the weightless micro-batches; the
@@ -218,17 +218,18 @@ class UpstreamPolicy(PolicyEngines):
 
     @while_active
     async def save(self, tag: str, state: dict[str, Any]) -> None:
-        """A checkpoint of the policy and its critic under a tag."""
+        """Saves a checkpoint of the policy and its critic under a tag."""
         await self.processes.save(tag, state)
 
     @while_active
     async def save_model(self, folder: Path | None = None) -> None:
-        """The weights in Hugging Face format; with `--critic.save_value_network` the critic's too, where no folder is given."""
+        """Saves the weights in Hugging Face format; with `--critic.save_value_network` the critic's too, where no folder is
+        given."""
         await self.processes.save_model(str(folder / self.name) if folder else None)
 
 
 def check_finite(policy: str, metrics: Mapping[str, float], prepared: PreparedRows, step: int, param_dtype: str) -> None:
-    """An update whose losses or gradients are not finite ends the run.
+    """Ends the run where an update's losses or gradients are not finite.
 
     Raises:
         RunEnded: One is not.
@@ -248,7 +249,7 @@ def not_finite_error(policy: str, what: str, step: int, which: str) -> RunEnded:
 
 
 def start(policies: Sequence[UpstreamPolicy], silence: float) -> None:
-    """Start all processes of some policies at the same time, and wait for them.
+    """Starts all processes of some policies at the same time, and wait for them.
 
     Models are loaded for training once all engines sleep that are to: until then an engine has its device's memory to itself, as
     with upstream (train_ppo_ray.py:66-82 and 170).
@@ -264,7 +265,7 @@ def start(policies: Sequence[UpstreamPolicy], silence: float) -> None:
 
 
 def wait_until_loaded(policies: Sequence[UpstreamPolicy], silence: float) -> None:
-    """Wait until the processes of some policies have loaded their models and checkpoints.
+    """Waits until the processes of some policies have loaded their models and checkpoints.
 
     The first error is raised while the other processes may still wait for the one that failed, in a collective operation.
 

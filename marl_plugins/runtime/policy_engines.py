@@ -68,7 +68,7 @@ class PolicyEngines:
         return weights
 
     async def sync(self, version: int) -> bool:
-        """Bring the engines to the current weights of the policy, or of the one that it follows, and call these `version`."""
+        """Brings the engines to the current weights of the policy, or of the one that it follows, and call these `version`."""
         if self.spec.follows:
             return await self.hold(await self.weights(), version)
         self.version, self._held, name, on_all = version, None, self.name, self.engines.on_all
@@ -93,17 +93,17 @@ class PolicyEngines:
         return True
 
     async def wake(self) -> None:
-        """Wake the engines that share their devices with the training processes, before a rollout."""
+        """Wakes the engines that share their devices with the training processes, before a rollout."""
         if self.args.vllm.enable_sleep:
             await self.engines.on_all(lambda handle: handle.wake_up.remote())
 
     async def sleep(self) -> None:
-        """Give the devices to the training processes after a rollout, as upstream does (samples_generator.py:100-113)."""
+        """Gives the devices to the training processes after a rollout, as upstream does (samples_generator.py:100-113)."""
         if self.args.vllm.enable_sleep:
             await self.engines.on_all(lambda handle: handle.sleep.remote())
 
     async def restore_engine(self, handle: ActorHandle) -> None:
-        """Give a new engine the weights that the others hold; those of a frozen policy it has loaded itself."""
+        """Gives a new engine the weights that the others hold; those of a frozen policy it has loaded itself."""
         if self._held is not None:
             await handle.load_state.remote(self._held, self.name, self.version)
         elif self.trained:

@@ -45,7 +45,7 @@ class Cast:
 def make_cast(
     run: Run, args: Mapping[str, SimpleNamespace], chats: Mapping[str, ChatFormat], tools: Mapping[str, Tool]
 ) -> Cast:
-    """The roles of a run with their policies.
+    """Returns the roles of a run with their policies.
 
     Args:
         args, chats: By policy: its flags, and its chat format.

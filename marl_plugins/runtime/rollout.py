@@ -47,11 +47,11 @@ class Rollout:
         self.task_seconds = run.recipe.limits.task_seconds
 
     def train(self, tasks: Sequence[Task], samples: int, step: int) -> AsyncGenerator[Trajectory, None]:
-        """Trajectories to train on, actions and outcomes scored, as they finish."""
+        """Yields trajectories to train on, actions and outcomes scored, as they finish."""
         return self._all(tasks, samples, step, self.score_action)
 
     def evaluate(self, tasks: Sequence[Task], samples: int, temperature: float) -> AsyncGenerator[Trajectory, None]:
-        """Trajectories that are only counted, as they finish: outcomes scored by the verifier, no coach calls.
+        """Yields the trajectories that are only counted, as they finish: outcomes scored by the verifier, no coach calls.
 
         Their seeds are the same in every evaluation, and other than training's, so that evaluations can be compared in pairs.
         """
@@ -59,7 +59,7 @@ class Rollout:
 
     @staticmethod
     def in_order(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
-        """Trajectories in the order of tasks and samples, whenever they finished."""
+        """Returns trajectories in the order of tasks and samples, whenever they finished."""
         return sorted(trajectories, key=lambda t: t.order)
 
     async def _all(
@@ -99,7 +99,7 @@ class Rollout:
         generate: Generate | None = None,
         origin: str = "",
     ) -> Trajectory:
-        """Run the workflow on a task and return the trajectory, scored.
+        """Runs the workflow on a task and returns the trajectory, scored.
 
         Args:
             place, sample, step: As in `Trajectory`.
@@ -137,13 +137,13 @@ class Rollout:
                 )
 
     def workspace_of(self, task: Task) -> AbstractAsyncContextManager[Workspace | None]:
-        """A trajectory's folder, if any tool works in one."""
+        """Returns a trajectory's folder, if any tool works in one."""
         if any(tool.in_workspace for tool in self.tools.values()):
             return next(tool.workspaces for tool in self.tools.values() if tool.workspaces)(task)
         return nullcontext()
 
     async def generate(self, call: Call) -> Generation:
-        """Answer a request of a role, or of a plugin, through `marl_generate`."""
+        """Answers a request of a role, or of a plugin, through `marl_generate`."""
         generation: Generation = await self.hook.marl_generate(run=self.run, call=call, engines=self.pools[call.policy])
         return generation
 

@@ -25,7 +25,7 @@ class StepSaver:
         """The step that was saved last; 0 before the first."""
 
     async def save(self, step: int) -> None:
-        """Save every policy and the plugins' state as one step."""
+        """Saves every policy and the plugins' state as one step."""
         trained, plan = self.session.trained, self.session.plan
         with self.display.phase("checkpoint"), self.checkpoints.saving(step):
             await all_of(policy.save(tag(step), {"step": step}) for policy in trained.values())
@@ -39,6 +39,6 @@ class StepSaver:
         self.last = step
 
     async def save_models(self) -> None:
-        """Save each policy's weights in Hugging Face format, in its own folder."""
+        """Saves each policy's weights in Hugging Face format, in its own folder."""
         with self.display.phase("saving models", announce=True), writing("the final weights", self.records.folder):
             await all_of(policy.save_model() for policy in self.session.trained.values())

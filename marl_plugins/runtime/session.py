@@ -80,7 +80,8 @@ class Session:
         return {name: policy for name, policy in self.policies.items() if policy.trained}
 
     def warm_start(self, display: Display) -> None:
-        """Train the tiny models on the recipe's demonstrations, where it has some; seconds when they are in the cache."""
+        """Trains the tiny models on the recipe's demonstrations, where it has some; it takes seconds when they are in the
+        cache."""
         from marl_plugins.runtime.warm_start import draw, warm_start
 
         config, module = self.plan.run.section(WarmStartConfig), self.plan.run.demonstrations_module
@@ -105,7 +106,7 @@ class Session:
         args.actor.model_name_or_path = folder
 
     def start(self) -> None:
-        """Start every process of every policy at once and wait for all of them."""
+        """Starts every process of every policy at once and wait for all of them."""
         from marl_plugins.processes.engines import RestartBudget
         from marl_plugins.runtime.policy import UpstreamPolicy, start
         from marl_plugins.runtime.questions import make_ask
@@ -148,7 +149,7 @@ class Session:
         run.state(Connection).ask = make_ask(self.rollout.generate, self.chats, samplings, run.args.train.seed)
 
     def kill(self) -> None:
-        """End every process of every policy at once, whatever it is doing."""
+        """Ends every process of every policy at once, whatever it is doing."""
         self.plan.run.state(Connection).ask = None
         for policy in self.policies.values():
             policy.kill()

@@ -58,7 +58,7 @@ class RunningStep:
         self.parts: Mapping[str, StepPart] = parts_of(plugins, run, self)
 
     async def roll_out(self, samples: int, tick: Callable[[], None]) -> None:
-        """Run the workflow on all tasks, while the parts work.
+        """Runs the workflow on all tasks, while the parts work.
 
         Args:
             samples: Trajectories per task.
@@ -86,7 +86,7 @@ class RunningStep:
         self.trajectories = self.session.rollout.in_order(self.sampled)
 
     async def exchange(self) -> None:
-        """Let plugins take trajectories out of the step and bring others in."""
+        """Lets plugins take trajectories out of the step and brings others in."""
         plugins, hook = self.session.plan.plugins, "marl_exchange"
         if not plugins.owners(hook):
             return
@@ -117,7 +117,7 @@ class RunningStep:
         return await self._crediting.early(trajectories)
 
     async def rows(self) -> list[Row]:
-        """The rows of the step, credited and selected."""
+        """Returns the rows of the step, credited and selected."""
         own = [t for t in self.trajectories if t not in self.left_out]
         rows = await self._crediting.rows([*own, *self.received])
         for name, part in self.parts.items():
@@ -140,7 +140,8 @@ class RunningStep:
         return ledger
 
     async def prepare(self, rows: Sequence[Row]) -> list[PreparedRows]:
-        """The rows with their tensors by policy, their advantages taken over all policies together, as the parts leave them."""
+        """Returns the rows with their tensors by policy, their advantages taken over all policies together, as the parts leave
+        them."""
         by_policy: dict[str, list[Row]] = {}
         for row in rows:
             by_policy.setdefault(row.action.policy, []).append(row)
@@ -181,7 +182,7 @@ class RunningStep:
         check_versions([row for p in prepared for row in p.rows], self.session.trained)
 
     def metrics(self) -> dict[str, float]:
-        """The numbers of all parts."""
+        """Returns the numbers of all parts."""
         found: dict[str, float] = {}
         for name, part in self.parts.items():
             with HookFaults(name, HOOK):

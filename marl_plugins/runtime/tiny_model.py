@@ -22,7 +22,7 @@ CHAT_TEMPLATE = (
 
 
 def made_once(name: str, make: Callable[[Path], None]) -> str:
-    """The folder `name` among the models that were made here; `make(folder)` fills it, unless it is there."""
+    """Returns the folder `name` among the models that were made here; `make(folder)` fills it, unless it is there."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "openrlhf-marl" / "tiny"
     cache.mkdir(parents=True, exist_ok=True)
     folder = cache / name
@@ -40,7 +40,7 @@ def made_once(name: str, make: Callable[[Path], None]) -> str:
 
 
 def resolve(model: str) -> str:
-    """The folder of a `tiny` model, built if it is not there yet; any other model's name unchanged."""
+    """Returns the folder of a `tiny` model, built if it is not there yet; any other model's name unchanged."""
     if not is_tiny(model):
         return model
     settings = parse(model)
@@ -49,7 +49,7 @@ def resolve(model: str) -> str:
 
 
 def build(folder: Path, *, seed: int, hidden: int, layers: int, heads: int, positions: int) -> None:
-    """Write a model folder: float32 weights, configuration, tokenizer."""
+    """Writes a model folder: float32 weights, configuration, tokenizer."""
     import torch
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer

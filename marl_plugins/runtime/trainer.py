@@ -48,7 +48,7 @@ class Trainer:
         self.shown: set[str] = set()
 
     def schedule(self) -> Iterator[tuple[int, int, list[Task]]]:
-        """All training steps of the run as (step from 1, optimiser steps, tasks); a function of the seed alone."""
+        """Yields all training steps of the run as (step from 1, optimiser steps, tasks); a function of the seed alone."""
         step, args, tasks = 0, self.run.args, self.session.train_tasks
         steps = self.run.episode_steps(len(tasks))
         for episode in range(args.train.num_episodes):
@@ -58,7 +58,7 @@ class Trainer:
                     yield step, k, batch
 
     async def fit(self, done: int) -> int:
-        """Train from the step after `done` to the end; return the last step's number."""
+        """Trains from the step after `done` to the end, and returns the last step's number."""
         args = self.run.args
         self.saving.last = done
         await self.weight_sync.begin(resumed=bool(done))
@@ -94,7 +94,7 @@ class Trainer:
         return done
 
     async def train_step(self, number: int, k: int, tasks: Sequence[Task]) -> StepReport:
-        """Train one step: rollout, credit, forward passes, advantages, updates and weight sync.
+        """Trains one step: rollout, credit, forward passes, advantages, updates and weight sync.
 
         Args:
             k: Optimiser steps of its updates.
@@ -142,7 +142,7 @@ class Trainer:
         return evaluated, None
 
     async def update(self, prepared: Sequence[PreparedRows], k: int, step: int) -> dict[str, dict[str, float]]:
-        """Update every policy that has rows, all at once; return upstream's metrics by policy."""
+        """Updates every policy that has rows, all at once, and returns upstream's metrics by policy."""
         update, trained = self.plugins.hook.marl_update, self.session.trained
         results = await all_of(
             update(run=self.run, policy=trained[p.policy], prepared=p, steps=k, step=step) for p in prepared
@@ -150,7 +150,7 @@ class Trainer:
         return dict(zip([p.policy for p in prepared], results, strict=True))
 
     async def evaluate(self, step: int) -> tuple[dict[str, float], list[Trajectory]]:
-        """Metrics and trajectories of the evaluation tasks, shown, and counted for the circuit breaker."""
+        """Returns metrics and trajectories of the evaluation tasks, which are shown, and counted for the circuit breaker."""
         await all_of(policy.wake() for policy in self.session.policies.values())
         metrics, found = await evaluation(self.session.rollout, self.session.eval_tasks, self.run.args.eval, self.display)
         await all_of(policy.sleep() for policy in self.session.policies.values())
@@ -166,7 +166,7 @@ def is_due(step: int, every: int) -> bool:
 
 
 def timed_phase(display: Display, seconds: dict[str, float]) -> Callable[..., AbstractContextManager[Callable[[], None]]]:
-    """`with phase(name, total)`: progress shown, and its seconds noted."""
+    """Shows a phase's progress, and notes its seconds (`with phase(name, total)`)."""
 
     @contextmanager
     def phase(name: str, total: int | None = None) -> Iterator[Callable[[], None]]:

@@ -35,7 +35,7 @@ DECAY = 0.3
 def draw(
     demonstrate: Callable[[Task, random.Random], Iterable[Demonstration]], tasks: Sequence[Task], config: WarmStartConfig
 ) -> list[Demonstration]:
-    """`steps x batch_size` demonstrations, from the training tasks in a fixed shuffled order, as often as it takes."""
+    """Returns `steps x batch_size` demonstrations, from the training tasks in a fixed shuffled order, as often as it takes."""
     rng = random.Random(config.seed)
     order = list(tasks)
     drawn: list[Demonstration] = []
@@ -56,7 +56,8 @@ def warm_start(
     config: WarmStartConfig,
     display: Display,
 ) -> str:
-    """The folder of `model` (whose weights lie in `folder`) after the warm start; trained now unless it is in the cache."""
+    """Returns the folder of `model` (whose weights lie in `folder`) after the warm start; trained now unless it is in the
+    cache."""
     rows = [encode(d, roles[d.role]) for d in demonstrations]
     content = json.dumps([RECIPE_VERSION, model, config.model_dump(), rows])
     key = hashlib.blake2b(content.encode(), digest_size=10).hexdigest()
@@ -89,7 +90,7 @@ def train(
     config: WarmStartConfig,
     done: Callable[[], None],
 ) -> None:
-    """AdamW, linear warm-up, constant rate, linear decay; cross-entropy over what the roles said."""
+    """Trains with AdamW, linear warm-up, constant rate, linear decay; cross-entropy over what the roles said."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

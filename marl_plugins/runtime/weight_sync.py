@@ -18,14 +18,14 @@ class WeightSync:
         self.session = session
 
     async def begin(self, resumed: bool) -> None:
-        """Sync what a run begins with: engines have loaded the original models, and on CPU in float32 whatever is trained."""
+        """Syncs what a run begins with: engines have loaded the original models, and on CPU in float32 whatever is trained."""
         trained = self.session.trained
         if resumed or cpu.device() == "cpu":
             await all_of(self._sync(policy, policy.version) for policy in trained.values())
         await self._follow(trained)
 
     async def updated(self, names: Sequence[str]) -> None:
-        """Sync every updated policy's engines to its new weights, then those of the policies that follow it."""
+        """Syncs every updated policy's engines to its new weights, then those of the policies that follow it."""
         policies = [self.session.trained[name] for name in names]
         await all_of(self._sync(policy, policy.version + 1) for policy in policies)
         await self._follow(names)

@@ -128,7 +128,7 @@ class Checker:
         return not (found.passed or found.broken)
 
     async def close(self) -> None:
-        """End the sandbox of the running event loop; what nobody closes ends with this process."""
+        """Ends the sandbox of the running event loop; what nobody closes ends with this process."""
         await self._sandbox.close()
 
     async def _run(self, what: str, limits: Limits, **request: Any) -> tuple[ProgramResult, list[str]]:

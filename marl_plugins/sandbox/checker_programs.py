@@ -31,7 +31,7 @@ if hasattr(sys, "set_int_max_str_digits"):
 
 
 def packed(value: Any) -> Any:
-    """A plain value as JSON values: of a subclass only what its plain class holds.
+    """Turns a plain value into JSON values: of a subclass only what its plain class holds.
 
     Raises:
         TypeError: It holds something else.
@@ -59,7 +59,7 @@ def packed(value: Any) -> Any:
 
 
 def unpacked(value: Any) -> Any:
-    """The plain value that `packed` has packed."""
+    """Returns the plain value that `packed` has packed."""
     if not isinstance(value, dict):
         return value
     ((kind, parts),) = value.items()
@@ -76,7 +76,7 @@ def unpacked(value: Any) -> Any:
 
 
 def answers(request: dict[str, Any]) -> None:
-    """Load the program as a module, and answer the calls in turn; the first line says whether it was loaded."""
+    """Loads the program as a module, and answers the calls in turn; the first line says whether it was loaded."""
     report, program = request["report"], types.ModuleType("program")
     sys.modules["program"] = program
     names = program.__dict__
@@ -91,7 +91,7 @@ def answers(request: dict[str, Any]) -> None:
 
 
 def write(report: str, answer: dict[str, Any]) -> None:
-    """Add a line to the report."""
+    """Adds a line to the report."""
     text = json.dumps(answer)
     if len(text) > LARGEST_ANSWER_CHARS:
         text = json.dumps(
@@ -119,7 +119,7 @@ def answered(names: dict[str, Any], call: dict[str, Any]) -> dict[str, Any]:
 
 
 def raised(error: BaseException) -> dict[str, Any]:
-    """An exception by the first of its classes that is Python's own."""
+    """Returns an exception by the first of its classes that is Python's own."""
     kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
     text = ""
     with contextlib.suppress(BaseException):
@@ -200,7 +200,7 @@ class CheckNames(dict[str, Any]):
         return self._values[name]
 
     def call(self, name: str, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Call a function of the program."""
+        """Calls a function of the program."""
         if any(isinstance(part, PendingAnswer) for part in (*given, *named.values())):
             raise MissingAnswer
         answer = self._answer({"name": name, "given": [packed(list(given)), packed(named)]})
@@ -248,7 +248,7 @@ class CheckNames(dict[str, Any]):
 
 
 def renew(mine: Any, new: Any) -> None:
-    """Give a list, a set or a dict the content that the program has left in it."""
+    """Gives a list, a set or a dict the content that the program has left in it."""
     if isinstance(mine, list):
         mine[:] = new
     elif isinstance(mine, (set, dict)):
@@ -257,12 +257,12 @@ def renew(mine: Any, new: Any) -> None:
 
 
 def verdict(request: dict[str, Any]) -> None:
-    """Run the checks to their end, with functions called `test_*` that take nothing; the first line says what came of it."""
+    """Runs the checks to their end, with functions called `test_*` that take nothing; the first line says what came of it."""
     write_end(request, *ended(request["checks"], answers_by_call(request["known"])))
 
 
 def count(request: dict[str, Any]) -> None:
-    """Run several checks, each on its own; the first line says how many of them passed."""
+    """Runs several checks, each on its own; the first line says how many of them passed."""
     known, passed, unknown = answers_by_call(request["known"]), 0, []
     for checks in request["checks"]:
         said, asked = ended(checks, known)
@@ -301,13 +301,13 @@ def ended(checks: str, known: dict[str, list[str]]) -> tuple[str, list[str]]:
 
 
 def write_end(request: dict[str, Any], said: str, unknown: list[str]) -> None:
-    """Write how the checks ended; or that they ask, and what."""
+    """Writes how the checks ended; or that they ask, and what."""
     with open(request["report"], "w", encoding="utf-8", errors="replace") as file:
         file.write("\n".join(["asks" if unknown else " ".join(said.split())[:500], *unknown]))
 
 
 def line_of(error: BaseException) -> int:
-    """The innermost line of the checks that led to an exception."""
+    """Returns the innermost line of the checks that led to an exception."""
     line, frame = 0, error.__traceback__
     while frame is not None:
         line = frame.tb_lineno if frame.tb_frame.f_code.co_filename == "checks.py" else line

@@ -89,7 +89,7 @@ def _at_service(config: SandboxConfig, packages: bool) -> Iterator[Problem]:
 
 
 def describe_sandbox(config: SandboxConfig) -> str:
-    """The service, or the level at which programs run, and why it is none above it."""
+    """Returns the service, or the level at which programs run, and why it is none above it."""
     if config.isolation == "service":
         return f"service {shown_url(config.url)}"
     machine = examine()

@@ -38,7 +38,7 @@ The protocol has no password: whoever reaches the port can run programs, isolate
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command.
+    """Runs the command.
 
     Raises:
         ConfigurationError: The arguments are wrong, or it cannot serve here.

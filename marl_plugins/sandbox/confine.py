@@ -51,7 +51,7 @@ def landlock_abi() -> int:
 
 
 def landlock(read: Iterable[str], write: Iterable[str], devices: Iterable[str], abi: int) -> None:
-    """Reading is allowed below `read` alone, everything below `write`; no TCP, and no signals or abstract sockets to others.
+    """Allows reading below `read` alone, and everything below `write`; no TCP, and no signals or abstract sockets to others.
 
     Args:
         devices: Files that may be read and written.
@@ -87,7 +87,7 @@ def landlock(read: Iterable[str], write: Iterable[str], devices: Iterable[str], 
 
 
 def drop_capabilities() -> None:
-    """No capability in any set."""
+    """Drops every capability from all sets."""
     for capability in range(64):
         if libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:  # there are no more, or it has none to drop them with
             break
@@ -97,7 +97,7 @@ def drop_capabilities() -> None:
 
 
 def become(user: int, folder: str) -> None:
-    """Root becomes a user who has nothing but a folder, which is given to it with all that is in it."""
+    """Turns root into a user who has nothing but a folder, which is given to it with all that is in it."""
     waiting = [folder]
     os.chown(folder, user, user)
     while waiting:
@@ -129,7 +129,8 @@ def offer_itself() -> None:
 
 
 def no_huge_pages() -> None:
-    """No huge pages in what is forked from here: of one that is unmapped but for 4 KB, the kernel keeps all and counts 4 KB."""
+    """Forbids huge pages in what is forked from here: of one that is unmapped but for 4 KB, the kernel keeps all and counts 4
+    KB."""
     libc.prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
 
 
@@ -156,7 +157,7 @@ def limit(memory: int, seconds: int, file: int, processes: int | None) -> None:
 
 
 def private_mounts(folder: str, hidden: Iterable[str], memory: int) -> None:
-    """A mount namespace of its own, with /proc of its own pid namespace, and an empty /dev/shm.
+    """Enters a mount namespace of its own, with /proc of its own pid namespace, and an empty /dev/shm.
 
     Args:
         folder: What alone is left of the `hidden` folders.
@@ -174,7 +175,7 @@ def private_mounts(folder: str, hidden: Iterable[str], memory: int) -> None:
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-    """mount(2).
+    """Calls mount(2).
 
     Raises:
         OSError: It is refused.

@@ -21,7 +21,7 @@ LISTED = 1000
 
 
 def write_files(workspace: Path, files: Mapping[str, bytes]) -> None:
-    """Write files by their paths, making the folders that they lie in.
+    """Writes files by their paths, making the folders that they lie in.
 
     Raises:
         OSError: It cannot be done, also where a part of the path is a link or no folder.
@@ -37,7 +37,7 @@ def write_files(workspace: Path, files: Mapping[str, bytes]) -> None:
 
 
 def remove_files(workspace: Path, paths: Iterable[str]) -> None:
-    """Remove files by their paths, and the folders that are empty without them.
+    """Removes files by their paths, and the folders that are empty without them.
 
     Raises:
         OSError: It cannot be done, also where a part of the path is a link.
@@ -57,7 +57,7 @@ def remove_files(workspace: Path, paths: Iterable[str]) -> None:
 
 
 def first_names(workspace: Path) -> tuple[str, ...]:
-    """The first names in a workspace, such that they can be shown."""
+    """Returns the first names in a workspace, such that they can be shown."""
     found: list[str] = []
     try:
         with open_folder(workspace, []) as folder, os.scandir(folder) as entries:

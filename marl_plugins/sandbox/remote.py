@@ -64,7 +64,7 @@ class HeadAndTail:
 
 
 def main(settings: dict[str, Any]) -> None:
-    """Run the program.
+    """Runs the program.
 
     Args:
         settings: `language`; `merged`; `modules`; `seconds`, `cpu_seconds`; `memory`, `file`, `disk`, `output` in bytes; `chars`;
@@ -107,7 +107,7 @@ def text_of(data: bytes) -> str:
 
 
 def save(name: str, content: bytes) -> None:
-    """Write a file, never through a link that the program may have left."""
+    """Writes a file, never through a link that the program may have left."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(name)
     with open(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as file:
@@ -230,7 +230,8 @@ def limit(settings: dict[str, Any]) -> None:
 
 
 def run_python(text: str) -> None:
-    """Execute a program in this one's place: its names are those of `__main__`, where the interpreter looks for what to close."""
+    """Executes a program in this one's place: its names are those of `__main__`, where the interpreter looks for what to
+    close."""
     for stream, errors in (
         (sys.stdin, "surrogateescape"),
         (sys.stdout, "surrogateescape"),
@@ -253,7 +254,7 @@ def run_python(text: str) -> None:
 
 
 def pack(settings: dict[str, Any]) -> dict[str, Any]:
-    """Save what is to be returned of the workspace, and what has to be known of it."""
+    """Saves what is to be returned of the workspace, and what has to be known of it."""
     found, entries, size = plain_files("workspace", settings["entries"])
     names: list[bytes] = []
     with contextlib.suppress(OSError):
@@ -286,7 +287,7 @@ def pack(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def digest(file: BinaryIO) -> str:
-    """The SHA-256 of a file."""
+    """Returns the SHA-256 of a file."""
     found = hashlib.sha256()
     for chunk in iter(lambda: file.read(CHUNK_BYTES), b""):
         found.update(chunk)
@@ -295,7 +296,8 @@ def digest(file: BinaryIO) -> str:
 
 
 def add(packed: zipfile.ZipFile, path: str, file: BinaryIO, size: int) -> int:
-    """Add a file to an archive, at most so many bytes of it, for the program may have left something that writes it; how many."""
+    """Adds a file to an archive, at most so many bytes of it, for the program may have left something that writes it, and
+    returns how many."""
     left = size
     with packed.open(zipfile.ZipInfo(path), "w") as target:
         while left > 0 and (chunk := file.read(min(CHUNK_BYTES, left))):
@@ -305,7 +307,8 @@ def add(packed: zipfile.ZipFile, path: str, file: BinaryIO, size: int) -> int:
 
 
 def plain_files(folder: str, most: int) -> tuple[set[str], int, int]:
-    """Plain files below a folder, without following links; how many entries there are, counted up to `most`, and their bytes."""
+    """Returns the plain files below a folder, without following links; how many entries there are, counted up to `most`, and
+    their bytes."""
     found: set[str] = set()
     entries = size = 0
     waiting = [""]
@@ -328,6 +331,6 @@ def plain_files(folder: str, most: int) -> tuple[set[str], int, int]:
 
 
 def printable(name: bytes) -> str:
-    """A file's name as text that can be shown and encoded."""
+    """Returns a file's name as text that can be shown and encoded."""
     text = name.decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

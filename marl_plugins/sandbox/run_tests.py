@@ -19,7 +19,7 @@ SILENT = "the tests did not come to their end: the program left before pytest ha
 
 
 def main(words: list[str]) -> None:
-    """Run pytest with some arguments, and exit with its code; with 1 where it has not come to its end."""
+    """Runs pytest with some arguments, and exits with its code; with 1 where it has not come to its end."""
     drawn, (reading, writing) = secrets.token_bytes(16), os.pipe()
     child = os.fork()
     if child == 0:

@@ -35,18 +35,18 @@ Code = list[tuple[int, int, int, int]]
 
 
 def machine() -> str:
-    """The architecture."""
+    """Returns the architecture."""
     return platform.machine()
 
 
 def outcome(action: int) -> tuple[int, int, int, int]:
-    """The instruction that returns what comes of a call."""
+    """Returns the instruction that returns what comes of a call."""
     known = {system_calls.ALLOW: ALLOWED, system_calls.ASK: ASKED}
     return RETURN, 0, 0, known.get(action, ERROR | max(action, 0))
 
 
 def begin() -> Code:
-    """Kill what is of another architecture, and load the call's number."""
+    """Kills what is of another architecture, and loads the call's number."""
     code: Code = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, AUDIT_ARCH[machine()]), (RETURN, 0, 0, KILLED), (LOAD, 0, 0, 0)]
     if machine() == "x86_64":
         code += [(AT_LEAST, 0, 1, X32), outcome(errno.ENOSYS)]
@@ -54,7 +54,7 @@ def begin() -> Code:
 
 
 def tested(check: "system_calls.Check") -> Code:
-    """Return the check's outcome where it applies; the call's number is lost."""
+    """Returns the check's outcome where it applies; the call's number is lost."""
     code: Code = [(LOAD, 0, 0, 16 + 8 * check.argument + 4 * check.high)]
     if not check.values:
         return [*code, (BITS, 0, 1, check.mask), outcome(check.action)]
@@ -66,7 +66,7 @@ def tested(check: "system_calls.Check") -> Code:
 
 
 def allowing(rules: Mapping[str, "system_calls.Rule"]) -> bytes:
-    """The filter for these rules; other calls have ENOSYS."""
+    """Returns the filter for these rules; other calls have ENOSYS."""
     column = system_calls.COLUMN[machine()]
     numbered = sorted(
         ((system_calls.NUMBERS[name][column], rule) for name, rule in rules.items()), key=lambda pair: pair[0]
@@ -83,7 +83,7 @@ def allowing(rules: Mapping[str, "system_calls.Rule"]) -> bytes:
 
 
 def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """The first and last of each run of ascending numbers without a gap."""
+    """Returns the first and last of each run of ascending numbers without a gap."""
     found: list[tuple[int, int]] = []
     for number in numbers:
         if found and number == found[-1][1] + 1:
@@ -94,7 +94,8 @@ def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def sparing(processes: Sequence[int]) -> bytes:
-    """The filter that refuses signals to these processes and to everybody, children of the parent's, and to stop being a subreaper.
+    """Returns the filter that refuses signals to these processes and to everybody, children of the parent's, and to stop being
+    a subreaper.
 
     It holds mistakes off: a program may find another way.
     """
@@ -113,12 +114,13 @@ def sparing(processes: Sequence[int]) -> bytes:
 
 
 def assembled(code: Code) -> bytes:
-    """The instructions as the kernel reads them."""
+    """Returns the instructions as the kernel reads them."""
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
 
 
 def install(code: bytes, listened: bool = False) -> int:
-    """Apply a filter to this process and to all that it starts; the descriptor by which its questions are answered, if any.
+    """Applies a filter to this process and to all that it starts, and returns the descriptor by which its questions are
+    answered, if any.
 
     Raises:
         OSError: The kernel refuses it; EBUSY: whoever runs this container has such a descriptor already.

@@ -43,18 +43,18 @@ BOOT = "import sys; sys.path.insert(0, {here!r}); import {module}; del sys.path[
 
 
 def python(module: str, *options: str) -> list[str]:
-    """The words that start a module of this folder without the package."""
+    """Returns the words that start a module of this folder without the package."""
     return [sys.executable, "-I", *options, "-c", BOOT.format(here=os.path.dirname(__file__), module=module)]
 
 
 def unavailable(what: str, error: OSError) -> InfrastructureFailure:
-    """The failure for what this machine refuses, with the cure where it is known."""
+    """Returns the failure for what this machine refuses, with the cure where it is known."""
     cure = CURES.get(error.errno or 0)
     return InfrastructureFailure("sandbox", f"{what}: {error}{f'; {cure}' if cure else ''}")
 
 
 def new_root(shared: bool) -> Path:
-    """A folder for fresh workspaces.
+    """Returns a folder for fresh workspaces.
 
     Args:
         shared: Whether other users have to reach the workspaces in it.
@@ -77,7 +77,7 @@ class Listener(Protocol):
         """Takes note of what the fork server says of the program."""
 
     def lose(self) -> None:
-        """The fork server has ended."""
+        """Notes that the fork server has ended."""
 
 
 class Server:
@@ -140,7 +140,7 @@ class Server:
         return self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None
 
     def fresh(self) -> Path:
-        """A new empty workspace, in a folder of its own, in which it stays where its program renames it.
+        """Returns a new empty workspace, in a folder of its own, in which it stays where its program renames it.
 
         Raises:
             OSError: There is no room for it, or the supervisor has ended and removed the root.
@@ -152,7 +152,7 @@ class Server:
         return folder
 
     def remove(self, workspace: Path) -> asyncio.Future[None]:
-        """Have a fresh workspace removed; done when it is."""
+        """Has a fresh workspace removed, and returns when it is."""
         folder = workspace.parent
         removed = self._removals[str(folder)] = self._loop.create_future()
         if self.gone:
@@ -162,7 +162,7 @@ class Server:
         return removed
 
     async def begin(self, run: Listener, request: dict[str, Any], descriptors: Sequence[int]) -> int:
-        """Hand a program over; its number."""
+        """Hands a program over, and returns its number."""
         self._last += 1
         number = self._last
         self._runs[number] = run
@@ -181,20 +181,20 @@ class Server:
         return number
 
     def stop(self, number: int) -> None:
-        """Have a program ended."""
+        """Has a program ended."""
         if not self.gone:
             self._tell(self._programs, {"end": number})
 
     def forget(self, number: int) -> None:
-        """A program is of no interest any more."""
+        """Notes that a program is of no interest any more."""
         self._runs.pop(number, None)
 
     def end(self) -> None:
-        """Take no more programs, and let the supervisor end and remove everything."""
+        """Takes no more programs, and lets the supervisor end and remove everything."""
         self._lose()
 
     def wait(self) -> None:
-        """Block until the supervisor has ended."""
+        """Blocks until the supervisor has ended."""
         self._release()
 
     def _tell(self, connection: socket.socket, message: dict[str, Any]) -> None:
@@ -262,7 +262,8 @@ class Server:
 
 
 def release(process: subprocess.Popen[bytes], root: Path, *opened: socket.socket | IO[bytes]) -> None:
-    """Close the connections, upon which the supervisor ends and removes everything; wait for it, or do what it has left."""
+    """Closes the connections, upon which the supervisor ends and removes everything, and waits for it, or does what it has
+    left."""
     for end in opened:
         end.close()
     with contextlib.suppress(subprocess.TimeoutExpired):

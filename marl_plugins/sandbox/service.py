@@ -146,7 +146,7 @@ class Room:
 
     @contextlib.asynccontextmanager
     async def taken(self, count: int) -> AsyncIterator[None]:
-        """Wait until there is room for so many bytes, and take it.
+        """Waits until there is room for so many bytes, and takes it.
 
         Raises:
             HTTPServiceUnavailable: Too many wait.
@@ -195,7 +195,7 @@ def is_address(name: str) -> bool:
 
 
 def application(sandbox: Sandbox, most: RequestLimits, names: Collection[str] = ()) -> web.Application:
-    """The service's two addresses, in front of a sandbox.
+    """Returns the service's two addresses, in front of a sandbox.
 
     Args:
         names: By which it is reached, in addition to its addresses, `localhost` and the machine's own.
@@ -277,7 +277,7 @@ async def serve(
     names: Collection[str],
     say: Callable[[str, str], None],
 ) -> None:
-    """Serve until SIGINT or SIGTERM.
+    """Serves until SIGINT or SIGTERM.
 
     Args:
         concurrency: Maximum number of programs at the same time; default: the machine's cores.

@@ -27,7 +27,7 @@ class Stream:
         self._loop.add_reader(descriptor, self._take)
 
     def close(self) -> None:
-        """Take what is left in the pipe, and close it."""
+        """Takes what is left in the pipe, and closes it."""
         if self._descriptor >= 0:
             for _ in range(16):  # a pipe holds at most 1 MB
                 if not self._take():

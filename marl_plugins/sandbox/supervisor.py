@@ -119,7 +119,7 @@ class WatchedProgram:
 
 
 def main() -> None:
-    """The supervisor."""
+    """Runs the supervisor."""
     settings: Settings = json.loads(sys.argv[1])
     libc.prctl(confine.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     owner = os.pidfd_open(os.getppid())
@@ -142,7 +142,7 @@ def main() -> None:
 
 
 def fail(raised: threading.ExceptHookArgs) -> NoReturn:
-    """End at once where a thread fails: then the fork server ends its programs, instead of running them unwatched."""
+    """Ends at once where a thread fails: then the fork server ends its programs, instead of running them unwatched."""
     traceback.print_exception(raised.exc_value)
     os._exit(1)
 
@@ -249,7 +249,7 @@ class Supervisor:
                 pause = LOOK_SECONDS
 
     def removed(self) -> None:
-        """Wait until all that was to be removed is."""
+        """Waits until all that was to be removed is."""
         self.unwanted.put(None)
         self.removing.join()
 
@@ -278,7 +278,7 @@ class ProgramUsage(NamedTuple):
 
 
 def look_at_memory(watched: WatchedProgram) -> ProgramUsage:
-    """Look at how many processes and threads a program has, and at their memory."""
+    """Looks at how many processes and threads a program has, and at their memory."""
     request, pids, exceeded, stood_still = watched.request, taken.family(watched.pid), None, 0.0
     processes = living(pids)
     tasks = max(1, sum(one.threads for one in processes))
@@ -303,7 +303,7 @@ def look_at_memory(watched: WatchedProgram) -> ProgramUsage:
 
 
 def look_at_files(watched: WatchedProgram) -> ProgramUsage:
-    """Look at a program's files, and at what its processes have opened and mapped."""
+    """Looks at a program's files, and at what its processes have opened and mapped."""
     request, pids = watched.request, taken.family(watched.pid)
     processes = living(pids)
     try:
@@ -329,7 +329,7 @@ def look_at_files(watched: WatchedProgram) -> ProgramUsage:
 
 
 def stop(top: int) -> list[int]:
-    """Have a process and all below it stand still; which they are."""
+    """Makes a process and all below it stand still, and returns which they are."""
     pids: dict[int, None] = {}
     while fresh := [pid for pid in taken.family(top) if pid not in pids]:
         pids |= dict.fromkeys(fresh)
@@ -338,7 +338,7 @@ def stop(top: int) -> list[int]:
 
 
 def send(pids: Iterable[int], number: signal.Signals) -> None:
-    """Send a signal to processes that may have ended."""
+    """Sends a signal to processes that may have ended."""
     for pid in pids:
         assert pid > 1, "all others would be signalled"
         with contextlib.suppress(ProcessLookupError):
@@ -351,12 +351,12 @@ def living(pids: list[int]) -> list[taken.Process]:
 
 
 def soonest(room: float, rate: float, tasks: int = CORES) -> float:
-    """Seconds within which so many processes and threads cannot take more than so many bytes, at a rate for each core."""
+    """Returns seconds within which so many processes and threads cannot take more than so many bytes, at a rate for each core."""
     return max(SOONEST_SECONDS, min(LOOK_SECONDS, room / (rate * min(tasks, CORES))))
 
 
 def end_descendants() -> None:
-    """Kill all processes below this one, again and again: orphans become children of this one."""
+    """Kills all processes below this one, again and again: orphans become children of this one."""
     until = time.monotonic() + PATIENCE_SECONDS
     while reap() and time.monotonic() < until:
         send(taken.descendants(os.getpid()), signal.SIGKILL)
@@ -364,7 +364,7 @@ def end_descendants() -> None:
 
 
 def reap() -> bool:
-    """Collect what has ended; whether there still are children."""
+    """Collects what has ended, and returns whether there still are children."""
     try:
         for _ in range(1000):  # new ones may end as fast as they are collected
             if os.waitpid(-1, os.WNOHANG)[0] == 0:

@@ -90,7 +90,7 @@ class HiddenProcess(Exception):
 
 
 def read(path: str, most: int = -1) -> bytes:
-    """A file of /proc; empty where its process has ended."""
+    """Returns a file of /proc; empty where its process has ended."""
     try:
         with open(path, "rb") as file:
             return file.read(most)
@@ -99,7 +99,7 @@ def read(path: str, most: int = -1) -> bytes:
 
 
 def children_of(pid: int) -> list[int]:
-    """The children of a process, whichever of its threads has started them."""
+    """Returns the children of a process, whichever of its threads has started them."""
     found: list[int] = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -111,7 +111,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def descendants(top: int) -> Iterator[int]:
-    """All processes below one, each before its children: one that is killed now starts no more of them."""
+    """Yields all processes below one, each before its children: one that is killed now starts no more of them."""
     waiting = [top]
     while waiting:
         for child in children_of(waiting.pop()):
@@ -120,7 +120,8 @@ def descendants(top: int) -> Iterator[int]:
 
 
 def family(top: int) -> list[int]:
-    """A process and all below it, if none starts another meanwhile; those whose parents end while this looks are found too."""
+    """Returns a process and all below it, if none starts another meanwhile; those whose parents end while this looks are found
+    too."""
     found: dict[int, None] = {top: None}
     while True:
         before = len(found)
@@ -130,13 +131,13 @@ def family(top: int) -> list[int]:
 
 
 def pid_of(pidfd: int) -> int:
-    """A process as it is called here; -1 where it has ended."""
+    """Returns a process as it is called here; -1 where it has ended."""
     with open(f"/proc/self/fdinfo/{pidfd}", "rb") as file:
         return next((int(line.split()[1]) for line in file if line.startswith(b"Pid:")), -1)
 
 
 def process(pid: int) -> Process | None:
-    """A process as it is now; None where it has ended."""
+    """Returns a process as it is now; None where it has ended."""
     found, task = _numbers(pid), pid
     if "VmRSS" not in found:  # its first thread has ended
         try:
@@ -234,7 +235,7 @@ def mappings(processes: Iterable[Process]) -> Mappings:
 
 
 def nameless_bytes(opened: Descriptors, mapped: Mappings, unseen: int) -> int:
-    """Bytes of files without a name.
+    """Returns bytes of files without a name.
 
     Args:
         unseen: What one counts that is only mapped, where nobody but root may see how large it is.
@@ -260,7 +261,7 @@ def locks_of(pids: set[int]) -> int:
 
 
 def proportional(processes: list[Process]) -> int:
-    """Bytes of memory of processes that are no file's; what they share counts once. Takes longer than `Process.own`."""
+    """Returns bytes of memory of processes that are no file's; what they share counts once. Takes longer than `Process.own`."""
     found = 0
     for n, one in enumerate(processes):
         if any(_same_memory(one.task, other.task) for other in processes[:n]):  # it is about to execute something
@@ -279,8 +280,8 @@ def _same_memory(one: int, other: int) -> bool:
 
 
 def kernel_bytes(processes: list[Process], opened: Descriptors, mapped: Mappings) -> int:
-    """Bytes that the kernel holds for what processes have opened, mapped and locked, at most; sockets and shared memory are counted
-    where they are made (gate.py)."""
+    """Returns bytes that the kernel holds for what processes have opened, mapped and locked, at most; sockets and shared
+    memory are counted where they are made (gate.py)."""
     locks = locks_of({one.pid for one in processes}) * LOCK_BYTES
     held = len(opened.pipes) * PIPE_BYTES + opened.number * FILE_BYTES + opened.watched * WATCH_BYTES
     links = max(0, mapped.number * len(processes) * LINK_BYTES // 2 - FEW_LINKS_BYTES)
@@ -288,7 +289,8 @@ def kernel_bytes(processes: list[Process], opened: Descriptors, mapped: Mappings
 
 
 def usage(folder: str) -> tuple[int, int]:
-    """Files and folders in a folder, counted up to the limit, and their bytes; one whose path is too long is beyond the limit.
+    """Returns files and folders in a folder, counted up to the limit, and their bytes; one whose path is too long is beyond
+    the limit.
 
     A folder whose rights keep its owner out is given them back.
     """
@@ -332,7 +334,7 @@ def _inside(path: str) -> tuple[int, int, list[str]]:
 
 
 def shared_memory(top: Process) -> int:
-    """Bytes of files in a program's own /dev/shm."""
+    """Returns bytes of files in a program's own /dev/shm."""
     try:
         found = os.statvfs(f"{top.path}/root/dev/shm")
     except OSError:  # it has ended

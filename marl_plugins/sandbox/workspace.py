@@ -50,11 +50,11 @@ class Workspaces:
             return self._root
 
     def of(self, task: Task) -> Workspace:
-        """A new one."""
+        """Makes a new one."""
         return Workspace(task, self)
 
     def close(self) -> None:
-        """Remove them all."""
+        """Removes them all."""
         root, self._root = self._root, None
         if root is not None:
             with contextlib.suppress(OSError):  # a file that is still copied into it
@@ -84,7 +84,7 @@ class Workspace:
         return tuple(known.file for _, known in sorted(self._known.items()))
 
     async def opened(self) -> Path:
-        """The folder, made now if it was not there.
+        """Returns the folder, made now if it was not there.
 
         Raises:
             InfrastructureFailure: There is no room for it, or a file of the task cannot be read.
@@ -115,7 +115,7 @@ class Workspace:
         return folder
 
     async def note(self, writer: str) -> tuple[str, ...]:
-        """Bring the manifest up to date: what has appeared or changed since the last time was written by `writer`.
+        """Brings the manifest up to date: what has appeared or changed since the last time was written by `writer`.
 
         Returns:
             The paths of what has appeared or changed.
@@ -150,7 +150,7 @@ async def _removed(opening: asyncio.Task[Path]) -> None:
 
 
 def scan(folder: Path, writer: str, known: dict[str, _KnownFile]) -> dict[str, _KnownFile]:
-    """The regular files below a folder, by path; only those that have changed since they were `known` are read.
+    """Returns the regular files below a folder, by path; only those that have changed since they were `known` are read.
 
     Links are not followed: they are no files of the folder's own. What cannot be read as a path in UTF-8 is not listed, nor what
     lies deeper than the longest path.

@@ -57,7 +57,7 @@ class Accumulators:
         centres: Mapping[Any, float],
         rest: Tensor | None = None,
     ) -> None:
-        """Add a micro-batch, whose forward pass has been made.
+        """Adds a micro-batch, whose forward pass has been made.
 
         Args:
             loss: Advantages (sequences, tokens) to the policy's loss, a sum that nothing has divided yet, of that forward pass.
@@ -99,7 +99,7 @@ class Accumulators:
     def gradient(
         self, statistics: Mapping[Any, tuple[float, float]], count: float, tokens: float, version: int
     ) -> list[Tensor]:
-        """The gradient of all that was added, one per parameter.
+        """Returns the gradient of all that was added, one per parameter.
 
         Args:
             statistics: By key, mean and deviation of the step's advantages; not needed where they are final.
@@ -143,8 +143,9 @@ def resolved(
 
 
 def linear(log_probs: Tensor, old: Tensor, mask: Tensor, low: float, high: float, dual: float | None = None) -> Tensor:
-    """The sequences (sequences,) whose every ratio lies in [1 - low, min(1 + high, dual)], where upstream's loss is linear in the
-    advantages, whatever their sign; the others have to wait for theirs. For GSPO that is enough: its ratio is a mean of these.
+    """Returns the sequences (sequences,) whose every ratio lies in [1 - low, min(1 + high, dual)], where upstream's loss is
+    linear in the advantages, whatever their sign; the others have to wait for theirs. For GSPO that is enough: its ratio is a
+    mean of these.
 
     Args:
         log_probs, old: (sequences, tokens), the trained policy's and those that the ratio is taken against.

@@ -33,7 +33,7 @@ class GradientBatches:
 def gradient_batches(
     policy: Any, sequences: Sequence[TokenSequence], items: Sequence[Experience], groups: Sequence[torch.Tensor]
 ) -> GradientBatches:
-    """Divide sequences into micro-batches of each rank.
+    """Divides sequences into micro-batches of each rank.
 
     Args:
         policy: An `UpstreamPolicy`.

@@ -59,7 +59,7 @@ class AccumulatedSequence:
     names: Sequence[str]
 
     def moments(self) -> Iterator[tuple[str, Moments]]:
-        """Yield each group that it has tokens of, with the moments of their advantages."""
+        """Yields each group that it has tokens of, with the moments of their advantages."""
         for number, name in enumerate(self.names):
             if (mine := self.groups == number).any():
                 yield name, Moments.of(self.advantages, mine)
@@ -97,15 +97,15 @@ class GradientAccumulation:
         """By action, its row's return and what other rows of the task make of it."""
 
     def note_returns(self, rows: Sequence[Row]) -> None:
-        """Take the returns of the credited rows of whole tasks, of all policies, before `add`."""
+        """Takes the returns of the credited rows of whole tasks, of all policies, before `add`."""
         if rows:
             rewards = torch.tensor([row.reward for row in rows], dtype=torch.float32)
             shaped = self.estimator.shape_within_tasks(rows, rewards).tolist()
             self._returns |= {row.action: value for row, value in zip(rows, shaped, strict=True)}
 
     async def add(self, f: ForwardedRows) -> None:
-        """Compute the gradients of a policy's credited rows and add them to those before. One call after the other for each policy,
-        in the order of the step, and for every row once."""
+        """Computes the gradients of a policy's credited rows and adds them to those before. One call after the other for each
+        policy, in the order of the step, and for every row once."""
         estimator, policy = self.estimator, self.policies[f.policy]
         shaped = torch.tensor([self._returns[row.action] for row in f.rows], dtype=torch.float32)
         reward, advantages, returns = before_statistics(f, shaped, estimator)
@@ -137,7 +137,7 @@ class GradientAccumulation:
         return groups
 
     def prepared(self, prepared: Sequence[PreparedRows]) -> list[PreparedRows]:
-        """Return the rows of all policies with what their updates take along.
+        """Returns the rows of all policies with what their updates take along.
 
         Raises:
             RunEnded: The step gives a sequence other advantages than it was accumulated with.
@@ -184,7 +184,8 @@ class GradientAccumulation:
 
 
 def means_over_rows(p: PreparedRows, kl_in_loss: bool) -> dict[str, float]:
-    """Upstream's metrics that are means over rows, of all rows: upstream sees only those whose gradients are not carried.
+    """Returns upstream's metrics that are means over rows, of all rows: upstream sees only those whose gradients are not
+    carried.
 
     Args:
         kl_in_loss: Whether upstream takes its metrics of the KL from the loss, over tokens.
@@ -197,7 +198,7 @@ def means_over_rows(p: PreparedRows, kl_in_loss: bool) -> dict[str, float]:
 
 
 def sequence_names(sequences: Iterable[TokenSequence]) -> list[SequenceName]:
-    """The names of sequences."""
+    """Returns the names of sequences."""
     seen: Counter[tuple[Action, ...]] = Counter()
     found = []
     for actions in map(actions_of, sequences):

@@ -96,7 +96,7 @@ class TaskGroups:
         self._arrived: dict[int, list[Trajectory]] = defaultdict(list)
 
     def add(self, trajectory: Trajectory) -> list[Trajectory] | None:
-        """Return the trajectories of the group in the order of the step, if this was its last one."""
+        """Returns the trajectories of the group in the order of the step, if this was its last one."""
         number = trajectory.place // self.size
         group = self._arrived[number]
         group.append(trajectory)
@@ -113,7 +113,7 @@ class ReorderBuffer(Generic[T]):
         self.ready: dict[int, T | None] = {}
 
     def next(self, number: int, value: T | None) -> Iterator[T]:
-        """Yield all that is due now that one more is ready, without those that are None."""
+        """Yields all that is due now that one more is ready, without those that are None."""
         self.ready[number] = value
         while self.due in self.ready:
             self.due += 1

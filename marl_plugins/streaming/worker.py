@@ -54,7 +54,7 @@ class AccumulatedGradients(Extension):
     """The model under upstream's actor, past DeepSpeed's engine."""
 
     def begin(self, version: int, affine: bool) -> None:
-        """Forget what is there and begin anew.
+        """Forgets what is there and begins anew.
 
         Args:
             version: Of the weights.
@@ -69,7 +69,7 @@ class AccumulatedGradients(Extension):
     def add(
         self, batches: Sequence[GradientBatch], names: Sequence[str], means: Mapping[str, float], kl_coef: float
     ) -> list[bool]:
-        """Add micro-batches; return which of their sequences were added. The others' ratios leave the clip interval.
+        """Adds micro-batches, and returns which of their sequences were added. The others' ratios leave the clip interval.
 
         Args:
             names: The normalisation groups, by their numbers.
@@ -100,7 +100,7 @@ class AccumulatedGradients(Extension):
         return found
 
     def carry(self, statistics: Mapping[str, tuple[float, float]], tokens: float, sequences: int, version: int) -> None:
-        """Let the next fit take along what was added; called after `prepare_fit`.
+        """Lets the next fit take along what was added; called after `prepare_fit`.
 
         Args: as of `CarriedGradients`.
         """
@@ -135,14 +135,14 @@ class LossTerms:
         self.mask, self.rollout = experience.action_mask[chosen], experience.rollout_log_probs[chosen]
 
     def policy(self, advantages: Tensor) -> Tensor:
-        """The policy loss with these advantages (sequences, tokens)."""
+        """Returns the policy loss with these advantages (sequences, tokens)."""
         loss: Tensor = self.trainer.actor_loss_fn(
             self.log_probs, self.old, advantages, action_mask=self.mask, rollout_log_probs=self.rollout, **self.undivided
         )[0]
         return loss
 
     def without_advantages(self, kl_coef: float) -> Tensor | None:
-        """KL loss and entropy; None without either."""
+        """Returns the KL loss and the entropy; None without either."""
         args, parts = self.trainer.args, []
         if args.algo.kl.use_loss and args.algo.kl.init_coef > 0:
             since_0_11_1 = {}
@@ -178,7 +178,8 @@ class CarriedGradients:
     """Whether a micro-batch has taken it."""
 
     def counted(self, info: Mapping[str, Any]) -> dict[str, Any]:
-        """Upstream's `loss_batch_info` with the counts of the whole step; like its own they are divided by the accumulation."""
+        """Returns upstream's `loss_batch_info` with the counts of the whole step; like its own they are divided by the
+        accumulation."""
         return {
             **info,
             "batch_num_tokens": info["batch_num_tokens"] + self.tokens / self.accumulation,
@@ -186,7 +187,7 @@ class CarriedGradients:
         }
 
     def in_loss(self, loss: Any) -> Callable[..., Any]:
-        """Upstream's loss of the first micro-batch, with the linear term; its value is the same."""
+        """Returns upstream's loss of the first micro-batch, with the linear term; its value is the same."""
         if self.done:
             return loss  # type: ignore[no-any-return]
         self.done = True

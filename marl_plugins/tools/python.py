@@ -138,7 +138,7 @@ def marl_describe(run: Run) -> dict[str, str] | None:
 
 @hookimpl
 async def marl_start(run: Run) -> None:
-    """Import what programs need before any of them runs, where programs are run."""
+    """Imports what programs need before any of them runs, where programs are run."""
     if not _is_used(run):
         return
     try:
@@ -157,7 +157,7 @@ async def marl_stop(run: Run) -> None:
 
 @hookimpl
 def marl_doctor(run: Run | None, args: SimpleNamespace, static: bool) -> list[Finding]:
-    """Three programs: a correct one, an endless one, one that needs too much memory."""
+    """Runs three programs: a correct one, an endless one, one that needs too much memory."""
     from marl_plugins.sandbox.trial import check_service_client, try_sandbox
 
     python, sandbox = settings_of(run) if run is not None else (PythonToolConfig(), SandboxConfig())
@@ -258,7 +258,7 @@ def runner(config: PythonToolConfig, sandbox: OnDemandSandbox | None = None) -> 
 def sandbox_of(
     config: PythonToolConfig, sandbox: SandboxConfig, workspaces: Callable[[], Path] | None = None
 ) -> OnDemandSandbox:
-    """The sandbox of the tool's programs.
+    """Returns the sandbox of the tool's programs.
 
     Args:
         workspaces: Gives the folder in which all workspaces lie.
@@ -273,7 +273,7 @@ async def run_program(
     workspace: Path | None = None,
     files: Mapping[str, bytes] = MappingProxyType({}),
 ) -> ToolResult:
-    """Run one program, in a fresh folder unless there is a workspace; what it printed, and what stopped it.
+    """Runs one program, in a fresh folder unless there is a workspace, and returns what it printed, and what stopped it.
 
     Args:
         files: Written into the folder first, by their path in it.

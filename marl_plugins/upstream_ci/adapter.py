@@ -42,7 +42,7 @@ FLAGS = {
 
 
 def build_arguments() -> Any:
-    """The release's own flags for a tiny model, completed by its validation."""
+    """Returns the release's own flags for a tiny model, completed by its validation."""
     root = upstream_cli.upstream_root()
     words = [word for name, value in FLAGS.items() for word in (f"--{name}", value)]
     args = upstream_cli.hierarchize(upstream_cli.build_parser(root).parse_args(words), root)
@@ -52,7 +52,7 @@ def build_arguments() -> Any:
 
 
 def make_experiences(policy: Any, count: int) -> list[Any]:
-    """Rows of random bytes in the form that training processes receive, with the policy's log-probs."""
+    """Returns the rows of random bytes in the form that training processes receive, with the policy's log-probs."""
     draw = random.Random(0)
     made = []
     for number in range(count):
@@ -70,7 +70,7 @@ def make_experiences(policy: Any, count: int) -> list[Any]:
 
 
 def load_actor(kind: type[Any]) -> Any:
-    """A training process with one rank, in this process, with its model."""
+    """Returns a training process with one rank, in this process, with its model."""
     args = build_arguments()
     actor = kind(1, 0, "127.0.0.1", None)
     actor.init_model_from_pretrained(get_strategy(args), args.actor.model_name_or_path, 100)
@@ -78,7 +78,7 @@ def load_actor(kind: type[Any]) -> Any:
 
 
 def run_fits(actor: Any, rows: list[Any], kind: str) -> list[dict[str, Any]]:
-    """Fit the same rows twice, the second time with a weightless row."""
+    """Fits the same rows twice, the second time with a weightless row."""
     found = []
     gradient: list[torch.Tensor] = []
     weight = max((p for p in actor.engine.module.parameters() if p.requires_grad), key=torch.numel)

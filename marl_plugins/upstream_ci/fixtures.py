@@ -18,7 +18,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def tree(request: pytest.FixtureRequest) -> Iterator[SourceTree]:
-    """The release, unpacked."""
+    """Yields the release, unpacked."""
     source = request.config.getoption("--openrlhf", None)
     if source is None:
         package = upstream_cli.upstream_root()
@@ -30,7 +30,8 @@ def tree(request: pytest.FixtureRequest) -> Iterator[SourceTree]:
 
 @pytest.fixture(scope="session")
 def environment(tree: SourceTree) -> dict[str, str]:
-    """Environment of a process that imports the release instead of the installed one, and this copy of the package."""
+    """Returns the environment of a process that imports the release instead of the installed one, and this copy of the
+    package."""
     ours = str(Path(__file__).resolve().parents[2])
     on_cpu = cpu.environment() if cpu.device() == "cpu" else {}
     path = os.pathsep.join([str(tree.root), ours, *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 
 def run_suite(root: Path, environment: Mapping[str, str], *words: str) -> dict[str, str]:
-    """Outcome of each test in `root/tests` by its name: `passed`, `failed` (also in its set-up) or `skipped`.
+    """Returns the outcome of each test in `root/tests` by its name: `passed`, `failed` (also in its set-up) or `skipped`.
 
     Args:
         root: Folder with `openrlhf/` and `tests/`.

@@ -19,7 +19,7 @@ EXTRA = "pip install 'openrlhf-marl[inspect]'"
 
 
 def make_parser() -> Parser:
-    """Build the command line."""
+    """Builds the command line."""
     parser = Parser(
         prog="openrlhf inspect",
         description="Look at what a run's agents were shown, said and were rewarded for: a list of trajectories to filter and open "
@@ -55,7 +55,7 @@ def make_parser() -> Parser:
 
 
 def main(words: Sequence[str]) -> int:
-    """Show a run; the exit code.
+    """Shows a run, and returns the exit code.
 
     Raises:
         ConfigurationError: There are no such records, they cannot be read, or the page cannot be written.
@@ -81,7 +81,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def show(options: argparse.Namespace, run: RunReader, query: Query) -> int:
-    """Show one run in the way that the flags ask for."""
+    """Shows one run in the way that the flags ask for."""
     if options.html:
         from marl_plugins.viewer.page_writer import write_page
 
@@ -98,7 +98,7 @@ def show(options: argparse.Namespace, run: RunReader, query: Query) -> int:
 
 
 def print_json(run: RunReader, query: Query) -> None:
-    """Print trajectories as they come, each as what the page shows of it."""
+    """Prints trajectories as they come, each as what the page shows of it."""
     from marl_plugins.viewer.index import texts_of
     from marl_plugins.viewer.shown import trajectory_values
 
@@ -112,7 +112,7 @@ def print_json(run: RunReader, query: Query) -> None:
 
 
 def print_list(options: argparse.Namespace, run: RunReader, query: Query) -> None:
-    """Print a line, or everything, of each trajectory."""
+    """Prints a line, or everything, of each trajectory."""
     from rich.console import Console
 
     from marl_plugins.viewer.index import Index

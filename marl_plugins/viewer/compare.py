@@ -85,14 +85,14 @@ class Comparison:
 
 
 def sign_test(gained: int, lost: int) -> float:
-    """Return the two-sided exact p-value of a split of changes that are coins where nothing differs (McNemar's exact test)."""
+    """Returns the two-sided exact p-value of a split of changes that are coins where nothing differs (McNemar's exact test)."""
     changes = gained + lost
     tail: int = sum(comb(changes, k) for k in range(min(gained, lost) + 1))
     return min(1.0, float(Fraction(2 * tail, 2**changes)))
 
 
 def compare(options: argparse.Namespace, query: Query) -> int:
-    """Compare the runs that the command line names; the exit code.
+    """Compares the runs that the command line names, and returns the exit code.
 
     Raises:
         ConfigurationError: Records cannot be read, or the runs share no task with an outcome.
@@ -123,7 +123,7 @@ def compare(options: argparse.Namespace, query: Query) -> int:
 
 
 def comparison_of(runs: Sequence[RunReader], query: Query) -> Comparison:
-    """Pair the trajectories of two runs."""
+    """Pairs the trajectories of two runs."""
     a, b = (Index(run, query.wanted, query.find) for run in runs)
     mine, theirs = (_by_key(index.entries) for index in (a, b))
     pairs = []
@@ -148,7 +148,7 @@ def _by_key(entries: Iterable[Entry]) -> dict[tuple[int, str, int], Entry]:
 
 
 def first_difference(a: Trajectory, b: Trajectory) -> str:
-    """Return the role of the first action, in the order of the dependency graph, whose text has no equal in the other."""
+    """Returns the role of the first action, in the order of the dependency graph, whose text has no equal in the other."""
     said: Mapping[str, Counter[str]] = defaultdict(Counter)
     for action in b.actions:
         said[action.role][action.text] += 1
@@ -160,7 +160,7 @@ def first_difference(a: Trajectory, b: Trajectory) -> str:
 
 
 def differing(runs: Sequence[RunReader]) -> list[tuple[str, str, str]]:
-    """Return the flags, files and versions that the last starts of two runs do not share; what is not recorded is left out."""
+    """Returns the flags, files and versions that the last starts of two runs do not share; what is not recorded is left out."""
     starts = [_last_start(run) for run in runs]
     names = sorted({name for start in starts for name in start})
     rows = [(name, *(start.get(name, "-") for start in starts)) for name in names]
@@ -179,7 +179,7 @@ def _last_start(run: RunReader) -> dict[str, str]:
 
 
 def values_of(found: Comparison) -> dict[str, Any]:
-    """Make JSON values of a comparison."""
+    """Makes JSON values of a comparison."""
     return {
         "runs": list(found.names),
         "pairs": len(found.pairs),
@@ -199,7 +199,7 @@ def _pair(pair: Pair) -> dict[str, Any]:
 
 
 def by_type(pairs: Iterable[Pair]) -> dict[str, tuple[int, int, int]]:
-    """Return how many pairs of each type of task rose, fell and stayed."""
+    """Returns how many pairs of each type of task rose, fell and stayed."""
     counts: dict[str, list[int]] = {}
     for pair in pairs:
         place = 0 if pair.change > 0 else 1 if pair.change < 0 else 2
@@ -208,7 +208,7 @@ def by_type(pairs: Iterable[Pair]) -> dict[str, tuple[int, int, int]]:
 
 
 def print_comparison(found: Comparison, split: str) -> None:
-    """Print a comparison as tables."""
+    """Prints a comparison as tables."""
     from rich.console import Console
     from rich.table import Table
 

@@ -25,7 +25,7 @@ class Follower:
         self.update(query)
 
     def update(self, query: Query) -> bool:
-        """Add what is new and asked for; whether anything has changed.
+        """Adds what is new and asked for, and returns whether anything has changed.
 
         Raises:
             ConfigurationError: A line is damaged, or a file cannot be read.

@@ -108,7 +108,7 @@ DECODER = msgspec.json.Decoder(Entry)
 
 
 def decode(line: bytes) -> Any:
-    """Parse a line as an entry; as JSON values where msgspec's stricter parser refuses it (NaN, half a surrogate pair)."""
+    """Parses a line as an entry; as JSON values where msgspec's stricter parser refuses it (NaN, half a surrogate pair)."""
     try:
         return DECODER.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -116,7 +116,7 @@ def decode(line: bytes) -> Any:
 
 
 def entry_of(value: Any) -> Entry:
-    """Make an entry of a decoded line.
+    """Makes an entry of a decoded line.
 
     Raises:
         ValueError: It is of something else, or of another schema.
@@ -159,13 +159,13 @@ class Index:
                     yield entry
 
     def line(self, entry: Entry) -> bytes:
-        """Read the line of an entry."""
+        """Reads the line of an entry."""
         with open_file(self.files[entry.file]) as file:
             file.seek(entry.offset)
             return file.read(entry.length)
 
     def open(self, entry: Entry) -> Trajectory:
-        """Read the trajectory of an entry."""
+        """Reads the trajectory of an entry."""
         return from_record(json_value(self.line(entry)))
 
     def contains(self, entry: Entry, find: re.Pattern[str]) -> bool:
@@ -174,7 +174,7 @@ class Index:
 
 
 def texts_of(trajectory: Trajectory) -> Iterator[str]:
-    """Yield all texts of a trajectory that a person may look for."""
+    """Yields all texts of a trajectory that a person may look for."""
     yield from (trajectory.task.prompt, trajectory.answer or "", trajectory.detail)
     for action in trajectory.actions:
         yield from (action.text, action.explanation, *(text for _, text in action.shown))

@@ -44,7 +44,7 @@ DIGITS = 3
 
 
 def write_page(run: RunReader, query: Query, file: Path, most: int) -> str:
-    """Write the page of a run; the file is there when all of it is, and an earlier one stays until then.
+    """Writes the page of a run; the file is there when all of it is, and an earlier one stays until then.
 
     Args:
         most: Trajectories that the page holds; of more, each step gives its share.
@@ -73,7 +73,7 @@ class Side:
 
 
 def write_comparison(a: Side, b: Side, file: Path) -> str:
-    """Write a page of pairs, whose places in the sides are the same; as `write_page`."""
+    """Writes a page of pairs, whose places in the sides are the same; as `write_page`."""
     values = dict(index_values(a.index, a.entries, more=b.entries))
     runs = [side.index.run.metrics() for side in (a, b)]
     panels = [panel for metrics in runs for panel in panels_of(metrics, values["roles"], values["policies"])]
@@ -87,7 +87,7 @@ def write_comparison(a: Side, b: Side, file: Path) -> str:
 
 
 def write(file: Path, parts: Iterable[str]) -> None:
-    """Write a file of parts, such that an earlier one stays until all of it is there.
+    """Writes a file of parts, such that an earlier one stays until all of it is there.
 
     Raises:
         ConfigurationError: It cannot be written.
@@ -107,7 +107,7 @@ def write(file: Path, parts: Iterable[str]) -> None:
 
 
 def sampled(entries: Sequence[Entry], most: int) -> list[Entry]:
-    """Choose at most so many entries, of each step an equal share, evenly over its tasks."""
+    """Chooses at most so many entries, of each step an equal share, evenly over its tasks."""
     if len(entries) <= most:
         return list(entries)
     steps = [list(group) for _, group in groupby(entries, key=lambda entry: entry.step)]
@@ -119,7 +119,7 @@ def sampled(entries: Sequence[Entry], most: int) -> list[Entry]:
 
 
 def pieces(sides: Sequence[Side], values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the page piece by piece.
+    """Yields the page piece by piece.
 
     Args:
         values: What it begins with; whether it has texts of tokens is added.
@@ -151,7 +151,7 @@ def pieces(sides: Sequence[Side], values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def data(name: str, value: Any) -> str:
-    """Write an element with compressed data."""
+    """Writes an element with compressed data."""
     raw = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     packed = base64.b64encode(gzip.compress(encodable(raw).encode(), GZIP_LEVEL, mtime=0)).decode()
     return f'<script type="application/gzip+base64" id="{name}">{packed}</script>\n'
@@ -174,7 +174,7 @@ class Tokens:
         self.table = table
 
     def of(self, action: Action) -> dict[str, Any]:
-        """Return numbers in the table of texts (t), the engine's (e) and the trainer's (r) log-probs and the advantages (a)."""
+        """Returns numbers in the table of texts (t), the engine's (e) and the trainer's (r) log-probs and the advantages (a)."""
         texts = self.texts.of(action.policy, action.generation.ids)
         uneven = len(set(action.advantages)) > 1
         return {
@@ -190,7 +190,7 @@ def _rounded(values: Sequence[float]) -> list[float | None]:
 
 
 def index_values(index: Index, entries: Sequence[Entry], more: Sequence[Entry] = ()) -> Mapping[str, Any]:
-    """Make what the page begins with.
+    """Makes what the page begins with.
 
     Args:
         more: Entries of another run, whose roles and policies are named too.

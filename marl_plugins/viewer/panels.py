@@ -30,12 +30,12 @@ class Panel:
         return (*self.lines.values(), *(name for band in self.bands for name in band))
 
     def values(self) -> dict[str, Any]:
-        """Make JSON values."""
+        """Makes JSON values."""
         return {"title": self.title, "lines": list(self.lines.items()), "bands": self.bands}
 
 
 def panels_of(metrics: Sequence[Mapping[str, Any]], roles: Sequence[str], policies: Sequence[str]) -> list[Panel]:
-    """Choose the panels for which a run has numbers."""
+    """Chooses the panels for which a run has numbers."""
 
     def by(names: Sequence[str], form: str) -> dict[str, str]:
         return {name: form.format(name) for name in names}
@@ -67,7 +67,7 @@ def panels_of(metrics: Sequence[Mapping[str, Any]], roles: Sequence[str], polici
 def side_by_side(
     runs: Sequence[Sequence[Mapping[str, Any]]], names: Sequence[str], panels: Iterable[Panel]
 ) -> tuple[list[dict[str, Any]], list[Panel]]:
-    """Draw the same panels for several runs: their metrics by step as one, and each line once for each run that has it.
+    """Draws the same panels for several runs: their metrics by step as one, and each line once for each run that has it.
 
     Args:
         runs: The metrics of each run.

@@ -20,7 +20,7 @@ from marl_plugins.records.read import EVERYTHING, Filter, RunReader
 
 
 def number_range(word: str) -> tuple[float, float]:
-    """Parse A:B, A:, :B or A, the bounds being any finite numbers."""
+    """Parses A:B, A:, :B or A, the bounds being any finite numbers."""
     low, colon, high = word.partition(":")
     any_number = Number()
     try:
@@ -36,7 +36,7 @@ def number_range(word: str) -> tuple[float, float]:
 
 
 def pattern(word: str) -> re.Pattern[str]:
-    """Compile a regular expression that ignores case."""
+    """Compiles a regular expression that ignores case."""
     try:
         return re.compile(word, re.IGNORECASE)
     except re.error as error:
@@ -89,7 +89,7 @@ class Query:
 
 
 def query_of(words: Mapping[str, str], base: Filter = EVERYTHING) -> Query:
-    """Make a query of terms.
+    """Makes a query of terms.
 
     Args:
         base: What is asked in addition; the split, that is.
@@ -117,7 +117,7 @@ def query_of(words: Mapping[str, str], base: Filter = EVERYTHING) -> Query:
 
 
 def terms_of(line: str) -> dict[str, str]:
-    """Split `role=coder find="two words"` into terms; a word without a name is a part of `find`.
+    """Splits `role=coder find="two words"` into terms; a word without a name is a part of `find`.
 
     Raises:
         ConfigurationError: A quote is not closed.
@@ -138,7 +138,7 @@ def terms_of(line: str) -> dict[str, str]:
 
 
 def nothing_found(run: RunReader, query: Query) -> ConfigurationError:
-    """Make the error of a query that leaves nothing."""
+    """Makes the error of a query that leaves nothing."""
     asked = " ".join(f"--{name} {word}" for name, word in query.words.items())
     got = f"no trajectory matches {inert(asked)}" if asked else "holds no trajectories"
     fix = "leave out a filter, or see `openrlhf inspect RUN` for what there is" if asked else ""

@@ -40,7 +40,7 @@ def _add_status(shown: Sequence[dict[str, Any]], results: Sequence[ToolResult]) 
 
 
 def places_of(actions: Sequence[Action]) -> tuple[dict[str, int], dict[str, int]]:
-    """Return for each action, by path, its depth in the dependency graph and the number of its conversation."""
+    """Returns for each action, by path, its depth in the dependency graph and the number of its conversation."""
     depths: dict[str, int] = {}
     lanes: dict[str, int] = {}
     for action in actions:
@@ -63,12 +63,12 @@ def finite(value: Any) -> Any:
 
 
 def number(value: float | None, digits: int = 3, sign: bool = False) -> str:
-    """Write a number with few digits; a dash where there is none."""
+    """Writes a number with few digits; a dash where there is none."""
     return "-" if value is None else f"{value:{'+' if sign else ''}.{digits}f}"
 
 
 def note_text(value: Any) -> str:
-    """Write a note of a plugin on one line."""
+    """Writes a note of a plugin on one line."""
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping) and all(isinstance(part, int | float | str | None) for part in value.values()):

@@ -54,7 +54,7 @@ class TrajectoryList(ScrollView, can_focus=True):
         self.show(entries)
 
     def show(self, entries: list[Entry]) -> None:
-        """Show other entries; the cursor stays in its place as far as there is one."""
+        """Shows other entries; the cursor stays in its place as far as there is one."""
         self.entries = entries
         self.virtual_size = Size(LINE_CHARACTERS, len(entries))
         self.cursor = min(self.cursor, max(0, len(entries) - 1))
@@ -157,7 +157,7 @@ class Browser(App[None]):
             self.set_interval(FOLLOW_SECONDS, self.follow)
 
     def say(self, problem: str = "") -> None:
-        """Show how many there are, or what is wrong with a filter."""
+        """Shows how many there are, or what is wrong with a filter."""
         asked = " ".join(f"{name}={word}" for name, word in self.asked.words.items())
         found = f"{len(self.index.entries):,} trajectories" + (f" with {asked}" if asked else "")
         self.query_one("#status", Static).update(one_line(problem or found))
@@ -166,7 +166,7 @@ class Browser(App[None]):
         self.open(self.query_one(TrajectoryList).cursor)
 
     def open(self, place: int) -> None:
-        """Show the trajectory at a place of the list."""
+        """Shows the trajectory at a place of the list."""
         trajectory = self.index.open(self.index.entries[place])
         self.push_screen(TrajectoryScreen(trajectory_values(trajectory)))
 
@@ -203,7 +203,7 @@ class Browser(App[None]):
         self.say()
 
     def follow(self) -> None:
-        """Show what the run has added."""
+        """Shows what the run has added."""
         if self.follower and self.follower.update(self.asked):
             listed = self.screen_stack[0].query_one(TrajectoryList)
             listed.show(self.index.entries)
@@ -211,5 +211,5 @@ class Browser(App[None]):
 
 
 def browse(run: RunReader, query: Query, follow: bool) -> None:
-    """Show a run until the user leaves."""
+    """Shows a run until the user leaves."""
     Browser(run, query, follow).run()

@@ -18,7 +18,7 @@ HEADER = " ".join(f"{name:<{width}}" for name, width in COLUMNS) + " failure, pr
 
 
 def entry_line(entry: Entry) -> str:
-    """Write an entry on one line, harmless to a terminal."""
+    """Writes an entry on one line, harmless to a terminal."""
     roles = dict.fromkeys(action.role for action in entry.actions)
     cells = (
         str(entry.step),
@@ -36,7 +36,7 @@ def entry_line(entry: Entry) -> str:
 
 
 def one_line(text: str) -> str:
-    """Write a text on one line, harmless to a terminal."""
+    """Writes a text on one line, harmless to a terminal."""
     return inert(text).replace("\n", "⏎").replace("\t", " ")
 
 
@@ -45,7 +45,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def summary(shown: Mapping[str, Any]) -> Text:
-    """Write what is known of a trajectory as a whole."""
+    """Writes what is known of a trajectory as a whole."""
     lines = [
         ("task", f"{shown['task']}, step {shown['step']}, sample {shown['sample']}, {shown['seconds']:.1f} s"),
         ("prompt", shown["prompt"]),
@@ -66,7 +66,7 @@ def summary(shown: Mapping[str, Any]) -> Text:
 
 
 def action_title(action: Mapping[str, Any]) -> str:
-    """Write an action's name with its numbers on one line."""
+    """Writes an action's name with its numbers on one line."""
     marks = [
         f"score {number(action['score'], 2)}" if action["score"] is not None else "",
         f"advantage {number(action['advantage'], 2, sign=True)}" if action["advantage"] is not None else "",
@@ -76,7 +76,7 @@ def action_title(action: Mapping[str, Any]) -> str:
 
 
 def action_text(action: Mapping[str, Any]) -> Text:
-    """Write everything that is recorded of an action, but for its tokens."""
+    """Writes everything that is recorded of an action, but for its tokens."""
     begin, answered, end = action["times"]
     criteria = action["notes"].get("coach", {}).get("criteria") if isinstance(action["notes"].get("coach"), dict) else None
     notes = {name: note_text(value) for name, value in action["notes"].items()}
@@ -109,7 +109,7 @@ def action_text(action: Mapping[str, Any]) -> Text:
 
 
 def tool_text(call: Mapping[str, Any], who: str) -> Text:
-    """Write a tool's call and its answer."""
+    """Writes a tool's call and its answer."""
     text = Text(f"── {who} {one_line(call['tool'])} ({call['status']}, {call['seconds']:.2f} s)\n", "bold yellow")
     text.append(inert(call["call"]) + "\n", "default not bold")
     text.append("── it answered\n", "bold yellow")
@@ -117,7 +117,7 @@ def tool_text(call: Mapping[str, Any], who: str) -> Text:
 
 
 def whole(shown: Mapping[str, Any]) -> Iterator[Text]:
-    """Yield a trajectory part by part: the summary, and each action below its title, indented by its place in the graph."""
+    """Yields a trajectory part by part: the summary, and each action below its title, indented by its place in the graph."""
     yield summary(shown)
     for action in shown["actions"]:
         yield Text(f"\n{'  ' * action['depth']}● {action_title(action)}", "bold magenta")

@@ -26,7 +26,7 @@ class TokenTexts:
         self._texts: dict[tuple[str, int], str] = {}
 
     def of(self, policy: str, ids: Sequence[int]) -> list[str] | None:
-        """Return the texts of a policy's ids; None where its tokenizer is not known."""
+        """Returns the texts of a policy's ids; None where its tokenizer is not known."""
         tokenizer = self._tokenizer(policy)
         if tokenizer is None:
             return None

@@ -47,7 +47,7 @@ Check = Callable[[], list[Finding]]
 
 
 def main(words: Sequence[str]) -> int:
-    """Print the findings; exit code 0 only when training can work."""
+    """Prints the findings, and returns the exit code 0 only when training can work."""
     plugins = checking_plugins(words)
     parser = build_parser(plugins)
     if "--help" in words or "-h" in words:
@@ -85,7 +85,7 @@ def checking_plugins(words: Sequence[str]) -> list[ModuleType]:
 
 
 def build_parser(plugins: Sequence[ModuleType]) -> upstream_cli.Parser:
-    """The command's own flags, and those of plugins with lines of their own."""
+    """Returns the command's own flags, and those of plugins with lines of their own."""
     parser = upstream_cli.Parser(
         prog="openrlhf doctor",
         usage="openrlhf doctor [--json] [--static] [--recipe RECIPE] [flags of openrlhf train]",
@@ -130,7 +130,7 @@ def nested(flags: Mapping[str, Any]) -> SimpleNamespace:
 
 
 def examine(options: argparse.Namespace, words: Sequence[str], plugins: Sequence[ModuleType]) -> list[Finding]:
-    """All findings, in display order."""
+    """Returns all findings, in display order."""
     device = cpu.device()
     installed, cards = versions.find_installed(), gpus.query_gpus()
     plan, planned = needs.try_plan(words) if options.recipe or options.plugin else (None, [])

@@ -51,7 +51,7 @@ print(json.dumps({"ray": ray.__version__, "gpus": resources.get("GPU", 0), "cpus
 
 
 def try_engine(device: str) -> list[Finding]:
-    """Import what an engine's process imports."""
+    """Imports what an engine's process imports."""
     found, seconds, problem = run_script(ENGINE, device)
     if found is None:
         return [error("engines", f"an engine process cannot be started: {problem}", _command_for_details(ENGINE, device))]
@@ -70,7 +70,7 @@ def try_engine(device: str) -> list[Finding]:
 
 
 def try_training(device: str) -> list[Finding]:
-    """Import what a training process imports."""
+    """Imports what a training process imports."""
     found, seconds, problem = run_script(TRAINING, device)
     if found is None:
         return [
@@ -83,7 +83,7 @@ def try_training(device: str) -> list[Finding]:
 
 
 def try_ray() -> list[Finding]:
-    """Start Ray, or connect to the cluster in RAY_ADDRESS, as a run does."""
+    """Starts Ray, or connects to the cluster in RAY_ADDRESS, as a run does."""
     if why_unwritable(ray_folder()):
         return []  # reported by check_caches
     ray_folder().mkdir(parents=True, exist_ok=True)
@@ -118,7 +118,7 @@ def try_ray() -> list[Finding]:
 
 
 def find_leftovers(processes: Path, sessions: Path) -> list[Finding]:
-    """Ray processes that are already running, and session folders whose process has ended."""
+    """Returns Ray processes that are already running, and session folders whose process has ended."""
     findings = []
     running = [
         folder.name
@@ -160,7 +160,8 @@ def _command_line(cmdline: Path) -> list[str]:
 
 
 def run_script(script: str, device: str, *arguments: str) -> tuple[dict[str, Any] | None, float, str]:
-    """Run a script in the environment of a run's processes: its last line as JSON (None if it failed), seconds, the problem."""
+    """Runs a script in the environment of a run's processes, and returns its last line as JSON (None if it failed), its
+    seconds and the problem."""
     env = dict(os.environ) | {cpu.DEVICE: device, "RAY_USAGE_STATS_ENABLED": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
     if device == "cpu":
         env |= cpu.environment()

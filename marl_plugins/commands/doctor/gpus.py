@@ -40,7 +40,7 @@ class Cards:
 
 
 def query_gpus() -> Cards:
-    """Query the driver."""
+    """Queries the driver."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return Cards()

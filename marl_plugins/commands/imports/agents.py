@@ -33,7 +33,7 @@ class Agent:
 
 
 def read_agents(source: Source, report: Report) -> list[Agent]:
-    """All agents, in their order.
+    """Returns all agents, in their order.
 
     Raises:
         ConfigurationError: A number that the import calculates with is not a whole number, with all earlier problems.

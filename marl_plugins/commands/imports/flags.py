@@ -77,7 +77,7 @@ def _values(theirs: str, option: Option, agents: Sequence[Agent]) -> dict[str, A
 
 
 def list_left_out(source: Source, report: Report) -> None:
-    """Report the options without a counterpart that the configuration itself sets."""
+    """Reports the options without a counterpart that the configuration itself sets."""
     settings = source.settings
     places: list[tuple[tuple[str, ...], Mapping[str, Any]]] = [((), settings)]
     places.append((("default_agent",), settings.get("default_agent") or {}))

@@ -22,14 +22,14 @@ METADATA = ("metadata", "extra_info")
 
 
 def find_split(path: Path, split: str) -> Path | None:
-    """The file of a split: the path itself, or a file in it if it is a folder."""
+    """Returns the file of a split: the path itself, or a file in it if it is a folder."""
     if path.is_file():
         return path
     return next((file for ending in ("jsonl", "json") if (file := path / f"{split}.{ending}").is_file()), None)
 
 
 def read_items(path: Path, input_key: str | None, label_key: str | None, metadata_key: str | None) -> list[dict[str, Any]]:
-    """The items of a file in our layout.
+    """Returns the items of a file in our layout.
 
     Raises:
         ConfigurationError: Every broken item.
@@ -111,7 +111,7 @@ def _object(value: Any) -> dict[str, Any] | None:
 
 
 def remove_trained(train: list[dict[str, Any]], evaluation: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
-    """The evaluation's items without those that are trained on, and how many were removed."""
+    """Returns the evaluation's items without those that are trained on, and how many were removed."""
 
     def words(item: dict[str, Any]) -> str:
         return " ".join(item["prompt"].lower().split())
@@ -122,7 +122,7 @@ def remove_trained(train: list[dict[str, Any]], evaluation: list[dict[str, Any]]
 
 
 def with_ids(items: Sequence[dict[str, Any]], prefix: str) -> list[dict[str, Any]]:
-    """The items with unique ids: their own if those are unique, otherwise numbers."""
+    """Returns the items with unique ids: their own if those are unique, otherwise numbers."""
     ids = [item.get("id") for item in items]
     unique = all(isinstance(name, str | int) for name in ids) and len({str(name) for name in ids}) == len(ids)
     return [{**item, "id": f"{prefix}{ids[n] if unique else n}"} for n, item in enumerate(items)]

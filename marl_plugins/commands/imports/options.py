@@ -255,12 +255,12 @@ SETTINGS = {**dict.fromkeys(FLAGS_OF), **dict.fromkeys(READ), **dict.fromkeys(LE
 
 
 def only_with(flag: str) -> tuple[str, ...]:
-    """The estimators that a flag applies to; empty: all."""
+    """Returns the estimators that a flag applies to; empty: all."""
     return FLAGS[flag].estimators if flag in FLAGS else ()
 
 
 def table() -> str:
-    """The table of `docs/marti.md`."""
+    """Returns the table of `docs/marti.md`."""
     lines = ["| theirs | here | note |", "|---|---|---|"]
     lines += [f"| `{name}` | `{option.flag}` | {option.note} |" for name, option in FLAGS_OF.items()]
     lines += [f"| `{name}` | {where} |  |" for name, where in READ.items()]

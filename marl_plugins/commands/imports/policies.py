@@ -12,7 +12,7 @@ from marl_plugins.core.problems import Problem, at
 
 
 def translate_policies(source: Source, agents: Sequence[Agent], model: str | None, report: Report) -> dict[str, Any]:
-    """The recipe's keys for policies, without their flags.
+    """Returns the recipe's keys for policies, without their flags.
 
     Args:
         model: `--model`, which replaces every `pretrain`.
@@ -51,6 +51,6 @@ def _models(source: Source, agents: Sequence[Agent], model: str | None, report: 
 
 
 def merge_flags(recipe: dict[str, Any], policy_flags: Mapping[str, Mapping[str, Any]]) -> None:
-    """Add the flags of single policies to a recipe."""
+    """Adds the flags of single policies to a recipe."""
     for role, flags in policy_flags.items():
         recipe.setdefault("policies", {}).setdefault(role, {})["flags"] = dict(flags)

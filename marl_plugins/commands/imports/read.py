@@ -45,7 +45,7 @@ class Source:
     inherited: set[Key] = field(default_factory=set)
 
     def where(self, *key: str | int) -> str:
-        """File and line of a key."""
+        """Returns the file and line of a key."""
         return self.origins.where(*key)
 
     def sets(self, name: str) -> bool:
@@ -53,7 +53,7 @@ class Source:
         return any(key and key[-1] == name and key not in self.inherited for key in self.origins.lines)
 
     def find(self, name: str) -> Path | None:
-        """A path in the configuration: as written, or below a folder that contains the configuration."""
+        """Returns a path in the configuration: as written, or below a folder that contains the configuration."""
         name = re.sub(r"^\$(\([^)]*\)|\{[^}]*\}|\w+)/", "", name)  # a root that only the shell knew
         for folder in (Path(), *self.path.resolve().parents):
             for path in (folder / name, folder / name.lstrip("/")):
@@ -63,7 +63,7 @@ class Source:
 
 
 def read(path: Path) -> Source:
-    """Read a configuration.
+    """Reads a configuration.
 
     Raises:
         ConfigurationError: It cannot be read.
@@ -94,7 +94,7 @@ def read(path: Path) -> Source:
 
 
 def parse(text: str, path: Path, key: Key, origins: Origins, first_line: int = 1) -> Any:
-    """YAML, which includes JSON, with the line of every key; `first_line` is where the text starts in its file.
+    """Reads YAML, which includes JSON, with the line of every key; `first_line` is where the text starts in its file.
 
     Raises:
         ConfigurationError: It is not YAML.
@@ -249,7 +249,7 @@ def _json(text: str) -> str:
 
 
 def scalar(text: str) -> Any:
-    """A flag's value, as a number if it is one."""
+    """Returns a flag's value, as a number if it is one."""
     for kind in (int, float):
         try:
             return kind(text)

@@ -42,7 +42,7 @@ class Report:
             self.problems.append(replace(problem, fix=f"{problem.fix}, or give --skip-unknown"))
 
     def raise_problems(self, more: Sequence[Problem] = ()) -> None:
-        """Stop the import if there are problems.
+        """Stops the import if there are problems.
 
         Raises:
             ConfigurationError: All of them, each once.
@@ -51,7 +51,7 @@ class Report:
             raise ConfigurationError(list(problems))
 
     def readme(self, name: str, description: str, source: Path) -> str:
-        """The README of the imported recipe."""
+        """Returns the README of the imported recipe."""
         notes = "\n".join(f"- {note}" for note in self.notes) or "Nothing."
         return (
             f"# {name}: {description}\n\n"

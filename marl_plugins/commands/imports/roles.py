@@ -16,7 +16,7 @@ from marl_plugins.core.problems import Problem, Where, at
 
 
 def choose_shape(source: Source, start_from: Kind | None, report: Report) -> Shape:
-    """The shape of the source's workflow, or the one that `--workflow` names to start from."""
+    """Returns the shape of the source's workflow, or the one that `--workflow` names to start from."""
     settings = source.settings
     name = shapes.shape_name(settings.get("workflow_func_path"), settings.get("agent_workflow"))
     if name in shapes.SHAPES and start_from in (None, shapes.SHAPES[name].kind):
@@ -50,7 +50,7 @@ class Template:
 
 
 def translate_prompts(source: Source, shape: Shape, agents: Sequence[Agent], report: Report) -> dict[str, str]:
-    """A prompt for every role; in a debate also `ROLE_again`, for the rounds after the first."""
+    """Returns a prompt for every role; in a debate also `ROLE_again`, for the rounds after the first."""
     in_workflow = _templates_in_workflow(source, shape, agents)
     prompts: dict[str, str] = {}
     for number, agent in enumerate(agents):
@@ -125,7 +125,7 @@ def _check_fields(prompt: str, name: str, where: Where, role: str, known: set[st
 def translate_roles(
     source: Source, shape: Shape, agents: Sequence[Agent], prompts: Mapping[str, str], report: Report
 ) -> dict[str, dict[str, Any]]:
-    """`roles:` of the recipe."""
+    """Returns `roles:` of the recipe."""
     roles: dict[str, dict[str, Any]] = {}
     for number, agent in enumerate(agents):
         roles[agent.role] = role = _role(source, shape, number, agent, report)
@@ -156,7 +156,7 @@ def _role(source: Source, shape: Shape, number: int, agent: Agent, report: Repor
 
 
 def translate_tools(source: Source, roles: Mapping[str, Mapping[str, Any]], report: Report) -> dict[str, Any]:
-    """`tools:` of the recipe; empty if the source sets no time limit."""
+    """Returns `tools:` of the recipe; empty if the source sets no time limit."""
     tools = (source.settings.get("tools_config") or {}).get("tools") or {}
     seconds = [config["timeout"] for config in tools.values() if config.get("timeout")]
     if not seconds or not any("tools" in role for role in roles.values()):
@@ -171,7 +171,7 @@ def translate_tools(source: Source, roles: Mapping[str, Mapping[str, Any]], repo
 def write_workflow(
     source: Source, shape: Shape, names: Sequence[str], roles: Mapping[str, Any], prompts: Mapping[str, str], report: Report
 ) -> str:
-    """`workflow.py`.
+    """Returns `workflow.py`.
 
     Args:
         names: The agents' roles, in their order.

@@ -59,7 +59,7 @@ def shape_name(workflow_file: str | None, agent_workflow: str | None) -> str:
 
 
 def identifier(name: str, used: Sequence[str]) -> str:
-    """A valid name for a role that is not among `used`."""
+    """Returns a valid name for a role that is not among `used`."""
     base = re.sub(r"\W+", "_", name.strip(), flags=re.ASCII).strip("_").lower() or "agent"
     base = f"agent_{base}" if base[0].isdigit() else base
     base = f"{base}_" if base in TAKEN or keyword.iskeyword(base) else base
@@ -71,7 +71,8 @@ def identifier(name: str, used: Sequence[str]) -> str:
 
 
 def write_chain(prompts: Mapping[str, str], with_tools: Sequence[str]) -> str:
-    """One role after the other, each with its prompt's fields; for a role with tools, the fields include the tools' answers."""
+    """Writes a workflow of one role after the other, each with its prompt's fields; for a role with tools, the fields include
+    the tools' answers."""
     lines: list[str] = []
     computing = ""
     names = list(prompts)
@@ -96,7 +97,8 @@ def write_chain(prompts: Mapping[str, str], with_tools: Sequence[str]) -> str:
 
 
 def write_debate(names: Sequence[str], again: str, *, rounds: int, max_others: int, shuffle: bool) -> str:
-    """All roles answer, then answer again after seeing the others' answers, each in its own conversation; the majority wins."""
+    """Writes a workflow in which all roles answer, then answer again after seeing the others' answers, each in its own
+    conversation; the majority wins."""
     shuffled = '    random.Random(f"{task.id} {number} {place}").shuffle(shown)\n' if shuffle else ""
     arguments = ["problem=task.prompt"] if "problem" in fields_of(again) else []
     arguments += ["others=others"] if "others" in fields_of(again) else []
@@ -135,7 +137,7 @@ def majority(answers):
 
 
 def write_mixture(names: Sequence[str], last: str) -> str:
-    """All roles but the last answer concurrently; the last one sees their answers."""
+    """Writes a workflow in which all roles but the last answer concurrently; the last one sees their answers."""
     arguments = [f"{field}={'task.prompt' if field == 'problem' else field}" for field in fields_of(last)]
     return f'''"""A mixture: {", ".join(names[:-1])} propose, {names[-1]} decides."""
 

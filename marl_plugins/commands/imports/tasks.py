@@ -46,7 +46,7 @@ class Tasks:
 
 
 def read_grader(source: Source, file: Path | None, has_coach: bool, report: Report) -> str | None:
-    """The text of `grader.py`: `file` (`--grader`), or the shipped grader for mathematics."""
+    """Returns the text of `grader.py`: `file` (`--grader`), or the shipped grader for mathematics."""
     task = str(source.settings.get("verify_task", "math"))
     path = file or (recipes_root() / "mathchat" / "grader.py" if task in MATH else None)
     if path is not None:
@@ -67,7 +67,7 @@ def read_grader(source: Source, file: Path | None, has_coach: bool, report: Repo
 
 
 def read_tasks(source: Source, train_data: Path | None, eval_data: Path | None, report: Report) -> Tasks | None:
-    """The items of all data files; None if they cannot be read, which is then a problem."""
+    """Returns the items of all data files; None if they cannot be read, which is then a problem."""
     settings = source.settings
     keys = [settings.get(name) for name in ("input_key", "label_key", "metadata_key")]
     split = str(settings.get("prompt_split") or "train")
@@ -122,7 +122,7 @@ def _find_file(source: Source, key: str, split: str, flag: str, tell: Callable[[
 
 
 def data_files(tasks: Tasks, report: Report) -> dict[str, str]:
-    """`data/*.jsonl` and `tasks.py`."""
+    """Returns `data/*.jsonl` and `tasks.py`."""
     files = {}
     for split, items, prefix in (("train", tasks.train, ""), ("eval", tasks.held_out, "eval-")):
         if items:
@@ -133,7 +133,7 @@ def data_files(tasks: Tasks, report: Report) -> dict[str, str]:
 
 
 def check_amount(tasks: Tasks, flags: Mapping[str, Any], report: Report) -> None:
-    """The training data must fill at least one optimiser step."""
+    """Checks that the training data fills at least one optimiser step."""
     count = min(len(tasks.train), flags.get("data.max_samples", math.inf))
     samples, batch = flags.get("rollout.n_samples_per_prompt", 1), flags.get("train.batch_size", 1)
     if count * samples < batch:

@@ -59,7 +59,8 @@ def escape(text: str) -> str:
 def to_prompt(
     text: str, roles: list[str], names: dict[str, str], braces: bool
 ) -> tuple[str, list[str], list[tuple[str, list[str]]]]:
-    """A template as a prompt of ours, its placeholders that show the label, and its unknown ones with all names that are known.
+    """Returns a template as a prompt of ours, its placeholders that show the label, and its unknown ones with all names that
+    are known.
 
     The prompt's fields are `problem`, `others`, `computed` and the names of earlier roles.
 
@@ -103,18 +104,19 @@ def to_prompt(
 
 
 def neutral_prompt(earlier: list[str], sees_others: bool) -> str:
-    """A prompt for a role without one: the task, the answers of earlier roles, and those of the others if it sees them."""
+    """Returns a prompt for a role without one: the task, the answers of earlier roles, and those of the others if it sees
+    them."""
     prompt = "\n".join(["{problem}\n", *(f"What {name} said:\n{{{name}}}\n" for name in earlier)])
     return f"{prompt}\nWhat others answered:\n{{others}}\n" if sees_others else prompt
 
 
 def fields_of(prompt: str) -> list[str]:
-    """The fields of a prompt of ours, each once."""
+    """Returns the fields of a prompt of ours, each once."""
     return list(dict.fromkeys(name for _, name, _, _ in string.Formatter().parse(prompt) if name))
 
 
 def templates_in(path: Path) -> list[tuple[str, str]]:
-    """The templates in a workflow file of theirs, each with its variable's name, in the order of the file."""
+    """Returns the templates in a workflow file of theirs, each with its variable's name, in the order of the file."""
     try:
         tree = ast.parse(read_text(path), str(path))
     except SyntaxError as error:

@@ -28,7 +28,7 @@ COUNTED = (
 
 
 def check_form(source: Source) -> None:
-    """Check the type of every value that the import reads.
+    """Checks the type of every value that the import reads.
 
     Raises:
         ConfigurationError: A value is not the settings, text or switch that is expected.
@@ -78,7 +78,7 @@ def _expected_type(key: str, value: Any) -> str | None:
 
 
 def wrong_numbers(source: Source, configs: Sequence[Mapping[str, Any]]) -> list[Problem]:
-    """The numbers that the import calculates with and that are not whole numbers of at least 1.
+    """Returns the numbers that the import calculates with and that are not whole numbers of at least 1.
 
     Args:
         configs: All settings of each agent.
@@ -98,7 +98,7 @@ def wrong_numbers(source: Source, configs: Sequence[Mapping[str, Any]]) -> list[
 
 
 def with_whole_numbers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """An agent's settings with 1.0e+3 as an integer."""
+    """Returns an agent's settings with 1.0e+3 as an integer."""
     return {**config, **{key: int(config[key]) for key in COUNTED if config.get(key) is not None}}
 
 
@@ -109,7 +109,7 @@ def _is_count(value: Any) -> bool:
 
 
 def find_unknown(source: Source) -> Iterator[Problem]:
-    """Every key that is in no table, and every tool without a counterpart."""
+    """Yields every key that is in no table, and every tool without a counterpart."""
     settings, where = source.settings, source.where
 
     def check(mapping: Any, place: Key, known: Iterable[str]) -> Iterator[Problem]:

@@ -63,7 +63,7 @@ def wanted_from(arguments: Any) -> ImportRequest:
 
 
 def run(source: Path, wanted: ImportRequest) -> int:
-    """Import a configuration, write the recipe and print what was written.
+    """Imports a configuration, writes the recipe and prints what was written.
 
     Raises:
         ConfigurationError: Everything that prevents the import; nothing is written.
@@ -90,7 +90,7 @@ def run(source: Path, wanted: ImportRequest) -> int:
 
 
 def convert(path: Path, wanted: ImportRequest) -> ImportResult:
-    """The recipe's files.
+    """Returns the recipe's files.
 
     Raises:
         ConfigurationError: Everything that is wrong.

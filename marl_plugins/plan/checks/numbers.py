@@ -14,7 +14,7 @@ from marl_plugins.run import Run
 
 
 def check_numbers(run: Run) -> list[Problem]:
-    """Numbers that do not fit each other; the range of each alone is checked with its flag (ranges.py)."""
+    """Returns problems with numbers that do not fit each other; the range of each alone is checked with its flag (ranges.py)."""
     args, problems = run.args, []
     if args.ckpt.save_steps == 0:
         where, got = at(flag="ckpt.save_steps"), "a step is saved every N steps, got 0"
@@ -161,7 +161,8 @@ def _batching(device: str, a: Any) -> list[Problem]:
 
 
 def with_policies_named(by_policy: Mapping[str, Sequence[Problem]]) -> list[Problem]:
-    """Problems with the policies that have them; without a name where all have the same, as with flags for all of them."""
+    """Returns problems with the policies that have them; without a name where all have the same, as with flags for all of
+    them."""
     owners: dict[Problem, list[str]] = {}
     for name, problems in by_policy.items():
         for problem in problems:

@@ -17,7 +17,7 @@ from marl_plugins.hosts.devices import (
 
 
 def check_placement(device: str, a: Any, trained: bool) -> list[Problem]:
-    """Devices and settings of one policy that cannot be combined, or not on this machine.
+    """Returns problems with devices and settings of one policy that cannot be combined, or not on this machine.
 
     Args:
         device: `cpu` or `cuda`.

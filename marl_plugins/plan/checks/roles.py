@@ -31,7 +31,7 @@ def check_roles(
     tool_names: set[str] | None,
     sections: Mapping[str, type[Section]] = MappingProxyType({}),
 ) -> list[Problem]:
-    """Everything that is wrong with the roles.
+    """Returns everything that is wrong with the roles.
 
     Args:
         tool_names: Names of the tools that there are; None where they are not known.

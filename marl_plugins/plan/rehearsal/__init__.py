@@ -58,7 +58,8 @@ def check_workflow(plan: Plan, tools: Tools | None) -> tuple[list[Problem], list
 
 
 def rehearse_plan(plan: Plan, tools: Tools) -> Rehearsal:
-    """Run the plan's workflow on its own tasks: the first, and some of another kind; on an invented one where they are a hub's.
+    """Runs the plan's workflow on its own tasks: the first, and some of another kind; on an invented one where they are a
+    hub's.
 
     Raises:
         ConfigurationError: The tasks cannot be read.
@@ -78,7 +79,7 @@ def rehearse(
     copies: Collection[str] = (),
     more: Sequence[Task] = (),
 ) -> Rehearsal:
-    """Run a workflow without any model: on a task with words, ones, its variants and what a search finds; on others likewise.
+    """Runs a workflow without any model: on a task with words, ones, its variants and what a search finds; on others likewise.
 
     Args:
         task: None where the run's own are not known: nothing that is raised on an invented one is called a mistake.

@@ -61,13 +61,13 @@ class Failure:
         return Problem("rehearsal.mistake", where_of(self.place), self.said)
 
     def warning(self, what: str, when: str) -> Problem:
-        """The problem of one that other answers may avoid; `when` is empty where all of those tried led to it."""
+        """Returns the problem of one that other answers may avoid; `when` is empty where all of those tried led to it."""
         said = f"{what} does not run{f' when {when}' if when else ''}: {self.said}"
         return Problem("rehearsal.may_raise", where_of(self.place), said, severity="warning")
 
 
 def where_of(place: str) -> Where:
-    """The place of `FILE:LINE`, or of a file alone."""
+    """Returns the place of `FILE:LINE`, or of a file alone."""
     file, _, number = place.rpartition(":")
     return at(line=place) if file and number.isdigit() else at(file=place)
 
@@ -97,7 +97,7 @@ class UserCodeTimeout(Exception):
         super().__init__(place)
 
     def problem(self, what: str, where: str) -> Problem:
-        """The problem for the user; `where` is named where nothing else is known."""
+        """Returns the problem for the user; `where` is named where nothing else is known."""
         return Problem(
             "rehearsal.blocks",
             where_of(self.place or where),
@@ -107,7 +107,7 @@ class UserCodeTimeout(Exception):
 
 
 def run_apart(work: Callable[[Capture], T]) -> T:
-    """Run `work` in a thread of its own: nothing else stops code that blocks, and a notebook has an event loop already.
+    """Runs `work` in a thread of its own: nothing else stops code that blocks, and a notebook has an event loop already.
 
     Args:
         work: Is given what keeps Python's warnings.
@@ -193,7 +193,7 @@ def run_on_a_loop(main: Coroutine[Any, Any, T]) -> T:
 
 @contextmanager
 def failures_kept(failures: list[Failure], where: str, caught: Capture) -> Iterator[None]:
-    """Keep what user code raises inside as failures, or else the coroutines that it has not awaited.
+    """Keeps what user code raises inside as failures, or else the coroutines that it has not awaited.
 
     Args:
         where: Named where no line of the user's took part.

@@ -71,7 +71,7 @@ def candidates(known: AnswerKnowledge, speaker: str, notes: Notes, current: str 
 
 
 def values_of(known: AnswerKnowledge, speaker: str, notes: Notes) -> list[str]:
-    """The texts that an answer may hold, the likely ones first."""
+    """Returns the texts that an answer may hold, the likely ones first."""
     names = [role for role in known.roles if role != speaker]
     tools = [name for functions in known.functions.values() for name in functions]
     texts = [*names, *notes.texts, *known.vocabulary.texts, *tools, *known.told, *known.vocabulary.others]
@@ -175,7 +175,7 @@ def _objects(vocabulary: Vocabulary, values: Sequence[str]) -> Iterator[str]:
 
 
 def object_of(name: str, vocabulary: Vocabulary, value: str, level: int = 0) -> Any:
-    """An object with the fields of a class, in which a text stands wherever the annotations allow it."""
+    """Returns an object with the fields of a class, in which a text stands wherever the annotations allow it."""
     fields = vocabulary.classes[name] if level < DEEPEST else {}
     return {key: _as_annotated(annotation, vocabulary, value, level) for key, annotation in fields.items()}
 

@@ -24,7 +24,7 @@ LOOKED_AT = 10_000
 
 
 def different(tasks: Iterable[Task]) -> list[Task]:
-    """The first task, and the first few whose label or metadata have another form: other keys, other types of values."""
+    """Returns the first task, and the first few whose label or metadata have another form: other keys, other types of values."""
     found: dict[object, Task] = {}
     for task in islice(tasks, LOOKED_AT):
         kind = (type(task.label), task.metadata.get("type"), *task.metadata, *map(type, task.metadata.values()))

@@ -106,7 +106,7 @@ def _listed(roles: Iterable[str]) -> str:
 
 
 def never_awaited(trials: Iterable[Trial]) -> list[Problem]:
-    """The calls that no trial has awaited, however it ended."""
+    """Returns the calls that no trial has awaited, however it ended."""
     calls = [call for trial in trials for call in trial.calls]
     awaited = {call.place for call in calls if call.awaited}
     left = {call.place: call for call in calls if call.place not in awaited}
@@ -149,7 +149,7 @@ def unlike(first: Trial, second: Trial) -> list[Problem]:
 
 
 def uncalled(trials: Iterable[Trial], roles: Iterable[str]) -> list[str]:
-    """The roles that no trial has called."""
+    """Returns the roles that no trial has called."""
     called = {call.spec.name for trial in trials for call in trial.calls}
     return [role for role in roles if role not in called]
 
@@ -203,7 +203,7 @@ def idle_followups(run: Run, trials: Iterable[Trial]) -> list[Problem]:
 
 
 def never_ended(trials: Sequence[Trial], file: str) -> list[Problem]:
-    """The warning about a workflow that gives up, or loses its trajectory, whatever the answers."""
+    """Returns the warning about a workflow that gives up, or loses its trajectory, whatever the answers."""
     ended = [trial.trajectory for trial in trials if trial.trajectory]
     ends = [trajectory.agent_failure or trajectory.infrastructure_failure for trajectory in ended]
     if not ends or any(trial.complete for trial in trials) or {"deadline", "rehearsal"} & set(ends):
@@ -235,7 +235,7 @@ def waited(trials: Iterable[Trial], file: str) -> list[Problem]:
 
 
 def unended(longest: Trial, most: int) -> list[Problem]:
-    """The warning about a loop that no kind of answers ends.
+    """Returns the warning about a loop that no kind of answers ends.
 
     Args:
         longest: A trial that made `most` calls.
@@ -252,7 +252,7 @@ def unended(longest: Trial, most: int) -> list[Problem]:
 
 
 def drawn(trials: Iterable[Trial], source: Source, file: str) -> list[Problem]:
-    """The warning about a workflow that draws from a generator of the whole process."""
+    """Returns the warning about a workflow that draws from a generator of the whole process."""
     drew = [trial for trial in trials if trial.drew]
     if not drew:
         return []

@@ -39,7 +39,7 @@ class Graph:
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> Graph:
-        """The graph of a trajectory."""
+        """Returns the graph of a trajectory."""
         total = Counter(action.role for action in trajectory.actions)
         count: Counter[str] = Counter()
         ids: dict[str, str] = {}
@@ -60,7 +60,7 @@ class Graph:
         return [(parent, node.id) for node in self.nodes for parent in node.parents or (TASK,)]
 
     def lines(self) -> list[str]:
-        """A line per action: what it saw, and who it is."""
+        """Returns a line per action: what it saw, and who it is."""
         labels = {node.id: node.label for node in self.nodes}
         return [
             f"{', '.join(labels[p] for p in node.parents) or TASK} -> {node.label}"
@@ -77,7 +77,7 @@ class Graph:
         }
 
     def mermaid(self) -> str:
-        """A Mermaid flowchart; a thick arrow leads from a turn to the one that continues its conversation."""
+        """Returns a Mermaid flowchart; a thick arrow leads from a turn to the one that continues its conversation."""
         nodes = [f'    {node.id}["{node.label}"]' for node in self.nodes]
         continued = {(node.continues, node.id) for node in self.nodes}
         edges = [f"    {edge[0]} {'==>' if edge in continued else '-->'} {edge[1]}" for edge in self.edges]

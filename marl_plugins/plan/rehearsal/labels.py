@@ -13,7 +13,7 @@ MARK_OF_NUMBERS = 728915403
 
 
 def marked(label: Any) -> Any:
-    """A label of the same form that occurs nowhere else, to see where it is shown; what cannot be marked stays."""
+    """Returns a label of the same form that occurs nowhere else, to see where it is shown; what cannot be marked stays."""
     if isinstance(label, str):
         return str(MARK_OF_NUMBERS) if _is_number(label) else MARK
     if isinstance(label, list | tuple):
@@ -26,7 +26,7 @@ def marked(label: Any) -> Any:
 
 
 def with_marked_label(task: Task, copies: Collection[str] = ()) -> Task:
-    """The task with a label that can be recognised; the same task where it cannot be.
+    """Returns the task with a label that can be recognised; the same task where it cannot be.
 
     Args:
         copies: Keys of the metadata under which the label stands too.

@@ -28,7 +28,7 @@ FIX = "run the checks apart from the program, with Checker of marl_plugins.sandb
 
 
 def paid_for_leaving(plan: Plan) -> list[Problem]:
-    """A warning where the recipe's grader pays a program that leaves more than one that does nothing."""
+    """Returns a warning where the recipe's grader pays a program that leaves more than one that does nothing."""
     run, module = plan.run, plan.run.grader_module
     function = getattr(module, "score_outcome", None)
     complete = [

@@ -35,7 +35,7 @@ class Notes:
     """Whether the workflow looks into an answer at all."""
 
     def look(self, *texts: object) -> None:
-        """Note that these are looked for."""
+        """Notes that these are looked for."""
         self.looked = True
         for text in texts:
             if text == BYTE_ORDER_MARK:
@@ -91,7 +91,7 @@ class NotedText(str):
 
 
 def plain(text: str) -> str:
-    """The text itself, which notes nothing."""
+    """Returns the text itself, which notes nothing."""
     return str.__getitem__(text, slice(None))
 
 

@@ -12,7 +12,7 @@ CATEGORIES = {"CATEGORY_DIGIT": "1", "CATEGORY_WORD": "a", "CATEGORY_SPACE": " "
 
 
 def examples(pattern: re.Pattern[str], filler: str = "") -> list[str]:
-    """Texts in which a pattern finds something.
+    """Returns the texts in which a pattern finds something.
 
     Args:
         filler: What its groups are to hold, where they may hold that.

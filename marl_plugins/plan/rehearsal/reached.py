@@ -38,7 +38,7 @@ class Source:
 
     @classmethod
     def of(cls, workflow: Any) -> Source:
-        """The file of a workflow; one without a text where that is installed, or is none."""
+        """Returns the file of a workflow; one without a text where that is installed, or is none."""
         file = inspect.getsourcefile(module) if (module := inspect.getmodule(workflow)) else None
         if module is None or file is None or any(Path(file).is_relative_to(folder) for folder in NOT_USERS):
             return cls(file or "", "")
@@ -83,7 +83,7 @@ class Source:
         return frozenset(_part(statement) for body, line in bodies if body[0].lineno == line for statement in body)
 
     def parts_of(self, code: CodeType) -> list[frozenset[Part]]:
-        """The parts to which each instruction of a function belongs."""
+        """Returns the parts to which each instruction of a function belongs."""
         return [frozenset(p for p in self.parts if _within(position, p)) for position in code.co_positions()]
 
     @cached_property
@@ -114,7 +114,7 @@ class Coverage:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Note what this thread executes meanwhile; nothing where a debugger has the thread."""
+        """Notes what this thread executes meanwhile; nothing where a debugger has the thread."""
         if sys.gettrace() is not None or not self.source.text:
             yield
             return
@@ -156,7 +156,7 @@ class Coverage:
         return self._known[code]
 
     def add(self, other: Coverage) -> bool:
-        """Add what another one has reached; whether anything of it is new."""
+        """Adds what another one has reached, and returns whether anything of it is new."""
         new = not (other.lines <= self.lines and other.arcs <= self.arcs and other.parts <= self.parts)
         self.parts |= other.parts
         self.entered |= other.entered
@@ -183,7 +183,7 @@ class Coverage:
 
 
 def spans(lines: Iterable[int]) -> str:
-    """Lines as a reader writes them: `12-14, 20`."""
+    """Returns lines as a reader writes them: `12-14, 20`."""
     found: list[list[int]] = []
     for line in sorted(lines):
         if found and line <= found[-1][1] + 1:

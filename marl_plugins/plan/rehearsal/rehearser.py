@@ -90,7 +90,7 @@ class Rehearser:
         self.unclear: dict[Problem, None] = {}
 
     def rehearse(self, others: Sequence[Task]) -> Rehearsal:
-        """Play everything, on other tasks too, and return what was found."""
+        """Plays everything, on other tasks too, and returns what was found."""
         found = Rehearsal(task=self.task if self.sure else None)
         try:
             first = self._both(self.task)
@@ -288,7 +288,7 @@ def knowledge_of(stage: Stage, task: Task) -> AnswerKnowledge:
 
 
 def kept(first: Sequence[Trial], found: Sequence[Trial] = ()) -> dict[str, Trajectory]:
-    """The trajectories for scorers: of words and ones, and of two other scripts where these did not come to an end."""
+    """Returns the trajectories for scorers: of words and ones, and of two other scripts where these did not come to an end."""
     complete = [] if any(trial.complete for trial in first) else [trial for trial in found if trial.complete]
     most = sorted(complete, key=lambda trial: -len({call.spec.name for call in trial.calls}))[:2]
     return {trial.script.when: trial.trajectory for trial in (*first, *most) if trial.trajectory is not None}

@@ -51,7 +51,7 @@ class RehearsalResult:
 def try_scorer(
     run: Run, what: str, score: Callable[[Trajectory], Coroutine[Any, Any, None]], function: Any, *, may_wait: bool = False
 ) -> tuple[list[Problem], list[Problem]]:
-    """Score copies of the rehearsed trajectories; those of tasks of another kind where nothing is wrong with the first.
+    """Scores copies of the rehearsed trajectories; those of tasks of another kind where nothing is wrong with the first.
 
     Args:
         what: Name of the scorer, for messages.
@@ -91,7 +91,7 @@ def try_scorer(
 
 
 def try_grader(plan: Plan) -> tuple[list[Problem], list[Problem]]:
-    """Try the recipe's grader, or the function of `--reward.remote_url`, as far as no plugin takes its place."""
+    """Tries the recipe's grader, or the function of `--reward.remote_url`, as far as no plugin takes its place."""
     run, module = plan.run, plan.run.grader_module
     if module is None:
         return _try_reward_function(plan)

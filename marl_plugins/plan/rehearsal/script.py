@@ -32,7 +32,7 @@ class Script:
     lines: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
 
     def line(self, speaker: str, nth: int, number: int) -> str | None:
-        """The nth answer of a speaker (from 0), which is the run's answer with a number; None: a tool answers nothing."""
+        """Returns the nth answer of a speaker (from 0), which is the run's answer with a number; None: a tool answers nothing."""
         lines = self.lines.get(speaker)
         said = lines[min(nth, len(lines) - 1)] if lines else None
         if said is None and not speaker.startswith(TOOL):
@@ -40,11 +40,11 @@ class Script:
         return said
 
     def saying(self, speaker: str, *lines: str | None) -> Script:
-        """The script in which a speaker says these lines, too."""
+        """Returns the script in which a speaker says these lines, too."""
         return replace(self, when="", lines={**self.lines, speaker: lines}).named()
 
     def named(self) -> Script:
-        """The script with a `when` that quotes its lines."""
+        """Returns the script with a `when` that quotes its lines."""
         said = [
             f"{'tool' if by.startswith(TOOL) else 'role'} {by.removeprefix(TOOL)!r} {quoted(lines)}"
             for by, lines in self.lines.items()
@@ -67,7 +67,7 @@ def quoted(lines: Sequence[str | None]) -> str:
 
 
 def word(number: int) -> str:
-    """The word of the action with a number."""
+    """Returns the word of the action with a number."""
     return WORD + "".join(chr(ord("a") + number // 26**place % 26) for place in (2, 1, 0))
 
 

@@ -69,7 +69,7 @@ class Search:
     _notes: dict[str, Notes] = field(default_factory=dict)
 
     def add(self, trial: Trial, *, keep: bool = False) -> bool:
-        """Add a trial; whether it brought anything new, or is to be kept anyway."""
+        """Adds a trial, and returns whether it brought anything new, or is to be kept anyway."""
         self.count += 1
         self._tried.add(trial.script.key)
         failures = {(failure.place, failure.kind or failure.text) for failure in trial.failures}
@@ -86,7 +86,7 @@ class Search:
         return first or keep
 
     def pass_by(self, trials: Iterable[Trial]) -> None:
-        """Add trials on other tasks, which are not changed further."""
+        """Adds trials on other tasks, which are not changed further."""
         for trial in trials:
             self.reached.add(trial.reached)
             self.elsewhere.append(trial)
@@ -104,7 +104,7 @@ class Search:
         return complete and called >= set(self.wanted) and not self.reached.missed and not self.reached.missed_branches
 
     def run_some(self, caught: Capture) -> bool:
-        """Play the next few scripts; whether there are more to come."""
+        """Plays the next few scripts, and returns whether there are more to come."""
         began = time.thread_time()
         try:
             for script in islice(self._untried, TOGETHER):
@@ -127,7 +127,8 @@ class Search:
         return trial
 
     def play(self, script: Script, caught: Capture, workflow: Workflow | None = None) -> Trial:
-        """One trial; what it raises is what the workflow (or another one) raises on the task and with texts as they are."""
+        """Returns one trial; what it raises is what the workflow (or another one) raises on the task and with texts as they
+        are."""
         marked, real = self.tasks
         play = partial(self.stage.play, script, caught=caught, most_calls=self.most_calls, workflow=workflow)
         trial = play(marked)

@@ -74,7 +74,7 @@ class Trial:
         return self.trajectory is not None and not (self.failed or self.trajectory.infrastructure_failure)
 
     def after(self, first: Trial) -> Trial:
-        """The trial, with what one before it has reached and noted."""
+        """Returns the trial, with what one before it has reached and noted."""
         self.reached.add(first.reached)
         self.notes = first.notes
         return self
@@ -110,7 +110,7 @@ class Stage:
         self._tools_of = {name: tuple(config.tools) for name, config in run.recipe.roles.items()}
 
     def functions_of(self, role: str) -> list[str]:
-        """The names of the functions that a role may call."""
+        """Returns the names of the functions that a role may call."""
         return [function.name for tool in self._tools_of[role] for function in self.functions[tool]]
 
     def play(
@@ -123,7 +123,7 @@ class Stage:
         workflow: Workflow | None = None,
         noting: bool = True,
     ) -> Trial:
-        """Run the workflow, or another one, once on a copy of a task.
+        """Runs the workflow, or another one, once on a copy of a task.
 
         Args:
             caught: Of `run_apart`.
@@ -151,14 +151,14 @@ class Stage:
         return trial
 
     def cast(self, chat: Any, tools: Mapping[str, Tool]) -> dict[str, RoleSpec]:
-        """The roles as they speak in one trial."""
+        """Returns the roles as they speak in one trial."""
         return {
             name: replace(spec, chat=chat, tools=tuple(tools[tool] for tool in self._tools_of[name]))
             for name, spec in self._roles.items()
         }
 
     def for_workflow(self, tools: Mapping[str, Tool]) -> dict[str, Tool]:
-        """Tools as the workflow may call them, with the functions that they really have."""
+        """Returns tools as the workflow may call them, with the functions that they really have."""
         return {
             name: replace(tool, functions=self._known[name].functions if name in self._known else ())
             for name, tool in tools.items()
@@ -181,7 +181,7 @@ class TrialRun:
         return self.calls.builder.trajectory.actions if self.calls else []
 
     async def run(self, stage: Stage, task: Task) -> Trajectory:
-        """Run the workflow to its end, or to one of the trial's limits."""
+        """Runs the workflow to its end, or to one of the trial's limits."""
 
         async def watched(task: Task, roles: Roles, tools: Any) -> Any:
             self.calls = calls_of(roles)
@@ -217,7 +217,8 @@ class TrialRun:
         )
 
     async def generate(self, call: Call) -> Generation:
-        """An answer at once, so that whatever runs during the workflow has not begun when it ends without waiting for it."""
+        """Returns an answer at once, so that whatever runs during the workflow has not begun when it ends without waiting for
+        it."""
         number = len(self.chat.texts)
         if number >= self.most_calls:
             self.trial.endless = True
@@ -244,7 +245,7 @@ class TrialRun:
 
 
 def tagged_calls(said: str) -> list[FunctionCall]:
-    """The calls that a script writes between tags, whatever the format of the role's model."""
+    """Returns the calls that a script writes between tags, whatever the format of the role's model."""
     found = [parse_call(text.strip()) for text in TAGGED.findall(plain(said))]
     return [call for call in found if call is not None]
 
@@ -262,7 +263,7 @@ def _shared_generators() -> tuple[Any, Any]:
 
 
 def refuse_running_tasks() -> None:
-    """Raise `InvalidCall` where the workflow has ended and a task of its own still runs that it has not cancelled."""
+    """Raises `InvalidCall` where the workflow has ended and a task of its own still runs that it has not cancelled."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     running = sorted(_place_and_name(task) for task in tasks if not task.done() and not task.cancelling())
     for place, name in running:

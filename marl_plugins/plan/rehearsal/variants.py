@@ -26,7 +26,7 @@ Variants = dict[str, Script | Workflow]
 
 
 def variants_of(workflow: Workflow, speakers: Collection[str]) -> tuple[Variants, list[Problem]]:
-    """The variants of a workflow, and what is wrong with them.
+    """Returns the variants of a workflow, and what is wrong with them.
 
     Args:
         speakers: The roles, and the tools as `tools.NAME`.

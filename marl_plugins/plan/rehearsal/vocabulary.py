@@ -73,12 +73,12 @@ class Vocabulary:
     lengths: bool = False
 
     def add_text(self, text: Any) -> None:
-        """Add a text that answers may be compared with."""
+        """Adds a text that answers may be compared with."""
         if isinstance(text, str) and text.strip() and len(text) <= LONGEST_TEXT_CHARS:
             self.texts.setdefault(str(text))
 
     def add_pattern(self, pattern: Any) -> None:
-        """Add a pattern, compiled or not."""
+        """Adds a pattern, compiled or not."""
         try:
             compiled = re.compile(pattern)
         except (re.error, TypeError):
@@ -88,7 +88,7 @@ class Vocabulary:
 
 
 def vocabulary_of(workflow: Workflow) -> Vocabulary:
-    """The vocabulary of a workflow's code."""
+    """Returns the vocabulary of a workflow's code."""
     found = Vocabulary()
     if isinstance(workflow, WorkflowFile):  # it says itself what is worth a try
         return found
@@ -102,7 +102,7 @@ def vocabulary_of(workflow: Workflow) -> Vocabulary:
 
 
 def source_of(module: ModuleType | None) -> str:
-    """The text of a module's file; empty where there is none."""
+    """Returns the text of a module's file; empty where there is none."""
     try:
         return inspect.getsource(module) if module else ""
     except (OSError, TypeError):

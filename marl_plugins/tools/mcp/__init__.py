@@ -55,7 +55,7 @@ def marl_doctor(run: Run | None) -> list[Finding]:
 
 @hookimpl
 async def marl_start(run: Run) -> None:
-    """Try each server, and learn what it offers."""
+    """Tries each server, and learns what it offers."""
     from marl_plugins.tools.mcp.servers import Servers
 
     await run.state(Servers).try_all()

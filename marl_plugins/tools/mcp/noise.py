@@ -28,7 +28,7 @@ class Noise(logging.Handler):
             )
 
     def listen(self) -> None:
-        """Take the place of the log's other handlers."""
+        """Takes the place of the log's other handlers."""
         logger = logging.getLogger(LOGGER)
         logger.propagate = False
         for handler in logger.handlers[:]:

@@ -38,7 +38,7 @@ DEEPEST = 20
 
 
 def functions_of(tools: Iterable[Tool]) -> list[Function]:
-    """A server's tools as roles are shown them."""
+    """Returns a server's tools as roles are shown them."""
     return [Function(t.name, harmless(t.description or ""), harmless(t.input_schema)) for t in tools]
 
 
@@ -56,7 +56,7 @@ def wrong_offers(functions: Iterable[Function]) -> Iterator[str]:
 
 
 def harmless(value: Any, depth: int = 0) -> Any:
-    """Text, or every text of a JSON value, that does nothing to a terminal or a chat template, and has an end."""
+    """Returns a text, or every text of a JSON value, that does nothing to a terminal or a chat template, and has an end."""
     if isinstance(value, str):
         text = inert(value[:MOST_CHARACTERS])
         for mark, instead in MARKS:
@@ -70,8 +70,8 @@ def harmless(value: Any, depth: int = 0) -> Any:
 
 
 def simplify_schemas(tools: Iterable[Tool]) -> None:
-    """Leave of each tool's output schema, in place, what is checked in a time that the result's size bounds: the SDK checks every
-    result against it, in the event loop."""
+    """Leaves of each tool's output schema, in place, what is checked in a time that the result's size bounds: the SDK checks
+    every result against it, in the event loop."""
     for tool in tools:
         if tool.output_schema:
             left = _simple(tool.output_schema, 0)

@@ -49,8 +49,8 @@ class MCPServerConfig(Model):
         return list(dict.fromkeys(name for text in texts if text.is_valid() for name in text.get_identifiers()))
 
     def program(self, folder: Path) -> str | None:
-        """The file of its command: by a path from the recipe's folder, or by a name that is looked for next to the run's own
-        Python and then in PATH; None where there is none."""
+        """Returns the file of its command: by a path from the recipe's folder, or by a name that is looked for next to the
+        run's own Python and then in PATH; None where there is none."""
         name = self.command[0]
         if os.sep in name:
             return shutil.which(folder.absolute() / name)

@@ -62,7 +62,7 @@ class Servers:
         return list(self._servers.values())
 
     async def try_all(self) -> None:
-        """Connect to each server once, and note what it offers.
+        """Connects to each server once, and notes what it offers.
 
         Raises:
             ConfigurationError: Some cannot be reached, or do not have the tools that the recipe names.
@@ -79,7 +79,7 @@ class Servers:
             raise ConfigurationError(problems)
 
     async def close(self) -> None:
-        """End every session."""
+        """Ends every session."""
         await asyncio.gather(*(server.close() for server in self._servers.values()))
 
 
@@ -101,7 +101,7 @@ class Server:
         self._session: Session | None = None
 
     def tool(self) -> Tool:
-        """The server as a tool."""
+        """Returns the server as a tool."""
         return Tool(
             self.name,
             self.run,
@@ -111,7 +111,7 @@ class Server:
         )
 
     async def run(self, call: ToolCall) -> ToolResult:
-        """Answer one call: of a function by its name, or a text `{"name": ..., "arguments": {...}}`.
+        """Answers one call: of a function by its name, or a text `{"name": ..., "arguments": {...}}`.
 
         Raises:
             InfrastructureFailure: The server is down, late, or breaks the protocol.
@@ -131,7 +131,7 @@ class Server:
         return await session.call(made.name, dict(made.arguments))
 
     def shown(self, output: str) -> str:
-        """A server's text without what it was given as a secret, head and tail where it is long."""
+        """Returns a server's text without what it was given as a secret, head and tail where it is long."""
         text, most = self.redaction.redact(output), self.config.output_chars
         if len(text) <= most:
             return text
@@ -139,14 +139,14 @@ class Server:
         return f"{text[:half]}\n[... {len(text) - most} characters left out ...]\n{text[half - most :]}"
 
     def session(self) -> Session:
-        """The session that all trajectories share; a new one where it has ended."""
+        """Returns the session that all trajectories share; a new one where it has ended."""
         if self._session is None or self._session.ended:
             self._session = Session(self)
         return self._session
 
     @asynccontextmanager
     async def opened(self, task: str, sample: int, step: int) -> AsyncIterator[Session]:
-        """A session of one trajectory; once it has ended, it is not replaced, for its state is gone."""
+        """Provides a session of one trajectory; once it has ended, it is not replaced, for its state is gone."""
         session = Session(self)
         try:
             await session.client()
@@ -155,7 +155,7 @@ class Server:
             await session.close()
 
     async def learn(self) -> None:
-        """Open a session to learn what the server offers, and end it: the event loop may not turn for minutes.
+        """Opens a session to learn what the server offers, and ends it: the event loop may not turn for minutes.
 
         Raises:
             ConfigurationError: It cannot be opened, or tools that the recipe names are not among them.
@@ -186,12 +186,12 @@ class Server:
         self.functions = tuple(wanted)
 
     async def close(self) -> None:
-        """End all sessions."""
+        """Ends all sessions."""
         await asyncio.gather(*(session.close() for session in list(self.sessions)))
 
     @asynccontextmanager
     async def transport(self, errors: TextIO) -> AsyncIterator[AbstractAsyncContextManager[Any]]:
-        """The way to the server; its process writes to `errors`."""
+        """Provides the way to the server; its process writes to `errors`."""
         config = self.config
         if config.url:
             import httpx2
@@ -254,7 +254,7 @@ class Session:
             await self._leave.wait()
 
     async def client(self) -> Client:
-        """The SDK's client, once it is connected.
+        """Returns the SDK's client, once it is connected.
 
         Raises:
             InfrastructureFailure: The session has ended, or could not be opened.
@@ -300,7 +300,7 @@ class Session:
             self._leave.set()
 
     async def close(self) -> None:
-        """End the session and the server's process."""
+        """Ends the session and the server's process."""
         self._leave.set()
         if not self._client.done():
             self._owner.cancel()  # it is still being opened
@@ -334,7 +334,7 @@ class StderrTail:
 
     @contextmanager
     def written(self) -> Iterator[TextIO]:
-        """The file that the process is given."""
+        """Provides the file that the process is given."""
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         loop = asyncio.get_running_loop()

@@ -60,7 +60,7 @@ def settings_of(run: Run) -> SearchToolConfig:
 
 @hookimpl
 def marl_tools(run: Run) -> list[Tool]:
-    """The tool, where there are documents for it."""
+    """Returns the tool, where there are documents for it."""
     corpus = corpus_of(run)
     if corpus is None:
         return []
@@ -100,7 +100,7 @@ def marl_doctor(run: Run | None) -> list[Finding]:
 
 @hookimpl
 async def marl_start(run: Run) -> None:
-    """Build the index."""
+    """Builds the index."""
     corpus = corpus_of(run)
     if corpus is not None:
         from marl_plugins.tools.search.index import SharedIndex

@@ -25,7 +25,7 @@ def marl_sections() -> dict[str, type[Section]]:
 
 @hookimpl
 def marl_tools(run: Run) -> list[Tool]:
-    """The tool, where the recipe has a database for it."""
+    """Returns the tool, where the recipe has a database for it."""
     config = run.section(SqlToolConfig)
     if config is None:
         return []

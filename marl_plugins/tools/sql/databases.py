@@ -13,7 +13,8 @@ LOGS = ("-wal", "-journal")
 
 
 def open_read_only(path: Path) -> sqlite3.Connection:
-    """A connection that neither locks nor writes, nor creates a file (`mode=ro`, `immutable=1`: https://sqlite.org/uri.html).
+    """Opens a connection that neither locks nor writes, nor creates a file (`mode=ro`, `immutable=1`:
+    https://sqlite.org/uri.html).
 
     Raises:
         sqlite3.Error: There is no such file. Whether it is a database shows when it is read.
@@ -25,7 +26,7 @@ def open_read_only(path: Path) -> sqlite3.Connection:
 
 
 def tables_of(connection: sqlite3.Connection) -> list[str]:
-    """Names of the tables and views."""
+    """Returns the names of the tables and views."""
     found = connection.execute(
         "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite!_%' ESCAPE '!'"
     )

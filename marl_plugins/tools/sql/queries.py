@@ -79,12 +79,12 @@ BROKEN = {
 
 
 def find_queries(text: str) -> list[str]:
-    """All fenced queries in an answer, each with its line of parameters."""
+    """Returns all fenced queries in an answer, each with its line of parameters."""
     return FENCE.findall(text)
 
 
 def sql_tool(config: SqlToolConfig, database: Path) -> Tool:
-    """The tool on one database."""
+    """Returns the tool on one database."""
     return Tool("sql", runner("sql", config, lambda call: database), find_queries, calls_per_answer=config.calls_per_answer)
 
 
@@ -146,7 +146,7 @@ def _csv(values: Iterable[Any]) -> str:
 
 
 def ask(database: Path, text: str, config: SqlToolConfig) -> Answer:
-    """Answer one call, in this thread.
+    """Answers one call, in this thread.
 
     Raises:
         InfrastructureFailure: The database cannot be read; no query is to blame for that.
@@ -165,7 +165,7 @@ def ask(database: Path, text: str, config: SqlToolConfig) -> Answer:
 
 
 def read_call(text: str) -> tuple[str, list[Any]]:
-    """The query of a call, and its parameters."""
+    """Returns the query of a call, and its parameters."""
     query, _, last = text.strip().rpartition("\n")
     if last.lstrip().startswith("["):
         try:
@@ -245,7 +245,7 @@ class Meter:
     started: float = field(default_factory=time.thread_time)
 
     def spent(self) -> bool:
-        """Called every `PERIOD_STEPS` steps: whether the query has to end."""
+        """Returns whether the query has to end; called every `PERIOD_STEPS` steps."""
         self.steps += PERIOD_STEPS * self.step
         if self.steps > self.config.steps:
             self.stopped = "steps"
@@ -256,7 +256,7 @@ class Meter:
         return bool(self.stopped)
 
     def date(self, name: str) -> Callable[..., Any]:
-        """One of SQLite's date functions, answered by SQLite itself, with `now` replaced."""
+        """Returns one of SQLite's date functions, answered by SQLite itself, with `now` replaced."""
 
         def function(*given: Any) -> Any:
             self.steps += STEPS_OF_A_DATE
