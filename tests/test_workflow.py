@@ -441,6 +441,82 @@ def test_a_branch_that_the_workflow_has_handled_is_not_raised_later(chat):
     assert got.agent_failure == "no_answer"
 
 
+async def never(task, roles):
+    asyncio.create_task(roles.b(q="left"))  # noqa: RUF006
+
+
+async def never_but_over(task, roles):
+    await asyncio.wait([asyncio.create_task(roles.b(q="left"))])
+
+
+async def asked(task, roles):
+    (done,), _ = await asyncio.wait([asyncio.create_task(roles.b(q="left"))])
+    assert done.exception()
+
+
+async def gathered(task, roles):
+    with contextlib.suppress(AgentFailure):
+        await asyncio.gather(roles.c(q="fails at once"), roles.b(q="left"))
+
+
+async def cancelled(task, roles):
+    asyncio.create_task(roles.b(q="left")).cancel()
+
+
+@pytest.mark.parametrize(
+    ("leave", "heard"), [(never, False), (never_but_over, False), (asked, True), (gathered, True), (cancelled, True)]
+)
+@pytest.mark.parametrize("seconds", [0.0, 0.02])
+@pytest.mark.parametrize(
+    "failure", [AgentFailure("context", "full"), InfrastructureFailure("engine", "dead"), ValueError("bug")]
+)
+def test_what_a_task_raises_that_nobody_asks_is_the_trajectorys_own(chat, caplog, leave, heard, seconds, failure):
+    """Whether it fails before or after the workflow has ended."""
+    simulated = simulated_engine()
+
+    async def generate(call):
+        if call.role == "c":
+            raise AgentFailure("context", "full")
+        if call.role == "b":
+            await asyncio.sleep(seconds)
+            raise failure
+        return await simulated(call)
+
+    async def work(task, roles, tools):
+        first = await roles.a(q=task.prompt)
+        await leave(task, roles)
+        return first
+
+    if not heard and isinstance(failure, ValueError):
+        with pytest.raises(ValueError, match="bug"):
+            run(work, chat, generate)
+    else:
+        got = run(work, chat, generate)
+        assert got.agent_failure == (None if heard or not isinstance(failure, AgentFailure) else "context")
+        assert got.infrastructure_failure == (None if heard or isinstance(failure, AgentFailure) else "engine")
+    gc.collect()
+    assert not caplog.records
+
+
+def test_a_task_that_is_left_running_comes_to_its_own_end(chat):
+    """Which of its actions exist is no matter of timing."""
+    simulated = simulated_engine()
+
+    async def generate(call):
+        await asyncio.sleep(0.02 if call.role == "b" else 0)
+        return await simulated(call)
+
+    async def twice(roles):
+        await roles.b(q=await roles.b(q="left"))
+
+    async def work(task, roles, tools):
+        task = asyncio.create_task(twice(roles))
+        first = await roles.a(q="x")
+        return first if task else None
+
+    assert [action.role for action in run(work, chat, generate).actions] == ["a", "b", "b"]
+
+
 @pytest.mark.parametrize(
     ("raised", "agent", "infrastructure"),
     [

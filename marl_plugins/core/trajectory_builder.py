@@ -96,7 +96,7 @@ class Branches:
     """The asyncio tasks in which a trajectory's work asks for something."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
         self._ended = False
 
     def enter(self) -> None:
@@ -109,7 +109,7 @@ class Branches:
             raise asyncio.CancelledError("this trajectory has ended")
         branch = asyncio.current_task()
         assert branch is not None
-        self._tasks.add(branch)
+        self._tasks[branch] = None
 
     async def settle(self) -> None:
         """Lets the other branches run, after an agent failure in one, to their own end.
@@ -121,6 +121,21 @@ class Branches:
         for result in await asyncio.gather(*running, return_exceptions=True):
             if isinstance(result, BaseException) and not isinstance(result, AgentFailure | asyncio.CancelledError):
                 raise result
+
+    async def finish(self) -> None:
+        """Lets the branches that the work has left behind run to their own end, as `settle` does.
+
+        Raises:
+            BaseException: What one of them raised and nobody has asked it for, an agent's failure too; asyncio says that only in
+                its log, and only once the task is collected.
+        """
+        others = [branch for branch in self._tasks if branch is not asyncio.current_task()]
+        if running := [branch for branch in others if not branch.done()]:
+            await asyncio.wait(running)
+        await asyncio.sleep(0)  # whoever waits for one that has just ended hears of it first
+        for branch in others:
+            if not branch.cancelled() and getattr(branch, "_log_traceback", False) and (error := branch.exception()):
+                raise error
 
     async def cancel(self, others: Iterable[asyncio.Task[Any]]) -> None:
         """Ends what still runs for the trajectory, `others` too."""
@@ -176,7 +191,8 @@ class TrajectoryBuilder:
         self._generate = generate
         self._scoring = ScoreCollector(self.trajectory, score_action, last_role)
         self._opened = OpenTools(self.trajectory, workspace)
-        self._branches = Branches()
+        self.branches = Branches()
+        """The tasks in which it is worked on."""
         self._actions: dict[str, Action] = {}
         self._twins: Counter[str] = Counter()
 
@@ -210,12 +226,12 @@ class TrajectoryBuilder:
                     except (AgentFailure, BaseExceptionGroup) as error:
                         failure = agent_failure_in(error)
                         trajectory.agent_failure, trajectory.detail = failure.kind, str(failure)
-                        await self._branches.settle()
+                        await self.branches.settle()
                 if not trajectory.infrastructure_failure:
                     self._scoring.ended()
                     await self._scoring.finish(seconds)
             finally:
-                await self._branches.cancel(self._scoring.running)
+                await self.branches.cancel(self._scoring.running)
             trajectory.seconds = trajectory.now() - trajectory.start
             trajectory.sort()
             if score is not None:
@@ -245,7 +261,7 @@ class TrajectoryBuilder:
             AgentFailure: The context leaves no room, or the role still calls a tool in the last of several turns.
             InfrastructureFailure: The engine or a tool is down.
         """
-        self._branches.enter()
+        self.branches.enter()
         if role not in self.roles:
             raise NotInRecipe(f"the recipe has no role {role!r}{nearest(role, self.roles)}")
         if continues is not None:
@@ -260,7 +276,7 @@ class TrajectoryBuilder:
         Raises:
             InfrastructureFailure: The tool is down.
         """
-        self._branches.enter()
+        self.branches.enter()
         (result,) = await self._opened.run([call])
         return result
 

@@ -344,6 +344,7 @@ async def run_workflow(
             raise
         calls.refuse_unawaited(returned, "run returns", None)
         await calls.refuse_forgotten()
+        await builder.branches.finish()
         return returned
 
     return await builder.build(work, score=score, seconds=seconds)
