@@ -1,5 +1,6 @@
-"""The CPU support: products of bfloat16 on processors without instructions for them."""
+"""The CPU support: what the processor is, and products of bfloat16 on processors without instructions for them."""
 
+import cpuinfo
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 
 from marl_plugins.hosts import cpu
 
+asked = cpuinfo.get_cpu_info
 plain = torch.nn.functional.linear
 ours = cpu.bfloat16_linear(plain)
 EPSILON = torch.finfo(torch.bfloat16).eps
@@ -62,3 +64,15 @@ def test_what_is_kept_for_the_backward_pass_is_no_copy():
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         ours(x, weight)
     assert {t.data_ptr() for t in kept} == {x.data_ptr(), weight.data_ptr()}
+
+
+def test_deepspeed_is_told_what_it_would_find_out(monkeypatch):
+    from deepspeed.ops.op_builder.cpu_adam import CPUAdamBuilder
+
+    monkeypatch.setattr(cpuinfo, "get_cpu_info", asked)
+    builder, maker = CPUAdamBuilder(), asked()["vendor_id_raw"]
+    found_out = builder.cpu_arch(), builder.simd_width()
+    cpu.know_processor()
+    assert cpuinfo.get_cpu_info is not asked
+    assert (builder.cpu_arch(), builder.simd_width()) == found_out
+    assert cpuinfo.get_cpu_info()["vendor_id_raw"] == maker

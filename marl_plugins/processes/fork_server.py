@@ -81,15 +81,7 @@ def serve(listener: socket.socket) -> None:
 
     _die_with_parent()
     cpu.install()
-    # Not yet Ray, nor what imports it: its C++ part reads the job's id from the environment when it is imported
-    # (ray_internal_flag_def.h of 2.55), and only a worker's environment has it.
-    import datasets  # noqa: F401
-    import deepspeed  # noqa: F401
-    import openai  # noqa: F401
-    import peft  # noqa: F401
-    import transformers  # noqa: F401
-    import vllm  # noqa: F401
-
+    _prepare_what_workers_share()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
     while True:
         connection, _ = listener.accept()
@@ -112,6 +104,27 @@ def serve(listener: socket.socket) -> None:
         with contextlib.suppress(BrokenPipeError):
             connection.sendall(b"forked")
         connection.close()
+
+
+def _prepare_what_workers_share() -> None:
+    """Import what they import and find out what each of them would find out for itself.
+
+    Not yet Ray, nor what imports it: its C++ part reads the job's id from the environment when it is imported
+    (ray_internal_flag_def.h of 2.55), and only a worker's environment has it.
+    """
+    import datasets  # noqa: F401
+    import deepspeed  # noqa: F401
+    import openai  # noqa: F401
+    import peft  # noqa: F401
+    import transformers  # noqa: F401
+    import vllm  # noqa: F401
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    from marl_plugins.hosts.prebuild import load_operators
+
+    pick_vec_isa()  # which instructions a compiled function may use: tried in processes of its own
+    for _ in load_operators():  # DeepSpeed's, which else each worker loads under one lock
+        pass
 
 
 def _receive(connection: socket.socket) -> tuple[Request, list[int]]:
