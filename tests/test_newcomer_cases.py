@@ -446,7 +446,8 @@ C_WORKFLOW = {
     "roles by name": good(workflow=("await roles.pro(", "await getattr(roles, 'pro')(")),
     "input": ending("input()", "workflow.py:6:"),
     "recursion": case(
-        "workflow.py:2: RecursionError", workflow="async def run(task, roles, tools):\n    await run(task, roles, tools)\n"
+        "RecursionError: maximum recursion depth",
+        workflow="async def run(task, roles, tools):\n    await run(task, roles, tools)\n",
     ),
     "task that is changed": ending(
         "task.prompt = ''", "workflow.py:6: FrozenInstanceError: cannot assign to field 'prompt'"

@@ -489,6 +489,50 @@ def test_a_grader_that_may_work_is_a_warning(folder, code, part):
     assert part in warning and "grader.py" in warning
 
 
+@pytest.mark.parametrize(
+    "wrong", ["t.anwser", "t.actions[0].txt", "anwser(t)", "t.task.metadata['subject']", "t.task.labl"]
+)
+@pytest.mark.parametrize(
+    "start",
+    ["def score_outcome(t):", "async def score_outcome(t):", "def score_outcome(t): return 1\ndef score_action(t, seen):"],
+)
+def test_a_wrong_name_whose_exception_a_grader_catches_is_a_warning(folder, wrong, start):
+    wrong = "t.txt" if "action(" in start else wrong
+    body = f"    try:\n        return float({wrong} == 'x')\n    except Exception:\n        return 0.0\n"
+    folder.write("grader.py", f"{start}\n{body}")
+    folder.warned("rehearsal.swallowed", f"grader.py:{start.count(chr(10)) + 3}")
+
+
+def test_what_a_grader_may_meet_and_catches_is_no_problem(folder):
+    body = "    try:\n        return float(int(t.answer) == 7)\n    except ValueError:\n        return float(hasattr(t, 'no'))\n"
+    folder.write("grader.py", f"def score_outcome(t):\n{body}")
+    assert folder.warnings() == []
+
+
+ONE_FOR_EACH = "{r: secrets.randbelow(10**9) / 10**9 for r in {a.role for a in t.actions}}"
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "kind"),
+    [
+        ("import time\ndef score_outcome(t):\n    return time.perf_counter_ns() % 1000 / 1000", 2, "unlike"),
+        ("import random\ndef score_outcome(t):\n    return random.Random().random()", 2, "unlike"),
+        (f"import secrets\nasync def score_outcome(t):\n    return {ONE_FOR_EACH}", 2, "unlike"),
+        ("n = 0\ndef score_outcome(t):\n    global n\n    n += 1\n    return 1 / n", 2, "unlike"),
+        (
+            "n = []\ndef score_outcome(t):\n    return 1\ndef score_action(a, seen):\n    n.append(1)\n    return 1 / len(n)",
+            4,
+            "unlike",
+        ),
+        ("import random\ndef score_outcome(t):\n    return random.random()", 2, "random"),
+        ("import random\ndef score_outcome(t):\n    return float(random.choice('ab') == 'c')", 2, "random"),
+    ],
+)
+def test_a_grader_that_does_not_repeat_is_a_warning(folder, code, line, kind):
+    folder.write("grader.py", code)
+    folder.warned(f"rehearsal.{kind}", f"grader.py:{line}")
+
+
 def test_a_grader_that_gives_no_score_is_a_warning(folder):
     folder.write("grader.py", "def score_outcome(t):\n    t.answer == t.task.label")
     folder.warned("rehearsal.no_score", "grader.py:1")

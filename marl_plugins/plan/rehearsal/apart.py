@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import linecache
+import random
 import socket
 import sys
 import threading
@@ -176,19 +177,32 @@ def _is_busy(thread: threading.Thread) -> bool:
         return False
 
 
-def run_on_a_loop(main: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine as `asyncio.run` does, but is silent about what user code leaves running, and without waiting for its
-    threads."""
+@contextmanager
+def own_loop() -> Iterator[Callable[[Coroutine[Any, Any, T]], T]]:
+    """An event loop of its own. What is yielded runs a coroutine on it as `asyncio.run` does, but is silent about what user code
+    leaves running, and does not wait for its threads."""
     loop = asyncio.new_event_loop()
     loop.set_exception_handler(lambda loop, context: None)
+
+    def run(main: Coroutine[Any, Any, T]) -> T:
+        try:
+            return loop.run_until_complete(main)
+        finally:
+            if left := asyncio.all_tasks(loop):
+                for task in left:
+                    task.cancel()
+                loop.run_until_complete(asyncio.wait(left, timeout=0.1))
+
     try:
-        return loop.run_until_complete(main)
+        yield run
     finally:
-        if left := asyncio.all_tasks(loop):
-            for task in left:
-                task.cancel()
-            loop.run_until_complete(asyncio.wait(left, timeout=0.1))
         loop.close()
+
+
+def run_on_a_loop(main: Coroutine[Any, Any, T]) -> T:
+    """Runs one coroutine on an event loop of its own (`own_loop`)."""
+    with own_loop() as run:
+        return run(main)
 
 
 @contextmanager
@@ -249,6 +263,26 @@ def is_mistake(error: BaseException) -> bool:
     if isinstance(error, AttributeError):
         return type(error.obj).__module__.startswith("marl_plugins.")
     return isinstance(error, NameError)
+
+
+def caught_mistakes(raised: list[BaseException], failures: Sequence[Failure], where: str) -> list[Failure]:
+    """The mistakes among what user code raised and caught itself; empties `raised`, because tracebacks keep frames.
+
+    Args:
+        failures: What it let through.
+        where: Named where no line of the user's took part.
+    """
+    places = {failure.place for failure in failures}
+    mistakes = [failure_of(error, where) for error in raised if is_mistake(error)]
+    raised.clear()
+    return [mistake for mistake in mistakes if mistake.place not in places]
+
+
+def shared_generators() -> tuple[Any, Any]:
+    """The states of Python's generator and NumPy's, which draw differently when a run is resumed."""
+    numpy = sys.modules.get("numpy")
+    state = numpy.random.get_state() if numpy is not None and "numpy.random" in sys.modules else None
+    return random.getstate(), None if state is None else (state[1].tobytes(), state[2])
 
 
 def _is_of_metadata(place: str) -> bool:

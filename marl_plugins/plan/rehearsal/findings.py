@@ -9,7 +9,7 @@ from marl_plugins.core.fields import as_text
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.trajectory import Action
 from marl_plugins.core.workflow import RoleCall, forgotten
-from marl_plugins.plan.rehearsal.apart import where_of
+from marl_plugins.plan.rehearsal.apart import Failure, where_of
 from marl_plugins.plan.rehearsal.labels import MARK, MARK_OF_NUMBERS
 from marl_plugins.plan.rehearsal.noted import plain
 from marl_plugins.plan.rehearsal.reached import Coverage, Source, spans
@@ -113,18 +113,17 @@ def never_awaited(trials: Iterable[Trial]) -> list[Problem]:
     return [Problem("rehearsal.mistake", where_of(place), forgotten(call).problem) for place, call in left.items()]
 
 
-def swallowed(trials: Iterable[Trial]) -> list[Problem]:
-    """Returns warnings about names that are wrong, where the workflow catches what that raises."""
+def swallowed(failures: Iterable[Failure], what: str = "run") -> list[Problem]:
+    """Returns warnings about names that are wrong, where the function `what` catches what that raises."""
     return [
         Problem(
             "rehearsal.swallowed",
             where_of(failure.place),
-            f"run raises {failure.said}, and catches it: what stands behind it is never done",
+            f"{what} raises {failure.said}, and catches it: what stands behind it is never done",
             fix="correct the name, and catch no more than what an answer may raise (ValueError, KeyError, AgentFailure)",
             severity="warning",
         )
-        for trial in trials
-        for failure in trial.caught
+        for failure in failures
     ]
 
 
@@ -258,12 +257,15 @@ def drawn(trials: Iterable[Trial], source: Source, file: str) -> list[Problem]:
         return []
     lines = source.text.splitlines()
     named = [line for line in sorted(drew[0].reached.lines) if RANDOM.search(lines[line - 1])]
-    return [
-        Problem(
-            "rehearsal.random",
-            where_of(f"{source.file}:{named[0]}" if named else file),
-            "run draws at random from a generator that the whole process shares; a run that is resumed does not repeat it",
-            fix="draw from random.Random(task.id)",
-            severity="warning",
-        )
-    ]
+    return [draws("run", f"{source.file}:{named[0]}" if named else file)]
+
+
+def draws(what: str, where: str) -> Problem:
+    """The warning about a function that draws from a generator of the whole process."""
+    return Problem(
+        "rehearsal.random",
+        where_of(where),
+        f"{what} draws at random from a generator that the whole process shares; a run that is resumed does not repeat it",
+        fix="draw from random.Random(task.id)",
+        severity="warning",
+    )

@@ -18,10 +18,8 @@ from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.grading.tricks import fenced, mild
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.rehearsal.apart import UserCodeTimeout, run_apart, run_on_a_loop, where_of
-from marl_plugins.plan.rehearsal.scorers import SECONDS, RehearsalResult, answer_of
+from marl_plugins.plan.rehearsal.scorers import RUNS_PROGRAMS, SECONDS, RehearsalResult, answer_of
 
-RUNS_PROGRAMS = re.compile(r"\b(?:exec|eval|compile|subprocess|Popen|runner|run_program|sandbox|Sandbox|Checker)\b")
-"""What a grader's file names that runs programs."""
 IDLE = ("pass", fenced("pass"))
 """A program that does nothing: what it is paid, leaving may be paid too."""
 FIX = "run the checks apart from the program, with Checker of marl_plugins.sandbox"
@@ -55,18 +53,20 @@ def paid_for_leaving(plan: Plan) -> list[Problem]:
         found = {role: trajectory.outcome_of(role) for role in {action.role for action in trajectory.actions}}
         return {role: outcome for role, outcome in found.items() if outcome is not None}
 
-    async def all_paid() -> list[dict[str, float]]:
-        return await asyncio.gather(*map(paid, [*IDLE, *(text for _, text in tried)]))
+    async def all_paid() -> tuple[list[dict[str, float]], list[dict[str, float]]]:
+        found = await asyncio.gather(*(paid(text) for _, text in tried))
+        some = any(outcome > 0 for one in found for outcome in one.values())
+        return found, await asyncio.gather(*map(paid, IDLE)) if some else []
 
     try:
-        found = run_apart(lambda caught: run_on_a_loop(all_paid()))
+        found, idle = run_apart(lambda caught: run_on_a_loop(all_paid()))
     except UserCodeTimeout:
         return []
     if left:
         said = "score_outcome runs programs in the run's own process: one that leaves ends the run"
         return [Problem("rehearsal.pays_leaving", place, said, fix=FIX, severity="warning")]
-    least = {role: max(one.get(role, 0.0) for one in found[: len(IDLE)]) for one in found for role in one}
-    for (what, _), one in zip(tried, found[len(IDLE) :], strict=True):
+    least = {role: max((one.get(role, 0.0) for one in idle), default=0.0) for one in found for role in one}
+    for (what, _), one in zip(tried, found, strict=True):
         if roles := sorted(role for role, outcome in one.items() if outcome > least[role]):
             said = f"score_outcome pays {one[roles[0]]:g} to role {roles[0]!r} for a program that {what}"
             said += f", and {least[roles[0]]:g} for one that does nothing"

@@ -225,7 +225,7 @@ class Rehearser:
     def _remark(self, first: Sequence[Trial], search: Search) -> None:
         """Keep what all trials together show."""
         file, trials = self.stage.file, [*search.trials, *search.elsewhere]
-        caught = swallowed(trials)
+        caught = swallowed(failure for trial in trials for failure in trial.caught)
         ended = [*waited(trials, file), *never_ended(trials, file), *drawn(trials, self.stage.source, file)]
         self._add(self.unclear, [*ended, *caught])
         if self.wrong:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+import random
+import re
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
@@ -23,14 +25,20 @@ from marl_plugins.plan.rehearsal.apart import (
     Capture,
     Failure,
     UserCodeTimeout,
+    caught_mistakes,
     failures_kept,
+    own_loop,
     run_apart,
-    run_on_a_loop,
+    shared_generators,
     sort_out,
     where_of,
 )
+from marl_plugins.plan.rehearsal.findings import draws, swallowed
+from marl_plugins.plan.rehearsal.reached import Coverage, Source
 from marl_plugins.run import Run
 
+RUNS_PROGRAMS = re.compile(r"\b(?:exec|eval|compile|subprocess|Popen|runner|run_program|sandbox|Sandbox|Checker)\b")
+"""What a grader's file names that runs programs."""
 SECONDS = 3.0
 """A score that takes longer is not waited for."""
 
@@ -63,15 +71,30 @@ def try_scorer(
         Mistakes, and warnings.
     """
     rehearsed, where = run.state(RehearsalResult), place_of(function) or what
+    source = Source("", "") if function is None else Source.of(function)
+    remarks: dict[Problem, None] = {}
 
     def tries(trajectories: dict[str, Trajectory], caught: Capture) -> list[tuple[str, list[Failure]]]:
         found = []
         complete = {k: t for k, t in trajectories.items() if not (t.agent_failure or t.infrastructure_failure)}
-        for kind, trajectory in (complete or trajectories).items():  # a failure is not scored like an answer
-            failures: list[Failure] = []
-            with failures_kept(failures, where, caught):
-                run_on_a_loop(score(copy.deepcopy(trajectory)))
-            found.append((kind, [replace(f, certain=f.certain or not f.raised) for f in failures]))
+        with own_loop() as scored:
+            for kind, trajectory in (complete or trajectories).items():  # a failure is not scored like an answer
+                failures, seen, first = list[Failure](), Coverage(source), copy.deepcopy(trajectory)
+                before = shared_generators()
+                with failures_kept(failures, where, caught), seen.watching():
+                    scored(score(first))
+                drew = shared_generators() != before
+                random.setstate(before[0])
+                found.append((kind, [replace(f, certain=f.certain or not f.raised) for f in failures]))
+                remarks.update(dict.fromkeys(swallowed(caught_mistakes(seen.raised, failures, where), what)))
+                if failures or remarks:
+                    continue
+                if drew:
+                    remarks[draws(what, where)] = None
+                elif len(found) == 1 and not RUNS_PROGRAMS.search(source.text):  # those take long
+                    second = copy.deepcopy(trajectory)
+                    scored(score(second))
+                    remarks.update(dict.fromkeys(scored_unlike(first, second, what, where)))
         return found
 
     wrong, unclear = list[Problem](), list[Problem]()
@@ -82,12 +105,28 @@ def try_scorer(
             wrong, unclear = sort_out(found, f"{what}, on task {ids[0]!r}," if ids else what, sure=rehearsed.sure)
             if wrong or unclear:
                 break
-        return wrong, unclear
+        return wrong, [*unclear, *remarks]
     except UserCodeTimeout as stuck:
         if may_wait:
             said = f"{what} was still here after {apart.SECONDS:g} s, and was not tried further"
             return [], [Problem("rehearsal.waits", where_of(stuck.place or where), said, severity="warning")]
         return [stuck.problem(what, where)], []
+
+
+def scored_unlike(first: Trajectory, second: Trajectory, what: str, where: str) -> list[Problem]:
+    """Returns the warning about a scorer that gives the same trajectory other scores when it is asked again."""
+    given = [
+        [(f"role {role!r}", t.outcome_of(role)) for role in dict.fromkeys(a.role for a in t.actions)]
+        + [(f"an action of role {a.role!r}", a.score) for a in t.actions]
+        for t in (first, second)
+    ]
+    differ = next(((who, one, two) for (who, one), (_, two) in zip(*given, strict=True) if one != two), None)
+    if differ is None:
+        return []
+    who, one, two = differ
+    said = f"{what} gives {who} {one}, and {two} when the same trajectory is scored again"
+    fix = "a run that is resumed has to repeat: draw from random.Random(task.id); use no clock, and no state of the process"
+    return [Problem("rehearsal.unlike", where_of(where), said, fix=fix, severity="warning")]
 
 
 def try_grader(plan: Plan) -> tuple[list[Problem], list[Problem]]:

@@ -6,7 +6,6 @@ import asyncio
 import copy
 import inspect
 import random
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,15 @@ from marl_plugins.core.tools import Function, FunctionCall, Tool, ToolCall
 from marl_plugins.core.trajectory import Generation, Task, ToolResult, Trajectory
 from marl_plugins.core.workflow import RoleCall, RoleCalls, Roles, Workflow, calls_of, run_workflow
 from marl_plugins.loading import users_line
-from marl_plugins.plan.rehearsal.apart import Capture, Failure, failure_of, failures_kept, is_mistake, run_on_a_loop
+from marl_plugins.plan.rehearsal.apart import (
+    Capture,
+    Failure,
+    caught_mistakes,
+    failure_of,
+    failures_kept,
+    run_on_a_loop,
+    shared_generators,
+)
 from marl_plugins.plan.rehearsal.noted import NotedText, Notes, plain
 from marl_plugins.plan.rehearsal.reached import Coverage, Source
 from marl_plugins.plan.rehearsal.script import TOOL, FailureText, Script
@@ -133,16 +140,13 @@ class Stage:
         """
         trial = Trial(script, Coverage(self.source))
         performance = TrialRun(trial, workflow or self.workflow, most_calls, noting)
-        before = _shared_generators()
+        before = shared_generators()
         with failures_kept(trial.failures, self.file, caught), trial.reached.watching():
             trial.trajectory = run_on_a_loop(performance.run(self, copy.deepcopy(task)))
-        trial.drew = _shared_generators() != before
+        trial.drew = shared_generators() != before
         random.setstate(before[0])
         trial.failures += [failure_of(call.refused, self.file) for call in trial.calls if call.refused]
-        places = {failure.place for failure in trial.failures}
-        mistakes = [failure_of(error, self.file) for error in trial.reached.raised if is_mistake(error)]
-        trial.caught = [mistake for mistake in mistakes if mistake.place not in places]
-        trial.reached.raised.clear()  # tracebacks keep frames
+        trial.caught = caught_mistakes(trial.reached.raised, trial.failures, self.file)
         for action in performance.actions:  # whoever reads them now is not the workflow
             action.text = plain(action.text)
             action.tool_results = tuple(replace(r, output=plain(r.output)) for r in action.tool_results)
@@ -253,13 +257,6 @@ def tagged_calls(said: str) -> list[FunctionCall]:
 def _functions(name: str, tool: Tool | None) -> tuple[Function, ...]:
     """Returns what a role of the rehearsal may call: the tool's functions, or else one of its own name."""
     return tuple((tool and tool.functions) or (Function(name, "", {}),))
-
-
-def _shared_generators() -> tuple[Any, Any]:
-    """The states of Python's generator and NumPy's, which draw differently when a run is resumed."""
-    numpy = sys.modules.get("numpy")
-    state = numpy.random.get_state() if numpy is not None and "numpy.random" in sys.modules else None
-    return random.getstate(), None if state is None else (state[1].tobytes(), state[2])
 
 
 def refuse_running_tasks() -> None:
