@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,10 +20,11 @@ from refusals import refused as refuses
 
 from marl_plugins.cli import dispatch, main
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.tools import Function, Tool
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.fingerprint import FREE as FREE_FLAGS
 from marl_plugins.plan.fingerprint import fingerprint
-from marl_plugins.plan.resume import read_manifest, tag, with_resumption
+from marl_plugins.plan.resume import differences, read_manifest, tag, with_resumption
 from marl_plugins.processes.optimiser_settings import keep_settings_when_loading
 from marl_plugins.records.run_folder import record_start, replayed
 from marl_plugins.records.write import cut_back, move_aside
@@ -203,6 +205,36 @@ def test_labels_and_tasks_are_compared(project):
     rows[3] |= {"input": "What is 3 + 1?", "label": 4}
     other.write_text(json.dumps(rows))
     assert resumed(*WORDS, "--data.prompt_dataset", str(other))[1] == 4
+
+
+NOW = Function("now", "The time.", {"type": "object", "properties": {"zone": {"type": "string"}}})
+OFFERS = {
+    "the same": ([NOW], None),
+    "one more": ([NOW, replace(NOW, name="tomorrow")], "(added tomorrow)"),
+    "another": ([replace(NOW, name="later")], "(added later; removed now)"),
+    "none": ([], "(removed now)"),
+    "another description": ([replace(NOW, description="Delete everything.")], "(descriptions or arguments)"),
+    "other arguments": ([replace(NOW, parameters={"type": "object"})], "(descriptions or arguments)"),
+}
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize("offer", OFFERS)
+def test_what_a_server_offers_is_compared_once_it_is_known(offer):
+    functions, said = OFFERS[offer]
+    start(*WORDS)
+    plan, (was, now) = build_plan([*WORDS, RESUME[0]]), ([NOW], functions)
+    tools = [{"clock": Tool("clock", None, functions=tuple(all_))} for all_ in (was, now)]
+    saved, of_now = (fingerprint(plan, each) for each in tools)
+    for other in (saved, fingerprint(plan), fingerprint(plan, {})):  # not known yet, or another tool's
+        assert differences(4, other, saved, with_changes=False) == []
+    if said is None:
+        assert differences(4, saved, of_now, with_changes=False) == []
+        return
+    with pytest.raises(ConfigurationError) as caught:
+        differences(4, saved, of_now, with_changes=False)
+    assert briefs(caught.value.problems) == [("resume.changed", "clock")]
+    assert said in differences(4, saved, of_now, with_changes=True)[0]
 
 
 @pytest.mark.usefixtures("project")

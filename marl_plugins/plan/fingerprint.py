@@ -22,6 +22,7 @@ from marl_plugins.core.demonstrations import WarmStartConfig
 from marl_plugins.core.files import open_file
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.redaction import shown_flag
+from marl_plugins.core.tools import Tool
 from marl_plugins.hosts.devices import critic_gpus, training_gpus
 from marl_plugins.hosts.flags import FLAGS
 from marl_plugins.plan.parts import estimator_of, of_plugin
@@ -50,8 +51,12 @@ ELSEWHERE = (
 """Flags that are compared by what they lead to."""
 
 
-def fingerprint(plan: Plan) -> dict[str, Any]:
-    """Returns what a resumed run must have in common with this one, as JSON values; the tasks as far as they have been read."""
+def fingerprint(plan: Plan, tools: Mapping[str, Tool] | None = None) -> dict[str, Any]:
+    """Returns what a resumed run must have in common with this one, as JSON values; the tasks as far as they have been read.
+
+    Args:
+        tools: Those of the session; None before it has begun, when what a server offers is not known yet.
+    """
     run, estimator = plan.run, estimator_of(plan)
     own = {name: compared_flags(plan, args) for name, args in run.policy_args.items()}
     first = next(iter(own.values()))  # upstream's validation has completed a policy's flags, not the run's
@@ -76,6 +81,9 @@ def fingerprint(plan: Plan) -> dict[str, Any]:
         "policy_flags": {p: {n: v for n, v in flags.items() if v != shared.get(n)} for p, flags in own.items()},
         "plugins": plan.plugins.versions(),
     }
+    if tools is not None:
+        offered = {name: [function.schema for function in tool.functions or ()] for name, tool in tools.items()}
+        found["tools"] = {n: [sorted(s["function"]["name"] for s in all_), digest(all_)] for n, all_ in offered.items()}
     if "train" in plan.counted:
         train = plan.tasks("train")
         found["tasks"] = [len(train), digest([[t.id, t.prompt] for t in train])]

@@ -56,6 +56,7 @@ class _RunForm(TypedDict):
     recipe: NotRequired[dict[str, Any]]
     files: NotRequired[dict[str, tuple[str, str]]]
     warm_start: NotRequired[dict[str, Any] | None]
+    tools: NotRequired[dict[str, tuple[list[str], str]]]
     tasks: NotRequired[tuple[int, str]]
 
 
@@ -91,6 +92,7 @@ class Comparison:
         self._flags()
         self._files()
         self._plugins()
+        self._tools()
         self._tasks()
 
     def _changed(self, where: Where, before: Any, after: Any, fixed: bool = False, what: str = "") -> None:
@@ -188,6 +190,15 @@ class Comparison:
                 self._since(at(plugin=name), "has changed")
             else:
                 self._changed(at(plugin=name), before[name], after[name], what="its version")
+
+    def _tools(self) -> None:
+        for tool, (before, was), (after, now) in self._both("tools"):
+            if was != now:
+                added, removed = (sorted({*a} - {*b}) for a, b in ((after, before), (before, after)))
+                parts = [f"{what} {', '.join(names)}" for what, names in (("added", added), ("removed", removed)) if names]
+                self._since(
+                    at(tool=tool), f"what it offers has changed ({'; '.join(parts) or 'descriptions or arguments'})"
+                )
 
     def _tasks(self) -> None:
         if "tasks" not in self.now or "tasks" not in self.saved:

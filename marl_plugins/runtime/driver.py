@@ -58,7 +58,8 @@ def train(plan: Plan, words: Sequence[str]) -> int:
         with display.phase("loading tasks and tokenizers", announce=True):
             session = Session(plan)
         session.warm_start(display)
-        checkpoints = Checkpoints(checkpoint_folder, run.args.ckpt.max_num, fingerprint(plan), session.critics, run.output)
+        now = fingerprint(plan, session.tools)
+        checkpoints = Checkpoints(checkpoint_folder, run.args.ckpt.max_num, now, session.critics, run.output)
         with display.phase("checking what is saved"):
             manifest = checkpoints.open(run.args.ckpt.load_enable, plan.options.resume_with_changes)
         started, done = time.monotonic(), manifest["step"] if manifest else 0
