@@ -20,6 +20,11 @@ policy of the run: `text = await run.ask("judge", [{"role": "user", "content": q
 What a plugin keeps from one hook to the next belongs to the run, not to the module: `run.state(Baselines)` is the run's one
 `Baselines()`. What hooks are handed of a running policy is described in `marl_plugins.core.processes`.
 
+What was sampled stays as it was: after each plugin's `marl_exchange`, `marl_credit`, `marl_credit_step` and `marl_select` it is
+compared. Where an action, its ids, log-probs or context were added, dropped, repeated or replaced, or a trajectory was in a
+way that is not that hook's, the run is saved and ends with the plugin's name. Whatever else a hook raises in a run ends it
+likewise, `sys.exit` too, with exit code 1.
+
 How much of a step a plugin's credit needs is said by the hook that it implements: `marl_credit` is given one trajectory or more,
 `marl_credit_step` the whole step. An implementation that some runs do without is marked `@marl_plugins.applies_if(condition)`:
 where `condition(run)` does not hold it is not called, and the run need not wait for whole steps because of it.
