@@ -131,7 +131,7 @@ class Run(RecipeFiles):
         need_step: Plugins that need a whole step at once, as `NAME (HOOK)`.
         advantages: What makes the advantages; None but in `marl_configure` of a plan without other problems.
         warnings: What is worth knowing before the run starts.
-        max_steps, max_idle_steps, logical_gpus: As on the command line.
+        max_steps, max_idle_steps, logical_gpus, file_diffs: As on the command line.
     """
 
     args: SimpleNamespace
@@ -151,6 +151,7 @@ class Run(RecipeFiles):
     max_steps: int | None = None
     max_idle_steps: int = MOST_IDLE_STEPS
     logical_gpus: int | None = None
+    file_diffs: int = 0
     _states: dict[type, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def state(self, kind: type[S]) -> S:

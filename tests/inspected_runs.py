@@ -52,7 +52,8 @@ def action(rng, role, path, parents=(), before=None, text="", tools=(), tokens=6
 def trajectory(rng, step, task, sample, text=None, actions=None):
     """A planner, a coder with a tool and two turns, a reviewer that saw both."""
     made = Trajectory(Task(task, f"prompt of {task}", "42", {"type": f"kind{int(task[1:]) % 2}"}), sample, step)
-    call = ToolResult("python", "print(6*7)", "42", True, 0.12, start=0.5)
+    diff = "--- a/out.csv\n+++ b/out.csv\n@@ -1 +1 @@\n-41\n+42\n"
+    call = ToolResult("python", "print(6*7)", "42", True, 0.12, start=0.5, files=("out.csv",), diff=diff)
     plan = action(rng, "planner", "planner.00000001", text=text or f"plan of {task} with boxes")
     first = action(rng, "coder", "coder.00000002", [plan.path], text="<python>print(6*7)</python>", tools=[call])
     second = action(rng, "coder", "coder.00000003", [first.path], before=first, text="it is 42")

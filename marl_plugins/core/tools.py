@@ -275,4 +275,4 @@ class OpenTools:
             except TooManyFiles as error:
                 return replace(result, ok=False, output=f"{result.output}\n{error}".lstrip("\n"), files=())
             self._trajectory.files = workspace.files
-            return replace(result, files=written)
+            return replace(result, files=written, diff=workspace.diff)

@@ -155,6 +155,7 @@ def _tool_record(result: ToolResult) -> dict[str, Any]:
         "seconds": result.seconds,
         "bytes": result.bytes,
         "files": list(result.files),
+        **({"diff": result.diff} if result.diff else {}),
     }
 
 
@@ -169,6 +170,7 @@ def _tool_result(record: Mapping[str, Any]) -> ToolResult:
         files=tuple(record.get("files", ())),
         start=record.get("start"),
         failure=record.get("failure", ""),
+        diff=record.get("diff", ""),
     )
 
 

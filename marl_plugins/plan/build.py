@@ -273,6 +273,7 @@ def draft_run(request: Request, plugins: Plugins, flags: Flags) -> Run:
         max_steps=request.options.max_steps,
         max_idle_steps=request.options.max_idle_steps,
         logical_gpus=request.options.logical_gpus,
+        file_diffs=request.options.file_diffs,
     )
     return replace(run, need_step=need_step(plugins, run))
 

@@ -33,7 +33,7 @@ from marl_plugins.run import MOST_IDLE_STEPS
 
 OWN_FLAGS = (
     *("recipe", "plugin", "mapping", "max_steps", "max_idle_steps", "logical_gpus", "resume", "resume_with_changes"),
-    *("trust_remote_code", "sequences", "no_trainer_logprobs", "dry-run", "debug", "json"),
+    *("trust_remote_code", "sequences", "no_trainer_logprobs", "file_diffs", "dry-run", "debug", "json"),
 )
 COMMAND_LINE = "command line"
 DEFAULT = "default"
@@ -142,6 +142,14 @@ def own_parser() -> upstream_cli.Parser:
         "--no_trainer_logprobs",
         action="store_true",
         help="leave the trainer's log-probs of the sampled tokens out of trajectories.jsonl; the engine's are always recorded",
+    )
+    ours.add_argument(
+        "--file_diffs",
+        type=at_least(0),
+        default=0,
+        metavar="CHARACTERS",
+        help="record what each call of a tool changed in the files of the trajectory's workspace, as a unified diff of at most so "
+        "many characters per call; default: 0, which records names and sizes only",
     )
     ours.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     ours.add_argument("--debug", action="store_true", help="show tracebacks and the output of all processes")

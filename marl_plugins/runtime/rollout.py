@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
+from marl_plugins.core.file_diffs import DiffedWorkspace
 from marl_plugins.core.processes import Engines
 from marl_plugins.core.roles import Call, Generate
 from marl_plugins.core.scoring import Outcome, ScoreAction, Seen, score_outcome
@@ -136,11 +137,14 @@ class Rollout:
                     origin=origin,
                 )
 
-    def workspace_of(self, task: Task) -> AbstractAsyncContextManager[Workspace | None]:
-        """Returns a trajectory's folder, if any tool works in one."""
+    @asynccontextmanager
+    async def workspace_of(self, task: Task) -> AsyncIterator[Workspace | None]:
+        """Opens a trajectory's folder, if any tool works in one."""
         if any(tool.in_workspace for tool in self.tools.values()):
-            return next(tool.workspaces for tool in self.tools.values() if tool.workspaces)(task)
-        return nullcontext()
+            async with next(tool.workspaces for tool in self.tools.values() if tool.workspaces)(task) as workspace:
+                yield DiffedWorkspace(workspace, self.run.file_diffs) if self.run.file_diffs else workspace
+        else:
+            yield None
 
     async def generate(self, call: Call) -> Generation:
         """Answers a request of a role, or of a plugin, through `marl_generate`."""

@@ -77,6 +77,7 @@ class Workspace:
         self._opening: asyncio.Task[Path] | None = None
         self._known: dict[str, _KnownFile] = {}
         self.turn = asyncio.Lock()
+        self.diff = ""
 
     @property
     def files(self) -> tuple[File, ...]:

@@ -14,6 +14,8 @@ from marl_plugins.viewer.shown import note_text, number
 
 COLUMNS = (("step", 5), ("task", 14), ("sample", 6), ("outcome", 7), ("score", 6), ("reward", 7), ("out", 4), ("roles", 24))
 """Columns of a list with their widths in characters; `out` counts the actions that were left out of training."""
+DIFF_STYLES = {"+": "green", "-": "red", "@": "dim"}
+"""By the first character of a diff's line; the character itself says the same without colours."""
 HEADER = " ".join(f"{name:<{width}}" for name, width in COLUMNS) + " failure, prompt"
 
 
@@ -113,7 +115,12 @@ def tool_text(call: Mapping[str, Any], who: str) -> Text:
     text = Text(f"── {who} {one_line(call['tool'])} ({call['status']}, {call['seconds']:.2f} s)\n", "bold yellow")
     text.append(inert(call["call"]) + "\n", "default not bold")
     text.append("── it answered\n", "bold yellow")
-    return text.append(inert(call["output"]) + "\n", "default not bold")
+    text.append(inert(call["output"]) + "\n", "default not bold")
+    if call.get("diff"):
+        text.append("── it changed files\n", "bold yellow")
+        for line in call["diff"].splitlines():
+            text.append(inert(line) + "\n", DIFF_STYLES.get(line[:1], "default not bold"))
+    return text
 
 
 def whole(shown: Mapping[str, Any]) -> Iterator[Text]:

@@ -102,7 +102,7 @@ function predicate(terms) {
   return (e) => whole.every((test) => test(e)) && (!each.length || e[6].some((a) => each.every((test) => test(a))));
 }
 function texts(t) {
-  const calls = (list) => list.flatMap((c) => [c.call, c.output]);
+  const calls = (list) => list.flatMap((c) => [c.call, c.output, c.diff || ""]);
   return [t.prompt, t.answer || "", t.detail, ...calls(t.tools), ...t.actions.flatMap((a) => [a.text, a.explanation, ...a.shown.map((m) => m[1]), ...calls(a.tools)])];
 }
 async function select(terms) {
@@ -186,7 +186,11 @@ function choose(action) {
   go({ ...open, action }, terms);
 }
 function toolCall(call, who) {
-  return [el("h3", {}, `${who} ${call.tool} (${call.status}, ${number(call.seconds)} s)`), el("pre", {}, call.call), el("h3", {}, "it answered"), el("pre", {}, call.output)];
+  return [el("h3", {}, `${who} ${call.tool} (${call.status}, ${number(call.seconds)} s)`), el("pre", {}, call.call), el("h3", {}, "it answered"), el("pre", {}, call.output), ...(call.diff ? [el("h3", {}, "it changed files"), diffOf(call.diff)] : [])];
+}
+function diffOf(text) {
+  const lines = text.replace(/\n$/, "").split("\n").map((line) => el("span", { class: { "+": "plus", "-": "less", "@": "note" }[line[0]] }, line + "\n"));
+  return el("pre", { class: "diff" }, ...lines);
 }
 function diff(file) {
   return [el("h3", {}, `changed ${file.path}`), el("pre", {}, file.diff)];

@@ -1,0 +1,94 @@
+"""What `--file_diffs` records of a call: applied to the files before it, a diff gives the files after it."""
+
+import asyncio
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marl_plugins.core.file_diffs import COMPARED_BYTES, COMPARED_LINES, Content, DiffedWorkspace, cut, difference
+from marl_plugins.core.trajectory import Task
+from marl_plugins.sandbox.workspace import Workspaces
+
+
+def diffs(task, *works, most=100_000):
+    """The diff of each call, a call being what is done in the folder."""
+
+    async def main():
+        workspaces = Workspaces()
+        found = []
+        async with workspaces.of(task) as real:
+            workspace = DiffedWorkspace(real, most)
+            for n, work in enumerate(works):
+                folder = await workspace.opened()
+                work(folder)
+                await workspace.note(f"coder.{n}")
+                found.append(workspace.diff)
+        workspaces.close()
+        return found
+
+    return asyncio.run(main())
+
+
+TEXTS = st.dictionaries(
+    st.sampled_from(["a.txt", "d/b.csv", "c d.py"]), st.text("ab \n\r\x0c\u2028é", min_size=1, max_size=12), max_size=3
+)
+
+
+@pytest.mark.skipif(shutil.which("patch") is None, reason="GNU patch is the independent reader of diffs")
+@settings(max_examples=15, deadline=None)
+@given(before=TEXTS, after=TEXTS)
+def test_gnu_patch_makes_the_files_after_a_call_of_those_before_it(before, after):
+    def content(files, path):
+        return Content(len(files[path].encode()), files[path]) if path in files else None
+
+    changed = [path for path in sorted({*before, *after}) if before.get(path) != after.get(path)]
+    diff = "".join(difference(path, content(before, path), content(after, path)) for path in changed)
+    with tempfile.TemporaryDirectory() as folder:
+        for path, text in before.items():
+            (Path(folder) / path).parent.mkdir(exist_ok=True)
+            (Path(folder) / path).write_bytes(text.encode())
+        if changed:
+            command = ["patch", "-p1", "--binary", "--quiet", "--force"]
+            subprocess.run(command, input=diff.encode(), cwd=folder, check=True)
+        found = {str(f.relative_to(folder)): f.read_bytes().decode() for f in Path(folder).rglob("*") if f.is_file()}
+    assert found == after
+
+
+def test_the_tasks_own_files_are_no_change(tmp_path):
+    source = tmp_path / "train.csv"
+    source.write_text("id,x\n1,2\n")
+    task = Task("t", "p", files={"train.csv": str(source)})
+    nothing, changed = diffs(task, lambda folder: None, lambda folder: (folder / "train.csv").write_text("id,x\n1,3\n"))
+    assert nothing == ""
+    assert changed.splitlines()[:2] == ["--- a/train.csv", "+++ b/train.csv"]
+    assert {"-1,2", "+1,3", " id,x"} <= set(changed.splitlines())
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff\x00", b"x" * (COMPARED_BYTES + 1), b"\n" * (COMPARED_LINES + 1)], ids=["binary", "bytes", "lines"]
+)
+def test_what_cannot_be_compared_says_so_with_its_sizes(content):
+    made, gone = diffs(
+        Task("t", "p"), lambda folder: (folder / "f").write_bytes(content), lambda folder: (folder / "f").unlink()
+    )
+    assert f"absent before, {len(content)} bytes after" in made and "/dev/null" in made.splitlines()[0]
+    assert f"{len(content)} bytes before, absent after" in gone and "/dev/null" in gone.splitlines()[1]
+
+
+def test_a_link_is_no_file_and_a_diff_is_bounded(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("secret words")
+    linked, long = diffs(
+        Task("t", "p"),
+        lambda folder: (folder / "f").symlink_to(secret),
+        lambda folder: (folder / "g").write_text("line\n" * 500),
+        most=200,
+    )
+    assert linked == ""
+    assert long == cut("--- /dev/null\n+++ b/g\n@@ -0,0 +1,500 @@\n" + "+line\n" * 500, 200)
+    assert len(long) < 250
