@@ -62,7 +62,9 @@ def test_everything_of_a_trajectory_is_printed_without_control_characters(run, c
     folder, _ = run
     out = printed(capsys, folder, "--full", "--step", "1")
     assert "\x1b" not in out and "\u202e" not in out and "\\x1b]0;ran" in out
-    assert all(text in out for text in ("print(6*7)", "right 0.5, ends 1", "saw: planner.00000001", "left out", "\n-41\n+42\n"))
+    assert all(
+        text in out for text in ("print(6*7)", "right 0.5, ends 1", "saw: planner.00000001", "left out", "\n-41\n+42\n")
+    )
 
 
 QUERIES = [
