@@ -371,7 +371,7 @@ def test_every_metric_of_a_run_is_in_the_page(tmp_path):
 
 
 def test_the_curves_know_which_metrics_are_no_plugins_own():
-    from marl_plugins.records.curves import OURS, panels_of_plugins
+    from marl_plugins.records.panels import OURS, panels_of_plugins
 
     tables = re.findall(r"^\| metric \|.*\n((?:\|.*\n)+)", PAGE + (DOCS / "coach.md").read_text(), re.M)
     names = [name for table in tables for row in table.splitlines() for name in re.findall(r"`([^`]+)`", row.split("|")[1])]

@@ -176,3 +176,18 @@ def test_a_picture_is_drawn_of_runs_with_gaps(tmp_path):
         (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in part))
         assert write_report(tmp_path / name, ["a"], name)[1] is None
         assert (tmp_path / name / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_picture_and_the_page_have_one_list_of_panels():
+    from marl_plugins.records.panels import panels_of
+
+    found = [
+        evaluation(0, 0.5),
+        evaluation(2, None, 20) | step(2, **{"policy/b/drift": 0.1, "policy/a/kl": 0.0, "role/a/score": 1}),
+    ]
+    panels = {panel.title: panel for panel in panels_of(found, ["a", "b"])}
+    first, *others = panels.values()
+    assert [*first.lines.values(), *first.crosses.values()] == ["eval/outcome", "eval/lost"] and first.bands
+    assert next(iter(first.crosses)) == "20 lost"
+    assert {"policy/b/drift", "role/a/score"} <= {name for panel in others for name in panel.lines.values()}
+    assert "KL to the reference model" not in panels  # it is zero without a reference model

@@ -65,7 +65,7 @@ class DiffedWorkspace:
         return written
 
     async def _look(self, folder: Path) -> None:
-        """Bring files and texts up to date; only what has changed is read.
+        """Brings files and texts up to date; only what has changed is read.
 
         Raises:
             InfrastructureFailure: They cannot be read, and no program is to blame.
@@ -89,8 +89,8 @@ class DiffedWorkspace:
         for path in sorted({*files, *self._files}):
             before, after = files.get(path), self._files.get(path)
             if before is None or after is None or before.sha256 != after.sha256:
-                old = before and Content(before.size, texts.get(path))
-                parts.append(difference(path, old, after and Content(after.size, self._texts.get(path))))
+                sides = _content(before, texts), _content(after, self._texts)
+                parts.append(difference(path, *sides))
         return cut("".join(parts), self._most)
 
 
@@ -109,8 +109,12 @@ class Content(NamedTuple):
 ABSENT = Content(0, "")
 
 
+def _content(file: File | None, texts: Mapping[str, str]) -> Content | None:
+    return None if file is None else Content(file.size, texts.get(file.path))
+
+
 def difference(path: str, before: Content | None, after: Content | None) -> str:
-    """Write what has changed in a file as a unified diff, which GNU patch and git apply.
+    """Writes what has changed in a file as a unified diff, which GNU patch and git apply.
 
     Args:
         before, after: None where there is none.
@@ -127,7 +131,7 @@ def difference(path: str, before: Content | None, after: Content | None) -> str:
 
 
 def lines_of(text: str) -> list[str]:
-    """Split a text after its line feeds, and after no other character that Python takes for the end of a line."""
+    """Splits a text after its line feeds, and after no other character that Python takes for the end of a line."""
     lines = text.split("\n")
     return [f"{line}\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
 
@@ -138,5 +142,5 @@ def _with_ends(lines: Iterator[str]) -> Iterator[str]:
 
 
 def cut(text: str, most: int) -> str:
-    """Cut a text off after `most` characters, and say so on a line of its own."""
+    """Cuts a text off after `most` characters, and say so on a line of its own."""
     return text if len(text) <= most else f"{text[:most]}\n… and {len(text) - most:,} more characters\n"

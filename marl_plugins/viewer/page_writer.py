@@ -27,9 +27,10 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.redaction import encodable
 from marl_plugins.core.trajectory import Action
+from marl_plugins.records.panels import panels_of
 from marl_plugins.records.read import RunReader
 from marl_plugins.viewer.index import Entry, Index
-from marl_plugins.viewer.panels import panels_of, side_by_side
+from marl_plugins.viewer.panels import side_by_side
 from marl_plugins.viewer.query import Query, nothing_found
 from marl_plugins.viewer.shown import finite, trajectory_values
 from marl_plugins.viewer.tokens import TokenTexts
@@ -76,7 +77,7 @@ def write_comparison(a: Side, b: Side, file: Path) -> str:
     """Writes a page of pairs, whose places in the sides are the same; as `write_page`."""
     values = dict(index_values(a.index, a.entries, more=b.entries))
     runs = [side.index.run.metrics() for side in (a, b)]
-    panels = [panel for metrics in runs for panel in panels_of(metrics, values["roles"], values["policies"])]
+    panels = [panel for metrics in runs for panel in panels_of(metrics, values["roles"])]
     metrics, drawn = side_by_side(runs, ["A", "B"], {panel.title: panel for panel in panels}.values())
     for row, other in zip(values["list"], b.entries, strict=True):
         row.append(finite(other.outcome))
@@ -198,7 +199,7 @@ def index_values(index: Index, entries: Sequence[Entry], more: Sequence[Entry] =
     actions = [action for entry in (*entries, *more) for action in entry.actions]
     roles, policies = (list(dict.fromkeys(getattr(action, name) for action in actions)) for name in ("role", "policy"))
     metrics = index.run.metrics()
-    panels = panels_of(metrics, roles, policies)
+    panels = panels_of(metrics, roles)
     names = {"step", *(name for panel in panels for name in panel.names)}
     return {
         "title": index.run.folder.absolute().name,

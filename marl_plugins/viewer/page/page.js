@@ -264,22 +264,29 @@ async function column(n, side, open) {
 // --- curves ----------------------------------------------------------------------------------------------------------
 function plot(panel) {
   const W = 300, H = 130, L = 34, B = 16, steps = data.metrics.map((m) => m.step);
-  const values = panel.lines.flatMap(([, name]) => data.metrics.map((m) => m[name])).concat(panel.bands.flat().flatMap((name) => data.metrics.map((m) => m[name]))).filter((v) => v !== null && v !== undefined);
-  if (!values.length) return null;
-  let low = Math.min(...values), high = Math.max(...values);
+  const knownOf = (name) => data.metrics.filter((m) => m[name] !== null && m[name] !== undefined);
+  const values = [...panel.lines.map(([, name]) => name), ...panel.bands.flat()].flatMap((name) => knownOf(name).map((m) => m[name]));
+  if (!values.length && !panel.crosses.length) return null;
+  let [low, high] = panel.bounds || [Math.min(...values), Math.max(...values)];
   if (low === high) { low -= 0.5; high += 0.5; }
   const first = steps[0], last = Math.max(steps[steps.length - 1], first + 1);
   const X = (s) => L + ((W - L - 6) * (s - first)) / (last - first), Y = (v) => 6 + ((H - B - 8) * (high - v)) / (high - low);
   const svg = el("svg", { class: "plot", viewBox: `0 0 ${W} ${H}`, preserveAspectRatio: "none", tabindex: 0, role: "img", "aria-label": `${panel.title}; arrow keys choose a step, Enter filters by it` });
   svg.append(el("text", { x: 2, y: 12 }, high.toPrecision(3)), el("text", { x: 2, y: H - B }, low.toPrecision(3)), el("text", { x: L, y: H - 3 }, first), el("text", { x: W - 24, y: H - 3 }, last));
   panel.bands.forEach(([bottom, top], n) => {
-    const known = data.metrics.filter((m) => m[bottom] !== null && m[bottom] !== undefined);
+    const known = knownOf(bottom);
     svg.append(el("polygon", { points: [...known.map((m) => `${X(m.step)},${Y(m[top])}`), ...known.reverse().map((m) => `${X(m.step)},${Y(m[bottom])}`)].join(" "), fill: COLOURS[n % 8], opacity: 0.2 }));
   });
-  panel.lines.forEach(([, name], n) => {
-    const known = data.metrics.filter((m) => m[name] !== null && m[name] !== undefined);
-    svg.append(el("polyline", { points: known.map((m) => `${X(m.step)},${Y(m[name])}`).join(" "), fill: "none", stroke: COLOURS[n % 8], "stroke-width": 1.6, "stroke-dasharray": DASHES[n % 8] }));
-    for (const m of known.length < 30 ? known : []) svg.append(el("circle", { cx: X(m.step), cy: Y(m[name]), r: 2, fill: COLOURS[n % 8] }));
+  panel.lines.forEach(([, raw], n) => {
+    const smoothed = knownOf(raw + "/smoothed").length > 0;
+    for (const [name, opacity] of smoothed ? [[raw, 0.3], [raw + "/smoothed", 1]] : [[raw, 1]]) {
+      const known = knownOf(name);
+      svg.append(el("polyline", { points: known.map((m) => `${X(m.step)},${Y(m[name])}`).join(" "), fill: "none", stroke: COLOURS[n % 8], "stroke-width": 1.6, "stroke-dasharray": DASHES[n % 8], opacity }));
+      for (const m of known.length < 30 ? known : []) svg.append(el("circle", { cx: X(m.step), cy: Y(m[name]), r: 2, fill: COLOURS[n % 8], opacity }));
+    }
+  });
+  panel.crosses.forEach(([label, name]) => {
+    for (const m of knownOf(name).filter((m) => m[name] > 0)) svg.append(el("text", { x: X(m.step), y: Y(low), "text-anchor": "middle" }, "✕", el("title", {}, label)));
   });
   const cursor = el("line", { y1: 4, y2: H - B, stroke: "currentColor", "stroke-width": 0.7, opacity: 0 });
   svg.append(cursor);
@@ -296,7 +303,7 @@ function plot(panel) {
   const legend = el("span", { class: "legend" }, ...panel.lines.filter(([label]) => label).map(([label], n) => {
     const mark = el("svg", { width: 22, height: 8 }, el("line", { x1: 0, x2: 20, y1: 4, y2: 4, stroke: COLOURS[n % 8], "stroke-width": 2, "stroke-dasharray": DASHES[n % 8] }));
     return el("span", {}, mark, " ", label);
-  }));
+  }), ...panel.crosses.map(([label]) => el("span", {}, "✕ ", label)));
   return el("figure", {}, el("figcaption", {}, panel.title + " ", legend), svg);
 }
 
