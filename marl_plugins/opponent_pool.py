@@ -88,7 +88,8 @@ def content(weights: bytes) -> str:
 
 
 def distance(version: int, every: int, size: int) -> int:
-    """Versions from one that is kept to the next, when `version` is the newest one; a larger one is a multiple of a smaller one."""
+    """Returns the number of versions from one that is kept to the next, when `version` is the newest one; a larger one is a
+    multiple of a smaller one."""
     while version // every >= size:
         every *= 2
     return every

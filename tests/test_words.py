@@ -125,7 +125,46 @@ def test_the_glossary_has_each_word_once():
 
 VERBLESS = ("hookspecs.py", "contracts/")
 """Where a docstring is something else: a hook's says what a plugin does there, a contract's what is promised."""
-NOT_VERBS = {"Arguments", "Bytes", "Names", "Rows", "Seconds", "Tokens", "Metrics", "Flags", "Texts", "Nothing", "This"}
+NOT_VERBS = frozenset(
+    [
+        "Advantages",
+        "Arguments",
+        "Attributions",
+        "Bytes",
+        "Contributions",
+        "Cores",
+        "Distributions",
+        "Expressions",
+        "Flags",
+        "Folders",
+        "Indices",
+        "Keys",
+        "Limits",
+        "Mappings",
+        "Metrics",
+        "Mistakes",
+        "Moments",
+        "Names",
+        "Nodes",
+        "Nothing",
+        "Numbers",
+        "Parameters",
+        "Paths",
+        "Programs",
+        "Prompts",
+        "Rewards",
+        "Rows",
+        "Seats",
+        "Seconds",
+        "Statistics",
+        "Texts",
+        "This",
+        "Threads",
+        "Tokens",
+        "Versions",
+        "Warnings",
+    ]
+)
 
 
 def public_functions(node):

@@ -118,7 +118,7 @@ class Moments:
 
     @classmethod
     def of(cls, values: Tensor, mask: Tensor) -> Moments:
-        """Moments of the values where the mask is set."""
+        """Returns the moments of the values where the mask is set."""
         chosen = values[mask.bool()].double()
         if not chosen.numel():
             return cls()

@@ -76,7 +76,7 @@ class Estimator:
         return 2 if self.affine else 0
 
     def shape(self, rows: Sequence[Row], rewards: Tensor) -> Tensor:
-        """Rewards (rows,), of all rows of the step, summed over the return scope already, to rewards (rows,).
+        """Turns rewards (rows,), of all rows of the step, summed over the return scope already, into rewards (rows,).
 
         Raises:
             RunEnded: The rows cannot be compared as asked for.
@@ -96,11 +96,11 @@ class Estimator:
         return returns, returns
 
     def statistics(self, batches: Sequence[Batch]) -> Any:
-        """Statistics over all rows of the step, of all policies together."""
+        """Returns statistics over all rows of the step, of all policies together."""
         return None
 
     def apply(self, rows: Sequence[Row], advantages: Tensor, statistics: Any) -> Tensor:
-        """Advantages (rows, tokens) to advantages (rows, tokens); what stands outside the mask does not matter."""
+        """Turns advantages (rows, tokens) into advantages (rows, tokens); what stands outside the mask does not matter."""
         return advantages
 
     def normalisation_group(self, row: Row) -> str:

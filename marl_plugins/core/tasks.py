@@ -386,7 +386,7 @@ def _kind(value: Any) -> str:
 
 
 def epoch_order(count: int, run_seed: int, episode: int) -> list[int]:
-    """Indices of the tasks in the order of one episode; a function of the run's seed and the episode alone."""
+    """Returns the indices of the tasks in the order of one episode; a function of the run's seed and the episode alone."""
     order = list(range(count))
     random.Random(derive_seed(run_seed, "order", episode)).shuffle(order)
     return order

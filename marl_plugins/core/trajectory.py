@@ -400,7 +400,7 @@ class Trajectory:
         return in_graph_order([a for a in self.actions if a.path in reached]) if reached else []
 
     def descendants(self, path: str) -> set[str]:
-        """Paths of all actions that depend on the action at `path`, itself included, along the dependency graph."""
+        """Returns the paths of all actions that depend on the action at `path`, itself included, along the dependency graph."""
         reached = {path}
         for action in self.actions:  # parents come first
             if reached.intersection(action.parents):

@@ -48,7 +48,7 @@ class Bucket:
 
 
 def buckets(parameters: Iterable[tuple[str, torch.dtype, torch.Size]], limit: int) -> Iterator[Bucket]:
-    """Parameters in buckets of at most `limit` bytes; a larger one has its own."""
+    """Yields parameters in buckets of at most `limit` bytes; a larger one has its own."""
     open_ones: dict[torch.dtype, dict[str, torch.Size]] = {}
     sizes: dict[torch.dtype, int] = {}
     for name, dtype, shape in parameters:

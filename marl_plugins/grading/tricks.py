@@ -15,7 +15,7 @@ EQUAL = """class Equal(int):
 
 
 def leaving(names: tuple[str, ...] = ()) -> dict[str, str]:
-    """Programs that leave, and one that returns what equals everything, by what they do.
+    """Returns the programs that leave, and one that returns what equals everything, by what they do.
 
     Args:
         names: Of the functions that are asked for.

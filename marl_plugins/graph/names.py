@@ -178,6 +178,6 @@ class Draft:
         return found
 
     def expressions(self, values: Mapping[str, Any], *key: str) -> dict[str, Expression]:
-        """Expressions by name; those with problems are left out."""
+        """Returns expressions by name; those with problems are left out."""
         found = {name: self.expression(value, *key, name) for name, value in values.items()}
         return {name: value for name, value in found.items() if value is not None}

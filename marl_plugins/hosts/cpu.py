@@ -105,7 +105,7 @@ def install() -> None:
 
 
 def know_processor() -> None:
-    """Have py-cpuinfo read what the kernel says of the processor, where it says it.
+    """Has py-cpuinfo read what the kernel says of the processor, where it says it.
 
     DeepSpeed asks it four times in each training process, for the architecture, the maker and the instructions
     (op_builder/builder.py:434 and 496, ops/adam/cpu_adam.py:75 of 0.19.6), and each time it starts a Python that measures the

@@ -106,7 +106,7 @@ def model_problems(model: str, trusted: bool) -> list[Problem]:
 
 
 def offline_warnings(names: Iterable[str | None], kind: Literal["model", "dataset"]) -> list[Problem]:
-    """Returns warnings of names of the hub's that are not on this machine, while the environment says that it is offline.
+    """Returns the warnings of names of the hub's that are not on this machine, while the environment says that it is offline.
 
     Args:
         names: Of models or data sets; folders, files and `tiny` models are none of the hub's.
@@ -131,7 +131,7 @@ def offline_warnings(names: Iterable[str | None], kind: Literal["model", "datase
 
 
 def hub_warnings(models: Iterable[str]) -> list[Problem]:
-    """Returns warnings of names that are the hub's for want of a folder, although a folder was probably meant."""
+    """Returns the warnings of names that are the hub's for want of a folder, although a folder was probably meant."""
     return [
         Problem(
             "models.hub",

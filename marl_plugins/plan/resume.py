@@ -336,7 +336,7 @@ def tag(step: int) -> str:
 
 
 def saved_folders(folder: Path, policies: Iterable[str], critics: bool) -> list[Path]:
-    """Folders of DeepSpeed's checkpoints of some policies."""
+    """Returns the folders of DeepSpeed's checkpoints of some policies."""
     return [folder / policy / part for policy in policies for part in ("_actor", *(["_critic"] if critics else []))]
 
 
@@ -429,7 +429,7 @@ def taken(folder: Path, step: int, output: Path) -> Problem:
 
 
 def accepted(changes: Iterable[str]) -> list[Problem]:
-    """Warnings of the changes that a resumed run makes."""
+    """Returns the warnings of the changes that a resumed run makes."""
     return [
         Problem("resume.accepted", got=f"{change} (accepted by --resume_with_changes)", severity="warning")
         for change in changes

@@ -12,7 +12,7 @@ from marl_plugins.run import Run
 
 
 def seats_needed(args: SimpleNamespace) -> int:
-    """Seats of a policy with its critic; the reference is in the policy's processes."""
+    """Returns the seats of a policy with its critic; the reference is in the policy's processes."""
     return training_gpus(args) + critic_gpus(args)
 
 

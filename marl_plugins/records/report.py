@@ -113,7 +113,8 @@ def best_of(evaluations: Metrics) -> dict[str, Any] | None:
 
 
 def cost_of(steps: Metrics) -> float | None:
-    """Dollars that were paid for judgements in the whole run: each `.../cost` is what its endpoint has cost so far."""
+    """Returns the dollars that were paid for judgements in the whole run: each `.../cost` is what its endpoint has cost so
+    far."""
     last = {name: m[name] for m in steps for name in m if name.endswith("/cost") and m[name] is not None}
     return sum(last.values()) if last else None
 

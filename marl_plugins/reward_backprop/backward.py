@@ -61,7 +61,7 @@ class Attributor(Protocol):
 
 
 async def backward(trajectory: Trajectory, outcome: str, value: float, attributor: Attributor) -> dict[str, Attribution]:
-    """Attributions by path; an action is asked about once all that used its output are done, others at the same time.
+    """Returns attributions by path; an action is asked about once all that used its output are done, others at the same time.
 
     Raises:
         InfrastructureFailure: An attribution is unavailable, so that the whole decomposition is unknown.
@@ -109,7 +109,7 @@ def _share(to: Mapping[str, float], parent: str, parents: Sequence[str]) -> floa
 
 
 def conserve(contributions: Mapping[str, float], value: float) -> dict[str, float]:
-    """Contributions that add up to v (MAPPA eq. 7).
+    """Returns the contributions that add up to v (MAPPA eq. 7).
 
     Where all are of v's sign they are rescaled by v / sum: an action without influence stays at 0. Otherwise, where blame and
     credit cancel, point the other way or are all 0, what is lacking is spread equally; dividing by a sum of both signs would

@@ -109,7 +109,7 @@ class ForwardedRows:
         return int(((returns < low) | (returns > high)).sum())
 
     def token_rewards(self, rewards: Tensor) -> Tensor:
-        """Rewards (rows,) to rewards (rows, tokens): each on the last token of its row, the KL penalty on every token."""
+        """Turns rewards (rows,) into rewards (rows, tokens): each on the last token of its row, the KL penalty on every token."""
         penalised: Tensor = compute_reward(
             rewards.float(), self.kl_coef, self.tokens.kl, action_mask=self.tokens.mask, reward_clip_range=self.clip_range
         )
@@ -150,9 +150,9 @@ class PreparedRows:
         items: One experience per sequence, without padding.
         drift: Of the forward passes.
         clipped: Number of rows whose return `--reward.clip_range` changed.
-        last: By the estimator's key, mean and deviation that its last stage took.
+        last: By normalisation group, the mean and deviation that the estimator's last stage (`apply`) has used.
         excluded: Indices of sequences that the policy is not given, because an extension adds their gradients; its critic gets all.
-        calls: What extensions are asked to do after `prepare_fit`, before the policy's fit.
+        calls: What extensions are asked to do after `prepare_fit`, before the policy's fit (`hand_out` in batching.py).
         extra: Sequences with micro-batches of their own in the same optimiser steps.
         metrics: Numbers of the update that replace upstream's, where that sees only a part of the rows.
     """
@@ -307,7 +307,7 @@ def places_of(rows: Sequence[Row]) -> dict[Row, list[int]]:
 
 
 def estimate(given: Sequence[ForwardedRows], estimator: Estimator) -> list[PreparedRows]:
-    """Advantages of the rows of all policies together: baselines and statistics span all of them.
+    """Returns advantages of the rows of all policies together: baselines and statistics span all of them.
 
     What was given stays as it is; each action is told its advantages, for the records.
 
@@ -341,7 +341,7 @@ def estimate(given: Sequence[ForwardedRows], estimator: Estimator) -> list[Prepa
 
 
 def before_statistics(f: ForwardedRows, shaped: Tensor, estimator: Estimator) -> tuple[Tensor, Tensor, Tensor]:
-    """Rewards, advantages and returns of a policy's rows, (rows, tokens) all, before the estimator's last stage.
+    """Returns the rewards, advantages and returns of a policy's rows, (rows, tokens) all, before the estimator's last stage.
 
     Args:
         shaped: (rows,).

@@ -147,7 +147,7 @@ class Rollout:
             yield None
 
     async def generate(self, call: Call) -> Generation:
-        """Answers a request of a role, or of a plugin, through `marl_generate`."""
+        """Answers a request of a role, or of a plugin, by `marl_generate`; built in is the least loaded engine (routing.py)."""
         generation: Generation = await self.hook.marl_generate(run=self.run, call=call, engines=self.pools[call.policy])
         return generation
 

@@ -142,7 +142,10 @@ class Trainer:
         return evaluated, None
 
     async def update(self, prepared: Sequence[PreparedRows], k: int, step: int) -> dict[str, dict[str, float]]:
-        """Updates every policy that has rows, all at once, and returns upstream's metrics by policy."""
+        """Updates every policy that has rows, all at once, and returns upstream's metrics by policy.
+
+        The built-in `marl_update` (builtin/upstream.py) is `UpstreamPolicy.update`.
+        """
         update, trained = self.plugins.hook.marl_update, self.session.trained
         results = await all_of(
             update(run=self.run, policy=trained[p.policy], prepared=p, steps=k, step=step) for p in prepared

@@ -12,7 +12,7 @@ from marl_plugins.runtime.session import Session
 
 
 class WeightSync:
-    """Brings engines to the weights of their policies, by `marl_sync`."""
+    """Brings engines to the weights of their policies, by `marl_sync`; built in is `PolicyEngines.sync` (builtin/upstream.py)."""
 
     def __init__(self, session: Session):
         self.session = session

@@ -135,7 +135,7 @@ def no_huge_pages() -> None:
 
 
 def limit(memory: int, seconds: int, file: int, processes: int | None) -> None:
-    """Limits of each process; what is mapped already is not the program's.
+    """Sets the limits of each process; what is mapped already is not the program's.
 
     Args:
         memory, file: In bytes.

@@ -213,7 +213,7 @@ def become_program(settings: dict[str, Any], streams: list[int]) -> None:
 
 
 def limit(settings: dict[str, Any]) -> None:
-    """Limits of each process; what is mapped already is not the program's."""
+    """Sets the limits of each process; what is mapped already is not the program's."""
     with open("/proc/self/statm", "rb") as statm:
         mapped = int(statm.read().split()[0]) * resource.getpagesize()
     seconds = settings["cpu_seconds"]

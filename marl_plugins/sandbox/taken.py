@@ -165,7 +165,7 @@ def _numbers(task: int) -> dict[str, int]:
 
 
 def number_of_tasks(pids: Iterable[int]) -> int:
-    """Threads of all these processes, of which each has at least one."""
+    """Returns the threads of all these processes, of which each has at least one."""
     found = 0
     for pid in pids:
         with contextlib.suppress(OSError):

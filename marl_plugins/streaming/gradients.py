@@ -90,7 +90,7 @@ class GradientAccumulation:
 
     def __init__(self, estimator: Estimator, policies: Mapping[str, Any], means: dict[str, float]):
         self.estimator, self.policies, self.means = estimator, policies, means
-        self.affine = estimator.accumulators == 2
+        self.affine = estimator.accumulators == 2  # else advantages are final with their tasks
         self.added: dict[str, dict[SequenceName, AccumulatedSequence]] = {}
         """By policy, each sequence."""
         self._returns: dict[Action, float] = {}

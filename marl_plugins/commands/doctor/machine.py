@@ -94,7 +94,7 @@ def read_memory_limit(tree: Path = Path("/sys/fs/cgroup"), own: Path = Path("/pr
 
 
 def read_core_limit(tree: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float | None:
-    """Cores that our control group may use concurrently (version 2); None without a limit."""
+    """Returns the cores that our control group may use concurrently (version 2); None without a limit."""
     pairs = [text.split() for text in _read_limits(tree, own, "cpu", "cpu.max", None)]
     return min((int(quota) / int(period) for quota, period in pairs if quota.isdigit()), default=None)
 

@@ -225,7 +225,7 @@ def check_requirements(installed: Installed, device: str) -> list[Finding]:
 
 
 def check_duplicates() -> list[Finding]:
-    """Distributions with two versions in one folder: the result of an interrupted installation."""
+    """Returns distributions with two versions in one folder: the result of an interrupted installation."""
     found: dict[tuple[str, str], set[str]] = defaultdict(set)
     for distribution in importlib.metadata.distributions():
         if name := name_of(distribution):

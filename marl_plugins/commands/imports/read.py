@@ -166,7 +166,7 @@ def _no_mapping(path: Path) -> Problem:
 
 
 def merge(base: Any, own: Any) -> Any:
-    """Mappings are merged key by key; other values are those of `own`."""
+    """Merges mappings key by key; other values are those of `own`."""
     if isinstance(base, Mapping) and isinstance(own, Mapping):
         return {**base, **{k: merge(base.get(k), v) for k, v in own.items()}}
     return own

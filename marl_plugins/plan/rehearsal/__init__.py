@@ -48,7 +48,8 @@ MORE = 12
 
 
 def check_workflow(plan: Plan, tools: Tools | None) -> tuple[list[Problem], list[Problem]]:
-    """Mistakes of the run's workflow and grader that show without any model, and what else they raise, as warnings."""
+    """Returns the mistakes of the run's workflow and grader that show without any model, and what else they raise, as
+    warnings."""
     found = rehearse_plan(plan, tools or ())
     rehearsed = plan.run.state(RehearsalResult)
     rehearsed.trajectories, rehearsed.others, rehearsed.sure = found.trajectories, found.others, found.task is not None

@@ -179,8 +179,8 @@ def _is_busy(thread: threading.Thread) -> bool:
 
 @contextmanager
 def own_loop() -> Iterator[Callable[[Coroutine[Any, Any, T]], T]]:
-    """An event loop of its own. What is yielded runs a coroutine on it as `asyncio.run` does, but is silent about what user code
-    leaves running, and does not wait for its threads."""
+    """Provides an event loop of its own. What is yielded runs a coroutine on it as `asyncio.run` does, but is silent about
+    what user code leaves running, and does not wait for its threads."""
     loop = asyncio.new_event_loop()
     loop.set_exception_handler(lambda loop, context: None)
 
@@ -266,7 +266,7 @@ def is_mistake(error: BaseException) -> bool:
 
 
 def caught_mistakes(raised: list[BaseException], failures: Sequence[Failure], where: str) -> list[Failure]:
-    """The mistakes among what user code raised and caught itself; empties `raised`, because tracebacks keep frames.
+    """Returns the mistakes among what user code raised and caught itself; empties `raised`, because tracebacks keep frames.
 
     Args:
         failures: What it let through.
@@ -279,7 +279,7 @@ def caught_mistakes(raised: list[BaseException], failures: Sequence[Failure], wh
 
 
 def shared_generators() -> tuple[Any, Any]:
-    """The states of Python's generator and NumPy's, which draw differently when a run is resumed."""
+    """Returns the states of Python's generator and NumPy's, which draw differently when a run is resumed."""
     numpy = sys.modules.get("numpy")
     state = numpy.random.get_state() if numpy is not None and "numpy.random" in sys.modules else None
     return random.getstate(), None if state is None else (state[1].tobytes(), state[2])

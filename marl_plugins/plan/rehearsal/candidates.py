@@ -54,7 +54,7 @@ class AnswerKnowledge:
 
 
 def candidates(known: AnswerKnowledge, speaker: str, notes: Notes, current: str | None) -> Iterator[str]:
-    """Answers of a role or tool, the likely ones first.
+    """Yields answers of a role or tool, the likely ones first.
 
     Args:
         notes: What the workflow looked for in the speaker's answers so far.

@@ -35,7 +35,7 @@ def different(tasks: Iterable[Task]) -> list[Task]:
 
 
 def copies_of_label(tasks: Sequence[Task]) -> list[str]:
-    """Keys of the metadata whose value is the label, in every task."""
+    """Returns the keys of the metadata whose value is the label, in every task."""
     if not tasks or tasks[0].label is None or isinstance(tasks[0].label, bool):
         return []
     same = [key for key, value in tasks[0].metadata.items() if value == tasks[0].label]

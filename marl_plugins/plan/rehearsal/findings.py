@@ -81,7 +81,7 @@ def lost_dependencies(trial: Trial) -> list[Problem]:
 
 
 def ancestors(action: Action | None, by_path: dict[str, Action]) -> set[str]:
-    """Paths of the actions that one depends on, directly or through others."""
+    """Returns the paths of the actions that one depends on, directly or through others."""
     reached: set[str] = set()
     wanted = list(action.parents) if action else []
     while wanted:
@@ -154,7 +154,7 @@ def uncalled(trials: Iterable[Trial], roles: Iterable[str]) -> list[str]:
 
 
 def not_reached(reached: Coverage, missing: Sequence[str], file: str, count: int) -> list[Problem]:
-    """Warnings about lines that no trial has executed, and about roles that none has called.
+    """Returns warnings about lines that no trial has executed, and about roles that none has called.
 
     Args:
         missing: Roles that were not called.
@@ -187,7 +187,7 @@ def not_reached(reached: Coverage, missing: Sequence[str], file: str, count: int
 
 
 def idle_followups(run: Run, trials: Iterable[Trial]) -> list[Problem]:
-    """Prompts for calls that continue a conversation, where no call does."""
+    """Returns prompts for calls that continue a conversation, where no call does."""
     return [
         Problem(
             "rehearsal.followup",
@@ -261,7 +261,7 @@ def drawn(trials: Iterable[Trial], source: Source, file: str) -> list[Problem]:
 
 
 def draws(what: str, where: str) -> Problem:
-    """The warning about a function that draws from a generator of the whole process."""
+    """Returns the warning about a function that draws from a generator of the whole process."""
     return Problem(
         "rehearsal.random",
         where_of(where),

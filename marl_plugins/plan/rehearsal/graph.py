@@ -69,7 +69,7 @@ class Graph:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """Nodes and edges as JSON values."""
+        """Returns nodes and edges as JSON values."""
         return {
             "nodes": [{"id": node.id, "role": node.role, "number": node.number} for node in self.nodes],
             "edges": [list(edge) for edge in self.edges],
