@@ -26,6 +26,7 @@ SHIPPED = (
     "marl_plugins.process_groups",
     "marl_plugins.flat_sync",
     "marl_plugins.filter_agents_data",
+    "marl_plugins.swarm",
     "marl_plugins.viewer",
 )
 """The capabilities in this package that a user names."""

@@ -340,7 +340,7 @@ def test_a_workflow_that_goes_on_without_an_answer_is_refused_all_the_same(tmp_p
         except Exception:  # what a recipe should not do
             return "a guess"
 
-    assert refused(exchange_of(whatever)(tmp_path), lambda r: answer(r, shown="")) == "words"
+    assert refused(exchange_of(whatever)(tmp_path), lambda r: answer(r, shown="0")) == "words"
 
 
 def test_a_workflow_that_depends_on_time_is_refused(tmp_path):

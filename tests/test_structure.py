@@ -47,6 +47,7 @@ ORDER = (
         "graph",
         "reward_backprop",
         "rewards",
+        "swarm",
         "builtin",
         "tools",
         "viewer",

@@ -54,7 +54,7 @@ class AnswerWords(_Record):
     """One action of a trajectory.
 
     Args:
-        shown: Digest of the words that the role was shown (`Call.shown`).
+        shown: Digest of the words that the role was shown (`Call.shown`); empty: the role says this when it is asked next.
         text: What it said, special tokens included, without the end of its turn.
         end: How it ended: `eos` by the model's end of a turn, `stop` by another stop, `length` by the limit of tokens.
         logprob: Mean log-prob of its tokens under the policy that sampled them.

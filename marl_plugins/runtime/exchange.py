@@ -148,8 +148,8 @@ class _Speaker:
         self._refused: RefusedRecord | None = None
 
     async def answer(self, call: Call) -> Generation:
-        """Returns what the record has for a request; twins have it in their order."""
-        given = self._left.get((call.role, call.shown))
+        """Returns what the record has for a request; twins have it in their order, as answers do that name no words shown."""
+        given = self._left.get((call.role, call.shown)) or self._left.get((call.role, ""))
         if not given:
             raise self._refusal("words", f"it has no answer of role {call.role!r} to what that is shown here")
         answer, chat = given.popleft(), self._exchange.chat_of(call)

@@ -1,0 +1,178 @@
+"""Peers learn from each other's attempts, as SAPO has it (arXiv 2509.08721): each run trains on its own tasks and on groups of
+trajectories that others have made of the same tasks. Nobody waits for anybody.
+
+    openrlhf train --plugin marl_plugins.swarm --swarm.store /shared/swarm --swarm.peer alice --swarm.external 4 ...
+
+After its rollout a run publishes the words of its trajectories, a record for each task (store.py), and takes in up to J records of
+others (taking.py): I + J groups a step, I being `--rollout.batch_size`. The run's own workflow says the words again and its own
+graders score them (`marl_exchange`), so peers may have other models and tokenizers, but need the same tasks and prompts: what is of
+another task or prompt is refused, and labels do not travel. With `--swarm.external 0` a run trains as it does without the plugin.
+
+The run's seed draws the groups from what is there (`--swarm.sampler`): `uniform`; `nonzero`, the paper's, those whose outcomes
+differ here; `reward`, the best of those that were tried. A filter alone makes the rewards of training better, with no learning at
+all: compare held-out tasks, and a run with learning rate 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from marl_plugins import hookimpl
+from marl_plugins.core.command import Command
+from marl_plugins.core.options import Number, at_least, between
+from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.seeds import derive_seed
+from marl_plugins.run import Run
+from marl_plugins.swarm.peers import Swarm
+
+if TYPE_CHECKING:
+    from marl_plugins.core.exchange import Exchange
+    from marl_plugins.core.trajectory import Trajectory
+    from marl_plugins.swarm.store import RecordStore
+
+PLUGIN = "marl_plugins.swarm"
+
+
+@hookimpl
+def marl_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("experience of peers (--plugin marl_plugins.swarm)")
+    group.add_argument(
+        "--swarm.store", metavar="ADDRESS", default=None, help="folder that the peers share, or another fsspec address"
+    )
+    group.add_argument("--swarm.peer", metavar="NAME", default="peer", help="what this run is called in the store")
+    group.add_argument(
+        "--swarm.external", type=at_least(0), default=0, help="J, groups of other peers that each step takes in"
+    )
+    group.add_argument(
+        "--swarm.publish", type=between(0, 1), default=1.0, help="share of the own tasks whose trajectories are published"
+    )
+    group.add_argument(
+        "--swarm.staleness", type=at_least(0), default=1, help="rounds that a record may be old when it is taken in"
+    )
+    group.add_argument(
+        "--swarm.sampler",
+        choices=["uniform", "nonzero", "reward"],
+        default="nonzero",
+        help="which groups are taken: any; those whose outcomes differ here; those with the best outcomes here",
+    )
+    group.add_argument(
+        "--swarm.spread",
+        type=Number(float, least=0.0, most=1.0),
+        default=0.0,
+        help="nonzero: outcomes differ if the largest and the smallest are further apart than this",
+    )
+    group.add_argument(
+        "--swarm.quota", type=at_least(0), default=0, help="groups of one peer in a step, at most; 0: any number"
+    )
+    group.add_argument(
+        "--swarm.keep", type=at_least(0), default=0, help="rounds after which own records are removed; 0: never"
+    )
+
+
+@hookimpl
+def marl_commands() -> list[Command]:
+    return [
+        Command(
+            "swarm", "show ADDRESS | add FILE ADDRESS", "a store of peers' records: what is there, and more answers", _main
+        )
+    ]
+
+
+def _main(words: Sequence[str]) -> int:
+    from marl_plugins.swarm.command import main
+
+    return main(words)
+
+
+@hookimpl
+def marl_configure(run: Run) -> list[Problem]:
+    import fsspec
+
+    from marl_plugins.swarm.store import PEER
+
+    options, found = run.args.swarm, []
+    if not PEER.fullmatch(options.peer):
+        wanted = "letters, digits, dots and underscores, 64 at most, the first a letter or a digit"
+        found.append(Problem("swarm.peer", at(flag="swarm.peer"), repr(options.peer), wanted))
+    if options.store is None:
+        fix = "give --swarm.store the folder that the peers share"
+        found.append(Problem("swarm.store_missing", at(plugin=PLUGIN), "no store is named", fix=fix))
+    else:
+        try:
+            fsspec.core.url_to_fs(options.store)
+        except (ValueError, ImportError) as error:
+            found.append(Problem("swarm.store", at(flag="swarm.store"), f"{options.store!r}: {error}"))
+    if 0 < options.keep < options.staleness:
+        got = f"{options.keep} is below --swarm.staleness {options.staleness}, so that peers like this one miss records"
+        found.append(Problem("swarm.keep", at(flag="swarm.keep"), got, severity="warning"))
+    return found
+
+
+@hookimpl
+async def marl_exchange(trajectories: Sequence[Trajectory], run: Run, exchange: Exchange) -> Sequence[Trajectory]:
+    from marl_plugins.swarm.journal import Journal
+    from marl_plugins.swarm.store import RecordStore
+    from marl_plugins.swarm.taking import take
+
+    swarm, options = run.state(Swarm), run.args.swarm
+    swarm.metrics = {}
+    store = RecordStore(options.store)
+    await asyncio.to_thread(_publish, store, trajectories, run, exchange)
+    if not options.external:
+        return trajectories
+    taken = await take(store, Journal(Path(run.args.ckpt.path), swarm.run), run, exchange)
+    return [*trajectories, *taken]
+
+
+def _publish(store: RecordStore, trajectories: Sequence[Trajectory], run: Run, exchange: Exchange) -> None:
+    """Write the records of a step's tasks. A store that cannot be written costs these records, not the step."""
+    from marl_plugins.swarm.record import key_of, packed
+    from marl_plugins.swarm.store import RecordName
+
+    swarm, options = run.state(Swarm), run.args.swarm
+    draw = random.Random(derive_seed(run.args.train.seed, "swarm.publish", exchange.step))
+    groups: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        if not trajectory.infrastructure_failure and not trajectory.origin:
+            groups.setdefault(trajectory.task.id, []).append(trajectory)
+    published, lost = 0, 0
+    for task, group in groups.items():
+        if draw.random() >= options.publish:
+            continue
+        name = RecordName(exchange.step, options.peer, swarm.run, key_of(task))
+        try:
+            published += store.put(name, packed([exchange.write(t) for t in group]))
+        except (OSError, ValueError):
+            lost += 1
+    swarm.metrics |= {"swarm/published": float(published), "swarm/unpublished": float(lost)}
+    if options.keep and (old := exchange.step - options.keep) > 0:
+        try:
+            own = [
+                n for n in store.names(range(old)) if (n.peer, n.run) == (options.peer, swarm.run) and n.round is not None
+            ]
+            store.remove(own)
+        except OSError:
+            pass  # tried again in the next step
+
+
+@hookimpl
+def marl_log(run: Run, metrics: dict[str, float]) -> None:
+    metrics |= run.state(Swarm).metrics
+
+
+@hookimpl
+def marl_state(run: Run) -> dict[str, object]:
+    swarm = run.state(Swarm)
+    return {"run": swarm.run, "seen": sorted(swarm.seen)}
+
+
+@hookimpl
+def marl_restore(run: Run, state: Mapping[str, object]) -> None:
+    swarm, seen = run.state(Swarm), state["seen"]
+    assert isinstance(seen, list)
+    swarm.run, swarm.seen = str(state["run"]), set(map(str, seen))

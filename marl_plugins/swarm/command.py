@@ -1,0 +1,147 @@
+"""`openrlhf swarm`: what is in a store of peers' records, and answers of people and other services that are added to it."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pydantic
+from rich.console import Console
+from rich.table import Table
+
+from marl_plugins.core.command import Parser
+from marl_plugins.core.exchange import SCHEMA_VERSION, RefusedRecord
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.files import read_bytes
+from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.redaction import inert
+from marl_plugins.swarm.record import key_of, packed, unpacked
+from marl_plugins.swarm.store import PEER, RecordName, RecordStore
+
+
+class GivenAnswer(pydantic.BaseModel):
+    """What one role says."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
+
+    role: str
+    text: str
+
+
+class GivenAnswers(pydantic.BaseModel):
+    """A line of the file of `swarm add`: the answers to one task, in the order in which each role is asked."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
+
+    task: str
+    prompt: str
+    answers: list[GivenAnswer] = pydantic.Field(min_length=1)
+
+
+def main(words: Sequence[str]) -> int:
+    parser = Parser(prog="openrlhf swarm", description=__doc__)
+    actions = parser.add_subparsers(dest="action", required=True, parser_class=Parser)
+    show = actions.add_parser("show", help="peers and rounds, and which records are damaged")
+    show.add_argument("address", help="the store, as of --swarm.store")
+    show.add_argument("--json", action="store_true", help="print one JSON object")
+    add = actions.add_parser("add", help="add answers of people, or of any service, for the runs that use the store")
+    add.add_argument(
+        "file", type=Path, help='JSON Lines: {"task": ID, "prompt": TEXT, "answers": [{"role": NAME, "text": TEXT}, ...]}'
+    )
+    add.add_argument("address", help="the store, as of --swarm.store")
+    add.add_argument("--peer", default="people", help="who has answered (default: %(default)s)")
+    options = parser.parse_args(words)
+    try:
+        return _show(options) if options.action == "show" else _add(options)
+    except (OSError, ImportError) as error:
+        raise ConfigurationError(Problem("swarm.unreachable", at(name=options.address), str(error))) from None
+
+
+def _store(address: str) -> RecordStore:
+    try:
+        return RecordStore(address)
+    except ValueError as error:
+        raise ConfigurationError(Problem("swarm.store", at(name=address), str(error))) from None
+
+
+def _show(options: Any) -> int:
+    """Print the peers of a store."""
+    store = _store(options.address)
+    peers: dict[str, dict[str, Any]] = defaultdict(
+        lambda: {"rounds": [], "records": 0, "trajectories": 0, "refused": Counter()}
+    )
+    for name in store.names():
+        peer = peers[f"{name.peer}-{name.run}"]
+        peer["records"] += 1
+        if name.round is not None:
+            peer["rounds"].append(name.round)
+        try:
+            peer["trajectories"] += len(unpacked(store.get(name)))
+        except RefusedRecord as error:
+            peer["refused"][f"{name.path}: {error}"] += 1
+        except ValueError as error:
+            peer["refused"][f"{name.path}: {error}"] += 1
+    found = {
+        who: {
+            **peer,
+            "rounds": [min(peer["rounds"]), max(peer["rounds"])] if peer["rounds"] else None,
+            "refused": list(peer["refused"]),
+        }
+        for who, peer in sorted(peers.items())
+    }
+    print(json.dumps(found, indent=2)) if options.json else _print(found)
+    return 0
+
+
+def _print(found: Mapping[str, Mapping[str, Any]]) -> None:
+    console = Console()
+    if not found:
+        console.print("no records yet")
+        return
+    table = Table("peer", "rounds", "records", "trajectories", "damaged", box=None)
+    for who, peer in found.items():
+        rounds = f"{peer['rounds'][0]} to {peer['rounds'][1]}" if peer["rounds"] else "-"
+        table.add_row(who, rounds, str(peer["records"]), str(peer["trajectories"]), str(len(peer["refused"])))
+    console.print(table)
+    for peer in found.values():
+        for line in peer["refused"]:
+            console.print(f"damaged: {inert(line)}", markup=False, highlight=False)
+
+
+def _add(options: Any) -> int:
+    """Write the answers of a file into the store, a record for each task."""
+    if not PEER.fullmatch(options.peer):
+        wanted = "letters, digits, dots and underscores, 64 at most, the first a letter or a digit"
+        raise ConfigurationError(Problem("swarm.peer", at(flag="peer"), repr(options.peer), wanted))
+    groups: dict[str, list[dict[str, object]]] = {}
+    problems = []
+    for number, line in enumerate(read_bytes(options.file).splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            given = GivenAnswers.model_validate_json(line)
+        except pydantic.ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            got = f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}"
+            problems.append(Problem("swarm.answers", at(line=f"{options.file}:{number}"), got))
+            continue
+        group = groups.setdefault(given.task, [])
+        group.append(_words(given, len(group)))
+    if problems or not groups:
+        raise ConfigurationError(problems or Problem("swarm.answers", at(file=options.file), "it holds no answers"))
+    store, run = _store(options.address), secrets.token_hex(4)
+    for task, group in groups.items():
+        store.put(RecordName(None, options.peer, run, key_of(task)), packed(group))
+    print(f"added {sum(map(len, groups.values()))} trajectories of {len(groups)} tasks as {options.peer}-{run}")
+    return 0
+
+
+def _words(given: GivenAnswers, sample: int) -> dict[str, object]:
+    """Returns answers as the words of a trajectory that were shown to nobody: each role says them in their order."""
+    answers = [{"role": a.role, "shown": "", "text": a.text, "end": "eos", "logprob": 0.0} for a in given.answers]
+    task = {"schema": SCHEMA_VERSION, "task": given.task, "prompt": given.prompt, "sample": sample}
+    return {**task, "tokenizers": {}, "answers": answers}

@@ -1,0 +1,51 @@
+"""What a step has taken in, on disk before it is trained on: a step that is repeated after a crash takes in the same.
+
+    <ckpt.path>/swarm/step-000012.json      the run, and by record its name and content
+
+A run's saved state alone cannot do this: it is of the last saved step, and peers go on writing meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from marl_plugins.core.files import json_value, replace_text
+
+
+class Journal:
+    """The records that each step has taken in.
+
+    Args:
+        folder: Of the run's checkpoints.
+        run: The run's own id; entries of another one are not read.
+    """
+
+    def __init__(self, folder: Path, run: str):
+        self.folder = folder / "swarm"
+        self.run = run
+
+    def read(self, step: int) -> dict[str, str] | None:
+        """Return the contents of the records that a step took in when it was first made, by name; None where it was not.
+
+        Raises:
+            OSError, ValueError: The file cannot be read, or is damaged.
+        """
+        path = self._path(step)
+        if not path.exists():
+            return None
+        entry = json_value(path.read_bytes())
+        return dict(entry["records"]) if entry["run"] == self.run else None
+
+    def write(self, step: int, records: Mapping[str, str]) -> None:
+        """Write what a step takes in.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        replace_text(self._path(step), json.dumps({"run": self.run, "records": dict(records)}))
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step:06d}.json"

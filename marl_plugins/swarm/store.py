@@ -1,0 +1,160 @@
+"""A folder of records that peers share: a local folder, a network share, an object store, or memory, by any fsspec address.
+
+    ROUND/PEER-RUN-KEY.json.gz      one task's trajectories of one peer; written once, by its peer alone
+    answers/PEER-RUN-KEY.json.gz    answers of people and of other services, which belong to no round
+
+There is no server and no lock. A name appears only when its content is complete: a local file is written under another name in the
+*same* folder and renamed, an object is put at once. Readers validate what they read and execute nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+MOST_RECORD_BYTES = 4 << 20
+"""Bytes of a record as it is stored; larger ones are neither written nor read."""
+MOST_UNPACKED_BYTES = 64 << 20
+PEER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._]{0,63}")
+NAME = re.compile(rf"({PEER.pattern})-([0-9a-f]{{8}})-([0-9a-f]{{16}})\.json\.gz")
+ANSWERS = "answers"
+"""The folder of records that belong to no round."""
+
+
+@dataclass(frozen=True, order=True)
+class RecordName:
+    """The name of a record.
+
+    Args:
+        round: The peer's training step; None: it belongs to none.
+        peer, run: Who wrote it, in which run.
+        key: Digest of the task's id.
+    """
+
+    round: int | None
+    peer: str
+    run: str
+    key: str
+
+    @property
+    def folder(self) -> str:
+        """The folder that it lies in."""
+        return ANSWERS if self.round is None else f"{self.round:06d}"
+
+    @property
+    def path(self) -> str:
+        """The place in the store, and the name in a journal."""
+        return f"{self.folder}/{self.peer}-{self.run}-{self.key}.json.gz"
+
+    @property
+    def origin(self) -> str:
+        """The name of its trajectories' maker (`Trajectory.origin`)."""
+        return f"{self.peer}-{self.run}" + ("" if self.round is None else f" step {self.round}")
+
+
+class RecordStore:
+    """The records under an address.
+
+    Args:
+        address: As fsspec has it: a path, `s3://bucket/folder`, `memory://name`.
+
+    Raises:
+        ValueError: There is no such protocol.
+        ImportError: The package for the protocol is not installed; fsspec names it.
+    """
+
+    def __init__(self, address: str):
+        found = fsspec.core.url_to_fs(address)
+        self.files: Any = found[0]
+        self.root = str(found[1]).rstrip("/")
+
+    def put(self, name: RecordName, content: bytes) -> bool:
+        """Write a record that is not there yet; return whether it was written.
+
+        Raises:
+            OSError: It cannot be written.
+            ValueError: It is larger than `MOST_RECORD_BYTES`.
+        """
+        if len(content) > MOST_RECORD_BYTES:
+            raise ValueError(f"{name.path} has {len(content)} bytes, of at most {MOST_RECORD_BYTES}")
+        place = f"{self.root}/{name.path}"
+        if self.files.exists(place):
+            return False
+        self.files.makedirs(place.rpartition("/")[0], exist_ok=True)
+        if self._is_local:
+            fresh = Path(f"{place}.{os.getpid()}.new")
+            fresh.write_bytes(content)
+            fresh.replace(place)
+        else:
+            self.files.pipe_file(place, content)
+        return True
+
+    def get(self, name: RecordName) -> bytes:
+        """Return the unpacked content of a record.
+
+        Raises:
+            OSError: It cannot be read.
+            ValueError: It is too large, packed or unpacked, or no gzip.
+        """
+        place = f"{self.root}/{name.path}"
+        if (size := int(self.files.size(place) or 0)) > MOST_RECORD_BYTES:
+            raise ValueError(f"{size} bytes, of at most {MOST_RECORD_BYTES}")
+        unpacker = zlib.decompressobj(wbits=31)
+        try:
+            content = unpacker.decompress(self.files.cat_file(place), MOST_UNPACKED_BYTES)
+        except zlib.error as error:
+            raise ValueError(f"it is no gzip: {error}") from None
+        if unpacker.unconsumed_tail or not unpacker.eof:
+            raise ValueError(f"it is cut off, or has more than {MOST_UNPACKED_BYTES} bytes unpacked")
+        return content
+
+    def names(self, rounds: range | None = None) -> list[RecordName]:
+        """Return the names of the records of some rounds, and of those of no round, sorted; what has another name is no record.
+
+        Args:
+            rounds: Default: all.
+
+        Raises:
+            OSError: The store cannot be read.
+        """
+        self.files.invalidate_cache()
+        found = []
+        for folder in self._folders():
+            number = None if folder == ANSWERS else int(folder)
+            if number is not None and rounds is not None and number not in rounds:
+                continue
+            for name in self._listed(folder):
+                if match := NAME.fullmatch(name):
+                    found.append(RecordName(number, match[1], match[2], match[3]))
+        return sorted(found, key=lambda name: name.path)
+
+    def remove(self, names: Iterable[RecordName]) -> None:
+        """Remove records, if they are there; their peer alone may.
+
+        Raises:
+            OSError: One cannot be removed.
+        """
+        for name in names:
+            if self.files.exists(place := f"{self.root}/{name.path}"):
+                self.files.rm_file(place)
+
+    @property
+    def _is_local(self) -> bool:
+        return "file" in (self.files.protocol if isinstance(self.files.protocol, tuple) else (self.files.protocol,))
+
+    def _folders(self) -> list[str]:
+        return [name for name in self._listed("") if name == ANSWERS or re.fullmatch(r"\d{6,9}", name)]
+
+    def _listed(self, folder: str) -> list[str]:
+        place = f"{self.root}/{folder}".rstrip("/")
+        try:
+            return sorted(str(path).rstrip("/").rpartition("/")[2] for path in self.files.ls(place, detail=False))
+        except FileNotFoundError:
+            return []

@@ -1,0 +1,159 @@
+"""Which groups of other peers a step takes in, and that a repeated step takes in the same."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from marl_plugins.core.exchange import Exchange, RefusedRecord
+from marl_plugins.core.failures import RunPaused
+from marl_plugins.core.seeds import derive_seed
+from marl_plugins.core.trajectory import Trajectory
+from marl_plugins.run import Run
+from marl_plugins.swarm.journal import Journal
+from marl_plugins.swarm.peers import Swarm
+from marl_plugins.swarm.record import key_of, unpacked
+from marl_plugins.swarm.store import ANSWERS, NAME, RecordName, RecordStore
+
+TRIED_PER_TAKEN = 8
+"""Records that are read for each that is to be taken, at most."""
+
+
+async def take(store: RecordStore, journal: Journal, run: Run, exchange: Exchange) -> list[Trajectory]:
+    """Returns the trajectories that a step takes in: what the journal says of it, or else what is drawn now.
+
+    Raises:
+        RunPaused: The journal cannot be read or written; the step before is saved.
+    """
+    try:
+        recorded = journal.read(exchange.step)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunPaused(f"the journal of step {exchange.step} in {journal.folder} cannot be read: {error}") from error
+    taking = GroupsTaken(run, exchange)
+    if recorded is not None:
+        for path, content in recorded.items():
+            await taking.take(path, content)
+        return taking.trajectories
+    try:
+        names, unreachable = await asyncio.to_thread(_candidates, store, run, exchange.step), 0.0
+    except OSError:
+        names, unreachable = [], 1.0
+    await taking.draw(store, names)
+    try:
+        journal.write(exchange.step, taking.contents)
+    except OSError as error:
+        raise RunPaused(f"the journal in {journal.folder} cannot be written: {error}") from error
+    run.state(Swarm).metrics |= {"swarm/unreachable": unreachable, "swarm/offered": float(len(names)), **taking.metrics()}
+    return taking.trajectories
+
+
+def _candidates(store: RecordStore, run: Run, step: int) -> list[RecordName]:
+    """Returns the records of others that a step may take in, in the order in which they are tried: drawn by seed and step.
+
+    Raises:
+        OSError: The store cannot be read.
+    """
+    swarm, options = run.state(Swarm), run.args.swarm
+    names = store.names(range(max(0, step - options.staleness), step + 1))
+    oldest = step - options.staleness
+    swarm.seen = {path for path in swarm.seen if not path[:6].isdigit() or int(path.partition("/")[0]) >= oldest}
+    names = [n for n in names if (n.peer, n.run) != (options.peer, swarm.run) and n.path not in swarm.seen]
+    random.Random(derive_seed(run.args.train.seed, "swarm.take", step)).shuffle(names)
+    return names
+
+
+class GroupsTaken:
+    """The groups of others that one step takes in."""
+
+    def __init__(self, run: Run, exchange: Exchange):
+        self.contents: dict[str, str] = {}
+        """The records that are taken, by name."""
+        self.trajectories: list[Trajectory] = []
+        self._swarm, self._options = run.state(Swarm), run.args.swarm
+        self._exchange = exchange
+        self._refused: Counter[str] = Counter()
+        self._unlike = 0
+
+    async def draw(self, store: RecordStore, names: Sequence[RecordName]) -> None:
+        """Take as many groups as are asked for, as far as they are there and the sampler wants them."""
+        wanted, of_peer = self._options.external, Counter[str]()
+        tried: list[tuple[RecordName, str, list[Trajectory]]] = []
+        for name in names[: TRIED_PER_TAKEN * wanted]:
+            if len(tried) >= wanted and self._options.sampler != "reward":
+                break
+            if self._options.quota and of_peer[name.peer] >= self._options.quota:
+                continue
+            try:
+                content = (await asyncio.to_thread(store.get, name)).decode("utf-8")
+                group = await self._read(name.path, content, name.origin)
+            except FileNotFoundError:  # its peer has removed it
+                continue
+            except OSError:
+                self._refused["unreachable"] += 1
+                continue
+            except RefusedRecord as error:
+                self._refuse(name, error.reason)
+                continue
+            except ValueError:
+                self._refuse(name, "schema")
+                continue
+            if self._options.sampler == "nonzero" and not self._differ(group):
+                self._unlike += 1
+                continue
+            of_peer[name.peer] += 1
+            tried.append((name, content, group))
+        if self._options.sampler == "reward":
+            tried.sort(key=lambda each: -fmean(t.outcome or 0.0 for t in each[2]))
+        for name, content, group in tried[:wanted]:
+            self._add(name.path, content, group)
+
+    async def take(self, path: str, content: str) -> None:
+        """Take a record that the journal has.
+
+        Raises:
+            RunPaused: It cannot be said again as it could when the step was first made.
+        """
+        folder, _, file = path.partition("/")
+        match = NAME.fullmatch(file)
+        try:
+            if match is None:
+                raise RefusedRecord("schema", "no name of a record")
+            name = RecordName(None if folder == ANSWERS else int(folder), match[1], match[2], match[3])
+            self._add(path, content, await self._read(path, content, name.origin))
+        except (RefusedRecord, ValueError) as error:
+            raise RunPaused(f"step {self._exchange.step} took in {path}, which is now refused: {error}") from error
+
+    def metrics(self) -> Mapping[str, float]:
+        """Returns what became of the records that were tried."""
+        return {
+            "swarm/taken": float(len(self.contents)),
+            "swarm/unlike": float(self._unlike),
+            "swarm/refused": float(self._refused.total()),
+            **{f"swarm/refused/{reason}": float(count) for reason, count in sorted(self._refused.items())},
+        }
+
+    async def _read(self, path: str, content: str, origin: str) -> list[Trajectory]:
+        group = unpacked(content.encode())
+        if not path.endswith(f"-{key_of(group[0].task)}.json.gz"):
+            raise RefusedRecord("schema", "its task is not the one of its name")
+        records = [words.model_dump(mode="json", by_alias=True) for words in group]
+        read = await asyncio.gather(*(self._exchange.read(record, origin) for record in records), return_exceptions=True)
+        if failed := [each for each in read if isinstance(each, BaseException)]:
+            raise failed[0]
+        return [each for each in read if not isinstance(each, BaseException)]
+
+    def _differ(self, group: Sequence[Trajectory]) -> bool:
+        outcomes = [t.outcome for t in group if t.outcome is not None]
+        return bool(outcomes) and max(outcomes) - min(outcomes) > self._options.spread
+
+    def _refuse(self, name: RecordName, reason: str) -> None:
+        self._refused[reason] += 1
+        self._swarm.seen.add(name.path)
+
+    def _add(self, path: str, content: str, group: Sequence[Trajectory]) -> None:
+        self.contents[path] = content
+        self.trajectories += group
+        self._swarm.seen.add(path)

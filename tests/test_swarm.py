@@ -1,0 +1,361 @@
+"""Peers: what they publish and take in, that a step repeats after a crash, and what hostile or broken records and stores cost."""
+
+import asyncio
+import gzip
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+import zlib
+from contextlib import suppress
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated import without_seconds
+from simulated_run import simulated_trainer
+from test_exchange import Chat, recorded
+
+from marl_plugins.core.exchange import RefusedRecord
+from marl_plugins.core.failures import ConfigurationError, RunPaused
+from marl_plugins.core.roles import RoleSpec
+from marl_plugins.manager import Plugins
+from marl_plugins.plan.build import build_plan
+from marl_plugins.records.read import Filter, RunReader
+from marl_plugins.swarm.command import main
+from marl_plugins.swarm.peers import Swarm
+from marl_plugins.swarm.record import key_of, packed, unpacked
+from marl_plugins.swarm.store import MOST_RECORD_BYTES, RecordName, RecordStore
+
+PLUGIN = "marl_plugins.swarm"
+DEFAULTS = {"publish": 1.0, "external": 0, "staleness": 1, "sampler": "uniform", "spread": 0.0, "quota": 0, "keep": 0}
+
+
+def peer(folder, store, seed=1, steps=3, name="alice", outcome=lambda t: float(t.sample == 0), **options):
+    """A simulated run that takes part in a swarm."""
+    trainer = simulated_trainer(folder / "run", outcome, steps=steps, eval_steps=-1, plugins=[PLUGIN])
+    trainer.run.args.train.seed = seed
+    trainer.run.args.ckpt.path = str(folder / "ckpt")
+    trainer.run.args.swarm = SimpleNamespace(**DEFAULTS | options, store=str(store), peer=name)
+    for role, spec in trainer.session.cast.roles.items():
+        trainer.session.cast.roles[role] = RoleSpec(role, spec.policy, spec.render, Chat(), spec.sampling)
+    trainer.plugins.hook.marl_log = trainer.plugins.named.hook.marl_log
+    return trainer
+
+
+def fit(trainer, done=0):
+    asyncio.run(trainer.fit(done))
+    return trainer
+
+
+def received(trainer):
+    found = RunReader(trainer.records.folder).trajectories(Filter(received=True))
+    return [(t.step, t.origin, t.task.id, t.sample) for t in found if t.origin]
+
+
+def test_a_run_takes_groups_of_its_peers_and_the_numbers_add_up(tmp_path):
+    store = tmp_path / "store"
+    fit(peer(tmp_path / "a", store, seed=7))
+    bob = fit(peer(tmp_path / "b", store, seed=8, name="bob", external=2))
+    names = RecordStore(str(store)).names()
+    assert {(n.peer, n.round) for n in names} == {(p, r) for p in ("alice", "bob") for r in (1, 2, 3)} and len(names) == 24
+    for line, ledger in zip(recorded(bob, "metrics.jsonl"), recorded(bob, "ledger.jsonl"), strict=True):
+        assert (line["swarm/published"], line["swarm/taken"], line["swarm/refused"]) == (4.0, 2.0, 0.0)
+        assert ledger["received"]["trajectories"] == 4 == ledger["received"]["roles"]["a"]["trained"]
+    taken = received(bob)
+    assert len(taken) == len(set(taken)) == 12  # no record twice
+    assert all(origin.startswith("alice-") and step - int(origin.split()[-1]) in (0, 1) for step, origin, *_ in taken)
+
+
+@pytest.mark.parametrize("publish", [1.0, 0.5, 0.0])
+def test_without_groups_of_others_the_run_is_the_run_without_the_plugin(tmp_path, publish):
+    store = tmp_path / "store"
+    fit(peer(tmp_path / "a", store, seed=7))
+    bob = fit(peer(tmp_path / "b", store, seed=8, name="bob", publish=publish))
+    alone = simulated_trainer(tmp_path / "c" / "run", lambda t: float(t.sample == 0), steps=3, eval_steps=-1)
+    alone.run.args.train.seed = 8
+    fit(alone)
+    for name in ("trajectories.jsonl", "ledger.jsonl"):
+        assert without_seconds(recorded(bob, name)) == without_seconds(recorded(alone, name))
+    own = [n for n in RecordStore(str(store)).names() if n.peer == "bob"]
+    assert len(own) == sum(line["swarm/published"] for line in recorded(bob, "metrics.jsonl"))
+    assert {1.0: len(own) == 12, 0.5: 0 < len(own) < 12, 0.0: not own}[publish]
+
+
+def test_samplers_choose_by_the_outcomes_here(tmp_path):
+    """Of alice's tasks the graders here give some 0, some 1 and some both."""
+    store = tmp_path / "store"
+    fit(peer(tmp_path / "a", store, seed=7, steps=1))
+
+    def outcome(t):
+        return {"t0": 0.0, "t1": 1.0}.get(t.task.id, float(t.sample == 0)) if t.origin else 0.5
+
+    def tasks(sampler, external=4, **more):
+        folder = tmp_path / f"{sampler}{len(more)}{external}"
+        bob = fit(
+            peer(
+                folder,
+                store,
+                seed=8,
+                name="bob",
+                steps=1,
+                external=external,
+                sampler=sampler,
+                outcome=outcome,
+                publish=0.0,
+                **more,
+            )
+        )
+        return {task for _, _, task, _ in received(bob)}, recorded(bob, "metrics.jsonl")[0]
+
+    assert tasks("uniform")[0] == {"t0", "t1", "t2", "t3"}
+    found, metrics = tasks("nonzero")
+    assert found == {"t2", "t3"} and metrics["swarm/unlike"] == 2.0
+    assert tasks("nonzero", spread=1.0)[0] == set()
+    assert tasks("reward", external=1)[0] == {"t1"}
+    assert len(tasks("uniform", quota=3)[0]) == 3
+
+
+def test_a_repeated_step_takes_in_what_it_took_in_although_peers_go_on(tmp_path):
+    store = tmp_path / "store"
+    fit(peer(tmp_path / "a", store, seed=7))
+    options = {"seed": 8, "name": "bob", "external": 2}
+    first = peer(tmp_path / "b", store, steps=2, **options)
+    fit(first)
+    state = json.loads(json.dumps(first.plugins.named.state(first.run)))
+    third = peer(tmp_path / "b2", store, steps=3, **options)
+    third.run.args.ckpt.path = first.run.args.ckpt.path
+    third.plugins.named.restore(third.run, state)
+    third.policies = third.session.policies["p"].version = 2
+    fit(third, done=2)
+    fit(peer(tmp_path / "c", store, seed=9, name="carol"))  # and writes records of every round
+    again = peer(tmp_path / "b3", store, steps=3, **options)
+    again.run.args.ckpt.path = first.run.args.ckpt.path
+    again.plugins.named.restore(again.run, state)
+    again.session.policies["p"].version = 2
+    fit(again, done=2)
+    assert received(again) == received(third) and len(received(third)) == 4
+    other = peer(tmp_path / "b4", store, steps=3, **options)  # a fresh run in the same folder reads nobody else's journal
+    other.run.args.ckpt.path = first.run.args.ckpt.path
+    fit(other)
+    assert any(origin.startswith("carol") for _, origin, *_ in received(other))
+
+
+def test_a_journal_that_is_damaged_pauses_the_run(tmp_path):
+    trainer = peer(tmp_path, tmp_path / "store", external=1)
+    (tmp_path / "ckpt" / "swarm").mkdir(parents=True)
+    (tmp_path / "ckpt" / "swarm" / "step-000001.json").write_text('{"run"')
+    with pytest.raises(RunPaused, match="journal"):
+        fit(trainer)
+
+
+def test_stale_and_future_rounds_wait_or_are_left(tmp_path):
+    store = tmp_path / "store"
+    fit(peer(tmp_path / "a", store, seed=7, steps=3))
+    bob = fit(peer(tmp_path / "b", store, seed=8, steps=5, name="bob", external=12, staleness=0))
+    rounds = [(step, int(origin.split()[-1])) for step, origin, *_ in received(bob)]
+    assert {(1, 1), (2, 2), (3, 3)} == set(rounds)
+
+
+def test_old_records_of_its_own_are_removed_and_no_others(tmp_path):
+    store = tmp_path / "store"
+    fit(peer(tmp_path / "a", store, seed=7, steps=2))
+    fit(peer(tmp_path / "b", store, seed=8, steps=5, name="bob", keep=2))
+    found = {(n.peer, n.round) for n in RecordStore(str(store)).names()}
+    assert found == {("alice", 1), ("alice", 2), ("bob", 3), ("bob", 4), ("bob", 5)}
+
+
+# -- stores that fail, and records that lie -------------------------------------------------------------------------------------
+
+
+def test_a_store_that_is_gone_costs_records_and_no_step(tmp_path):
+    (tmp_path / "store").write_text("a file in its place")
+    trainer = fit(peer(tmp_path / "b", tmp_path / "store" / "below", external=2))
+    for line in recorded(trainer, "metrics.jsonl"):
+        assert line["swarm/unpublished"] == 4.0 and line["swarm/unreachable"] == 1.0 and line["rows/trained"] == 8.0
+
+
+def good(task="t0", sample=0, **values):
+    """A record that a run of `peer` can say again."""
+    answer = {"role": "a", "shown": "", "text": "abc", "end": "eos", "logprob": -1.0}
+    return {
+        "schema": 1,
+        "task": task,
+        "prompt": f"q{task[1:]}",
+        "sample": sample,
+        "tokenizers": {},
+        "answers": [answer],
+    } | values
+
+
+HOSTILE = {
+    "no gzip": b"hello",
+    "an empty file": b"",
+    "half a record": packed([good()])[:-9],
+    "a bomb": gzip.compress(b"0" * (65 << 20)),
+    "too large": os.urandom(MOST_RECORD_BYTES + 1),
+    "no JSON": gzip.compress(b"{"),
+    "a list": gzip.compress(b"[]"),
+    "deep": gzip.compress(b'{"schema": 1, "group": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
+    "no UTF-8": gzip.compress(b'"\xff"'),
+    "another schema": gzip.compress(b'{"schema": 2, "group": []}'),
+    "no trajectory": packed([]),
+    "another task than its name's": packed([good("t1")]),
+    "two tasks": packed([good(), good("t1", 1)]),
+    "a task of nobody's": packed([good("t9999")]),
+    "another prompt": packed([good(prompt="send me your keys")]),
+    "an answer too many": packed([good(answers=good()["answers"] * 2)]),
+    "one good, one bad": packed([good(), good(sample=1, answers=[])]),
+    "twice the same sample": packed([good(), good()]),
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=list(HOSTILE))
+def test_a_record_that_lies_is_refused_counted_and_not_trained_on(tmp_path, content):
+    store = tmp_path / "store"
+    place = store / RecordName(1, "mallory", "0" * 8, key_of("t0")).path
+    place.parent.mkdir(parents=True)
+    place.write_bytes(content)
+    bob = fit(peer(tmp_path / "b", store, steps=1, name="bob", external=3))
+    (line,) = recorded(bob, "metrics.jsonl")
+    assert line["swarm/refused"] == 1.0 and line["swarm/taken"] == 0.0 and not received(bob)
+
+
+def test_what_is_named_otherwise_is_no_record(tmp_path):
+    for name in (
+        "000001/../x-00000000-0000000000000000.json.gz",
+        "000001/x.json.gz",
+        "000001/.a-0-0.json.gz",
+        "etc/passwd",
+    ):
+        place = tmp_path / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(b"x")
+    assert RecordStore(str(tmp_path)).names() == []
+
+
+@given(st.binary(max_size=300), st.integers(0, 2**32))
+@settings(max_examples=150, deadline=None)
+def test_no_content_raises_anything_but_a_refusal(noise, seed):
+    record = bytearray(gzip.decompress(packed([good(), good(sample=1)])))
+    draw = random.Random(seed)
+    for byte in noise[:3]:
+        record[draw.randrange(len(record))] = byte
+    for content in (noise, bytes(record)):
+        with suppress(RefusedRecord):
+            unpacked(content)
+
+
+def write_records(folder, who, count):
+    store = RecordStore(str(folder))
+    for number in range(count):
+        store.put(RecordName(number % 7, who, "0" * 8, f"{number:016x}"), packed([good(sample=number)]))
+
+
+def test_eight_writers_lose_nothing_and_nobody_reads_half_a_record(tmp_path):
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=write_records, args=(tmp_path, f"p{n}", 60)) for n in range(8)]
+    for writer in writers:
+        writer.start()
+    store, read = RecordStore(str(tmp_path)), set()
+    while any(writer.is_alive() for writer in writers) or len(read) < 480:
+        for name in store.names():
+            if name not in read:
+                assert len(unpacked(store.get(name))) == 1
+                read.add(name)
+        assert not any(writer.exitcode for writer in writers)
+    assert len(read) == 480
+
+
+def test_a_writer_that_is_killed_leaves_whole_records(tmp_path):
+    context = multiprocessing.get_context("fork")
+    store = RecordStore(str(tmp_path))
+    for attempt in range(5):
+        writer = context.Process(target=write_records, args=(tmp_path, f"p{attempt}", 10_000))
+        writer.start()
+        while len(store.names()) < 20 * (attempt + 1):
+            time.sleep(0.005)
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.join()
+    names = store.names()
+    assert len(names) >= 100
+    assert all(len(unpacked(store.get(name))) == 1 for name in names)
+
+
+def test_a_record_is_written_once(tmp_path):
+    for store in (RecordStore(str(tmp_path)), RecordStore("memory://swarm-once")):
+        name = RecordName(3, "a", "0" * 8, "1" * 16)
+        assert store.put(name, packed([good()])) and not store.put(name, packed([good(sample=5)]))
+        assert unpacked(store.get(name))[0].sample == 0 and store.names() == [name]
+        with pytest.raises(ValueError, match="bytes"):
+            store.put(RecordName(4, "a", "0" * 8, "1" * 16), b"x" * (MOST_RECORD_BYTES + 1))
+        store.remove([name, name])
+        assert store.names() == []
+
+
+# -- configuration and commands --------------------------------------------------------------------------------------------------
+
+
+def codes(*flags):
+    with pytest.raises(ConfigurationError) as error:
+        build_plan(["--plugin", PLUGIN, "--recipe", "tool_user/tiny.yaml", *flags])
+    return {problem.code for problem in error.value.problems}
+
+
+def test_what_is_wrong_with_the_flags_is_said_at_once(tmp_path):
+    assert codes() == {"swarm.store_missing"}
+    assert codes("--swarm.store", "nosuch://x", "--swarm.peer", "../x") == {"swarm.store", "swarm.peer"}
+    words = ["--swarm.store", str(tmp_path), "--swarm.keep", "1", "--swarm.staleness", "3"]
+    plan = build_plan(["--plugin", PLUGIN, "--recipe", "tool_user/tiny.yaml", *words])
+    assert "swarm.keep" in {problem.code for problem in plan.run.warnings}
+
+
+def test_the_run_id_belongs_to_the_run(tmp_path):
+    one, two = peer(tmp_path / "a", "x"), peer(tmp_path / "b", "x")
+    assert one.run.state(Swarm).run != two.run.state(Swarm).run
+    two.plugins.named.restore(two.run, one.plugins.named.state(one.run))
+    assert one.run.state(Swarm).run == two.run.state(Swarm).run
+    assert PLUGIN in Plugins([PLUGIN]).names
+
+
+def test_answers_of_people_are_taken_in_by_role(tmp_path, capsys):
+    file, store = tmp_path / "answers.jsonl", tmp_path / "store"
+    lines = [
+        {"task": f"t{n}", "prompt": f"q{n}", "answers": [{"role": "a", "text": text}]}
+        for n in (0, 1)
+        for text in ("yes", "no")
+    ]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    assert main(["add", str(file), str(store), "--peer", "people"]) == 0
+    assert "4 trajectories of 2 tasks" in capsys.readouterr().out
+    bob = fit(peer(tmp_path / "b", store, steps=1, external=4))
+    found = {t.task.id: [] for t in RunReader(bob.records.folder).trajectories(Filter(received=True)) if t.origin}
+    for t in RunReader(bob.records.folder).trajectories(Filter(received=True)):
+        if t.origin:
+            found[t.task.id].append(t.actions[0].text)
+            assert t.actions[0].generation.ids[-1] == ord("^")
+    assert found == {"t0": ["yes", "no"], "t1": ["yes", "no"]}
+    capsys.readouterr()
+    assert main(["show", str(store), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert sorted(peer["trajectories"] for peer in shown.values()) == [4, 8]
+    (store / "000001").mkdir(exist_ok=True)
+    (store / RecordName(1, "mallory", "0" * 8, "0" * 16).path).write_bytes(zlib.compress(b"x"))
+    assert main(["show", str(store)]) == 0
+    assert "damaged" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"task": "t"}', '{"task": "t", "prompt": "p", "answers": []}', "[1]"])
+def test_a_file_without_answers_is_said_by_line(tmp_path, text):
+    (tmp_path / "answers.jsonl").write_text(text)
+    with pytest.raises(ConfigurationError) as error:
+        main(["add", str(tmp_path / "answers.jsonl"), str(tmp_path / "store")])
+    assert {problem.code for problem in error.value.problems} == {"swarm.answers"}
+    (tmp_path / "no_folder").write_text("")
+    for address, code in (("nosuch://x", "swarm.store"), (f"{tmp_path}/no_folder/below", "swarm.unreachable")):
+        with pytest.raises(ConfigurationError) as error:
+            main(["show", address])
+        assert {problem.code for problem in error.value.problems} == {code}
