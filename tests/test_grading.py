@@ -29,6 +29,19 @@ PASSING = {
     ),
     "one answer for the next call": ("def f(x): return x + 1", "x = 0\nfor _ in range(10):\n    x = f(x)\nassert x == 10"),
     "in place": ("def f(x): x.sort()", "a = [3, 1]\nf(a)\nassert a == [1, 3]"),
+    "in place, with an answer": (
+        "def f(x):\n    x.sort()\n    return x",
+        "a = [3, 1]\nf(a)\nassert a == [1, 3]",
+    ),
+    "in place, and a number": (
+        "def f(x):\n    x[:] = sorted(set(x))\n    return len(x)",
+        "a = [3, 1, 3]\nk = f(a)\nassert a[:k] == [1, 3]\nb = [2, 2]\nassert f(b) == 1 and b[:1] == [2] and f(b) == 1",
+    ),
+    "in place, in a block": (
+        "def f(x): x.pop()\ndef g(x): return bool(x.pop())",
+        "def test_one():\n    a = [1, 2, 3]\n    for _ in range(2):\n        f(a)\n    if g(a):\n        assert a == []\n"
+        "    b = [1]\n    while b and g(b):\n        assert not b",
+    ),
     "a constant": ("LIMIT = 5", "assert LIMIT == 5"),
     "handed on": ("def f(x): return x + 1", "assert list(map(f, [1, 2])) == [2, 3]"),
     "functions": ("def f(x): return x + 1", "def test_one():\n    assert f(1) == 2\ndef test_two():\n    assert f(2) == 3"),
@@ -63,6 +76,13 @@ FAILING = {
         "def test_one():\n    assert f(1) == 2\ndef test_two():\n    assert f(2) == 9",
     ),
     "raises": ("def f(x): return 1 / 0", CHECKS),
+    "empties what is expected": ("def f(x):\n    x.clear()\n    return x", "a = [3, 1]\nassert f(a) == sorted(a)"),
+    "and gives a copy": ("def f(x):\n    x.clear()\n    return {}", "a = {1: 2}\nassert f(a) == dict(a)"),
+    "of which it says the number": ("def f(x):\n    x.clear()\n    return 0", "a = [3, 1]\nassert f(a) == sum(a)"),
+    "in two statements": ("def f(x):\n    x.clear()\n    return x", "a = [3, 1]\nb = f(a)\nassert b == sorted(a)"),
+    "by name": ("def f(x=()):\n    x.clear()\n    return x", "a = [3, 1]\nassert f(x=a) == sorted(a)"),
+    "for each": ("def f(x):\n    x.clear()\n    return x", "assert all(f(a) == sorted(a) for a in ([3, 1], [2]))"),
+    "in a test": ("def f(x):\n    x.clear()\n    return 0", "def test_f():\n    a = {1}\n    assert f(a) == len(a), 'no'"),
     "never ends": ("def f(x):\n    while True:\n        pass", CHECKS),
     "never loads": ("while True:\n    pass", CHECKS),
 }

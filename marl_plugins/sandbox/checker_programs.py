@@ -23,6 +23,8 @@ LARGEST_ANSWER_CHARS = 1 << 20
 """Characters of one answer."""
 MOST_CALLS = 1000
 """Maximum number of calls that checks make."""
+SETTLE = "_settle_"
+"""Name under which the checks call `CheckNames.settle`."""
 if hasattr(sys, "set_int_max_str_digits"):
     sys.set_int_max_str_digits(100_000)
 
@@ -181,8 +183,10 @@ class CheckNames(dict[str, Any]):
         self.asserts = asserts
         self.unknown: list[str] = []
         """The calls that the program has to answer."""
+        self[SETTLE] = self.settle
         self._made = 0
         self._values: dict[str, Any] = {}
+        self._changes: list[tuple[Any, Any, bool]] = []
 
     def __missing__(self, name: str) -> Any:
         if hasattr(builtins, name):
@@ -238,13 +242,56 @@ class CheckNames(dict[str, Any]):
                 error = Exception(f"{answer['raised']}: {answer.get('text')}")
             raise error
         try:
+            value = unpacked(answer["value"])
             if "changed" in answer:
                 after, others = map(unpacked, answer["changed"])
-                for mine, new in zip(given, (*after, *others.values())):  # noqa: B905
-                    renew(mine, new)
-            return unpacked(answer["value"])
+                made = isinstance(value, (list, tuple, set, frozenset, dict))
+                self._changes += [(*pair, made) for pair in zip(given, (*after, *others.values()))]  # noqa: B905
+                if value is None:
+                    self.settle(True)
+            return value
         except Exception:  # whatever the program has written in the place of an answer
             raise ValueError("the answer cannot be read") from None
+
+    def settle(self, called_for_it: bool) -> None:
+        """Gives arguments the content that the program has left in them, when the statement with its calls is over.
+
+        Not before, and not where the call has made a list or the like of which the statement makes use: what is expected is often
+        worked out from the argument (`assert f(a) == sorted(a)`), which the program could empty.
+
+        Args:
+            called_for_it: Whether the statement was the call alone.
+        """
+        for mine, new, made in self._changes:
+            if called_for_it or not made:
+                renew(mine, new)
+        self._changes.clear()
+
+
+class Settled(ast.NodeTransformer):
+    """Adds a `settle` after each statement with a call, and at the start of a block; `assert A and B` becomes two asserts."""
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        for field, value in ast.iter_fields(node):
+            if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
+                ahead = [self._settle(value[0])] if isinstance(node, (ast.If, ast.For, ast.While, ast.With)) else []
+                setattr(node, field, ahead + [one for statement in value for one in self._parts(statement)])
+        return node
+
+    def _parts(self, statement: ast.stmt) -> list[ast.stmt]:
+        test = statement.test if isinstance(statement, ast.Assert) else None
+        if isinstance(statement, ast.Assert) and isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+            asserts = [ast.copy_location(ast.Assert(part, statement.msg), statement) for part in test.values]
+            return [one for part in asserts for one in self._parts(part)]
+        if not any(isinstance(node, ast.Call) for node in ast.walk(statement)):
+            return [statement]
+        return [statement, self._settle(statement)]
+
+    def _settle(self, statement: ast.stmt) -> ast.stmt:
+        alone = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
+        call = ast.Call(ast.Name(SETTLE, ast.Load()), [ast.Constant(alone)], [])
+        return ast.fix_missing_locations(ast.copy_location(ast.Expr(call), statement))
 
 
 def renew(mine: Any, new: Any) -> None:
@@ -286,7 +333,7 @@ def ended(checks: str, known: dict[str, list[str]]) -> tuple[str, list[str]]:
         tree = ast.parse(checks)
         spans = [(node.lineno, node.end_lineno or node.lineno) for node in ast.walk(tree) if isinstance(node, ast.Assert)]
         asked = CheckNames(known, {line for first, last in spans for line in range(first, last + 1)})
-        exec(compile(tree, "checks.py", "exec"), asked)
+        exec(compile(Settled().visit(tree), "checks.py", "exec"), asked)
         for name, test in list(asked.items()):
             if name.startswith("test_") and callable(test):
                 test()
