@@ -1,4 +1,4 @@
-"""What each call of a tool changes in a workspace, as a unified diff: `--file_diffs CHARACTERS`.
+"""Unified diffs of what each call of a tool changes in a workspace: `--file_diffs CHARACTERS`.
 
 The folder of a trajectory is gone once it is scored; a diff is what is left of its files. Texts are kept in memory until then,
 so both they and the diffs are bounded.

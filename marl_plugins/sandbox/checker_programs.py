@@ -268,7 +268,7 @@ class CheckNames(dict[str, Any]):
         self._changes.clear()
 
 
-class Settled(ast.NodeTransformer):
+class SettleInserter(ast.NodeTransformer):
     """Adds a `settle` after each statement with a call, and at the start of a block; `assert A and B` becomes two asserts."""
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
@@ -333,7 +333,7 @@ def ended(checks: str, known: dict[str, list[str]]) -> tuple[str, list[str]]:
         tree = ast.parse(checks)
         spans = [(node.lineno, node.end_lineno or node.lineno) for node in ast.walk(tree) if isinstance(node, ast.Assert)]
         asked = CheckNames(known, {line for first, last in spans for line in range(first, last + 1)})
-        exec(compile(Settled().visit(tree), "checks.py", "exec"), asked)
+        exec(compile(SettleInserter().visit(tree), "checks.py", "exec"), asked)
         for name, test in list(asked.items()):
             if name.startswith("test_") and callable(test):
                 test()

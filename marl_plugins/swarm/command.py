@@ -24,7 +24,7 @@ from marl_plugins.swarm.store import PEER, RecordName, RecordStore
 
 
 class GivenAnswer(pydantic.BaseModel):
-    """What one role says."""
+    """The words of one role."""
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
 

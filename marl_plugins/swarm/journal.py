@@ -1,4 +1,4 @@
-"""What a step has taken in, on disk before it is trained on: a step that is repeated after a crash takes in the same.
+"""A journal of what a step has taken in, on disk before it is trained on: a step that is repeated after a crash takes in the same.
 
     <ckpt.path>/swarm/step-000012.json      the run, and by record its name and content
 
@@ -27,7 +27,7 @@ class Journal:
         self.run = run
 
     def read(self, step: int) -> dict[str, str] | None:
-        """Return the contents of the records that a step took in when it was first made, by name; None where it was not.
+        """Returns the contents of the records that a step took in when it was first made, by name; None where it was not.
 
         Raises:
             OSError, ValueError: The file cannot be read, or is damaged.
@@ -39,7 +39,7 @@ class Journal:
         return dict(entry["records"]) if entry["run"] == self.run else None
 
     def write(self, step: int, records: Mapping[str, str]) -> None:
-        """Write what a step takes in.
+        """Writes what a step takes in.
 
         Raises:
             OSError: It cannot be written.

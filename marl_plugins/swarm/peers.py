@@ -1,4 +1,4 @@
-"""What a run keeps of its exchange with its peers from one step to the next."""
+"""The state that a run keeps of its exchange with its peers from one step to the next."""
 
 from __future__ import annotations
 

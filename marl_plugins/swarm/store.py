@@ -76,7 +76,7 @@ class RecordStore:
         self.root = str(found[1]).rstrip("/")
 
     def put(self, name: RecordName, content: bytes) -> bool:
-        """Write a record that is not there yet; return whether it was written.
+        """Writes a record that is not there yet; returns whether it was written.
 
         Raises:
             OSError: It cannot be written.
@@ -97,7 +97,7 @@ class RecordStore:
         return True
 
     def get(self, name: RecordName) -> bytes:
-        """Return the unpacked content of a record.
+        """Returns the unpacked content of a record.
 
         Raises:
             OSError: It cannot be read.
@@ -116,7 +116,8 @@ class RecordStore:
         return content
 
     def names(self, rounds: range | None = None) -> list[RecordName]:
-        """Return the names of the records of some rounds, and of those of no round, sorted; what has another name is no record.
+        """Returns the names of the records of some rounds, and of those of no round, sorted; what has another name is no
+        record.
 
         Args:
             rounds: Default: all.
@@ -136,7 +137,7 @@ class RecordStore:
         return sorted(found, key=lambda name: name.path)
 
     def remove(self, names: Iterable[RecordName]) -> None:
-        """Remove records, if they are there; their peer alone may.
+        """Removes records, if they are there; their peer alone may.
 
         Raises:
             OSError: One cannot be removed.

@@ -1,4 +1,4 @@
-"""Which groups of other peers a step takes in, and that a repeated step takes in the same."""
+"""The groups of other peers that a step takes in; a repeated step takes in the same."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def take(store: RecordStore, journal: Journal, run: Run, exchange: Exchang
         recorded = journal.read(exchange.step)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunPaused(f"the journal of step {exchange.step} in {journal.folder} cannot be read: {error}") from error
-    taking = GroupsTaken(run, exchange)
+    taking = TakenGroups(run, exchange)
     if recorded is not None:
         for path, content in recorded.items():
             await taking.take(path, content)
@@ -65,7 +65,7 @@ def _candidates(store: RecordStore, run: Run, step: int) -> list[RecordName]:
     return names
 
 
-class GroupsTaken:
+class TakenGroups:
     """The groups of others that one step takes in."""
 
     def __init__(self, run: Run, exchange: Exchange):
@@ -78,7 +78,7 @@ class GroupsTaken:
         self._unlike = 0
 
     async def draw(self, store: RecordStore, names: Sequence[RecordName]) -> None:
-        """Take as many groups as are asked for, as far as they are there and the sampler wants them."""
+        """Takes as many groups as are asked for, as far as they are there and the sampler wants them."""
         wanted, of_peer = self._options.external, Counter[str]()
         tried: list[tuple[RecordName, str, list[Trajectory]]] = []
         for name in names[: TRIED_PER_TAKEN * wanted]:
@@ -111,7 +111,7 @@ class GroupsTaken:
             self._add(name.path, content, group)
 
     async def take(self, path: str, content: str) -> None:
-        """Take a record that the journal has.
+        """Takes a record that the journal has.
 
         Raises:
             RunPaused: It cannot be said again as it could when the step was first made.
