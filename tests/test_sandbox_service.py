@@ -513,6 +513,23 @@ def test_a_service_answers_to_its_own_names_alone_and_reads_no_more_than_it_may(
         assert told(url, [f"Host: {host}", *plain], request) == 200, host
     for host in ("evil.example", "localhost.evil.example", "127.0.0.1.nip.io:80", "", "[::1", "[evil]"):
         assert told(url, [f"Host: {host}", *plain], request) in (400, 403), host
+    for host in (
+        "127.0.0.1:80.evil.example",
+        "evil@localhost",
+        "localhost/evil",
+        "localhost:x",
+        "localhost:1:2",
+        "::1",
+        "[::1]evil",
+    ):
+        assert told(url, [f"Host: {host}", *plain], request) in (400, 403), host
+    for origin, code in (
+        ("http://localhost:3000", 200),
+        ("http://127.0.0.1", 200),
+        ("http://evil.example", 403),
+        ("null", 403),
+    ):
+        assert told(url, ["Host: localhost", f"Origin: {origin}", *plain], request) == code, origin
     bomb = gzip.compress(bytes(50 << 20))
     packed = ["Host: localhost", "Content-Type: application/json", "Content-Encoding: gzip", f"Content-Length: {len(bomb)}"]
     assert told(url, packed, bomb) == 415

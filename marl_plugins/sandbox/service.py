@@ -13,15 +13,17 @@ import binascii
 import contextlib
 import ipaddress
 import json
+import logging
+import re
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import pydantic
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 from pydantic_core import PydanticCustomError
 
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
@@ -51,6 +53,8 @@ SENDING_SECONDS = 120.0
 """Seconds in which a request has to arrive, once it is read."""
 IMPORTS = ("base64", "contextlib", "hashlib", "json", "selectors", "typing", "zipfile")
 """Of remote.py, which runs before every program that fusion.py sends."""
+HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
+"""A name or an address, and a port."""
 LEAVING_SECONDS = 2.0
 """Seconds for answers on their way when the service ends."""
 
@@ -176,10 +180,8 @@ def own_hosts(names: Collection[str]) -> Callable[[str], bool]:
     known = {"localhost", socket.gethostname().lower(), *(name.lower() for name in names)}
 
     def is_own(host: str) -> bool:
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:  # brackets that do not belong together
-            return False
+        found = HOST.fullmatch(host)
+        name = found[1].strip("[]").lower() if found else ""
         return name in known or is_address(name)
 
     return is_own
@@ -206,6 +208,9 @@ def application(sandbox: Sandbox, most: RequestLimits, names: Collection[str] = 
     async def own(request: web.Request, handler: Handler) -> web.StreamResponse:
         if not is_own(request.host):
             raise web.HTTPForbidden(text=f"Host {request.host[:200]!a} is not this service's; add --names NAME")
+        origin = request.headers.get("Origin", "")  # of a page in a browser
+        if origin and not is_own(origin.partition("://")[2]):
+            raise web.HTTPForbidden(text=f"Origin {origin[:200]!a} is not this service's; add --names NAME")
         return await handler(request)
 
     async def run_code(request: web.Request) -> web.Response:
@@ -268,6 +273,11 @@ def answered(completed: ProgramResult) -> dict[str, Any]:
     return {"status": "Success" if code == 0 and not late else "Failed", "run_result": ran, "files": files}
 
 
+def is_about_us(record: logging.LogRecord) -> bool:
+    """Returns whether a log record is about the service, and not about a request that is no HTTP."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
 async def serve(
     config: SandboxConfig,
     host: str,
@@ -291,6 +301,7 @@ async def serve(
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
+    logging.getLogger("aiohttp.server").addFilter(is_about_us)
     config = config.model_copy(update={"imports": [*IMPORTS, *config.imports]})
     async with open_sandbox(config, concurrency=concurrency) as sandbox:
         runner = web.AppRunner(
