@@ -26,6 +26,8 @@ SHIPPED = (
     "marl_plugins.process_groups",
     "marl_plugins.flat_sync",
     "marl_plugins.filter_agents_data",
+    "marl_plugins.cooperation",
+    "marl_plugins.competence",
     "marl_plugins.swarm",
     "marl_plugins.viewer",
 )

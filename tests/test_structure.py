@@ -47,6 +47,8 @@ ORDER = (
         "graph",
         "reward_backprop",
         "rewards",
+        "cooperation",
+        "competence",
         "swarm",
         "builtin",
         "tools",

@@ -1,0 +1,103 @@
+"""Credit by contribution: an action's reward is its share of what the team has earned (Sandbox-RL, equations 5 and 6).
+
+    R_i = (1 - x) r_i + x U softmax(g / tau)_i        U = sum of the r_i of a trajectory, g_i = r_i - mean of r of the others
+
+x is `--cooperation.factor`, tau `--cooperation.tau`. The others of g are the actions of the same role in other samples of the task.
+The shares add up to U: what one gets the others lose. With tau = 0 the best contribution gets all, with tau = inf all get U / N,
+which is the paper's team sharing (its algorithm 5, a = 1 - x).
+
+Where U is negative the paper's rule blames the best contributor most. `--cooperation.negative mirror` (the default) takes
+softmax(-g / tau) there, so that whoever gave more never gets less; `paper` is the rule as it is published. The paper calls the rule
+unbiased; that needs shares which are the actions' advantages, and holds for no finite tau. What holds, and is tested, is that
+nothing is lost or added.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Literal
+
+from marl_plugins import hookimpl
+from marl_plugins.core.options import between
+from marl_plugins.core.trajectory import Trajectory
+from marl_plugins.run import Run
+
+
+def temperature(word: str) -> float:
+    """The type of `--cooperation.tau`: a number from 0 on, or `inf`."""
+    value = float(word)
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"{word} is out of range: expected a number of at least 0, or inf")
+    return value
+
+
+@hookimpl
+def marl_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("credit by contribution (--plugin marl_plugins.cooperation)")
+    group.add_argument(
+        "--cooperation.factor",
+        type=between(0, 1),
+        default=1.0,
+        help="0: an action's own reward; 1: its share of the team's",
+    )
+    group.add_argument(
+        "--cooperation.tau",
+        type=temperature,
+        default=1.0,
+        help="how evenly the team's reward is shared: 0 to the best contribution alone, inf equally",
+    )
+    group.add_argument(
+        "--cooperation.negative",
+        choices=["mirror", "paper"],
+        default="mirror",
+        help="a negative team's reward: the worst contribution has the largest share of it, or the best as in the paper",
+    )
+
+
+@hookimpl
+def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[Trajectory]:
+    options = run.args.cooperation
+    sums: dict[tuple[str, str], float] = defaultdict(float)
+    counts: dict[tuple[str, str], int] = defaultdict(int)
+    own: dict[tuple[str, str, Trajectory], list[float]] = defaultdict(list)
+    rewarded = [(t, [a for a in t.actions if a.reward is not None]) for t in trajectories]
+    for trajectory, actions in rewarded:
+        for action in actions:
+            of = (trajectory.task.id, action.role)
+            sums[of] += action.reward or 0.0
+            counts[of] += 1
+            own[*of, trajectory].append(action.reward or 0.0)
+    for trajectory, actions in rewarded:
+        rewards, gains = [action.reward or 0.0 for action in actions], []
+        for action, reward in zip(actions, rewards, strict=True):
+            of = (trajectory.task.id, action.role)
+            mine = own[*of, trajectory]
+            others = counts[of] - len(mine)
+            gains.append(reward - (sums[of] - sum(mine)) / others if others else 0.0)
+        for action, reward, share in zip(
+            actions, rewards, shares(gains, sum(rewards), options.tau, options.negative), strict=True
+        ):
+            action.add_reward("cooperation", options.factor * (share - reward))
+    return trajectories
+
+
+def shares(
+    gains: Sequence[float], utility: float, tau: float, negative: Literal["mirror", "paper"] = "mirror"
+) -> list[float]:
+    """Returns the shares of a utility, one for each gain; they add up to it, and ties share equally."""
+    if not gains:
+        return []
+    sign = -1.0 if negative == "mirror" and utility < 0 else 1.0
+    signed = [sign * gain for gain in gains]
+    top = max(signed)
+    if math.isinf(tau):
+        weights = [1.0] * len(gains)
+    elif tau == 0:
+        weights = [float(gain == top) for gain in signed]
+    else:
+        weights = [math.exp((gain - top) / tau) for gain in signed]  # at most 1, so that nothing overflows
+    total = sum(weights)
+    return [utility * weight / total for weight in weights]

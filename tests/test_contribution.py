@@ -1,0 +1,156 @@
+"""Credit by contribution and competence: laws, against references of their own, and the contract kit."""
+
+import math
+from fractions import Fraction
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated import make_trajectory
+
+from marl_plugins.competence import Competence
+from marl_plugins.competence import marl_credit_step as with_competence
+from marl_plugins.contracts import PluginContract
+from marl_plugins.cooperation import marl_credit_step as cooperate
+from marl_plugins.cooperation import shares
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.plan.build import build_plan
+
+GAINS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=12)
+UTILITIES = st.floats(-1e6, 1e6)
+TAUS = st.one_of(st.floats(1e-9, 1e9), st.sampled_from([0.0, math.inf]))
+
+
+@given(GAINS, UTILITIES, TAUS, st.sampled_from(["mirror", "paper"]))
+def test_shares_add_up_to_the_utility_and_are_numbers(gains, utility, tau, negative):
+    found = shares(gains, utility, tau, negative)
+    assert all(map(math.isfinite, found))
+    assert math.fsum(found) == pytest.approx(utility, rel=1e-9, abs=1e-9)
+
+
+@given(GAINS, UTILITIES, TAUS)
+def test_who_gave_more_never_gets_less(gains, utility, tau):
+    found = shares(gains, utility, tau)
+    for one, mine in zip(gains, found, strict=True):
+        for other, theirs in zip(gains, found, strict=True):
+            if one > other:
+                assert mine >= theirs
+
+
+def test_the_papers_numbers_and_both_limits():
+    """Softmax of (0, 1) is 0.269 and 0.731, in float64 by another way."""
+    half = 1 / (1 + math.e)
+    assert shares([0, 1], -2, 1.0, "paper") == pytest.approx([-2 * half, -2 * (1 - half)])
+    assert shares([0, 1], -2, 1.0) == pytest.approx([-2 * (1 - half), -2 * half])
+    assert shares([3, 1, 3], 6, 0.0) == [3, 0, 3]
+    assert shares([3, 1, 2], 6, math.inf) == [2, 2, 2]
+    assert shares([5], -4, 0.3) == [-4]
+    assert shares([], 1, 1.0) == []
+    assert shares([1e300, -1e300], 1, 1e-300) == [1, 0]
+
+
+def credited(rewards, plugin, **options):
+    """Two samples of a task with actions a and b; rewards by sample and action."""
+    trajectories = [
+        make_trajectory({"a": [], "b": ["a"]}, policies={"a": "p", "b": "q"}, rewards=each, sample=n)
+        for n, each in enumerate(rewards)
+    ]
+    states = {}
+    run = SimpleNamespace(args=SimpleNamespace(**options), state=lambda kind: states.setdefault(kind, kind()))
+    plugin(trajectories, run)
+    return trajectories, run
+
+
+def test_gains_are_over_the_same_role_in_other_samples():
+    options = SimpleNamespace(factor=1.0, tau=1.0, negative="mirror")
+    found, _ = credited([{"a": 1.0, "b": 0.0}, {"a": 0.5, "b": 0.5}], cooperate, cooperation=options)
+    e = [math.exp(0.5), math.exp(-0.5)]  # of a, and of b, in sample 0
+    assert [a.reward for a in found[0].actions] == pytest.approx([e[0] / sum(e), e[1] / sum(e)])
+    assert [a.reward for a in found[1].actions] == pytest.approx([e[1] / sum(e), e[0] / sum(e)])
+    assert all(set(a.terms) == {"cooperation"} for t in found for a in t.actions)
+
+
+@given(st.lists(st.lists(st.floats(-10, 10), min_size=2, max_size=2), min_size=1, max_size=5), st.floats(0, 1), TAUS)
+def test_a_step_loses_and_adds_nothing(rewards, factor, tau):
+    options = SimpleNamespace(factor=factor, tau=tau, negative="mirror")
+    given_rewards = [dict(zip("ab", each, strict=True)) for each in rewards]
+    found, _ = credited(given_rewards, cooperate, cooperation=options)
+    for before, t in zip(given_rewards, found, strict=True):
+        assert math.fsum(a.reward for a in t.actions) == pytest.approx(sum(before.values()), rel=1e-9, abs=1e-9)
+        if factor == 0:
+            assert [a.reward for a in t.actions] == pytest.approx(list(before.values()))
+
+
+def test_actions_that_are_not_trained_on_have_no_share():
+    options = SimpleNamespace(factor=1.0, tau=1.0, negative="mirror")
+    found, _ = credited([{"a": 1.0, "b": None}], cooperate, cooperation=options)
+    assert [a.reward for a in found[0].actions] == [1.0, None]
+
+
+# -- competence ----------------------------------------------------------------------------------------------------------------
+
+
+def after(steps, reward, **changes):
+    options = SimpleNamespace(**{"eta": 0.1, "decay": 0.1, "most": 1.0, "forgets": "c"} | changes)
+    states, found = {}, []
+    run = SimpleNamespace(args=SimpleNamespace(competence=options), state=lambda kind: states.setdefault(kind, kind()))
+    for step in range(1, steps + 1):
+        t = make_trajectory({"a": []}, rewards={"a": reward})
+        t.step = step
+        with_competence([t], run)
+        found.append(reward - t.actions[0].reward)
+    return found, run
+
+
+def test_competence_is_the_recursion_in_exact_arithmetic():
+    found, _ = after(40, 0.75, eta=0.25, decay=0.125)
+    c, exact = Fraction(0), []
+    for _ in range(40):
+        exact.append(c)
+        c = min(max(c + Fraction(3, 16) - c / 8, Fraction(0)), Fraction(1))
+    assert found == pytest.approx([float(value) for value in exact], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reward", "limit"),
+    [
+        ({}, 0.3, 0.3),
+        ({"eta": 1.0}, 0.3, 1.0),
+        ({"forgets": "1"}, 0.3, 0.0),
+        ({"forgets": "1", "eta": 1.0}, 0.3, 1.0),
+        ({}, -0.5, 0.0),
+    ],
+)
+def test_its_fixed_points(changes, reward, limit):
+    assert after(400, reward, **changes)[0][-1] == pytest.approx(limit, abs=1e-6)
+
+
+def test_a_step_that_is_credited_again_is_credited_the_same():
+    _, run = after(5, 0.5)
+    t = make_trajectory({"a": []}, rewards={"a": 0.5})
+    t.step = 5
+    before = dict(run.state(Competence).now)
+    with_competence([t], run)
+    assert run.state(Competence).now == before
+
+
+class TestCooperation(PluginContract):
+    plugin = "marl_plugins.cooperation"
+
+
+class TestCompetence(PluginContract):
+    plugin = "marl_plugins.competence"
+
+
+def test_wrong_flags_and_warnings():
+    base = ["--recipe", "tool_user/tiny.yaml"]
+    for word in ("-1", "nan", "x"):
+        with pytest.raises(ConfigurationError) as error:
+            build_plan([*base, "--plugin", "marl_plugins.cooperation", "--cooperation.tau", word])
+        assert {p.name for each in error.value.problems for p in each.where if p.kind == "flag"} == {"cooperation.tau"}
+    plan = build_plan([*base, "--plugin", "marl_plugins.cooperation", "--cooperation.tau", "inf"])
+    assert math.isinf(plan.run.args.cooperation.tau)
+    words = ["--plugin", "marl_plugins.competence", "--competence.eta", "1", "--algo.advantage.estimator", "group_norm"]
+    codes = {problem.code for problem in build_plan([*base, *words]).run.warnings}
+    assert {"competence.runs_away", "competence.no_effect"} <= codes
