@@ -62,7 +62,7 @@ class System:
 
 
 THIRTY = ("--max_steps", "30")
-RARE = '{"router": 0.4, "call": 0.55, "composer": 0.4}'
+RARE = '{"router": 0.4, "call": 0.6, "composer": 0.5}'
 SYSTEMS = {
     "debate": System("debate/tiny.yaml", policies=("debater", "judge"), outcome="eval/outcome/judge"),
     "merchant": System(
