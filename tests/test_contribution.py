@@ -151,6 +151,15 @@ def test_wrong_flags_and_warnings():
         assert {p.name for each in error.value.problems for p in each.where if p.kind == "flag"} == {"cooperation.tau"}
     plan = build_plan([*base, "--plugin", "marl_plugins.cooperation", "--cooperation.tau", "inf"])
     assert math.isinf(plan.run.args.cooperation.tau)
-    words = ["--plugin", "marl_plugins.competence", "--competence.eta", "1", "--algo.advantage.estimator", "group_norm"]
+    words = [
+        "--plugin",
+        "marl_plugins.competence",
+        "--competence.eta",
+        "1",
+        "--algo.advantage.estimator",
+        "group_norm",
+        "--groups.by",
+        "task+role+turn",
+    ]
     codes = {problem.code for problem in build_plan([*base, *words]).run.warnings}
     assert {"competence.runs_away", "competence.no_effect"} <= codes
