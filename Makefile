@@ -5,6 +5,7 @@
 # make bench     the benchmarks of docs/benchmarks.md
 # make bench-demo   the demo over five seeds beside its controls; two hours
 # make gpu       the first hour on GPUs: what works there, in ten minutes, as a table (docs/gpu.md)
+# make rehearse  the same on a stand-in for GPUs, all thirteen rows; `make test` has other whole runs on it (tests/gpu)
 # make bench-dsbench   does a coach help where success is rare: five arms over three seeds; five hours
 
 PY := .venv/bin/python
@@ -14,7 +15,7 @@ DEMO := runs/demo
 # Every test process and every command that it starts would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install browser demo test suite beside unit lint bench bench-demo bench-dsbench gpu
+.PHONY: install browser demo test suite beside unit lint bench bench-demo bench-dsbench gpu rehearse
 install:
 	@bash .ci/install
 
@@ -59,3 +60,6 @@ bench-dsbench: install
 # With the Python that has upstream's own requirements for GPUs, which `install` does not bring.
 gpu:
 	$${PYTHON:-python3} -m benchmarks.gpu $(GPU)
+
+rehearse: install
+	$(PY) -m benchmarks.gpu --rehearse 3

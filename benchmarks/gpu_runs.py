@@ -17,6 +17,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
+
 from benchmarks import upstream_loop
 from benchmarks.gpu_observer import summary
 from marl_plugins.core.shipped import recipes_root
@@ -200,15 +202,17 @@ class Hour:
         """
         words = [*self.words(name), "--max_steps", "3", "--ckpt.save_steps", "1"]
         process, log = self._start(name, words)
-        started, output = time.monotonic(), self.folder / name
+        started, output, started_by_it = time.monotonic(), self.folder / name, list[psutil.Process]()
         assert process.stdout is not None
         with log.open("w") as out:
             for text in process.stdout:
                 out.write(text)
                 if (output / "checkpoints" / "manifest.json").is_file():
+                    started_by_it = psutil.Process(process.pid).children(recursive=True)
                     os.kill(process.pid, signal.SIGKILL)
                     break
         code = process.wait()
+        psutil.wait_procs(started_by_it, timeout=SECONDS)  # they have the devices' memory
         if code != -signal.SIGKILL:
             raise Failed(f"run {name} ended with {code} before its first step was saved ({log})")
         return Result(0, time.monotonic() - started, output, log)
@@ -266,13 +270,15 @@ def on(count: int) -> list[str]:
     return ["--mapping", "shared", "--actor.num_gpus_per_node", str(count), "--vllm.num_engines", str(count)]
 
 
+RING = {False: [], True: ["--ds.attn_implementation", "sdpa"]}
+"""The stand-in for ring_flash_attn takes its place."""
 RUNS: dict[str, Callable[[Machine], list[str]]] = {
     "three": lambda m: [],
     "shared": lambda m: on(1),
     "apart": lambda m: [*on(1), "--algo.kl.init_coef", "0"],
     "zero3": lambda m: [*on(pair(m)), "--ds.zero_stage", "3"],
     "packed": lambda m: [*on(1), "--ds.packing_samples"],
-    "ring": lambda m: [*on(2), "--ds.packing_samples", "--ds.ring_attn_size", "2"],
+    "ring": lambda m: [*on(2), "--ds.packing_samples", "--ds.ring_attn_size", "2", *RING[m.rehearsal]],
     "killed": lambda m: on(1),
 }
 """The flags in which our runs differ. Their logs and command lines are beside their folders."""

@@ -7,8 +7,12 @@
     devices      Ray is told of so many GPUs; a process's device is what Ray has left in its CUDA_VISIBLE_DEVICES
     CUDA IPC     a handle names a file in FOLDER, which goes with the tensor; it opens only on the device that made it
     NCCL         a group of processes on different devices, whose broadcast goes through vLLM's own TCP store
+    rings        every rank gathers all keys and values, instead of ring_flash_attn
     vLLM sleep   the worker forgets that it has its weights and its KV cache, and says so
     DeepSpeed    states that are offloaded may not be stepped on
+
+An engine of several devices is one engine, and a process on each of its devices that receives weights as vLLM's workers do: vLLM's
+Ray executor knows no CPUs.
 
 Everything above runs as it is: Ray's placement groups and shares, vLLM's engine, scheduler and sleep states, DeepSpeed's ZeRO with
 offloaded states, upstream's trainer and its weight sync by broadcast and by IPC. What no real device would forgive is an
@@ -28,6 +32,7 @@ import os
 import sys
 import time
 import traceback
+import types
 import uuid
 import weakref
 from pathlib import Path
@@ -136,6 +141,7 @@ def install():
     os.environ["PATH"] = cpu.environment()["PATH"]
     cpu.without_accelerator = lambda: True
     cpu.install = functools.partial(_install_cuda, cpu.install)
+    cpu.fork_engine_processes = functools.partial(_forked, cpu.fork_engine_processes)
     sys.meta_path.insert(0, Imports)
 
 
@@ -147,6 +153,12 @@ def _install_cuda(install):
     import torch.multiprocessing.reductions as reductions
 
     reductions.reduce_tensor = handle_of
+
+
+def _forked(fork):
+    """Engines' processes are forked, as on CPU, and do not end with their actors unless they are told to: as on GPUs."""
+    with replaced(os, "register_at_fork", lambda **hooks: None):
+        fork()
 
 
 @after("openrlhf.trainer.ray.utils")
@@ -246,11 +258,11 @@ def _engine(module):
             "max_model_len",
         )
         record("engine", share=resources.get("GPU", 0), **{name: getattr(args, name) for name in shown})
-        asked = args.enable_sleep_mode
+        asked, others = args.enable_sleep_mode, other_workers(args)
         args.enable_sleep_mode, args.enforce_eager, args.kv_cache_memory_bytes = False, True, KV_BYTES
         args.enable_chunked_prefill, args.max_num_batched_tokens = False, 8192
         engine = start(args, *more, **options)
-        engine.may_sleep, engine.awake, engine.running = asked, dict.fromkeys(parts, True), 0
+        engine.may_sleep, engine.awake, engine.running, engine.others = asked, dict.fromkeys(parts, True), 0, others
         return engine
 
     async def generating(self, *arguments, **options):
@@ -279,7 +291,9 @@ def _engine(module):
             assert self.awake["weights"], f"{name} in an engine that has no weights"
             assert not self.running, f"{name} while {self.running} requests run"
         record("call", method=name)
-        return await rpc(self, method, *arguments, **options)
+        asked = [worker.call.remote(method, *options["args"]) for worker in self.others]
+        answers = await rpc(self, method, *arguments, **options)
+        return [*answers, *[await answer for answer in asked]]
 
     async def resetting(self, *arguments, **options):
         assert self.awake["weights"], "the prefix cache of an engine was reset while it slept"
@@ -288,6 +302,68 @@ def _engine(module):
 
     llm.from_engine_args, llm.generate, llm.collective_rpc = staticmethod(from_engine_args), generating, calling
     llm.sleep, llm.wake_up, llm.reset_prefix_cache = sleeping, waking, resetting
+
+
+def other_workers(args):
+    """The workers of an engine of several devices, where vLLM's Ray executor would start them, which does not know CPUs.
+
+    The first one, in the engine's own process, has the whole model; the others hold their devices and receive weights.
+    """
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    count, args.tensor_parallel_size = args.tensor_parallel_size, 1
+    if count == 1:
+        return []
+    assert args.distributed_executor_backend == "ray", "an engine of several devices without Ray's executor"
+    args.distributed_executor_backend = "uni"
+    share, group = float(os.environ["VLLM_RAY_PER_WORKER_GPUS"]), ray.util.get_current_placement_group()
+    bundles = [int(index) for index in os.environ["VLLM_RAY_BUNDLE_INDICES"].split(",")]
+    assert len(bundles) == count, f"{count} workers in bundles {bundles}"
+    workers = []
+    for rank, bundle in enumerate(bundles):
+        place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+        options = {"num_cpus": 0, "num_gpus": share, "scheduling_strategy": place}
+        workers.append(ray.remote(OtherWorker).options(**options).remote(args.model, rank, share))
+    os.environ["CUDA_VISIBLE_DEVICES"] = ray.get(workers[0].device.remote())
+    return workers[1:]
+
+
+class OtherWorker:
+    """A worker that holds a device, and answers the calls of weight sync with upstream's own code (`WorkerWrap`)."""
+
+    def __init__(self, model, rank, share):
+        self.rank, self.expected, self.worker, self.arrived = rank, checkpoint_names(model), None, {}
+        record("worker", rank=rank, share=share)
+
+    def device(self):
+        return device()
+
+    def call(self, method, *arguments):
+        if self.worker is None:
+            self.worker = self.started()
+        if callable(method):
+            return method(self.worker, *arguments)
+        if method == "init_process_group":
+            address, port, offset, *rest = arguments
+            arguments = (address, port, offset + self.rank, *rest)
+        return getattr(self.worker, method)(*arguments)
+
+    def started(self):
+        import torch
+        from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
+
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        worker = WorkerWrap()
+        worker.device, worker.model_config = torch.device("cpu"), types.SimpleNamespace(dtype=torch.bfloat16)
+        worker.model_runner = types.SimpleNamespace(model=types.SimpleNamespace(load_weights=self.load))
+        return worker
+
+    def load(self, weights):
+        self.arrived |= {name: value.clone() for name, value in weights}
+        if self.arrived.keys() == self.expected:
+            record("weights", tensors=len(self.arrived), digest=digest(self.arrived))
+            self.arrived = {}
 
 
 @after("vllm.v1.worker.cpu_worker")
@@ -408,8 +484,9 @@ def _launcher(module):
             return run(self, method_name, *arguments, **options)
 
     module.BaseDistributedActor.__init__, module.BaseModelActor.execute_batch = __init__, execute_batch
-    # Ray has given the classes that are decorated in this module a copy of the constructor.
-    module.ReferenceModelActor.__ray_metadata__.modified_class.__init__ = __init__
+    # Ray has given the classes that are decorated in this module copies of the methods.
+    reference = module.ReferenceModelActor.__ray_metadata__.modified_class
+    reference.__init__, reference.execute_batch = __init__, execute_batch
 
 
 @contextlib.contextmanager
@@ -430,6 +507,17 @@ def _training_process(module):
             return fit(self, work)
 
     module.TrainingProcess.in_whole_windows = in_whole_windows
+
+
+@after("openrlhf.models.ring_attn_utils")
+def _ring(module):
+    """Attention that the ranks of a ring share (tests/ring_attention.py), with `--ds.attn_implementation sdpa`."""
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("ring_attention", Path(__file__).parents[2] / "ring_attention.py")
+    ring = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(ring)
+    ring.install(module)
 
 
 @after("openrlhf.utils.deepspeed.deepspeed_utils")
