@@ -18,22 +18,23 @@ Nothing between `marl_tasks` and `marl_sync` may block the event loop. A hook of
 policy of the run: `text = await run.ask("judge", [{"role": "user", "content": question}], max_tokens=64)`.
 
 What a plugin keeps from one hook to the next belongs to the run, not to the module: `run.state(Baselines)` is the run's one
-`Baselines()`. What hooks are handed of a running policy is described in `marl_plugins.core.processes`.
+`Baselines()`. `marl_plugins.core.processes` describes what hooks are given of a running policy.
 
-What was sampled stays as it was: after each plugin's `marl_exchange`, `marl_credit`, `marl_credit_step` and `marl_select` it is
-compared. Where an action, its ids, log-probs or context were added, dropped, repeated or replaced, or a trajectory was in a
-way that is not that hook's, the run is saved and ends with the plugin's name. Whatever else a hook raises in a run ends it
-likewise, `sys.exit` too, with exit code 1.
+What was sampled stays as it was: after each plugin's `marl_exchange`, `marl_credit`, `marl_credit_step` and `marl_select` it
+is compared. If an action, its ids, log-probs or context were added, dropped, repeated or replaced, or a trajectory was in a
+way that the hook does not allow, the run is saved and ends, naming the plugin. Any other exception of a hook ends a run in
+the same way, even `sys.exit`, with exit code 1.
 
-How much of a step a plugin's credit needs is said by the hook that it implements: `marl_credit` is given one trajectory or more,
-`marl_credit_step` the whole step. An implementation that some runs do without is marked `@marl_plugins.applies_if(condition)`:
-where `condition(run)` does not hold it is not called, and the run need not wait for whole steps because of it.
+The hook that a plugin implements says how much of a step its credit needs: `marl_credit` is given one trajectory or more,
+`marl_credit_step` the whole step. Mark an implementation that only some runs need with
+`@marl_plugins.applies_if(condition)`: where `condition(run)` does not hold, it is not called, and the run does not wait for
+whole steps because of it.
 
-Tests that any plugin has to pass are in `marl_plugins.contracts`, for its author to run.
+`marl_plugins.contracts` has the tests that every plugin has to pass, for its author to run.
 
-`VERSION` is major.minor: the major changes when a plugin that worked may no longer (a hook or an argument removed, or another
-meaning), the minor when something is added. A plugin may state what it was written for as `MARL_HOOKS = "2.0"`; another major is
-refused, and so is a minor that does not exist yet.
+`VERSION` is major.minor: the major changes when a plugin that worked may no longer (a hook or an argument removed, or
+another meaning), the minor when something is added. A plugin may state the version that it was written for, as `MARL_HOOKS =
+"2.0"`; another major is refused, and so is a minor that does not exist yet.
 """
 
 from __future__ import annotations
@@ -178,7 +179,7 @@ def marl_configure(run: Run) -> Sequence[Problem | str] | None:
 def marl_describe(run: Run) -> Mapping[str, Any] | None:
     """Parts of the plan, by name, as JSON values. *each*; when the configuration is right, for `--dry-run` and `plan.json`.
 
-    A text is also the first that is said when a run starts, as `NAME: TEXT`.
+    A text is also printed first when a run starts, as `NAME: TEXT`.
 
     Example:
 
@@ -227,8 +228,8 @@ def marl_stop(run: Run) -> Awaitable[None] | None:
     """Close what `marl_start` or a later hook opened. *each, async*; once, at the end of whatever `marl_start` was called for,
     also when it failed; after the last other hook, in the run's event loop. Ray and the engines have gone by then.
 
-    Called for a plugin unless the run failed before its `marl_start` was reached; also when that failed itself. All plugins' are
-    called, in reverse order, whatever one of them raises.
+    Called for a plugin unless the run failed before its `marl_start` was reached; also when that failed itself. The
+    `marl_stop` of all plugins is called, in reverse order, whatever one of them raises.
 
     Example:
 
@@ -305,7 +306,7 @@ def marl_processes(run: Run) -> ProcessBackend | None:
 def marl_extensions(run: Run) -> Sequence[str] | None:
     """Classes that run inside every training process of every trained policy, in addition to its trainer: subclasses of
     `marl_plugins.processes.extension.Extension`, each named as "module:Class". *each*; once, before processes start; heavy imports
-    belong into that module.
+    belong in that module.
 
     An extension wraps the training step and the weight sync, adds metrics after a fit, and keeps state in checkpoints. The
     controller calls its methods by name: `await policy.extension("WeightAverage", "save", folder)`.
@@ -538,7 +539,7 @@ def marl_update(
 def marl_sync(run: Run, policy: PolicyProcesses, version: int) -> Awaitable[bool] | None:
     """Bring a policy's engines to the weights of `version`; True when done. *around, async*; once per updated policy
     and step, and for every trained policy when a run is resumed, with the version that was saved, or begins on a CPU. Wrap the
-    built-in, for `policy.sync` sets the version.
+    built-in, because `policy.sync` sets the version.
 
     After a policy come those that follow it (`policy.spec.follows`), with its version; also when a run begins. A follower may
     be given other weights: `policy.hold(weights, version)` (`Follower` in marl_plugins/core/processes.py).
@@ -571,7 +572,7 @@ def marl_log(run: Run, step: int, metrics: dict[str, float]) -> None:
 def marl_state(run: Run) -> Any:
     """State to keep in checkpoints (JSON values), under the plugin's name. *each*; at every save.
 
-    A plugin that has it has `marl_restore` too.
+    A plugin that implements it also implements `marl_restore`.
 
     Example:
 
