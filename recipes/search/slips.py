@@ -12,7 +12,7 @@ NOTHING = "nothing was found"
 def typo(name, rng):
     """A name with one letter changed: nothing is found by it."""
     place = rng.randrange(1, len(name))
-    return name[:place] + rng.choice([c for c in "abdeklmnorstv" if c != name[place]]) + name[place + 1 :]
+    return name[:place] + rng.choice([c for c in "abdefghijklmnoprstuvz" if c != name[place]]) + name[place + 1 :]
 
 
 def shown(query):

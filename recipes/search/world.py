@@ -7,7 +7,7 @@ things and lands, which are the answers' words, are the same.
 import random
 import zlib
 
-SYLLABLES = [consonant + vowel for consonant in "bdklmnrstv" for vowel in "aeo"]
+SYLLABLES = [consonant + vowel for consonant in "bdfghjklmnprstvz" for vowel in "aeiou"]
 FOOD = """
     tea milk figs rice corn beer jam cake soup fish nuts eggs ham pie plums beans salt honey wine pears leeks mint cream oats
 """
@@ -16,11 +16,11 @@ HELD_OUT = 5
 """One name in this many is for evaluation."""
 
 
-def names(count, syllables, seed):
-    """Different made-up names; the first n are the same whatever the count."""
-    rng, found = random.Random(seed), {}
+def names(count):
+    """Different made-up names of two syllables; the first n are the same whatever the count."""
+    rng, found = random.Random("names"), {}
     while len(found) < count:
-        found["".join(rng.choice(SYLLABLES) for _ in range(syllables)).capitalize()] = None
+        found["".join(rng.sample(SYLLABLES, 2)).capitalize()] = None
     return tuple(found)
 
 
@@ -28,7 +28,8 @@ def of_split(known, split):
     return [name for name in known if (zlib.crc32(name.encode()) % HELD_OUT == 0) == (split == "eval")]
 
 
-PEOPLE, TOWNS = names(1500, 3, "people"), names(200, 2, "towns")
+NAMES = names(1700)
+PEOPLE, TOWNS = NAMES[:1500], NAMES[1500:]
 LANDS = ("Arvia", "Belmark", "Corland", "Dunia", "Estria", "Falland", "Gorvia", "Holm")
 
 
