@@ -9,7 +9,7 @@ import zlib
 from marl_plugins.core.trajectory import Task
 
 OPERATIONS = {"rev": "[::-1]", "up": ".upper()", "cut": "[1:]", "end": "[:-1]", "pad": ".zfill(6)"}
-TASKS = {"train": 4000, "eval": 300}
+TASKS = {"train": 12000, "eval": 200}
 HIDDEN = 4
 HELD_OUT = 5
 """One word in this many is for evaluation."""
