@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 
 from marl_plugins.cli import main
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.redaction import encodable
 from marl_plugins.core.trajectory_record import to_record
 from marl_plugins.records.read import Filter, RunReader
 from marl_plugins.viewer import command
 from marl_plugins.viewer.compare import sign_test
 from marl_plugins.viewer.follow import Follower
 from marl_plugins.viewer.index import Index
-from marl_plugins.viewer.page_writer import sampled
 from marl_plugins.viewer.query import Query, query_of, terms_of
+from marl_plugins.viewer.sampling import sampled
 from marl_plugins.viewer.shown import trajectory_values
 
 
@@ -199,6 +200,36 @@ def test_a_sample_takes_its_share_of_each_step(steps, most):
         assert all(counts[step] == min(share, steps.count(step)) for step in set(steps))
 
 
+# --- a log of Inspect ------------------------------------------------------------------------------------------------------
+
+
+def test_inspects_library_reads_the_log_back(tmp_path, capsys):
+    log = pytest.importorskip("inspect_ai.log", reason="pip install inspect_ai")
+    made = inspected_runs.write_run(tmp_path / "run", steps=2, hostile=inspected_runs.HOSTILE, evaluated=False)
+    lost = inspected_runs.trajectory(random.Random(1), 3, "t0", 0)
+    lost.outcome, lost.infrastructure_failure, lost.detail = None, "engine", "it died"
+    with (tmp_path / "run" / "trajectories.jsonl").open("a") as file:
+        file.write(json.dumps(to_record(lost)) + "\n")
+    printed(capsys, tmp_path / "run", "--to", tmp_path / "run.eval")
+    read = log.read_eval_log(str(tmp_path / "run.eval"), resolve_attachments="full")
+    assert len({(s.id, s.epoch) for s in read.samples}) == len(read.samples) == len(made) + 1
+    by_name = {(s.metadata["step"], s.id, s.metadata["sample"]): s for s in read.samples}
+    for t in (*made, lost):
+        sample = by_name[t.step, t.task.id, t.sample]
+        credits = [event for event in sample.events if event.event == "info"]
+        assert [event.span_id for event in credits] == [a.path for a in t.actions]
+        assert [event.data["advantage"] for event in credits] == [a.advantage for a in t.actions]
+        said = [event.output.choices[0].message.text for event in sample.events if event.event == "model"]
+        assert said == [encodable(a.text) for a in t.actions]
+        assert [e.result for e in sample.events if e.event == "tool"] == [
+            r.output for a in t.actions for r in a.tool_results
+        ]
+        assert bool(sample.error) == bool(t.infrastructure_failure)
+        assert {name: score.value for name, score in sample.scores.items()} == (
+            {} if t.outcome is None else {"outcome": t.outcome}
+        )
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------------
 
 
@@ -210,9 +241,10 @@ def test_wrong_words_are_refused_with_their_place(run):
         ("viewer.value", "find"),
     ]
     assert refused(folder, "--advantage", "2:1") == [("viewer.value", "advantage")]
+    assert refused(folder, "--to", "run.csv") == [("viewer.log_suffix", "to")]
     assert refused(folder, "--role", "nobody") == [("viewer.nothing", str(folder))]
     assert refused(folder, folder, folder) == [("viewer.runs", "openrlhf inspect")]
-    assert refused(folder, folder, "--full") == [("viewer.two_runs", "full", "follow")]
+    assert refused(folder, folder, "--full") == [("viewer.two_runs", "full", "follow", "to")]
     with pytest.raises(ConfigurationError) as caught:
         query_of({"roel": "coder"})
     assert [(p.code, p.where[0].name) for p in caught.value.problems] == [("viewer.term", "roel")]

@@ -2,10 +2,13 @@
 
 import json
 import os
+import random
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import inspected_runs
 import pytest
 from refusals import refused
 
@@ -17,8 +20,13 @@ from marl_plugins.records.write import Records, held
 KEY = "f00dcafe" * 5
 
 
-@pytest.fixture
-def records(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")  # W&B keeps its first run's folder for the whole process
+def records(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        yield written_records(tmp_path_factory.mktemp("records"), monkeypatch)
+
+
+def written_records(tmp_path, monkeypatch):
     monkeypatch.chdir(Path(__file__).parent.parent)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
@@ -27,10 +35,13 @@ def records(tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_API_KEY")
     words = ["--recipe", "tests/recipes/sums/tiny.yaml", "--ckpt.output_dir", str(tmp_path / "out"), "--dry-run"]
     words += ["--logger.wandb.key", KEY, "--logger.tensorboard_dir", str(tmp_path / "tensorboard")]
-    plan = build_plan(words)
-    made = Records(plan.run.output, plan.run.args, describe(plan))
+    plan = build_plan([*words, "--logger.trajectories", "2"])
+    made = Records(plan.run.output, plan.run.args, describe(plan), logged_trajectories=plan.options.logged_trajectories)
+    rng = random.Random(0)
     for step in (1, 2):
-        made.step(step, {"role/solver/reward": step / 4, "eval/outcome": 0.5}, [], None)
+        text = "</pre><script>\n\x1b[31m\ud83d"
+        trajectories = [inspected_runs.trajectory(rng, step, f"t{n}", s, text) for n in range(9) for s in (0, 1)]
+        made.step(step, {"role/solver/reward": step / 4, "eval/outcome": 0.5}, trajectories, None, trajectories[:8])
     made.close()
     return tmp_path
 
@@ -102,3 +113,21 @@ def test_the_numbers_arrive_and_the_key_is_written_nowhere(records):
     assert len(files) >= 4
     assert not [path for path in files if KEY.encode() in path.read_bytes()]
     assert json.loads((records / "out" / "plan.json").read_text())["flags"]["logger.wandb.key"] == "***"
+
+
+def test_the_trackers_get_the_same_tasks_at_each_step(records):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.util.tensor_util import make_ndarray
+
+    (folder,) = (records / "tensorboard").iterdir()
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    for name in ("train/trajectories", "eval/trajectories"):
+        texts = [make_ndarray(event.tensor_proto).item().decode() for event in events.Tensors(f"{name}/text_summary")]
+        tasks = [[line.strip() for line in text.splitlines() if re.fullmatch(r" {4}t\d", line)] for text in texts]
+        assert len(texts) == 2 and len(tasks[0]) == 2 and tasks[0] == tasks[1]
+        assert "\x1b" not in "".join(texts)
+        assert all(line.startswith("    ") for text in texts for line in text.splitlines() if "<script>" in line)
+    tables = [json.loads(path.read_text()) for path in records.rglob("*.table.json")]
+    assert len(tables) == 4 and {len(table["data"]) for table in tables} == {2}
+    assert all(table["columns"][:3] == ["step", "task", "sample"] for table in tables)

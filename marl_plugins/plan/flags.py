@@ -33,7 +33,16 @@ from marl_plugins.run import MOST_IDLE_STEPS
 
 OWN_FLAGS = (
     *("recipe", "plugin", "mapping", "max_steps", "max_idle_steps", "logical_gpus", "resume", "resume_with_changes"),
-    *("trust_remote_code", "sequences", "no_trainer_logprobs", "file_diffs", "dry-run", "debug", "json"),
+    *(
+        "trust_remote_code",
+        "sequences",
+        "no_trainer_logprobs",
+        "file_diffs",
+        "logger.trajectories",
+        "dry-run",
+        "debug",
+        "json",
+    ),
 )
 COMMAND_LINE = "command line"
 DEFAULT = "default"
@@ -150,6 +159,15 @@ def own_parser() -> upstream_cli.Parser:
         metavar="CHARACTERS",
         help="record what each call of a tool changed in the files of the trajectory's workspace, as a unified diff of at most so "
         "many characters per call; default: 0, which records names and sizes only",
+    )
+    ours.add_argument(
+        "--logger.trajectories",
+        dest="logged_trajectories",
+        type=at_least(0),
+        default=0,
+        metavar="N",
+        help="send so many trajectories of each step, and of each evaluation, to W&B as a table and to TensorBoard as text, where "
+        "they are on; tasks are chosen by the seed, so that an evaluation's are the same each time (0)",
     )
     ours.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     ours.add_argument("--debug", action="store_true", help="show tracebacks and the output of all processes")

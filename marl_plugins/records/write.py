@@ -35,6 +35,7 @@ from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.core.trajectory_record import to_record
 from marl_plugins.plan.resume import COMMAND_FILE
+from marl_plugins.records.logged_trajectories import chosen, log_rows, rows_of
 from marl_plugins.records.read import EVALUATIONS, LAST_EVALUATION, LEDGER, METRICS, REPORT, TRAJECTORIES, records
 
 FILES = (METRICS, TRAJECTORIES, LEDGER, EVALUATIONS, LAST_EVALUATION)
@@ -54,14 +55,18 @@ class Records:
         folder: Created if it does not exist; a resumed run's has been cut back (`cut_back`).
         args: The run's flags, for the trackers.
         trainer_logprobs: Whether trajectories are recorded with the trainer's log-probs, too.
+        logged_trajectories: Number of trajectories of each step, and of each evaluation, that the trackers get.
 
     Raises:
         ConfigurationError: The folder cannot be written.
     """
 
-    def __init__(self, folder: Path, args: Any, plan: Mapping[str, Any], trainer_logprobs: bool = True):
+    def __init__(
+        self, folder: Path, args: Any, plan: Mapping[str, Any], trainer_logprobs: bool = True, logged_trajectories: int = 0
+    ):
         self.folder = folder
         self.trainer_logprobs = trainer_logprobs
+        self.logged_trajectories = logged_trajectories
         self.seed = int(args.train.seed)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -74,7 +79,7 @@ class Records:
         self,
         step: int,
         metrics: Mapping[str, float],
-        trajectories: Iterable[Trajectory],
+        trajectories: Sequence[Trajectory],
         ledger: Ledger | None,
         evaluated: Sequence[Trajectory] = (),
     ) -> None:
@@ -96,6 +101,9 @@ class Records:
                     logger.log_train(step, train)
                 if evaluation:
                     logger.log_eval(step, evaluation)
+        for name, part in {"train/trajectories": trajectories, "eval/trajectories": evaluated}.items():
+            if rows := rows_of(step, chosen(part, self.logged_trajectories, self.seed)):
+                log_rows(self.tensorboard, self.wandb, name, step, rows)
 
     def _evaluation(self, step: int, trajectories: Sequence[Trajectory]) -> None:
         """Keep an evaluation: which one is the last is not known before the next, so that each has a file until then.

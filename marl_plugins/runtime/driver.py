@@ -76,7 +76,9 @@ def train(plan: Plan, words: Sequence[str]) -> int:
         with saying_how_to_resume(checkpoints), ray_cluster(run, debug, python):
             from marl_plugins.runtime.trainer import Trainer
 
-            recorded = Records(output, run.args, describe(plan), not plan.options.no_trainer_logprobs)
+            recorded = Records(
+                output, run.args, describe(plan), not plan.options.no_trainer_logprobs, plan.options.logged_trajectories
+            )
             with closing(recorded) as records:  # first: a login that fails is said at once
                 with display.phase(
                     f"starting engines and training processes ({len(run.policies)} policies)", announce=True

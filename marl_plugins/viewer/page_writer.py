@@ -16,15 +16,11 @@ import base64
 import gzip
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.redaction import encodable
 from marl_plugins.core.trajectory import Action
 from marl_plugins.records.panels import panels_of
@@ -32,6 +28,8 @@ from marl_plugins.records.read import RunReader
 from marl_plugins.viewer.index import Entry, Index
 from marl_plugins.viewer.panels import side_by_side
 from marl_plugins.viewer.query import Query, nothing_found
+from marl_plugins.viewer.replacement import replacing
+from marl_plugins.viewer.sampling import sampled, share_text
 from marl_plugins.viewer.shown import finite, trajectory_values
 from marl_plugins.viewer.tokens import TokenTexts
 
@@ -61,8 +59,7 @@ def write_page(run: RunReader, query: Query, file: Path, most: int) -> str:
         raise nothing_found(run, query)
     entries = sampled(index.entries, most)
     write(file, pieces([Side(index, entries)], index_values(index, entries)))
-    share = "" if len(entries) == len(index.entries) else f" of {len(index.entries):,}, an equal share of each step"
-    return f"{file}: {len(entries):,} trajectories{share}, {file.stat().st_size / 2**20:.1f} MB"
+    return f"{file}: {share_text(entries, index.entries)}, {file.stat().st_size / 2**20:.1f} MB"
 
 
 @dataclass(frozen=True)
@@ -93,30 +90,8 @@ def write(file: Path, parts: Iterable[str]) -> None:
     Raises:
         ConfigurationError: It cannot be written.
     """
-    part = file.with_name(f"{file.name}.part")
-    try:
-        with part.open("w", encoding="utf-8") as page:
-            page.writelines(parts)
-        os.replace(part, file)
-    except OSError as error:
-        raise ConfigurationError(
-            Problem("viewer.unwritable", at(flag="html", file=file), f"cannot be written: {error.strerror or error}")
-        ) from None
-    finally:
-        if part.exists():
-            part.unlink()
-
-
-def sampled(entries: Sequence[Entry], most: int) -> list[Entry]:
-    """Chooses at most so many entries, of each step an equal share, evenly over its tasks."""
-    if len(entries) <= most:
-        return list(entries)
-    steps = [list(group) for _, group in groupby(entries, key=lambda entry: entry.step)]
-    share, chosen = max(1, most // len(steps)), list[Entry]()
-    for group in steps:
-        count = min(share, len(group))
-        chosen += [group[place * len(group) // count] for place in range(count)]
-    return chosen[:most]
+    with replacing(file, "html") as part, part.open("w", encoding="utf-8") as page:
+        page.writelines(parts)
 
 
 def pieces(sides: Sequence[Side], values: Mapping[str, Any]) -> Iterator[str]:

@@ -1,0 +1,33 @@
+"""A file that is there when all of it is: an earlier one of its name stays until then."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at
+
+
+@contextmanager
+def replacing(file: Path, flag: str) -> Iterator[Path]:
+    """Gives the path of a new file beside a file, which it replaces at the end.
+
+    Args:
+        flag: Names the file.
+
+    Raises:
+        ConfigurationError: It cannot be written.
+    """
+    part = file.with_name(f"{file.stem}.part{file.suffix}")
+    try:
+        yield part
+        os.replace(part, file)
+    except OSError as error:
+        raise ConfigurationError(
+            Problem("viewer.unwritable", at(flag=flag, file=file), f"cannot be written: {error.strerror or error}")
+        ) from None
+    finally:
+        part.unlink(missing_ok=True)
