@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import sys
 from collections import Counter
 
 import inspected_runs
@@ -228,6 +229,11 @@ def test_inspects_library_reads_the_log_back(tmp_path, capsys):
         assert {name: score.value for name, score in sample.scores.items()} == (
             {} if t.outcome is None else {"outcome": t.outcome}
         )
+
+
+def test_without_inspects_library_the_extra_is_named(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "inspect_ai.log", None)
+    assert refused(run[0], "--to", tmp_path / "run.eval") == [("viewer.log_extra", "to")]
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------------
