@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from openai_server import Reply, openai_server, verdict
+from refusals import refused
 
-from marl_plugins.cli import main
+from marl_plugins.cli import dispatch, main
 from marl_plugins.coach.doctor import try_coach
 from marl_plugins.coach.flags import endpoint_of
 from marl_plugins.commands.doctor import (
@@ -32,7 +33,7 @@ from marl_plugins.commands.doctor.gpus import Card, Cards
 from marl_plugins.commands.tables import print_table
 from marl_plugins.core import findings as findings_module
 from marl_plugins.core.shipped import recipes_root
-from marl_plugins.hosts import prebuild
+from marl_plugins.hosts import cpu, prebuild
 from marl_plugins.loading import load
 from marl_plugins.sandbox.section import SandboxConfig
 from marl_plugins.sandbox.trial import try_sandbox
@@ -196,6 +197,32 @@ def test_an_unwritable_folder_is_an_error_only_if_it_is_used(monkeypatch, tmp_pa
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "new" / "hub"))
     assert machine.check_caches("cpu", True)[0].good is True
     assert not (tmp_path / "new").exists()  # the check creates nothing
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "compiled"))
+    assert [f.good for f in machine.check_caches("cpu", True)] == [False]
+
+
+@pytest.mark.parametrize("folder", ["nowhere", "/dev/null", "/proc/1", "long"])
+def test_a_folder_that_ray_cannot_use_is_an_error(monkeypatch, tmp_path, folder):
+    (tmp_path / "long").mkdir()
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / folder))
+    assert [f.good for f in machine.check_caches("cpu", False) if "RAY_TMPDIR" in f.fix] == [False]
+
+
+@pytest.mark.parametrize("threads", ["abc", "0", "-1", "1.5", "", "²"])
+def test_a_number_of_threads_that_is_none_is_refused(monkeypatch, threads):
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    with refused(("machine.threads",)):
+        cpu.environment()
+
+
+def test_a_command_in_a_folder_that_has_been_removed_says_so(monkeypatch, tmp_path):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert dispatch(["--help"]) == 0
+    for words in (["doctor", "--static"], ["train", "--recipe", "mathchat/tiny.yaml", "--dry-run"]):
+        with refused(("command.no_folder", words[0])):
+            dispatch(words)
 
 
 def test_another_openrlhf_first_on_path(monkeypatch, tmp_path):

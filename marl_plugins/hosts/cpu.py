@@ -43,7 +43,11 @@ def device() -> str:
 
 
 def environment() -> dict[str, str]:
-    """Returns the environment of every process of a run on CPU; the user's settings take precedence."""
+    """Returns the environment of every process of a run on CPU; the user's settings take precedence.
+
+    Raises:
+        ConfigurationError: One of them means nothing.
+    """
     ours = {
         DEVICE: "cpu",
         "DS_ACCELERATOR": "cpu",
@@ -60,6 +64,13 @@ def environment() -> dict[str, str]:
     scripts = str(Path(sys.prefix) / "bin")
     path = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder and folder != scripts]
     ours["PATH"] = os.pathsep.join([scripts, *path])
+    threads = os.environ.get("OMP_NUM_THREADS", "1")
+    if not (threads.isascii() and threads.isdigit() and int(threads) > 0):
+        raise ConfigurationError(
+            Problem(
+                "machine.threads", got=f"OMP_NUM_THREADS={threads}: expected a whole number, at least 1", fix="unset it"
+            )
+        )
     fixed = {DEVICE, "PATH"}
     return {name: value if name in fixed else os.environ.get(name, value) for name, value in ours.items()}
 

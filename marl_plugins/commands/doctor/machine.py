@@ -16,6 +16,10 @@ from marl_plugins.hosts import cpu
 GIB = 2**30
 
 
+MOST_RAY_BYTES = 22
+"""Bytes of the path of a folder for Ray: 85 more are `/marl_XXXXXXXX/ray/session_DATE_TIME_PID/sockets/plasma_store`."""
+
+
 def check_machine(device: str) -> list[Finding]:
     """Checks what no package can fix."""
     page = os.sysconf("SC_PAGE_SIZE")
@@ -41,7 +45,7 @@ def check_machine(device: str) -> list[Finding]:
 
 def ray_folder() -> Path:
     """Returns the folder in which Ray keeps its sessions and spilled objects."""
-    return Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
+    return Path(os.environ.get("RAY_TMPDIR") or "/tmp")
 
 
 def check_python(version: tuple[int, ...], full: str) -> Finding:
@@ -143,10 +147,13 @@ def check_caches(device: str, models_from_hub: bool) -> list[Finding]:
         ("HF_HOME", Path(hub), models_from_hub, "models and data sets from the hub"),
         ("XDG_CACHE_HOME", cache_folder() / "openrlhf-marl", False, "tiny models"),
     ]
+    if device == "cpu":
+        compiled = Path(cpu.environment()["TORCHINDUCTOR_CACHE_DIR"])
+        places.append(("TORCHINDUCTOR_CACHE_DIR", compiled, True, "compiled functions"))
     problems = [
         error_if(used, "cache", f"{folder} ({what}): {problem}", f"export {name}=/a/folder/that/can/be/written")
         for name, folder, used, what in places
-        if (problem := why_unwritable(folder))
+        if (problem := why_unwritable(folder) or (why_not_rays(folder) if name == "RAY_TMPDIR" else None))
     ]
     return problems or [ok("cache", f"writable: {', '.join(str(folder) for _, folder, _, _ in places)}")]
 
@@ -170,6 +177,15 @@ def why_unwritable(folder: Path) -> str | None:
             return None
     except OSError as error:
         return error.strerror or str(error)
+
+
+def why_not_rays(folder: Path) -> str | None:
+    """Returns why Ray cannot have its sockets below a folder; None if it can."""
+    if not folder.is_dir():
+        return "no such folder"
+    if len(os.fsencode(folder)) > MOST_RAY_BYTES:
+        return f"longer than {MOST_RAY_BYTES} bytes, and paths of Ray's sockets below it have at most 107"
+    return None
 
 
 def nearest_existing(folder: Path) -> Path:
