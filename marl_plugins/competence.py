@@ -39,7 +39,7 @@ class Competence:
         """The step that it was last asked for."""
 
     def begin(self, step: int) -> None:
-        """A step begins, unless it is the one that was credited last."""
+        """Begins a step, unless it is the one that was credited last."""
         if step != self.step:
             self.now.update(self.following)
             self.step, self.following = step, {}

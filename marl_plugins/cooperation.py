@@ -27,7 +27,7 @@ from marl_plugins.run import Run
 
 
 def temperature(word: str) -> float:
-    """The type of `--cooperation.tau`: a number from 0 on, or `inf`."""
+    """Parses `--cooperation.tau`: a number from 0 on, or `inf`."""
     value = float(word)
     if not value >= 0:
         raise argparse.ArgumentTypeError(f"{word} is out of range: expected a number of at least 0, or inf")
