@@ -241,6 +241,8 @@ def _imported_file(error: BaseException) -> Path | None:
     file = Path(frame.f_code.co_filename)
     if name:
         return file.parent / f"{name.replace('.', '/')}.py"
+    if not file.is_file():  # code that was made of a text
+        return None
     for node in ast.walk(ast.parse(file.read_bytes())):  # `from . import name`: Python 3.11 says only from where
         if isinstance(node, ast.ImportFrom) and node.lineno <= line <= (node.end_lineno or line) and not node.module:
             for alias in node.names:
