@@ -93,6 +93,11 @@ BROKEN = {
             run.state(Log).file.close()
     """,
     "importing_it_is_light": "import torch",
+    "exchange_keeps_what_was_sampled": """
+        @hookimpl
+        def marl_exchange(trajectories):
+            return trajectories[1:]
+    """,
     "credit_keeps_what_was_sampled": """
         @hookimpl
         def marl_credit(trajectories):

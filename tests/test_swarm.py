@@ -7,10 +7,12 @@ import multiprocessing
 import os
 import random
 import signal
+import tempfile
 import time
 import zlib
 from contextlib import suppress
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -19,6 +21,7 @@ from simulated import without_seconds
 from simulated_run import simulated_trainer
 from test_exchange import Chat, recorded
 
+from marl_plugins.contracts import PluginContract
 from marl_plugins.core.exchange import RefusedRecord
 from marl_plugins.core.failures import ConfigurationError, RunPaused
 from marl_plugins.core.roles import RoleSpec
@@ -359,3 +362,11 @@ def test_a_file_without_answers_is_said_by_line(tmp_path, text):
         with pytest.raises(ConfigurationError) as error:
             main(["show", address])
         assert {problem.code for problem in error.value.problems} == {code}
+
+
+JOURNALS = tempfile.TemporaryDirectory()
+
+
+class TestSwarm(PluginContract):
+    plugin = PLUGIN
+    flags: ClassVar = ["--swarm.store", "memory://contract", "--swarm.external", "2", "--ckpt.path", JOURNALS.name]

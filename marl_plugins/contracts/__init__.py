@@ -23,13 +23,14 @@ import math
 import random
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.contracts.tools import ToolContract
 from marl_plugins.core.credit import rewards_from_scores, sum_over_scope
 from marl_plugins.core.estimators import Estimator, check_estimator, group_key
+from marl_plugins.core.exchange import RefusedRecord
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunEnded
 from marl_plugins.core.rows import Row, rows_of
 from marl_plugins.core.scoring import Seen, checked_score, set_outcome
@@ -72,6 +73,21 @@ class PluginContract(ToolContract):
         done = subprocess.run([sys.executable, "-c", script, self.plugin], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines()[-1] == "[]", f"imported with the plugin: {done.stdout}; import them in functions"
+
+    def test_exchange_keeps_what_was_sampled(self) -> None:
+        """Without anything to read, what `marl_exchange` returns and what it leaves out with a reason is what it was given."""
+        plan = self.plan
+        given = _trajectories(plan.run)
+        before = [_sampled(t) for t in copy.deepcopy(given)]
+        exchange = EmptyExchange(given)
+        answer = asyncio.run(plan.plugins.chain("marl_exchange", given, run=plan.run, exchange=exchange))
+        assert [_sampled(t) for t in given] == before, "marl_exchange may leave trajectories out, and not change them"
+        kept = [t for t in given if t in answer]
+        assert list(answer) == kept, (
+            "marl_exchange has to return trajectories that it was given or has read, in their order"
+        )
+        lost = [t.name for t in given if t not in answer and t not in exchange.left]
+        assert not lost, f"marl_exchange left out {lost[0]} without a reason; call exchange.leave_out(trajectory, reason)"
 
     def test_credit_keeps_what_was_sampled(self) -> None:
         """Rewards are numbers or None; the trajectories stay, and what was sampled, seen and scored in them."""
@@ -253,6 +269,37 @@ async def _started(plan: Plan, purpose: Purpose, fails: bool) -> None:
             raise AssertionError(f"{purpose}: instead of the run's own failure: {error}") from error
     except RuntimeError as error:  # of `marl_stop`
         raise AssertionError(f"{purpose}: {error}") from error
+
+
+class EmptyExchange:
+    """An `Exchange` with nothing to read: every record is refused.
+
+    Args:
+        trajectories: Of the step.
+    """
+
+    step = 1
+
+    def __init__(self, trajectories: Sequence[Trajectory]):
+        self.tasks = {t.task.id: t.task for t in trajectories}
+        self.current = list(self.tasks.values())
+        self.left: dict[Trajectory, str] = {}
+
+    def write(self, trajectory: Trajectory) -> Mapping[str, object]:
+        """See `Exchange.write`; the words are those of no role."""
+        return {"schema": 1, "task": trajectory.task.id, "prompt": trajectory.task.prompt, "sample": trajectory.sample} | {
+            "tokenizers": {},
+            "answers": [],
+        }
+
+    async def read(self, record: Mapping[str, object], origin: str) -> Trajectory:
+        """See `Exchange.read`."""
+        raise RefusedRecord("task", "nothing can be read in a contract test")
+
+    def leave_out(self, trajectory: Trajectory, reason: str) -> None:
+        """See `Exchange.leave_out`."""
+        assert reason, "exchange.leave_out needs a reason"
+        self.left[trajectory] = reason
 
 
 async def _awaited(answer: Awaitable[Any]) -> Any:
