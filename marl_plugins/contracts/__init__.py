@@ -75,7 +75,7 @@ class PluginContract(ToolContract):
         assert done.stdout.splitlines()[-1] == "[]", f"imported with the plugin: {done.stdout}; import them in functions"
 
     def test_exchange_keeps_what_was_sampled(self) -> None:
-        """Without anything to read, what `marl_exchange` returns and what it leaves out with a reason is what it was given."""
+        """A step with nothing to read: what `marl_exchange` returns and leaves out with a reason is what it was given."""
         plan = self.plan
         given = _trajectories(plan.run)
         before = [_sampled(t) for t in copy.deepcopy(given)]
