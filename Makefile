@@ -2,6 +2,7 @@
 # make demo      three roles on three policies learn to solve word problems, through the real engines; ten minutes
 # make test      lint, types, all tests, and upstream's own with our plugins loaded and without; the slowest thirty are named
 # make unit      the tests that start no engine, on all cores
+# make docs      the docs site, into build/site
 # make bench     the benchmarks of docs/benchmarks.md
 # make bench-demo   the demo over five seeds beside its controls; two hours
 # make gpu       the first hour on GPUs: what works there, in ten minutes, as a table (docs/gpu.md)
@@ -15,7 +16,11 @@ DEMO := runs/demo
 # Every test process and every command that it starts would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install browser demo test suite beside unit lint bench bench-demo bench-dsbench gpu rehearse
+# The docs site into build/site, without network; a broken link fails it.
+docs: install
+	$(PY) .ci/site
+
+.PHONY: install browser docs demo test suite beside unit lint bench bench-demo bench-dsbench gpu rehearse
 install:
 	@bash .ci/install
 
