@@ -1,8 +1,8 @@
 """Looking at large runs: `python -m benchmarks.viewer [--scale 1.0]`
 
-Runs are made as three roles with a tool and a coach leave them (tests/inspected_runs.py). Per thing that a user does: seconds of wall and CPU
-time of a fresh process, the most memory it had, and the size of what it wrote; for pages, a browser's first contentful paint and the
-time until the list is there (Chromium, if there is one).
+Runs are made as three roles with a tool and a coach leave them (tests/inspected_runs.py). Per thing that a user does: wall and CPU
+seconds of a fresh process, the most memory it had, and the size of what it wrote; for pages, a browser's first contentful paint and
+the time until the list is there (Chromium, if there is one).
 """
 
 from __future__ import annotations

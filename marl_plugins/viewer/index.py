@@ -92,6 +92,11 @@ class Entry(msgspec.Struct):
         return _mean([action.reward for action in self.actions])
 
     @property
+    def lowest_advantage(self) -> float | None:
+        """The lowest advantage of an action."""
+        return min((action.advantage for action in self.actions if action.advantage is not None), default=None)
+
+    @property
     def left_out(self) -> int:
         """Number of actions that were left out of training."""
         return sum(action.left_out is not None for action in self.actions)

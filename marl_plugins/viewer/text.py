@@ -12,8 +12,12 @@ from marl_plugins.core.redaction import inert
 from marl_plugins.viewer.index import Entry
 from marl_plugins.viewer.shown import note_text, number
 
-COLUMNS = (("step", 5), ("task", 14), ("sample", 6), ("outcome", 7), ("score", 6), ("reward", 7), ("out", 4), ("roles", 24))
-"""Columns of a list with their widths in characters; `out` counts the actions that were left out of training."""
+COLUMNS = (
+    *(("step", 5), ("task", 14), ("sample", 6), ("outcome", 7), ("score", 6), ("reward", 7)),
+    *(("low A", 6), ("out", 4), ("roles", 24)),
+)
+"""Columns of a list with their widths in characters; `low A` is the lowest advantage of an action, `out` the number of actions that
+were left out of training."""
 DIFF_STYLES = {"+": "green", "-": "red", "@": "dim"}
 """By the first character of a diff's line; the character itself says the same without colours."""
 HEADER = " ".join(f"{name:<{width}}" for name, width in COLUMNS) + " failure, prompt"
@@ -29,6 +33,7 @@ def entry_line(entry: Entry) -> str:
         number(entry.outcome),
         number(entry.score, 2),
         number(entry.reward, 2, sign=True),
+        number(entry.lowest_advantage, 2, sign=True),
         str(entry.left_out or ""),
         " ".join(roles),
     )
@@ -80,8 +85,11 @@ def action_title(action: Mapping[str, Any]) -> str:
 def action_text(action: Mapping[str, Any]) -> Text:
     """Writes everything that is recorded of an action, but for its tokens."""
     begin, answered, end = action["times"]
-    criteria = action["notes"].get("coach", {}).get("criteria") if isinstance(action["notes"].get("coach"), dict) else None
-    notes = {name: note_text(value) for name, value in action["notes"].items()}
+    coach = action["notes"].get("coach")
+    criteria = coach.get("criteria") if isinstance(coach, dict) else None
+    if isinstance(coach, dict):  # without what stands above
+        coach = {name: value for name, value in coach.items() if name not in ("criteria", "score")}
+    notes = {name: note_text(value) for name, value in {**action["notes"], "coach": coach}.items() if value}
     lines = [
         ("role", f"{action['role']}, by policy {action['policy']} version {action['version']}, turn {action['turn']}"),
         ("saw", ", ".join(action["parents"]) or "the task alone"),

@@ -126,12 +126,13 @@ async function select(terms) {
 function draw() {
   const list = $("list"), spacer = $("spacer");
   const first = Math.max(0, Math.floor(list.scrollTop / ROW) - 5), last = Math.min(rows.length, first + Math.ceil(list.clientHeight / ROW) + 10);
-  const { open } = state(), drawn = [];
+  const { open, terms } = state(), drawn = [];
   for (let place = first; place < last; place++) {
-    const [step, task, sample, outcome, failure, prompt, , after] = data.list[rows[place]];
+    const [step, task, sample, outcome, failure, prompt, actions, after] = data.list[rows[place]];
+    const lowest = Math.min(...actions.filter((a) => a[3] !== null && (!terms.role || data.roles[a[0]] === terms.role)).map((a) => a[3]));
     const on = open && open.step === step && open.task === task && open.sample === sample;
     const row = el("div", { class: `row${place === active ? " active" : ""}${on ? " open" : ""}`, role: "option", id: "row" + place, "aria-selected": String(place === active), onclick: () => { active = place; openRow(); } },
-      el("span", {}, step), el("span", {}, task), el("span", {}, sample), el("span", {}, after !== undefined ? `${number(outcome)} → ${number(after)}` : failure ? "✗ " + failure : number(outcome)), el("span", { class: "note" }, prompt));
+      el("span", {}, step), el("span", {}, task), el("span", {}, sample), el("span", {}, after !== undefined ? `${number(outcome)} → ${number(after)}` : failure ? "✗ " + failure : number(outcome)), el("span", {}, Number.isFinite(lowest) ? signed(lowest) : "–"), el("span", { class: "note" }, prompt));
     row.style.top = place * ROW + "px";
     drawn.push(row);
   }
@@ -227,7 +228,14 @@ function fill(card, a, tok) {
       ["tokens", `${a.tokens_shown} shown, ${a.tokens_sampled} sampled, finish ${a.finish}`], ["times", `asked at ${number(begin[0])} s, answered at ${number(begin[1])} s, tools done at ${number(begin[2])} s`],
       ["score", a.score === null ? a.unscored : number(a.score, 3)], ["criteria", criteria && note(criteria)], ["explanation", a.explanation], ["reward", a.reward === null ? null : signed(a.reward)],
       ...Object.entries(a.terms).map(([name, value]) => ["  " + name, signed(value)]), ["return", a.return === null ? null : signed(a.return)], ["advantage", a.advantage === null ? null : signed(a.advantage)],
-      ["left out", a.left_out], ...Object.entries(a.notes).filter(([name]) => name !== "coach" || Object.keys(a.notes.coach).length > 1).map(([name, value]) => ["note of " + name, note(value)])]));
+      ["left out", a.left_out], ...Object.entries(notesOf(a)).map(([name, value]) => ["note of " + name, note(value)])]));
+}
+// The notes of plugins, without what stands above.
+function notesOf(a) {
+  const { coach, ...notes } = a.notes;
+  if (!coach || typeof coach !== "object") return a.notes;
+  const { criteria, score, ...rest } = coach;
+  return Object.keys(rest).length ? { ...notes, coach: rest } : notes;
 }
 function actionCard(a, tok, on, opened) {
   const card = el("details", { class: `action${on ? " on" : ""}`, id: "action-" + a.action });
