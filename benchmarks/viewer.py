@@ -24,6 +24,12 @@ import inspected_runs
 
 from marl_plugins.core.trajectory_record import to_record
 
+RUNS = (
+    ("2,000 trajectories of 8 tokens an action", 2000, 8, 2000),
+    ("2,000 with 3.2 million sampled tokens", 2000, 400, 2000),
+    ("100,000 actions", 25_000, 8, 5000),
+)
+"""What it is, trajectories, tokens of each of their four actions, trajectories in the page."""
 WORDS = ("the", "sum", "of", "both", "is", "17", "so", "def", "return", "x", "=", "print")
 
 
@@ -90,14 +96,13 @@ def opened(page: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of trajectories")
-    scale = parser.parse_args().scale
+    parser.add_argument("--only", type=int, nargs="*", choices=(0, 1, 2), default=(0, 1, 2), help="of the three runs")
+    options = parser.parse_args()
+    scale = options.scale
     print(f"load {os.getloadavg()[0]:.1f}")
     with tempfile.TemporaryDirectory() as name:
-        for label, trajectories, tokens, most in (
-            ("2,000 trajectories of 8 tokens an action", 2000, 8, 2000),
-            ("2,000 with 3.2 million sampled tokens", 2000, 400, 2000),
-            ("100,000 actions", 25_000, 8, 5000),
-        ):
+        for number in options.only:
+            label, trajectories, tokens, most = RUNS[number]
             folder = write(Path(name) / "run", int(trajectories * scale), tokens)
             size = (folder / "trajectories.jsonl").stat().st_size / 1e6
             print(f"\n{label}, {size:.0f} MB of records")

@@ -279,7 +279,8 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(run, tmp_path, monkeyp
     folder, _ = run
     page = tmp_path / "page.html"
     page.write_text("old")
-    assert refused(folder, "--html", tmp_path / "no" / "page.html")[0][0] == "viewer.unwritable"
+    for flag, name in (("--html", "page.html"), ("--to", "run.eval")):
+        assert refused(folder, flag, tmp_path / "no" / name)[0][0] == "viewer.unwritable"
 
     def full(*_):
         raise OSError(28, "No space left on device")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ def replacing(file: Path, flag: str) -> Iterator[Path]:
     """
     part = file.with_name(f"{file.stem}.part{file.suffix}")
     try:
+        if not file.parent.is_dir():  # some writers would make it, wherever a wrong letter leads
+            raise FileNotFoundError(errno.ENOENT, "there is no such folder")
         yield part
         os.replace(part, file)
     except OSError as error:

@@ -73,10 +73,10 @@ def summary(shown: Mapping[str, Any]) -> Text:
 
 
 def action_title(action: Mapping[str, Any]) -> str:
-    """Writes an action's name with its numbers on one line."""
+    """Writes an action's name with its numbers on one line; the advantage first, which the tree's edge must not cut off."""
     marks = [
+        f"A {number(action['advantage'], 2, sign=True)}" if action["advantage"] is not None else "",
         f"score {number(action['score'], 2)}" if action["score"] is not None else "",
-        f"advantage {number(action['advantage'], 2, sign=True)}" if action["advantage"] is not None else "",
         f"left out: {action['left_out']}" if action["left_out"] else "",
     ]
     return one_line("  ".join([action["action"], *filter(None, marks)]))
