@@ -23,6 +23,7 @@ from marl_plugins.records.read import Filter, RunReader
 from marl_plugins.runtime.exchange import StepExchange
 from marl_plugins.runtime.rollout import Rollout
 from marl_plugins.runtime.session import Session
+from marl_plugins.viewer.command import main as inspect_main
 
 PEER = "alice"
 HEAD = """
@@ -481,3 +482,15 @@ def test_every_recipe_says_its_own_words_again_identically(recipe):
     for one, other in zip(made, read, strict=True):
         assert not isinstance(other, BaseException), other
         assert same_but_for_log_probs(one, other), recipe
+
+
+def test_what_has_entered_is_shown_with_its_origin(tmp_path, capsys):
+    box = str(tmp_path / "box")
+    fit(trainer_of(tmp_path / "a", PUBLISH.format(folder=box), seed=7))
+    bob = fit(trainer_of(tmp_path / "b", TAKE.format(folder=box, peer=PEER), seed=8))
+    capsys.readouterr()
+    inspect_main([str(bob.records.folder), "--step", "1", "--json"])
+    shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [t["task"] for t in shown] == [f"t{n // 2}" for n in range(8)] + [f"t{n // 2} ({PEER})" for n in range(8)]
+    inspect_main([str(bob.records.folder), "--step", "1", "--task", "t1"])
+    assert capsys.readouterr().out.count("q1") == 4

@@ -63,7 +63,7 @@ def main(words: Sequence[str]) -> int:
     """
     options = make_parser().parse_args(list(words))
     terms = {name: value for name in TERMS if (value := getattr(options, name)) is not None}
-    query = query_of(terms, Filter(split="eval" if options.evaluations else "train"))
+    query = query_of(terms, Filter(split="eval" if options.evaluations else "train", received=True))
     if len(options.source) > 2:
         raise ConfigurationError(
             Problem("viewer.runs", at(command="openrlhf inspect"), f"{len(options.source)} runs", "one, or two to compare")

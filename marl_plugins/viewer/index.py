@@ -37,6 +37,11 @@ class TaskName(NamedTuple):
     id: str
 
 
+def name_of(task: str, origin: str) -> str:
+    """Returns the name under which a task is shown: a trajectory that another run has made is told apart by its origin."""
+    return f"{task} ({origin})" if origin else task
+
+
 class Metadata(msgspec.Struct, gc=False):
     """The metadata of a task, as the index knows them."""
 
@@ -53,7 +58,7 @@ class Entry(msgspec.Struct):
 
     schema: int
     step: int
-    name: str = msgspec.field(name="task")
+    task_id: str = msgspec.field(name="task")
     sample: int
     outcome: float | None
     agent_failure: str | None
@@ -62,6 +67,7 @@ class Entry(msgspec.Struct):
     prompt: str
     seconds: float = 0.0
     metadata: Metadata = msgspec.field(default_factory=Metadata)
+    origin: str = ""
     outcomes: dict[str, float | None] = {}
     file: int = 0
     offset: int = 0
@@ -69,7 +75,12 @@ class Entry(msgspec.Struct):
 
     @property
     def task(self) -> TaskName:
-        return TaskName(self.name)
+        return TaskName(self.task_id)
+
+    @property
+    def name(self) -> str:
+        """The task as it is shown."""
+        return name_of(self.task_id, self.origin)
 
     @property
     def key(self) -> tuple[int, str, int]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from marl_plugins.core.trajectory import Action, ToolResult, Trajectory
 from marl_plugins.core.trajectory_record import to_record
+from marl_plugins.viewer.index import name_of
 
 
 def trajectory_values(trajectory: Trajectory) -> dict[str, Any]:
@@ -21,6 +22,7 @@ def trajectory_values(trajectory: Trajectory) -> dict[str, Any]:
     its conversation) and their numbers of tokens, calls of tools their `status`.
     """
     values: dict[str, Any] = finite({"files": [], "tools": []} | to_record(trajectory, tokens=False))
+    values["task"] = name_of(trajectory.task.id, trajectory.origin)
     depths, lanes = places_of(trajectory.actions)
     _add_status(values["tools"], trajectory.tool_results)
     for shown, action in zip(values["actions"], trajectory.actions, strict=True):

@@ -139,7 +139,7 @@ class Browser(App[None]):
 
     def __init__(self, run: RunReader, query: Query, follow: bool = False):
         super().__init__()
-        self.run_reader, self.base = run, Filter(split=query.wanted.split)
+        self.run_reader, self.base = run, Filter(split=query.wanted.split, received=True)
         self.asked = query
         self.index = Index(run, query.wanted, query.find)
         self.follower = Follower(self.index, query) if follow else None
