@@ -1,5 +1,6 @@
 """Buckets of parameters, and what the plan says of a weight sync in large pieces."""
 
+import asyncio
 import math
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.flat_sync.worker import buckets
+from marl_plugins.flat_sync.worker import Bucket, buckets
 from marl_plugins.plan.build import build_plan
 
 SUMS = Path(__file__).parent / "recipes" / "sums"
@@ -50,3 +51,22 @@ def test_what_cannot_be_synced_in_large_pieces_is_refused(monkeypatch):
         build_plan([*words, "--vllm.sync_with_ray"])
     with pytest.raises(ConfigurationError, match=r"--flat_sync\.mb"):
         build_plan([*words, "--flat_sync.mb", "0"])
+
+
+def test_a_bucket_survives_the_way_to_vllms_own_process(monkeypatch):
+    """vLLM's transport (msgpack) makes dicts of dataclasses, and lists of tuples."""
+    monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # upstream's setting (vllm_engine.py:99)
+    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, run_method
+
+    from marl_plugins.processes.engine_actor import RolloutActor
+
+    class Engine:
+        async def collective_rpc(self, method, args):
+            method, args = MsgpackDecoder().decode(MsgpackEncoder().encode((method, args)))
+            return [run_method("the worker", method, tuple(args), {})]
+
+    actor = object.__new__(RolloutActor)
+    actor.llm, bucket = Engine(), Bucket(torch.bfloat16, {"a": torch.Size([2, 3])})
+    handles = {"GPU-0": (math.prod, ("file", 1, None))}
+    found = asyncio.run(actor.in_workers(lambda worker, *given: (worker, *given), bucket, handles))
+    assert found == [("the worker", bucket, handles)]

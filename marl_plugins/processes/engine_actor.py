@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any  # noqa: E402
 
 import ray  # noqa: E402
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor as _Upstream  # noqa: E402
+from ray import cloudpickle  # noqa: E402
 from vllm import SamplingParams  # noqa: E402
 
 if TYPE_CHECKING:
@@ -44,6 +45,12 @@ def load_weights(worker: WorkerBase, blob: bytes) -> int:
         if hasattr(module, "cpu_linear") and module.weight.numel():  # linear layers keep nothing but the packed copy
             module.quant_method.process_weights_after_loading(module)
     return len(state)
+
+
+def call_unpickled(worker: WorkerBase, pickled: bytes) -> object:
+    """Runs inside a vLLM worker: call a function with arguments as they were. vLLM's own transport makes dicts of dataclasses."""
+    function, arguments = cloudpickle.loads(pickled)
+    return function(worker, *arguments)
 
 
 def end_with_actor(worker: WorkerBase) -> None:
@@ -105,7 +112,7 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
 
         For extensions of training processes that bring weights to engines in a way of their own (`Extension.sync`).
         """
-        answers: list[Any] = await self.llm.collective_rpc(function, args=arguments)
+        answers: list[Any] = await self.llm.collective_rpc(call_unpickled, args=(cloudpickle.dumps((function, arguments)),))
         return answers
 
     async def sample(self, ids: list[int], params: SamplingParams) -> tuple[list[int], list[float], str, str, int]:

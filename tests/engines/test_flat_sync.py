@@ -1,10 +1,15 @@
-"""Weight sync in large pieces beside upstream's own, parameter by parameter, from real training processes: over a gloo group
-instead of NCCL's, into a model that fuses parameters as vLLM's do. Handles of CUDA memory, and ZeRO 3, are not tried on a CPU."""
+"""Weight sync in large pieces beside upstream's own, parameter by parameter, by broadcast and by CUDA IPC, from real training
+processes: over a gloo group instead of NCCL's, with the handles of the stand-in for CUDA (tests/gpu), into a model that fuses
+parameters as vLLM's do. ZeRO 3 is not tried on a CPU."""
 
+import contextlib
 import copy
+import importlib.util
+import itertools
 import socket
 import sys
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +17,8 @@ import ray
 import torch
 from engines.test_policies import arguments, launch
 from ray import cloudpickle
+
+STAND_IN = str(Path(__file__).parents[1] / "gpu" / "stand_in" / "cuda_stand_in.py")
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # what is here is used in processes that know no tests
 
@@ -45,11 +52,35 @@ class Fused:
         return {n: torch.cat([parts[p] for p in sorted(parts)]) for n, parts in self.values.items()}
 
 
+def stand_in():
+    """The stand-in for CUDA, in a process that knows no tests; handles are pickled by its name."""
+    spec = importlib.util.spec_from_file_location("cuda_stand_in", STAND_IN)
+    if spec.name not in sys.modules:
+        sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[spec.name])
+    return sys.modules[spec.name]
+
+
+@contextlib.contextmanager
+def on_device(number, folder):
+    """This process is on a device of the stand-in, whose handles are files in a folder."""
+    import openrlhf.trainer.ray.utils as utils
+    from torch.multiprocessing import reductions
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MARL_STAND_IN", folder)
+        patch.setattr(stand_in(), "device", lambda: str(number))
+        patch.setattr(reductions, "reduce_tensor", stand_in().handle_of)
+        for module in filter(None, (utils, sys.modules.get("openrlhf.trainer.ray.ppo_actor"))):
+            patch.setattr(module, "get_physical_gpu_id", lambda: f"GPU-{number}")
+        yield
+
+
 @ray.remote(num_cpus=0.1)
 class Engine:
     """An engine's process with upstream's own worker, whose memory is the CPU's."""
 
-    def __init__(self, rank, size, port):
+    def __init__(self, rank, size, port, device):
         from marl_plugins.hosts import cpu
 
         cpu.install()
@@ -60,11 +91,17 @@ class Engine:
         self.worker.device, self.worker.model_config = torch.device("cpu"), SimpleNamespace(dtype=torch.bfloat16)
         self.worker.model_runner = SimpleNamespace(model=Fused())
         self.worker._model_update_with_ray = False
-        self.place = port, rank, size
+        self.place, self.device = (port, rank, size), device
+        stand_in()  # before a handle arrives
         self.calls = 0
 
     def join(self):
         self.worker._model_update_group = Gloo(*self.place)
+
+    def update_weight_cuda_ipc(self, *arguments, **options):
+        self.calls += 1
+        with on_device(*self.device):
+            self.worker.update_weight_cuda_ipc(*arguments, **options)
 
     def update_weight(self, name, dtype, shape, empty_cache=False):
         self.calls += 1
@@ -76,7 +113,8 @@ class Engine:
 
     def in_workers(self, function, *arguments):
         self.calls += 1
-        return [function(self.worker, *arguments)]
+        with on_device(*self.device):
+            return [function(self.worker, *arguments)]
 
     def taken(self):
         """The number of calls and the weights since the last time."""
@@ -87,14 +125,15 @@ class Engine:
 
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize(("zero", "ranks"), [(0, 1), (2, 2)])
-def test_engines_hold_what_upstreams_own_sync_gives_them(relay, zero, ranks):
+def test_engines_hold_what_upstreams_own_sync_gives_them(relay, zero, ranks, tmp_path):
     args = copy.deepcopy(arguments(relay, "--actor.num_gpus_per_node", str(ranks), "--ds.zero_stage", str(zero)))
     policy = launch(args)
     policy.wait()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    engines = [Engine.remote(rank, 3, port) for rank in (1, 2)]
+    files = str(tmp_path)
+    engines = [Engine.remote(rank, 3, port, (min(rank, ranks) - 1, files)) for rank in (1, 2)]
 
     def joined(actor, port=port, engines=engines):
         trainer = actor.trainer
@@ -108,12 +147,14 @@ def test_engines_hold_what_upstreams_own_sync_gives_them(relay, zero, ranks):
                 parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
         return {n: p.shape for n, p in actor.engine.module.named_parameters()}
 
-    def synced(actor, mb):
+    def synced(actor, mb, ipc=False):
         from marl_plugins.flat_sync.worker import FlatSync
 
+        actor.trainer.use_cuda_ipc = ipc
         actor.trainer.args.flat_sync = SimpleNamespace(mb=mb)
         actor.trainer.extensions = [FlatSync(actor.trainer)] if mb else []
-        actor.trainer.broadcast_to_vllm()
+        with on_device(torch.distributed.get_rank(), files):
+            actor.trainer.broadcast_to_vllm()
 
     def on_all(function, *args):
         return ray.get([handle.__ray_call__.remote(function, *args) for handle in policy.training.handles()])
@@ -125,18 +166,20 @@ def test_engines_hold_what_upstreams_own_sync_gives_them(relay, zero, ranks):
     before = ray.get([engine.taken.remote() for engine in engines])[0][1]
     names = on_all(changed)[0]
     found = {}
-    for mb in (0, 0.2, 512):
-        on_all(synced, mb)
-        found[mb] = ray.get([engine.taken.remote() for engine in engines])
+    for mb, ipc in itertools.product((0, 0.2, 512), (False, True)):
+        on_all(synced, mb, ipc)
+        found[mb, ipc] = ray.get([engine.taken.remote() for engine in engines])
     policy.stop()
     for engine in engines:
         ray.kill(engine)
     size = 2 * sum(shape.numel() for shape in names.values())
-    calls = {mb: {count for count, _ in both} for mb, both in found.items()}
-    assert calls[0] == {len(names)} and calls[512] == {1}
-    assert size / 0.2e6 <= max(calls[0.2]) <= 2 * size / 0.2e6 + 1 < len(names)
-    expected = found[0][0][1]
+    calls = {how: {count for count, _ in both} for how, both in found.items()}
+    for ipc in (False, True):
+        assert calls[0, ipc] == {len(names)} and calls[512, ipc] == {1}
+        assert size / 0.2e6 <= max(calls[0.2, ipc]) <= 2 * size / 0.2e6 + 1 < len(names)
+    expected = found[0, False][0][1]
     assert any(not torch.equal(before[name], value) for name, value in expected.items())
     for _, weights in (each for both in found.values() for each in both):
         assert weights.keys() == expected.keys()
         assert all(torch.equal(weights[name], value) for name, value in expected.items())
+    assert not list(tmp_path.iterdir())  # what a handle points to goes with its tensor
