@@ -447,7 +447,7 @@ def _worker_wrap(module):
     def update_weight(self, *arguments, **options):
         import torch
 
-        with replaced(torch, "empty", lambda *size, device, **more: empty(*size, **more)) as empty:
+        with replaced(torch, "empty", lambda *size, device=None, **more: empty(*size, **more)) as empty:
             return update(self, *arguments, **options)
 
     module.WorkerWrap.update_weight = update_weight
