@@ -186,9 +186,7 @@ def test_everything_wrong_with_the_flags_is_reported_together():
 def test_a_missing_prompt_of_a_role_is_reported_by_the_plan(tmp_path):
     shutil.copytree(ROOT / "recipes" / "mathchat", tmp_path / "mine")
     (tmp_path / "mine" / "prompts" / "tiny" / "coder.md").unlink()
-    with refused(
-        ("files.unreadable", "tiny.yaml:6", "roles.coder.prompt", "coder.md"), ("files.unreadable", "coder", "coder.md")
-    ):
+    with refused(("files.unreadable", "tiny.yaml:6", "roles.coder.prompt", "coder", "coder.md")):
         build_plan(["--recipe", str(tmp_path / "mine" / "tiny.yaml"), "--coach.model", "m", "--dry-run"])
 
 

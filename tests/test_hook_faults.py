@@ -137,6 +137,15 @@ def test_a_deadline_around_a_hook_is_a_deadline(tmp_path):
         asyncio.run(work())
 
 
+@pytest.fixture
+def interruptible():
+    """A process that Ctrl-C interrupts; one that a shell starts in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("body", ["", "signal.raise_signal(signal.SIGINT); "])
 def test_ctrl_c_is_the_persons(tmp_path, body):
     """While a hook waits, and in the middle of its code."""
@@ -150,6 +159,7 @@ def test_ctrl_c_is_the_persons(tmp_path, body):
         asyncio.run(work())
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_second_ctrl_c_in_the_middle_of_a_hook_is_the_persons_too(tmp_path):
     twice = "signal.raise_signal(signal.SIGINT)\n    signal.raise_signal(signal.SIGINT)\n    return trajectories"
     plugins = plugin(tmp_path, f"def marl_credit(trajectories):\n    {twice}")

@@ -32,6 +32,7 @@ CAPABILITIES = {
     "groups": (["groups"], 0),
     "gae": (["gae"], 0),
     "rae": (["rae"], 0),
+    "the swarm": (["swarm"], 0),
     "looking at a run": (["viewer"], 0),
 }
 """Folders or files below marl_plugins/, and the number of other modules that are lost with them."""
@@ -75,7 +76,7 @@ def test_nothing_else_depends_on_it_in_a_function_either(name):
 
 
 def test_the_rest_works_without_them():
-    hidden = ["coach", "reward_backprop", "tools.mcp", "tools.sql"]
+    hidden = ["coach", "reward_backprop", "tools.mcp", "tools.sql", "tools.search", "swarm"]
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "MARL_HIDDEN": " ".join(modules_of(hidden))}
     chosen = ["tests/without_capabilities.py", "tests/test_tool_records.py"]
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "hiding", "-p", "no:cacheprovider", *chosen]

@@ -108,6 +108,19 @@ def list_all(as_json: bool) -> int:
     return 0
 
 
+def defaults_of(plugins: Plugins) -> SimpleNamespace:
+    """Returns the plugins' flags with their defaults, nested as in a run."""
+    parser, root = Parser(add_help=False, allow_abbrev=False), SimpleNamespace()
+    plugins.options(parser)
+    for flag, value in vars(parser.parse_args([])).items():
+        *parents, last = flag.split(".")
+        place = root
+        for parent in parents:
+            place = vars(place).setdefault(parent, SimpleNamespace())
+        setattr(place, last, value)
+    return root
+
+
 def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
     """Shows one recipe.
 
@@ -123,7 +136,7 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
     settings |= {section: shown for section, value in sections.items() if (shown := value.shown())}
     found = unread.attempt(lambda: _rehearsed(draft_plan(["--recipe", str(path)], plugins)))
     if found is None:  # without the recipe's own tasks
-        run = Run(recipe, path.parent, SimpleNamespace(), device="", sections=sections)
+        run = Run(recipe, path.parent, defaults_of(plugins), device="", sections=sections)
         run = replace(run, tools=unread.attempt(lambda: tools_of(plugins, run)) or {})
         workflow = workflow_of(plugins, run)
         found = workflow, rehearse(run, workflow, None, run.tools)

@@ -45,11 +45,11 @@ class Call:
     sample: int
     path: str
     step: int
-    shown: str = ""
-    """Digest of the words that the role is shown, whatever its policy's tokenizer and chat template make of them."""
     place: int = -1
     """The task's place in its step or evaluation: what waits for an engine is answered in this order. A question is before all
     tasks, because it is asked about an action that has been made."""
+    shown: str = ""
+    """Digest of the words that the role is shown, whatever its policy's tokenizer and chat template make of them."""
 
 
 @dataclass(frozen=True)
