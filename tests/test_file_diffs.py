@@ -1,7 +1,6 @@
 """What `--file_diffs` records of a call: applied to the files before it, a diff gives the files after it."""
 
 import asyncio
-import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -39,10 +38,9 @@ TEXTS = st.dictionaries(
 )
 
 
-@pytest.mark.skipif(shutil.which("patch") is None, reason="GNU patch is the independent reader of diffs")
 @settings(max_examples=15, deadline=None)
 @given(before=TEXTS, after=TEXTS)
-def test_gnu_patch_makes_the_files_after_a_call_of_those_before_it(before, after):
+def test_git_makes_the_files_after_a_call_of_those_before_it(before, after):
     def content(files, path):
         return Content(len(files[path].encode()), files[path]) if path in files else None
 
@@ -53,7 +51,7 @@ def test_gnu_patch_makes_the_files_after_a_call_of_those_before_it(before, after
             (Path(folder) / path).parent.mkdir(exist_ok=True)
             (Path(folder) / path).write_bytes(text.encode())
         if changed:
-            command = ["patch", "-p1", "--binary", "--quiet", "--force"]
+            command = ["git", "apply", "--unidiff-zero", "--whitespace=nowarn"]
             subprocess.run(command, input=diff.encode(), cwd=folder, check=True)
         found = {str(f.relative_to(folder)): f.read_bytes().decode() for f in Path(folder).rglob("*") if f.is_file()}
     assert found == after

@@ -176,7 +176,7 @@ class _Speaker:
     def _ids(self, answer: AnswerWords, chat: ChatFormat, call: Call) -> tuple[int, ...]:
         of = f"the answer of role {call.role!r}"
         if answer.ids and self._exchange.has_tokenizer(self._words, call.role, chat):
-            ids, size = answer.ids, len(chat.tokenizer)  # type: ignore[arg-type]  # all of transformers have one
+            ids, size = answer.ids, len(chat.tokenizer)
             if not all(0 <= number < size for number in ids):
                 raise self._refusal("text", f"{of} has ids that are not in 0 ... {size - 1}")
         else:

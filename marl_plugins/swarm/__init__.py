@@ -93,12 +93,11 @@ def _main(words: Sequence[str]) -> int:
 def marl_configure(run: Run) -> list[Problem]:
     import fsspec
 
-    from marl_plugins.swarm.store import PEER
+    from marl_plugins.swarm.store import PEER, PEER_RULE
 
     options, found = run.args.swarm, []
     if not PEER.fullmatch(options.peer):
-        wanted = "letters, digits, dots and underscores, 64 at most, the first a letter or a digit"
-        found.append(Problem("swarm.peer", at(flag="swarm.peer"), repr(options.peer), wanted))
+        found.append(Problem("swarm.peer", at(flag="swarm.peer"), repr(options.peer), PEER_RULE))
     if options.store is None:
         fix = "give --swarm.store the folder that the peers share"
         found.append(Problem("swarm.store_missing", at(plugin=PLUGIN), "no store is named", fix=fix))

@@ -23,6 +23,7 @@ MOST_RECORD_BYTES = 4 << 20
 """Bytes of a record as it is stored; larger ones are neither written nor read."""
 MOST_UNPACKED_BYTES = 64 << 20
 PEER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._]{0,63}")
+PEER_RULE = "letters, digits, dots and underscores, 64 at most, the first a letter or a digit"
 NAME = re.compile(rf"({PEER.pattern})-([0-9a-f]{{8}})-([0-9a-f]{{16}})\.json\.gz")
 ANSWERS = "answers"
 """The folder of records that belong to no round."""
