@@ -93,11 +93,10 @@ def _main(words: Sequence[str]) -> int:
 def marl_configure(run: Run) -> list[Problem]:
     import fsspec
 
-    from marl_plugins.swarm.store import PEER, PEER_RULE
+    from marl_plugins.swarm.store import wrong_peer
 
-    options, found = run.args.swarm, []
-    if not PEER.fullmatch(options.peer):
-        found.append(Problem("swarm.peer", at(flag="swarm.peer"), repr(options.peer), PEER_RULE))
+    options = run.args.swarm
+    found = wrong_peer(options.peer, at(flag="swarm.peer"))
     if options.store is None:
         fix = "give --swarm.store the folder that the peers share"
         found.append(Problem("swarm.store_missing", at(plugin=PLUGIN), "no store is named", fix=fix))

@@ -20,7 +20,7 @@ from marl_plugins.core.files import read_bytes
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.redaction import inert
 from marl_plugins.swarm.record import key_of, packed, unpacked
-from marl_plugins.swarm.store import PEER, PEER_RULE, RecordName, RecordStore
+from marl_plugins.swarm.store import RecordName, RecordStore, wrong_peer
 
 
 class GivenAnswer(pydantic.BaseModel):
@@ -114,8 +114,8 @@ def _print(found: Mapping[str, Mapping[str, Any]]) -> None:
 
 def _add(options: Any) -> int:
     """Write the answers of a file into the store, a record for each task."""
-    if not PEER.fullmatch(options.peer):
-        raise ConfigurationError(Problem("swarm.peer", at(flag="peer"), repr(options.peer), PEER_RULE))
+    if wrong := wrong_peer(options.peer, at(flag="peer")):
+        raise ConfigurationError(wrong)
     groups: dict[str, list[dict[str, object]]] = {}
     problems = []
     for number, line in enumerate(read_bytes(options.file).splitlines(), start=1):

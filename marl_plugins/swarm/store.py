@@ -19,11 +19,12 @@ from typing import Any
 
 import fsspec
 
+from marl_plugins.core.problems import Problem, Where
+
 MOST_RECORD_BYTES = 4 << 20
 """Bytes of a record as it is stored; larger ones are neither written nor read."""
 MOST_UNPACKED_BYTES = 64 << 20
 PEER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._]{0,63}")
-PEER_RULE = "letters, digits, dots and underscores, 64 at most, the first a letter or a digit"
 NAME = re.compile(rf"({PEER.pattern})-([0-9a-f]{{8}})-([0-9a-f]{{16}})\.json\.gz")
 ANSWERS = "answers"
 """The folder of records that belong to no round."""
@@ -58,6 +59,12 @@ class RecordName:
     def origin(self) -> str:
         """The name of its trajectories' maker (`Trajectory.origin`)."""
         return f"{self.peer}-{self.run}" + ("" if self.round is None else f" step {self.round}")
+
+
+def wrong_peer(peer: str, where: Where) -> list[Problem]:
+    """Returns what is wrong with a peer's name."""
+    wanted = "letters, digits, dots and underscores, 64 at most, the first a letter or a digit"
+    return [] if PEER.fullmatch(peer) else [Problem("swarm.peer", where, repr(peer), wanted)]
 
 
 class RecordStore:
