@@ -28,6 +28,8 @@ SHIPPED = (
     "marl_plugins.filter_agents_data",
     "marl_plugins.cooperation",
     "marl_plugins.competence",
+    "marl_plugins.mean_group",
+    "marl_plugins.replay",
     "marl_plugins.swarm",
     "marl_plugins.viewer",
 )

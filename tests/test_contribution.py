@@ -15,6 +15,8 @@ from marl_plugins.contracts import PluginContract
 from marl_plugins.cooperation import marl_credit_step as cooperate
 from marl_plugins.cooperation import shares
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.mean_group import MeanRewards, controls
+from marl_plugins.mean_group import marl_credit_step as with_mean_group
 from marl_plugins.plan.build import build_plan
 
 GAINS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=12)
@@ -133,6 +135,75 @@ def test_a_step_that_is_credited_again_is_credited_the_same():
     before = dict(run.state(Competence).now)
     with_competence([t], run)
     assert run.state(Competence).now == before
+
+
+# -- mean group ----------------------------------------------------------------------------------------------------------------
+
+VALUES = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=40)
+
+
+@given(VALUES, st.floats(0.1, 10), st.floats(0, 1), st.floats(1, 10), st.floats(0.01, 100))
+def test_controls_lie_within_bounds_and_in_the_order_of_the_values_whatever_their_unit(values, control, low, high, unit):
+    found = controls(values, control, low, high)
+    assert all(control * low <= each <= control * high for each in found)
+    ordered = [each for _, each in sorted(zip(values, found, strict=True))]
+    assert ordered == sorted(found)
+    assert controls([unit * value for value in values], control, low, high) == pytest.approx(found)
+
+
+def test_controls_of_a_group():
+    assert controls([0.2, 0.4, 0.6], 1.0, 0.0, 10.0) == pytest.approx([0.5, 1.0, 1.5])
+    assert controls([0.2, 0.4, 3.0], 2.0, 0.5, 2.0) == pytest.approx([1.0, 1.0, 4.0])
+    assert controls([0.3] * 10_000, 1.5, 0.5, 2.0) == pytest.approx([1.5] * 10_000)
+    assert controls([0.0, 0.0], 3.0, 0.5, 2.0) == controls([-1.0, 0.5], 3.0, 0.5, 2.0) == [3.0, 3.0]
+    assert controls([], 1.0, 0.5, 2.0) == []
+
+
+def grouped(rewards, groups=None, steps=(1, 2), **changes):
+    """The factors of the rewards of policies p and q in each of some steps in which they earn the same."""
+    options = SimpleNamespace(**{"groups": groups, "control": 1.0, "low": 0.5, "high": 2.0, "rate": 0.5} | changes)
+    states, recipe = {}, SimpleNamespace(populations={"a": ("p", "q")})
+    run = SimpleNamespace(
+        args=SimpleNamespace(mean_group=options), recipe=recipe, state=lambda kind: states.setdefault(kind, kind())
+    )
+    found = []
+    for step in steps:
+        t = make_trajectory(
+            {"a": [], "b": ["a"]}, policies={"a": "p", "b": "q"}, rewards=dict(zip("ab", rewards, strict=True))
+        )
+        t.step = step
+        with_mean_group([t], run)
+        found.append([a.reward / reward for a, reward in zip(t.actions, rewards, strict=True)])
+    return found, run
+
+
+def test_a_members_rewards_have_its_control_from_the_second_step_on():
+    assert grouped((0.2, 0.6))[0] == [[1.0, 1.0], pytest.approx([0.5, 1.5])]
+    assert grouped((0.2, 0.6), groups="p,q")[0] == [[1.0, 1.0], [1.0, 1.0]]
+    assert grouped((0.1, 0.9), low=0.9, high=1.1)[0][1] == pytest.approx([0.9, 1.1])
+
+
+def test_a_step_that_is_credited_again_has_the_same_controls():
+    found, run = grouped((0.2, 0.6), steps=(1, 2, 2, 2))
+    assert found[1] == found[2] == found[3]
+    assert run.state(MeanRewards).now == pytest.approx({"p": 0.2, "q": 0.6})
+
+
+class TestMeanGroup(PluginContract):
+    plugin = "marl_plugins.mean_group"
+
+
+@pytest.mark.parametrize(
+    ("groups", "code"),
+    [("shopper+x", "mean_group.no_policy"), ("clerk+clerk", "mean_group.twice"), (None, "mean_group.alone")],
+)
+def test_groups_that_are_none(groups, code):
+    words = ["--recipe", "tool_user/tiny.yaml", "--plugin", "marl_plugins.mean_group"]
+    try:
+        found = build_plan([*words, *(["--mean_group.groups", groups] if groups else [])]).run.warnings
+    except ConfigurationError as error:
+        found = error.problems
+    assert code in {problem.code for problem in found}
 
 
 class TestCooperation(PluginContract):

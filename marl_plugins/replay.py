@@ -1,0 +1,116 @@
+"""Prioritised replay: groups of trajectories of earlier steps are trained on again (arXiv 1511.05952; Sandbox-RL, algorithm 6).
+
+    p_i = priority_i / sum        priority_i = a mean reward + b mean |advantage| of the group's actions, at least 1e-6
+    w_i = (N p_i)^-beta / the largest of them
+
+A step draws `--replay.groups` of the N groups of the last `--replay.staleness` steps, with replacement, by p. The workflow says
+them again with the ids and log-probs that were sampled (`Exchange.again`), graders and coach score them again, and their
+advantages are multiplied by w and by how often they were drawn. With beta 1 that is, in expectation, the plain mean over the N
+groups, up to one factor; with beta 0 priorities stay. What is replayed is off-policy: `--algo.advantage.is_correction_level token`
+weighs each token by the ratio of the weights of today and of those that sampled it. A resumed run reads its own records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean
+
+from marl_plugins import hookimpl
+from marl_plugins.core.exchange import Exchange, RefusedRecord
+from marl_plugins.core.options import at_least, between
+from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.rows import Row
+from marl_plugins.core.seeds import derive_seed
+from marl_plugins.core.trajectory import Trajectory
+from marl_plugins.records.read import Filter, RunReader
+from marl_plugins.run import Run
+
+
+class Buffer:
+    """The groups of earlier steps by step and task, the last step, and the weights of what is replayed in this one."""
+
+    def __init__(self) -> None:
+        self.groups: dict[tuple[int, str], list[Trajectory]] = {}
+        self.step = 0
+        self.weights: dict[Trajectory, float] = {}
+
+    def add(self, step: int, trajectories: Sequence[Trajectory]) -> None:
+        """Adds what a step itself has sampled."""
+        self.step = step
+        for t in trajectories:
+            if not t.infrastructure_failure and not t.origin and t.actions:
+                self.groups.setdefault((step, t.task.id), []).append(t)
+
+
+@hookimpl
+def marl_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("prioritised replay (--plugin marl_plugins.replay)")
+    group.add_argument("--replay.groups", type=at_least(0), default=1, help="groups that a step draws from earlier ones")
+    group.add_argument("--replay.staleness", type=at_least(1), default=4, help="steps that a group may be old")
+    group.add_argument("--replay.reward", type=at_least(0, float), default=0.0, help="a, the reward's part of a priority")
+    group.add_argument("--replay.advantage", type=at_least(0, float), default=1.0, help="b, that of the advantage's size")
+    group.add_argument("--replay.beta", type=between(0, 1), default=1.0, help="how far weights undo the priorities")
+
+
+@hookimpl
+def marl_configure(run: Run) -> list[Problem]:
+    if getattr(run.args.algo.advantage, "is_correction_level", "off") != "off":
+        return []
+    got, fix = "what is replayed is trained on as if today's weights had sampled it", "set it to token"
+    return [Problem("replay.uncorrected", at(flag="algo.advantage.is_correction_level"), got, fix=fix, severity="warning")]
+
+
+def priority(group: Sequence[Trajectory], reward: float, advantage: float) -> float:
+    """Returns the priority of a group; rounded, because records do not keep the last bit of a mean."""
+    actions = [a for t in group for a in t.actions if a.reward is not None]
+    sizes = [reward * (a.reward or 0.0) + advantage * abs(a.advantage or 0.0) for a in actions]
+    return max(1e-6, round(fmean(sizes), 9)) if sizes else 1e-6
+
+
+def chances_and_weights(priorities: Sequence[float], beta: float) -> tuple[list[float], list[float]]:
+    """Returns the probability of each of some groups, and its weight, of which the largest is 1."""
+    chances = [each / sum(priorities) for each in priorities]
+    return chances, [(min(chances) / chance) ** beta for chance in chances]
+
+
+@hookimpl
+async def marl_exchange(trajectories: Sequence[Trajectory], run: Run, exchange: Exchange) -> Sequence[Trajectory]:
+    buffer, o, step = run.state(Buffer), run.args.replay, exchange.step
+    if buffer.step != step - 1:  # the run has been resumed
+        for t in RunReader(run.output).trajectories(Filter((max(step - o.staleness, 1), step - 1))):
+            buffer.add(t.step, [t])
+    buffer.groups = {key: group for key, group in buffer.groups.items() if step - o.staleness <= key[0] < step}
+    buffer.weights, keys, read = {}, list(buffer.groups), list[Trajectory]()
+    chances, weights = chances_and_weights(
+        [priority(buffer.groups[k], o.reward, o.advantage) for k in keys] or [1.0], o.beta
+    )
+    draw = random.Random(derive_seed(run.args.train.seed, "replay", step))
+    drawn = Counter(draw.choices(range(len(keys)), chances, k=o.groups)) if keys else Counter[int]()
+    for number, times in sorted(drawn.items()):
+        said = [exchange.again(t, f"step {keys[number][0]}") for t in buffer.groups[keys[number]]]
+        answers = await asyncio.gather(*said, return_exceptions=True)
+        if wrong := next((a for a in answers if isinstance(a, BaseException) and not isinstance(a, RefusedRecord)), None):
+            raise wrong
+        whole = [a for a in answers if isinstance(a, Trajectory)]
+        if len(whole) == len(answers):  # else the workflow depends on more than on words
+            read += whole
+            buffer.weights |= dict.fromkeys(whole, times * weights[number])
+    buffer.add(step, trajectories)
+    return [*trajectories, *read]
+
+
+@hookimpl
+def marl_select(rows: Sequence[Row], run: Run) -> Sequence[Row]:
+    for row in rows:
+        row.weight *= run.state(Buffer).weights.get(row.trajectory, 1.0)
+    return rows
+
+
+@hookimpl
+def marl_log(run: Run, metrics: dict[str, float]) -> None:
+    buffer = run.state(Buffer)
+    metrics |= {"replay/trajectories": float(len(buffer.weights)), "replay/groups": float(len(buffer.groups))}
