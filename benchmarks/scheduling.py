@@ -336,7 +336,9 @@ def rollout_of(profile: Profile, arm: Arm, pools: dict[str, EnginePool], plan: P
     recipe = SimpleNamespace(limits=SimpleNamespace(task_seconds=None))
     stub: Any = SimpleNamespace(recipe=recipe, args=SimpleNamespace(train=SimpleNamespace(seed=0)))
     plugins: Any = SimpleNamespace(hook=hook)
-    return Rollout(stub, plugins, workflow_of(plan, arm), Cast(roles_of(profile)), {}, pools)
+    return Rollout(
+        stub, plugins, workflow_of(plan, arm), Cast({name: [spec] for name, spec in roles_of(profile).items()}), {}, pools
+    )
 
 
 class Trained:

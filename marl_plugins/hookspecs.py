@@ -425,8 +425,9 @@ def marl_exchange(trajectories: Sequence[Trajectory], run: Run, exchange: Exchan
     to other runs; `await exchange.read(record, origin)` lets the run's own workflow say such a record again and returns a
     trajectory, scored by the run's own graders, with `Trajectory.origin` set. It raises `RefusedRecord` of
     marl_plugins.core.exchange where the words do not fit. What is left out of the list needs a reason:
-    `exchange.leave_out(trajectory, reason)`. A run that is resumed repeats its steps, so a plugin keeps what it has taken in on
-    disk, by step.
+    `exchange.leave_out(trajectory, reason)`. `await exchange.again(trajectory, origin)` does the same with a trajectory of an
+    earlier step of the run, ids and log-probs included. A run that is resumed repeats its steps, so a plugin keeps what it has
+    taken in on disk, by step.
 
     Example:
 

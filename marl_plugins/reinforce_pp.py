@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal
@@ -97,27 +97,36 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
-    options = run.args.reinforce_pp
-    idle = idle_scope_flags("reinforce_pp", options, run.given) if run.estimator in ESTIMATORS else []
+    idle = idle_scope_flags("reinforce_pp", run.args.reinforce_pp, run.given)
     if run.estimator == "reinforce":
-        if options.scope == "trajectory" and options.normalise == "global" and len(run.recipe.roles) > 1:
-            return [
-                *idle,
-                Problem(
-                    "reinforce_pp.trajectory_scope",
-                    at(flag=("reinforce_pp.scope", "reinforce_pp.normalise")),
-                    "trajectory returns are normalised over all rows: the first role's return sums the rewards of all that "
-                    "follow, so its advantages lie above the others'",
-                    fix="consider --reinforce_pp.normalise role",
-                    severity="warning",
-                ),
-            ]
-        return idle
-    return [
-        *idle,
-        *(problem for flag in scope_flags("reinforce_pp") for problem in run.unused_flag(flag, ESTIMATORS)),
-        *run.unused_flag("reinforce_pp.normalise", ["reinforce"]),
-    ]
+        return [*idle, *_remarks(run)]
+    if run.estimator not in ESTIMATORS:
+        idle = [problem for flag in scope_flags("reinforce_pp") for problem in run.unused_flag(flag, ESTIMATORS)]
+    return [*idle, *run.unused_flag("reinforce_pp.normalise", ["reinforce"])]
+
+
+def _remarks(run: Run) -> Iterator[Problem]:
+    """Yields what one mean over all rows does to some of them."""
+    options = run.args.reinforce_pp
+    if options.normalise != "global":
+        return
+    if options.scope == "trajectory" and len(run.recipe.roles) > 1:
+        yield Problem(
+            "reinforce_pp.trajectory_scope",
+            at(flag=("reinforce_pp.scope", "reinforce_pp.normalise")),
+            "trajectory returns are normalised over all rows: the first role's return sums the rewards of all that "
+            "follow, so its advantages lie above the others'",
+            fix="consider --reinforce_pp.normalise role",
+            severity="warning",
+        )
+    if run.recipe.populations:
+        yield Problem(
+            "reinforce_pp.population",
+            at(flag="reinforce_pp.normalise"),
+            "one mean over all policies couples the members of a population: what one earns lowers the others' advantages",
+            fix="consider --reinforce_pp.normalise policy",
+            severity="warning",
+        )
 
 
 @hookimpl

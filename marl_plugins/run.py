@@ -207,9 +207,10 @@ class Run(RecipeFiles):
 
     @property
     def trained_roles(self) -> dict[str, RoleConfig]:
-        """The roles whose policy is updated."""
-        trained = [p.name for p in self.policies if p.trainable]
-        return {r: self.recipe.roles[r] for r in self.recipe.mapped_roles if self.recipe.policy_of(r) in trained}
+        """The roles whose policy, or any of whose policies, is updated."""
+        trained = {p.name for p in self.policies if p.trainable}
+        roles = self.recipe.mapped_roles
+        return {role: self.recipe.roles[role] for role in roles if trained.intersection(self.recipe.policies_of(role))}
 
     @property
     def turns(self) -> int:

@@ -94,6 +94,7 @@ KINDS = {
     "date": "day",
     "list[str]": "list of texts",
     "dict[str, str]": "name to text",
+    "dict[str, PolicyNames]": "role to policy, or to a list of policies",
     "dict[str, FlagValue]": "flag to value",
     "dict[str, Factor]": "name to number",
     "Value": "expression",
@@ -113,7 +114,7 @@ def recipe_table(model: type[Model]) -> str:
         bounds += [f"above {m.gt}" for m in info.metadata if hasattr(m, "gt")]
         default = "required" if info.is_required() else _default(info.default)
         meaning = text or SAYS_ITSELF[f"{model.__name__}.{field}"]
-        kind = _kind(annotation).replace("name to text", "role to policy" if name == "mapping" else "name to text")
+        kind = _kind(annotation)
         lines.append(f"| `{name}` | {', '.join([kind, *bounds])} | {default} | {meaning} |")
     return "\n".join(lines)
 

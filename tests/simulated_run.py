@@ -172,7 +172,7 @@ def simulated_trainer(
     chat = CharacterChat()
     chat.tokenizer = SimpleNamespace(decode=lambda ids, skip_special_tokens: chat.text(ids))
     role = RoleSpec("a", "p", lambda f: [{"role": "user", "content": f["q"]}], chat, Sampling(1.0, 1.0, 8, 100))
-    cast = Cast({"a": role})
+    cast = Cast({"a": [role]})
     session = SimpleNamespace(
         plan=SimpleNamespace(run=run, plugins=plugins),
         policies=policies,

@@ -214,7 +214,7 @@ def role_of(template, *tools, limit=4000):
     ((policy, args),) = copy.deepcopy(dict(made.policy_args)).items()
     args.data.max_len = limit
     chats = {policy: ChatFormat(make_tokenizer(template), policy)}
-    return make_cast(made, {policy: args}, chats, {tool.name: tool for tool in tools}).roles["clerk"]
+    return make_cast(made, {policy: args}, chats, {tool.name: tool for tool in tools}).members["clerk"][0]
 
 
 def test_a_role_is_tried_before_anything_starts():

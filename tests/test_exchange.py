@@ -1,6 +1,7 @@
 """Whole trajectories leave a step and enter it: words are said again by the run's own workflow, all else is the run's own."""
 
 import asyncio
+import dataclasses
 import hashlib
 import json
 import random
@@ -90,8 +91,8 @@ def trainer_of(folder, code, seed=1, **more):
     )
     trainer.run.args.train.seed = seed
     cast = trainer.session.cast
-    for name, spec in cast.roles.items():
-        cast.roles[name] = RoleSpec(name, spec.policy, spec.render, Chat(), spec.sampling, max_turns=spec.max_turns)
+    for name, (spec,) in cast.members.items():
+        cast.members[name] = (RoleSpec(name, spec.policy, spec.render, Chat(), spec.sampling, max_turns=spec.max_turns),)
     return trainer
 
 
@@ -224,9 +225,9 @@ def exchange_of(workflow, roles=None, tasks=2):
         made = trainer_of(folder, None, workflow=workflow).session
         made.policies = trainer.policies
         for name in roles or ():
-            spec = made.cast.roles["a"]
-            made.cast.roles[name] = RoleSpec(name, "p", spec.render, Chat(), Sampling(1.0, 1.0, 12, 4000))
-        made.rollout.cast.roles.update(made.cast.roles)
+            (spec,) = made.cast.members["a"]
+            made.cast.members[name] = (RoleSpec(name, "p", spec.render, Chat(), Sampling(1.0, 1.0, 12, 4000)),)
+        made.rollout.cast.members.update(made.cast.members)
         return made
 
     return session
@@ -281,6 +282,29 @@ def test_twelve_twins_and_a_conversation_are_said_again_identically(tmp_path):
     assert all(len(t.actions) == 14 for t in read_back)
     assert {a.generation.version for t in read_back for a in t.actions} == {3}
     assert exchange.entered(read_back[::-1]) == read_back
+
+
+def test_the_members_of_a_population_say_what_the_others_have_said(tmp_path):
+    """In the step in which it was made by the same one, unless a policy is named."""
+    session = exchange_of(twelve_votes, ["voter", "decider"])(tmp_path)
+    for role, (spec,) in session.cast.members.items():
+        session.cast.members[role] = tuple(dataclasses.replace(spec, policy=name) for name in "pq")
+    session.policies["q"] = SimpleNamespace(version=5)
+    given = rolled_out(session, simulated_engine())
+    exchange = StepExchange(session, 1, session.train_tasks[:2], given)
+
+    def read(t, origin, policy=None):
+        return asyncio.run(exchange.read(exchange.write(t), origin, policy))
+
+    assert {a.policy for t in given for a in t.actions} == {"p", "q"}
+    for t in given:
+        assert same_but_for_log_probs(t, read(t, PEER))
+        for name, version in (("p", 3), ("q", 5)):
+            actions = read(t, f"for {name}", name).actions
+            assert {(a.policy, a.generation.policy, a.generation.version) for a in actions} == {(name, name, version)}
+            assert [a.text for a in actions] == [a.text for a in t.actions]
+    with pytest.raises(ValueError, match="'x'"):
+        read(given[0], "for x", "x")
 
 
 def refused(session, change, origin=PEER):

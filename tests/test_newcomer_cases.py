@@ -219,7 +219,9 @@ A_RECIPE = {
     "mapping misspelt": key("mapping: seperate", f":12: mapping: {MAPPING}, got 'seperate'; did you mean 'separate'?"),
     "mapping that is a list": key("mapping: [a]", f":12: mapping: {MAPPING}, got ['a']"),
     "mapping without a value": key("mapping:", f":12: mapping: {MAPPING}, got None"),
-    "mapping to a number": key("mapping: {pro: 3, con: b, judge: b}", "mapping.pro: expected the name of a policy, got 3"),
+    "mapping to a number": key(
+        "mapping: {pro: 3, con: b, judge: b}", "mapping.pro: expected the name of a policy, or a list of several, got 3"
+    ),
     "mapping without a role": key("mapping: {pro: a, con: b}", ("roles.unmapped", "recipe.yaml:12", "mapping")),
     "mapping of nobody": key(
         "mapping: {}",

@@ -276,8 +276,8 @@ def trainer_in(folder, steps=STEPS, keep=2, save_steps=2, synced=lambda version:
     session.policies["p"] = Saving(checkpoints)
     session.trained = {"p": session.policies["p"]}
     session.policies["earlier"] = Follower(session.policies["p"])
-    roles = session.cast.roles
-    roles["b"] = dataclasses.replace(roles["a"], name="b", policy="earlier")
+    members = session.cast.members
+    members["b"] = (dataclasses.replace(members["a"][0], name="b", policy="earlier"),)
     session.rollout.pools = {"p": None, "earlier": None}
     mine = run_in(checkpoints)
     run.recipe.roles["b"] = None

@@ -97,7 +97,7 @@ def policy(name, trainable=True, follows=""):
 
 def run_of(roles=(), configs=None, device="cpu", **more):
     mapping = dict(roles)
-    recipe = SimpleNamespace(mapped_roles=[*mapping], policy_of=mapping.get, policies=configs or {})
+    recipe = SimpleNamespace(mapped_roles=[*mapping], policies_of=lambda role: (mapping[role],), policies=configs or {})
     return SimpleNamespace(recipe=recipe, device=device, **more)
 
 

@@ -408,7 +408,7 @@ def rolled_out(in_flight, engines=2, deaths=()):
     limits, args = SimpleNamespace(task_seconds=None), SimpleNamespace(train=SimpleNamespace(seed=3))
     stub = SimpleNamespace(recipe=SimpleNamespace(limits=limits), args=args)
     role = RoleSpec("a", "p", lambda f: [{"role": "user", "content": f["q"]}], CharacterChat(), SAMPLING)
-    roles = {"a": role, "b": replace(role, name="b", policy="q")}
+    roles = {"a": [role], "b": [replace(role, name="b", policy="q")]}
     rollout = Rollout(stub, SimpleNamespace(hook=hook), three_calls, Cast(roles), {}, pools)
     tasks = [Task(f"t{(7 * n) % 10}", f"q{n}", "l") for n in range(10)]
 

@@ -33,7 +33,7 @@ def made(chat, outcome, seconds=60.0):
     role = RoleSpec("a", "p", lambda f: [{"role": "user", "content": f["q"]}], chat, Sampling(1.0, 1.0, 8, 100))
     limits = SimpleNamespace(task_seconds=seconds)
     run = SimpleNamespace(recipe=SimpleNamespace(limits=limits), args=SimpleNamespace(train=SimpleNamespace(seed=1)))
-    return Rollout(run, SimpleNamespace(hook=hook), workflow, Cast({"a": role}), {}, {"p": None})
+    return Rollout(run, SimpleNamespace(hook=hook), workflow, Cast({"a": [role]}), {}, {"p": None})
 
 
 def rollout(chat, outcome, seconds=60.0):

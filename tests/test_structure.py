@@ -49,6 +49,8 @@ ORDER = (
         "rewards",
         "cooperation",
         "competence",
+        "mean_group",
+        "replay",
         "swarm",
         "builtin",
         "tools",
@@ -320,7 +322,7 @@ def test_a_role_meets_its_policy_in_one_place():
         for file in FILES
         if file.split("/")[0] in ("runtime", "processes", "records") and file != "runtime/roles.py"
         for node in ast.walk(tree_of(file))
-        if isinstance(node, ast.Attribute) and node.attr == "policy_of"
+        if isinstance(node, ast.Attribute) and node.attr == "policies_of"
     ]
     assert not asking
 

@@ -43,8 +43,9 @@ def peer(folder, store, seed=1, steps=3, name="alice", outcome=lambda t: float(t
     trainer.run.args.train.seed = seed
     trainer.run.args.ckpt.path = str(folder / "ckpt")
     trainer.run.args.swarm = SimpleNamespace(**DEFAULTS | options, store=str(store), peer=name)
-    for role, spec in trainer.session.cast.roles.items():
-        trainer.session.cast.roles[role] = RoleSpec(role, spec.policy, spec.render, Chat(), spec.sampling)
+    members = trainer.session.cast.members
+    for role, (spec,) in members.items():
+        members[role] = (RoleSpec(role, spec.policy, spec.render, Chat(), spec.sampling),)
     trainer.plugins.hook.marl_log = trainer.plugins.named.hook.marl_log
     return trainer
 

@@ -50,7 +50,8 @@ def recorded(tmp_path_factory):
     rollout = trainer.session.rollout
     tool = Tool("echo", echo, find)
     rollout.tools = {"echo": tool}
-    rollout.cast.roles["a"] = replace(rollout.cast.roles["a"], tools=(tool,), max_turns=3, endless_tools_fail=False)
+    (spec,) = rollout.cast.members["a"]
+    rollout.cast.members["a"] = (replace(spec, tools=(tool,), max_turns=3, endless_tools_fail=False),)
     asyncio.run(trainer.fit(0))
     return folder
 

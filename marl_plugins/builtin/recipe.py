@@ -35,7 +35,7 @@ def marl_sections() -> dict[str, type[Section]]:
 @hookimpl
 def marl_policies(run: Run) -> list[Policy]:
     """Returns one policy per name in the mapping, in the order of the roles."""
-    names = dict.fromkeys(map(run.recipe.policy_of, run.recipe.mapped_roles))
+    names = dict.fromkeys(name for role in run.recipe.mapped_roles for name in run.recipe.policies_of(role))
     return [run.recipe_policy(name) for name in names]
 
 

@@ -101,7 +101,7 @@ def main(words: Sequence[str]) -> int:
 
 def only_players(run: Run) -> Run:
     """Returns the run with the policies that play a role, as engines only: nothing is trained, and no coach is asked."""
-    playing = {run.recipe.policy_of(role) for role in run.recipe.roles}
+    playing = {policy for role in run.recipe.roles for policy in run.recipe.policies_of(role)}
     policies = tuple(replace(policy, trainable=False) for policy in run.policies if policy.name in playing)
     policy_args = {policy.name: copy.deepcopy(run.policy_args[policy.name]) for policy in policies}
     for args in policy_args.values():

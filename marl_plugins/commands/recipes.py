@@ -23,6 +23,7 @@ from marl_plugins.hosts.cpu import device
 from marl_plugins.hosts.upstream_cli import Parser
 from marl_plugins.manager import Plugins
 from marl_plugins.plan.build import draft_plan
+from marl_plugins.plan.describe import players
 from marl_plugins.plan.parts import tools_of
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.problems import Problems
@@ -155,7 +156,7 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
         "file": str(path),
         "description": recipe.description,
         "roles": {
-            role: {"policy": recipe.policy_of(role), **config.model_dump(exclude_defaults=True)}
+            role: {**players(recipe, role), **config.model_dump(exclude_defaults=True)}
             for role, config in recipe.roles.items()
         },
         "graph": seen.graph.lines(),
@@ -176,7 +177,7 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
         "Roles",
         ["role", "policy", "prompt", "tools", "turns"],
         [
-            [r, recipe.policy_of(r), c.prompt, ", ".join(c.tools) or "none", str(c.max_turns)]
+            [r, ", ".join(recipe.policies_of(r)), c.prompt, ", ".join(c.tools) or "none", str(c.max_turns)]
             for r, c in recipe.roles.items()
         ],
     )

@@ -292,8 +292,12 @@ class EmptyExchange:
             "answers": [],
         }
 
-    async def read(self, record: Mapping[str, object], origin: str) -> Trajectory:
+    async def read(self, record: Mapping[str, object], origin: str, policy: str | None = None) -> Trajectory:
         """See `Exchange.read`."""
+        raise RefusedRecord("task", "nothing can be read in a contract test")
+
+    async def again(self, trajectory: Trajectory, origin: str) -> Trajectory:
+        """See `Exchange.again`."""
         raise RefusedRecord("task", "nothing can be read in a contract test")
 
     def leave_out(self, trajectory: Trajectory, reason: str) -> None:
@@ -323,15 +327,15 @@ def _trajectories(run: Run) -> list[Trajectory]:
             trajectory.answer = "4" if trajectory.outcome else "5"
             for role in run.recipe.roles:
                 parents = tuple(a.path for a in trajectory.actions[-1:])
-                trajectory.actions.append(_action(run, role, parents, draw))
+                members = run.recipe.policies_of(role)
+                trajectory.actions.append(_action(role, members[task % len(members)], parents, draw))
             made.append(trajectory)
     missing = made[0].actions[0]
     missing.score, missing.unscored = None, "coach_busy"
     return made
 
 
-def _action(run: Run, role: str, parents: tuple[str, ...], draw: random.Random) -> Action:
-    policy = run.recipe.policy_of(role)
+def _action(role: str, policy: str, parents: tuple[str, ...], draw: random.Random) -> Action:
     ids = tuple(draw.randrange(3, 250) for _ in range(draw.randint(1, 12)))
     generation = Generation(ids, tuple(-draw.random() for _ in ids), draw.choice(["stop", "length"]), policy, 0)
     shown = (("user", "2+2="),)

@@ -123,7 +123,7 @@ class Exchange(Protocol):
             ValueError: It was lost to infrastructure, so that there is nothing whole to send.
         """
 
-    async def read(self, record: Mapping[str, object], origin: str) -> Trajectory:
+    async def read(self, record: Mapping[str, object], origin: str, policy: str | None = None) -> Trajectory:
         """Lets the run's own workflow say a record again and returns the trajectory, scored, for the list that the hook
         returns.
 
@@ -131,10 +131,23 @@ class Exchange(Protocol):
 
         Args:
             origin: Names who made it; at most 200 characters, for people and for `Trajectory.origin`.
+            policy: Says every role that it may play, and so is trained on it; default: those that play on the task in this step.
 
         Raises:
             RefusedRecord: It cannot be said again word for word.
-            ValueError: `origin` names nobody.
+            ValueError: `origin` names nobody, or `policy` no policy that plays a role.
+        """
+
+    async def again(self, trajectory: Trajectory, origin: str) -> Trajectory:
+        """Lets the workflow say a trajectory of this run again, as `read` does, by the policies that sampled it, with their ids and
+        log-probs: its rows are off-policy, which `--algo.advantage.is_correction_level` corrects.
+
+        Args:
+            trajectory: Of an earlier step, or read from the run's records.
+
+        Raises:
+            RefusedRecord: It comes out otherwise.
+            ValueError: It was lost to infrastructure, or `origin` names nobody.
         """
 
     def leave_out(self, trajectory: Trajectory, reason: str) -> None:

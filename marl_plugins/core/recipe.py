@@ -10,15 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
+from pydantic_core import PydanticCustomError
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, meant
 from marl_plugins.core.recipe_yaml import Origins, RecipeTree
 from marl_plugins.core.section import FlagValue, Model, Section
 from marl_plugins.core.validation import not_a_mapping, unknown_key, validated
+
+
+def _policy_names(value: Any) -> Any:
+    if isinstance(value, str) or (isinstance(value, list) and value and all(isinstance(name, str) for name in value)):
+        return value
+    raise PydanticCustomError("policy_names", "")  # worded where the key is known
+
+
+PolicyNames = Annotated[str | list[str], pydantic.PlainValidator(_policy_names)]
+"""The policy that plays a role, or the members of its population."""
 
 
 class RoleConfig(Model):
@@ -91,8 +102,9 @@ class Recipe(Model):
     roles: dict[str, RoleConfig] = pydantic.Field(min_length=1, examples=["{judge: {prompt: prompts/judge.md}}"])
     workflow: str
     """File with `async def run(task, roles, tools)`, or a graph in YAML ([graphs.md](graphs.md))."""
-    mapping: Literal["separate", "shared"] | dict[str, str] = "separate"
-    """Which policy plays which role: one each, one for all, or `role: policy`."""
+    mapping: Literal["separate", "shared"] | dict[str, PolicyNames] = "separate"
+    """Which policy plays which role: one each, one for all, or `role: policy`. `role: [policy, policy]` is a population: one of
+    them plays it on each task."""
     model: str | None = None
     """Model of every policy that names none. Default: `actor.model_name_or_path`."""
     policies: dict[str, PolicyConfig] = pydantic.Field({}, examples=["{judge: {trainable: false}}"])
@@ -106,11 +118,12 @@ class Recipe(Model):
     flags: dict[str, FlagValue] = pydantic.Field({}, examples=["{actor.adam.lr: 1.0e-6}"])
     """Upstream's and the plugins' flags for all policies. The command line wins over them."""
 
-    def policy_of(self, role: str) -> str:
-        """Returns the name of the policy that plays a role."""
+    def policies_of(self, role: str) -> tuple[str, ...]:
+        """Returns the names of the policies that play a role: one, or the members of its population."""
         if isinstance(self.mapping, str):
-            return role if self.mapping == "separate" else "shared"
-        return self.mapping[role]
+            return (role if self.mapping == "separate" else "shared",)
+        named = self.mapping[role]
+        return (named,) if isinstance(named, str) else tuple(named)
 
     @property
     def mapped_roles(self) -> list[str]:
@@ -118,8 +131,13 @@ class Recipe(Model):
         return [role for role in self.roles if isinstance(self.mapping, str) or role in self.mapping]
 
     def roles_of(self, policy: str) -> list[str]:
-        """Returns the roles that a policy plays, in the recipe's order."""
-        return [role for role in self.mapped_roles if self.policy_of(role) == policy]
+        """Returns the roles that a policy plays, be it on some tasks only, in the recipe's order."""
+        return [role for role in self.mapped_roles if policy in self.policies_of(role)]
+
+    @property
+    def populations(self) -> dict[str, tuple[str, ...]]:
+        """The roles that several policies play, with these."""
+        return {role: names for role in self.mapped_roles if len(names := self.policies_of(role)) > 1}
 
 
 def find_recipe(name: str) -> Path:

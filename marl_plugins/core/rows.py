@@ -12,12 +12,14 @@ from marl_plugins.core.trajectory import Action, Trajectory, path_order
 class Row:
     """An action as it is trained, with the trajectory that it belongs to.
 
-    `reward` is the return over the estimator's scope that lands on the last token of the action.
+    `reward` is the return over the estimator's scope that lands on the last token of the action; `weight` multiplies its advantages
+    after the estimator's last stage, and may be set until then.
     """
 
     trajectory: Trajectory
     action: Action
     reward: float
+    weight: float = 1.0
 
     @property
     def name(self) -> str:

@@ -336,6 +336,8 @@ class Trajectory:
     """What tools answered that the workflow itself called; the agents' are their actions'."""
     origin: str = ""
     """Who made it, where the step's own rollout did not (`marl_exchange`)."""
+    replayed: bool = False
+    """Whether it has the log-probs with which earlier weights of this run sampled it (`Exchange.again`); a record does not say."""
     place: int = 0
     """The task's place in its step or evaluation; a record does not have it."""
     start: float = 0.0

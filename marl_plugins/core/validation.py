@@ -55,7 +55,9 @@ def _place(key: Sequence[str], origins: Origins) -> Where:
 
 
 def _explain(error: Any, model: type[Model], prefix: Key, origins: Origins) -> Problem:
-    below = [str(p) for p in error["loc"] if p not in ("literal['separate','shared']", "dict[str,str]")]
+    below = [str(p) for p in error["loc"]]
+    if below[:1] == ["mapping"]:  # else the alternatives of its type stand between
+        below = [p for p in below if not p.startswith(("literal[", "dict[", "function-plain["))]
     location = [*prefix, *below]
     where, given = _place(location, origins), error["input"]
     if location == ["mapping"] and not isinstance(given, dict):
@@ -85,8 +87,8 @@ def _expected(error: Any, key: str) -> str:
     match error["type"]:
         case "list_type":
             return f"a list, as in `[{error['input']}]`"
-        case "string_type" if key == "mapping":
-            return "the name of a policy"
+        case "policy_names":
+            return "the name of a policy, or a list of several"
         case "string_type":
             return "a text"
         case "string_pattern_mismatch":

@@ -389,13 +389,16 @@ def _remap(recipe: Recipe, mapping: str) -> Recipe:
     if mapping in ("separate", "shared"):
         return recipe.model_copy(update={"mapping": mapping})
     pairs = [part.partition("=") for part in mapping.split(",")]
-    if any(not role or not equals or not policy for role, equals, policy in pairs):
+    if any(not role or not equals or not all(policies.split("+")) for role, equals, policies in pairs):
         raise ConfigurationError(
             Problem(
-                "flags.mapping", at(flag="mapping"), f"{mapping}: expected separate, shared, or role=policy,role=policy"
+                "flags.mapping",
+                at(flag="mapping"),
+                f"{mapping}: expected separate, shared, or role=policy,role=policy+policy",
             )
         )
-    return recipe.model_copy(update={"mapping": {role: policy for role, _, policy in pairs}})
+    named = {role: policies.split("+") if "+" in policies else policies for role, _, policies in pairs}
+    return recipe.model_copy(update={"mapping": named})
 
 
 def mentioned_plugins(words: Sequence[str]) -> Plugins:

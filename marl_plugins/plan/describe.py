@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from marl_plugins.core.problems import as_json
+from marl_plugins.core.recipe import Recipe
 from marl_plugins.core.redaction import shown_flag
 from marl_plugins.core.tasks import FileTasks
 from marl_plugins.hosts import upstream_cli
@@ -31,7 +32,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "plugins": plan.plugins.versions(),
         "roles": {
             name: {
-                "policy": run.recipe.policy_of(name),
+                **players(run.recipe, name),
                 "prompt": str(run.folder / role.prompt),
                 "tools": role.tools,
                 **({"calls": role.calls} if role.calls else {}),
@@ -80,6 +81,12 @@ def describe(plan: Plan) -> dict[str, Any]:
         },
         "warnings": [as_json(warning) for warning in run.warnings],
     }
+
+
+def players(recipe: Recipe, role: str) -> dict[str, Any]:
+    """Returns who plays a role: `policy`, or `policies` where there are several."""
+    names = recipe.policies_of(role)
+    return {"policy": names[0]} if len(names) == 1 else {"policies": list(names)}
 
 
 def _reward_range(plan: Plan) -> str:

@@ -8,7 +8,7 @@ tensor-parallel size, and as KV cache what `--vllm.gpu_memory_utilization` leave
 Time, with every answer as long as it may be and the turns of a conversation as one sequence: a token of training takes 6P
 operations, 2P more for each forward pass (old log-probs, reference, gradient checkpointing); a token of generation reads 2P bytes
 and takes 2P operations for each trajectory that an engine has (Kaplan et al. 2020, section 2.1). Roles follow each other in
-generation, policies train at the same time.
+generation, policies train at the same time, and the members of a population share a role's trajectories.
 
 Not counted: activations and logits, attention's part that grows with the square of the length, KV cache that is read, prompts and
 tasks, tools, coach, starting and weight sync.
@@ -132,13 +132,17 @@ def generating(run: Run, sizes: Mapping[str, float], trajectories: int) -> float
     """Returns the seconds in which all trajectories are generated, role after role."""
     seconds = 0.0
     for role in run.recipe.mapped_roles:
-        policy = run.recipe.policy_of(role)
-        vllm, size = run.policy_args[policy].vllm, sizes[policy]
-        each = (
-            2 * size / BYTES_PER_SECOND + 2 * size * trajectories / vllm.num_engines / OPERATIONS_PER_SECOND
-        ) / vllm.tensor_parallel_size
-        seconds += run.role(role).max_turns * longest_answer(run, role) * each
+        members = run.recipe.policies_of(role)
+        slowest = max(_token(run, policy, sizes[policy], trajectories / len(members)) for policy in members)
+        seconds += run.role(role).max_turns * longest_answer(run, role) * slowest
     return seconds
+
+
+def _token(run: Run, policy: str, size: float, trajectories: float) -> float:
+    """Returns the seconds in which a policy's engines generate one more token of each of their trajectories."""
+    vllm = run.policy_args[policy].vllm
+    operations = 2 * size * trajectories / vllm.num_engines
+    return float((2 * size / BYTES_PER_SECOND + operations / OPERATIONS_PER_SECOND) / vllm.tensor_parallel_size)
 
 
 def training(run: Run, sizes: Mapping[str, float], trajectories: int) -> float:
@@ -153,6 +157,7 @@ def _training(run: Run, policy: str, size: float, trajectories: int) -> float:
     forward = 1 + (args.algo.kl.init_coef > 0) + bool(args.actor.gradient_checkpointing_enable) * args.train.max_epochs
     lengths = [
         min(args.data.max_len, answers_shown(run, role) + run.role(role).max_turns * longest_answer(run, role))
+        / len(run.recipe.policies_of(role))
         for role in run.recipe.roles_of(policy)
     ]
     operations = (6 * args.train.max_epochs + 2 * forward) * size * trajectories * sum(lengths)

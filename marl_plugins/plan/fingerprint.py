@@ -71,7 +71,7 @@ def fingerprint(plan: Plan, tools: Mapping[str, Tool] | None = None) -> dict[str
     warm = run.section(WarmStartConfig)
     found: dict[str, Any] = {
         "mapping": run.recipe.mapping,
-        "roles": {r: run.recipe.policy_of(r) for r in run.recipe.roles},
+        "roles": {r: names[0] if len(names := run.recipe.policies_of(r)) == 1 else names for r in run.recipe.roles},
         "policies": {p.name: _policy(run, p) for p in run.policies},
         "estimator": type(estimator).__name__ if of_plugin(estimator) else run.args.algo.advantage.estimator,
         "recipe": values,

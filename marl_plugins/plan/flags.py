@@ -110,7 +110,7 @@ def own_parser() -> upstream_cli.Parser:
         help="use a plugin: dotted name, entry-point name or .py file; may be given several times, order counts",
     )
     ours.add_argument(
-        "--mapping", metavar="MAP", help="separate, shared, or role=policy,role=policy; overrides the recipe's"
+        "--mapping", metavar="MAP", help="separate, shared, or role=policy,role=policy+policy; overrides the recipe's"
     )
     ours.add_argument(
         "--max_steps", type=at_least(1), metavar="N", help="end after N training steps (rollout, update and sync)"

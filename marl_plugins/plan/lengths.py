@@ -56,12 +56,22 @@ def check_lengths(plan: Plan) -> Lengths:
     tools = tools_of(plan.plugins, run)
     counters = {model: counter_of(model) for model in dict.fromkeys(models.values())}
     for role in run.recipe.mapped_roles:
-        counter = counters[models[run.recipe.policy_of(role)]]
-        if counter is None:
-            found.lines[role] = "not checked: no tokenizer here"
-        else:
-            _check_role(found, run, role, counter, tasks, tools)
+        lines = []
+        for limit, model in _looked_at(run, role, models):
+            counter = counters[model]
+            if counter is None:
+                lines.append("not checked: no tokenizer here")
+            else:
+                lines.append(_check_role(found, run, role, limit, counter, tasks, tools))
+        found.lines[role] = "; ".join(dict.fromkeys(lines))
+    found.problems = list(dict.fromkeys(found.problems))
     return found
+
+
+def _looked_at(run: Run, role: str, models: Mapping[str, str]) -> list[tuple[int, str]]:
+    """Returns length and model of the policies that play a role, of equal ones once."""
+    policies = run.recipe.policies_of(role)
+    return list(dict.fromkeys((int(run.policy_args[p].data.max_len), models[p]) for p in policies))
 
 
 def _offered(run: Run, role: str, tools: Mapping[str, Tool]) -> str:
@@ -72,9 +82,20 @@ def _offered(run: Run, role: str, tools: Mapping[str, Tool]) -> str:
 
 
 def _check_role(
-    found: Lengths, run: Run, role: str, counter: Counter, tasks: Sequence[Task], tools: Mapping[str, Tool]
-) -> None:
-    limit, wanted = run.policy_args[run.recipe.policy_of(role)].data.max_len, longest_answer(run, role)
+    found: Lengths,
+    run: Run,
+    role: str,
+    limit: int,
+    counter: Counter,
+    tasks: Sequence[Task],
+    tools: Mapping[str, Tool],
+) -> str:
+    """Checks a role as one of its policies plays it, and returns the line that says what was counted.
+
+    Args:
+        limit: Tokens of the policy's longest sequence.
+    """
+    wanted = longest_answer(run, role)
     empty = empty_messages(run, role)
     fixed = counter.of_messages(empty)
     line, longest = f"{fixed} tokens of prompt", 0
@@ -136,7 +157,7 @@ def _check_role(
                 flags=("data.max_len",),
             )
         )
-    found.lines[role] = f"{line}, of {limit} (max_new_tokens {wanted}; {counter.source})"
+    return f"{line}, of {limit} (max_new_tokens {wanted}; {counter.source})"
 
 
 def _compare(found: Lengths, role: str, tasks: Sequence[Task], left: Sequence[int], limit: int, wanted: int) -> None:
@@ -216,9 +237,10 @@ def _times_shown(run: Run, role: str, empty: Messages) -> int:
 
 
 def longest_answer(run: Run, role: str) -> int:
-    """Returns the maximum number of tokens of one generation of a role."""
-    args = run.policy_args[run.recipe.policy_of(role)]
-    return int(run.role(role).max_new_tokens or args.rollout.max_new_tokens or 1)
+    """Returns the maximum number of tokens of one generation of a role, by whatever policy."""
+    own = run.role(role).max_new_tokens
+    limits = [run.policy_args[policy].rollout.max_new_tokens for policy in run.recipe.policies_of(role)]
+    return int(own or max(limit or 1 for limit in limits))
 
 
 def answers_shown(run: Run, role: str) -> int:

@@ -46,7 +46,7 @@ def scripted_role(run: Run, name: str, chat: ScriptedChat) -> RoleSpec:
     format: Any = chat
     return RoleSpec(
         name,
-        run.recipe.policy_of(name),
+        run.recipe.policies_of(name)[0],
         prompt_renderer(run.prompt(name), run.system(name)),
         format,
         Sampling(1.0, 1.0, 1, NO_LIMIT_TOKENS),

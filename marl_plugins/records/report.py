@@ -16,7 +16,7 @@ from typing import Any
 
 from marl_plugins.core.behaviour import alarms
 from marl_plugins.core.files import replace_text
-from marl_plugins.records import reasons
+from marl_plugins.records import pairs, reasons
 from marl_plugins.records.read import REPORT, RunReader
 
 LAST_EVALUATIONS = 3
@@ -180,7 +180,8 @@ def markdown(summary: Mapping[str, Any], title: str) -> str:
     header, rows = table(summary)
     lines = [f"# {title}", "", "| " + " | ".join(header) + " |", "|---|---|---|"]
     lines += ["| " + " | ".join(map(reasons.cell, row)) + " |" for row in rows]
-    return "\n".join([*lines, "", legend(summary), *reasons.markdown(summary.get("reasons", {})), ""])
+    below = [*pairs.markdown(summary.get("pairs", ())), *reasons.markdown(summary.get("reasons", {}))]
+    return "\n".join([*lines, "", legend(summary), *below, ""])
 
 
 def legend(summary: Mapping[str, Any]) -> str:
@@ -232,8 +233,13 @@ def _steps(window: Sequence[int]) -> str:
     return f"step {first}" if first == last else f"means of steps {first} to {last}"
 
 
-def write_report(folder: Path, roles: Sequence[str], title: str) -> tuple[dict[str, Any], str | None]:
+def write_report(
+    folder: Path, roles: Sequence[str], title: str, populations: bool = False
+) -> tuple[dict[str, Any], str | None]:
     """Writes `report.md` and `curves.png`, and returns the summary, and what could not be drawn.
+
+    Args:
+        populations: Whether several policies play one role.
 
     Raises:
         ConfigurationError: The metrics cannot be read.
@@ -244,6 +250,8 @@ def write_report(folder: Path, roles: Sequence[str], title: str) -> tuple[dict[s
     run = RunReader(folder)
     metrics = run.metrics()
     summary = summarise(metrics, roles) | {"reasons": reasons.reasons_of(run)}
+    if populations and (windows := [window for window in summary["windows"] if window]):
+        summary["pairs"] = pairs.pairs_of(run, tuple(windows[-1]))
     replace_text(folder / REPORT, markdown(summary, title))
     fresh = folder / "curves.new.png"
     try:

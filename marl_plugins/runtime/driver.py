@@ -98,7 +98,7 @@ def train(plan: Plan, words: Sequence[str]) -> int:
     try:
         with writing("the report", output):
             title = f"{run.recipe.name}, seed {run.args.train.seed}"
-            summary, problem = write_report(output, list(run.recipe.roles), title)
+            summary, problem = write_report(output, list(run.recipe.roles), title, bool(run.recipe.populations))
         display.report(summary, *table(summary), legend(summary))
         if problem:
             display.say(problem)

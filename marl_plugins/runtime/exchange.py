@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from marl_plugins.core.conversation import ChatFormat
@@ -18,7 +20,7 @@ from marl_plugins.core.exchange import (
     read_words,
 )
 from marl_plugins.core.failures import InfrastructureFailure
-from marl_plugins.core.roles import Call
+from marl_plugins.core.roles import Call, RoleSpec
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
 from marl_plugins.core.trajectory_builder import digest_of_shown
 from marl_plugins.records.tokenizers import digest_of_tokenizer
@@ -43,6 +45,7 @@ class StepExchange:
         self.step = step
         self.current = current
         self.tasks = {task.id: task for task in session.train_tasks}
+        self._places = {task.id: place for place, task in enumerate(current)}
         self.received: dict[Trajectory, None] = {}
         """What has been read, as it finished."""
         self.left: dict[Trajectory, str] = {}
@@ -57,7 +60,7 @@ class StepExchange:
         """See `Exchange.write`."""
         if trajectory.infrastructure_failure:
             raise ValueError(f"trajectory {trajectory.name} was lost ({trajectory.infrastructure_failure}); send others")
-        roles = {a.role: self._chat(a.role, trajectory.task) for a in trajectory.actions}
+        roles = {a.role: self._session.cast.played_by(a.role, a.policy).chat for a in trajectory.actions}
         words = TrajectoryWords(
             schema=SCHEMA_VERSION,
             task=trajectory.task.id,
@@ -69,18 +72,46 @@ class StepExchange:
         )
         return words.model_dump(mode="json", by_alias=True)
 
-    async def read(self, record: Mapping[str, object], origin: str) -> Trajectory:
+    async def read(self, record: Mapping[str, object], origin: str, policy: str | None = None) -> Trajectory:
         """See `Exchange.read`."""
-        if not origin or len(origin) > LONGEST_ORIGIN_CHARS or not origin.isprintable():
-            raise ValueError(
-                f"origin {origin!r:.80} names nobody; expected 1 to {LONGEST_ORIGIN_CHARS} printable characters"
-            )
+        check_origin(origin)
         words = read_words(record)
+        task = self._task_of(words)
+        roles = self._session.cast(task, self.step, self._places.get(task.id), policy)
+        return await self._said(words, task, roles, origin)
+
+    async def again(self, trajectory: Trajectory, origin: str) -> Trajectory:
+        """See `Exchange.again`."""
+        check_origin(origin)
+        words = TrajectoryWords.model_validate(self.write(trajectory))
+        task, cast = self._task_of(words), self._session.cast
+        players = {a.role: cast.played_by(a.role, a.policy) for a in trajectory.actions}
+        roles = cast(task, self.step, self._places.get(task.id)) | players
+        said = await self._said(words, task, roles, origin, [a.generation for a in trajectory.actions])
+        said.replayed = True
+        return said
+
+    def _task_of(self, words: TrajectoryWords) -> Task:
         task = self.tasks.get(words.task)
         if task is None or task.prompt != words.prompt:
             raise RefusedRecord(
                 "task", f"task {words.task!r:.80} is {'no' if task is None else 'another'} task of this run"
             )
+        return task
+
+    async def _said(
+        self,
+        words: TrajectoryWords,
+        task: Task,
+        roles: Mapping[str, RoleSpec],
+        origin: str,
+        sampled: Sequence[Generation] = (),
+    ) -> Trajectory:
+        """Let the workflow say the words of a record.
+
+        Args:
+            sampled: What this run has sampled as its answers, one each.
+        """
         name = (words.task, origin, words.sample)
         if name in self._known:
             raise RefusedRecord(
@@ -89,10 +120,17 @@ class StepExchange:
         self._known.add(name)
         place = len(self.current) + len(self._known)
         async with self._free:
-            speaker = _Speaker(self, words)
+            speaker = _Speaker(self, words, sampled)
             rollout = self._session.rollout
             trajectory = await rollout.one(
-                task, place, words.sample, self.step, rollout.score_action, generate=speaker.answer, origin=origin
+                task,
+                place,
+                words.sample,
+                self.step,
+                rollout.score_action,
+                roles=roles,
+                generate=speaker.answer,
+                origin=origin,
             )
         speaker.check(trajectory)
         self.received[trajectory] = None
@@ -124,10 +162,7 @@ class StepExchange:
 
     def chat_of(self, call: Call) -> ChatFormat:
         """Returns the chat format in which a role is asked."""
-        return self._chat(call.role, self.tasks[call.task])
-
-    def _chat(self, role: str, task: Task) -> ChatFormat:
-        return self._session.cast(role, task).chat
+        return self._session.cast.played_by(call.role, call.policy).chat
 
     def _digest(self, chat: ChatFormat) -> str:
         policy = chat.policy
@@ -137,14 +172,18 @@ class StepExchange:
 
 
 class _Speaker:
-    """Answers a workflow's requests with the words of a record."""
+    """Answers a workflow's requests with the words of a record.
 
-    def __init__(self, exchange: StepExchange, words: TrajectoryWords):
+    Args:
+        sampled: What this run has sampled as its answers, one each; empty where it has not.
+    """
+
+    def __init__(self, exchange: StepExchange, words: TrajectoryWords, sampled: Sequence[Generation] = ()):
         self._exchange = exchange
         self._words = words
-        self._left: defaultdict[tuple[str, str], deque[AnswerWords]] = defaultdict(deque)
-        for answer in words.answers:
-            self._left[answer.role, answer.shown].append(answer)
+        self._left: defaultdict[tuple[str, str], deque[tuple[AnswerWords, Generation | None]]] = defaultdict(deque)
+        for answer, generation in zip_longest(words.answers, sampled):
+            self._left[answer.role, answer.shown].append((answer, generation))
         self._refused: RefusedRecord | None = None
 
     async def answer(self, call: Call) -> Generation:
@@ -152,11 +191,13 @@ class _Speaker:
         given = self._left.get((call.role, call.shown)) or self._left.get((call.role, ""))
         if not given:
             raise self._refusal("words", f"it has no answer of role {call.role!r} to what that is shown here")
-        answer, chat = given.popleft(), self._exchange.chat_of(call)
-        ids = self._ids(answer, chat, call)
+        (answer, sampled), version = given.popleft(), self._exchange.version(call.policy)
+        if sampled is not None:
+            return replace(sampled, version=version)
+        ids = self._ids(answer, self._exchange.chat_of(call), call)
         finish = "length" if answer.end == "length" else "stop"
-        # The log-probs are the trainer's to say (`forwarded` of runtime/experience.py).
-        return Generation(ids, (0.0,) * len(ids), finish, call.policy, self._exchange.version(call.policy))
+        # What a row is trained with is the trainer's to say (`forwarded` of runtime/experience.py).
+        return Generation(ids, (answer.logprob,) * len(ids), finish, call.policy, version)
 
     def check(self, trajectory: Trajectory) -> None:
         """The workflow has said the record, all of it, and nothing else.
@@ -197,6 +238,12 @@ class _Speaker:
         """Note why the record is refused; the failure that is returned ends the workflow."""
         self._refused = self._refused or RefusedRecord(reason, detail)
         return InfrastructureFailure("exchange", detail)
+
+
+def check_origin(origin: str) -> None:
+    """Raises `ValueError` where an origin names nobody."""
+    if not origin or len(origin) > LONGEST_ORIGIN_CHARS or not origin.isprintable():
+        raise ValueError(f"origin {origin!r:.80} names nobody; expected 1 to {LONGEST_ORIGIN_CHARS} printable characters")
 
 
 def encoded(chat: ChatFormat, answer: AnswerWords) -> tuple[int, ...]:

@@ -243,7 +243,7 @@ def forwarded(
                     count = len(row.action.generation.ids)
                     mine[places[row], :count] = values[start - 1 : start - 1 + count]
     for number, row in enumerate(rows):
-        if row.trajectory.origin:  # no engine of ours has sampled them: they are trained on as if these weights had
+        if row.trajectory.origin and not row.trajectory.replayed:  # no engine of ours: trained on as if these weights had
             found["rollout_log_probs"][number] = found["log_probs"][number]
     computed.sort(key=lambda pair: places[pair[0].rows[0]])  # whatever micro-batches they were in
     sequences, differences = [s for s, _ in computed], [d for _, d in computed]
@@ -324,7 +324,7 @@ def estimate(given: Sequence[ForwardedRows], estimator: Estimator) -> list[Prepa
     statistics = estimator.statistics([(f.rows, a, f.tokens.mask) for f, (_, a, _) in zip(given, estimates, strict=True)])
     prepared = []
     for f, mine, (reward, raw, returns) in zip(given, rewards, estimates, strict=True):
-        advantages = estimator.apply(f.rows, raw, statistics)
+        advantages = weighed(f.rows, estimator.apply(f.rows, raw, statistics))
         note_tokens(f, advantages)
         items = items_of(f, advantages, returns, (reward * f.tokens.mask).sum(-1))
         last = {
@@ -338,6 +338,12 @@ def estimate(given: Sequence[ForwardedRows], estimator: Estimator) -> list[Prepa
             f"whose return is {broken[0].reward}; nothing of this step was trained on"
         )
     return prepared
+
+
+def weighed(rows: Sequence[Row], advantages: Tensor) -> Tensor:
+    """Returns advantages (rows, tokens), each row's multiplied by its weight."""
+    weights = [row.weight for row in rows]
+    return advantages if set(weights) <= {1.0} else advantages * torch.tensor(weights, dtype=advantages.dtype)[:, None]
 
 
 def before_statistics(f: ForwardedRows, shaped: Tensor, estimator: Estimator) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,8 +16,8 @@ from marl_plugins.core.intervals import interval
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.rows import Row
 from marl_plugins.core.trajectory import Action, Task, ToolResult, Trajectory
-from marl_plugins.core.workflow import RoleSpec
 from marl_plugins.records.display import Display
+from marl_plugins.runtime.roles import Cast
 from marl_plugins.runtime.rollout import Rollout
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ async def evaluation(
                 found.append(trajectory)
                 tick()
     found = rollout.in_order(found)
-    return {**held_out(found), "eval/seconds": time.monotonic() - started}, found
+    by_policy = of_policies(found, "eval/policy") if rollout.cast.has_population else {}
+    return {**held_out(found), **by_policy, "eval/seconds": time.monotonic() - started}, found
 
 
 def held_out(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -129,6 +130,21 @@ def outcomes_by_role(trajectories: Sequence[Trajectory]) -> dict[str, list[float
     roles = sorted({role for t in trajectories for role in t.outcomes})
     found = {role: [t.outcome_of(role) for t in trajectories if t.outcomes or t.agent_failure] for role in roles}
     return {role: [outcome for outcome in outcomes if outcome is not None] for role, outcomes in found.items()}
+
+
+def of_policies(trajectories: Sequence[Trajectory], prefix: str = "policy") -> dict[str, float]:
+    """Returns the mean outcome of the roles that each policy has played, where several play one role: over the trajectories in
+    which it acted."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for t in trajectories:
+        played = sorted({(a.policy, a.role) for a in t.actions})
+        of_each: dict[str, list[float]] = defaultdict(list)
+        for policy, role in played:
+            if (outcome := t.outcome_of(role)) is not None:
+                of_each[policy].append(outcome)
+        for policy, outcomes in of_each.items():
+            found[policy].append(mean(outcomes))
+    return means({f"{prefix}/{policy}/outcome": outcomes for policy, outcomes in sorted(found.items())})
 
 
 def zero_sum(trajectories: Sequence[Trajectory]) -> bool:
@@ -214,15 +230,15 @@ def of_step(
     }
 
 
-def first_prompts(trajectories: Iterable[Trajectory], roles: Mapping[str, RoleSpec], shown: set[str]) -> dict[str, str]:
+def first_prompts(trajectories: Iterable[Trajectory], cast: Cast, shown: set[str]) -> dict[str, str]:
     """Returns the context of the first action of every role that is not in `shown`, as the model saw it; they are put into it."""
     prompts: dict[str, str] = {}
     for action in (a for t in trajectories for a in t.actions):
         if action.role not in shown:
             shown.add(action.role)
-            tokenizer = roles[action.role].chat.tokenizer
+            tokenizer = cast.played_by(action.role, action.policy).chat.tokenizer
             prompts[action.role] = tokenizer.decode(list(action.context_ids), skip_special_tokens=False)
-    return {role: prompts[role] for role in roles if role in prompts}
+    return {role: prompts[role] for role in cast.members if role in prompts}
 
 
 def remarks(prepared: Sequence[PreparedRows], policies: Iterable[UpstreamPolicy], scope: Scope) -> list[str]:

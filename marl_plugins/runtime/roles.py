@@ -3,7 +3,8 @@ a run starts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 
 import jinja2
@@ -14,32 +15,78 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.prompts import followup_renderer, prompt_renderer
 from marl_plugins.core.roles import RoleSpec, Sampling
+from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.tools import Tool
-from marl_plugins.core.trajectory import Task, ToolResult
+from marl_plugins.core.trajectory import EVALUATION, Task, ToolResult
 from marl_plugins.plan.lengths import empty_messages
+from marl_plugins.records.tokenizers import digest_of_tokenizer
 from marl_plugins.run import Run
 from marl_plugins.runtime.call_formats import find_calls
 
 
 class Cast:
-    """Says who plays a role on a task: `cast(role, task)` is the role as the policy plays it that has it on this task.
+    """Says who plays a role on a task: a role has one policy, or a population of which one member has it on each task.
 
-    Today a role has one policy in all tasks, that of the recipe's mapping.
+    Each member of a population plays as many of a step's tasks as the others, give or take one, and all samples of a task. Which
+    one it is depends on (seed, step, place of the task in the step, role). In evaluations the seed takes no part, so that runs
+    can be compared task by task.
 
     Args:
-        roles: Every role by name, in the recipe's order.
+        members: Every role by name, in the recipe's order, as each policy plays it that may have it.
+        seed: The run's.
     """
 
-    def __init__(self, roles: Mapping[str, RoleSpec]):
-        self.roles = dict(roles)
+    def __init__(self, members: Mapping[str, Sequence[RoleSpec]], seed: int = 0):
+        self.members = {role: tuple(specs) for role, specs in members.items()}
+        self.seed = seed
 
-    def __call__(self, role: str, task: Task) -> RoleSpec:
-        return self.roles[role]
+    def __call__(self, task: Task, step: int, place: int | None, policy: str | None = None) -> dict[str, RoleSpec]:
+        """Returns every role as it is played on a task.
+
+        Args:
+            place: The task's place in its step or evaluation; None for one that is not among them.
+            policy: Plays every role that it may play.
+
+        Raises:
+            ValueError: This policy plays no role.
+        """
+        if policy is not None and policy not in self.policies:
+            raise ValueError(f"policy {policy!r} plays no role; expected one of {', '.join(sorted(self.policies))}")
+        found = {}
+        for role, specs in self.members.items():
+            wanted = [spec for spec in specs if spec.policy == policy]
+            found[role] = wanted[0] if wanted else specs[self._turn(role, len(specs), task, step, place)]
+        return found
+
+    def played_by(self, role: str, policy: str) -> RoleSpec:
+        """Returns a role as one of its policies plays it.
+
+        Raises:
+            StopIteration: The policy does not play this role.
+        """
+        return next(spec for spec in self.members[role] if spec.policy == policy)
 
     @property
     def policies(self) -> set[str]:
         """The policies that play a role."""
-        return {spec.policy for spec in self.roles.values()}
+        return {spec.policy for specs in self.members.values() for spec in specs}
+
+    @property
+    def has_population(self) -> bool:
+        """Returns whether several policies play one role."""
+        return any(len(specs) > 1 for specs in self.members.values())
+
+    def _turn(self, role: str, members: int, task: Task, step: int, place: int | None) -> int:
+        """Returns the number of the member that plays a role on a task."""
+        if members == 1:
+            return 0
+        seed = 0 if step == EVALUATION else self.seed
+        if place is None:
+            return derive_seed(seed, "member", step, role, task.id) % members
+        rounds, within = divmod(place, members)
+        order = list(range(members))
+        random.Random(derive_seed(seed, "members", step, role, rounds)).shuffle(order)
+        return order[within]
 
 
 def make_cast(
@@ -53,18 +100,29 @@ def make_cast(
     Raises:
         ConfigurationError: A chat template refuses what a role shows, a parser or a function's name does not fit.
     """
-    roles: dict[str, RoleSpec] = {}
+    members: dict[str, list[RoleSpec]] = {name: [] for name in run.recipe.roles}
     problems: dict[Problem, None] = {}
-    for name in run.recipe.roles:
-        policy = run.recipe.policy_of(name)
+    for name, policy in [(role, policy) for role in run.recipe.roles for policy in run.recipe.policies_of(role)]:
         try:
-            roles[name] = _role(run, name, args[policy], chats[policy], tools)
-            _try_template(run, roles[name])
+            members[name].append(_role(run, name, args[policy], chats[policy], tools))
+            _try_template(run, members[name][-1])
         except ConfigurationError as error:
             problems |= dict.fromkeys(error.problems)
+    problems |= dict.fromkeys(_unlike_members(run.recipe.populations, chats))
     if problems:
         raise ConfigurationError(problems)
-    return Cast(roles)
+    return Cast(members, run.args.train.seed)
+
+
+def _unlike_members(populations: Mapping[str, Sequence[str]], chats: Mapping[str, ChatFormat]) -> Iterator[Problem]:
+    """Yields the populations whose members have different tokenizers: a role's limits and stops are in tokens of one."""
+    for role, policies in populations.items():
+        digests = {policy: digest_of_tokenizer(chats[policy].tokenizer) for policy in policies}
+        first, digest = next(iter(digests.items()))
+        for policy in (name for name, other in digests.items() if other != digest):
+            got = f"policies {first!r} and {policy!r} play it, and their tokenizers differ"
+            fix = "give its policies models of one family; other tokenizers need a role, or a run, of their own"
+            yield Problem("roles.member_tokenizers", at(role=role), got, fix=fix)
 
 
 def _role(run: Run, name: str, args: SimpleNamespace, chat: ChatFormat, tools: Mapping[str, Tool]) -> RoleSpec:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from marl_plugins.core.file_diffs import DiffedWorkspace
 from marl_plugins.core.processes import Engines
-from marl_plugins.core.roles import Call, Generate
+from marl_plugins.core.roles import Call, Generate, RoleSpec
 from marl_plugins.core.scoring import Outcome, ScoreAction, Seen, score_outcome
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import EVALUATION, Action, Generation, Task, Trajectory
@@ -97,19 +97,21 @@ class Rollout:
         score_action: ScoreAction | None,
         temperature: float | None = None,
         began: float | None = None,
+        roles: Mapping[str, RoleSpec] | None = None,
         generate: Generate | None = None,
         origin: str = "",
     ) -> Trajectory:
         """Runs the workflow on a task and returns the trajectory, scored.
 
         Args:
+            roles: Who plays; default: those whose turn it is.
             place, sample, step: As in `Trajectory`.
             score_action: None: actions are not scored.
             temperature: Replaces that of training.
             began: When the step's rollout began, by `time.monotonic`; default: now.
             generate: Answers in place of the engines, with words of `origin`.
         """
-        roles = {name: self.cast(name, task) for name in self.cast.roles}
+        roles = self.cast(task, step, place) if roles is None else roles
         if temperature is not None:
             roles = {n: replace(r, sampling=replace(r.sampling, temperature=temperature)) for n, r in roles.items()}
 

@@ -91,9 +91,8 @@ class Session:
         for policy in self.plan.run.policies:
             if is_tiny(policy.model) and policy.name in self.cast.policies:  # another one has nothing to learn from them
                 folder = self.args[policy.name].actor.model_name_or_path
-                self._load_from(
-                    policy.name, warm_start(policy.model, folder, demonstrations, self.cast.roles, config, display)
-                )
+                roles = {role: specs[0] for role, specs in self.cast.members.items()}
+                self._load_from(policy.name, warm_start(policy.model, folder, demonstrations, roles, config, display))
 
     def _load_from(self, policy: str, folder: str) -> None:
         """The folder that a policy's model is loaded from, and its critic's, unless that has a model of its own.

@@ -20,7 +20,7 @@ from marl_plugins.records.display import Display
 from marl_plugins.records.write import Records, writing
 from marl_plugins.runtime.checkpoints import Checkpoints
 from marl_plugins.runtime.experience import PreparedRows
-from marl_plugins.runtime.metrics import StepReport, evaluation, first_prompts, of_rollout, of_step, remarks
+from marl_plugins.runtime.metrics import StepReport, evaluation, first_prompts, of_policies, of_rollout, of_step, remarks
 from marl_plugins.runtime.saving import StepSaver
 from marl_plugins.runtime.session import Session
 from marl_plugins.runtime.step import RunningStep
@@ -107,13 +107,15 @@ class Trainer:
             await step.roll_out(self.samples, tick)
             await step.exchange()
             await all_of(policy.sleep() for policy in policies)
-        if prompts := first_prompts(step.trajectories, self.session.cast.roles, self.shown):
+        if prompts := first_prompts(step.trajectories, self.session.cast, self.shown):
             self.display.first_prompts(prompts)
         with phase("advantages"):
             rows = await step.rows()
             ledger = step.ledger(rows)
             prepared = await step.prepare(rows)
         metrics = of_rollout(number, step.trajectories, ledger, rows, step.estimator)
+        if self.session.cast.has_population:
+            metrics |= of_policies(step.trajectories)
         self.display.rollout(number, metrics, step.trajectories, ledger)
         with phase("update"):
             updates = await self.update(prepared, k, number)

@@ -24,8 +24,7 @@ def check_policies(run: Run, policies: Sequence[Policy], without: Mapping[str, s
     names = [p.name for p in policies]
     for name in sorted({n for n in names if names.count(n) > 1}):
         problems.append(Problem("policies.twice", got=f"two policies are called {name!r}"))
-    for role in recipe.mapped_roles:
-        policy = recipe.policy_of(role)
+    for role, policy in [(name, policy) for name in recipe.mapped_roles for policy in recipe.policies_of(name)]:
         if policies and policy not in names:
             problems.append(
                 Problem(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -62,6 +62,19 @@ def _mapping(recipe: Recipe, origins: Origins) -> Iterator[Problem]:
             unmapped = [other for other in unmapped if other not in close_names(role, unmapped)]  # it is only misspelt
     for role in unmapped:
         yield Problem("roles.unmapped", _where_mapping(origins), f"role {role!r} is mapped to no policy")
+    for role, named in recipe.mapping.items():
+        if isinstance(named, list):
+            yield from _population(role, named, _where_mapping(origins, role))
+
+
+def _population(role: str, members: Sequence[str], where: Where) -> Iterator[Problem]:
+    """Yields what is wrong with the policies of which one plays a role on each task."""
+    if len(members) == 1:
+        got = f"role {role!r} has a population of one policy"
+        yield Problem("roles.small_population", where, got, fix=f"name more, or write `{role}: {members[0]}`")
+    for name in dict.fromkeys(name for name in members if members.count(name) > 1):
+        got = f"role {role!r} names policy {name!r} {members.count(name)} times"
+        yield Problem("roles.member_twice", where, got, fix="name it once: members play equally often")
 
 
 def _name(name: str, origins: Origins) -> Iterator[Problem]:
