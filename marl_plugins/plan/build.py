@@ -124,15 +124,14 @@ def build_plan(words: Sequence[str]) -> Plan:
     request = read_request(words, problems)
     plugins = request.plugins
     flags = read_flags(request, plugins, problems)
-    run = draft_run(request, plugins, flags)
-    if run.estimator is not None:
-        flags.check_estimator(run.estimator)
-    tools = problems.attempt(lambda: tools_of(plugins, run))
-    run = replace(run, tools=tools or {})
+    draft = draft_run(request, plugins, flags)
+    if draft.estimator is not None:
+        flags.check_estimator(draft.estimator)
+    tools = problems.attempt(lambda: tools_of(plugins, draft))
     names = None if tools is None else set(tools)
     problems += check_roles(request.recipe, request.origins, request.folder, names, sections_of(plugins))
     problems += check_calls(request.recipe, request.origins, tools or {})
-    run = with_policies(run, request, plugins, flags, problems)
+    run = with_policies(replace(draft, tools=tools or {}), request, plugins, flags, problems)
     plan = Plan(run, plugins, request.options)
     problems += check_numbers(run)
     problems += check_files(plan, request.origins)
