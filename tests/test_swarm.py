@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -17,7 +18,7 @@ from typing import ClassVar
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated import without_seconds
+from simulated import make_trajectory, without_seconds
 from simulated_run import simulated_trainer
 from test_exchange import Chat, recorded
 
@@ -25,16 +26,23 @@ from marl_plugins.contracts import PluginContract
 from marl_plugins.core.exchange import RefusedRecord
 from marl_plugins.core.failures import ConfigurationError, RunPaused
 from marl_plugins.core.roles import RoleSpec
+from marl_plugins.core.trajectory import Task
 from marl_plugins.manager import Plugins
 from marl_plugins.plan.build import build_plan
 from marl_plugins.records.read import Filter, RunReader
+from marl_plugins.swarm.capability import ROUNDS, CapabilityWeights, note_round, ratio, subtract_baselines, weight
 from marl_plugins.swarm.command import main
 from marl_plugins.swarm.peers import Swarm
-from marl_plugins.swarm.record import key_of, packed, unpacked
+from marl_plugins.swarm.record import carried_task, key_of, packed, unpacked
 from marl_plugins.swarm.store import MOST_RECORD_BYTES, RecordName, RecordStore
 
 PLUGIN = "marl_plugins.swarm"
-DEFAULTS = {"publish": 1.0, "external": 0, "staleness": 1, "sampler": "uniform", "spread": 0.0, "quota": 0, "keep": 0}
+DEFAULTS = {"publish": 1.0, "external": 0, "staleness": 1, "sampler": "uniform", "spread": 0.0, "quota": 0, "keep": 0} | {
+    "weight": "own",
+    "alpha": 1.0,
+    "delta": 0.5,
+    "trust": "tasks",
+}
 
 
 def peer(folder, store, seed=1, steps=3, name="alice", outcome=lambda t: float(t.sample == 0), **options):
@@ -313,8 +321,22 @@ def test_what_is_wrong_with_the_flags_is_said_at_once(tmp_path):
     assert codes() == {"swarm.store_missing"}
     assert codes("--swarm.store", "nosuch://x", "--swarm.peer", "../x") == {"swarm.store", "swarm.peer"}
     words = ["--swarm.store", str(tmp_path), "--swarm.keep", "1", "--swarm.staleness", "3"]
+    words += ["--swarm.weight", "capability", "--swarm.sampler", "reward"]
+    words += ["--algo.advantage.estimator", "group_norm", "--groups.by", "task+role+turn"]
     plan = build_plan(["--plugin", PLUGIN, "--recipe", "tool_user/tiny.yaml", *words])
-    assert "swarm.keep" in {problem.code for problem in plan.run.warnings}
+    assert {"swarm.keep", "swarm.best_only", "swarm.compared_again"} <= {problem.code for problem in plan.run.warnings}
+    assert codes("--swarm.store", str(tmp_path), "--swarm.trust", "generator") == {"swarm.no_generator"}
+
+
+@pytest.mark.parametrize("file", ["recipe.yaml", "tiny.yaml"])
+def test_the_recipes_plan_has_no_warning_and_its_tasks_are_made_from_their_names(file, monkeypatch):
+    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cpu" if file == "tiny.yaml" else "cuda")
+    plan = build_plan(["--recipe", f"swarm/{file}"])
+    train, held_out, task_of = plan.tasks("train"), plan.tasks("eval"), plan.run.tasks_module.task_of
+    assert plan.run.warnings == () and (len(train), len(held_out)) == (400, 100)
+    assert all(task_of(t.id) == t for t in train) and not any(task_of(t.id) for t in held_out)
+    assert not {t.prompt for t in train} & {t.prompt for t in held_out}
+    assert {task_of(name) for name in ("", "plus", "plus-01", "plus-1x", "x-1", "plus--1", "plus-" + "9" * 99)} == {None}
 
 
 def test_the_run_id_belongs_to_the_run(tmp_path):
@@ -366,6 +388,146 @@ def test_a_file_without_answers_is_said_by_line(tmp_path, text):
 
 
 JOURNALS = tempfile.TemporaryDirectory()
+
+
+# --- by capability --------------------------------------------------------------------------------------------------------
+
+
+@given(st.floats(0.1, 10), st.floats(-3, 3), st.floats(0, 4), st.floats(0, 1))
+def test_a_weight_grows_with_likeness_and_is_nothing_outside_its_bounds(of_source, difference, alpha, delta):
+    s, found = math.exp(difference), weight(of_source, difference, alpha, delta)
+    if not 1 - delta <= s <= 1:
+        assert found == 0
+    else:
+        assert found == pytest.approx(of_source * s ** (1 + alpha)) and found <= of_source
+        assert found <= weight(of_source, difference, 0.0, delta) + 1e-12
+    assert weight(of_source, 0.0, alpha, delta) == of_source
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_a_ratio_is_of_the_last_five_rounds_and_within_bounds(theirs, own):
+    outcomes = {"x": theirs[-ROUNDS:], "": own[-ROUNDS:]}
+    noted = {}
+    for values, source in ((theirs, "x step 1"), (own, "")):
+        for value in values:
+            note_round(noted, [SimpleNamespace(origin=source, outcome=value)])
+    assert noted == outcomes
+    found, above, below = ratio(noted, "x"), sum(theirs[-5:]) / len(theirs[-5:]), sum(own[-5:]) / len(own[-5:])
+    assert 0.1 <= found <= 10
+    if below > 0 and 0.1 < above / below < 10:
+        assert found == pytest.approx(above / below)
+    assert ratio(noted, "") == ratio(noted, "unknown") == ratio({}, "x") == 1.0
+
+
+def test_baselines_span_own_and_foreign_samples_of_a_task():
+    """P_own / P_source is 0.5: what the better peer earned counts half."""
+    trajectories = [make_trajectory({"a": []}, rewards={"a": r}, sample=n) for n, r in enumerate((1.0, 0.0, 1.0, 0.4))]
+    for t in trajectories[2:]:
+        t.origin = "bob-0 step 3"
+    other = make_trajectory({"a": []}, rewards={"a": 0.7}, task="other")
+    subtract_baselines([*trajectories, other], {"": [0.2, 0.4], "bob-0": [0.6]})
+    baseline = (1.0 + 0.0 + 0.5 + 0.2) / 4
+    assert [t.actions[0].reward for t in trajectories] == pytest.approx([r - baseline for r in (1.0, 0.0, 1.0, 0.4)])
+    assert other.actions[0].reward == pytest.approx(0.0)
+
+
+def test_foreign_rows_are_weighted_by_capability_and_by_how_likely_they_are_here(tmp_path):
+    store = tmp_path / "store"
+    fit(peer(tmp_path / "a", store, seed=7))
+    bob = peer(
+        tmp_path / "b",
+        store,
+        seed=8,
+        name="bob",
+        external=2,
+        weight="capability",
+        outcome=lambda t: 0.8 if t.origin else 0.4,
+    )
+    seen = []
+    real = CapabilityWeights.prepared
+
+    async def prepared(self, given):
+        before = {row: row.action.advantages for p in given for row in p.rows}
+        after = await real(self, given)
+        seen.append((before, after))
+        return after
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CapabilityWeights, "prepared", prepared)
+        fit(bob)
+    assert len(seen) == 3
+    for before, after in seen:
+        for p in after:
+            for sequence, item in zip(p.sequences, p.items, strict=True):
+                (row,) = sequence.rows
+                factor = 2.0 if row.trajectory.origin else 1.0  # simulated policies are as likely everywhere: s is 1
+                wanted = [factor * value for value in before[row]]
+                assert item.advantages[-len(wanted) :].tolist() == pytest.approx(wanted) == list(row.action.advantages)
+    assert {line["swarm/weight"] for line in recorded(bob, "metrics.jsonl")} == {2.0}
+    state = bob.plugins.state(bob.run)[PLUGIN]
+    fresh = peer(tmp_path / "c", store)
+    fresh.plugins.named.restore(fresh.run, {PLUGIN: json.loads(json.dumps(state))})
+    assert fresh.run.state(Swarm).outcomes == bob.run.state(Swarm).outcomes
+
+
+# --- trust ----------------------------------------------------------------------------------------------------------------
+
+
+def strangers(tmp_path, trust, tasks_module=None, publish="labels"):
+    """A run whose peer has other tasks."""
+    store = tmp_path / "store"
+    alice = peer(tmp_path / "a", store, seed=7, trust=publish)
+    alice.session.train_tasks = [Task(f"s{n}", f"strange {n}", {"answer": n}, {"n": n}) for n in range(12)]
+    fit(alice)
+    bob = peer(
+        tmp_path / "b", store, seed=8, name="bob", external=2, trust=trust, outcome=lambda t: float(bool(t.task.label))
+    )
+    bob.run.tasks_module = tasks_module
+    fit(bob)
+    found = RunReader(bob.records.folder).trajectories(Filter(received=True))
+    return [t for t in found if t.origin], recorded(bob, "metrics.jsonl")
+
+
+def test_strangers_tasks_are_refused_by_default(tmp_path):
+    taken, metrics = strangers(tmp_path, "tasks")
+    assert not taken and metrics[0]["swarm/refused/task"] == 4.0
+
+
+def test_labels_are_taken_where_peers_are_trusted(tmp_path):
+    taken, _ = strangers(tmp_path, "labels")
+    assert taken and all(t.task.label == {"answer": t.task.metadata["n"]} and t.outcome == 1.0 for t in taken)
+
+
+def test_without_labels_there_is_nothing_to_trust(tmp_path):
+    taken, metrics = strangers(tmp_path, "labels", publish="tasks")
+    assert not taken and metrics[0]["swarm/refused/task"] == 4.0
+
+
+def test_a_generator_makes_the_task_and_its_label_here(tmp_path):
+    def task_of(name):
+        number = int(name[1:])
+        return Task(name, f"strange {number}", "mine") if number % 2 else Task(name, "another", "mine")
+
+    taken, metrics = strangers(tmp_path, "generator", SimpleNamespace(task_of=task_of))
+    assert taken and {t.task.label for t in taken} == {"mine"} and all(int(t.task.id[1:]) % 2 for t in taken)
+    assert sum(line["swarm/refused/task"] for line in metrics if "swarm/refused/task" in line) > 0
+
+
+def test_a_generator_that_does_not_know_a_name_refuses_it(tmp_path):
+    taken, metrics = strangers(tmp_path, "generator", SimpleNamespace(task_of={}.__getitem__))
+    assert not taken and metrics[0]["swarm/refused/task"] == 4.0
+
+
+@pytest.mark.parametrize("task", [5, [], {"label": 1, "more": 2}, {"metadata": 3}, {"metadata": {"a": float("inf")}}])
+def test_a_carried_task_that_is_none_is_refused(task):
+    content = json.dumps({"schema": 1, "group": [good()], "task": task}).encode()
+    with pytest.raises(RefusedRecord):
+        carried_task(content, unpacked(content)[0])
+
+
+def test_what_is_no_json_does_not_travel():
+    with pytest.raises(ValueError, match="t0"):
+        packed([good()], Task("t0", "q0", object()))
 
 
 class TestSwarm(PluginContract):

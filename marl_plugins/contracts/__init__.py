@@ -292,7 +292,9 @@ class EmptyExchange:
             "answers": [],
         }
 
-    async def read(self, record: Mapping[str, object], origin: str, policy: str | None = None) -> Trajectory:
+    async def read(
+        self, record: Mapping[str, object], origin: str, policy: str | None = None, task: Task | None = None
+    ) -> Trajectory:
         """See `Exchange.read`."""
         raise RefusedRecord("task", "nothing can be read in a contract test")
 

@@ -123,7 +123,9 @@ class Exchange(Protocol):
             ValueError: It was lost to infrastructure, so that there is nothing whole to send.
         """
 
-    async def read(self, record: Mapping[str, object], origin: str, policy: str | None = None) -> Trajectory:
+    async def read(
+        self, record: Mapping[str, object], origin: str, policy: str | None = None, task: Task | None = None
+    ) -> Trajectory:
         """Lets the run's own workflow say a record again and returns the trajectory, scored, for the list that the hook
         returns.
 
@@ -132,6 +134,7 @@ class Exchange(Protocol):
         Args:
             origin: Names who made it; at most 200 characters, for people and for `Trajectory.origin`.
             policy: Says every role that it may play, and so is trained on it; default: those that play on the task in this step.
+            task: What the record answers, where that is no task of this run: its label scores what is read.
 
         Raises:
             RefusedRecord: It cannot be said again word for word.

@@ -72,11 +72,13 @@ class StepExchange:
         )
         return words.model_dump(mode="json", by_alias=True)
 
-    async def read(self, record: Mapping[str, object], origin: str, policy: str | None = None) -> Trajectory:
+    async def read(
+        self, record: Mapping[str, object], origin: str, policy: str | None = None, task: Task | None = None
+    ) -> Trajectory:
         """See `Exchange.read`."""
         check_origin(origin)
         words = read_words(record)
-        task = self._task_of(words)
+        task = self._task_of(words, task)
         roles = self._session.cast(task, self.step, self._places.get(task.id), policy)
         return await self._said(words, task, roles, origin)
 
@@ -91,9 +93,9 @@ class StepExchange:
         said.replayed = True
         return said
 
-    def _task_of(self, words: TrajectoryWords) -> Task:
-        task = self.tasks.get(words.task)
-        if task is None or task.prompt != words.prompt:
+    def _task_of(self, words: TrajectoryWords, given: Task | None = None) -> Task:
+        task = self.tasks.get(words.task, given)
+        if task is None or (task.id, task.prompt) != (words.task, words.prompt):
             raise RefusedRecord(
                 "task", f"task {words.task!r:.80} is {'no' if task is None else 'another'} task of this run"
             )

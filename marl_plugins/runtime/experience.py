@@ -346,6 +346,22 @@ def weighed(rows: Sequence[Row], advantages: Tensor) -> Tensor:
     return advantages if set(weights) <= {1.0} else advantages * torch.tensor(weights, dtype=advantages.dtype)[:, None]
 
 
+def reweighed(p: PreparedRows, weights: Mapping[Row, float]) -> PreparedRows:
+    """Returns prepared rows with the advantages of some multiplied by a weight each, which is also written onto their actions."""
+    items = []
+    for sequence, item in zip(p.sequences, p.items, strict=True):
+        if any(row in weights for row in sequence.rows):
+            item = copy.copy(item)
+            item.advantages = item.advantages.clone()
+            for row, start in zip(sequence.rows, sequence.starts, strict=True):
+                item.advantages[start - 1 : start - 1 + len(row.action.generation.ids)] *= weights.get(row, 1.0)
+        items.append(item)
+    for row, weight in weights.items():
+        row.action.advantages = tuple(weight * value for value in row.action.advantages)
+        row.action.advantage = weight * (row.action.advantage or 0.0)
+    return replace(p, items=items)
+
+
 def before_statistics(f: ForwardedRows, shaped: Tensor, estimator: Estimator) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the rewards, advantages and returns of a policy's rows, (rows, tokens) all, before the estimator's last stage.
 

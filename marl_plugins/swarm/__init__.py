@@ -22,11 +22,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marl_plugins import hookimpl
+from marl_plugins import applies_if, hookimpl
 from marl_plugins.core.command import Command
 from marl_plugins.core.options import Number, at_least, between
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.seeds import derive_seed
+from marl_plugins.core.steps import StepPart
 from marl_plugins.run import Run
 from marl_plugins.swarm.peers import Swarm
 
@@ -70,6 +71,25 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         "--swarm.quota", type=at_least(0), default=0, help="groups of one peer in a step, at most; 0: any number"
     )
     group.add_argument(
+        "--swarm.weight",
+        choices=["own", "capability"],
+        default="own",
+        help="own: what others have made is trained on as if it were own; capability: by how capable they and this run are (HACPO)",
+    )
+    group.add_argument(
+        "--swarm.alpha", type=at_least(0, float), default=1.0, help="capability: how fast a weight falls with s"
+    )
+    group.add_argument(
+        "--swarm.delta", type=between(0, 1), default=0.5, help="capability: s from 1 - delta to 1 has a weight"
+    )
+    group.add_argument(
+        "--swarm.trust",
+        choices=["tasks", "generator", "labels"],
+        default="tasks",
+        help="tasks: only tasks that this run has; generator: also those that the recipe's `task_of(id)` makes alike; labels: all, "
+        "with the labels that peers send: whoever writes to the store can then teach any answer to any question",
+    )
+    group.add_argument(
         "--swarm.keep", type=at_least(0), default=0, help="rounds after which own records are removed; 0: never"
     )
 
@@ -108,11 +128,24 @@ def marl_configure(run: Run) -> list[Problem]:
     if 0 < options.keep < options.staleness:
         got = f"{options.keep} is below --swarm.staleness {options.staleness}, so that peers like this one miss records"
         found.append(Problem("swarm.keep", at(flag="swarm.keep"), got, severity="warning"))
+    if options.trust == "generator" and not hasattr(run.tasks_module, "task_of"):
+        fix = "write `task_of(id)`, which returns a Task or None, in the recipe's file of tasks"
+        got = "the recipe cannot make a task from its id"
+        found.append(Problem("swarm.no_generator", at(flag="swarm.trust"), got, fix=fix))
+    if options.weight == "capability" and run.estimator in ("rloo", "dr_grpo", "group_norm", "reinforce_baseline"):
+        got = f"{run.estimator} compares the samples of a task once more, own and foreign ones apart, which undoes the baseline"
+        where = at(flag=("swarm.weight", "algo.advantage.estimator"))
+        found.append(Problem("swarm.compared_again", where, got, fix="take reinforce", severity="warning"))
+    if options.weight == "capability" and options.sampler == "reward":
+        got = "the best groups of others are taken, so that others seem more capable than they are"
+        fix = "take --swarm.sampler uniform or nonzero"
+        found.append(Problem("swarm.best_only", at(flag="swarm.weight"), got, fix=fix, severity="warning"))
     return found
 
 
 @hookimpl
 async def marl_exchange(trajectories: Sequence[Trajectory], run: Run, exchange: Exchange) -> Sequence[Trajectory]:
+    from marl_plugins.swarm.capability import note_round
     from marl_plugins.swarm.journal import Journal
     from marl_plugins.swarm.store import RecordStore
     from marl_plugins.swarm.taking import take
@@ -124,7 +157,43 @@ async def marl_exchange(trajectories: Sequence[Trajectory], run: Run, exchange: 
     if not options.external:
         return trajectories
     taken = await take(store, Journal(Path(run.args.ckpt.path), swarm.run), run, exchange)
+    if by_capability(run):
+        note_round(swarm.outcomes, [*_like_taken(trajectories, options), *taken])
     return [*trajectories, *taken]
+
+
+def _like_taken(trajectories: Sequence[Trajectory], options: argparse.Namespace) -> list[Trajectory]:
+    """The own trajectories of the groups that would be taken if they were another's."""
+    from marl_plugins.swarm.taking import differ
+
+    own = [t for t in trajectories if not t.origin]
+    if options.sampler != "nonzero":
+        return own
+    groups: dict[str, list[Trajectory]] = {}
+    for t in own:
+        groups.setdefault(t.task.id, []).append(t)
+    return [t for group in groups.values() if differ(group, options.spread) for t in group]
+
+
+def by_capability(run: Run) -> bool:
+    """Returns whether what others have made is weighted by how capable they are."""
+    return bool(run.args.swarm.weight == "capability")
+
+
+@hookimpl
+@applies_if(by_capability)
+def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[Trajectory]:
+    from marl_plugins.swarm.capability import subtract_baselines
+
+    subtract_baselines(trajectories, run.state(Swarm).outcomes)
+    return trajectories
+
+
+@hookimpl
+def marl_step(run: Run) -> StepPart | None:
+    from marl_plugins.swarm.capability import CapabilityWeights
+
+    return CapabilityWeights(run) if by_capability(run) else None
 
 
 def _publish(store: RecordStore, trajectories: Sequence[Trajectory], run: Run, exchange: Exchange) -> None:
@@ -144,7 +213,8 @@ def _publish(store: RecordStore, trajectories: Sequence[Trajectory], run: Run, e
             continue
         name = RecordName(exchange.step, options.peer, swarm.run, key_of(task))
         try:
-            published += store.put(name, packed([exchange.write(t) for t in group]))
+            carried = group[0].task if options.trust == "labels" else None
+            published += store.put(name, packed([exchange.write(t) for t in group], carried))
         except (OSError, ValueError):
             lost += 1
     swarm.metrics |= {"swarm/published": float(published), "swarm/unpublished": float(lost)}
@@ -166,7 +236,8 @@ def marl_log(run: Run, metrics: dict[str, float]) -> None:
 @hookimpl
 def marl_state(run: Run) -> dict[str, object]:
     swarm = run.state(Swarm)
-    return {"run": swarm.run, "seen": sorted(swarm.seen)}
+    outcomes = {"outcomes": swarm.outcomes} if swarm.outcomes else {}
+    return {"run": swarm.run, "seen": sorted(swarm.seen), **outcomes}
 
 
 @hookimpl
@@ -174,3 +245,6 @@ def marl_restore(run: Run, state: Mapping[str, object]) -> None:
     swarm, seen = run.state(Swarm), state["seen"]
     assert isinstance(seen, list)
     swarm.run, swarm.seen = str(state["run"]), set(map(str, seen))
+    outcomes = state.get("outcomes", {})
+    assert isinstance(outcomes, dict)
+    swarm.outcomes = {source: list(values) for source, values in outcomes.items()}

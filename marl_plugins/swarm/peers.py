@@ -13,5 +13,7 @@ class Swarm:
         """The run's own id: a fresh run under an old name collides with nothing."""
         self.seen: set[str] = set()
         """Names of the records that were taken or refused, of rounds that may still be asked for."""
+        self.outcomes: dict[str, list[float]] = {}
+        """By source, the mean outcomes of the last rounds (capability.py)."""
         self.metrics: dict[str, float] = {}
         """Of the step."""

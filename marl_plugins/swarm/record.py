@@ -7,8 +7,11 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 
+import pydantic
+
 from marl_plugins.core.exchange import RefusedRecord, TrajectoryWords, read_words
 from marl_plugins.core.files import json_value
+from marl_plugins.core.trajectory import Task
 
 SCHEMA_VERSION = 1
 MOST_SAMPLES = 1_024
@@ -20,10 +23,50 @@ def key_of(task: str) -> str:
     return hashlib.blake2b(task.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-def packed(group: Sequence[Mapping[str, object]]) -> bytes:
-    """Returns the content of a record of a task's trajectories; the same words give the same bytes."""
-    text = json.dumps({"schema": SCHEMA_VERSION, "group": list(group)}, sort_keys=True)
+def packed(group: Sequence[Mapping[str, object]], task: Task | None = None) -> bytes:
+    """Returns the content of a record of a task's trajectories; the same words give the same bytes.
+
+    Args:
+        task: Travels too, with its label.
+
+    Raises:
+        ValueError: Label or metadata of the task are no JSON.
+    """
+    record: dict[str, object] = {"schema": SCHEMA_VERSION, "group": list(group)}
+    if task is not None:
+        record["task"] = {"label": task.label, "metadata": dict(task.metadata)}
+    try:
+        text = json.dumps(record, sort_keys=True, allow_nan=False)
+    except TypeError as error:
+        raise ValueError(f"task {task and task.id!r}: {error}") from None
     return gzip.compress(text.encode(), mtime=0)
+
+
+class CarriedTask(pydantic.BaseModel):
+    """The part of a record that says what a task's answers are held to."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    label: pydantic.JsonValue = None
+    metadata: dict[str, pydantic.JsonValue] = {}
+
+
+def carried_task(content: bytes, words: TrajectoryWords) -> Task | None:
+    """Returns the task that a record carries with its label; None where it carries none.
+
+    Raises:
+        RefusedRecord: It is no task (`schema`).
+    """
+    value = json_value(content)
+    if not isinstance(value, dict) or value.get("task") is None:
+        return None
+    try:
+        carried = CarriedTask.model_validate(value["task"])
+    except pydantic.ValidationError as error:
+        raise RefusedRecord(
+            "schema", f"its task: {error.errors(include_url=False, include_input=False)[0]['msg']}"
+        ) from None
+    return Task(words.task, words.prompt, carried.label, carried.metadata)
 
 
 def unpacked(content: bytes) -> list[TrajectoryWords]:

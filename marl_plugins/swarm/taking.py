@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from marl_plugins.core.exchange import Exchange, RefusedRecord
+from marl_plugins.core.exchange import Exchange, RefusedRecord, TrajectoryWords
 from marl_plugins.core.failures import RunPaused
 from marl_plugins.core.seeds import derive_seed
-from marl_plugins.core.trajectory import Trajectory
+from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.run import Run
 from marl_plugins.swarm.journal import Journal
 from marl_plugins.swarm.peers import Swarm
-from marl_plugins.swarm.record import key_of, unpacked
+from marl_plugins.swarm.record import carried_task, key_of, unpacked
 from marl_plugins.swarm.store import ANSWERS, NAME, RecordName, RecordStore
 
 TRIED_PER_TAKEN = 8
@@ -65,10 +65,17 @@ def _candidates(store: RecordStore, run: Run, step: int) -> list[RecordName]:
     return names
 
 
+def differ(group: Sequence[Trajectory], spread: float) -> bool:
+    """Returns whether the outcomes of a group are further apart than `spread`."""
+    outcomes = [t.outcome for t in group if t.outcome is not None]
+    return bool(outcomes) and max(outcomes) - min(outcomes) > spread
+
+
 class TakenGroups:
     """The groups of others that one step takes in."""
 
     def __init__(self, run: Run, exchange: Exchange):
+        self._run = run
         self.contents: dict[str, str] = {}
         """The records that are taken, by name."""
         self.trajectories: list[Trajectory] = []
@@ -140,14 +147,28 @@ class TakenGroups:
         if not path.endswith(f"-{key_of(group[0].task)}.json.gz"):
             raise RefusedRecord("schema", "its task is not the one of its name")
         records = [words.model_dump(mode="json", by_alias=True) for words in group]
-        read = await asyncio.gather(*(self._exchange.read(record, origin) for record in records), return_exceptions=True)
+        task = None if group[0].task in self._exchange.tasks else self._foreign_task(content.encode(), group[0])
+        read = await asyncio.gather(
+            *(self._exchange.read(record, origin, task=task) for record in records), return_exceptions=True
+        )
         if failed := [each for each in read if isinstance(each, BaseException)]:
             raise failed[0]
         return [each for each in read if not isinstance(each, BaseException)]
 
+    def _foreign_task(self, content: bytes, words: TrajectoryWords) -> Task | None:
+        """Returns a task that this run does not have, as far as its peers are trusted (`--swarm.trust`)."""
+        if self._options.trust == "labels":
+            return carried_task(content, words)
+        if self._options.trust == "generator":
+            try:
+                made: Task | None = self._run.tasks_module.task_of(words.task)
+            except (ValueError, LookupError, TypeError):  # the name is a stranger's
+                return None
+            return made
+        return None
+
     def _differ(self, group: Sequence[Trajectory]) -> bool:
-        outcomes = [t.outcome for t in group if t.outcome is not None]
-        return bool(outcomes) and max(outcomes) - min(outcomes) > self._options.spread
+        return differ(group, self._options.spread)
 
     def _refuse(self, name: RecordName, reason: str) -> None:
         self._refused[reason] += 1

@@ -1,0 +1,105 @@
+"""Weights of what peers have made by how capable they are (HACPO, arXiv 2603.02604).
+
+    advantage   A = R - mean over own and foreign samples of the task and role of (P_own / P_source) R
+    weight      of foreign rows: (P_source / P_own) s^(1 + alpha), s = exp(mean log-prob here - the sender's);
+                0 where s is not in [1 - delta, 1]
+
+P is a mean outcome over the last five rounds, of the run's own groups and of those taken from a source, by the graders here; both
+are chosen in the same way (`--swarm.sampler`). A ratio lies in [0.1, 10]. alpha is `--swarm.alpha`, delta `--swarm.delta`. The
+sender's log-prob is what it says it is: a lie changes s, and the bound of the weight stays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from marl_plugins.core.steps import StepPart
+from marl_plugins.core.trajectory import Trajectory
+from marl_plugins.run import Run
+from marl_plugins.swarm.peers import Swarm
+
+if TYPE_CHECKING:
+    from marl_plugins.core.rows import Row
+    from marl_plugins.runtime.experience import PreparedRows
+
+ROUNDS = 5
+LEAST_RATIO, MOST_RATIO = 0.1, 10.0
+OWN = ""
+"""The run itself among the sources."""
+
+
+def source_of(trajectory: Trajectory) -> str:
+    """Returns who made a trajectory, whatever the round."""
+    return trajectory.origin.partition(" step ")[0]
+
+
+def note_round(outcomes: dict[str, list[float]], trajectories: Sequence[Trajectory]) -> None:
+    """Adds the mean outcome of each source in a round, and forgets what is older than `ROUNDS`."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for t in trajectories:
+        if t.outcome is not None:
+            found[source_of(t)].append(t.outcome)
+    for source, values in found.items():
+        outcomes[source] = [*outcomes.get(source, []), fmean(values)][-ROUNDS:]
+
+
+def ratio(outcomes: Mapping[str, Sequence[float]], source: str) -> float:
+    """Returns P_source / P_own, within bounds; 1 as long as one of them is not known."""
+    theirs, own = outcomes.get(source), outcomes.get(OWN)
+    if source == OWN or not theirs or not own:
+        return 1.0
+    above, below = fmean(theirs), fmean(own)
+    return min(max(above / below, LEAST_RATIO), MOST_RATIO) if below > 0 else (MOST_RATIO if above > 0 else 1.0)
+
+
+def weight(ratio: float, difference: float, alpha: float, delta: float) -> float:
+    """Returns the weight of a foreign row.
+
+    Args:
+        difference: Mean log-prob of its tokens here, minus the sender's.
+    """
+    s = math.exp(min(difference, 1.0))
+    return ratio * s ** (1.0 + alpha) if 1.0 - delta <= s <= 1.0 else 0.0
+
+
+def subtract_baselines(trajectories: Sequence[Trajectory], outcomes: Mapping[str, Sequence[float]]) -> None:
+    """Takes the baseline of its task and role off every action's reward."""
+    rewards: dict[tuple[str, str], list[float]] = defaultdict(list)
+    rewarded = [(t, a, a.reward) for t in trajectories for a in t.actions if a.reward is not None]
+    for t, a, reward in rewarded:
+        rewards[t.task.id, a.role].append(reward / ratio(outcomes, source_of(t)))
+    for t, a, _ in rewarded:
+        a.add_reward("baseline", -math.fsum(rewards[t.task.id, a.role]) / len(rewards[t.task.id, a.role]))
+
+
+class CapabilityWeights(StepPart):
+    """Multiplies the advantages of foreign rows, once their log-probs are known."""
+
+    def __init__(self, run: Run):
+        self.swarm, self.options = run.state(Swarm), run.args.swarm
+        self.given: list[float] = []
+
+    async def prepared(self, prepared: Sequence[PreparedRows]) -> Sequence[PreparedRows]:
+        from marl_plugins.runtime.experience import reweighed
+
+        found = []
+        for p in prepared:
+            weights = {row: self._weight(row) for row in p.rows if row.trajectory.origin and not row.trajectory.replayed}
+            self.given += weights.values()
+            found.append(reweighed(p, weights) if weights else p)
+        return found
+
+    def _weight(self, row: Row) -> float:
+        action = row.action
+        difference = fmean(action.trainer_logprobs) - fmean(action.generation.logprobs)
+        of_source = ratio(self.swarm.outcomes, source_of(row.trajectory))
+        return weight(of_source, difference, self.options.alpha, self.options.delta)
+
+    def metrics(self) -> Mapping[str, float]:
+        if not self.given:
+            return {}
+        return {"swarm/weight": fmean(self.given), "swarm/weightless": float(sum(each == 0.0 for each in self.given))}

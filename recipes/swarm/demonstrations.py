@@ -1,0 +1,10 @@
+"""What the tiny model sees before training: results, of which a third is off by a little."""
+
+from marl_plugins.core.demonstrations import Demonstration
+
+SLIPS = 0.3
+
+
+def demonstrate(task, rng):
+    result = int(task.label) + (rng.choice([-10, -1, 1, 10]) if rng.random() < SLIPS else 0)
+    yield Demonstration("solver", {"problem": task.prompt}, said=[str(result)])
