@@ -69,12 +69,13 @@ class RecipeFiles:
         return self.recipe.roles[name]
 
     def prompt(self, role: str) -> str:
-        """Returns the text of a role's prompt file.
+        """Returns the text of a role's prompt file; empty where a program has its prompts.
 
         Raises:
             ConfigurationError: It cannot be read.
         """
-        return self._text(role, self.role(role).prompt)
+        file = self.role(role).prompt
+        return "" if file is None else self._text(role, file)
 
     def system(self, role: str) -> str | None:
         """Returns the text of a role's system prompt file, if it has one.

@@ -17,6 +17,7 @@ import escapes
 import problem_codes
 
 from marl_plugins import hookspecs
+from marl_plugins.agents.section import AgentConfig
 from marl_plugins.coach.section import CoachConfig, CoachMemberConfig, CoachStageConfig
 from marl_plugins.commands import evaluate
 from marl_plugins.core import recipe as config
@@ -43,6 +44,7 @@ RECIPE = {
     "`roles: NAME:`": config.RoleConfig,
     "`policies: NAME:`": config.PolicyConfig,
     "`limits:`": config.LimitsConfig,
+    "`agent:`": AgentConfig,
     "`tools: python:`": PythonToolConfig,
     "`tools: sql:`": SqlToolConfig,
     "`tools: search:`": SearchToolConfig,
@@ -129,7 +131,7 @@ def _fields(model: type[Model]) -> dict[str, tuple[str, str]]:
         if (
             isinstance(statement, ast.AnnAssign)
             and isinstance(statement.target, ast.Name)
-            and statement.target.id != "EXAMPLE"
+            and "ClassVar" not in ast.unparse(statement.annotation)
         ):
             text = ""
             if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):

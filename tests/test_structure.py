@@ -45,6 +45,7 @@ ORDER = (
         "filter_agents_data",
         "coach",
         "graph",
+        "agents",
         "reward_backprop",
         "rewards",
         "cooperation",
@@ -86,7 +87,15 @@ CACHES = {
     "plan/fingerprint.py _real": "where the file of a loaded module is",
 }
 """Functions whose results are kept, and what these are: nothing that a run can change."""
-INDIRECT = {"cli.py", "manager.py", "commands/__init__.py", "loading.py", "processes/cluster.py", "sandbox/fork_server.py"}
+INDIRECT = {
+    "agents/launcher.py",
+    "cli.py",
+    "manager.py",
+    "commands/__init__.py",
+    "loading.py",
+    "processes/cluster.py",
+    "sandbox/fork_server.py",
+}
 """Modules that import others by name, because a user or a table names them."""
 CHANGES = {"append", "add", "update", "pop", "popitem", "clear", "extend", "setdefault", "remove", "insert", "discard"}
 

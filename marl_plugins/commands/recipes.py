@@ -144,7 +144,7 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
     workflow, seen = found
     if as_mermaid:
         if isinstance(workflow, WorkflowFile):
-            print(workflow.mermaid())
+            print(workflow.mermaid() or seen.graph.mermaid())
             return 0
         if not seen.graph.nodes:
             raise ConfigurationError(seen.wrong + seen.unclear)
@@ -177,12 +177,18 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
         "Roles",
         ["role", "policy", "prompt", "tools", "turns"],
         [
-            [r, ", ".join(recipe.policies_of(r)), c.prompt, ", ".join(c.tools) or "none", str(c.max_turns)]
+            [
+                r,
+                ", ".join(recipe.policies_of(r)),
+                c.prompt or "the program's",
+                ", ".join(c.tools) or "none",
+                str(c.max_turns),
+            ]
             for r, c in recipe.roles.items()
         ],
     )
     if isinstance(workflow, WorkflowFile):
-        print(f"\nNodes of {recipe.workflow}:")
+        print(f"\nNodes of {recipe.workflow}:" if recipe.workflow else "\nProgram:")
         print("\n".join(f"  {inert(line)}" for line in workflow.outline()))
     print("\nWho sees whom (one run of the workflow with invented answers):")
     for line in [*seen.graph.lines(), *(f"({problem})" for problem in problems)]:

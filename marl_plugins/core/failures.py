@@ -53,7 +53,7 @@ class RunPaused(RunEnded):
 class AgentFailure(Exception):
     """The agents failed at the task. `kind` is one of `KINDS`; the trajectory is scored as a failure and trained on."""
 
-    KINDS = ("context", "endless_tool_calls", "no_answer")
+    KINDS = ("context", "crashed", "endless_tool_calls", "no_answer")
 
     def __init__(self, kind: str, detail: str):
         if kind not in self.KINDS:

@@ -8,7 +8,7 @@ plugins read in it are their sections (section.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -19,7 +19,7 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, meant
 from marl_plugins.core.recipe_yaml import Origins, RecipeTree
 from marl_plugins.core.section import FlagValue, Model, Section
-from marl_plugins.core.validation import not_a_mapping, unknown_key, validated
+from marl_plugins.core.validation import key_place, not_a_mapping, unknown_key, validated
 
 
 def _policy_names(value: Any) -> Any:
@@ -37,8 +37,9 @@ class RoleConfig(Model):
 
     EXAMPLE: ClassVar[str] = "{prompt: prompts/judge.md}"
 
-    prompt: str
-    """File of the user message; `{field}` is filled by the workflow's call, `{{` and `}}` are braces."""
+    prompt: str | None = None
+    """File of the user message; `{field}` is filled by the workflow's call, `{{` and `}}` are braces. Required but where a
+    program has the prompts (`agent:`)."""
     system: str | None = None
     """File of the system message, with fields as in `prompt`."""
     followup: str | None = None
@@ -100,8 +101,9 @@ class Recipe(Model):
     name: str = pydantic.Field(pattern=r"^[a-z][a-z0-9_]*$")
     description: str = ""
     roles: dict[str, RoleConfig] = pydantic.Field(min_length=1, examples=["{judge: {prompt: prompts/judge.md}}"])
-    workflow: str
-    """File with `async def run(task, roles, tools)`, or a graph in YAML ([graphs.md](graphs.md))."""
+    workflow: str = ""
+    """File with `async def run(task, roles, tools)`, or a graph in YAML ([graphs.md](graphs.md)). Required but where the recipe
+    has a program in its place (`agent:`)."""
     mapping: Literal["separate", "shared"] | dict[str, PolicyNames] = "separate"
     """Which policy plays which role: one each, one for all, or `role: policy`. `role: [policy, policy]` is a population: one of
     them plays it on each task."""
@@ -194,6 +196,7 @@ def check_recipe(
         problems.append(unknown_key((name,), set(known), tree.origins, owners.get(name, "")))
         del values[name]
     recipe = validated(Recipe, values, (), tree.origins, problems)
+    problems += _workflow_problems(values, [name for name in given if sections[name].GIVES_WORKFLOW], tree.origins)
     found: dict[str, Section] = {}
     for name, model in sections.items():
         if name in given:
@@ -205,6 +208,31 @@ def check_recipe(
     if recipe is None or problems:
         raise ConfigurationError(problems)
     return recipe, found
+
+
+def _workflow_problems(values: Mapping[str, Any], givers: Sequence[str], origins: Origins) -> list[Problem]:
+    """Returns what is missing of a recipe's workflow and prompts, or that there are two workflows.
+
+    Args:
+        givers: The recipe's sections that give the workflow.
+    """
+    if givers:
+        both = [key for key in ("workflow", *givers) if values.get(key) or key in givers]
+        if len(both) == 1:
+            return []
+        got = f"the recipe has {' and '.join(both)}, and each says who calls the roles"
+        return [Problem("recipe.two_workflows", key_place(both[-1:], origins), got, fix="remove one of the two")]
+    roles = values.get("roles")
+    asked = roles.items() if isinstance(roles, dict) else ()
+    prompts = [(("roles", str(name), "prompt"), role) for name, role in asked if isinstance(role, dict)]
+    problems = []
+    for key, around in (*prompts, (("workflow",), values)):
+        where = key_place(key, origins)
+        if key[-1] not in around:
+            problems.append(Problem("recipe.missing_key", where, "this key is missing"))
+        elif around[key[-1]] is None and around is not values:
+            problems.append(Problem("recipe.no_value", where, "has no value", fix="give one, or remove the key"))
+    return problems
 
 
 def _split(

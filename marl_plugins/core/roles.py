@@ -70,6 +70,8 @@ class RoleSpec:
     """Whether a tool call in the last of several turns is an agent failure; otherwise the workflow continues with that action."""
     find_calls: FindCalls | None = None
     """Finds calls in the model's own format; None: by the syntax of each tool."""
+    finder: Callable[[Sequence[Tool]], FindCalls] | None = None
+    """Makes the same for tools that come with a call, and are answered by who makes it; None where the role takes none."""
 
     def answers(self, results: Sequence[ToolResult]) -> list[dict[str, str]]:
         """Renders what tools answered as the next messages: one each in the model's own format, else one for all."""

@@ -34,6 +34,7 @@ FIELDS = {
     "before": "turn before",
     "extends": "context",
     "parents": "parents",
+    "derived": "derived parents",
     "shown_ids": "context's ids",
     "generation.ids": "sampled ids",
     "generation.logprobs": "log-probs",

@@ -7,7 +7,7 @@ A plugin declares its sections in `marl_sections`: `{"coach": CoachConfig}` is t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, get_args
 
 import pydantic
 from pydantic_core import PydanticCustomError
@@ -44,13 +44,17 @@ class Model(pydantic.BaseModel):
     @classmethod
     def _no_truth_value_as_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
         """YAML's `true` and `yes` would pass for 1."""
-        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and annotation is not bool and bool not in get_args(annotation):
             raise PydanticCustomError("truth_value", "expected another value than true or false")
         return value
 
 
 class Section(Model):
     """A recipe's key that a plugin owns, with all that is below it."""
+
+    GIVES_WORKFLOW: ClassVar[bool] = False
+    """Whether a recipe that has it needs no `workflow`, and its roles no prompts."""
 
     def files(self) -> Mapping[str, str]:
         """Returns the files that it names, relative to the recipe's folder, by what they are: a run keeps copies of them, and a

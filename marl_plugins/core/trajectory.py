@@ -192,6 +192,9 @@ class Action:
     """When it had been generated."""
     end: float = 0.0
     """When its tools had answered, too."""
+    derived: tuple[str, ...] = ()
+    """Those of the parents that nobody has stated: their words stand in what was shown. The action's own path and its seed do not
+    depend on them."""
 
     def add_reward(self, term: str, value: float) -> None:
         """Adds a named term to the action's reward.

@@ -49,6 +49,29 @@ class Turn:
     extends: bool = True
 
 
+@dataclass(frozen=True)
+class Parents:
+    """The paths of the actions that a turn depends on: those that are stated, and those that are only derived from its words."""
+
+    stated: tuple[str, ...]
+    derived: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, stated: Iterable[Action], derived: Iterable[Action]) -> Parents:
+        """Returns the paths of actions, each once."""
+        paths = tuple(dict.fromkeys(action.path for action in stated))
+        return cls(paths, tuple(action.path for action in derived if action.path not in paths))
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a role is asked beside its messages, see `TrajectoryBuilder.answer`."""
+
+    spec: RoleSpec
+    notes: Mapping[str, Any]
+    waits: Callable[[Action], bool] | None
+
+
 def next_turn(chat: ChatFormat, before: Action | None, messages: Sequence[dict[str, str]], call: int) -> Turn:
     """Returns the turn that begins with some messages.
 
@@ -189,7 +212,8 @@ class TrajectoryBuilder:
         self.tools = tools
         self._run_seed = run_seed
         self._generate = generate
-        self._scoring = ScoreCollector(self.trajectory, score_action, last_role)
+        self.scoring = ScoreCollector(self.trajectory, score_action, last_role)
+        """Is told of each action when it has ended."""
         self._opened = OpenTools(self.trajectory, workspace)
         self.branches = Branches()
         """The tasks in which it is worked on."""
@@ -228,10 +252,10 @@ class TrajectoryBuilder:
                         trajectory.agent_failure, trajectory.detail = failure.kind, str(failure)
                         await self.branches.settle()
                 if not trajectory.infrastructure_failure:
-                    self._scoring.ended()
-                    await self._scoring.finish(seconds)
+                    self.scoring.ended()
+                    await self.scoring.finish(seconds)
             finally:
-                await self.branches.cancel(self._scoring.running)
+                await self.branches.cancel(self.scoring.running)
             trajectory.seconds = trajectory.now() - trajectory.start
             trajectory.sort()
             if score is not None:
@@ -246,6 +270,9 @@ class TrajectoryBuilder:
         parents: Sequence[Action] = (),
         continues: Action | None = None,
         notes: Mapping[str, Any] | None = None,
+        spec: RoleSpec | None = None,
+        derived: Sequence[Action] = (),
+        waits: Callable[[Action], bool] | None = None,
     ) -> Action:
         """Shows a role messages and returns its last action: its only turn, or the one after which it calls no more tools.
 
@@ -254,6 +281,9 @@ class TrajectoryBuilder:
             parents: The actions of this trajectory that the messages were made from; `continues` is one of them anyway.
             continues: The role's action whose conversation this call continues; None: it opens one.
             notes: What is recorded with each of its turns (`Action.notes`); its values are shared by them.
+            spec: The role as it is played in this call; None: as the builder has it.
+            derived: More parents, of the first turn (`Action.derived`).
+            waits: Says of a turn that whoever calls tells `scoring` of it, once it is known what its tools have answered.
 
         Raises:
             NotInRecipe: There is no such role.
@@ -262,13 +292,11 @@ class TrajectoryBuilder:
             InfrastructureFailure: The engine or a tool is down.
         """
         self.branches.enter()
-        if role not in self.roles:
-            raise NotInRecipe(f"the recipe has no role {role!r}{nearest(role, self.roles)}")
+        asked = Request(spec or role_of(self.roles, role), notes or {}, waits)
         if continues is not None:
             check_continues(role, continues, self._actions)
             parents = (continues, *parents)
-        seen = tuple(dict.fromkeys(action.path for action in parents))
-        return await self._converse(self.roles[role], messages, seen, continues, notes or {})
+        return await self._converse(asked, messages, Parents.of(parents, derived), continues)
 
     async def call_tool(self, call: RequestedCall) -> ToolResult:
         """Calls a tool without a role: the result is the trajectory's and no action's.
@@ -281,44 +309,42 @@ class TrajectoryBuilder:
         return result
 
     async def _converse(
-        self,
-        spec: RoleSpec,
-        messages: Sequence[dict[str, str]],
-        parents: tuple[str, ...],
-        continues: Action | None,
-        notes: Mapping[str, Any],
+        self, asked: Request, messages: Sequence[dict[str, str]], parents: Parents, continues: Action | None
     ) -> Action:
         """The role's turns, to the last action."""
+        spec = asked.spec
         before, call = continues, continues.call + 1 if continues else 0
         for number in range(spec.max_turns):
-            action = await self._act(spec, next_turn(spec.chat, before, messages, call), parents, notes)
+            action = await self._act(spec, next_turn(spec.chat, before, messages, call), parents, asked.notes)
             calls = calls_of(spec, action)
             try:
                 await self._opened.run(calls, action)
             finally:
                 action.end = self.trajectory.now()
-            self._scoring.acted(action)
+            if not (asked.waits and asked.waits(action)):
+                self.scoring.acted(action)
             before = action
             if not calls:
                 return action
             if number + 1 == spec.max_turns:
                 break
             messages = spec.answers(action.tool_results)
-            parents = (action.path,)
+            parents = Parents((action.path,))
         assert before is not None
         if spec.max_turns > 1 and spec.endless_tools_fail:
             what = f"role {spec.name!r} still called a tool in its last turn of {spec.max_turns}"
             raise AgentFailure("endless_tool_calls", what)
         return before
 
-    async def _act(self, spec: RoleSpec, turn: Turn, parents: tuple[str, ...], notes: Mapping[str, Any]) -> Action:
+    async def _act(self, spec: RoleSpec, turn: Turn, parents: Parents, notes: Mapping[str, Any]) -> Action:
         t = self.trajectory
         room = room_after(spec, turn)
-        path = action_path(spec.name, parents, turn.context, self._twins)
+        path = action_path(spec.name, parents.stated, turn.context, self._twins)
         seed = derive_seed(self._run_seed, t.step, t.task.id, t.sample, path)
         start = t.now()
         generation = unchangeable(await self._generate(request(spec, turn, t, path, room, seed)))
-        action = action_of(spec, turn, path, parents, generation)
+        action = action_of(spec, turn, path, parents.stated + parents.derived, generation)
+        action.derived = parents.derived
         action.notes, action.start, action.answered = dict(notes), start, t.now()
         t.actions.append(action)
         t.sampled[action] = noted(action)
@@ -350,6 +376,17 @@ def calls_of(spec: RoleSpec, action: Action) -> list[RequestedCall]:
     if not spec.tools:
         return []
     return calls_in(spec.tools, spec.find_calls, action.text, spec.chat.said(action.generation.ids))
+
+
+def role_of(roles: Mapping[str, RoleSpec], name: str) -> RoleSpec:
+    """Returns a role by its name.
+
+    Raises:
+        NotInRecipe: There is none.
+    """
+    if name not in roles:
+        raise NotInRecipe(f"the recipe has no role {name!r}{nearest(name, roles)}")
+    return roles[name]
 
 
 def check_continues(role: str, action: object, known: Mapping[str, Action]) -> None:

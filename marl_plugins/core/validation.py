@@ -42,15 +42,16 @@ def unknown_key(key: Sequence[str], known: Iterable[str], origins: Origins, owne
     fix = meant(key[-1], names) or (f"valid: {', '.join(names)}" if names else "")
     if owner:
         fix = f"plugin {owner} reads it: add that to `plugins:`, or remove the key"
-    return Problem("recipe.unknown_key", _place(key, origins), "unknown key", fix=fix)
+    return Problem("recipe.unknown_key", key_place(key, origins), "unknown key", fix=fix)
 
 
 def not_a_mapping(key: Sequence[str], example: str, value: Any, origins: Origins) -> Problem:
     """Returns the problem with a key whose value is to be a mapping."""
-    return Problem("recipe.value", _place(key, origins), repr(value), f"a mapping such as {example}")
+    return Problem("recipe.value", key_place(key, origins), repr(value), f"a mapping such as {example}")
 
 
-def _place(key: Sequence[str], origins: Origins) -> Where:
+def key_place(key: Sequence[str], origins: Origins) -> Where:
+    """Returns the place of a recipe's key."""
     return at(line=origins.where(*key), key=".".join(key))
 
 
@@ -59,7 +60,7 @@ def _explain(error: Any, model: type[Model], prefix: Key, origins: Origins) -> P
     if below[:1] == ["mapping"]:  # else the alternatives of its type stand between
         below = [p for p in below if not p.startswith(("literal[", "dict[", "function-plain["))]
     location = [*prefix, *below]
-    where, given = _place(location, origins), error["input"]
+    where, given = key_place(location, origins), error["input"]
     if location == ["mapping"] and not isinstance(given, dict):
         fix = meant(given, ["separate", "shared"]) if isinstance(given, str) else ""
         return Problem("recipe.value", where, repr(given), "separate, shared, or one `role: policy` per role", fix)

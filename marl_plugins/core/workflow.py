@@ -61,6 +61,10 @@ class RoleCall(Coroutine[Any, Any, Action]):
     ):
         self.spec = spec
         self.notes = notes
+        self.messages: Sequence[dict[str, str]] | None = None
+        """What the role is shown, where that is not made of its prompt and the fields."""
+        self.options: Mapping[str, Any] = {}
+        """Further arguments of `TrajectoryBuilder.answer`."""
         self.fields = fields
         self.after = after
         self.continues = continues
@@ -128,6 +132,30 @@ class RoleCalls:
         self.made.append(made)
         return made
 
+    def show(
+        self,
+        role: str,
+        messages: Sequence[dict[str, str]],
+        *,
+        after: Iterable[Action] = (),
+        continues: Action | None = None,
+        place: str = "",
+        notes: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> RoleCall:
+        """Returns a call of a role that is shown ready messages, for whoever has these in place of fields.
+
+        Args:
+            options: Further arguments of `TrajectoryBuilder.answer`.
+
+        Raises:
+            KeyError: There is no such role.
+        """
+        words = {"messages": "\n".join(message["content"] for message in messages)}
+        made = self.call(role, words, after, continues, place, notes)
+        made.messages, made.options = messages, options
+        return made
+
     async def answer(self, call: RoleCall) -> Action:
         """Makes a call.
 
@@ -137,7 +165,7 @@ class RoleCalls:
         try:
             messages, parents = self._shown(call)
             answer = self.builder.answer(
-                call.spec.name, messages, parents=parents, continues=call.continues, notes=call.notes
+                call.spec.name, messages, parents=parents, continues=call.continues, notes=call.notes, **call.options
             )
             call.action = await answer
         except InvalidCall as error:
@@ -166,6 +194,8 @@ class RoleCalls:
                 self.refuse_unawaited(item, f"{role} was given, as {name!r},", place)
             texts[name], actions = as_text(value, f"{role}, field {name!r}", place)
             given += actions
+        if call.messages is not None:
+            return [*call.messages], given
         try:
             if call.continues is None:
                 return spec.render(texts), given

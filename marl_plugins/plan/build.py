@@ -130,7 +130,7 @@ def build_plan(words: Sequence[str]) -> Plan:
     tools = problems.attempt(lambda: tools_of(plugins, draft))
     names = None if tools is None else set(tools)
     problems += check_roles(request.recipe, request.origins, request.folder, names, sections_of(plugins))
-    problems += check_calls(request.recipe, request.origins, tools or {})
+    problems += check_calls(request.recipe, request.origins, tools or {}, sent=not request.recipe.workflow)
     run = with_policies(replace(draft, tools=tools or {}), request, plugins, flags, problems)
     plan = Plan(run, plugins, request.options)
     problems += check_numbers(run)

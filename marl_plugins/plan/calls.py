@@ -12,17 +12,21 @@ from marl_plugins.core.tools import Tool
 from marl_plugins.hosts.vllm_parsers import KINDS, parser_names
 
 
-def check_calls(recipe: Recipe, origins: Origins, tools: Mapping[str, Tool]) -> list[Problem]:
-    """Returns what is wrong with `calls`, `reasoning` and the names of functions; those of MCP servers show when a run starts."""
+def check_calls(recipe: Recipe, origins: Origins, tools: Mapping[str, Tool], sent: bool = False) -> list[Problem]:
+    """Returns what is wrong with `calls`, `reasoning` and the names of functions; those of MCP servers show when a run starts.
+
+    Args:
+        sent: Whether tools may also be sent with a call, by the program that makes it.
+    """
     problems = []
     for name, role in recipe.roles.items():
         own = [tools[tool] for tool in role.tools if tool in tools]  # others are reported with the roles
-        for key, problem in _problems(role, own):
+        for key, problem in _problems(role, own, sent):
             problems.append(problem.within(line=origins.where("roles", name, key), key=f"roles.{name}.{key}"))
     return problems
 
 
-def _problems(role: RoleConfig, tools: Sequence[Tool]) -> Iterator[tuple[str, Problem]]:
+def _problems(role: RoleConfig, tools: Sequence[Tool], sent: bool = False) -> Iterator[tuple[str, Problem]]:
     for key in KINDS:
         known, given = parser_names(key), getattr(role, key)
         if known and given is not None and given not in known:
@@ -36,7 +40,7 @@ def _problems(role: RoleConfig, tools: Sequence[Tool]) -> Iterator[tuple[str, Pr
                 fix="remove it, or add that",
             ),
         )
-    if role.calls is not None and not role.tools:
+    if role.calls is not None and not role.tools and not sent:
         yield (
             "calls",
             Problem("calls.no_tools", got="the role has no tools to call", fix="name them in `tools`, or remove it"),

@@ -33,7 +33,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "roles": {
             name: {
                 **players(run.recipe, name),
-                "prompt": str(run.folder / role.prompt),
+                **({"prompt": str(run.folder / role.prompt)} if role.prompt else {}),
                 "tools": role.tools,
                 **({"calls": role.calls} if role.calls else {}),
                 "max_turns": role.max_turns,

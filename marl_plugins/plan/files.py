@@ -49,7 +49,7 @@ def check_workflow_file(plan: Plan, origins: Origins) -> list[Problem]:
         workflow_of(plan.plugins, plan.run)
     except ConfigurationError as error:
         where = origins.where("workflow")
-        return [p if p.names("line") else p.within(line=where, key="workflow") for p in error.problems]
+        return [p if p.names("line") or p.names("key") else p.within(line=where, key="workflow") for p in error.problems]
     return []
 
 

@@ -179,7 +179,8 @@ def _files(plan: Plan) -> dict[str, tuple[str, Path]]:
     run, recipe = plan.run, plan.run.recipe
     found: dict[str, tuple[str, Path]] = {}
     for role, config in recipe.roles.items():
-        found[f"prompt of role {role}"] = (config.prompt, run.folder / config.prompt)
+        if config.prompt:
+            found[f"prompt of role {role}"] = (config.prompt, run.folder / config.prompt)
         if config.system:
             found[f"system prompt of role {role}"] = (config.system, run.folder / config.system)
         if config.followup:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 
 import jinja2
@@ -127,7 +128,7 @@ def _unlike_members(populations: Mapping[str, Sequence[str]], chats: Mapping[str
 
 def _role(run: Run, name: str, args: SimpleNamespace, chat: ChatFormat, tools: Mapping[str, Tool]) -> RoleSpec:
     role = run.role(name)
-    own, find = tuple(tools[tool] for tool in role.tools), None
+    own, find, finder = tuple(tools[tool] for tool in role.tools), None, None
     if wrong := clashes(own):
         raise ConfigurationError(problem.within(role=name) for problem in wrong)
     if role.calls is not None:
@@ -135,6 +136,7 @@ def _role(run: Run, name: str, args: SimpleNamespace, chat: ChatFormat, tools: M
             find = find_calls(role.calls, role.reasoning, chat.tokenizer, own)
         except ConfigurationError as error:
             raise ConfigurationError(problem.within(role=name) for problem in error.problems) from error
+        finder = None if own else partial(find_calls, role.calls, role.reasoning, chat.tokenizer)
         chat = ChatFormat(chat.tokenizer, chat.policy, tuple(function.schema for function in functions_of(own)))
     return RoleSpec(
         name=name,
@@ -152,7 +154,8 @@ def _role(run: Run, name: str, args: SimpleNamespace, chat: ChatFormat, tools: M
         max_turns=role.max_turns,
         render_next=followup_renderer(run.followup(name)),
         endless_tools_fail=role.endless_tools == "fail",
-        find_calls=find,
+        find_calls=find if own else None,
+        finder=finder,
     )
 
 

@@ -38,6 +38,7 @@ from marl_plugins.plan.rehearsal.rehearser import Rehearsal, Rehearser
 from marl_plugins.plan.rehearsal.scorers import RehearsalResult, try_grader
 from marl_plugins.plan.rehearsal.trial import Stage
 from marl_plugins.plan.tasks import from_hub
+from marl_plugins.plan.workflow_file import WorkflowFile
 from marl_plugins.plan.workflow_file import workflow_of as workflow_of  # commands and tests import it from here
 from marl_plugins.run import Run
 
@@ -89,7 +90,8 @@ def rehearse(
         copies: Keys of the tasks' metadata under which the label stands too.
         more: Tasks whose demonstrations may lead further.
     """
-    file = place_of(workflow) or str(run.folder / run.recipe.workflow)
+    read = workflow.files[0] if isinstance(workflow, WorkflowFile) else run.recipe.workflow
+    file = place_of(workflow) or str(run.folder / read)
     if problem := arity_problem(workflow, 3):
         return Rehearsal(wrong=[replace(problem, fix="run is called with task, roles and tools")], task=task)
     known = dict(tools) if isinstance(tools, Mapping) else dict.fromkeys(tools)

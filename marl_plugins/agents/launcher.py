@@ -1,0 +1,283 @@
+"""Starts Python programs from one process that has imported what they import, by forking it.
+
+    parent -> launcher   "fork NUMBER KEY" with two descriptors: a socket to the program, and where its output goes
+                         "kill NUMBER"
+    launcher -> parent   "ready", once; "NUMBER STATUS" when a program and the processes that it has left behind have ended
+    parent -> program    one line of JSON over its socket: environment, prompt, item
+    program -> parent    one line of JSON: {"answer": ...} or {"error": {...}}
+
+A framework takes seconds to be imported, and a fork a tenth of one. The program's own file is imported after the fork, because
+clients that it makes at its top read the environment. This file is run as a script, also by a Python without this package, so that
+nothing but the standard library is imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import ctypes
+import gc
+import importlib
+import importlib.util
+import inspect
+import io
+import json
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+LIBC = ctypes.CDLL(None)
+
+
+def imports_of(file: Path, seen: set[Path]) -> list[str]:
+    """Returns the modules that a file imports at its top, and those that files beside it do, which are not imported themselves."""
+    if file in seen:
+        return []
+    seen.add(file)
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return []  # the program says so itself, with its line
+    found = []
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module]
+        else:
+            continue
+        for name in names:
+            beside = file.parent / name.split(".")[0]
+            local = [path for path in (beside.with_suffix(".py"), beside / "__init__.py") if path.is_file()]
+            found += [module for path in local for module in imports_of(path, seen)] if local else [name]
+    return found
+
+
+def preload(file: Path) -> None:
+    """Imports what a program's file imports. What cannot be imported is the program's to report."""
+    for name in dict.fromkeys(imports_of(file, set())):
+        try:
+            importlib.import_module(name)
+        except BaseException as error:
+            print(f"{name} cannot be imported: {error!r}", file=sys.stderr)
+
+
+def loaded(file: Path) -> Any:
+    """Returns the module of the program's file."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def arguments_of(function: Any, request: Any) -> tuple[list[str], dict[str, Any]]:
+    """Returns what a program's function is called with: the prompt, and by name what else it has a parameter for."""
+    given = {"prompt": request["prompt"], "item": SimpleNamespace(**request["item"])}
+    given["endpoint"] = SimpleNamespace(**request["endpoint"])
+    names = list(inspect.signature(function).parameters)
+    named = {name: given[name] for name in names if name in ("item", "endpoint")}
+    rest = [name for name in names if name not in named]
+    return ([given["prompt"]] if rest else []), named
+
+
+def outcome_of(error: BaseException, file: Path) -> dict[str, str]:
+    """Returns what a program has raised, with the innermost line of its own folder."""
+    error_lines = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SyntaxError) and error.filename:
+        error_lines.append(traceback.FrameSummary(error.filename, error.lineno or 1, ""))
+    own = [
+        f"{frame.filename}:{frame.lineno}" for frame in error_lines if frame.filename.startswith(f"{file.parent}{os.sep}")
+    ]
+    outside = [place for place in own if "site-packages" not in place]
+    return {
+        "kind": type(error).__name__,
+        "text": str(error),
+        "place": outside[-1] if outside else "",
+        "traceback": "".join(traceback.format_exception(error)),
+    }
+
+
+def called(file: Path, name: str, request: Any) -> Any:
+    """Returns what the program answers, and raises what it raises."""
+    module = loaded(file)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise AttributeError(f"{file} has no function {name}")
+    positional, named = arguments_of(function, request)
+    answer = function(*positional, **named)
+    if inspect.isawaitable(answer):
+        import asyncio
+
+        async def awaited() -> Any:
+            return await answer
+
+        answer = asyncio.run(awaited())
+    return answer
+
+
+def report(file: Path, work: Callable[[], Any]) -> dict[str, Any]:
+    """Returns what is sent back: the answer that `work` gives, or what it raises."""
+    try:
+        answer = work()
+    except BaseException as error:  # also `sys.exit()`
+        return {"error": outcome_of(error, file)}
+    if isinstance(answer, str):
+        return {"answer": answer}
+    return {"no_text": type(answer).__name__}
+
+
+def written_to(descriptor: int) -> io.TextIOWrapper:
+    """Returns a text stream that is flushed with each line."""
+    file = io.BufferedWriter(io.FileIO(descriptor, "w", closefd=False))
+    return io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+
+
+def run_program(file: Path, name: str, connection: socket.socket, output: int) -> None:
+    """Is the forked process, and does not return."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setpgid(0, 0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.stdout, sys.stderr = written_to(1), written_to(2)
+    with connection.makefile("rb") as lines:
+        request = json.loads(lines.readline())
+    os.environ.update(request["environment"])
+    random.seed(request["seed"])
+    result = report(file, lambda: called(file, name, request))
+    try:
+        connection.sendall(json.dumps(result).encode())
+        sys.stdout.flush()
+    finally:
+        os._exit(0)
+
+
+class Launcher:
+    """Forks programs, and ends them with all that they have started."""
+
+    def __init__(self, control: socket.socket, file: Path, name: str):
+        self.control = control
+        self.file = file
+        self.name = name
+        self.running: dict[str, tuple[int, str]] = {}
+        """Process and key of each program, by its number."""
+        self.ended, wakeup = socket.socketpair()
+        for end in (self.ended, wakeup):
+            end.setblocking(False)
+        self.wakeup = wakeup
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        """Works until the parent has gone."""
+        self.control.send(b"ready")
+        while True:
+            ready, _, _ = select.select([self.control, self.ended], [], [])
+            if self.ended in ready:
+                self.ended.recv(4096)
+            self.reap()
+            if self.control in ready and not self.command():
+                break
+        for process, _ in self.running.values():
+            self.kill(process)
+
+    def command(self) -> bool:
+        """Does what the parent asks for; returns False once that has gone."""
+        try:
+            message, descriptors, _, _ = socket.recv_fds(self.control, 4096, 2)
+        except ConnectionError:
+            return False
+        if not message:
+            return False
+        what, number, *key = message.decode().split()
+        if what == "kill":
+            if number in self.running:
+                self.kill(self.running[number][0])
+            return True
+        connection, output = socket.socket(fileno=descriptors[0]), descriptors[1]
+        connection.set_inheritable(False)
+        os.set_inheritable(output, False)
+        process = os.fork()
+        if process == 0:
+            try:
+                self.control.close()
+                run_program(self.file, self.name, connection, output)
+            finally:  # what is raised there must not reach this loop
+                traceback.print_exc()
+                os._exit(1)
+        with contextlib.suppress(OSError):  # it has done so itself, or has ended
+            os.setpgid(process, process)
+        connection.close()
+        os.close(output)
+        self.running[number] = process, key[0]
+        return True
+
+    @staticmethod
+    def kill(process: int) -> None:
+        """Ends a program's process group; its first process has not been reaped, so that the number is still its own."""
+        for end in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                end(process, signal.SIGKILL)
+
+    def reap(self) -> None:
+        """Takes leave of programs that have ended, and ends what they have left behind."""
+        numbers = {process: number for number, (process, _) in self.running.items()}
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if found is None:
+                return
+            if found.si_pid in numbers:
+                self.kill(found.si_pid)
+            _, status = os.waitpid(found.si_pid, 0)
+            if (number := numbers.pop(found.si_pid, None)) is not None:
+                del self.running[number]
+                self.end_strays()
+                self.control.send(f"{number} {os.waitstatus_to_exitcode(status)}".encode())
+
+    def end_strays(self) -> None:
+        """Ends processes that have left their program's group and lost their parent, whose child they then are of."""
+        programs = {process for process, _ in self.running.values()}
+        keys = [key.encode() for _, key in self.running.values()]
+        try:
+            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        except OSError:
+            return
+        for child in map(int, children):
+            if child not in programs:
+                try:
+                    environment = Path(f"/proc/{child}/environ").read_bytes()
+                except OSError:
+                    continue
+                if not any(key in environment for key in keys):
+                    self.kill(child)
+
+
+def main(control: str, program: str, name: str) -> None:
+    file = Path(program)
+    sys.path[0] = str(file.parent)  # in place of this file's own folder
+    sys.dont_write_bytecode = True
+    preload(file)
+    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    gc.collect()
+    gc.freeze()
+    Launcher(socket.socket(fileno=int(control)), file, name).serve()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

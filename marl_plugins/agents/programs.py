@@ -1,0 +1,294 @@
+"""Runs the recipe's program for one trajectory: forked by the launcher (launcher.py), or as a command."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marl_plugins.core.failures import InfrastructureFailure
+
+KEPT_BYTES = 4000
+"""Of what a program writes, its last."""
+MOST_ANSWER_BYTES = 16 * 2**20
+READY_SECONDS = 120.0
+"""A launcher that has not imported everything by then is waited for no longer."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a program has ended.
+
+    Args:
+        answer: None where it gave none.
+        kind, text, place: What it raised, or why there is no answer; `FILE:LINE` of its own, where one is known.
+        traceback: As Python prints it, or else the last lines of what the program wrote.
+    """
+
+    answer: str | None
+    kind: str = ""
+    text: str = ""
+    place: str = ""
+    traceback: str = ""
+
+    @property
+    def said(self) -> str:
+        """What was wrong, as one line."""
+        return ": ".join(filter(None, [self.kind, self.text]))
+
+
+class Tail:
+    """Reads what a program writes, and keeps the last of it."""
+
+    def __init__(self, descriptor: int):
+        self._descriptor = descriptor
+        self._kept = b""
+        os.set_blocking(descriptor, False)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(descriptor, self._read)
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._descriptor, 2**16)
+        except BlockingIOError:
+            return
+        if not data:
+            self._loop.remove_reader(self._descriptor)
+        self._kept = (self._kept + data)[-KEPT_BYTES:]
+
+    def close(self) -> str:
+        """Returns the last lines, and reads no more."""
+        self._read()
+        self._loop.remove_reader(self._descriptor)
+        os.close(self._descriptor)
+        return self._kept.decode(errors="replace").strip()
+
+
+class Program(ABC):
+    """The recipe's program."""
+
+    def start(self) -> None:  # noqa: B027
+        """Prepares what all its trajectories share; called before the first."""
+
+    @abstractmethod
+    async def run(self, request: Mapping[str, Any]) -> Ended:
+        """Runs it once, and ends all that it has started, also where it is cancelled.
+
+        Args:
+            request: `prompt`, `item`, `endpoint`, `environment` and `seed`, as JSON values.
+        """
+
+
+class ForkedProgram(Program):
+    """A Python program, each of whose trajectories is a fork of one launcher.
+
+    Args:
+        folder: Where it works.
+        environment: In addition to the run's.
+    """
+
+    def __init__(self, file: Path, function: str, python: str | None, folder: Path, environment: Mapping[str, str]):
+        self._words = [python or sys.executable, str(Path(__file__).with_name("launcher.py"))]
+        self._program = [str(file), function]
+        self._folder = folder
+        self._environment = environment
+        self._numbers = itertools.count()
+        self._control: socket.socket | None = None
+        self._ended: dict[str, asyncio.Future[int]] = {}
+
+    def start(self) -> None:
+        control = self._launched()
+        control.settimeout(READY_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            control.recv(64, socket.MSG_PEEK)
+        control.setblocking(False)
+
+    def _launched(self) -> socket.socket:
+        """The socket to the launcher, which is started where there is none."""
+        if self._control is None:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                process = subprocess.Popen(
+                    [*self._words, str(theirs.fileno()), *self._program],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    cwd=self._folder,
+                    env={**os.environ, **self._environment},
+                    start_new_session=True,  # Ctrl-C is the run's to handle
+                )
+            ours.setblocking(False)
+            self._control = ours
+            weakref.finalize(self, _end, process, ours)
+        return self._control
+
+    async def run(self, request: Mapping[str, Any]) -> Ended:
+        number, loop = str(next(self._numbers)), asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        read, write = os.pipe()
+        self._ended[number] = loop.create_future()
+        with self._listening():
+            tail = Tail(read)
+            try:
+                control = self._launched()
+                try:
+                    message = f"fork {number} {request['endpoint']['api_key']}".encode()
+                    socket.send_fds(control, [message], [theirs.fileno(), write])
+                finally:
+                    theirs.close()
+                    os.close(write)
+                said = await self._exchanged(ours, request)
+                status = await self._ended[number]
+            except OSError as error:
+                raise InfrastructureFailure("program", f"the process that starts programs has gone ({error})") from error
+            finally:
+                if not self._ended.pop(number).done() and self._control is not None:
+                    with contextlib.suppress(OSError):
+                        self._control.send(f"kill {number}".encode())
+                written = tail.close()
+        return _ended(said, status, written)
+
+    @staticmethod
+    async def _exchanged(connection: socket.socket, request: Mapping[str, Any]) -> bytes:
+        """Sends a program what it is asked, and returns what it answers until it ends."""
+        reader, writer = await asyncio.open_connection(sock=connection)
+        try:
+            writer.write(json.dumps(request).encode() + b"\n")
+            said = b""
+            while data := await reader.read(2**20):
+                said += data
+                if len(said) > MOST_ANSWER_BYTES:
+                    return b""
+            return said
+        except ConnectionError:  # it has ended before it has read or written everything
+            return b""
+        finally:
+            writer.close()
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Hears of ended programs in this event loop, as long as any runs."""
+        loop = asyncio.get_running_loop()
+        descriptor = self._launched().fileno()
+        loop.add_reader(descriptor, self._heard, descriptor)
+        try:
+            yield
+        finally:
+            if not any(future.get_loop() is loop for future in self._ended.values()):
+                loop.remove_reader(descriptor)
+
+    def _heard(self, descriptor: int) -> None:
+        """Takes one message of the launcher."""
+        control = self._control
+        assert control is not None
+        try:
+            message = control.recv(4096).decode()
+        except BlockingIOError:
+            return
+        except OSError:
+            message = ""
+        if not message:
+            asyncio.get_running_loop().remove_reader(descriptor)
+            self._control = None
+            for future in self._ended.values():
+                if not future.done():
+                    future.set_exception(OSError("its socket is closed"))
+            return
+        number, _, status = message.partition(" ")
+        if (ended := self._ended.get(number)) and not ended.done():
+            ended.set_result(int(status))
+
+
+def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
+    """Ends a launcher, which ends its programs."""
+    control.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(2.0)
+    process.kill()
+    process.wait()
+
+
+def _ended(said: bytes, status: int, written: str) -> Ended:
+    """How a forked program has ended, from what it has sent."""
+    try:
+        result = json.loads(said)
+    except ValueError:
+        result = {}
+    if "answer" in result:
+        return Ended(result["answer"])
+    if "error" in result:
+        raised = result["error"]
+        return Ended(None, raised["kind"], raised["text"], raised["place"], f"{raised['traceback']}{written}")
+    if "no_text" in result:
+        return Ended(None, "", f"it returned {result['no_text']}; expected a text", traceback=written)
+    return Ended(None, "", f"it ended {_how(status)} without an answer", traceback=written)
+
+
+def _how(status: int) -> str:
+    return f"with exit code {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
+
+
+class CommandProgram(Program):
+    """A program of any language, which reads the prompt and prints the answer."""
+
+    def __init__(self, command: Sequence[str], folder: Path, environment: Mapping[str, str]):
+        self._command = command
+        self._folder = folder
+        self._environment = environment
+
+    async def run(self, request: Mapping[str, Any]) -> Ended:
+        pipe = asyncio.subprocess.PIPE
+        read, write = os.pipe()
+        tail = Tail(read)
+        try:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *self._command,
+                    stdin=pipe,
+                    stdout=pipe,
+                    stderr=write,
+                    cwd=self._folder,
+                    env={**os.environ, **self._environment, **request["environment"]},
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise InfrastructureFailure("program", f"{self._command[0]} cannot be started: {error.strerror}") from error
+            finally:
+                os.close(write)
+            try:
+                said, status = await self._said(process, request["prompt"]), await process.wait()
+            finally:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        finally:
+            written = tail.close()
+        if status == 0 and said is not None:
+            return Ended(said)
+        why = f"it ended {_how(status)}" if said is not None else "it printed more than is read"
+        return Ended(None, "", why, traceback=written)
+
+    @staticmethod
+    async def _said(process: asyncio.subprocess.Process, prompt: str) -> str | None:
+        """Gives a program the prompt, and returns what it prints; None where that is too much."""
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(prompt.encode("utf-8", "replace"))
+        process.stdin.close()
+        said = b""
+        while data := await process.stdout.read(2**20):
+            said += data
+            if len(said) > MOST_ANSWER_BYTES:
+                return None
+        return said.decode(errors="replace").removesuffix("\n")

@@ -1,0 +1,56 @@
+"""The recipe's key `agent`: a program in place of a workflow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import pydantic
+
+from marl_plugins.core.section import Section
+
+SILENT = {
+    "OPENAI_AGENTS_DISABLE_TRACING": "1",
+    "LANGSMITH_TRACING": "false",
+    "LANGCHAIN_TRACING_V2": "false",
+    "CREWAI_DISABLE_TELEMETRY": "true",
+    "ANONYMIZED_TELEMETRY": "false",
+    "DO_NOT_TRACK": "1",
+}
+"""Keeps frameworks from sending prompts elsewhere."""
+
+
+class AgentConfig(Section):
+    """A program that talks to the run's own OpenAI-compatible endpoint, where the model is the role ([agents.md](agents.md))."""
+
+    EXAMPLE: ClassVar[str] = "{file: my_agent.py, function: main}"
+    GIVES_WORKFLOW: ClassVar[bool] = True
+
+    file: str | None = None
+    """Python file of the program. What it imports is imported once; the file itself in a process of its own for each
+    trajectory."""
+    function: str = "main"
+    """Its function, plain or async: is given the prompt, and returns the answer. Parameters named `item` (the task with its
+    metadata) and `endpoint` (`base_url` and `api_key`) are given too."""
+    command: list[str] = []
+    """In place of `file`: a program that reads the prompt from its standard input and prints the answer."""
+    python: str | None = None
+    """Python in which `file` runs, with packages of its own. Default: the run's."""
+    concurrency: int = pydantic.Field(64, ge=1)
+    """Programs that run at the same time, at most; the others wait, which counts against `limits.task_seconds`."""
+    derive: Literal["all"] | bool = True
+    """Whether a call depends on an earlier answer whose text it shows; `all`: on every earlier answer. Credit and the coach use
+    what is derived; paths and seeds do not depend on it. A call with the header `x-marl-after` states its dependencies itself."""
+    crash: Literal["failed", "lost"] = "failed"
+    """What becomes of a trajectory whose program ends without an answer although a role has answered it: `failed` scores 0,
+    because an answer may be the cause; `lost` leaves it out, as one that was never answered always is."""
+    environment: dict[str, str] = pydantic.Field({}, examples=['{OPENAI_AGENTS_DISABLE_TRACING: "0"}'])
+    """More environment variables. Without it, frameworks that are known to report elsewhere are told not to."""
+
+    @property
+    def is_given(self) -> bool:
+        """Returns whether the recipe has it."""
+        return bool(self.file or self.command)
+
+    def files(self) -> Mapping[str, str]:
+        return {"agent": self.file} if self.file else {}

@@ -1,0 +1,189 @@
+"""A program as the workflow of a run."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from marl_plugins.agents.programs import CommandProgram, Ended, ForkedProgram, Program
+from marl_plugins.agents.section import SILENT, AgentConfig
+from marl_plugins.agents.server import Endpoints
+from marl_plugins.agents.session import SentToolFormats, Session
+from marl_plugins.core.failures import AgentFailure, ConfigurationError, InfrastructureFailure, RecipeError
+from marl_plugins.core.problems import Problem, at, meant
+from marl_plugins.core.trajectory import Action, Task
+from marl_plugins.core.workflow import RoleCalls, Roles, Tools, calls_of
+from marl_plugins.plan.scripted_roles import ScriptedChat
+from marl_plugins.plan.workflow_file import Attempt, Explorer, WorkflowFile
+
+LOST = "program"
+"""The kind of a trajectory that is lost because its program ended before any answer."""
+DETAIL_CHARS = 4000
+"""Of a traceback, and of what a program has written, its last."""
+
+
+class AgentWorkflow(WorkflowFile):
+    """Runs the recipe's program on a task, and answers what it asks.
+
+    Args:
+        folder: The recipe's.
+    """
+
+    def __init__(self, config: AgentConfig, folder: Path):
+        self.config = config
+        self.files = list(config.files().values())
+        self.place = str(folder / config.file) if config.file else " ".join(config.command)
+        environment = {**SILENT, "PYTHONHASHSEED": "0", **config.environment}
+        self.program: Program = (
+            ForkedProgram((folder / config.file).absolute(), config.function, config.python, folder.absolute(), environment)
+            if config.file
+            else CommandProgram(config.command, folder.absolute(), environment)
+        )
+        self._endpoints = Endpoints()
+        self._formats = SentToolFormats()
+        self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+    async def __call__(self, task: Task, roles: Roles, tools: Tools) -> str | Action:
+        """Returns the program's answer: an action, where it is what a role has said.
+
+        Raises:
+            AgentFailure: A call of a role failed, and the program with it; or it has crashed after an answer.
+            InfrastructureFailure: An engine's; or the program has ended before any answer.
+            RecipeError: It ends without an answer in a rehearsal.
+        """
+        calls, loop = calls_of(roles), asyncio.get_running_loop()
+        place = self._places.setdefault(loop, asyncio.Semaphore(self.config.concurrency))
+        async with place, self._endpoints.used() as endpoint:
+            session = Session(calls, self._formats, self.config.derive, self.place)
+            try:
+                with endpoint.serving(session):
+                    ended = await self._run(session, request_of(task, calls, session.key, endpoint.base_url))
+            finally:
+                await session.close()
+        if ended.answer is None:
+            raise self._failure(ended, session)
+        return session.said(ended.answer) or ended.answer
+
+    async def _run(self, session: Session, request: Mapping[str, Any]) -> Ended:
+        """Runs the program to its end, or until an engine or a bug ends the trajectory."""
+        work = asyncio.create_task(self.program.run(request))
+        try:
+            waited: list[asyncio.Future[Any]] = [work, session.failed]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if session.failed.done():
+                session.failed.result()
+            return work.result()
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+    def _failure(self, ended: Ended, session: Session) -> Exception:
+        """What a program that has ended without an answer is to the run."""
+        if session.agent_failure is not None:
+            return session.agent_failure
+        if any(isinstance(role.chat, ScriptedChat) for role in session.roles.values()):
+            return RecipeError(ended.place or self.place, ended.kind, ended.text)
+        detail = "\n".join(filter(None, [ended.said, ended.traceback[-DETAIL_CHARS:]]))
+        if session.answered and self.config.crash == "failed":
+            return AgentFailure("crashed", detail)
+        return InfrastructureFailure(LOST, detail)
+
+    def explorer(self) -> Explorer:
+        return NothingToExplore()
+
+    def outline(self) -> list[str]:
+        return [f"{self.place}: {self.config.function}" if self.config.file else self.place]
+
+    def mermaid(self) -> str:
+        return ""  # who sees whom is known of its rehearsal alone
+
+
+class NothingToExplore(Explorer):
+    """Nothing is known of what leads where in a program."""
+
+    def attempts(self) -> Iterator[Attempt]:
+        yield from ()
+
+    def remarks(self) -> list[Problem]:
+        return []
+
+
+def request_of(task: Task, calls: RoleCalls, key: str, base_url: str) -> dict[str, Any]:
+    """Returns what a program is given: the task without its label, and how it calls roles."""
+    item = {"id": task.id, "prompt": task.prompt, "metadata": task.metadata, "files": task.files}
+    trajectory = calls.builder.trajectory
+    local = {name: ",".join(filter(None, [os.environ.get(name), "127.0.0.1"])) for name in ("NO_PROXY", "no_proxy")}
+    return {
+        "prompt": task.prompt,
+        "item": item,
+        "endpoint": {"base_url": base_url, "api_key": key},
+        "seed": f"{trajectory.step}/{task.id}/{trajectory.sample}",
+        "environment": {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "MARL_TASK": json.dumps(item), **local},
+    }
+
+
+def make_workflow(config: AgentConfig, folder: Path) -> AgentWorkflow:
+    """Returns the workflow that a recipe's program is, its launcher started.
+
+    Raises:
+        ConfigurationError: All that is wrong with it.
+    """
+    problems = list(_problems(config, folder))
+    if problems:
+        raise ConfigurationError(problems)
+    workflow = AgentWorkflow(config, folder)
+    workflow.program.start()
+    return workflow
+
+
+def _problems(config: AgentConfig, folder: Path) -> Iterator[Problem]:
+    if bool(config.file) == bool(config.command):
+        got = f"has {'both' if config.file else 'neither'} of file and command"
+        yield Problem("agents.program", at(key="agent"), got, fix=f"give one of the two: {AgentConfig.EXAMPLE}")
+        return
+    if config.command and not shutil.which(config.command[0], path=f"{os.environ.get('PATH', '')}{os.pathsep}{folder}"):
+        yield Problem("agents.no_command", at(key="agent.command"), f"there is no program {config.command[0]!r}")
+    if config.python and not shutil.which(config.python):
+        yield Problem("agents.no_python", at(key="agent.python"), f"there is no program {config.python!r}")
+    if config.file:
+        yield from _file_problems(config, folder / config.file)
+
+
+def _file_problems(config: AgentConfig, file: Path) -> Iterator[Problem]:
+    where = at(key="agent.file", file=file)
+    try:
+        tree = ast.parse(file.read_bytes())
+    except OSError as error:
+        yield Problem("agents.no_file", where, f"cannot be read: {error.strerror}", fix="correct the path")
+        return
+    except (SyntaxError, ValueError) as error:
+        place = at(line=f"{file}:{getattr(error, 'lineno', None) or 1}")
+        yield Problem("agents.syntax", place, f"is not Python: {getattr(error, 'msg', error)}")
+        return
+    if any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in tree.body):
+        return
+    defined = {name for node in tree.body for name in _names(node)}
+    if config.function not in defined:
+        got, fix = f"{file} has no function {config.function}", meant(config.function, defined)
+        yield Problem("agents.no_function", at(key="agent.function"), got, fix=fix)
+
+
+def _names(node: ast.stmt) -> Iterator[str]:
+    """Yields the names that a statement at a module's top defines."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+        return
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+            yield inner.id
+        elif isinstance(inner, ast.alias):
+            yield (inner.asname or inner.name).partition(".")[0]
+        elif isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield inner.name

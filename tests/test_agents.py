@@ -1,0 +1,614 @@
+"""Programs in place of workflows: what they are answered, what is trained of it, and what becomes of those that fail."""
+
+import asyncio
+import json
+import re
+import textwrap
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+from simulated import CharacterChat, simulated_engine, without_seconds
+
+from marl_plugins.agents.programs import CommandProgram
+from marl_plugins.agents.section import AgentConfig
+from marl_plugins.agents.server import Endpoints
+from marl_plugins.agents.session import SentToolFormats, Session
+from marl_plugins.agents.workflow import AgentWorkflow
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.prompts import prompt_renderer
+from marl_plugins.core.roles import RoleSpec, Sampling
+from marl_plugins.core.tools import Tool
+from marl_plugins.core.trajectory import Task, ToolResult
+from marl_plugins.core.trajectory_record import from_record, to_record
+from marl_plugins.core.workflow import calls_of, run_workflow
+from marl_plugins.plan.build import build_plan
+from marl_plugins.plan.fingerprint import fingerprint
+from marl_plugins.plan.workflow_file import workflow_of
+
+CLIENT = """
+import json, os, urllib.error, urllib.request
+
+def ask(role, *messages, key=None, **more):
+    shown = [m if isinstance(m, dict) else {"role": "user", "content": m} for m in messages]
+    headers = {"Authorization": "Bearer " + (key or os.environ["OPENAI_API_KEY"]), "Content-Type": "application/json"}
+    headers |= more.pop("headers", {})
+    body = json.dumps({"model": role, "messages": shown, **more}).encode()
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)["choices"][0]["message"]
+"""
+"""A client of a few lines, which is imported in no time."""
+
+
+def specs(*names, most=5000, **more):
+    return {
+        name: RoleSpec(name, "p", prompt_renderer("?", None), CharacterChat(), Sampling(1.0, 1.0, 40, most), **more)
+        for name in names
+    }
+
+
+async def trajectory_of(workflow, roles, generate=None, task=None, seconds=20.0, tools=(), **more):
+    return await run_workflow(
+        workflow,
+        task or Task("t", "how many?", "42", {"unit": "boxes"}),
+        0,
+        step=1,
+        run_seed=3,
+        roles=roles,
+        tools={tool.name: tool for tool in tools},
+        generate=generate or simulated_engine(),
+        seconds=seconds,
+        **more,
+    )
+
+
+def program(folder, text, **config):
+    (folder / "client.py").write_text(CLIENT)
+    (folder / "agent.py").write_text("from client import ask\n" + textwrap.dedent(text))
+    return AgentWorkflow(AgentConfig(file="agent.py", **config), folder)
+
+
+def played(folder, text, *names, generate=None, seconds=20.0, **config):
+    workflow = program(folder, text, **config)
+    return asyncio.run(trajectory_of(workflow, specs(*(names or ("worker",))), generate, seconds=seconds))
+
+
+def served(client, roles, generate=None, derive=True, **more):
+    """The trajectory of a client that runs in the test itself: `await client(post, session)`."""
+    endpoints, formats = Endpoints(), SentToolFormats()
+
+    async def workflow(task, roles, tools):
+        async with endpoints.used() as endpoint, aiohttp.ClientSession() as http:
+            session = Session(calls_of(roles), formats, derive, "here")
+
+            async def post(path="/chat/completions", key=None, headers=(), raw=None, **body):
+                sent = raw if raw is not None else json.dumps(body).encode()
+                known = {"Authorization": f"Bearer {key or session.key}", **dict(headers)}
+                async with http.post(endpoint.base_url + path, data=sent, headers=known) as response:
+                    text = await response.text()
+                    return response.status, json.loads(text) if text.startswith("{") else text
+
+            try:
+                with endpoint.serving(session):
+                    return await client(post, session)
+            finally:
+                await session.close()
+
+    return asyncio.run(trajectory_of(workflow, roles, generate, **more))
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def said(answer):
+    return answer["choices"][0]["message"]
+
+
+# --- the same as a workflow -----------------------------------------------------------------------------------------------
+
+
+def test_mathchat_as_a_program_is_the_workflow():
+    """It states its dependencies: paths, seeds, ids, contexts, parents and tools are the workflow's, whatever the timing."""
+    plans = [build_plan(["--recipe", name]) for name in ("mathchat/tiny.yaml", "mathchat/tiny_program.yaml")]
+
+    async def python(call):
+        return ToolResult("python", call.text, "7", ok=True)
+
+    tool = Tool("python", python, find=lambda text: re.findall(r"[0-4]{2}", text)[:1])
+    roles = specs("solver", "coder", "verifier")
+    roles["coder"] = replace(roles["coder"], tools=(tool,), max_turns=2, endless_tools_fail=False)
+    run = plans[0].run
+    roles = {n: replace(role, render=prompt_renderer(run.prompt(n), None)) for n, role in roles.items()}
+
+    async def all_of(plan, delays):
+        workflow, tasks = workflow_of(plan.plugins, plan.run), plan.tasks("train")[:6]
+        found = [trajectory_of(workflow, roles, simulated_engine(delays), task, tools=[tool]) for task in tasks]
+        return [to_record(trajectory) for trajectory in await asyncio.gather(*found)]
+
+    one, other = (
+        without_seconds(asyncio.run(all_of(plan, delays))) for plan, delays in zip(plans, (False, True), strict=True)
+    )
+    assert one == other
+    assert any(action["tools"] for record in one for action in record["actions"])
+    assert not any(action["turn"] for record in one for action in record["actions"] if action["role"] != "coder")
+    assert plans[1].run.warnings == () and fingerprint(plans[1])["files"]["agent"][0] == "program.py"
+
+
+# --- conversations --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "echo",
+    [
+        lambda text: {"role": "assistant", "content": text},
+        lambda text: {"role": "assistant", "content": f"{text}\n", "refusal": None, "tool_calls": None},
+        lambda text: {
+            "role": "assistant",
+            "content": [{"type": "text", "text": text[:2]}, {"type": "text", "text": text[2:]}],
+        },
+    ],
+)
+def test_a_conversation_continues_token_for_token_however_it_is_spelled(echo):
+    async def client(post, session):
+        _, first = await post(model="a", messages=[user("hello")])
+        _, second = await post(model="a", messages=[user("hello"), echo(said(first)["content"]), user("and?")])
+        return said(second)["content"]
+
+    trajectory = served(client, specs("a"))
+    first, second = trajectory.actions
+    assert second.before is first and second.extends and second.parents == (first.path,)
+    assert second.context_ids[: len(first.context_ids) + len(first.generation.ids)] == (
+        *first.context_ids,
+        *first.generation.ids,
+    )
+    assert trajectory.answer == second.text
+
+
+@pytest.mark.parametrize(
+    ("history", "reason"),
+    [
+        (lambda text, other: [user("hello"), {"role": "assistant", "content": f"{text}?"}], "edited"),
+        (lambda text, other: [user("a summary"), {"role": "assistant", "content": text}], "history"),
+        (lambda text, other: [user("hello"), {"role": "assistant", "content": other}], "role"),
+    ],
+)
+def test_every_sequence_that_begins_with_a_history_has_a_reason(history, reason):
+    async def client(post, session):
+        _, other = await post(model="b", messages=[user("you?")])
+        _, first = await post(model="a", messages=[user("hello")])
+        await post(model="a", messages=[*history(said(first)["content"], said(other)["content"]), user("and?")])
+
+    last = served(client, specs("a", "b")).actions[-1]
+    assert last.before is None and last.notes == {"agents": {"reopened": reason}}
+    assert [role for role, _ in last.shown] == ["user", "assistant", "user"]
+
+
+def test_two_branches_of_a_conversation_share_its_beginning():
+    async def client(post, session):
+        _, first = await post(model="a", messages=[user("hello")])
+        begun = [user("hello"), {"role": "assistant", "content": said(first)["content"]}]
+        return (
+            await asyncio.gather(*(post(model="a", messages=[*begun, user(text)]) for text in ("left", "right"))) and None
+        )
+
+    actions = served(client, specs("a")).actions
+    assert [a.before for a in actions] == [None, actions[0], actions[0]]
+    assert sorted(str(a.notes) for a in actions[1:]) == ["{'agents': {'reopened': 'branch'}}", "{}"]
+
+
+def test_max_tokens_and_stop_only_shorten():
+    asked = []
+
+    async def generate(call):
+        asked.append((call.max_tokens, call.sampling.stop, call.sampling.temperature))
+        return await simulated_engine()(call)
+
+    async def client(post, session):
+        await post(model="a", messages=[user("1")], max_tokens=7, stop="x", temperature=0.1, seed=1, top_p=0.2)
+        await post(model="a", messages=[user("2")], max_completion_tokens=700, stop=["y", "x"])
+
+    served(client, specs("a"), generate)
+    assert asked == [(7, ("x",), 1.0), (40, ("y", "x"), 1.0)]
+
+
+# --- who saw whom ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_stated_is_in_the_path_and_what_is_derived_is_not():
+    async def client(post, session, header):
+        _, one = await post(model="a", messages=[user("hello")])
+        await post(model="a", messages=[user("another")])
+        after = {"x-marl-after": one["id"]} if header else {}
+        await post(model="b", messages=[user(f"a said {said(one)['content']}.")], headers=after)
+
+    stated, derived = (served(lambda p, s, h=h: client(p, s, h), specs("a", "b")) for h in (True, False))
+    (seen,) = (a for a in stated.actions if a.role == "b")
+    (probably,) = (a for a in derived.actions if a.role == "b")
+    assert len(seen.parents) == 1 and seen.parents == probably.parents
+    assert (seen.derived, probably.derived) == ((), probably.parents)
+    assert seen.path != probably.path
+    unrelated = served(lambda p, s: client(p, s, False), specs("a", "b"), derive=False)
+    (alone,) = (a for a in unrelated.actions if a.role == "b")
+    assert alone.parents == () and alone.path == probably.path
+    everything = served(lambda p, s: client(p, s, False), specs("a", "b"), derive="all")
+    assert {len(a.parents) for a in everything.actions if a.role == "b"} == {2}
+    again = from_record(json.loads(json.dumps(to_record(derived))))
+    assert [a.derived for a in again.actions] == [a.derived for a in derived.actions]
+
+
+def test_a_program_that_states_nothing_repeats_whatever_the_delays(tmp_path):
+    text = """
+    def main(prompt):
+        plan = ask("a", prompt)["content"]
+        talk = [{"role": "user", "content": plan}]
+        for _ in range(2):
+            talk += [ask("b", *talk), {"role": "user", "content": "go on"}]
+        return ask("a", talk[-2]["content"])["content"]
+    """
+    workflow = program(tmp_path, text)
+
+    async def twice():
+        return [
+            [await trajectory_of(workflow, specs("a", "b"), simulated_engine(delays), Task(str(n), "?")) for n in range(3)]
+            for delays in (False, True)
+        ]
+
+    one, other = asyncio.run(twice())
+    assert [without_seconds(to_record(t)) for t in one] == [without_seconds(to_record(t)) for t in other]
+    assert all(a.derived for t in one for a in t.actions if a.role == "b" and not a.before)
+
+
+# --- requests that cannot be answered -------------------------------------------------------------------------------------
+
+ANSWER = {"role": "tool", "tool_call_id": "call_1", "content": "7"}
+BAD = {
+    "an unknown model": (404, {"model": "c", "messages": [user("x")]}),
+    "no messages": (400, {"model": "a", "messages": []}),
+    "a message that is no object": (400, {"model": "a", "messages": ["x"]}),
+    "a message without role": (400, {"model": "a", "messages": [{"content": "x"}]}),
+    "an unknown role": (400, {"model": "a", "messages": [{"role": "wizard", "content": "x"}]}),
+    "an image": (400, {"model": "a", "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}),
+    "several answers": (400, {"model": "a", "messages": [user("x")], "n": 2}),
+    "a forced call": (400, {"model": "a", "messages": [user("x")], "tool_choice": "required"}),
+    "a form": (400, {"model": "a", "messages": [user("x")], "response_format": {"type": "json_object"}}),
+    "a bias": (400, {"model": "a", "messages": [user("x")], "logit_bias": {"1": 5}}),
+    "an answer to no call": (400, {"model": "a", "messages": [user("x"), ANSWER]}),
+    "half a surrogate": (400, {"model": "a", "messages": [user("\ud800")]}),
+    "a full context": (400, {"model": "a", "messages": [user("x" * 6000)]}),
+    "ten thousand messages": (400, {"model": "a", "messages": [user("x")] * 10_000}),
+    "tools without `calls`": (
+        400,
+        {"model": "a", "messages": [user("x")], "tools": [{"type": "function", "function": {"name": "f"}}]},
+    ),
+    "not a whole number": (400, {"model": "a", "messages": [user("x")], "max_tokens": 0}),
+    "an id that is nobody's": (400, {"model": "a", "messages": [user("x")], "headers": {"x-marl-after": "a.1234"}}),
+    "another key": (401, {"model": "a", "messages": [user("x")], "key": "marl-other"}),
+    "no JSON": (400, {"raw": b"{"}),
+    "a list": (400, {"raw": b"[]"}),
+    "nothing": (400, {"raw": b""}),
+    "deep JSON": (400, {"raw": b'{"model": "a", "messages": ' + b"[" * 100_000}),
+    "65 MB": (413, {"raw": b" " * (65 * 2**20)}),
+    "another path": (404, {"path": "/embeddings", "model": "a"}),
+}
+
+
+def test_bad_requests_are_told_why_and_nobody_else_notices():
+    async def client(post, session):
+        _, before = await post(model="a", messages=[user("hello")])
+        for what, (status, body) in BAD.items():
+            found, answer = await post(**body)
+            assert (found, set(answer)) == (status, {"error"}), what
+            assert len(answer["error"]["message"]) > 10, what
+        _, after = await post(model="a", messages=[user("hello"), said(before), user("still there?")])
+        return said(after)["content"]
+
+    trajectory = served(client, specs("a"))
+    assert (trajectory.agent_failure, trajectory.infrastructure_failure) == (None, None)
+    assert len(trajectory.actions) == 2 and trajectory.actions[1].before is trajectory.actions[0]
+
+
+def test_an_engines_failure_is_503_and_loses_the_trajectory_whatever_the_program_makes_of_it(tmp_path):
+    async def generate(call):
+        raise InfrastructureFailure("engines", "none is left")
+
+    text = """
+    def main(prompt):
+        try:
+            ask("worker", prompt)
+        except Exception as error:
+            return str(error.code)
+    """
+    trajectory = played(tmp_path, text, generate=generate)
+    assert (trajectory.infrastructure_failure, trajectory.answer) == ("engines", None)
+
+
+def test_a_bug_of_the_run_ends_it(tmp_path):
+    async def generate(call):
+        raise ZeroDivisionError("a bug")
+
+    with pytest.raises(ZeroDivisionError):
+        played(tmp_path, "def main(prompt):\n    return ask('worker', prompt)['content']\n", generate=generate)
+
+
+# --- retries --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_marked_repeat_gets_the_first_answer_and_an_unmarked_one_another():
+    async def slow(call):
+        await asyncio.sleep(0.2)
+        return await simulated_engine()(call)
+
+    async def client(post, session):
+        again = {"x-stainless-retry-count": "1"}
+        first = asyncio.create_task(post(model="a", messages=[user("hello")]))
+        await asyncio.sleep(0.05)  # it is on its way
+        _, repeated = await post(model="a", messages=[user("hello")], headers=again)
+        _, answer = await first
+        assert repeated["id"] == answer["id"]
+        _, other = await post(model="a", messages=[user("hello")])
+        assert other["id"] != answer["id"]
+        _, later = await post(model="a", messages=[user("hello")], headers=again)
+        assert later["id"] == other["id"]
+
+    assert len(served(client, specs("a"), slow).actions) == 2
+
+
+# --- programs that fail ---------------------------------------------------------------------------------------------------
+
+
+def lines_of(trajectory):
+    return (trajectory.infrastructure_failure or trajectory.agent_failure), trajectory.detail
+
+
+@pytest.mark.parametrize(
+    ("end", "detail"),
+    [
+        ("raise ValueError('on purpose')", "ValueError: on purpose"),
+        ("raise SystemExit(3)", "SystemExit"),
+        ("import os; os._exit(7)", "exit code 7"),
+        ("import os; os.kill(os.getpid(), 9)", "SIGKILL"),
+        ("return None", "NoneType"),
+        ("return 3", "int"),
+        ("print('x' * 10**7); print('the last line'); return None", "the last line"),
+    ],
+)
+def test_a_program_without_an_answer_is_lost_before_it_was_answered_and_a_failure_after(end, detail, tmp_path):
+    text = f"def main(prompt, item):\n    if item.metadata['unit'] == 'boxes':\n        ask('worker', prompt)\n    {end}\n"
+    workflow = program(tmp_path, text)
+
+    async def both():
+        roles = specs("worker")
+        return await asyncio.gather(
+            trajectory_of(workflow, roles), trajectory_of(workflow, roles, task=Task("t", "?", None, {"unit": "none"}))
+        )
+
+    after, before = asyncio.run(both())
+    assert (after.agent_failure, before.infrastructure_failure) == ("crashed", "program")
+    assert detail in after.detail and detail in before.detail
+
+
+def test_a_crash_can_be_lost(tmp_path):
+    text = "def main(prompt):\n    ask('worker', prompt)\n    raise ValueError\n"
+    assert played(tmp_path, text, crash="lost").infrastructure_failure == "program"
+
+
+def test_what_an_agent_did_counts_before_the_crash_that_it_leads_to(tmp_path):
+    trajectory = played(tmp_path, "def main(prompt):\n    return ask('worker', 'x' * 9000)['content']\n")
+    assert trajectory.agent_failure == "context"
+
+
+def test_a_program_that_hangs_is_ended_with_all_that_it_has_started(tmp_path):
+    text = f"""
+    import os, subprocess, sys, time
+    def main(prompt):
+        ask("worker", prompt)
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        away = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+        with open({str(tmp_path / "pids")!r}, "w") as file:
+            file.write(f"{{os.getpid()}} {{child.pid}} {{away.pid}}")
+        time.sleep(60)
+    """
+    trajectory = played(tmp_path, text, seconds=3.0)
+    assert trajectory.infrastructure_failure == "deadline"
+    numbers = (tmp_path / "pids").read_text().split()
+    for _ in range(100):
+        left = [number for number in numbers if Path(f"/proc/{number}").exists()]
+        if not left:
+            break
+        time.sleep(0.05)
+    assert left == []
+
+
+def test_a_key_is_good_until_its_trajectory_ends(tmp_path):
+    """The second program asks with the first one's key, once that has ended."""
+    text = f"""
+    import os, time, urllib.error
+    def main(prompt, item):
+        path = {str(tmp_path / "key")!r}
+        if item.id == "first":
+            answer = ask("worker", prompt)["content"]
+            open(path, "w").write(os.environ["OPENAI_API_KEY"])
+            return answer
+        while not os.path.exists(path):
+            time.sleep(0.01)
+        time.sleep(0.5)
+        try:
+            return ask("worker", prompt, key=open(path).read())["content"]
+        except urllib.error.HTTPError as error:
+            return str(error.code)
+    """
+    workflow = program(tmp_path, text)
+
+    async def both():
+        roles = specs("worker")
+        return await asyncio.gather(*(trajectory_of(workflow, roles, task=Task(n, "?")) for n in ("first", "second")))
+
+    first, second = asyncio.run(both())
+    assert len(first.actions) == 1 and second.answer == "401" and second.actions == []
+
+
+def test_requests_on_their_way_end_with_the_program(tmp_path):
+    started = []
+
+    async def never(call):
+        started.append(call)
+        await asyncio.sleep(60)
+
+    text = """
+    import threading, time
+    def main(prompt):
+        threading.Thread(target=ask, args=("worker", prompt), daemon=True).start()
+        time.sleep(1)
+        return "done"
+    """
+    began = time.monotonic()
+    trajectory = played(tmp_path, text, generate=never)
+    assert (trajectory.answer, trajectory.actions, len(started)) == ("done", [], 1)
+    assert time.monotonic() - began < 30
+
+
+def test_async_functions_and_all_parameters(tmp_path):
+    text = """
+    import os
+    async def main(prompt, endpoint, item):
+        assert endpoint.base_url == os.environ["OPENAI_BASE_URL"] and endpoint.api_key == os.environ["OPENAI_API_KEY"]
+        assert not hasattr(item, "label") and "42" not in os.environ["MARL_TASK"]
+        return f"{prompt} {item.id} {item.metadata['unit']} {ask('worker', prompt)['role']}"
+    """
+    assert played(tmp_path, text).answer == "how many? t boxes assistant"
+
+
+def test_at_most_so_many_programs_run_at_once(tmp_path):
+    running, most = set(), []
+
+    async def generate(call):
+        running.add(call.task)
+        most.append(len(running))
+        await asyncio.sleep(0.05)
+        running.discard(call.task)
+        return await simulated_engine()(call)
+
+    workflow = program(tmp_path, "def main(prompt):\n    return ask('worker', prompt)['content']\n", concurrency=2)
+
+    async def many():
+        return await asyncio.gather(
+            *(trajectory_of(workflow, specs("worker"), generate, Task(str(n), "?")) for n in range(6))
+        )
+
+    assert all(t.answer for t in asyncio.run(many()))
+    assert max(most) <= 2
+
+
+def test_a_launcher_that_dies_is_replaced(tmp_path):
+    text = """
+    import os, signal
+    def main(prompt, item):
+        if item.id == "kill":
+            os.kill(os.getppid(), signal.SIGKILL)
+        return ask("worker", prompt)["content"]
+    """
+    workflow = program(tmp_path, text)
+
+    async def one_after_the_other():
+        return [await trajectory_of(workflow, specs("worker"), task=Task(n, "?")) for n in ("kill", "fine")]
+
+    killed, fine = asyncio.run(one_after_the_other())
+    assert killed.infrastructure_failure == "program" and fine.answer
+
+
+# --- commands -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_command_reads_the_prompt_and_prints_the_answer(tmp_path):
+    script = 'read prompt; test -n "$OPENAI_API_KEY" && echo "got $prompt"; echo noise >&2'
+    workflow = AgentWorkflow(AgentConfig(command=["sh", "-c", script]), tmp_path)
+    assert isinstance(workflow.program, CommandProgram)
+    assert asyncio.run(trajectory_of(workflow, specs("a"))).answer == "got how many?"
+    failing = AgentWorkflow(AgentConfig(command=["sh", "-c", "echo noise >&2; exit 4"]), tmp_path)
+    trajectory = asyncio.run(trajectory_of(failing, specs("a")))
+    assert trajectory.infrastructure_failure == "program" and "noise" in trajectory.detail
+
+
+# --- recipes --------------------------------------------------------------------------------------------------------------
+
+RECIPE = """
+name: mine
+agent: {file: agent.py}
+roles: {worker: {max_new_tokens: 16}}
+grader: grader.py
+tasks: tasks.py
+model: tiny
+flags: {data.max_len: 256, rollout.batch_size: 4, train.batch_size: 4, ds.zero_stage: 0}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    (tmp_path / "client.py").write_text(CLIENT)
+    (tmp_path / "agent.py").write_text(
+        "from client import ask\n\ndef main(prompt):\n    return ask('worker', prompt)['content']\n"
+    )
+    (tmp_path / "grader.py").write_text(
+        "def score_outcome(trajectory):\n    return float(trajectory.answer == trajectory.task.label)\n"
+    )
+    (tmp_path / "tasks.py").write_text(
+        "from marl_plugins.core.trajectory import Task\n"
+        "def load(split):\n"
+        "    numbers = range(200) if split == 'train' else range(200, 220)\n"
+        "    return [Task(f'{split}-{n}', f'{n}+{n}=', str(2 * n)) for n in numbers]\n"
+    )
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    return tmp_path
+
+
+def codes_of(recipe):
+    """The problems of a plan, as code and the line of the recipe or of the program."""
+    try:
+        return [(p.code, *p.names("line")[:1]) for p in build_plan(["--recipe", str(recipe)]).run.warnings]
+    except ConfigurationError as error:
+        return [(p.code, *p.names("line")[:1]) for p in error.problems]
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "code", "line"),
+    [
+        ("recipe.yaml", "", "", None, 0),
+        ("recipe.yaml", "grader:", "workflow: w.py\ngrader:", "recipe.two_workflows", 3),
+        ("recipe.yaml", "agent: {file: agent.py}", "workflow: agent.py", "recipe.missing_key", 4),
+        ("recipe.yaml", "agent: {file: agent.py}", "agent: {}", "agents.program", 3),
+        ("recipe.yaml", "agent.py}", "agent.py, command: [ls]}", "agents.program", 3),
+        ("recipe.yaml", "agent.py}", "agnt.py}", "agents.no_file", 3),
+        ("recipe.yaml", "agent.py}", "agent.py, function: mian}", "agents.no_function", 3),
+        ("recipe.yaml", "agent.py}", "agent.py, python: /no/python}", "agents.no_python", 3),
+        ("recipe.yaml", "{file: agent.py}", "{command: [no-such-program]}", "agents.no_command", 3),
+        ("agent.py", "def main(prompt):", "def main(prompt:", "agents.syntax", 3),
+        ("agent.py", "'worker'", "'waiter'", "rehearsal.raises", "client.py:10"),
+        ("agent.py", "return ask", "return aks", "rehearsal.raises", 4),
+        ("agent.py", "ask('worker', prompt)['content']", "prompt", "rehearsal.no_call", 0),
+        ("agent.py", "from client", "import no_such_module\nfrom client", "rehearsal.raises", 1),
+    ],
+)
+def test_what_is_wrong_with_a_recipe_is_said_before_anything_starts(file, old, new, code, line, recipe):
+    text = (recipe / file).read_text()
+    assert old in text
+    (recipe / file).write_text(text.replace(old, new, 1))
+    found = codes_of(recipe)
+    if code is None:
+        assert found == []
+    else:
+        place = line if isinstance(line, str) else f"{file}:{line}"
+        assert (code, *([f"{recipe / place}"] if line else [])) in [f[: 1 + bool(line)] for f in found]
+
+
+def test_a_role_that_nobody_calls_is_named(recipe):
+    (recipe / "recipe.yaml").write_text(RECIPE.replace("roles: {", "roles: {idle: {max_new_tokens: 4}, "))
+    assert [code for code, *_ in codes_of(recipe)] == ["rehearsal.never_called"]
+
+
+def test_without_the_servers_library_a_recipe_with_a_program_is_refused(recipe, monkeypatch):
+    monkeypatch.setattr("marl_plugins.agents.find_spec", lambda name: None)
+    assert "agents.extra" in [code for code, *_ in codes_of(recipe)]
