@@ -80,7 +80,6 @@ SAYS_ITSELF = {
     "Recipe.name": "Lower-case letters, digits and underscores, a letter first.",
     "Recipe.description": "One line, for `openrlhf recipes list`.",
     "Recipe.roles": "Each role by its name. The last one is scored with the label, where a coach is.",
-    "Recipe.plugins": "As after `--plugin`, which adds to them.",
     "Recipe.limits": "Bounds of a run.",
     "PythonToolConfig.seconds": "Wall time; a program that is not done by then is stopped.",
     "WarmStartConfig.steps": "Optimiser steps.",

@@ -116,6 +116,7 @@ class Recipe(Model):
     tasks: str | None = None
     """File with `load(split)`, giving the tasks of `train` and `eval`. Default: the files in `data.prompt_dataset`."""
     plugins: list[str] = []
+    """As after `--plugin`, which adds to them; `--without NAME` takes one out, with the keys and flags here that only it reads."""
     limits: LimitsConfig = LimitsConfig()
     flags: dict[str, FlagValue] = pydantic.Field({}, examples=["{actor.adam.lr: 1.0e-6}"])
     """Upstream's and the plugins' flags for all policies. The command line wins over them."""

@@ -48,6 +48,7 @@ from marl_plugins.plan.problems import Problems
 from marl_plugins.plan.rehearsal import check_workflow
 from marl_plugins.plan.sections import load_recipe, sections_of
 from marl_plugins.plan.tasks import check_tasks, from_hub, hub_tasks, task_warnings
+from marl_plugins.plan.without import kept_plugins, without
 from marl_plugins.run import Run
 
 SLOW_SECONDS = 10.0
@@ -76,8 +77,9 @@ class Request:
     @property
     def without(self) -> dict[str, str]:
         """Policies of the recipe that may be left without a role, and the flag for which they are."""
-        mapping = self.options.mapping
-        return {} if mapping is None else dict.fromkeys(self.recipe.policies, f"--mapping {mapping}")
+        given = [] if self.options.mapping is None else [f"--mapping {self.options.mapping}"]
+        given += [f"--without {name}" for name in self.options.without]
+        return dict.fromkeys(self.recipe.policies, " ".join(given)) if given else {}
 
 
 @contextmanager
@@ -196,9 +198,9 @@ def read_request(words: Sequence[str], problems: Problems, plugins: Plugins | No
         )
     options = own_options([f for f in command_line if f.name in OWN_FLAGS], problems)
     if options.recipe is not None:
-        tree = read_recipe(find_recipe(options.recipe))
+        tree = without(read_recipe(find_recipe(options.recipe)), options.without)
     elif options.plugin:
-        tree = implicit_recipe()
+        tree = without(implicit_recipe(), options.without)
     else:
         got, fix = "nothing multi-agent was asked for", "give --recipe, --plugin, or both"
         raise ConfigurationError(problems or Problem("flags.nothing", got=got, fix=fix))
@@ -404,5 +406,6 @@ def mentioned_plugins(words: Sequence[str]) -> Plugins:
     """Returns the plugins that a command line and its recipe name, whatever else is wrong with it: for `--help`."""
     flags = [f for f in split_flags([w for w in words if w not in ("--help", "-h")], COMMAND_LINE) if f.words]
     recipes: Iterable[Path] = [find_recipe(f.words[0]) for f in flags if f.name == "recipe"]
-    names = [name for path in recipes for name in read_recipe(path).plugins]
+    left = [f.words[0] for f in flags if f.name == "without"]
+    names = [name for path in recipes for name in kept_plugins(read_recipe(path), left)]
     return Plugins([*names, *(f.words[0] for f in flags if f.name == "plugin")])

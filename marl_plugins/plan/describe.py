@@ -30,6 +30,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "device": run.device,
         "openrlhf": upstream_cli.upstream_version(),
         "plugins": plan.plugins.versions(),
+        **({"without": plan.options.without} if plan.options.without else {}),
         "roles": {
             name: {
                 **players(run.recipe, name),

@@ -32,7 +32,17 @@ from marl_plugins.plugin_names import SHIPPED
 from marl_plugins.run import MOST_IDLE_STEPS
 
 OWN_FLAGS = (
-    *("recipe", "plugin", "mapping", "max_steps", "max_idle_steps", "logical_gpus", "resume", "resume_with_changes"),
+    *(
+        "recipe",
+        "plugin",
+        "without",
+        "mapping",
+        "max_steps",
+        "max_idle_steps",
+        "logical_gpus",
+        "resume",
+        "resume_with_changes",
+    ),
     *(
         "trust_remote_code",
         "sequences",
@@ -108,6 +118,13 @@ def own_parser() -> upstream_cli.Parser:
         action="append",
         default=[],
         help="use a plugin: dotted name, entry-point name or .py file; may be given several times, order counts",
+    )
+    ours.add_argument(
+        "--without",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="take a plugin of the recipe out, with the recipe's keys and flags that only it reads; may be given several times",
     )
     ours.add_argument(
         "--mapping", metavar="MAP", help="separate, shared, or role=policy,role=policy+policy; overrides the recipe's"
