@@ -110,29 +110,25 @@ def in_force(flags: Iterable[GivenFlag]) -> list[GivenFlag]:
 def own_parser() -> upstream_cli.Parser:
     """Returns the flags of `openrlhf train` that are not upstream's."""
     parser = upstream_cli.Parser(prog="openrlhf train", add_help=False, allow_abbrev=False)
-    ours = parser.add_argument_group("multi-agent training")
-    ours.add_argument("--recipe", metavar="PATH", help="a recipe's YAML file, its folder, or the name of a shipped recipe")
-    ours.add_argument(
+    add = parser.add_argument_group("multi-agent training").add_argument
+    add("--recipe", metavar="PATH", help="a recipe's YAML file, its folder, or the name of a shipped recipe")
+    add(
         "--plugin",
         metavar="NAME",
         action="append",
         default=[],
         help="use a plugin: dotted name, entry-point name or .py file; may be given several times, order counts",
     )
-    ours.add_argument(
+    add(
         "--without",
         metavar="NAME",
         action="append",
         default=[],
         help="take a plugin of the recipe out, with the recipe's keys and flags that only it reads; may be given several times",
     )
-    ours.add_argument(
-        "--mapping", metavar="MAP", help="separate, shared, or role=policy,role=policy+policy; overrides the recipe's"
-    )
-    ours.add_argument(
-        "--max_steps", type=at_least(1), metavar="N", help="end after N training steps (rollout, update and sync)"
-    )
-    ours.add_argument(
+    add("--mapping", metavar="MAP", help="separate, shared, or role=policy,role=policy+policy; overrides the recipe's")
+    add("--max_steps", type=at_least(1), metavar="N", help="end after N training steps (rollout, update and sync)")
+    add(
         "--max_idle_steps",
         type=at_least(0),
         default=MOST_IDLE_STEPS,
@@ -140,36 +136,32 @@ def own_parser() -> upstream_cli.Parser:
         help="save the run and end it (exit code 1) after N steps in a row in which no row is trained or a tool loses every call, "
         "or N evaluations that are lost; 0: never",
     )
-    ours.add_argument(
+    add(
         "--logical_gpus",
         type=at_least(1),
         metavar="N",
         help="number of logical GPUs on a machine without GPUs; default: as needed",
     )
-    ours.add_argument(
-        "--resume", metavar="FOLDER", help="continue the run of a folder (its --ckpt.output_dir); further flags change it"
-    )
-    ours.add_argument(
-        "--resume_with_changes", action="store_true", help="accept differences between the saved run and this one"
-    )
-    ours.add_argument(
+    add("--resume", metavar="FOLDER", help="continue the run of a folder (its --ckpt.output_dir); further flags change it")
+    add("--resume_with_changes", action="store_true", help="accept differences between the saved run and this one")
+    add(
         "--trust_remote_code",
         action="store_true",
         help="run the code that models bring along (`auto_map` in their config.json)",
     )
-    ours.add_argument(
+    add(
         "--sequences",
         choices=["conversations", "actions"],
         default="conversations",
         help="what goes through the models in training: the turns of a conversation as one sequence, which computes every token "
         "once, or every action with its context by itself",
     )
-    ours.add_argument(
+    add(
         "--no_trainer_logprobs",
         action="store_true",
         help="leave the trainer's log-probs of the sampled tokens out of trajectories.jsonl; the engine's are always recorded",
     )
-    ours.add_argument(
+    add(
         "--file_diffs",
         type=at_least(0),
         default=0,
@@ -177,7 +169,7 @@ def own_parser() -> upstream_cli.Parser:
         help="record what each call of a tool changed in the files of the trajectory's workspace, as a unified diff of at most so "
         "many characters per call; default: 0, which records names and sizes only",
     )
-    ours.add_argument(
+    add(
         "--logger.trajectories",
         dest="logged_trajectories",
         type=at_least(0),
@@ -186,9 +178,9 @@ def own_parser() -> upstream_cli.Parser:
         help="send so many trajectories of each step, and of each evaluation, to W&B as a table and to TensorBoard as text, where "
         "they are on; tasks are chosen by the seed, so that an evaluation's are the same each time (0)",
     )
-    ours.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
-    ours.add_argument("--debug", action="store_true", help="show tracebacks and the output of all processes")
-    ours.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    add("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
+    add("--debug", action="store_true", help="show tracebacks and the output of all processes")
+    add("--json", action="store_true", help="print JSON instead of tables")
     return parser
 
 
