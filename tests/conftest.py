@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 
 os.environ["MARL_PLUGINS_DEVICE"] = "cpu"
 os.environ.setdefault("TQDM_DISABLE", "1")
@@ -30,6 +31,13 @@ def pytest_runtest_makereport(item, call):
         report.outcome = "failed"
         report.longrepr = f"skipped in CI, which only tests marked gpu may be: {report.longrepr}"
     return report
+
+
+def pytest_runtest_logreport(report):
+    """A failure is named when it happens: a run that is cut off has said what failed."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        reason = getattr(getattr(report.longrepr, "reprcrash", None), "message", "") or str(report.longrepr)
+        print(f"\n{report.when} of {report.nodeid} failed: {reason.strip().splitlines()[0][:300] if reason.strip() else ''}", file=sys.__stderr__)
 
 
 @pytest.fixture
