@@ -33,11 +33,26 @@ def pytest_runtest_makereport(item, call):
     return report
 
 
+EXIT = os._exit
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item):
+    """A test that leaves `os._exit` replaced breaks whoever forks later: the fork would go on as a second test process."""
+    yield
+    if os._exit is not EXIT:
+        os._exit = EXIT
+        pytest.fail("os._exit was replaced and not put back")
+
+
 def pytest_runtest_logreport(report):
     """A failure is named when it happens: a run that is cut off has said what failed."""
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
         reason = getattr(getattr(report.longrepr, "reprcrash", None), "message", "") or str(report.longrepr)
-        print(f"\n{report.when} of {report.nodeid} failed: {reason.strip().splitlines()[0][:300] if reason.strip() else ''}", file=sys.__stderr__)
+        print(
+            f"\n{report.when} of {report.nodeid} failed: {reason.strip().splitlines()[0][:300] if reason.strip() else ''}",
+            file=sys.__stderr__,
+        )
 
 
 @pytest.fixture

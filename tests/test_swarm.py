@@ -4,10 +4,10 @@ import asyncio
 import gzip
 import json
 import math
-import multiprocessing
 import os
 import random
-import signal
+import subprocess
+import sys
 import tempfile
 import time
 import zlib
@@ -261,37 +261,45 @@ def test_no_content_raises_anything_but_a_refusal(noise, seed):
             unpacked(content)
 
 
-def write_records(folder, who, count):
-    store = RecordStore(str(folder))
-    for number in range(count):
-        store.put(RecordName(number % 7, who, "0" * 8, f"{number:016x}"), packed([good(sample=number)]))
+WRITER = """
+import sys
+from marl_plugins.swarm.store import RecordName, RecordStore
+
+store, content = RecordStore(sys.argv[1]), sys.stdin.buffer.read()
+for number in range(int(sys.argv[3])):
+    store.put(RecordName(number % 7, sys.argv[2], "0" * 8, f"{number:016x}"), content)
+"""
+
+
+def writer(folder, who, count):
+    """A process of its own that writes records: a fork of this one would have its threads' locks."""
+    process = subprocess.Popen([sys.executable, "-c", WRITER, folder, who, str(count)], stdin=subprocess.PIPE)
+    process.stdin.write(packed([good()]))
+    process.stdin.close()
+    return process
 
 
 def test_eight_writers_lose_nothing_and_nobody_reads_half_a_record(tmp_path):
-    context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=write_records, args=(tmp_path, f"p{n}", 60)) for n in range(8)]
-    for writer in writers:
-        writer.start()
+    writers = [writer(tmp_path, f"p{n}", 60) for n in range(8)]
     store, read = RecordStore(str(tmp_path)), set()
-    while any(writer.is_alive() for writer in writers) or len(read) < 480:
+    while any(w.poll() is None for w in writers) or len(read) < 480:
         for name in store.names():
             if name not in read:
                 assert len(unpacked(store.get(name))) == 1
                 read.add(name)
-        assert not any(writer.exitcode for writer in writers)
+        assert not any(w.returncode for w in writers)
     assert len(read) == 480
 
 
 def test_a_writer_that_is_killed_leaves_whole_records(tmp_path):
-    context = multiprocessing.get_context("fork")
     store = RecordStore(str(tmp_path))
     for attempt in range(5):
-        writer = context.Process(target=write_records, args=(tmp_path, f"p{attempt}", 10_000))
-        writer.start()
+        killed = writer(tmp_path, f"p{attempt}", 10_000)
         while len(store.names()) < 20 * (attempt + 1):
+            assert killed.poll() is None
             time.sleep(0.005)
-        os.kill(writer.pid, signal.SIGKILL)
-        writer.join()
+        killed.kill()
+        killed.wait()
     names = store.names()
     assert len(names) >= 100
     assert all(len(unpacked(store.get(name))) == 1 for name in names)

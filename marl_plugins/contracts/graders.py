@@ -89,7 +89,10 @@ def check_grader(plan: Plan) -> list[GraderFinding]:
         ConfigurationError: There is no such file, it has no `answers(tasks)`, or it names what the recipe does not have.
         Exception: What workflow or grader raise.
     """
-    return asyncio.run(_check(plan, list(_listed(plan))))
+    listed = list(_listed(plan))
+    # Once around all answers: patches that overlap in time would restore one another's.
+    with patch("os._exit", side_effect=SystemExit):  # which would end the check without a word
+        return asyncio.run(_check(plan, listed))
 
 
 def _listed(plan: Plan) -> Iterator[GradedAnswers]:
@@ -138,10 +141,9 @@ async def outcome_of(plan: Plan, graded: GradedAnswers, answer: str) -> float | 
         if graded.file:
             _leave(Path(folder, graded.file), answer, trajectory)
         try:
-            with patch("os._exit", side_effect=SystemExit):  # which would end the check without a word
-                await score_outcome(
-                    trajectory, lambda t: plan.plugins.hook.marl_score_outcome(run=run, trajectory=t), None, texts
-                )
+            await score_outcome(
+                trajectory, lambda t: plan.plugins.hook.marl_score_outcome(run=run, trajectory=t), None, texts
+            )
         except SystemExit:
             said = f"it runs programs in its own process, which {answer!r} has left"
             raise ConfigurationError(
