@@ -1,6 +1,7 @@
 """Programs in place of workflows: what they are answered, what is trained of it, and what becomes of those that fail."""
 
 import asyncio
+import contextlib
 import json
 import re
 import textwrap
@@ -9,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
+import jinja2
 import pytest
 from simulated import CharacterChat, simulated_engine, without_seconds
 
@@ -17,11 +19,13 @@ from marl_plugins.agents.section import AgentConfig
 from marl_plugins.agents.server import Endpoints
 from marl_plugins.agents.session import SentToolFormats, Session
 from marl_plugins.agents.workflow import AgentWorkflow
-from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.calls import TAGGED, parse_call
+from marl_plugins.core.conversation import ChatFormat
+from marl_plugins.core.failures import AgentFailure, ConfigurationError, InfrastructureFailure
 from marl_plugins.core.prompts import prompt_renderer
 from marl_plugins.core.roles import RoleSpec, Sampling
 from marl_plugins.core.tools import Tool
-from marl_plugins.core.trajectory import Task, ToolResult
+from marl_plugins.core.trajectory import Generation, Task, ToolResult
 from marl_plugins.core.trajectory_record import from_record, to_record
 from marl_plugins.core.workflow import calls_of, run_workflow
 from marl_plugins.plan.build import build_plan
@@ -45,7 +49,12 @@ def ask(role, *messages, key=None, **more):
 
 def specs(*names, most=5000, **more):
     return {
-        name: RoleSpec(name, "p", prompt_renderer("?", None), CharacterChat(), Sampling(1.0, 1.0, 40, most), **more)
+        name: RoleSpec(
+            name,
+            "p",
+            prompt_renderer("?", None),
+            **{"chat": CharacterChat(), "sampling": Sampling(1.0, 1.0, 40, most), **more},
+        )
         for name in names
     }
 
@@ -83,6 +92,8 @@ def served(client, roles, generate=None, derive=True, **more):
     async def workflow(task, roles, tools):
         async with endpoints.used() as endpoint, aiohttp.ClientSession() as http:
             session = Session(calls_of(roles), formats, derive, "here")
+
+            session.base_url = endpoint.base_url
 
             async def post(path="/chat/completions", key=None, headers=(), raw=None, **body):
                 sent = raw if raw is not None else json.dumps(body).encode()
@@ -213,6 +224,223 @@ def test_max_tokens_and_stop_only_shorten():
 
     served(client, specs("a"), generate)
     assert asked == [(7, ("x",), 1.0), (40, ("y", "x"), 1.0)]
+
+
+# --- tools of the program, and the client of OpenAI ----------------------------------------------------------------------
+
+TEMPLATE = (
+    "{% if tools %}s:{% for tool in tools %}{{ tool | tojson }}{% endfor %}^{% endif %}"
+    "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}^{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+)
+
+
+class CharacterTokenizer:
+    """One token per character, `^` ends a message; a template that shows tools."""
+
+    chat_template = TEMPLATE
+    eos_token_id = ord("^")
+
+    def apply_chat_template(self, conversation, tools=None, add_generation_prompt=False, **kwargs):
+        environment = jinja2.Environment()
+        return environment.from_string(self.chat_template).render(
+            messages=conversation, tools=tools, add_generation_prompt=add_generation_prompt
+        )
+
+    def encode(self, text, **kwargs):
+        return [ord(c) for c in text]
+
+    def decode(self, ids, skip_special_tokens=False, **kwargs):
+        text = "".join(map(chr, ids))
+        return text.replace("^", "") if skip_special_tokens else text
+
+
+class NoTools(CharacterTokenizer):
+    """Its template shows no tools."""
+
+    chat_template = TEMPLATE.partition("{% endif %}")[2]
+
+
+def finder(tools):
+    offered = {function.name for tool in tools for function in tool.functions}
+
+    def find(said):
+        calls = [parse_call(text.strip()) for text in TAGGED.findall(said)]
+        return [call for call in calls if call and call.name in offered]
+
+    return find
+
+
+def scripted(*texts):
+    """An engine that says texts one after the other, whatever it is shown."""
+    left = list(texts)
+
+    async def generate(call):
+        ids = (*map(ord, left.pop(0)), ord("^"))
+        return Generation(ids, (-0.1,) * len(ids), "stop", call.policy, 0)
+
+    return generate
+
+
+CALL = '<tool_call>{"name": "add", "arguments": {"b": 2, "a": 1}}</tool_call>'
+ADD = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
+
+
+def calling(tokenizer=None):
+    return specs("a", chat=ChatFormat(tokenizer or CharacterTokenizer(), "p"), finder=finder)
+
+
+async def answering(post, session):
+    """A program that answers the calls of a role, whose arguments it spells anew."""
+    talk = [user("1+2?")]
+    while True:
+        status, answer = await post(model="a", messages=talk, tools=[ADD])
+        assert status == 200, answer
+        message = said(answer)
+        talk.append({**message, "content": message["content"] or ""})
+        if not message.get("tool_calls"):
+            return message["content"]
+        assert answer["choices"][0]["finish_reason"] == "tool_calls"
+        for call in message["tool_calls"]:
+            arguments = json.loads(call["function"]["arguments"])
+            call["function"]["arguments"] = json.dumps(arguments, indent=2)
+            talk.append({"role": "tool", "tool_call_id": call["id"], "content": str(arguments["a"] + arguments["b"])})
+
+
+def test_tools_that_a_program_sends_are_shown_found_and_recorded():
+    seen = []
+
+    async def score(action, seen_):
+        seen.append((action.text, [result.output for result in action.tool_results]))
+        return 1.0
+
+    trajectory = served(answering, calling(), scripted(f"Let me see. {CALL}", "It is 3."), score_action=score)
+    first, second = trajectory.actions
+    assert "".join(map(chr, first.context_ids)).startswith('s:{"function": {"description": "Adds."')
+    assert second.before is first and second.shown == (("tool", "3"),)
+    assert "".join(map(chr, second.shown_ids)) == "t:3^a:"
+    assert [(r.tool, r.output, r.ok) for r in first.tool_results] == [("add", "3", True)]
+    assert json.loads(first.tool_results[0].call) == {"name": "add", "arguments": {"a": 1, "b": 2}}
+    assert json.loads(first.offered)[0]["function"]["name"] == "add"
+    assert seen == [(f"Let me see. {CALL}", ["3"]), ("It is 3.", [])]  # scored once its tools have answered
+    assert trajectory.answer == "It is 3."
+
+
+def test_calls_that_nobody_answers_are_scored_at_the_end():
+    async def score(action, seen):
+        return 0.5
+
+    async def client(post, session):
+        await post(model="a", messages=[user("1+2?")], tools=[ADD])
+
+    trajectory = served(client, calling(), scripted(CALL), score_action=score)
+    assert trajectory.actions[0].score == 0.5 and trajectory.actions[0].tool_results == ()
+
+
+def test_an_agent_that_is_called_as_a_tool_has_seen_the_arguments():
+    call = CALL.replace('{"b": 2, "a": 1}', '{"question": "how many pens"}')
+
+    async def client(post, session):
+        await post(model="a", messages=[user("1+2?")], tools=[ADD])
+        await post(model="a", messages=[user("Asked: how many pens?")])
+
+    first, second = served(client, calling(), scripted(call, "four")).actions
+    assert second.derived == (first.path,)
+
+
+@pytest.mark.parametrize(
+    ("roles", "reason"),
+    [
+        (lambda: calling(NoTools()), "chat template"),
+        (lambda: specs("a", chat=ChatFormat(CharacterTokenizer(), "p")), "calls"),
+        (lambda: specs("a", finder=finder, tools=(Tool("python", None),)), "python"),
+    ],
+)
+def test_tools_that_a_role_cannot_be_shown_are_refused_with_the_reason(roles, reason):
+    async def client(post, session):
+        status, answer = await post(model="a", messages=[user("x")], tools=[ADD])
+        assert status == 400 and reason in answer["error"]["message"]
+
+    assert served(client, roles()).actions == []
+
+
+def test_the_client_of_openai_in_all_its_ways():
+    """Chat and responses, whole and streamed, with calls and without: each continues token for token."""
+    from openai import AsyncOpenAI, BadRequestError
+
+    async def client(post, session):
+        async with AsyncOpenAI(base_url=session.base_url, api_key=session.key) as openai:
+            assert [model.id async for model in openai.models.list()] == ["a"]
+            assert (await openai.models.retrieve("a")).id == "a"
+            chat, texts = openai.chat.completions, []
+            stream = await chat.create(
+                model="a", messages=[user("1+2?")], tools=[ADD], stream=True, stream_options={"include_usage": True}
+            )
+            pieces = [piece async for piece in stream]
+            called = [call for p in pieces if p.choices for call in p.choices[0].delta.tool_calls or ()]
+            assert [call.function.name for call in called] == ["add"] and pieces[-1].usage.completion_tokens == len(
+                CALL
+            ) + 1
+            assert pieces[-2].choices[0].finish_reason == "tool_calls"
+            calls = [
+                {"id": c.id, "type": "function", "function": {"name": "add", "arguments": c.function.arguments}}
+                for c in called
+            ]
+            talk = [user("1+2?"), {"role": "assistant", "tool_calls": calls}]
+            talk.append({"role": "tool", "tool_call_id": called[0].id, "content": "3"})
+            stream = await chat.create(model="a", messages=talk, tools=[ADD], stream=True)
+            texts.append("".join([p.choices[0].delta.content or "" async for p in stream]))
+
+            tool = {"type": "function", **ADD["function"], "strict": False}
+            first = await openai.responses.create(model="a", input="1+2?", instructions="Add.", tools=[tool])
+            (item,) = first.output
+            assert (item.type, item.name, first.usage.input_tokens > 0) == ("function_call", "add", True)
+            items = [user("1+2?"), item.to_dict(), {"type": "function_call_output", "call_id": item.call_id, "output": "3"}]
+            async with openai.responses.stream(model="a", input=items, instructions="Add.", tools=[tool]) as events:
+                kinds = [event.type async for event in events]
+                last = await events.get_final_response()
+            assert kinds[0] == "response.created" and kinds[-1] == "response.completed"
+            texts.append(last.output_text)
+            for more in ({"previous_response_id": "a.1"}, {"tools": [{"type": "web_search"}]}, {"input": []}):
+                with pytest.raises(BadRequestError):
+                    await openai.responses.create(**{"model": "a", "input": "x", **more})
+            return " ".join(texts)
+
+    answers = scripted(CALL, "a long answer, in several pieces", CALL, "It is 3.")
+    trajectory = served(client, calling(), answers)
+    assert trajectory.answer == "a long answer, in several pieces It is 3."
+    assert [bool(a.before) for a in trajectory.actions] == [False, False, True, True]
+    assert all(len(a.tool_results) == 1 for a in trajectory.actions if not a.before)
+    assert not any(a.notes for a in trajectory.actions)
+
+
+def test_a_client_that_leaves_a_stream_disturbs_nobody():
+    async def slow(call):
+        await asyncio.sleep(0.3)
+        return await simulated_engine()(call)
+
+    async def client(post, session):
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(post(model="a", messages=[user("hello")], stream=True), 0.1)
+        _, answer = await post(model="a", messages=[user("still there?")])
+        return said(answer)["content"]
+
+    trajectory = served(client, specs("a"), slow)
+    assert trajectory.answer and trajectory.infrastructure_failure is None
+
+
+def test_a_stream_says_that_it_is_alive_and_what_went_wrong(monkeypatch):
+    monkeypatch.setattr("marl_plugins.agents.server.QUIET_SECONDS", 0.05)
+
+    async def slow(call):
+        await asyncio.sleep(0.2)
+        raise AgentFailure("context", "too long for this model")
+
+    async def client(post, session):
+        status, text = await post(model="a", messages=[user("hello")], stream=True)
+        return f"{status} {text}"
+
+    answer = served(client, specs("a"), slow).answer
+    assert answer.startswith("200 : ") and "too long for this model" in answer
 
 
 # --- who saw whom ---------------------------------------------------------------------------------------------------------

@@ -251,9 +251,8 @@ class Session:
             )
             for number, call in enumerate(found)
         ]
-        text = str.__str__(action.text)
-        said = TAGGED.sub("", text).strip() if calls else text
-        message = Message(role="assistant", content=said if said or not calls else None, tool_calls=calls or None)
+        text = outside_calls(spec.chat.said(action.generation.ids)) if calls else str.__str__(action.text)
+        message = Message(role="assistant", content=text if text or not calls else None, tool_calls=calls or None)
         if calls:
             self._waiting[action] = {call.id: call.function for call in calls}
         self._answers[action] = texts_of(action, [call.arguments for call in found])
@@ -271,6 +270,11 @@ def shortened(role: RoleSpec, request: ChatRequest) -> RoleSpec:
 def _calls(spec: RoleSpec, action: Action) -> list[FunctionCall]:
     """The calls of a program's tools in an action."""
     return spec.find_calls(spec.chat.said(action.generation.ids)) if spec.find_calls else []
+
+
+def outside_calls(said: str) -> str:
+    """Returns what stands in an answer beside its calls; nothing where these are not between tags."""
+    return TAGGED.sub("", said).strip() if TAGGED.search(said) else ""
 
 
 def _spelled(called: CalledFunction) -> str:
