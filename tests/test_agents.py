@@ -3,15 +3,19 @@
 import asyncio
 import contextlib
 import json
+import os
 import re
+import shutil
 import textwrap
 import time
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import aiohttp
 import jinja2
 import pytest
+import yaml
 from simulated import CharacterChat, simulated_engine, without_seconds
 
 from marl_plugins.agents.programs import CommandProgram
@@ -840,3 +844,53 @@ def test_a_role_that_nobody_calls_is_named(recipe):
 def test_without_the_servers_library_a_recipe_with_a_program_is_refused(recipe, monkeypatch):
     monkeypatch.setattr("marl_plugins.agents.find_spec", lambda name: None)
     assert "agents.extra" in [code for code, *_ in codes_of(recipe)]
+
+
+# --- examples -------------------------------------------------------------------------------------------------------------
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "agents"
+NEEDS = {"plain_client": "openai", "langgraph": "langgraph", "agents_sdk": "agents", "autogen": "autogen_agentchat"}
+"""What each example imports."""
+PYTHON = os.environ.get("MARL_AGENTS_PYTHON")
+"""Another Python in which the frameworks are installed, for people who look at them."""
+THERE = [name for name, module in NEEDS.items() if PYTHON or find_spec(module)]
+
+
+def test_examples_are_short_and_know_nothing_of_this_package():
+    programs = {name: yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text()) for name in NEEDS}
+    for name, recipe in programs.items():
+        text = (EXAMPLES / recipe.get("agent", {"file": "plain_client.py"})["file"]).read_text()
+        assert len(text.splitlines()) <= 40 and "marl" not in text and NEEDS[name] in text
+
+
+@pytest.mark.parametrize("name", THERE)
+def test_examples_go_on_token_for_token(name, tmp_path):
+    """The solver calls a tool where it has one; whatever goes on has the very ids before it, and nothing is reopened."""
+    shutil.copytree(EXAMPLES, tmp_path / "agents")
+    file = tmp_path / "agents" / f"{name}.yaml"
+    if PYTHON and name != "plain_client":
+        file.write_text(re.sub(r"(agent: \{file: \w+\.py)", rf"\1, python: {PYTHON}", file.read_text()))
+    plan = build_plan(["--recipe", str(file)])
+    assert plan.run.warnings == ()
+    roles = {
+        role: replace(calling()["a"], name=role, finder=finder if role == "solver" else None)
+        for role in ("solver", "checker")
+    }
+
+    async def generate(call):
+        shown = "".join(map(chr, call.context_ids))
+        text = "no: 144" if call.role == "checker" else "It is 144."
+        if call.role == "solver" and "multiply" in shown and "t:144" not in shown:
+            text = '<tool_call>{"name": "multiply", "arguments": {"a": 4, "b": 36}}</tool_call>'
+        ids = (*map(ord, text), ord("^"))
+        return Generation(ids, (-0.1,) * len(ids), "stop", call.policy, 0)
+
+    workflow = workflow_of(plan.plugins, plan.run)
+    trajectory = asyncio.run(trajectory_of(workflow, roles, generate, Task("4x36", "4 boxes of 36 pens?", "144")))
+    assert (trajectory.agent_failure, trajectory.infrastructure_failure) == (None, None), trajectory.detail
+    assert {action.role for action in trajectory.actions} == {"solver", "checker"} and trajectory.answer
+    assert not any(action.notes for action in trajectory.actions)
+    continued = [action for action in trajectory.actions if action.before]
+    assert continued and all(action.extends for action in continued)
+    if name != "plain_client":
+        assert [r.output for a in trajectory.actions for r in a.tool_results][:1] == ["144"]

@@ -47,7 +47,12 @@ class Ended:
     @property
     def said(self) -> str:
         """What was wrong, as one line."""
-        return ": ".join(filter(None, [self.kind, self.text]))
+        return ": ".join(filter(None, [self.kind, self.line]))
+
+    @property
+    def line(self) -> str:
+        """The text's last line, which says what was wrong where a framework has put a traceback into it."""
+        return next((line.strip() for line in reversed(self.text.splitlines()) if line.strip()), "")
 
 
 class Tail:

@@ -20,6 +20,7 @@ from marl_plugins.core.roles import RoleSpec
 from marl_plugins.core.tools import Function, FunctionCall, Tool
 from marl_plugins.core.trajectory import Action, ToolResult, in_graph_order
 from marl_plugins.core.workflow import RoleCalls
+from marl_plugins.plan.scripted_roles import ScriptedChat
 
 NOTE = "agents"
 """Under which what is known of a call is recorded (`Action.notes`)."""
@@ -55,7 +56,8 @@ class SentToolFormats:
         if key not in self._known:
             self._known[key] = _shown_tools(role, sent)
         known = self._known[key]
-        return replace(role, chat=known.chat, find_calls=known.find_calls)
+        chat = role.chat if isinstance(role.chat, ScriptedChat) else known.chat  # each run of a rehearsal has its own
+        return replace(role, chat=chat, find_calls=known.find_calls)
 
 
 def _shown_tools(role: RoleSpec, sent: Sequence[SentTool]) -> RoleSpec:
@@ -64,6 +66,8 @@ def _shown_tools(role: RoleSpec, sent: Sequence[SentTool]) -> RoleSpec:
         raise Refusal(400, f"role {role.name!r} has tools of the recipe ({own}), and takes none with a request")
     if role.finder is None:
         raise Refusal(400, f"tools: role {role.name!r} does not say how its model calls them; add `calls: PARSER` to it")
+    if isinstance(role.chat, ScriptedChat):
+        return replace(role, find_calls=role.finder([]))
     functions = tuple(
         Function(f.name, f.description or "", f.parameters or {"type": "object", "properties": {}})
         for f in (tool.function for tool in sent)

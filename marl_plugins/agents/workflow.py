@@ -89,7 +89,7 @@ class AgentWorkflow(WorkflowFile):
         if session.agent_failure is not None:
             return session.agent_failure
         if any(isinstance(role.chat, ScriptedChat) for role in session.roles.values()):
-            return RecipeError(ended.place or self.place, ended.kind, ended.text)
+            return RecipeError(ended.place or self.place, ended.kind, ended.line)
         detail = "\n".join(filter(None, [ended.said, ended.traceback[-DETAIL_CHARS:]]))
         if session.answered and self.config.crash == "failed":
             return AgentFailure("crashed", detail)

@@ -1,4 +1,5 @@
-"""The name of a random tiny model: `tiny` or `tiny:seed=1,hidden=128,layers=2,heads=2,positions=512`.
+"""The name of a random tiny model: `tiny` or `tiny:seed=1,hidden=128,layers=2,heads=2,positions=512`, with
+`tools=1` for a chat template that shows tools.
 
 Built by runtime/tiny_model.py; here is only what can be known without torch.
 """
@@ -12,7 +13,7 @@ from collections.abc import Iterable
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at, meant
 
-DEFAULTS = {"seed": 0, "hidden": 128, "layers": 2, "heads": 2, "positions": 512}
+DEFAULTS = {"seed": 0, "hidden": 128, "layers": 2, "heads": 2, "positions": 512, "tools": 0}
 
 
 SPECIAL = ("<pad>", "<eos>", "<unk>")
@@ -35,7 +36,7 @@ def parse(model: str) -> dict[str, int]:
     _, _, given = model.partition(":")
     for pair in filter(None, given.split(",")):
         name, _, value = pair.partition("=")
-        if name not in settings or not value.isdigit() or (name != "seed" and int(value) < 1):
+        if name not in settings or not value.isdigit() or (name not in ("seed", "tools") and int(value) < 1):
             raise ConfigurationError(
                 Problem(
                     "models.tiny_setting",

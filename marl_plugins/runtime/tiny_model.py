@@ -21,6 +21,13 @@ CHAT_TEMPLATE = (
 )
 
 
+SHOWN_TOOLS = (
+    "{% if tools %}{{ '<tools>' }}{% for tool in tools %}{{ '\n' + tool | tojson }}{% endfor %}"
+    "{{ eos_token + '\n' }}{% endif %}"
+)
+"""Begins the chat template of a model with `tools=1`."""
+
+
 def made_once(name: str, make: Callable[[Path], None]) -> str:
     """Returns the folder `name` among the models that were made here; `make(folder)` fills it, unless it is there."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "openrlhf-marl" / "tiny"
@@ -44,11 +51,11 @@ def resolve(model: str) -> str:
     if not is_tiny(model):
         return model
     settings = parse(model)
-    name = "-".join(["bytes"] + [f"{name}{value}" for name, value in settings.items()])
+    name = "-".join(["bytes"] + [f"{name}{value}" for name, value in settings.items() if name != "tools" or value])
     return made_once(name, lambda folder: build(folder, **settings))
 
 
-def build(folder: Path, *, seed: int, hidden: int, layers: int, heads: int, positions: int) -> None:
+def build(folder: Path, *, seed: int, hidden: int, layers: int, heads: int, positions: int, tools: int = 0) -> None:
     """Writes a model folder: float32 weights, configuration, tokenizer."""
     import torch
     from tokenizers.pre_tokenizers import ByteLevel
@@ -65,7 +72,7 @@ def build(folder: Path, *, seed: int, hidden: int, layers: int, heads: int, posi
         unk_token="<unk>",
         model_max_length=positions,
     )
-    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.chat_template = (SHOWN_TOOLS if tools else "") + CHAT_TEMPLATE
     tokenizer.save_pretrained(folder)
     config = Qwen2Config(
         vocab_size=len(tokenizer),

@@ -111,6 +111,7 @@ class Stage:
                 max_turns=config.max_turns,
                 endless_tools_fail=config.endless_tools == "fail",
                 find_calls=tagged_calls if config.tools else None,
+                finder=(lambda tools: tagged_calls) if config.calls and not config.tools else None,
             )
             for name, config in run.recipe.roles.items()
         }
