@@ -13,6 +13,7 @@ from typing import Any
 
 from marl_plugins.commands.imports.shapes import KINDS
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.options import at_least
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe import base_of, find_recipe
 from marl_plugins.core.recipe_yaml import read_recipe
@@ -46,11 +47,19 @@ def main(words: Sequence[str]) -> int:
     copying.add_argument("folder", type=Path, help="where to; it must not exist yet")
     checking = commands.add_parser(
         "check",
-        help="a recipe's grader, on answers whose worth is known",
-        description="Grade the answers of the recipe's answers.py: right ones have to be paid, wrong ones and tricks must not. "
-        "Some tricks are tried on every grader.",
+        help="a recipe's grader on what is known to be right and wrong, its data, and a trajectory of each mapping",
+        description="Grade the answers of the recipe's answers.py, if it has one: right ones have to be paid, wrong ones and "
+        "tricks must not; some tricks are tried on every grader. Grade every label as an answer, a wrong one, an empty one and "
+        "another task's label. Look for tasks that are there twice or in both splits. Sample one trajectory for each mapping from "
+        "the tiny model. Exit code 1: something is not as it should be.",
     )
     checking.add_argument("recipe", help="name of a shipped recipe, a folder, or a YAML file")
+    checking.add_argument(
+        "--tasks",
+        type=at_least(1),
+        metavar="N",
+        help="grade labels of so many tasks of each split, evenly spaced; default: all",
+    )
     importing = commands.add_parser(
         "import",
         help="a recipe from a MARTI or MAPPA configuration",
@@ -71,7 +80,7 @@ def main(words: Sequence[str]) -> int:
     )
     add("--skip-unknown", action="store_true", help="leave out what is unknown, and list it in the README")
     forms = showing.add_mutually_exclusive_group()
-    for command in (listing, forms):
+    for command in (listing, checking, forms):
         command.add_argument("--json", action="store_true", help="print JSON instead of tables")
     forms.add_argument(
         "--mermaid", action="store_true", help="print who sees whom as a Mermaid flowchart, and nothing else"
@@ -85,7 +94,9 @@ def main(words: Sequence[str]) -> int:
 
         return run(options.source, wanted_from(options))
     if options.command == "check":
-        return check(options.recipe)
+        from marl_plugins.commands.check_recipe import check
+
+        return check(options.recipe, options.json, options.tasks)
     if options.command == "copy":
         return copy(options.recipe, options.folder)
     return show(options.recipe, options.json, options.mermaid) if options.command == "show" else list_all(options.json)
@@ -201,28 +212,6 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
 def _rehearsed(plan: Plan) -> tuple[Workflow, Rehearsal]:
     """A plan's workflow and its rehearsal, with all of its tools."""
     return workflow_of(plan.plugins, plan.run), rehearse_plan(plan, plan.run.tools)
-
-
-def check(name: str) -> int:
-    """Grades the answers of a recipe's answers.py; 1 where the grader does not pay as their author says.
-
-    Raises:
-        ConfigurationError: There are none, or the recipe cannot be planned.
-    """
-    from marl_plugins.commands.tables import print_table
-    from marl_plugins.contracts.graders import check_grader
-
-    path = find_recipe(name)
-    found = check_grader(draft_plan(["--recipe", str(path)], Plugins(read_recipe(path).plugins)))
-    kinds = {"right": "right answers are paid", "wrong": "wrong answers are not", "tricks": "tricks are not"}
-    for kind, what in kinds.items():
-        of_kind = [one for one in found if one.kind == kind]
-        print(f"{sum(one.fine for one in of_kind)} of {len(of_kind)} {what}")
-    missed = [one for one in found if not one.fine]
-    rows = [[one.graded.task.id, one.graded.role, one.kind, repr(one.answer[:80]), str(one.outcome)] for one in missed]
-    if rows:
-        print_table("Not graded as their author says", ["task", "role", "kind", "answer", "outcome"], rows)
-    return int(bool(missed))
 
 
 def copy(name: str, folder: Path) -> int:

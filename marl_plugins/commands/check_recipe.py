@@ -1,0 +1,144 @@
+"""`openrlhf recipes check RECIPE` tries what a dry run does not.
+
+The grader on answers whose worth is known and on the data's own labels; tasks that are there twice or in both splits; one
+trajectory for each mapping, sampled from the tiny model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from marl_plugins.core.problems import as_json
+from marl_plugins.core.recipe import find_recipe
+from marl_plugins.core.recipe_yaml import read_recipe
+from marl_plugins.core.redaction import inert
+from marl_plugins.manager import Plugins
+from marl_plugins.plan.build import draft_plan
+from marl_plugins.plan.tasks import check_tasks
+
+if TYPE_CHECKING:
+    from marl_plugins.contracts.graders import GraderFinding
+    from marl_plugins.contracts.labels import LabelFinding
+    from marl_plugins.contracts.mappings import MappingFinding
+    from marl_plugins.plan.plan import Plan
+
+NAMED = 20
+"""Answers of each kind that a table names."""
+KNOWN = {"right": "right answers are paid", "wrong": "wrong answers are not", "tricks": "tricks are not"}
+OF_LABELS = {
+    "label": "labels are paid as answers",
+    "wrong": "wrong answers made of labels are not",
+    "empty": "empty answers are not",
+    "another task's": "labels of other tasks are not",
+}
+
+
+def check(name: str, as_json_values: bool = False, most: int | None = None) -> int:
+    """Checks a recipe and prints what was found; 1 where something is not as it should be.
+
+    Args:
+        most: Number of tasks of each split whose labels are graded; None: all.
+
+    Raises:
+        ConfigurationError: The recipe cannot be planned, or its answers.py is wrong.
+        Exception: What workflow or grader raise.
+    """
+    from marl_plugins.contracts.graders import FILE, check_grader
+    from marl_plugins.contracts.labels import check_labels
+    from marl_plugins.contracts.mappings import check_mappings
+
+    path = find_recipe(name)
+    plan = draft_plan(["--recipe", str(path)], Plugins(read_recipe(path).plugins))
+    with contextlib.redirect_stdout(sys.stderr):  # what a user's code prints is no finding
+        problems = [
+            problem for problem in check_tasks(plan) if not problem.flags
+        ]  # of the data, whatever a run takes of it
+        known = check_grader(plan) if (plan.run.folder / FILE).is_file() else []
+        labels = check_labels(plan, most)
+        mappings = check_mappings(plan)
+    labels_answer = not known or any(one.fine for one in labels if one.kind == "label")
+    twice = {split: _twice(plan, split) for split in ("train", "eval")}
+    counted = [one for one in labels if labels_answer or one.kind != "label"]
+    fine = not problems and all(one.fine for one in (*known, *counted, *mappings))
+    if as_json_values:
+        print(
+            json.dumps(
+                {
+                    "fine": fine,
+                    "answers": [_known(one) for one in known],
+                    "labels": [one._asdict() for one in labels],
+                    "labels_are_answers": labels_answer,
+                    "data": {"problems": [as_json(problem) for problem in problems], "twice": twice},
+                    "mappings": [one._asdict() for one in mappings],
+                },
+                indent=2,
+            )
+        )
+    else:
+        _print(known, labels, labels_answer, [str(problem) for problem in problems], twice, mappings)
+    return int(not fine)
+
+
+def _twice(plan: Plan, split: str) -> dict[str, Any]:
+    """Returns how many tasks of a split have the prompt, the metadata and the files of an earlier one, and some of them."""
+    seen, found = set[str](), list[str]()
+    for task in plan.tasks(split):
+        key = repr((task.prompt, task.metadata, task.files))
+        found += [task.id] if key in seen else []
+        seen.add(key)
+    return {"count": len(found), "tasks": found[:NAMED]}
+
+
+def _known(one: GraderFinding) -> dict[str, Any]:
+    shown = {"task": one.graded.task.id, "role": one.graded.role}
+    return shown | {"kind": one.kind, "answer": one.answer, "outcome": one.outcome, "fine": one.fine}
+
+
+def _print(
+    known: Sequence[GraderFinding],
+    labels: Sequence[LabelFinding],
+    labels_answer: bool,
+    problems: Iterable[str],
+    twice: dict[str, dict[str, Any]],
+    mappings: Sequence[MappingFinding],
+) -> None:
+    from marl_plugins.commands.tables import print_table
+
+    _counts(known, KNOWN)
+    if rows := [[one.graded.task.id, one.graded.role, one.kind, one.answer, one.outcome] for one in known if not one.fine]:
+        print_table("Not graded as their author says", ["task", "role", "kind", "answer", "outcome"], _cells(rows))
+    if labels and not labels_answer:
+        print("no label is paid as it stands: the grader wants more than its text, as answers.py shows")
+    _counts([one for one in labels if labels_answer or one.kind != "label"], OF_LABELS)
+    missed = [one for one in labels if not one.fine and (labels_answer or one.kind != "label")]
+    named = [one for kind in OF_LABELS for one in [m for m in missed if m.kind == kind][:NAMED]]
+    if rows := [[one.task, one.kind, one.answer, one.outcome] for one in named]:
+        print_table("Labels that the grader takes otherwise", ["task", "said", "answer", "outcome"], _cells(rows))
+    if not labels:
+        print("no task has a label that is a text, so no label was graded")
+    for problem in problems:
+        print(inert(problem))
+    for split, found in twice.items():
+        if found["count"]:
+            print(f"{found['count']} {split} tasks are there twice, the first {inert(repr(found['tasks'][0]))}")
+    for one in mappings:
+        outcome = "no outcome" if one.outcome is None else f"outcome {one.outcome:g}"
+        line = f"mapping {one.mapping} ({', '.join(one.policies)}): {one.actions} actions of the tiny model, {outcome}"
+        print(inert(f"{line}; {one.failure}" if one.failure else line))
+
+
+def _counts(found: Sequence[Any], kinds: dict[str, str]) -> None:
+    total, fine = Counter(one.kind for one in found), Counter(one.kind for one in found if one.fine)
+    for kind, what in kinds.items():
+        if total[kind]:
+            print(f"{fine[kind]} of {total[kind]} {what}")
+
+
+def _cells(rows: list[list[Any]]) -> list[list[str]]:
+    """The last column but one is an answer, which may be long."""
+    return [[*map(str, row[:-2]), repr(str(row[-2])[:80]), str(row[-1])] for row in rows]

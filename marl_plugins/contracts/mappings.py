@@ -1,0 +1,135 @@
+"""One trajectory of a recipe for each mapping of its roles to policies, sampled from the tiny model.
+
+Chat template, contexts, limits and grader are those of a run; there are no engines, and tools are silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import warnings
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from marl_plugins.core.conversation import ChatFormat
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.roles import Call
+from marl_plugins.core.scoring import score_outcome
+from marl_plugins.core.tools import ToolCall
+from marl_plugins.core.trajectory import EVALUATION, Generation, ToolResult
+from marl_plugins.core.workflow import run_workflow
+from marl_plugins.loading import users_line
+from marl_plugins.plan.parts import tools_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from marl_plugins.plan.plan import Plan
+    from marl_plugins.run import Run
+
+MOST_NEW_TOKENS = 16
+MOST_POSITIONS = 8192
+SECONDS = 60.0
+
+
+class MappingFinding(NamedTuple):
+    """What one trajectory came to.
+
+    Args:
+        failure: Why it has not come to its end; an untrained model fails the agents' way now and then.
+        fine: Whether at least one action was sampled, and no part but the agents failed.
+    """
+
+    mapping: str
+    policies: list[str]
+    actions: int
+    outcome: float | None
+    failure: str
+    fine: bool
+
+
+def check_mappings(plan: Plan) -> list[MappingFinding]:
+    """Samples a trajectory of the first task with the recipe's mapping, with a policy for each role, and with one for all.
+
+    Raises:
+        ConfigurationError: A chat template refuses what a role shows.
+    """
+    recipe, found = plan.run.recipe, dict[tuple[tuple[str, ...], ...], MappingFinding]()
+    tasks = [*plan.tasks("train")[:1], *plan.tasks("eval")[:1]]
+    if not tasks:
+        return []
+    positions = min(max(int(plan.run.args.data.max_len), 512), MOST_POSITIONS)
+    folder, model = _tiny(positions)
+    plain = {name: role.model_copy(update={"calls": None, "reasoning": None}) for name, role in recipe.roles.items()}
+    for name, mapping in (("the recipe's", recipe.mapping), ("separate", "separate"), ("shared", "shared")):
+        other = recipe.model_copy(update={"mapping": mapping, "roles": plain})
+        players = tuple(other.policies_of(role) for role in other.mapped_roles)
+        if players not in found:
+            run = replace(plan.run, recipe=other)
+            try:
+                found[players] = asyncio.run(_sampled(replace(plan, run=run), run, name, folder, positions, model))
+            except ConfigurationError:
+                raise
+            except Exception as error:  # of the recipe's own code: the finding
+                failure = f"{users_line(error, ()) or type(error).__name__}: {error!r}"
+                found[players] = MappingFinding(
+                    name, sorted({p for each in players for p in each}), 0, None, failure, False
+                )
+    return list(found.values())
+
+
+def _tiny(positions: int) -> tuple[str, PreTrainedModel]:
+    """The folder of a tiny model, and the model, without what its libraries say when they are imported."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import torch
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
+
+        from marl_plugins.runtime.tiny_model import resolve
+
+        logging.disable_progress_bar()
+        folder = resolve(f"tiny:positions={positions}")
+        return folder, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+async def _sampled(
+    plan: Plan, run: Run, mapping: str, folder: str, positions: int, model: PreTrainedModel
+) -> MappingFinding:
+    import torch
+    from transformers import AutoTokenizer
+
+    from marl_plugins.runtime.roles import make_cast
+
+    async def generate(call: Call) -> Generation:
+        torch.manual_seed(call.seed)
+        context = torch.tensor([call.context_ids])
+        most = min(call.max_tokens, MOST_NEW_TOKENS)
+        ids = model.generate(context, do_sample=True, max_new_tokens=most, pad_token_id=0)[
+            0, len(call.context_ids) :
+        ].tolist()
+        return Generation(tuple(ids), (0.0,) * len(ids), "length" if len(ids) == most else "stop", call.policy, 0)
+
+    async def nothing(call: ToolCall) -> ToolResult:
+        return ToolResult("tool", call.text, "", ok=True)
+
+    tools = {
+        name: replace(tool, run=nothing, open=None, in_workspace=False, workspaces=None)
+        for name, tool in tools_of(plan.plugins, run).items()
+    }
+    args = copy.deepcopy(run.args)
+    args.data.max_len = positions
+    policies = list(dict.fromkeys(name for role in run.recipe.mapped_roles for name in run.recipe.policies_of(role)))
+    chats = {policy: ChatFormat(AutoTokenizer.from_pretrained(folder), policy) for policy in policies}
+    cast = make_cast(run, dict.fromkeys(policies, args), chats, tools)
+    task = [*plan.tasks("train")[:1], *plan.tasks("eval")[:1]][0]
+    roles = cast(task, EVALUATION, 0)
+    workflow = plan.plugins.call_while_planning("marl_workflow", run=run)
+    trajectory = await run_workflow(
+        workflow, task, 0, step=0, run_seed=0, roles=roles, tools=tools, generate=generate, seconds=SECONDS
+    )
+    await score_outcome(trajectory, lambda t: plan.plugins.hook.marl_score_outcome(run=run, trajectory=t), SECONDS, roles)
+    failure = trajectory.infrastructure_failure or trajectory.agent_failure or ""
+    detail = f"{failure}: {trajectory.detail}" if failure else ""
+    fine = bool(trajectory.actions) and not trajectory.infrastructure_failure
+    return MappingFinding(mapping, policies, len(trajectory.actions), trajectory.outcome, detail, fine)

@@ -1,0 +1,161 @@
+"""`openrlhf recipes check`: graders on the data's own labels, data, and a trajectory of each mapping."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marl_plugins.cli import main
+from marl_plugins.contracts.labels import check_labels, spaced, texts_of, wrong_for
+from marl_plugins.manager import Plugins
+from marl_plugins.plan.build import draft_plan
+
+RECIPE = {
+    "recipe.yaml": (
+        "name: sums\nroles:\n  a: {prompt: a.md}\n  b: {prompt: a.md}\nworkflow: workflow.py\ntasks: tasks.py\n"
+        "grader: grader.py\nmodel: tiny\n"
+    ),
+    "a.md": "{problem}\n",
+    "workflow.py": (
+        "async def run(task, roles, tools):\n"
+        "    await roles.a(problem=task.prompt)\n    return await roles.b(problem=task.prompt)\n"
+    ),
+    "tasks.py": (
+        "from marl_plugins.core.trajectory import Task\n\n\ndef load(split):\n    first = 0 if split == 'train' else 50\n"
+        "    return [Task(f'{split}-{n}', f'{n}+1=', str(n + 1)) for n in range(first, first + 20)]\n"
+    ),
+    "grader.py": (
+        "from marl_plugins.grading import final, number\n\n\ndef score_outcome(trajectory):\n"
+        "    found = number(final(trajectory.answer or ''))\n"
+        "    return float(found is not None and found == number(trajectory.task.label))\n"
+    ),
+}
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    def write(**changes):
+        for name, text in (RECIPE | {f"{name}.py": text for name, text in changes.items()}).items():
+            (tmp_path / name).write_text(text)
+        return str(tmp_path)
+
+    return write
+
+
+def checked(folder, capsys, *words):
+    code = main(["recipes", "check", folder, "--json", *words])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def labels_of(folder):
+    return check_labels(draft_plan(["--recipe", folder], Plugins([])))
+
+
+# --- labels ---------------------------------------------------------------------------------------------------------------
+
+
+@given(st.one_of(st.text(min_size=1), st.integers().map(str)))
+def test_a_wrong_answer_is_another_text(text):
+    assert wrong_for(text) != text
+
+
+@pytest.mark.parametrize(
+    ("label", "texts"),
+    [
+        ("42", ["42"]),
+        (42, ["42"]),
+        ("so 6*7 is it\n#### 42", ["so 6*7 is it\n#### 42", "42"]),
+        (["a", "b"], ["a", "b"]),
+        ({"answer": ["a"], "other": "c"}, ["a"]),
+        ({"tests": "assert"}, []),
+        (None, []),
+        (" ", []),
+        ([["a"]], []),
+    ],
+)
+def test_the_texts_of_a_label(label, texts):
+    assert texts_of(label) == texts
+
+
+def test_wrong_answers_are_near_the_label():
+    assert [wrong_for(text) for text in ("42", "x = -5", "1/3", "Paris", "abba")] == [
+        "43",
+        "x = -6",
+        "1/4",
+        "siraP",
+        "abbax",
+    ]
+
+
+def test_tasks_are_evenly_spaced():
+    assert spaced(list(range(10)), 3) == [0, 4, 8] and spaced(list(range(10)), None) == list(range(10)) == spaced(
+        list(range(10)), 99
+    )
+
+
+def test_a_good_grader_pays_every_label_and_nothing_else(recipe):
+    found = labels_of(recipe())
+    assert len(found) == 160 and all(one.fine for one in found)
+    assert {one.kind for one in found} == {"label", "wrong", "empty", "another task's"}
+
+
+@pytest.mark.parametrize(
+    ("grader", "kinds"),
+    [
+        ("return 1.0", {"wrong", "empty", "another task's"}),
+        ("return 0.0", {"label"}),
+        ("return float(trajectory.answer != '')", {"wrong", "another task's"}),
+        ("return float((trajectory.answer or '').isdigit())", {"wrong", "another task's"}),
+        ("return float(trajectory.task.label.startswith(trajectory.answer or ''))", {"empty"}),
+    ],
+)
+def test_what_a_bad_grader_takes_otherwise(recipe, grader, kinds):
+    found = labels_of(recipe(grader=f"def score_outcome(trajectory):\n    {grader}\n"))
+    assert kinds <= {one.kind for one in found if not one.fine}
+    assert ("label" in kinds) == any(one.kind == "label" and not one.fine for one in found)
+
+
+# --- the command ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_good_recipe(recipe, capsys):
+    code, found = checked(recipe(), capsys)
+    assert code == 0 and found["fine"] and found["labels_are_answers"] and not found["answers"]
+    assert [(m["mapping"], m["policies"], m["actions"]) for m in found["mappings"]] == [
+        ("the recipe's", ["a", "b"], 2),
+        ("shared", ["shared"], 2),
+    ]
+    assert main(["recipes", "check", recipe(), "--tasks", "5"]) == 0
+    assert "10 of 10 labels are paid as answers" in capsys.readouterr().out
+
+
+def test_a_grader_that_pays_everything_is_found(recipe, capsys):
+    code, found = checked(recipe(grader="def score_outcome(trajectory):\n    return 1.0\n"), capsys)
+    assert code == 1 and not found["fine"]
+    assert main(["recipes", "check", recipe(grader="def score_outcome(trajectory):\n    return 1.0\n")]) == 1
+    assert "0 of 40 empty answers are not" in capsys.readouterr().out
+
+
+def test_copies_of_held_out_tasks_are_found(recipe, capsys):
+    tasks = RECIPE["tasks.py"].replace("else 50", "else 15")
+    code, found = checked(recipe(tasks=tasks), capsys)
+    assert code == 1 and [p["code"] for p in found["data"]["problems"]] == ["tasks.leaked"]
+
+
+def test_tasks_that_are_there_twice_are_told(recipe, capsys):
+    tasks = RECIPE["tasks.py"].replace("{n}+1=", "1+1=").replace("str(n + 1)", "'2'").replace("f'1+1='", "f'1+{split}='")
+    code, found = checked(recipe(tasks=tasks), capsys)
+    assert code == 0 and found["data"]["twice"]["train"]["count"] == 19 and not found["data"]["problems"]
+
+
+def test_labels_that_are_no_answers_are_told_where_answers_are_known(recipe, capsys):
+    grader = "def score_outcome(trajectory):\n    return float(trajectory.answer == f'<{trajectory.task.label}>')\n"
+    code, found = checked(recipe(grader=grader), capsys)
+    assert code == 1 and found["labels_are_answers"]
+    answers = (
+        "from marl_plugins.contracts.graders import GradedAnswers\n\n\ndef answers(tasks):\n"
+        "    yield GradedAnswers(tasks[0], ['<1>'], ['1'])\n"
+    )
+    code, found = checked(recipe(grader=grader, answers=answers), capsys)
+    assert code == 0 and not found["labels_are_answers"] and found["answers"][0]["fine"]
