@@ -64,7 +64,8 @@ def check(name: str, as_json_values: bool = False, most: int | None = None) -> i
     labels_answer = not known or any(one.fine for one in labels if one.kind == "label")
     twice = {split: _twice(plan, split) for split in ("train", "eval")}
     counted = [one for one in labels if labels_answer or one.kind != "label"]
-    fine = not problems and all(one.fine for one in (*known, *counted, *mappings))
+    verdicts = [*(a.fine for a in known), *(one.fine for one in counted), *(m.fine for m in mappings)]
+    fine = not problems and all(verdicts)
     if as_json_values:
         print(
             json.dumps(
