@@ -126,15 +126,16 @@ def test_a_good_recipe(recipe, capsys):
         ("the recipe's", ["a", "b"], 2),
         ("shared", ["shared"], 2),
     ]
+    assert len(found["labels"]) == 160 and len(checked(recipe(), capsys, "--tasks", "5")[1]["labels"]) == 40
     assert main(["recipes", "check", recipe(), "--tasks", "5"]) == 0
-    assert "10 of 10 labels are paid as answers" in capsys.readouterr().out
+    assert capsys.readouterr().out.startswith("10 of 10")
 
 
 def test_a_grader_that_pays_everything_is_found(recipe, capsys):
     code, found = checked(recipe(grader="def score_outcome(trajectory):\n    return 1.0\n"), capsys)
     assert code == 1 and not found["fine"]
     assert main(["recipes", "check", recipe(grader="def score_outcome(trajectory):\n    return 1.0\n")]) == 1
-    assert "0 of 40 empty answers are not" in capsys.readouterr().out
+    assert capsys.readouterr().out.splitlines()[2].startswith("0 of 40")
 
 
 def test_copies_of_held_out_tasks_are_found(recipe, capsys):
