@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from marl_plugins.commands import new_recipe
 from marl_plugins.commands.imports.shapes import KINDS
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.options import at_least
@@ -45,6 +46,7 @@ def main(words: Sequence[str]) -> int:
     copying = commands.add_parser("copy", help="copy a recipe, to start your own")
     copying.add_argument("recipe", help="name of a shipped recipe, or a folder with a recipe.yaml")
     copying.add_argument("folder", type=Path, help="where to; it must not exist yet")
+    new_recipe.add_parser(commands)
     checking = commands.add_parser(
         "check",
         help="a recipe's grader on what is known to be right and wrong, its data, and a trajectory of each mapping",
@@ -97,6 +99,8 @@ def main(words: Sequence[str]) -> int:
         from marl_plugins.commands.check_recipe import check
 
         return check(options.recipe, options.json, options.tasks)
+    if options.command == "new":
+        return new_recipe.new(options)
     if options.command == "copy":
         return copy(options.recipe, options.folder)
     return show(options.recipe, options.json, options.mermaid) if options.command == "show" else list_all(options.json)

@@ -73,7 +73,7 @@ def run(source: Path, wanted: ImportRequest) -> int:
         raise ConfigurationError(Problem("imports.folder_exists", at(folder=wanted.folder), got, fix=fix))
     imported = convert(source, wanted)
     try:
-        _write(imported.files, wanted.folder)
+        write_files(imported.files, wanted.folder)
     except OSError as error:
         got = f"cannot be written: {error.strerror or error}"
         raise ConfigurationError(Problem("imports.unwritable", at(folder=wanted.folder), got)) from None
@@ -166,8 +166,8 @@ def _add_tasks(recipe: dict[str, Any], source: Source, wanted: ImportRequest, re
     return files
 
 
-def _write(files: Mapping[str, str], folder: Path) -> None:
-    """Write all files or none: first into a temporary folder next to the target, which is then renamed."""
+def write_files(files: Mapping[str, str], folder: Path) -> None:
+    """Writes all files or none: first into a temporary folder next to the target, which is then renamed."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
         complete = Path(temporary) / folder.name

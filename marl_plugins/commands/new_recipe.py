@@ -1,0 +1,255 @@
+"""`openrlhf recipes new FOLDER --roles a,b --data FILE` writes a recipe that works, to be changed.
+
+Roles follow each other, each shown the task and what was said before; a grader compares the last one's final answer with the label.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import keyword
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from marl_plugins.commands.imports.shapes import TAKEN, identifier, write_chain
+from marl_plugins.commands.imports.tiny import tiny_yaml
+from marl_plugins.commands.imports.write import write_files
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.shipped import recipes_root
+from marl_plugins.core.tasks import LABEL_KEYS, read_tasks
+from marl_plugins.core.tiny import is_tiny
+from marl_plugins.core.trajectory import Task
+from marl_plugins.hosts import cpu
+from marl_plugins.plan.checks.roles import NAME
+
+MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
+HELD_OUT = 10
+"""One task in this many is held out where no file of held-out tasks is given."""
+ANSWER_TOKENS, SAMPLES, LARGEST_BATCH = 1024, 4, 64
+LONGEST_FOR_TINY_BYTES = 3000
+"""A tiny model has one token per byte; longer tasks get longer models."""
+TASKS = '''"""The tasks of data/train.jsonl and data/eval.jsonl."""
+
+from pathlib import Path
+
+from marl_plugins.core.tasks import read_tasks
+
+DATA = Path(__file__).parent / "data"
+
+
+def load(split):
+    path = DATA / f"{split}.jsonl"
+    return read_tasks(path, "prompt", "answer") if path.exists() else []
+'''
+
+
+@dataclass(frozen=True)
+class NewRecipe:
+    """The request for a recipe.
+
+    Args:
+        data, eval_data: Files of tasks with labels, of the kinds that `--data.prompt_dataset` takes.
+        input_key, label_key: Fields of prompt and label; None: by the usual names.
+    """
+
+    folder: Path
+    roles: tuple[str, ...]
+    data: Path
+    eval_data: Path | None = None
+    model: str = MODEL
+    input_key: str | None = None
+    label_key: str | None = None
+
+
+def add_parser(commands: Any) -> None:
+    """Adds `new` to the subcommands of `openrlhf recipes`."""
+    parser = commands.add_parser(
+        "new",
+        help="a recipe of one's own, from names of roles and a file of tasks",
+        description="Write a recipe that passes --dry-run, to be changed: roles that follow each other, a grader that compares "
+        "the last one's final answer with the label, the tasks, and a tiny.yaml for a laptop's CPU.",
+        epilog="Example: openrlhf recipes new my_recipe --roles planner,solver --data tasks.jsonl --model Qwen/Qwen2.5-3B-Instruct",
+    )
+    parser.add_argument("folder", type=Path, help="where to; it must not exist yet")
+    parser.add_argument("--roles", metavar="A,B", help="names of the roles, in the order in which they act")
+    parser.add_argument("--data", type=Path, metavar="FILE", help=".jsonl, .json or .csv of tasks with labels")
+    parser.add_argument("--eval-data", type=Path, metavar="FILE", help="held-out tasks; default: every tenth of --data")
+    parser.add_argument("--model", default=MODEL, help=f"model of all roles ({MODEL}); `tiny` for a laptop's CPU alone")
+    parser.add_argument("--input-key", metavar="NAME", help="field of the prompt; default: the usual names")
+    parser.add_argument("--label-key", metavar="NAME", help="field of the label; default: the usual names")
+
+
+def new(options: argparse.Namespace) -> int:
+    """Writes a recipe, and prints how to go on.
+
+    Raises:
+        ConfigurationError: Everything that prevents it; nothing is written then.
+    """
+    wanted = _request(options)
+    files = files_of(wanted)
+    try:
+        write_files(files, wanted.folder)
+    except OSError as error:
+        got = f"cannot be written: {error.strerror or error}"
+        raise ConfigurationError(Problem("files.unwritable", at(file=wanted.folder), got)) from None
+    print(f"wrote {len(files)} files to {wanted.folder}")
+    print(f"  openrlhf recipes check {wanted.folder}")
+    if "tiny.yaml" in files:
+        print(f"  openrlhf train --recipe {wanted.folder / 'tiny.yaml'} --dry-run  # on a CPU")
+    where = "" if is_tiny(wanted.model) else f"            # on GPUs; elsewhere, {cpu.DEVICE}=cuda plans for them"
+    print(f"  openrlhf train --recipe {wanted.folder} --dry-run{where}")
+    return 0
+
+
+def _request(options: argparse.Namespace) -> NewRecipe:
+    """The command line, with what is missing asked for where somebody can answer."""
+    answers: dict[str, str] = {}
+    questions = {"roles": "Names of the roles, in the order in which they act (a,b): ", "data": "File of the tasks: "}
+    for name, question in questions.items():
+        answers[name] = str(getattr(options, name) or (input(question).strip() if sys.stdin.isatty() else ""))
+    missing = [Problem("new.missing", at(flag=name), "is not given") for name in questions if not answers[name]]
+    roles = tuple(name.strip() for name in answers["roles"].split(","))
+    if os.path.lexists(options.folder):
+        missing.append(
+            Problem("files.exists", at(file=options.folder), "exists already", fix="give a folder that does not")
+        )
+    if missing or (missing := wrong_roles(roles)):
+        raise ConfigurationError(missing)
+    keys = options.input_key, options.label_key
+    return NewRecipe(options.folder, roles, Path(answers["data"]), options.eval_data, options.model, *keys)
+
+
+def wrong_roles(roles: Sequence[str]) -> list[Problem]:
+    """Returns what is wrong with names of roles."""
+    where, found = at(flag="roles"), []
+    for name in dict.fromkeys(roles):
+        if not re.fullmatch(NAME, name) or name.startswith("_") or keyword.iskeyword(name) or name in TAKEN:
+            wanted = "letters, digits and underscores, a letter first, and no word of Python or of a workflow"
+            found.append(Problem("new.role", where, repr(name), wanted))
+        elif roles.count(name) > 1:
+            found.append(
+                Problem("new.role_twice", where, f"{name!r} is named {roles.count(name)} times", fix="name it once")
+            )
+    return found
+
+
+def files_of(wanted: NewRecipe) -> dict[str, str]:
+    """Returns the texts of a new recipe's files, by name.
+
+    Raises:
+        ConfigurationError: The tasks cannot be read, or have no labels.
+    """
+    train, held_out = _tasks(wanted)
+    prompts = {role: _prompt(wanted.roles, number) for number, role in enumerate(wanted.roles)}
+    name = identifier(wanted.folder.resolve().name, ())
+    longest = max(len(task.prompt.encode()) for task in (*train, *held_out))
+    recipe: dict[str, Any] = {
+        "name": name,
+        "description": f"{' then '.join(wanted.roles)}, on tasks of {wanted.data.name}",
+        "roles": {role: {"prompt": f"prompts/{role}.md"} for role in wanted.roles},
+        "workflow": "workflow.py",
+        "grader": "grader.py",
+        "tasks": "tasks.py",
+        "mapping": "shared",
+        "model": wanted.model,
+        "flags": _flags(len(train), longest, len(wanted.roles), bool(held_out)),
+    }
+    files = {f"prompts/{role}.md": text for role, text in prompts.items()}
+    files |= {"workflow.py": write_chain(prompts, ()), "tasks.py": TASKS}
+    files["grader.py"] = (recipes_root() / "mathchat" / "grader.py").read_text("utf-8")
+    files |= {f"data/{split}.jsonl": _lines(tasks) for split, tasks in (("train", train), ("eval", held_out)) if tasks}
+    tiny = yaml.safe_load(tiny_yaml(recipe))
+    if longest > LONGEST_FOR_TINY_BYTES:
+        size = _at_least(longest + 1000)
+        tiny["model"], tiny["flags"]["data.max_len"] = f"tiny:positions={size}", size
+    if is_tiny(wanted.model):
+        flags = {**recipe["flags"], **tiny["flags"]}
+        recipe |= {"model": tiny["model"], "flags": {flag: value for flag, value in flags.items() if value is not None}}
+    else:
+        files["tiny.yaml"] = yaml.safe_dump(tiny, sort_keys=False)
+    files["recipe.yaml"] = yaml.safe_dump(recipe, sort_keys=False, width=120, allow_unicode=True)
+    files["README.md"] = _readme(name, wanted)
+    return files
+
+
+def _tasks(wanted: NewRecipe) -> tuple[list[Task], list[Task]]:
+    """The tasks to train on and the held-out ones, none of which has the prompt of another split's."""
+    given = read_tasks(wanted.data, wanted.input_key, wanted.label_key)
+    other = read_tasks(wanted.eval_data, wanted.input_key, wanted.label_key) if wanted.eval_data else []
+    for path, tasks in ((wanted.data, given), (wanted.eval_data, other)):
+        if any(task.label is None for task in tasks):
+            fix = f"name the field of the label: --label-key; the usual ones are {', '.join(LABEL_KEYS)}"
+            raise ConfigurationError(
+                Problem("new.no_labels", at(file=path or wanted.data), "has tasks without a label", fix=fix)
+            )
+    if wanted.eval_data:
+        held_out, train = [replace(task, id=f"eval-{task.id}") for task in other], list(given)
+    else:
+        held_out = given[HELD_OUT - 1 :: HELD_OUT]
+        train = [task for number, task in enumerate(given) if (number + 1) % HELD_OUT]
+    words = {" ".join(task.prompt.lower().split()) for task in train}
+    return train, [task for task in held_out if " ".join(task.prompt.lower().split()) not in words]
+
+
+def _lines(tasks: Sequence[Task]) -> str:
+    rows = [{**task.metadata, "id": task.id, "prompt": task.prompt, "answer": task.label} for task in tasks]
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def _prompt(roles: Sequence[str], number: int) -> str:
+    shown = "".join(f"\n\nThe {role} said:\n{{{role}}}" for role in roles[:number])
+    last = "\n\nEnd with the final answer in \\boxed{{}}." if number == len(roles) - 1 else ""
+    return f"{{problem}}{shown}\n\nYou are the {roles[number]}. Write here what this role is to do.{last}\n"
+
+
+def _flags(tasks: int, longest: int, roles: int, evaluated: bool) -> dict[str, Any]:
+    """Flags for one GPU; a step takes a power of two of the tasks.
+
+    Args:
+        longest: Bytes of the longest task, of which two at least are a token.
+    """
+    batch = min(LARGEST_BATCH, 1 << (tasks.bit_length() - 1))
+    return {
+        "rollout.batch_size": batch,
+        "rollout.n_samples_per_prompt": SAMPLES,
+        "rollout.micro_batch_size": 16,
+        "rollout.max_new_tokens": ANSWER_TOKENS,
+        "train.batch_size": batch * SAMPLES,
+        "train.micro_batch_size": 8,
+        "data.max_len": _at_least(max(4096, longest // 2 + ANSWER_TOKENS * roles + 512)),
+        "actor.num_gpus_per_node": 1,
+        "train.colocate_all": True,
+        "vllm.num_engines": 1,
+        "vllm.gpu_memory_utilization": 0.5,
+        "vllm.enable_sleep": True,
+        "ds.enable_sleep": True,
+        "ds.zero_stage": 2,
+        "actor.adam.lr": 1e-6,
+        "algo.kl.init_coef": 0.01,
+        **({"eval.steps": 10} if evaluated else {}),
+        "ckpt.save_steps": 20,
+    }
+
+
+def _at_least(count: int) -> int:
+    return 1 << (count - 1).bit_length()
+
+
+def _readme(name: str, wanted: NewRecipe) -> str:
+    rows = {
+        "prompts/": "what each role is shown: write here what it is to do",
+        "workflow.py": "who is asked when, and what of the others' answers each sees",
+        "grader.py": "1 for the final answer that the label has",
+        "tasks.py, data/": f"the tasks of {wanted.data.name}; `eval.jsonl` is held out",
+        "recipe.yaml": "`mapping: shared` is one policy for all roles; `separate` gives each its own",
+    }
+    table = "\n".join(f"| `{file}` | {what} |" for file, what in rows.items())
+    return f"# {name}\n\nWritten by `openrlhf recipes new`, to be changed.\n\n| file | what |\n|---|---|\n{table}\n"

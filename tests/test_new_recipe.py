@@ -1,0 +1,122 @@
+"""`openrlhf recipes new`: a recipe from names of roles and a file of tasks, which passes a dry run and a check."""
+
+import json
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from refusals import briefs
+
+from marl_plugins.cli import main
+from marl_plugins.commands.new_recipe import wrong_roles
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.hosts import cpu
+from marl_plugins.plan.build import build_plan
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """Writes rows into a file of tasks, and returns its name."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(rows, name="tasks.jsonl"):
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return name
+
+    return write
+
+
+def sums(count, first=0):
+    return [{"question": f"What is {n}+{n}?", "answer": str(2 * n), "hard": n > 5} for n in range(first, first + count)]
+
+
+def new(*words):
+    return main(["recipes", "new", *words])
+
+
+def planned(file, monkeypatch):
+    monkeypatch.setenv(cpu.DEVICE, "cpu" if "tiny" in file else "cuda")
+    return build_plan(["--recipe", file])
+
+
+@pytest.mark.parametrize("count", [1, 2, 9, 57, 300])
+@pytest.mark.parametrize("roles", ["solver", "planner,coder,checker"])
+def test_its_plans_have_no_warning(data, monkeypatch, count, roles):
+    assert new("mine", "--roles", roles, "--data", data(sums(count))) == 0
+    for file in ("mine", "mine/tiny.yaml"):
+        plan = planned(file, monkeypatch)
+        assert plan.run.warnings == () and [*plan.run.recipe.roles] == roles.split(",")
+        assert len(plan.tasks("train")) + len(plan.tasks("eval")) == count and len(plan.tasks("eval")) == count // 10
+        assert plan.tasks("train")[0].metadata == {"hard": False}
+
+
+def test_it_passes_its_own_check(data, capsys):
+    new("mine", "--roles", "planner,solver", "--data", data(sums(20)))
+    capsys.readouterr()
+    assert main(["recipes", "check", "mine", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["fine"] and len(found["labels"]) == 80 and all(m["actions"] == 2 for m in found["mappings"])
+
+
+def test_a_tiny_model_alone(data, monkeypatch):
+    new("mine", "--roles", "a", "--data", data(sums(30)), "--model", "tiny")
+    monkeypatch.setenv(cpu.DEVICE, "cpu")
+    assert build_plan(["--recipe", "mine"]).run.warnings == ()
+
+
+def test_long_tasks_get_longer_models(data, monkeypatch):
+    rows = [{"prompt": f"{n} " + "word " * 2000, "label": n} for n in range(20)]
+    new("mine", "--roles", "a,b", "--data", data(rows))
+    for file in ("mine", "mine/tiny.yaml"):
+        assert planned(file, monkeypatch).run.warnings == ()
+
+
+def test_held_out_tasks_of_a_file_of_their_own(data, monkeypatch):
+    words = ["--roles", "a", "--data", data(sums(20)), "--eval-data", data(sums(10, first=15), "held_out.jsonl")]
+    new("mine", *words)
+    plan = planned("mine/tiny.yaml", monkeypatch)
+    assert (len(plan.tasks("train")), len(plan.tasks("eval"))) == (20, 5)  # five of the ten are trained on
+
+
+def test_a_csv_and_fields_of_any_name(data, tmp_path, monkeypatch):
+    (tmp_path / "tasks.csv").write_text("q,a,note\n" + "".join(f"What is {n}?,{n},{{x}}\n" for n in range(20)))
+    new("mine", "--roles", "a", "--data", "tasks.csv", "--input-key", "q", "--label-key", "a")
+    assert planned("mine/tiny.yaml", monkeypatch).tasks("train")[3].label == "3"
+
+
+def test_what_is_missing_is_asked_for_at_a_terminal(data, monkeypatch):
+    answers = iter(["a, b", data(sums(20))])
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda question: next(answers))
+    assert new("mine") == 0
+    assert [*planned("mine/tiny.yaml", monkeypatch).run.recipe.roles] == ["a", "b"]
+
+
+def refusal(capsys, *words):
+    from marl_plugins.commands.recipes import main as recipes
+
+    with pytest.raises(ConfigurationError) as caught:
+        recipes(["new", *words])
+    return briefs(caught.value.problems)
+
+
+def test_what_is_refused(data, capsys, tmp_path):
+    good, unlabelled = data(sums(20)), data([{"prompt": "x"}], "unlabelled.jsonl")
+    assert refusal(capsys, "mine") == [("new.missing", "roles"), ("new.missing", "data")]
+    assert refusal(capsys, "mine", "--roles", "a,a,2b,task", "--data", good) == [
+        ("new.role_twice", "roles"), ("new.role", "roles"), ("new.role", "roles")
+    ]  # fmt: skip
+    assert refusal(capsys, "mine", "--roles", "a,", "--data", good) == [("new.role", "roles")]
+    assert refusal(capsys, "mine", "--roles", "a", "--data", unlabelled) == [("new.no_labels", "unlabelled.jsonl")]
+    assert refusal(capsys, "mine", "--roles", "a", "--data", "no.jsonl")[0][0] == "files.unreadable"
+    assert refusal(capsys, "mine", "--roles", "a", "--data", good, "--label-key", "no")[0][0] == "tasks.no_field"
+    (tmp_path / "there").mkdir()
+    assert refusal(capsys, "there", "--roles", "a", "--data", good) == [("files.exists", "there")]
+    assert not (tmp_path / "mine").exists()
+
+
+@given(st.lists(st.text(max_size=8), max_size=4))
+def test_no_name_raises_anything_but_a_problem(names):
+    for problem in wrong_roles(names):
+        assert problem.code in ("new.role", "new.role_twice")
