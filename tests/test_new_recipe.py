@@ -79,7 +79,8 @@ def test_held_out_tasks_of_a_file_of_their_own(data, monkeypatch):
     assert (len(plan.tasks("train")), len(plan.tasks("eval"))) == (20, 5)  # five of the ten are trained on
 
 
-def test_a_csv_and_fields_of_any_name(data, tmp_path, monkeypatch):
+def test_a_csv_and_fields_of_any_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "tasks.csv").write_text("q,a,note\n" + "".join(f"What is {n}?,{n},{{x}}\n" for n in range(20)))
     new("mine", "--roles", "a", "--data", "tasks.csv", "--input-key", "q", "--label-key", "a")
     assert planned("mine/tiny.yaml", monkeypatch).tasks("train")[3].label == "3"
