@@ -20,7 +20,7 @@ from simulated import CharacterChat, simulated_engine, without_seconds
 
 from marl_plugins.agents.programs import CommandProgram
 from marl_plugins.agents.section import AgentConfig
-from marl_plugins.agents.server import Endpoints
+from marl_plugins.agents.server import Endpoint
 from marl_plugins.agents.session import SentToolFormats, Session
 from marl_plugins.agents.workflow import AgentWorkflow
 from marl_plugins.core.calls import TAGGED, parse_call
@@ -91,10 +91,10 @@ def played(folder, text, *names, generate=None, seconds=20.0, **config):
 
 def served(client, roles, generate=None, derive=True, **more):
     """The trajectory of a client that runs in the test itself: `await client(post, session)`."""
-    endpoints, formats = Endpoints(), SentToolFormats()
+    formats = SentToolFormats()
 
     async def workflow(task, roles, tools):
-        async with endpoints.used() as endpoint, aiohttp.ClientSession() as http:
+        async with Endpoint().running() as endpoint, aiohttp.ClientSession() as http:
             session = Session(calls_of(roles), formats, derive, "here")
 
             session.base_url = endpoint.base_url
@@ -752,6 +752,47 @@ def test_a_launcher_that_dies_is_replaced(tmp_path):
     assert killed.infrastructure_failure == "program" and fine.answer
 
 
+SHARED = """
+import asyncio, os
+
+seen = []
+
+async def main(prompt, item, endpoint):
+    seen.append(item.id)
+    if item.id == "stray":
+        os._exit(5)
+    if item.id == "hang":
+        await asyncio.sleep(60)
+    if item.id == "raise":
+        raise ValueError("on purpose")
+    def say():
+        import urllib.request, json
+        body = json.dumps({"model": "worker", "messages": [{"role": "user", "content": prompt}]}).encode()
+        headers = {"Authorization": "Bearer " + endpoint.api_key, "Content-Type": "application/json"}
+        return json.load(urllib.request.urlopen(urllib.request.Request(endpoint.base_url + "/chat/completions", body, headers)))
+    answer = (await asyncio.to_thread(say))["choices"][0]["message"]["content"]
+    return f"{os.getpid()} {len(seen)} {answer}"
+"""
+
+
+def test_trajectories_may_share_one_process(tmp_path):
+    workflow = program(tmp_path, SHARED, shared=True)
+
+    async def all_of(*names):
+        roles = specs("worker")
+        found = [trajectory_of(workflow, roles, task=Task(name, "?"), seconds=3.0) for name in names]
+        return await asyncio.gather(*found)
+
+    first, second, raised, hung = asyncio.run(all_of("a", "b", "raise", "hang"))
+    assert first.answer.split()[0] == second.answer.split()[0]
+    assert raised.infrastructure_failure == "program" and "on purpose" in raised.detail
+    assert hung.infrastructure_failure == "deadline"
+    gone, *others = asyncio.run(all_of("stray", "hang"))
+    assert "exit code 5" in gone.detail and others[0].infrastructure_failure == "program"
+    (again,) = asyncio.run(all_of("a"))
+    assert again.answer.split()[:2] != first.answer.split()[:2]  # a process of its own
+
+
 # --- commands -------------------------------------------------------------------------------------------------------------
 
 
@@ -817,6 +858,7 @@ def codes_of(recipe):
         ("recipe.yaml", "agent.py}", "agent.py, function: mian}", "agents.no_function", 3),
         ("recipe.yaml", "agent.py}", "agent.py, python: /no/python}", "agents.no_python", 3),
         ("recipe.yaml", "{file: agent.py}", "{command: [no-such-program]}", "agents.no_command", 3),
+        ("recipe.yaml", "agent.py}", "agent.py, shared: true}", "agents.shared", 3),
         ("agent.py", "def main(prompt):", "def main(prompt:", "agents.syntax", 3),
         ("agent.py", "'worker'", "'waiter'", "rehearsal.raises", "client.py:10"),
         ("agent.py", "return ask", "return aks", "rehearsal.raises", 4),

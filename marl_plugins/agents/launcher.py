@@ -1,10 +1,12 @@
 """Starts Python programs from one process that has imported what they import, by forking it.
 
-    parent -> launcher   "fork NUMBER KEY" with two descriptors: a socket to the program, and where its output goes
+    parent -> launcher   "fork NUMBER KEY" with two descriptors: a socket to the program, and where its output goes;
+                         "share NUMBER KEY" likewise, for a process in which many trajectories run
                          "kill NUMBER"
     launcher -> parent   "ready", once; "NUMBER STATUS" when a program and the processes that it has left behind have ended
     parent -> program    one line of JSON over its socket: environment, prompt, item
-    program -> parent    one line of JSON: {"answer": ...} or {"error": {...}}
+    program -> parent    one line of JSON: {"answer": ...} or {"error": {...}}; of a shared process one for each trajectory,
+                         with its number
 
 A framework takes seconds to be imported, and a fork a tenth of one. The program's own file is imported after the fork, because
 clients that it makes at its top read the environment. This file is run as a script, also by a Python without this package, so that
@@ -143,8 +145,8 @@ def written_to(descriptor: int) -> io.TextIOWrapper:
     return io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
-def run_program(file: Path, name: str, connection: socket.socket, output: int) -> None:
-    """Is the forked process, and does not return."""
+def become_program(output: int) -> None:
+    """Makes the forked process one of its own."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -153,16 +155,61 @@ def run_program(file: Path, name: str, connection: socket.socket, output: int) -
     os.dup2(output, 1)
     os.dup2(output, 2)
     sys.stdout, sys.stderr = written_to(1), written_to(2)
+
+
+def run_program(file: Path, name: str, connection: socket.socket) -> None:
+    """Runs the program once."""
     with connection.makefile("rb") as lines:
         request = json.loads(lines.readline())
     os.environ.update(request["environment"])
     random.seed(request["seed"])
     result = report(file, lambda: called(file, name, request))
+    connection.sendall(json.dumps(result).encode())
+    sys.stdout.flush()
+
+
+def run_shared(file: Path, name: str, connection: socket.socket) -> None:
+    """Runs the program for many trajectories at once, until the parent has gone."""
+    import asyncio
+
+    module_or_error = report_of_import(file, name)
+    running: dict[str, Any] = {}
+
+    async def run(request: Any, writer: Any) -> None:
+        try:
+            if isinstance(module_or_error, dict):
+                result = module_or_error
+            else:
+                positional, named = arguments_of(module_or_error, request)
+                answer = await module_or_error(*positional, **named)
+                result = {"answer": answer} if isinstance(answer, str) else {"no_text": type(answer).__name__}
+        except asyncio.CancelledError:
+            return
+        except BaseException as error:  # also `sys.exit()`
+            result = {"error": outcome_of(error, file)}
+        finally:
+            del running[request["number"]]
+        writer.write(json.dumps({"number": request["number"], **result}).encode() + b"\n")
+
+    async def serve() -> None:
+        reader, writer = await asyncio.open_connection(sock=connection, limit=2**26)
+        while line := await reader.readline():
+            request = json.loads(line)
+            number = request["number"]
+            if not request.get("cancel"):
+                running[number] = asyncio.create_task(run(request, writer))
+            elif number in running:
+                running[number].cancel()
+
+    asyncio.run(serve())
+
+
+def report_of_import(file: Path, name: str) -> Any:
+    """Returns the program's function, or what importing it raises."""
     try:
-        connection.sendall(json.dumps(result).encode())
-        sys.stdout.flush()
-    finally:
-        os._exit(0)
+        return getattr(loaded(file), name)
+    except BaseException as error:
+        return {"error": outcome_of(error, file)}
 
 
 class Launcher:
@@ -191,8 +238,15 @@ class Launcher:
             self.reap()
             if self.control in ready and not self.command():
                 break
+        self.end_all()
+
+    def end_all(self) -> None:
+        """Ends every program with what it has left behind."""
         for process, _ in self.running.values():
             self.kill(process)
+            os.waitpid(process, 0)
+        self.running.clear()
+        self.end_strays()
 
     def command(self) -> bool:
         """Does what the parent asks for; returns False once that has gone."""
@@ -214,7 +268,9 @@ class Launcher:
         if process == 0:
             try:
                 self.control.close()
-                run_program(self.file, self.name, connection, output)
+                become_program(output)
+                (run_program if what == "fork" else run_shared)(self.file, self.name, connection)
+                os._exit(0)
             finally:  # what is raised there must not reach this loop
                 traceback.print_exc()
                 os._exit(1)
@@ -248,7 +304,8 @@ class Launcher:
             if (number := numbers.pop(found.si_pid, None)) is not None:
                 del self.running[number]
                 self.end_strays()
-                self.control.send(f"{number} {os.waitstatus_to_exitcode(status)}".encode())
+                with contextlib.suppress(OSError):  # the parent has gone, which the loop hears of next
+                    self.control.send(f"{number} {os.waitstatus_to_exitcode(status)}".encode())
 
     def end_strays(self) -> None:
         """Ends processes that have left their program's group and lost their parent, whose child they then are of."""

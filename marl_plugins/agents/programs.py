@@ -13,12 +13,13 @@ import subprocess
 import sys
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from marl_plugins.agents.per_loop import PerLoop
 from marl_plugins.core.failures import InfrastructureFailure
 
 KEPT_BYTES = 4000
@@ -74,12 +75,25 @@ class Tail:
             self._loop.remove_reader(self._descriptor)
         self._kept = (self._kept + data)[-KEPT_BYTES:]
 
-    def close(self) -> str:
-        """Returns the last lines, and reads no more."""
-        self._read()
+    def text(self) -> str:
+        """Returns the last lines that have been written."""
+        with contextlib.suppress(OSError):
+            self._read()
+        return self._kept.decode(errors="replace").strip()
+
+    def close(self) -> None:
+        """Reads no more."""
         self._loop.remove_reader(self._descriptor)
         os.close(self._descriptor)
-        return self._kept.decode(errors="replace").strip()
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that the launcher has forked: how it is talked to, the status with which it ends, and what it writes."""
+
+    connection: socket.socket
+    ended: asyncio.Future[int]
+    tail: Tail
 
 
 class Program(ABC):
@@ -140,30 +154,40 @@ class ForkedProgram(Program):
         return self._control
 
     async def run(self, request: Mapping[str, Any]) -> Ended:
+        async with self._forked("fork", request["endpoint"]["api_key"]) as process:
+            said = await self._exchanged(process.connection, request)
+            return _ended(said, await process.ended, process.tail)
+
+    @asynccontextmanager
+    async def _forked(self, what: str, key: str) -> AsyncIterator[Process]:
+        """Provides a process that the launcher has forked, and ends it.
+
+        Args:
+            what: `fork` for one trajectory, `share` for many.
+            key: Stands in the environment of what the process starts.
+        """
         number, loop = str(next(self._numbers)), asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         read, write = os.pipe()
-        self._ended[number] = loop.create_future()
+        ended = self._ended[number] = loop.create_future()
         with self._listening():
             tail = Tail(read)
             try:
-                control = self._launched()
                 try:
-                    message = f"fork {number} {request['endpoint']['api_key']}".encode()
-                    socket.send_fds(control, [message], [theirs.fileno(), write])
+                    message = f"{what} {number} {key}".encode()
+                    socket.send_fds(self._launched(), [message], [theirs.fileno(), write])
                 finally:
                     theirs.close()
                     os.close(write)
-                said = await self._exchanged(ours, request)
-                status = await self._ended[number]
+                yield Process(ours, ended, tail)
             except OSError as error:
                 raise InfrastructureFailure("program", f"the process that starts programs has gone ({error})") from error
             finally:
+                ours.close()
                 if not self._ended.pop(number).done() and self._control is not None:
                     with contextlib.suppress(OSError):
                         self._control.send(f"kill {number}".encode())
-                written = tail.close()
-        return _ended(said, status, written)
+                tail.close()
 
     @staticmethod
     async def _exchanged(connection: socket.socket, request: Mapping[str, Any]) -> bytes:
@@ -216,6 +240,88 @@ class ForkedProgram(Program):
             ended.set_result(int(status))
 
 
+class SharedProgram(ForkedProgram):
+    """An async function that runs for many trajectories at once in one process, which is forked anew for each event loop."""
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self._workers = PerLoop(self._worker)
+
+    @asynccontextmanager
+    async def _worker(self) -> AsyncIterator[Worker]:
+        """Provides the process."""
+        async with self._forked("share", "shared") as process, Worker.of(process) as worker:
+            yield worker
+
+    async def run(self, request: Mapping[str, Any]) -> Ended:
+        async with self._workers.used() as worker:
+            return await worker.run(str(next(self._numbers)), request)
+
+
+class Worker:
+    """The process in which many trajectories run: a line of JSON for each that begins or is cancelled, and for each that ends."""
+
+    def __init__(self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._results: dict[str, asyncio.Future[Ended]] = {}
+
+    @classmethod
+    @asynccontextmanager
+    async def of(cls, process: Process) -> AsyncIterator[Worker]:
+        """Provides the worker that a process is, and hears what that says."""
+        reader, writer = await asyncio.open_connection(sock=process.connection, limit=MOST_ANSWER_BYTES)
+        worker = cls(process, reader, writer)
+        hears = asyncio.create_task(worker._hear())
+        try:
+            yield worker
+        finally:
+            hears.cancel()
+            await asyncio.gather(hears, return_exceptions=True)
+            writer.close()
+
+    async def run(self, number: str, request: Mapping[str, Any]) -> Ended:
+        """Runs the program once."""
+        result: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+        self._results[number] = result
+        if self._process.ended.done():
+            return await self._gone()
+        self._send({"number": number, **request})
+        try:
+            return await result
+        finally:
+            del self._results[number]
+            if result.cancelled():
+                self._send({"number": number, "cancel": True})
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        with contextlib.suppress(ConnectionError):
+            self._writer.write(json.dumps(message).encode() + b"\n")
+
+    async def _hear(self) -> None:
+        """Takes what the process says, and its end."""
+        try:
+            while line := await self._reader.readline():
+                result = json.loads(line)
+                if (waiting := self._results.get(result["number"])) and not waiting.done():
+                    waiting.set_result(_end_of(result, "", self._process.tail.text()))
+        except (ValueError, ConnectionError):
+            pass  # an answer of more than is read, or the process's end
+        ended = await self._gone()
+        for waiting in self._results.values():
+            if not waiting.done():
+                waiting.set_result(ended)
+
+    async def _gone(self) -> Ended:
+        """How all end with the process."""
+        try:
+            how = _how(await asyncio.shield(self._process.ended))
+        except OSError as error:
+            how = f"({error})"
+        return Ended(None, "", f"the process that programs share ended {how}", traceback=self._process.tail.text())
+
+
 def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
     """Ends a launcher, which ends its programs."""
     control.close()
@@ -225,12 +331,17 @@ def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
     process.wait()
 
 
-def _ended(said: bytes, status: int, written: str) -> Ended:
+def _ended(said: bytes, status: int, tail: Tail) -> Ended:
     """How a forked program has ended, from what it has sent."""
     try:
         result = json.loads(said)
     except ValueError:
         result = {}
+    return _end_of(result, _how(status), tail.text())
+
+
+def _end_of(result: Mapping[str, Any], how: str, written: str) -> Ended:
+    """How a program has ended, from what it says of that; else `how`."""
     if "answer" in result:
         return Ended(result["answer"])
     if "error" in result:
@@ -238,7 +349,7 @@ def _ended(said: bytes, status: int, written: str) -> Ended:
         return Ended(None, raised["kind"], raised["text"], raised["place"], f"{raised['traceback']}{written}")
     if "no_text" in result:
         return Ended(None, "", f"it returned {result['no_text']}; expected a text", traceback=written)
-    return Ended(None, "", f"it ended {_how(status)} without an answer", traceback=written)
+    return Ended(None, "", f"it ended {how} without an answer", traceback=written)
 
 
 def _how(status: int) -> str:
@@ -279,7 +390,8 @@ class CommandProgram(Program):
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
         finally:
-            written = tail.close()
+            written = tail.text()
+            tail.close()
         if status == 0 and said is not None:
             return Ended(said)
         why = f"it ended {_how(status)}" if said is not None else "it printed more than is read"

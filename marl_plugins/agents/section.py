@@ -36,6 +36,9 @@ class AgentConfig(Section):
     """In place of `file`: a program that reads the prompt from its standard input and prints the answer."""
     python: str | None = None
     """Python in which `file` runs, with packages of its own. Default: the run's."""
+    shared: bool = False
+    """Whether all trajectories run in one process, for an async function that takes `endpoint` and uses no environment: a fork for
+    each costs more. What a program keeps in memory is then all trajectories', and one that ends the process ends all."""
     concurrency: int = pydantic.Field(64, ge=1)
     """Programs that run at the same time, at most; the others wait, which counts against `limits.task_seconds`."""
     derive: Literal["all"] | bool = True

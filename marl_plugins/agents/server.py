@@ -198,39 +198,3 @@ async def _begun(request: web.Request) -> web.StreamResponse:
     stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await stream.prepare(request)
     return stream
-
-
-class Endpoints:
-    """Endpoints by event loop: one is there as long as anybody in that loop uses it."""
-
-    def __init__(self) -> None:
-        self._open: dict[asyncio.AbstractEventLoop, tuple[asyncio.Task[None], asyncio.Future[Endpoint], int]] = {}
-
-    @asynccontextmanager
-    async def used(self) -> AsyncIterator[Endpoint]:
-        """Provides the loop's endpoint."""
-        loop = asyncio.get_running_loop()
-        if loop not in self._open:
-            ready: asyncio.Future[Endpoint] = loop.create_future()
-            self._open[loop] = asyncio.create_task(self._run(ready)), ready, 0
-        task, ready, users = self._open[loop]
-        self._open[loop] = task, ready, users + 1
-        try:
-            yield await asyncio.shield(ready)
-        finally:
-            task, ready, users = self._open[loop]
-            self._open[loop] = task, ready, users - 1
-            if users == 1:
-                del self._open[loop]
-                task.cancel()
-                await asyncio.wait([task])
-
-    @staticmethod
-    async def _run(ready: asyncio.Future[Endpoint]) -> None:
-        """Opens and closes an endpoint in one task, whoever uses it."""
-        try:
-            async with Endpoint().running() as endpoint:
-                ready.set_result(endpoint)
-                await asyncio.Event().wait()
-        except OSError as error:
-            ready.set_exception(error)

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from marl_plugins.agents.programs import CommandProgram, Ended, ForkedProgram, Program
+from marl_plugins.agents.per_loop import PerLoop
+from marl_plugins.agents.programs import CommandProgram, Ended, ForkedProgram, Program, SharedProgram
 from marl_plugins.agents.section import SILENT, AgentConfig
-from marl_plugins.agents.server import Endpoints
+from marl_plugins.agents.server import Endpoint
 from marl_plugins.agents.session import SentToolFormats, Session
 from marl_plugins.core.failures import AgentFailure, ConfigurationError, InfrastructureFailure, RecipeError
 from marl_plugins.core.problems import Problem, at, meant
@@ -41,12 +42,12 @@ class AgentWorkflow(WorkflowFile):
         self.files = list(config.files().values())
         self.place = str(folder / config.file) if config.file else " ".join(config.command)
         environment = {**SILENT, "PYTHONHASHSEED": "0", **config.environment}
-        self.program: Program = (
-            ForkedProgram((folder / config.file).absolute(), config.function, config.python, folder.absolute(), environment)
-            if config.file
-            else CommandProgram(config.command, folder.absolute(), environment)
-        )
-        self._endpoints = Endpoints()
+        self.program: Program = CommandProgram(config.command, folder.absolute(), environment)
+        if config.file:
+            kind = SharedProgram if config.shared else ForkedProgram
+            file = (folder / config.file).absolute()
+            self.program = kind(file, config.function, config.python, folder.absolute(), environment)
+        self._endpoints = PerLoop(lambda: Endpoint().running())
         self._formats = SentToolFormats()
         self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
@@ -148,6 +149,8 @@ def _problems(config: AgentConfig, folder: Path) -> Iterator[Problem]:
         got = f"has {'both' if config.file else 'neither'} of file and command"
         yield Problem("agents.program", at(key="agent"), got, fix=f"give one of the two: {AgentConfig.EXAMPLE}")
         return
+    if config.command and config.shared:
+        yield Problem("agents.shared", at(key="agent.shared"), "a command cannot be shared", fix="remove it")
     if config.command and not shutil.which(config.command[0], path=f"{os.environ.get('PATH', '')}{os.pathsep}{folder}"):
         yield Problem("agents.no_command", at(key="agent.command"), f"there is no program {config.command[0]!r}")
     if config.python and not shutil.which(config.python):
@@ -173,6 +176,17 @@ def _file_problems(config: AgentConfig, file: Path) -> Iterator[Problem]:
     if config.function not in defined:
         got, fix = f"{file} has no function {config.function}", meant(config.function, defined)
         yield Problem("agents.no_function", at(key="agent.function"), got, fix=fix)
+    elif config.shared and not any(_can_be_shared(node, config.function) for node in tree.body):
+        got = f"{config.function} is no `async def` with a parameter `endpoint`, by which its trajectories are told apart"
+        yield Problem("agents.shared", at(key="agent.shared"), got, fix="remove `shared`, or make it one")
+
+
+def _can_be_shared(node: ast.stmt, function: str) -> bool:
+    return (
+        isinstance(node, ast.AsyncFunctionDef)
+        and node.name == function
+        and any(argument.arg == "endpoint" for argument in (*node.args.args, *node.args.kwonlyargs))
+    )
 
 
 def _names(node: ast.stmt) -> Iterator[str]:
