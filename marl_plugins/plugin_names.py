@@ -30,6 +30,7 @@ SHIPPED = (
     "marl_plugins.competence",
     "marl_plugins.mean_group",
     "marl_plugins.replay",
+    "marl_plugins.transfer",
     "marl_plugins.swarm",
     "marl_plugins.viewer",
 )

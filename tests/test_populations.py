@@ -5,26 +5,29 @@ import dataclasses
 import json
 import shutil
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import brief, found_by, refused
-from simulated import CharacterChat, without_seconds
+from simulated import CharacterChat, make_trajectory, without_seconds
 from simulated_run import SimulatedPolicy, simulated_trainer
 from transformers import AutoTokenizer
 
 from marl_plugins.commands.evaluate import only_players
 from marl_plugins.core.conversation import ChatFormat
+from marl_plugins.core.policy import Policy
 from marl_plugins.core.roles import RoleSpec, Sampling
 from marl_plugins.core.shipped import recipes_root
-from marl_plugins.core.trajectory import EVALUATION, Task
+from marl_plugins.core.trajectory import EVALUATION, Generation, Task
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.describe import describe
 from marl_plugins.plan.fingerprint import fingerprint
 from marl_plugins.records.pairs import markdown, pairs_of
 from marl_plugins.records.read import Filter, RunReader
 from marl_plugins.records.report import write_report
+from marl_plugins.runtime.penalties import penalise_lengths
 from marl_plugins.runtime.roles import Cast, make_cast
 from marl_plugins.runtime.tiny_model import resolve
 
@@ -168,6 +171,29 @@ def test_members_may_be_frozen(tmp_path):
     left = Counter((a.policy, a.left_out) for t in RunReader(tmp_path).trajectories() for a in t.actions)
     assert left["q", "frozen"] and left["p", None] and len(left) == 2
     assert not trainer.session.policies["q"].computed
+
+
+def test_each_member_is_penalised_by_its_own_limit():
+    """10 tokens are 2 over what p may say without a penalty, and fine for q."""
+
+    def args(limit):
+        reward = SimpleNamespace(
+            overlong_buffer_len=4, overlong_penalty_factor=1.0, stop_properly_penalty_coef=None, clip_range=None
+        )
+        return SimpleNamespace(
+            reward=reward, rollout=SimpleNamespace(max_new_tokens=limit), data=SimpleNamespace(max_len=100)
+        )
+
+    run = SimpleNamespace(
+        policies=[Policy("p", "tiny"), Policy("q", "tiny")],
+        policy_args={"p": args(12), "q": args(24)},
+        role=lambda name: SimpleNamespace(max_new_tokens=None),
+    )
+    made = [make_trajectory({"a": []}, policies={"a": name}, rewards={"a": 1.0}, sample=n) for n, name in enumerate("qp")]
+    for t in made:
+        t.actions[0].generation = Generation((5,) * 10, (0.0,) * 10, "stop", t.actions[0].policy, 0)
+    penalise_lengths(made, run)
+    assert [t.actions[0].reward for t in made] == pytest.approx([1.0, 0.5])
 
 
 def test_a_run_repeats(tmp_path):

@@ -52,6 +52,7 @@ ORDER = (
         "competence",
         "mean_group",
         "replay",
+        "transfer",
         "swarm",
         "builtin",
         "tools",

@@ -23,8 +23,8 @@ from marl_plugins.plan.tasks import check_tasks
 
 if TYPE_CHECKING:
     from marl_plugins.contracts.graders import GraderFinding
-    from marl_plugins.contracts.labels import LabelFinding
-    from marl_plugins.contracts.mappings import MappingFinding
+    from marl_plugins.contracts.labels import LabelOutcome
+    from marl_plugins.contracts.mappings import MappingOutcome
     from marl_plugins.plan.plan import Plan
 
 NAMED = 20
@@ -102,11 +102,11 @@ def _known(one: GraderFinding) -> dict[str, Any]:
 
 def _print(
     known: Sequence[GraderFinding],
-    labels: Sequence[LabelFinding],
+    labels: Sequence[LabelOutcome],
     labels_answer: bool,
     problems: Iterable[str],
     twice: dict[str, dict[str, Any]],
-    mappings: Sequence[MappingFinding],
+    mappings: Sequence[MappingOutcome],
 ) -> None:
     from marl_plugins.commands.tables import print_table
 

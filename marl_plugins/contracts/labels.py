@@ -29,7 +29,7 @@ NUMBER = re.compile(r"\d+(?!.*\d)", re.DOTALL)
 ANSWER_KEYS = ("answer", "answers", "label", "labels", "target", "gold", "value", "final_answer")
 
 
-class LabelFinding(NamedTuple):
+class LabelOutcome(NamedTuple):
     """The outcome of one text on one task.
 
     Args:
@@ -66,7 +66,7 @@ def wrong_for(text: str) -> str:
     return text[::-1] if text[::-1] != text else f"{text}x"
 
 
-def check_labels(plan: Plan, most: int | None = None) -> list[LabelFinding]:
+def check_labels(plan: Plan, most: int | None = None) -> list[LabelOutcome]:
     """Grades the label of every task of both splits, and what is none.
 
     Args:
@@ -84,18 +84,18 @@ def spaced(tasks: Sequence[Task], most: int | None) -> list[Task]:
     return list(tasks[::every])
 
 
-async def _check(plan: Plan, tasks: Sequence[Task]) -> list[LabelFinding]:
+async def _check(plan: Plan, tasks: Sequence[Task]) -> list[LabelOutcome]:
     role, free = list(plan.run.recipe.roles)[-1], asyncio.Semaphore(AT_ONCE)
     labelled = [(task, texts) for task in tasks if (texts := texts_of(task.label))]
 
-    async def graded(task: Task, kind: LabelKind, texts: Sequence[str]) -> LabelFinding:
+    async def graded(task: Task, kind: LabelKind, texts: Sequence[str]) -> LabelOutcome:
         async with free:
             for text in texts:
                 outcome = await outcome_of(plan, GradedAnswers(task, role=role), text)
                 if outcome is not None and outcome >= PAID:
                     break
         paid = outcome is not None and outcome >= PAID
-        return LabelFinding(task.id, kind, text, outcome, paid == (kind == "label"))
+        return LabelOutcome(task.id, kind, text, outcome, paid == (kind == "label"))
 
     def asked() -> Iterator[tuple[Task, LabelKind, Sequence[str]]]:
         for number, (task, texts) in enumerate(labelled):

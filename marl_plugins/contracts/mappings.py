@@ -32,7 +32,7 @@ MOST_POSITIONS = 8192
 SECONDS = 60.0
 
 
-class MappingFinding(NamedTuple):
+class MappingOutcome(NamedTuple):
     """What one trajectory came to.
 
     Args:
@@ -48,13 +48,13 @@ class MappingFinding(NamedTuple):
     fine: bool
 
 
-def check_mappings(plan: Plan) -> list[MappingFinding]:
+def check_mappings(plan: Plan) -> list[MappingOutcome]:
     """Samples a trajectory of the first task with the recipe's mapping, with a policy for each role, and with one for all.
 
     Raises:
         ConfigurationError: A chat template refuses what a role shows.
     """
-    recipe, found = plan.run.recipe, dict[tuple[tuple[str, ...], ...], MappingFinding]()
+    recipe, found = plan.run.recipe, dict[tuple[tuple[str, ...], ...], MappingOutcome]()
     tasks = [*plan.tasks("train")[:1], *plan.tasks("eval")[:1]]
     if not tasks:
         return []
@@ -72,7 +72,7 @@ def check_mappings(plan: Plan) -> list[MappingFinding]:
                 raise
             except Exception as error:  # of the recipe's own code: the finding
                 failure = f"{users_line(error, ()) or type(error).__name__}: {error!r}"
-                found[players] = MappingFinding(
+                found[players] = MappingOutcome(
                     name, sorted({p for each in players for p in each}), 0, None, failure, False
                 )
     return list(found.values())
@@ -95,7 +95,7 @@ def _tiny(positions: int) -> tuple[str, PreTrainedModel]:
 
 async def _sampled(
     plan: Plan, run: Run, mapping: str, folder: str, positions: int, model: PreTrainedModel
-) -> MappingFinding:
+) -> MappingOutcome:
     import torch
     from transformers import AutoTokenizer
 
@@ -132,4 +132,4 @@ async def _sampled(
     failure = trajectory.infrastructure_failure or trajectory.agent_failure or ""
     detail = f"{failure}: {trajectory.detail}" if failure else ""
     fine = bool(trajectory.actions) and not trajectory.infrastructure_failure
-    return MappingFinding(mapping, policies, len(trajectory.actions), trajectory.outcome, detail, fine)
+    return MappingOutcome(mapping, policies, len(trajectory.actions), trajectory.outcome, detail, fine)

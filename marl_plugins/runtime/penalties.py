@@ -24,19 +24,19 @@ TERM = "length"
 
 
 def penalise_lengths(trajectories: Iterable[Trajectory], run: Run) -> None:
-    """Adds each trained action's penalty to its reward; lengths are compared with the limit of the action's role."""
+    """Adds each trained action's penalty to its reward; lengths are compared with the limit of the action's role and policy."""
     wanted = {
         policy.name: args
         for policy in run.policies
         if policy.trainable and (args := run.policy_args[policy.name])
         if args.reward.overlong_buffer_len is not None or args.reward.stop_properly_penalty_coef is not None
     }
-    by_role: dict[str, list[Action]] = defaultdict(list)
+    alike: dict[tuple[str, str], list[Action]] = defaultdict(list)
     for action in (a for t in trajectories for a in t.actions):
         if action.reward is not None and action.policy in wanted:
-            by_role[action.role].append(action)
-    for role, actions in by_role.items():
-        args = wanted[actions[0].policy]
+            alike[action.role, action.policy].append(action)
+    for (role, policy), actions in alike.items():
+        args = wanted[policy]
         limit = run.role(role).max_new_tokens or args.rollout.max_new_tokens
         rewards = torch.tensor([a.reward for a in actions], dtype=torch.float64)
         experience = SimpleNamespace(

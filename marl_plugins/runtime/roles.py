@@ -63,9 +63,9 @@ class Cast:
         """Returns a role as one of its policies plays it.
 
         Raises:
-            StopIteration: The policy does not play this role.
+            KeyError: The policy does not play this role.
         """
-        return next(spec for spec in self.members[role] if spec.policy == policy)
+        return {spec.policy: spec for spec in self.members[role]}[policy]
 
     @property
     def policies(self) -> set[str]:

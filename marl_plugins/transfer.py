@@ -1,0 +1,92 @@
+"""Knowledge transfer within a team: a population's member also learns from what the others have done well (Sandbox-RL, section on
+knowledge transfer: B_j += transfer(K_i)).
+
+After its rollout a step draws, for each member that is trained, `--transfer.groups` groups of another member: all samples of a
+task, of which the best has at least the outcome `--transfer.outcome`. The member says their words in its own voice
+(`Exchange.read`), graders score them again, and it is trained on its own part as if its weights had sampled it; what other
+policies say beside it is not trained on a second time. Nothing goes to policies that do not play the same role.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+
+from marl_plugins import hookimpl
+from marl_plugins.core.exchange import Exchange, RefusedRecord
+from marl_plugins.core.options import at_least, between
+from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.rows import Row
+from marl_plugins.core.seeds import derive_seed
+from marl_plugins.core.trajectory import Trajectory
+from marl_plugins.run import Run
+
+
+class Learners(dict[Trajectory, str]):
+    """The policy that learns from each trajectory that has been transferred in this step."""
+
+
+@hookimpl
+def marl_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("transfer within a population (--plugin marl_plugins.transfer)")
+    group.add_argument("--transfer.groups", type=at_least(0), default=1, help="groups of others for each member and step")
+    group.add_argument("--transfer.outcome", type=between(0, 1), default=1.0, help="least outcome of a group's best sample")
+
+
+@hookimpl
+def marl_configure(run: Run) -> list[Problem]:
+    if run.recipe.populations:
+        return []
+    got, fix = "no role has several policies", "map a role to a list of policies"
+    return [Problem("transfer.no_population", at(plugin="marl_plugins.transfer"), got, fix=fix)]
+
+
+def sources(group: Sequence[Trajectory], member: str, run: Run) -> list[str]:
+    """Returns the policies of a group from which a member may learn: they play, and it does not, a role that it could play."""
+    played = {(a.role, a.policy) for t in group for a in t.actions}
+    if any(policy == member for _, policy in played):
+        return []
+    return sorted({policy for role, policy in played if member in run.recipe.populations.get(role, ())})
+
+
+@hookimpl
+async def marl_exchange(trajectories: Sequence[Trajectory], run: Run, exchange: Exchange) -> Sequence[Trajectory]:
+    transferred, options = run.state(Learners), run.args.transfer
+    transferred.clear()
+    groups: dict[str, list[Trajectory]] = defaultdict(list)
+    for t in trajectories:
+        if not t.origin and not t.infrastructure_failure:
+            groups[t.task.id].append(t)
+    good = [group for group in groups.values() if max((t.outcome or 0.0) for t in group) >= options.outcome]
+    members = {name for team in run.recipe.populations.values() for name in team}
+    for member in sorted(policy.name for policy in run.policies if policy.trainable and policy.name in members):
+        offered = [(group, found) for group in good if (found := sources(group, member, run))]
+        draw = random.Random(derive_seed(run.args.train.seed, "transfer", exchange.step, member))
+        for group, found in draw.sample(offered, min(options.groups, len(offered))):
+            origin = f"{' and '.join(found)} to {member}"
+            asked = (exchange.read(exchange.write(t), origin, policy=member) for t in group)
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            if wrong := [a for a in answers if isinstance(a, BaseException) and not isinstance(a, RefusedRecord)]:
+                raise wrong[0]
+            if all(isinstance(a, Trajectory) for a in answers):  # else its words depend on more than on words
+                transferred |= {a: member for a in answers if isinstance(a, Trajectory)}
+    return [*trajectories, *transferred]
+
+
+@hookimpl
+def marl_select(rows: Sequence[Row], run: Run) -> Sequence[Row]:
+    transferred, kept = run.state(Learners), []
+    for row in rows:
+        if transferred.get(row.trajectory, row.action.policy) == row.action.policy:
+            kept.append(row)
+        else:
+            row.action.left_out = "another policy's part of what was transferred"
+    return kept
+
+
+@hookimpl
+def marl_log(run: Run, metrics: dict[str, float]) -> None:
+    metrics["transfer/trajectories"] = float(len(run.state(Learners)))
