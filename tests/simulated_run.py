@@ -35,7 +35,7 @@ UPDATE = {
 class SimulatedPolicy:
     """A policy whose updates change nothing but its version."""
 
-    trained = True
+    trained, broadcasts, owns_engines = True, False, True
     args = SimpleNamespace(ds=SimpleNamespace(param_dtype="fp32"))
     engines = SimpleNamespace(restarted=0, remarks=[])
 

@@ -46,7 +46,7 @@ def pools_of(policies, engines, seconds, in_flight=1, budget=0):
             return handle.engine.load_state(policy, 10 + number, LOADING)
 
         made = EnginePool(policy, [engine() for _ in range(engines[number])], engine, restore, shared, 600.0, in_flight)
-        made.versions = (10 + number,)
+        made.versions[policy] = (10 + number,)
         return made
 
     return {policy: pool(number, policy) for number, policy in enumerate(policies)}
@@ -101,7 +101,7 @@ async def play(load, beside=None, deaths=(), budget=0):
         if not deaths:
             assert len(there) == total and all(pool.engines or pool.travelling for pool in pools.values())
         for name, pool in pools.items():
-            assert all((e.policy, e.version) == (name, *pool.versions) for e in pool.engines if not e.dead)
+            assert all((e.policy, e.version) == (name, *pool.versions[name]) for e in pool.engines if not e.dead)
             assert all(e.load <= load["in_flight"] for e in pool.engines)
 
     async def ask(n, policy, arrives, place):
@@ -282,7 +282,7 @@ def test_a_sync_waits_for_engines_on_their_way_and_gives_them_the_new_weights_to
             seen.append((handle.engine, handle.engine.policy, asyncio.get_running_loop().time()))
             return handle.engine.load_state("q", 12, LOADING)
 
-        with q.changing(12):
+        with q.changing("q", 12):
             await q.on_all(load)
         await busy
         return traveller, q, seen
@@ -373,7 +373,7 @@ def test_an_answer_during_which_weights_changed_unasked_ends_the_run():
 
 def test_in_a_sync_it_is_asked_for_again():
     async def sync(pool, engine):
-        with pool.changing(11):
+        with pool.changing("p", 11):
             await pool.on_all(lambda handle: handle.engine.load_state("p", 11, LOADING))
 
     answer, seconds = asked_while(sync)
@@ -382,7 +382,7 @@ def test_in_a_sync_it_is_asked_for_again():
 
 def test_an_answer_by_the_weights_before_a_sync_is_taken():
     async def sync(pool, engine):
-        with pool.changing(11):
+        with pool.changing("p", 11):
             await asyncio.sleep(1)  # training processes still write
             await asyncio.sleep(4)
             await engine.load_state("p", 11, 0.0)

@@ -19,6 +19,8 @@ class ProcessBackend(ABC):
 
     lasting = True
     """Whether a policy has the same processes for the whole run, so that what they hold between two updates stays."""
+    adapters = False
+    """Whether a policy may be an adapter of its model (`--ds.lora.rank` above 0)."""
 
     def problems(self, run: Any) -> Sequence[Any]:
         """Returns what is wrong with giving the policies of this run their processes, as in `marl_configure`."""
@@ -27,6 +29,14 @@ class ProcessBackend(ABC):
     @abstractmethod
     def devices(self, run: Any) -> Mapping[str, int]:
         """Returns the devices that training processes need, by policy, or together under a name that is shown."""
+
+    def engines_of(self, run: Any, policy: str) -> str:
+        """Returns the policy whose engines answer for this one: itself, unless several share one pool."""
+        return policy
+
+    def engine_kind(self, run: Any, policy: str) -> Any:
+        """Returns what a policy's engines are started as (`EngineKind` of marl_plugins.processes.engines); None: as always."""
+        return None
 
     def object_store_bytes(self, run: Any) -> int:
         """Returns the bytes of Ray's object store that are needed for what the back-end keeps there."""

@@ -21,6 +21,7 @@ def needed_devices(run: Run) -> dict[str, int]:
     for policy in run.policies:
         args = run.policy_args[policy.name]
         shared = policy.trainable and args.train.colocate_all and run.processes.lasting
+        shared = shared or run.processes.engines_of(run, policy.name) != policy.name
         needed[policy.name] = 0 if shared else engine_gpus(args)
     for name, count in run.processes.devices(run).items():
         needed[name] = needed.get(name, 0) + count
@@ -73,7 +74,7 @@ Change = Mapping[str, Any]
 
 def _changes(trained: Sequence[SimpleNamespace]) -> Iterator[tuple[str, Change]]:
     """Flags with which policies may need fewer devices, as typed and as values."""
-    if any(args.train.colocate_all for args in trained):
+    if any(args.train.colocate_all or args.ds.lora.rank for args in trained):  # adapters do not share devices with engines
         return
     share, narrow = {"train.colocate_actor_ref": True}, {"vllm.tensor_parallel_size": 1}
     yield "--train.colocate_actor_ref", share

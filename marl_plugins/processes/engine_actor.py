@@ -1,4 +1,4 @@
-"""Upstream's rollout actor with four methods more. Imported first in every engine process; never imports DeepSpeed."""
+"""Upstream's rollout actor with a few methods more. Imported first in every engine process; never imports DeepSpeed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ cpu.install()  # before anything of upstream
 import os  # noqa: E402
 import tempfile  # noqa: E402
 from collections.abc import Callable  # noqa: E402
+from dataclasses import dataclass  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
 import ray  # noqa: E402
@@ -17,6 +18,7 @@ from ray import cloudpickle  # noqa: E402
 from vllm import SamplingParams  # noqa: E402
 
 if TYPE_CHECKING:
+    from vllm import RequestOutput
     from vllm.v1.worker.worker_base import WorkerBase
 
 cpu.fork_engine_processes()
@@ -72,18 +74,30 @@ def leave_no_files() -> None:
         tempfile.tempdir = folder
 
 
+@dataclass
+class HeldWeights:
+    """The weights that an engine holds: whose they are, of which version, and how often they have changed."""
+
+    policy: str = ""
+    version: int = -1
+    """-1: while they change, what is sampled belongs to no version."""
+    epoch: int = 0
+    """Versions alone do not tell that weights have changed: another policy's may have the same."""
+
+
 class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[misc]
     """An engine that knows whose weights it holds, so that a sample can never be trained by the wrong policy."""
 
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # Ray awaits it
-        self.policy, self.version, self.epoch = "", -1, 0
+        self.held = HeldWeights()
         if cpu.device() == "cpu":
             kwargs["dtype"] = cpu.engine_dtype()
             kwargs["kv_cache_memory_bytes"] = _kv_bytes(kwargs)
             # A prompt cut into chunks kills the CPU engine when its request has a seed: vLLM rewinds the request's generator,
             # which CPU generators cannot do (gpu_model_runner.py:3785).
             kwargs["enable_chunked_prefill"] = False
-            kwargs["max_num_batched_tokens"] = max(PREFILL_TOKENS, kwargs["max_model_len"])
+            tokens = kwargs.get("max_num_batched_tokens", PREFILL_TOKENS)
+            kwargs["max_num_batched_tokens"] = max(tokens, kwargs["max_model_len"])
             leave_no_files()
         await super().__init__(*args, **kwargs)
         if cpu.device() == "cpu":  # compiles what the first sample needs, while the training processes still load
@@ -93,17 +107,17 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
 
     async def identify(self, policy: str, version: int) -> int:
         """Says whose weights the engine holds from now on, and returns its process id."""
-        self.epoch += (policy, version) != (self.policy, self.version)
-        self.policy, self.version = policy, version
+        self.held.epoch += (policy, version) != (self.held.policy, self.held.version)
+        self.held.policy, self.held.version = policy, version
         return os.getpid()
 
     async def load_state(self, blob: bytes, policy: str, version: int) -> int:
         """Takes over a policy's whole state (safetensors bytes), and returns the number of tensors."""
-        self.epoch += 1
-        self.version = -1  # whatever is sampled while the weights change belongs to no version
+        self.held.epoch += 1
+        self.held.version = -1
         counts = await self.llm.collective_rpc(load_weights, args=(blob,))
         await self.llm.reset_prefix_cache()
-        self.policy, self.version = policy, version
+        self.held.policy, self.held.version = policy, version
         count: int = counts[0]
         return count
 
@@ -115,16 +129,30 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
         answers: list[Any] = await self.llm.collective_rpc(call_unpickled, args=(cloudpickle.dumps((function, arguments)),))
         return answers
 
-    async def sample(self, ids: list[int], params: SamplingParams) -> tuple[list[int], list[float], str, str, int]:
-        """Generates, and returns the sampled ids, their log-probs, why it stopped, and whose weights of which version were
-        used."""
-        policy, version, epoch = self.policy, self.version, self.epoch
-        answer = (await self.generate(ids, params)).outputs[0]
-        if self.epoch != epoch:  # versions alone do not tell: another policy's weights may have the same
+    async def sample(
+        self, ids: list[int], params: SamplingParams, asked: str = ""
+    ) -> tuple[list[int], list[float], str, str, int]:
+        """Generates, and returns the sampled ids, their log-probs, why it stopped, and whose weights of which version were used.
+
+        Args:
+            asked: The policy that is to answer. An engine with the weights of one policy answers with these.
+        """
+        held = self.held_for(asked)
+        policy, version, epoch = held.policy, held.version, held.epoch
+        answer = (await self.complete(ids, params, held)).outputs[0]
+        if held.epoch != epoch:
             version = -1
         sampled = list(answer.token_ids)
         logprobs = [entry[token].logprob for entry, token in zip(answer.logprobs, sampled, strict=True)]
         return sampled, logprobs, answer.finish_reason, policy, version
+
+    def held_for(self, asked: str) -> HeldWeights:
+        """Returns the weights by which this engine answers for a policy."""
+        return self.held
+
+    async def complete(self, ids: list[int], params: SamplingParams, held: HeldWeights) -> RequestOutput:
+        """Returns vLLM's answer by these weights."""
+        return await self.generate(ids, params)
 
 
 def _kv_bytes(settings: dict[str, Any]) -> int:

@@ -1,5 +1,5 @@
-"""The vLLM engines of one policy, seen from the controller: requests, who waits, and what happens when an engine dies or goes to
-another policy."""
+"""The vLLM engines of one policy, or of several that share them, seen from the controller: requests, who waits, and what happens
+when an engine dies or goes to another policy."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -22,10 +24,10 @@ from marl_plugins.processes.request_queue import RequestQueue
 from marl_plugins.processes.watchdog import Process, Watchdog, locate
 
 if TYPE_CHECKING:
-    from types import ModuleType, SimpleNamespace
+    from types import ModuleType
 
     from ray import ObjectRef
-    from ray.actor import ActorHandle
+    from ray.actor import ActorClass, ActorHandle
     from ray.util.placement_group import PlacementGroup
     from vllm import SamplingParams
 
@@ -57,7 +59,7 @@ class Engine:
         Args:
             silence: Seconds after which the engine is ended if it has answered nothing.
         """
-        answer = self.handle.sample.remote(list(call.context_ids), sampling_params(call))
+        answer = self.handle.sample.remote(list(call.context_ids), sampling_params(call), call.policy)
         try:
             with self.watchdog.asked(silence):
                 ids, logprobs, finish, policy, version = await answer
@@ -91,14 +93,46 @@ class RestartBudget:
         self.left = restarts
 
 
-class EnginePool(RequestQueue[Engine]):
-    """The engines of one policy, and the requests that wait for one.
+class ServedPolicies:
+    """The policies that some engines answer for, each with weights of its own."""
+
+    def __init__(self) -> None:
+        self.versions: dict[str, tuple[int, ...]] = {}
+        """By policy, whose answers are taken: one, and while its weights change the new one too."""
+        self._restores: dict[str, Restore] = {}
+
+    def serve(self, policy: str, restore: Restore) -> None:
+        """Answers for a policy too.
+
+        Args:
+            restore: Gives a new engine, by its handle, that policy's current weights.
+        """
+        self.versions[policy], self._restores[policy] = (0,), restore
+
+    async def restore(self, handle: ActorHandle) -> None:
+        """Gives a new engine the current weights of every policy that it answers for."""
+        for restore in self._restores.values():
+            await restore(handle)
+
+    @contextlib.contextmanager
+    def changing(self, policy: str, version: int) -> Iterator[None]:
+        """Accepts answers of either weights of a policy while the engines are given those of a version."""
+        self.versions[policy] = (*self.versions[policy], version)
+        yield
+        self.versions[policy] = (version,)
+
+
+class EnginePool(ServedPolicies, RequestQueue[Engine]):
+    """The engines of a policy, and the requests that wait for one.
+
+    Several policies may share a pool (`serve`), where an engine answers for each of them with its own weights. Everything that
+    concerns engines is there once: restarts, remarks, places.
 
     An engine may be lent to the pool of another policy. All the while it belongs to one of the two: it is in `engines`, or it is
     `travelling` and waited for by the pool that it goes to.
 
     Args:
-        policy: Its name.
+        policy: Its name; of several the first one's.
         start: Starts one more engine (blocking, called in a thread), to replace a dead one; None where that is impossible and
             a dead engine ends the run.
         restore: Gives a new engine, by its handle, the policy's current weights.
@@ -117,14 +151,13 @@ class EnginePool(RequestQueue[Engine]):
         silence: float,
         in_flight: int,
     ):
-        super().__init__(engines, in_flight)
+        RequestQueue.__init__(self, engines, in_flight)
+        ServedPolicies.__init__(self)
         self.policy = policy
         self.start = start
-        self.restore = restore
         self.budget = budget
         self.silence = silence
-        self.versions: tuple[int, ...] = (0,)
-        """Whose answers are taken: one, and while weights change the new one too."""
+        self.serve(policy, restore)
         self.signature: Mapping[str, object] = {}
         """What an engine must have in common with this pool's in order to come here; see plan/signature.py."""
         self.travelling: set[Engine] = set()
@@ -154,7 +187,7 @@ class EnginePool(RequestQueue[Engine]):
             if self._broken is not None:
                 raise self._broken
             engine = await self.take_place(call, choose)
-            versions = self.versions
+            versions = self.versions[call.policy]
             try:
                 answer = await engine.answer(call, self.silence)
             except (RayActorError, RayTaskError) as error:
@@ -162,7 +195,7 @@ class EnginePool(RequestQueue[Engine]):
                     raise
                 self._bury(engine)  # the request waits again, in its place
             else:
-                if is_current(answer, self.policy, versions, self.versions):
+                if is_current(answer, call.policy, versions, self.versions[call.policy]):
                     return answer
             finally:
                 self.free_place(engine)
@@ -257,13 +290,6 @@ class EnginePool(RequestQueue[Engine]):
             engine.kill()
         self.engines, self.travelling = [], set()
 
-    @contextlib.contextmanager
-    def changing(self, version: int) -> Iterator[None]:
-        """Accepts answers of either weights while the engines are given those of a version."""
-        self.versions = (*self.versions, version)
-        yield
-        self.versions = (version,)
-
 
 async def travel(engine: Engine, giver: EnginePool, taker: EnginePool) -> None:
     """Brings an engine that has left one pool into another one."""
@@ -328,7 +354,7 @@ def is_current(answer: Generation, policy: str, before: tuple[int, ...], now: tu
     """Returns whether an answer is by a policy's current weights. One during which they changed is not: it is asked for again.
 
     Args:
-        before, now: The pool's `versions` when the request was made and when it was answered.
+        before, now: The pool's `versions` of the policy when the request was made and when it was answered.
 
     Raises:
         RunEnded: It is by weights of another policy or version.
@@ -385,28 +411,46 @@ def substituted(module: ModuleType, **names: Any) -> Iterator[None]:
             setattr(module, name, value)
 
 
-def start_engines(args: SimpleNamespace, shared_group: PlacementGroup | None, seconds: float) -> list[Engine]:
+@dataclass(frozen=True)
+class EngineKind:
+    """A Ray actor class that engines are started as, with arguments of vLLM's that upstream does not pass on."""
+
+    actor: ActorClass
+    arguments: Mapping[str, object] = field(default_factory=dict)
+
+    def options(self, **options: object) -> SimpleNamespace:
+        """Answers as the actor class does, to upstream's `RolloutRayActor.options(...).remote(...)`."""
+        chosen = self.actor.options(**options)
+        return SimpleNamespace(remote=lambda **arguments: chosen.remote(**arguments, **self.arguments))
+
+
+def start_engines(
+    args: SimpleNamespace, shared_group: PlacementGroup | None, seconds: float, kind: EngineKind | None = None
+) -> list[Engine]:
     """Begins to start all engines of a policy: in the placement group of its training processes, or each in one of its own.
 
     One each, so that a dead engine's devices can be given back without ending the others.
 
     Args:
         seconds: How long their devices may take to be free.
+        kind: What they are; None: `RolloutActor`.
 
     Raises:
         RunEnded: They were not.
     """
     if shared_group is not None:
-        return _start(args, args.vllm.num_engines, shared_group, seconds)
-    return [engine for _ in range(args.vllm.num_engines) for engine in _start(args, 1, None, seconds)]
+        return _start(args, args.vllm.num_engines, shared_group, seconds, kind)
+    return [engine for _ in range(args.vllm.num_engines) for engine in _start(args, 1, None, seconds, kind)]
 
 
-def start_engine(args: SimpleNamespace, seconds: float) -> Engine:
+def start_engine(args: SimpleNamespace, seconds: float, kind: EngineKind | None = None) -> Engine:
     """Starts one more engine, in a placement group of its own; see `start_engines`."""
-    return _start(args, 1, None, seconds)[0]
+    return _start(args, 1, None, seconds, kind)[0]
 
 
-def _start(args: SimpleNamespace, count: int, shared_group: PlacementGroup | None, seconds: float) -> list[Engine]:
+def _start(
+    args: SimpleNamespace, count: int, shared_group: PlacementGroup | None, seconds: float, kind: EngineKind | None
+) -> list[Engine]:
     """Start engines through upstream's own function, with our actor class in the place of upstream's.
 
     Engines that are to sleep do not yet: upstream waits for that (vllm_engine.py:308), which takes a minute or two on a GPU, and
@@ -416,6 +460,7 @@ def _start(args: SimpleNamespace, count: int, shared_group: PlacementGroup | Non
 
     from marl_plugins.processes.engine_actor import RemoteRolloutActor
 
+    kind = kind or EngineKind(RemoteRolloutActor)
     groups: list[PlacementGroup] = []
 
     def placement_group(*arguments: Any, **options: Any) -> PlacementGroup:
@@ -423,7 +468,7 @@ def _start(args: SimpleNamespace, count: int, shared_group: PlacementGroup | Non
         return groups[-1]
 
     substitutes = {
-        "RolloutRayActor": RemoteRolloutActor,
+        "RolloutRayActor": kind,
         "placement_group": placement_group,
         "batch_vllm_engine_call": lambda *arguments, **options: None,
     }

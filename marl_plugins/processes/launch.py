@@ -60,9 +60,10 @@ class TrainingProcesses:
         self.policy, self.extensions = policy, tuple(extensions)
         self.args = args
         self.on_cpu = device == "cpu"
+        self.broadcasts = not self.on_cpu
+        """Whether engines get its weights by upstream's broadcast; else as bytes, through Ray."""
         self.tokenizer = tokenizer
-        self.max_steps = max_steps
-        self.silence = silence
+        self.max_steps, self.silence = max_steps, silence
         self.watchdog = Watchdog(self._end_silent)
         self.where: list[Process] = []
         """Where the processes run."""
@@ -209,10 +210,9 @@ class TrainingProcesses:
         except RayActorError as error:
             raise run_ended_by(self, doing, error) from error
         except RayTaskError as error:
-            if not isinstance(cause := raised_by(error), FloatingPointError):
+            if (ended := ended_by_work(self.policy, doing, raised_by(error))) is None:
                 raise
-            what = f"policy {self.policy!r}, while it {doing}: {cause}; they were neither synced nor saved"
-            raise RunEnded(what) from error
+            raise ended from error
         return results[0] if len(results) == 1 else results
 
 
@@ -268,6 +268,15 @@ def run_ended_by(processes: TrainingProcesses, doing: str, error: RayActorError)
         )
     reason = str(raised_by(error)).splitlines()[0]
     return RunEnded(f"a training process of policy {processes.policy!r} died while the policy {doing}: {reason}")
+
+
+def ended_by_work(policy: str, doing: str, cause: Exception) -> RunEnded | None:
+    """Returns what ends the run when a process has raised something that is known; None for what is not."""
+    if isinstance(cause, RunEnded):
+        return RunEnded(str(cause))
+    if isinstance(cause, FloatingPointError):
+        return RunEnded(f"policy {policy!r}, while it {doing}: {cause}; they were neither synced nor saved")
+    return None
 
 
 def not_started(policy: str, model: str, error: RayTaskError | RayActorError) -> ConfigurationError | RunEnded:

@@ -37,7 +37,7 @@ upstream_actor.NaiveReplayBuffer = MicroBatchBuffer  # looked up there by the tr
 class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadata__.modified_class):  # type: ignore[misc]
     """One training process of a policy."""
 
-    reference: _Reference | None = None
+    reference: Reference | None = None
 
     def init_model_from_pretrained(
         self,
@@ -143,14 +143,14 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
         return blob
 
 
-class _Reference:
+class Reference:
     """A frozen model in the policy's process, with the two attributes that upstream's `forward` reads."""
 
     def __init__(self, model: Actor, strategy: DeepspeedStrategy):
         self.model, self.strategy = model, strategy
 
 
-def _reference(strategy: DeepspeedStrategy, pretrain: str) -> _Reference:
+def _reference(strategy: DeepspeedStrategy, pretrain: str) -> Reference:
     actor = upstream_actor.Actor(
         pretrain,
         attn_implementation=strategy.args.ds.attn_implementation,
@@ -158,7 +158,7 @@ def _reference(strategy: DeepspeedStrategy, pretrain: str) -> _Reference:
         param_dtype=strategy.args.ds.param_dtype,
         temperature=strategy.args.rollout.temperature,
     )
-    return _Reference(actor.eval(), strategy)
+    return Reference(actor.eval(), strategy)
 
 
 class ReferenceActor(_UpstreamReference.__ray_metadata__.modified_class):  # type: ignore[misc]

@@ -224,7 +224,7 @@ def of_step(
     """
     return {
         **of_updates(prepared, updates),
-        "engines/restarted": float(sum(p.engines.restarted for p in policies)),
+        "engines/restarted": float(sum(p.engines.restarted for p in policies if p.owns_engines)),
         **{f"seconds/{name}": value for name, value in seconds.items()},
         "tokens_per_second": tokens / seconds["rollout"],
     }

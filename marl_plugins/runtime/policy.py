@@ -27,7 +27,7 @@ from marl_plugins.core.sequences import TokenSequence, sequences_of
 from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.hosts.devices import training_gpus
 from marl_plugins.processes.backend import OwnProcesses
-from marl_plugins.processes.engines import RestartBudget, start_engines
+from marl_plugins.processes.engines import EngineKind, EnginePool, RestartBudget, start_engines
 from marl_plugins.processes.launch import not_started
 from marl_plugins.processes.placement import bundles
 from marl_plugins.processes.upstream_trainer import UpstreamTrainer, ranks_of
@@ -75,6 +75,7 @@ class UpstreamPolicy(PolicyEngines):
         merge: Whether the rows of one conversation go through the model as one sequence, where its loss allows it.
         backend: Who gives it its training processes; None: they are its own.
         extensions: What plugins add to these, as "module:Class".
+        shared, kind: As of `PolicyEngines`.
     """
 
     def __init__(
@@ -89,13 +90,15 @@ class UpstreamPolicy(PolicyEngines):
         merge: bool = True,
         backend: ProcessBackend | None = None,
         extensions: Sequence[str] = (),
+        shared: EnginePool | None = None,
+        kind: EngineKind | None = None,
     ):
         args = copy.deepcopy(args)
         self.batching = BatchBuilder(args, merge)
         self.tokenizer = tokenizer
         belongings = (spec.name, args, device, tokenizer, max_steps, silence, extensions)
         training = (backend or OwnProcesses()).processes_of(*belongings) if spec.trainable else None
-        super().__init__(spec, args, device, restarts, silence, training)
+        super().__init__(spec, args, device, restarts, silence, training, shared, kind)
         self.starting: list[ObjectRef] = []
         """What to wait for until everything is loaded."""
         self._shared: PlacementGroup | None = None
@@ -128,8 +131,9 @@ class UpstreamPolicy(PolicyEngines):
             self._shared = bundles(training_gpus(self.args), silence)
         if self.training is not None:
             self.training.launch(self._shared)
-        self.engines.engines = start_engines(self.args, self._shared, silence)
-        self.starting = [e.sleep.remote() for e in self.engines.handles] if self.args.vllm.enable_sleep else []
+        if self.owns_engines:
+            self.engines.engines = start_engines(self.args, self._shared, silence, self.kind)
+            self.starting = [e.sleep.remote() for e in self.engines.handles] if self.args.vllm.enable_sleep else []
 
     def load(self) -> None:
         """Begins to load the models, once the engines that are to sleep do."""

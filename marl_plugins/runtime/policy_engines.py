@@ -1,4 +1,7 @@
-"""The engines of one policy, and whose weights they hold: its own newest ones, or those of the policy that it follows."""
+"""The engines of one policy, and whose weights they hold: its own newest ones, or those of the policy that it follows.
+
+Policies may share their engines, which hold the weights of each (`ProcessBackend.engines_of`); one of them owns these.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import ray
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.plan.signature import engine_signature
-from marl_plugins.processes.engines import EnginePool, RestartBudget, start_engine
+from marl_plugins.processes.engines import EngineKind, EnginePool, RestartBudget, start_engine
 from marl_plugins.processes.launch import TrainingProcesses
 
 if TYPE_CHECKING:
@@ -25,6 +28,8 @@ class PolicyEngines:
 
     Args:
         training: The policy's training processes; None for one that is not trained.
+        shared: The engines of another policy that answer for this one too; None: it has its own.
+        kind: What its own engines are; None: as always.
     """
 
     followed: PolicyEngines | None = None
@@ -40,10 +45,17 @@ class PolicyEngines:
         restarts: RestartBudget,
         silence: float,
         training: TrainingProcesses | None,
+        shared: EnginePool | None = None,
+        kind: EngineKind | None = None,
     ):
         self.spec, self.name, self.args, self.device, self.training = spec, spec.name, args, device, training
-        self.version = 0
-        replace = functools.partial(start_engine, args, silence) if device == "cpu" else None
+        self.version, self.kind, self.owns_engines = 0, kind, shared is None
+        if shared is not None:
+            self.engines = shared
+            shared.serve(spec.name, self.restore_engine)
+            return
+        replaceable = device == "cpu" or (training is not None and not self.broadcasts)
+        replace = functools.partial(start_engine, args, silence, kind) if replaceable else None
         self.engines = EnginePool(spec.name, [], replace, self.restore_engine, restarts, silence, args.balance.in_flight)
         self.engines.signature = engine_signature(args)
 
@@ -51,6 +63,11 @@ class PolicyEngines:
     def trained(self) -> bool:
         """Returns whether it is updated, whether or not its processes are running."""
         return self.spec.trainable
+
+    @property
+    def broadcasts(self) -> bool:
+        """Returns whether its engines get weights by upstream's broadcast, and so begin with the model that it begins with."""
+        return self.training is not None and self.training.broadcasts
 
     @property
     def processes(self) -> TrainingProcesses:
@@ -73,8 +90,8 @@ class PolicyEngines:
             return await self.hold(await self.weights(), version)
         self.version, self._held, name, on_all = version, None, self.name, self.engines.on_all
         done = functools.partial(self.processes.await_work, f"gave its engines version {version}")
-        with self.engines.changing(version):
-            if self.device == "cpu":
+        with self.engines.changing(name, version):
+            if not self.broadcasts:
                 blob = await self.processes.weights_to_sync()
                 await done(on_all(lambda handle: handle.load_state.remote(blob, name, version)))
             else:
@@ -88,18 +105,18 @@ class PolicyEngines:
         """See `Follower.hold`: bring the engines to these weights and call them `version`."""
         held, name = await in_daemon_thread(ray.put, weights), self.name
         self._held, self.version = held, version  # first, for an engine that is replaced meanwhile
-        with self.engines.changing(version):
+        with self.engines.changing(name, version):
             await self.engines.on_all(lambda handle: handle.load_state.remote(held, name, version))
         return True
 
     async def wake(self) -> None:
         """Wakes the engines that share their devices with the training processes, before a rollout."""
-        if self.args.vllm.enable_sleep:
+        if self.args.vllm.enable_sleep and self.owns_engines:
             await self.engines.on_all(lambda handle: handle.wake_up.remote())
 
     async def sleep(self) -> None:
         """Gives the devices to the training processes after a rollout, as upstream does (samples_generator.py:100-113)."""
-        if self.args.vllm.enable_sleep:
+        if self.args.vllm.enable_sleep and self.owns_engines:
             await self.engines.on_all(lambda handle: handle.sleep.remote())
 
     async def restore_engine(self, handle: ActorHandle) -> None:

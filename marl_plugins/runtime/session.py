@@ -116,8 +116,12 @@ class Session:
         lengths = self.schedule_lengths
         self.backend.open(run)
         extensions = extensions_of(self.plan.plugins, run)
-        self.policies = {
-            p.name: UpstreamPolicy(
+        owners = {p.name: self.backend.engines_of(run, p.name) for p in run.policies}
+        made: dict[str, UpstreamPolicy] = {}
+        owning_first = sorted(run.policies, key=lambda p: owners[p.name] != p.name)
+        for p in owning_first:
+            shares = owners[p.name] != p.name
+            made[p.name] = UpstreamPolicy(
                 p,
                 self.args[p.name],
                 run.device,
@@ -128,9 +132,10 @@ class Session:
                 merge=self.plan.options.sequences == "conversations",
                 backend=self.backend,
                 extensions=extensions,
+                shared=made[owners[p.name]].engines if shares else None,
+                kind=None if shares else self.backend.engine_kind(run, p.name),
             )
-            for p in run.policies
-        }
+        self.policies = {p.name: made[p.name] for p in run.policies}
         for policy in self.policies.values():
             policy.followed = self.policies.get(policy.spec.follows)  # an evaluation may do without it
         try:

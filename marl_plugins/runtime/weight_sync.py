@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 
 from marl_plugins.core.concurrency import all_of
 from marl_plugins.core.failures import RunEnded
-from marl_plugins.hosts import cpu
 from marl_plugins.runtime.policy import UpstreamPolicy
 from marl_plugins.runtime.session import Session
 
@@ -18,10 +17,11 @@ class WeightSync:
         self.session = session
 
     async def begin(self, resumed: bool) -> None:
-        """Syncs what a run begins with: engines have loaded the original models, and on CPU in float32 whatever is trained."""
+        """Syncs what a run begins with: engines have loaded the original models, no adapters, and on CPU in float32 whatever is
+        trained."""
         trained = self.session.trained
-        if resumed or cpu.device() == "cpu":
-            await all_of(self._sync(policy, policy.version) for policy in trained.values())
+        due = [p for p in trained.values() if resumed or not p.broadcasts]
+        await all_of(self._sync(policy, policy.version) for policy in due)
         await self._follow(trained)
 
     async def updated(self, names: Sequence[str]) -> None:
