@@ -7,6 +7,7 @@
     frozen        learning rate 0 (a few steps: nothing changes, and evaluations repeat their samples)
     coach - ROLE  the coach's final weights with one role's initial weights put back (`put_back`)
     shared        one policy for the three roles
+    adapters      tiny_adapters.yaml: the three policies as adapters of one model (only where it is named)
 
 Success of the whole system on 400 held-out problems, sampled at the training temperature: "before" is step 0, "after" the mean
 of the last three evaluations. Gains in points with 95 % t-intervals over seeds; steps to 0.65 are those of the first evaluation
@@ -39,6 +40,7 @@ ARMS: dict[str, list[str]] = {
     "coach": COACH,
     "outcome": ["--recipe", str(MATHCHAT / "tiny_outcome.yaml")],
     "shared": [*COACH, "--mapping", "shared"],
+    "adapters": ["--recipe", str(MATHCHAT / "tiny_adapters.yaml")],
     "frozen": [*COACH, "--actor.adam.lr", "0", "--max_steps", "8", "--eval.steps", "2"],
 }
 

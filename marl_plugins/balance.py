@@ -53,7 +53,7 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
-    trained = [policy.name for policy in run.policies if policy.trainable]
+    trained = [policy.name for policy in run.policies if policy.trainable and _has_engines(run, policy.name)]
     who, leave_out = at(plugin="marl_plugins.balance"), "leave out the plugin"
     if run.device != "cpu":
         got = "not on GPUs yet: upstream's weight sync has one broadcast group per policy, made at the start"
@@ -102,7 +102,7 @@ def exchanging(run: Run) -> list[list[str]]:
     """Returns the names of trained policies whose engines were started alike, two or more each."""
     groups: list[list[str]] = []
     for policy in run.policies:
-        if policy.trainable:
+        if policy.trainable and _has_engines(run, policy.name):
             mine = _signature(run, policy.name)
             group = next((g for g in groups if not differences(_signature(run, g[0]), mine)), None)
             if group is None:
@@ -110,6 +110,11 @@ def exchanging(run: Run) -> list[list[str]]:
             else:
                 group.append(policy.name)
     return [group for group in groups if len(group) > 1]
+
+
+def _has_engines(run: Run, policy: str) -> bool:
+    """Returns whether a policy has engines of its own: adapters of one model are answered by the same."""
+    return run.processes is None or run.processes.engines_of(run, policy) == policy
 
 
 def _signature(run: Run, policy: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ SHIPPED = (
     "marl_plugins.balance",
     "marl_plugins.streaming",
     "marl_plugins.process_groups",
+    "marl_plugins.adapters",
     "marl_plugins.flat_sync",
     "marl_plugins.filter_agents_data",
     "marl_plugins.cooperation",

@@ -121,7 +121,8 @@ def test_lines_are_those_of_the_file(recipe):
             [("flags.value", "command line", "filter_agents_data.multiple")],
         ),
         (["--train.async_enable"], [("flags.refused", "command line", "train.async_enable")]),
-        (["--ds.lora.rank", "8"], [("flags.refused", "command line", "ds.lora.rank")]),
+        (["--ds.lora.rank", "8"], [("policies.adapter", "ds.lora.rank")]),
+        (["--ds.load_in_4bit"], [("flags.refused", "command line", "ds.load_in_4bit")]),
         (["--ds.packing_samples", "--ds.attn_implementation", "flex"], [("devices.packing", "ds.packing_samples")]),
         (["--ds.ring_attn_size", "2"], [("devices.ring_attention",)]),
         (

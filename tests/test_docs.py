@@ -302,6 +302,9 @@ def test_the_readmes_links_and_commands_exist():
 
 WORKERS = {
     "flat_sync/worker.py",
+    "adapters/worker.py",
+    "adapters/processes.py",
+    "adapters/engine.py",
     "streaming/worker.py",
     "process_groups/worker.py",
     "process_groups/room.py",

@@ -488,6 +488,21 @@ def test_agents_that_differ_in_a_run_wide_option_are_an_error(config):
     assert found == [("imports.unequal", "mathchat.yaml:22", "train_batch_size")]
 
 
+def test_adapters_stay_adapters(config, monkeypatch):
+    """An alpha without a rank, which their defaults have, is nothing; engines of adapters do not sleep."""
+    lora = "\n  lora_alpha: 32\n  target_modules: all-linear"
+    path = config(
+        ("n_samples_per_prompt: 2", f"n_samples_per_prompt: 2\n  lora_rank: 16{lora}"), ("zero_stage: 3", "zero_stage: 2")
+    )
+    run = loads(imported(path, "--model", "hub/small"), monkeypatch)
+    assert {(args.ds.lora.rank, args.ds.lora.alpha) for args in run.policy_args.values()} == {(16, 32)}
+    assert run.processes.adapters and not run.args.train.colocate_all
+    whole = config(("lora_rank: 16", "lora_rank: 0"))
+    assert (
+        loads(imported(whole, "--model", "hub/small", folder=path.parent / "whole"), monkeypatch).args.ds.lora.alpha == 16
+    )
+
+
 def test_impossible_numbers_are_fixed_and_reported(config, monkeypatch, capsys):
     path = config(
         ("n_samples_per_prompt: 2", "n_samples_per_prompt: 3\n  train_batch_size: 16"),

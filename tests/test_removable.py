@@ -24,6 +24,7 @@ CAPABILITIES = {
     "streaming": (["streaming"], 0),
     "process groups": (["process_groups"], 0),
     "flat sync": (["flat_sync"], 0),
+    "adapters": (["adapters"], 0),
     "corrections": (["corrections"], 0),
     "earlier opponents": (["opponent_pool"], 0),
     "balance": (["balance"], 0),

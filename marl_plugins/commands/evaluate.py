@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -152,6 +153,26 @@ def with_models(run: Run, folder: Path, only: Sequence[str]) -> Run:
     return replace(run, policies=policies, policy_args=policy_args)
 
 
+def with_whole_models(run: Run, folder: Path) -> Run:
+    """Returns the run with adapters and their models as whole models, which are written into a folder.
+
+    Raises:
+        ConfigurationError: An adapter's model is gone, or another one's.
+    """
+    from marl_plugins.runtime.merged_model import base_of, merge
+
+    policy_args = {name: copy.deepcopy(args) for name, args in run.policy_args.items()}
+    policies = []
+    for policy in run.policies:
+        if base_of(Path(policy.model)):
+            whole = folder / policy.name
+            merge(Path(policy.model), whole)
+            policy = replace(policy, model=str(whole))
+            policy_args[policy.name].actor.model_name_or_path = str(whole)
+        policies.append(policy)
+    return replace(run, policies=tuple(policies), policy_args=policy_args)
+
+
 def evaluate(plan: Plan) -> dict[str, Any]:
     """Returns the held-out outcome with its interval; what is lost to infrastructure is in neither and is counted apart.
 
@@ -174,8 +195,10 @@ def evaluate(plan: Plan) -> dict[str, Any]:
         terminated_like_interrupted(),
         asyncio.Runner() as loop,
         plugins_started(loop, plan, "evaluate"),
+        tempfile.TemporaryDirectory() as folder,
     ):
         with display.phase("loading tasks and tokenizers", announce=True):
+            plan = replace(plan, run=with_whole_models(run, Path(folder)))
             session = Session(plan)
         if not session.eval_tasks:
             raise ConfigurationError(NO_TASKS)
@@ -188,5 +211,5 @@ def evaluate(plan: Plan) -> dict[str, Any]:
             work = evaluation(session.rollout, session.eval_tasks, run.args.eval, display)
             result, trajectories = run_until_terminated(loop, session, work)
     display.evaluation(None, result, trajectories)
-    models = {p.name: p.model for p in run.policies}
+    models = {p.name: p.model for p in run.policies}  # as they were named
     return {**{name.removeprefix("eval/"): value for name, value in result.items()}, "models": models}

@@ -49,6 +49,12 @@ def marl_configure(run: Run) -> list[Problem]:
         got = "on CPU the whole state is one object anyway"
         fix = "the plugin is for GPUs, and no run there has been recorded"
         return [Problem("flat_sync.cpu", who, got, fix=fix, severity="warning")]
+    if any(run.policy_args[p.name].ds.lora.rank for p in run.policies if p.trainable):
+        got, fix = (
+            "adapters go to engines as bytes, without a broadcast that large pieces could replace",
+            "leave out the plugin",
+        )
+        return [Problem("flat_sync.adapters", who, got, fix=fix, flags=("ds.lora.rank",))]
     if run.args.vllm.sync_with_ray:
         got = "--vllm.sync_with_ray uses groups of Ray's, and this plugin torch's"
         return [Problem("flat_sync.ray", who, got, fix="leave out either", flags=("vllm.sync_with_ray",))]

@@ -31,7 +31,7 @@ class Flag(NamedTuple):
 
 
 _ASYNC = "asynchronous training of several policies is not supported yet"
-_LORA = "adapters are not supported yet"
+_LORA = "with --plugin marl_plugins.adapters"
 _VLM = "vision-language models are not supported yet"
 _REWARD_MODEL = "rewards come from the recipe's grader, a coach plugin or --reward.remote_url file.py"
 _SEQUENCE = "on GPUs, with packing; ring_flash_attn has not been run here yet"
@@ -128,11 +128,11 @@ _NOTED: dict[str, Flag] = {
     ),
     "rollout.max_tokens_per_gpu": Flag("policy", "default: --train.max_tokens_per_gpu"),
     "train.max_tokens_per_gpu": Flag("policy", "with --train.dynamic_batch_enable"),
-    "ds.load_in_4bit": Flag("refused", _LORA),
-    "ds.lora.rank": Flag("refused", _LORA),
-    "ds.lora.alpha": Flag("refused", _LORA),
-    "ds.lora.target_modules": Flag("refused", _LORA),
-    "ds.lora.dropout": Flag("refused", _LORA),
+    "ds.load_in_4bit": Flag("refused", "engines would sample from other weights than training has"),
+    "ds.lora.rank": Flag("policy", f"above 0 the policy is an adapter of its model, {_LORA}"),
+    "ds.lora.alpha": Flag("policy", _LORA),
+    "ds.lora.target_modules": Flag("policy", _LORA),
+    "ds.lora.dropout": Flag("policy", f"{_LORA}, which takes 0 only"),
     "ds.deepcompile": Flag("refused", "not tried with accumulation that changes from step to step"),
     "ds.ring_attn_size": Flag("policy", _SEQUENCE),
     "ds.ring_attn_head_stride": Flag("policy", _SEQUENCE),

@@ -122,6 +122,13 @@ SEAMS = (
         "its metrics leave weightless rows out",
         WINDOWED,
     ),
+    Seam("models.actor", "AutoModelForCausalLM", None, "looked up there by Actor; adapters of a model share its weights"),
+    Seam(
+        "trainer.ray.launcher",
+        "BaseDistributedActor.__init__",
+        "self, world_size, rank, master_addr, master_port",
+        "a process that adapters share is one",
+    ),
     Seam("trainer.ray.launcher", "ReferenceModelActor", None, "subclassed"),
     Seam(
         "trainer.ray.launcher",

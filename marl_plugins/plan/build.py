@@ -27,7 +27,7 @@ from marl_plugins.loading import line_of
 from marl_plugins.manager import Plugins, need_step
 from marl_plugins.plan.calls import check_calls
 from marl_plugins.plan.checks.numbers import check_numbers, with_policies_named
-from marl_plugins.plan.checks.policies import check_followers, check_policies
+from marl_plugins.plan.checks.policies import check_adapters, check_followers, check_policies
 from marl_plugins.plan.checks.roles import check_roles
 from marl_plugins.plan.files import check_files, check_workflow_file
 from marl_plugins.plan.flags import (
@@ -135,6 +135,7 @@ def build_plan(words: Sequence[str]) -> Plan:
     problems += check_calls(request.recipe, request.origins, tools or {}, sent=not request.recipe.workflow)
     run = with_policies(replace(draft, tools=tools or {}), request, plugins, flags, problems)
     plan = Plan(run, plugins, request.options)
+    problems += check_adapters(run)
     problems += check_numbers(run)
     problems += check_files(plan, request.origins)
     problems += [] if tools is None else check_workflow_file(plan, request.origins)

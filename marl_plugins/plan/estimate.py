@@ -54,7 +54,11 @@ def estimate(plan: Plan) -> dict[str, Any]:
     found: dict[str, Any] = {
         "assumes": ASSUMES,
         "parameters": {name: f"{size / 1e9:.3g} B" for name, size in known.items()},
-        "memory": {name: memory(run.policy_args[name], size, _trained(run, name)) for name, size in known.items()},
+        "memory": {
+            name: memory(run.policy_args[name], size, _trained(run, name))
+            for name, size in known.items()
+            if run.processes is None or run.processes.engines_of(run, name) == name
+        },
         "step": f"at most {generate:.0f} s to generate, {train:.0f} s to train",
     }
     if steps := plan.counted.get("steps"):
@@ -99,10 +103,12 @@ def memory(args: SimpleNamespace, size: float, trained: bool) -> str:
 def training_memory(args: SimpleNamespace, size: float) -> tuple[dict[str, float], dict[str, float]]:
     """Returns bytes that training takes of each device, and of the host for each device, by what they are for.
 
-    A critic on the same devices counts as large as the policy.
+    A critic on the same devices counts as large as the policy. Of adapters their model counts alone, for all of them.
     """
     ranks, stage = training_gpus(args), args.ds.zero_stage
     weights, gradients = 2 * size / (ranks if stage == 3 else 1), 2 * size / (ranks if stage >= 2 else 1)
+    if args.ds.lora.rank:
+        return {"weights": weights}, {}
     parts = {"weights": weights, "gradients": gradients, "Adam": 12 * size / (ranks if stage >= 1 else 1)}
     if shares_with_reference(args):
         parts["reference"] = weights
@@ -146,10 +152,13 @@ def _token(run: Run, policy: str, size: float, trajectories: float) -> float:
 
 
 def training(run: Run, sizes: Mapping[str, float], trajectories: int) -> float:
-    """Returns the seconds in which the policy with the most to train is done."""
-    return max(
-        (_training(run, name, size, trajectories) for name, size in sizes.items() if _trained(run, name)), default=0.0
-    )
+    """Returns the seconds in which the policy with the most to train is done; adapters of one model take turns."""
+    seconds: dict[str, float] = {}
+    for name, size in sizes.items():
+        if _trained(run, name):
+            owner = name if run.processes is None else run.processes.engines_of(run, name)
+            seconds[owner] = seconds.get(owner, 0.0) + _training(run, name, size, trajectories)
+    return max(seconds.values(), default=0.0)
 
 
 def _training(run: Run, policy: str, size: float, trajectories: int) -> float:

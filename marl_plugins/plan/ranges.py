@@ -67,6 +67,9 @@ RANGES: Mapping[str, Number] = MappingProxyType(
         "reward.overlong_buffer_len": Number(float, above=0),
         "reward.stop_properly_penalty_coef": Number(float, most=1),
         "ds.zero_stage": Number(int, least=0, most=3),
+        "ds.lora.rank": Number(int, least=0, most=512, because="vLLM's engines know no larger adapters"),
+        "ds.lora.alpha": at_least(1),
+        "ds.lora.dropout": between(0, 1),
     }
 )
 

@@ -36,7 +36,9 @@ def engine_signature(args: SimpleNamespace) -> dict[str, Any]:
     vllm = vars(args.vllm)
     flags = {f"vllm.{name}": vllm[name] for name in FLAGS if name in vllm}
     flags |= {"data.max_len": args.data.max_len, "train.full_determinism_enable": args.train.full_determinism_enable}
-    return {**_of_model(args.actor.model_name_or_path), **{f"--{name}": value for name, value in flags.items()}}
+    model = args.actor.model_name_or_path
+    adapters = {"adapters of": model} if args.ds.lora.rank else {}  # another model's would change their weights too
+    return {**_of_model(model), **adapters, **{f"--{name}": value for name, value in flags.items()}}
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

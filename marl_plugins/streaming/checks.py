@@ -133,9 +133,9 @@ def memory(run: Run, policy: Policy) -> Problem:
     keys = len(roles) if by_role and run.estimator == "reinforce" else 1
     sums = keys * (run.advantages.accumulators if run.advantages else 2)
     sums += bool(args.actor.entropy_coef or (args.algo.kl.use_loss and args.algo.kl.init_coef > 0))
-    size = parameters(policy.model)
+    size = None if args.ds.lora.rank else parameters(policy.model)  # of an adapter only what is trained
     together = f", {gb(4 * sums * size)} altogether" if size else ""
-    got = f"keeps {4 * sums} bytes of float32 a parameter{together} on each of its ranks, whatever its ZeRO stage"
+    got = f"keeps {4 * sums} bytes of float32 a trained parameter{together} on each of its ranks, whatever its ZeRO stage"
     return Problem(
         "streaming.memory", at(policy=policy.name, plugin=WHO, flag="streaming.gradients"), got, severity="warning"
     )

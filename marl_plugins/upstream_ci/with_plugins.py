@@ -4,7 +4,7 @@ from marl_plugins.loading import present
 from marl_plugins.manager import Plugins
 from marl_plugins.plugin_names import SHIPPED
 
-PLUGINS = Plugins(present(SHIPPED))
+PLUGINS = Plugins([name for name in present(SHIPPED) if name != "marl_plugins.adapters"])  # one back-end at a time
 
 # Importing each of them puts its subclass where upstream looks it up.
 import marl_plugins.processes.policy_actor  # noqa: E402  # isort: skip

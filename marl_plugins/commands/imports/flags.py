@@ -26,8 +26,11 @@ class Flags:
 def translate_flags(source: Source, agents: Sequence[Agent], report: Report) -> Flags:
     flags = Flags()
     estimator = _estimator(source, agents, report)
+    adapters = _values("lora_rank", options.FLAGS_OF["lora_rank"], agents)
     for theirs, option in options.FLAGS_OF.items():
         values = _values(theirs, option, agents)
+        if option.flag.startswith("ds.lora."):  # theirs has an alpha and targets for whole models too
+            values = {role: value for role, value in values.items() if role in adapters}
         if not values:
             continue
         estimators = options.only_with(option.flag)
@@ -51,6 +54,8 @@ def translate_flags(source: Source, agents: Sequence[Agent], report: Report) -> 
         flags.run["groups.by"] = "task+role+turn"
         report.note(f"estimator {estimator}: groups.by task+role+turn was chosen; their groups are not formed that way")
     _set_length(source, agents, flags.run, report)
+    if adapters:
+        _fit_adapters(flags.run, report)
     _fit_engines(flags.run, report)
     _fit_batch(flags.run, report)
     return flags
@@ -104,6 +109,13 @@ def _set_length(source: Source, agents: Sequence[Agent], flags: dict[str, Any], 
     if longest is not None:
         flags["data.max_len"] = int(longest)
         report.take("max_len, prompt_max_len", f"`data.max_len: {longest}`")
+
+
+def _fit_adapters(flags: dict[str, Any], report: Report) -> None:
+    """Gives engines devices of their own: with adapters they cannot sleep."""
+    sharing = [flag for flag in ("train.colocate_all", "vllm.enable_sleep", "ds.enable_sleep") if flags.pop(flag, None)]
+    if sharing:
+        report.note(f"lora_rank: engines with adapters do not sleep here; left out: {', '.join(sharing)}")
 
 
 def _fit_engines(flags: dict[str, Any], report: Report) -> None:

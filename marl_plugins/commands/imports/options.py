@@ -107,6 +107,10 @@ FLAGS_OF: dict[str, Option] = {
     "flash_attn": Option("ds.attn_implementation", _when("flash_attention_2")),
     "use_liger_kernel": Option("ds.use_liger_kernel"),
     "bf16": Option("ds.param_dtype", _when("bf16")),
+    "lora_rank": Option("ds.lora.rank", _unless(0), "with `plugins: [marl_plugins.adapters]`"),
+    "lora_alpha": Option("ds.lora.alpha", note="where lora_rank is given"),
+    "lora_dropout": Option("ds.lora.dropout", _unless(0)),
+    "target_modules": Option("ds.lora.target_modules", note="where lora_rank is given"),
     "disable_fast_tokenizer": Option("data.disable_fast_tokenizer"),
     "critic_pretrain": Option("critic.model_name_or_path"),
     "critic_learning_rate": Option("critic.adam.lr"),
@@ -148,7 +152,6 @@ READ: dict[str, str] = {
 
 _CREDIT = "credit models are not supported"
 _PACKED = "how sequences are packed is a choice of the machine: --ds.packing_samples, --train.dynamic_batch_enable"
-_LORA = "adapters are not supported yet"
 _REWARD = "rewards come from the grader and the coach"
 _LOG = "set the tracker on the command line (--logger.*); keys are never copied"
 _OUTPUT = "where a run writes is set on the command line (--ckpt.output_dir, --ckpt.path)"
@@ -187,7 +190,7 @@ LEFT_OUT: dict[str, str] = {
     **dict.fromkeys(
         ("rollout_max_tokens_per_gpu", "ring_attn_size", "ring_head_stride", "ds_tensor_parallel_size"), _PACKED
     ),
-    **dict.fromkeys(("load_in_4bit", "lora_rank", "lora_alpha", "lora_dropout", "target_modules"), _LORA),
+    "load_in_4bit": "engines would sample from other weights than training has",
     **dict.fromkeys(("reward_pretrain", "remote_rm_url", "reward_num_nodes", "reward_num_gpus_per_node"), _REWARD),
     **dict.fromkeys(("colocate_critic_reward", "allow_label_list", "separate_label_list", "verifier_score_coef"), _REWARD),
     **dict.fromkeys(("use_wandb", "wandb_org", "wandb_group", "wandb_project", "wandb_run_name", "use_tensorboard"), _LOG),

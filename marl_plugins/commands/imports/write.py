@@ -26,6 +26,8 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.hosts import cpu
 
+COACH = "marl_plugins.coach"
+
 
 @dataclass(frozen=True)
 class ImportRequest:
@@ -135,6 +137,8 @@ def _add_flags(recipe: dict[str, Any], source: Source, agents: list[Agent], want
     translated = flags.translate_flags(source, agents, report)
     policies.merge_flags(recipe, translated.policies)
     recipe["flags"] = translated.run
+    if any("ds.lora.rank" in own for own in (translated.run, *translated.policies.values())):
+        recipe["plugins"] = ["marl_plugins.adapters"]
 
 
 def _add_coach(recipe: dict[str, Any], source: Source, report: Report) -> dict[str, str]:
@@ -142,7 +146,7 @@ def _add_coach(recipe: dict[str, Any], source: Source, report: Report) -> dict[s
     found = coach.translate_coach(source, report)
     if found is None:
         return {}
-    recipe["plugins"] = ["marl_plugins.coach"]
+    recipe["plugins"] = [*recipe.get("plugins", []), COACH]
     recipe["flags"] |= found.flags
     return found.files
 
@@ -150,7 +154,7 @@ def _add_coach(recipe: dict[str, Any], source: Source, report: Report) -> dict[s
 def _add_tasks(recipe: dict[str, Any], source: Source, wanted: ImportRequest, report: Report) -> dict[str, str]:
     """`grader:` and `tasks:`; their files."""
     files = {}
-    grader = tasks.read_grader(source, wanted.grader, "plugins" in recipe, report)
+    grader = tasks.read_grader(source, wanted.grader, COACH in recipe.get("plugins", ()), report)
     if grader is not None:
         recipe["grader"] = "grader.py"
         files["grader.py"] = grader

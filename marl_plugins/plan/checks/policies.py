@@ -10,6 +10,7 @@ from marl_plugins.core.policy import Policy
 from marl_plugins.core.problems import Problem, at, meant
 from marl_plugins.core.recipe import PolicyConfig
 from marl_plugins.core.recipe_yaml import Origins
+from marl_plugins.plan.checks.numbers import with_policies_named
 from marl_plugins.plan.checks.roles import NAME
 from marl_plugins.run import Run
 
@@ -94,3 +95,26 @@ def _follower(run: Run, policy: Policy, by_name: Mapping[str, Policy]) -> Iterat
         )
         fix = "use `trainable: false` with a model of its own"
         yield "follows", Problem("policies.follower_on_gpus", got=got, fix=fix)
+
+
+OF_ADAPTERS = ("ds.lora.alpha", "ds.lora.target_modules", "ds.lora.dropout")
+
+
+def check_adapters(run: Run) -> list[Problem]:
+    """Returns the policies that are to be adapters where they cannot be, and flags of adapters of policies that are none."""
+    ranks = {p.name: run.policy_args[p.name].ds.lora.rank for p in run.policies if p.trainable}
+    whole = run.processes is not None and not run.processes.adapters
+    got, fix = (
+        "it is to be an adapter of its model, and in this run a policy is a whole model",
+        "add --plugin marl_plugins.adapters",
+    )
+    refused = Problem("policies.adapter", at(flag="ds.lora.rank"), got, fix=fix)
+    problems = with_policies_named({name: [refused] if rank and whole else [] for name, rank in ranks.items()})
+    for flag in OF_ADAPTERS:
+        name = flag.rpartition(".")[2]
+        for_all = getattr(run.args.ds.lora, name)
+        own = [p for p, rank in ranks.items() if not rank and getattr(run.policy_args[p].ds.lora, name) != for_all]
+        if own or (flag in run.given and ranks and not any(ranks.values())):
+            where, got = at(policy=own, flag=flag), "it is for adapters, and --ds.lora.rank is 0"
+            problems.append(Problem("policies.no_rank", where, got, fix="give a rank, or remove it"))
+    return problems

@@ -1,0 +1,70 @@
+"""The back-end that gives adapters of one model the same training processes and engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from marl_plugins.adapters.bases import base_of, bases_of
+from marl_plugins.adapters.checks import check_adapters
+from marl_plugins.processes.backend import OwnProcesses
+
+if TYPE_CHECKING:
+    from marl_plugins.adapters.processes import SharedProcesses
+    from marl_plugins.core.problems import Problem
+    from marl_plugins.processes.engines import EngineKind
+    from marl_plugins.processes.launch import TrainingProcesses
+    from marl_plugins.run import Run
+
+PREFILL_TOKENS = 1024
+"""Prompt tokens of one engine step on CPU, where vLLM copies an adapter's matrices for each of them."""
+
+
+class SharedBases(OwnProcesses):
+    """One group of training processes and one pool of engines for each model with adapters; other policies have their own."""
+
+    adapters = True
+
+    def __init__(self) -> None:
+        self.shared: dict[str, SharedProcesses] = {}
+        """By adapter, the training processes of its model, once they are open."""
+
+    def problems(self, run: Run) -> list[Problem]:
+        return check_adapters(run)
+
+    def devices(self, run: Run) -> Mapping[str, int]:
+        needed = dict(super().devices(run))
+        for base in bases_of(run):
+            for name in base.trained:
+                del needed[name]
+            needed[f"adapters of {base.model}"] = base.ranks(run)
+        return needed
+
+    def engines_of(self, run: Run, policy: str) -> str:
+        base = base_of(run, policy)
+        return base.owner if base else policy
+
+    def engine_kind(self, run: Run, policy: str) -> EngineKind | None:
+        base = base_of(run, policy)
+        if base is None:
+            return None
+        from marl_plugins.adapters.engine import RemoteAdapterEngine
+        from marl_plugins.processes.engines import EngineKind
+
+        tokens = {"max_num_batched_tokens": PREFILL_TOKENS} if run.device == "cpu" else {}
+        return EngineKind(RemoteAdapterEngine, {"adapters": base.slots, "rank": base.engine_rank(run), **tokens})
+
+    def open(self, run: Run) -> None:
+        from marl_plugins.adapters.processes import SharedProcesses
+
+        for base in bases_of(run):
+            self.shared |= dict.fromkeys(base.trained, SharedProcesses())
+
+    def processes_of(self, *belongings: Any) -> TrainingProcesses:
+        from marl_plugins.adapters.processes import AdapterProcesses
+
+        shared = self.shared.get(belongings[0])
+        return AdapterProcesses(shared, *belongings) if shared else super().processes_of(*belongings)
+
+    def close(self) -> None:
+        self.shared = {}

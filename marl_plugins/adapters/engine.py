@@ -1,0 +1,166 @@
+"""An engine that answers for the adapters of a model, each with weights and a version of its own, and for the model itself.
+
+A request goes to vLLM as adapter `POLICY@VERSION`: prefixes are cached by that name. A push replaces an adapter in the worker's
+memory, while the others go on sampling; what an adapter has sampled over its own push belongs to no version and is asked again.
+
+There is one slot more than adapters, and it stays empty: vLLM 0.29 answers a request without an adapter, beside others with one,
+by the last slot on CPU (vLLM pull requests 48421 and 49656). Fewer slots than adapters would make it evict one that is in use
+(issue 47724).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+from marl_plugins.processes.engine_actor import HeldWeights, RolloutActor  # isort: skip  # first: it installs the host support
+
+import ray
+import torch
+from vllm import SamplingParams
+from vllm.inputs import TokensPrompt
+from vllm.lora.request import LoRARequest
+from vllm.utils import random_uuid
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from marl_plugins.adapters.blob import packed, unpacked
+from marl_plugins.core.failures import RunEnded
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput
+    from vllm.v1.worker.worker_base import WorkerBase
+
+PROBE = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=0, detokenize=False)
+PROBE_IDS = (1, 2, 3, 4)
+PROBE_STD = 0.5
+"""Of B in the adapter that an engine is probed with: no answer is like the model's own. A new adapter's B is 0, and it answers as
+the model does."""
+
+
+def set_adapter(worker: WorkerBase, blob: bytes, number: int) -> None:
+    """Runs inside a vLLM worker: put an adapter into its slot, in the place of the one that was there.
+
+    Raises:
+        ValueError: It has weights for modules that the engine has no adapters for, or a rank above the engine's.
+    """
+    from vllm.lora.lora_model import LoRAModel
+    from vllm.lora.peft_helper import PEFTHelper
+
+    outer = worker.model_runner.lora_manager
+    manager = outer._adapter_manager
+    tensors, config = unpacked(bytes(blob))
+    helper = PEFTHelper.from_dict(config)
+    helper.validate_legal(outer.lora_config)
+    dtype = outer.lora_config.lora_dtype
+    adapter = LoRAModel.from_lora_tensors(number, tensors, helper, device="cpu", dtype=dtype)
+    known = {*manager.modules, *(name for parts in manager.packed_modules.values() for name in parts)}
+    if unknown := sorted(adapter.loras.keys() - known):
+        raise ValueError(f"the engine has no adapters for modules {', '.join(unknown[:3])} (--ds.lora.target_modules)")
+    manager.remove_adapter(number)
+    manager.add_adapter(adapter)
+    manager.activate_adapter(number)
+
+
+class AdapterEngine(RolloutActor):
+    """An engine of a model and its adapters.
+
+    Args:
+        adapters: The number of each policy's adapter, from 1. Any other policy is the model itself.
+        rank: The largest rank that it takes.
+        args, kwargs: As upstream's.
+    """
+
+    async def __init__(self, *args: Any, adapters: Mapping[str, int], rank: int, **kwargs: Any) -> None:  # type: ignore[misc]
+        self.numbers = dict(adapters)
+        self.held_by: dict[str, HeldWeights] = {}
+        self.loaded: set[str] = set()
+        """The policies whose adapters are in their slots; the others answer as the model, which a new adapter equals."""
+        slots = len(adapters) + 1
+        kwargs |= {"enable_lora": True, "max_loras": slots, "max_cpu_loras": slots, "max_lora_rank": rank}
+        await super().__init__(*args, **kwargs)
+
+    def held_for(self, asked: str) -> HeldWeights:
+        return self.held_by.setdefault(asked, HeldWeights(asked))
+
+    async def identify(self, policy: str, version: int) -> int:
+        """Says which version a policy has from now on, and returns the engine's process id."""
+        held = self.held_for(policy)
+        held.epoch += version != held.version
+        held.version = version
+        return os.getpid()
+
+    async def load_state(self, blob: bytes, policy: str, version: int) -> int:
+        """Takes over a policy's adapter (`blob.packed`), and returns the number of its slot.
+
+        Raises:
+            RunEnded: The engine cannot take it, or does not answer as it should beside it.
+        """
+        if policy not in self.numbers:
+            raise RunEnded(f"policy {policy!r} is the model itself in this engine, and has no adapter")
+        held, number = self.held_for(policy), self.numbers[policy]
+        held.epoch += 1
+        held.version = -1
+        try:
+            if policy not in self.loaded:
+                await self._probe(blob, policy)
+            await self.llm.collective_rpc(set_adapter, args=(blob, number))
+        except EngineDeadError:  # it is replaced
+            raise
+        except Exception as error:  # of vLLM's worker, as whatever its transport makes of it
+            raise RunEnded(f"policy {policy!r}: its engine cannot take its adapter: {error}") from error
+        self.loaded.add(policy)
+        held.version = version
+        return number
+
+    async def complete(self, ids: list[int], params: SamplingParams, held: HeldWeights) -> RequestOutput:
+        """Returns vLLM's answer by a policy's adapter, or by the model."""
+        adapter = f"{held.policy}@{held.version}" if held.policy in self.loaded else ""
+        return await self._ask(ids, params, adapter, self.numbers.get(held.policy, 0))
+
+    async def _ask(self, ids: list[int], params: SamplingParams, name: str, number: int) -> RequestOutput:
+        request = LoRARequest(name, number, "memory") if name else None
+        prompt, last = TokensPrompt(prompt_token_ids=ids), None
+        async for answer in self.llm.generate(prompt, deepcopy(params), request_id=random_uuid(), lora_request=request):
+            last = answer
+        assert last is not None, "vLLM has ended a request without an answer"
+        return last
+
+    async def _probe(self, blob: bytes, policy: str) -> None:
+        """Asks for an adapter whose answers differ from the model's, and for the model beside it.
+
+        Raises:
+            RuntimeError: The adapter changes nothing, or changes what the model says.
+        """
+        tensors, config = unpacked(blob)
+        draw = torch.Generator().manual_seed(self.numbers[policy])
+        for name, tensor in tensors.items():
+            if "lora_B" in name:
+                tensors[name] = PROBE_STD * torch.randn(tensor.shape, generator=draw)
+        number = self.numbers[policy]
+        await self.llm.collective_rpc(set_adapter, args=(packed(tensors, config), number))
+        name, ids = f"{policy}@probe", list(PROBE_IDS)
+        alone = await self._ask(ids, PROBE, "", 0)
+        beside, adapted = await asyncio.gather(self._ask(ids, PROBE, "", 0), self._ask(ids, PROBE, name, number))
+        effect, leak = distance(alone, adapted), distance(alone, beside)
+        if effect < 0.05:
+            raise RuntimeError(f"an adapter of {config['r']} ranks changes nothing of what it answers")
+        if leak > effect / 10:
+            got = f"log-probs that are off by {leak:.2g} (the adapter's: {effect:.2g})"
+            raise RuntimeError(f"beside an adapter it answers for the model with {got}")
+
+
+def distance(one: RequestOutput, other: RequestOutput) -> float:
+    """Returns the mean absolute difference of two answers' log-probs, up to the first token in which they differ."""
+    first, second = one.outputs[0], other.outputs[0]
+    found: list[float] = []
+    for a, b, of_a, of_b in zip(first.token_ids, second.token_ids, first.logprobs, second.logprobs, strict=True):
+        found.append(abs(of_a[a].logprob - of_b[b].logprob))
+        if a != b:
+            break
+    return sum(found) / len(found)
+
+
+RemoteAdapterEngine = ray.remote(AdapterEngine)

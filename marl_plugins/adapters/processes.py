@@ -1,0 +1,178 @@
+"""The training processes of a model, as its adapters see them from the controller.
+
+A process holds the model once and a member for each adapter (worker.py). What is asked of an adapter goes to its member:
+
+    AdapterProcesses("solver")  ->  MemberHandle  ->  SharedActor.call("solver", "fit", ...)  ->  AdapterActor.fit(...)
+
+Members' collective operations have the same shapes. Were two ranks asked for two adapters in different orders, nothing would fail:
+the gradients of the one would be averaged with those of the other. So everything that is asked of a model's processes is asked
+under one lock, and the next adapter's turn begins when all ranks have answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from marl_plugins.adapters.worker import RemoteSharedActor
+from marl_plugins.hosts.devices import ranks_of_one_sequence, training_gpus
+from marl_plugins.processes.launch import TrainingProcesses
+from marl_plugins.processes.placement import bundles
+
+import ray  # isort: skip
+from openrlhf.trainer.ray.launcher import RayActorGroup  # isort: skip  # after the host support, installed above
+from ray.util.placement_group import remove_placement_group  # isort: skip
+
+if TYPE_CHECKING:
+    from types import SimpleNamespace
+
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
+    from ray.util.placement_group import PlacementGroup
+
+
+class MemberHandle:
+    """One rank of an adapter, called as a Ray actor of its own would be: `handle.fit.remote(...)`."""
+
+    def __init__(self, process: ActorHandle, policy: str):
+        self.process, self.policy = process, policy
+
+    def __getattr__(self, method: str) -> MemberMethod:
+        if method.startswith("_"):
+            raise AttributeError(method)
+        return MemberMethod(self.process, self.policy, method)
+
+
+class MemberMethod:
+    """A method of a rank of an adapter."""
+
+    def __init__(self, process: ActorHandle, policy: str, method: str):
+        self.process, self.policy, self.method = process, policy, method
+
+    def remote(self, *arguments: Any, **named: Any) -> ObjectRef:
+        reference: ObjectRef = self.process.call.remote(self.policy, self.method, *arguments, **named)
+        return reference
+
+
+class MemberGroup(RayActorGroup):  # type: ignore[misc]
+    """Upstream's group of an adapter's ranks, which live in processes that are there."""
+
+    def _initiate_actors(self, pg: Any, num_gpus_per_actor: float) -> None:
+        self._actor_handlers: list[MemberHandle] = []
+
+
+class SharedProcesses:
+    """The training processes of one model."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.group: RayActorGroup | None = None
+        """Upstream's group, once it is launched."""
+        self._placement: PlacementGroup | None = None
+
+    def launch(self, args: SimpleNamespace, seconds: float) -> None:
+        """Begins to start the processes, once, however many adapters ask for it.
+
+        Args:
+            args: Those of any adapter: what concerns processes is equal in all.
+            seconds: How long their devices may take to be free.
+        """
+        if self.group is not None:
+            return
+        ranks = training_gpus(args)
+        self._placement = bundles(ranks, seconds) if ranks > 1 else None
+        nodes, each = args.actor.num_nodes, args.actor.num_gpus_per_node
+        self.group = RayActorGroup(nodes, each, RemoteSharedActor, self._placement, 1, ranks_of_one_sequence(args))
+
+    def handles(self) -> Sequence[ActorHandle]:
+        """Returns Ray's handles of the processes, by rank."""
+        return self.group._actor_handlers if self.group is not None else ()
+
+    def member(self, policy: str, args: SimpleNamespace) -> MemberGroup:
+        """Returns an adapter's group."""
+        nodes, each = args.actor.num_nodes, args.actor.num_gpus_per_node
+        group = MemberGroup(nodes, each, RemoteSharedActor, duplicate_actors=ranks_of_one_sequence(args))
+        group._actor_handlers = [MemberHandle(handle, policy) for handle in self.handles()]
+        return group
+
+    def end(self) -> None:
+        """Ends all processes, and gives their devices back."""
+        for handle in self.handles():
+            with contextlib.suppress(ray.exceptions.RayActorError):
+                ray.kill(handle)
+        if self._placement is not None:
+            remove_placement_group(self._placement)
+        self.group, self._placement = None, None
+
+
+class AdapterProcesses(TrainingProcesses):
+    """An adapter's training processes, which it shares with the other adapters of its model.
+
+    The end of one is the end of all: an adapter without the others' processes has none either.
+
+    Args:
+        shared: The processes of its model.
+        belongings: As of `TrainingProcesses`.
+    """
+
+    def __init__(self, shared: SharedProcesses, *belongings: Any):
+        super().__init__(*belongings)
+        self.shared, self.broadcasts = shared, False
+        self._turn: set[asyncio.Future[Any]] | None = None
+        """What is awaited of the processes in this adapter's turn; None while it is not."""
+
+    def launch(self, shared: PlacementGroup | None) -> None:
+        """Begins to start the processes, unless another adapter has."""
+        self.shared.launch(self.args, self.silence)
+        self.groups = {"policy": self.shared.member(self.policy, self.args)}
+
+    def load(self, engines: Sequence[ActorHandle]) -> list[ObjectRef]:
+        """See `TrainingProcesses.load`; engines get adapters as bytes, so that there is no broadcast to set up."""
+        return super().load(())
+
+    @property
+    def with_reference(self) -> bool:
+        """Returns whether a reference is needed: it is the model without the adapter, on all devices."""
+        return bool(self.args.algo.kl.init_coef > 0)
+
+    @contextlib.asynccontextmanager
+    async def active(self) -> AsyncIterator[None]:
+        """Waits until no other adapter of the model computes; the one that has asked first is next.
+
+        A turn that is given up ends when what was asked in it has been answered: until then ranks may still be asked for it.
+        """
+        await self.shared.lock.acquire()
+        self._turn = set()
+        try:
+            yield
+        finally:
+            left, self._turn = asyncio.gather(*self._turn, return_exceptions=True), None
+            if left.done():
+                self.shared.lock.release()
+            else:
+                left.add_done_callback(lambda _: self.shared.lock.release())
+
+    async def await_work(self, doing: str, *work: Any) -> Any:
+        """See `TrainingProcesses.await_work`; work of a turn goes on when it is given up."""
+        if self._turn is None:
+            return await super().await_work(doing, *work)
+        task = asyncio.ensure_future(super().await_work(doing, *work))
+        self._turn.add(task)
+        task.add_done_callback(self._turn.discard)
+        return await asyncio.shield(task)
+
+    async def weights(self) -> ObjectRef:
+        """Returns a reference to the adapter, as safetensors bytes; it has been read by then."""
+        async with self.active():
+            reference = await super().weights()
+            await self.await_work("gave its weights", reference)
+            return reference
+
+    def handles(self) -> Iterator[ActorHandle]:
+        yield from self.shared.handles()
+
+    def end(self) -> None:
+        super().end()
+        self.shared.end()

@@ -1,0 +1,113 @@
+"""A training process with one model and an adapter of it for each policy; upstream's own LoRA path, but for the model.
+
+Upstream's `Actor` looks its model class up in its module (models/actor.py:157). Here that name answers with another tree of modules
+over the same tensors, so that PEFT's layers are in one adapter's tree alone, and the model's weights are in memory once.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+# Installs the host support, before upstream is imported below.
+from marl_plugins.processes.policy_actor import PolicyActor, Reference  # isort: skip
+import openrlhf.models.actor as upstream_model
+import ray
+import torch
+from openrlhf.trainer.ray.launcher import BaseDistributedActor
+from peft import get_peft_model_state_dict
+from transformers import AutoModelForCausalLM
+
+from marl_plugins.adapters.blob import packed
+from marl_plugins.processes.engines import substituted
+
+if TYPE_CHECKING:
+    from openrlhf.utils.deepspeed import DeepspeedStrategy
+    from ray.actor import ActorHandle
+
+
+class SharedModel:
+    """Answers in the place of transformers' `AutoModelForCausalLM`, always with the same weights."""
+
+    def __init__(self) -> None:
+        self.model: torch.nn.Module | None = None
+
+    def from_pretrained(self, *arguments: Any, **named: Any) -> torch.nn.Module:
+        """Loads the model, once, and returns modules of their own over its tensors."""
+        if self.model is None:
+            self.model = AutoModelForCausalLM.from_pretrained(*arguments, **named)
+        tensors = (*self.model.parameters(), *self.model.buffers())
+        return copy.deepcopy(self.model, {id(tensor): tensor for tensor in tensors})
+
+
+class AdapterActor(PolicyActor):
+    """One adapter in one training process.
+
+    Args:
+        shared: The model of all adapters in this process.
+        place: Number of ranks, rank, and where the ranks meet.
+    """
+
+    def __init__(self, shared: SharedModel, *place: Any):
+        super().__init__(*place)
+        self.shared = shared
+
+    def init_model_from_pretrained(
+        self,
+        strategy: DeepspeedStrategy,
+        pretrain: str,
+        max_steps: int,
+        vllm_engines: Sequence[ActorHandle] | None = None,
+        with_reference: bool = False,
+        extensions: Sequence[str] = (),
+    ) -> None:
+        """Makes the adapter over the model that is there; checkpoints have nothing of the latter."""
+        lora = strategy.args.ds.lora
+        if lora.target_modules == ["all-linear"]:  # on a command line; PEFT knows the word alone, not in a list
+            lora.target_modules = "all-linear"
+        strategy.load_ckpt = functools.partial(strategy.load_ckpt, load_module_strict=False)
+        with substituted(upstream_model, AutoModelForCausalLM=self.shared):
+            super().init_model_from_pretrained(strategy, pretrain, max_steps, None, False, extensions)
+        self.engine.save_checkpoint = functools.partial(self.engine.save_checkpoint, exclude_frozen_parameters=True)
+        if with_reference:
+            self.reference = Reference(self.actor, strategy)
+
+    def reference_forward(self, **named: torch.Tensor | None) -> torch.Tensor:
+        """Returns the log-probs of the model without the adapter."""
+        self.actor.eval()
+        with self.engine.module.disable_adapter():
+            return super().reference_forward(**named)
+
+    def state(self) -> bytes | None:
+        """Returns the adapter as safetensors bytes with PEFT's configuration on rank 0, None on the others.
+
+        Raises:
+            FloatingPointError: A weight is not finite; the names of the tensors are given.
+        """
+        if torch.distributed.get_rank() != 0:
+            return None
+        self.check_finite()
+        model = self.engine.module
+        tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
+        return packed(tensors, model.peft_config["default"].to_dict())
+
+
+class SharedActor(BaseDistributedActor):  # type: ignore[misc]
+    """A training process of a model: a member for each adapter, made when it is first asked for something."""
+
+    def __init__(self, ranks: int, rank: int, address: str | None, port: int | None):
+        super().__init__(ranks, rank, address, port)
+        self.shared = SharedModel()
+        self.members: dict[str, AdapterActor] = {}
+
+    def call(self, policy: str, method: str, *arguments: Any, **named: Any) -> Any:
+        """Calls a method of an adapter's member."""
+        if policy not in self.members:
+            place = self._world_size, self._rank, self._master_addr, self._master_port
+            self.members[policy] = AdapterActor(self.shared, *place)
+        return getattr(self.members[policy], method)(*arguments, **named)
+
+
+RemoteSharedActor = ray.remote(num_gpus=1)(SharedActor)

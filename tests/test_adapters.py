@@ -1,0 +1,416 @@
+"""Adapters: who shares what, what is refused, one pool of engines for several policies, and tensors that are there once."""
+
+import asyncio
+import json
+import shutil
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from refusals import found_by, refused
+from test_balance import LOADING
+from virtual_time import SimulatedEngine, run
+
+from marl_plugins.adapters.bases import bases_of
+from marl_plugins.adapters.blob import packed, unpacked
+from marl_plugins.commands.evaluate import only_players, with_models, with_whole_models
+from marl_plugins.core.failures import RunEnded
+from marl_plugins.core.workflow import Call, Sampling
+from marl_plugins.plan.build import build_plan
+from marl_plugins.plan.describe import describe
+from marl_plugins.processes.engines import EnginePool, RestartBudget
+from marl_plugins.routing import least_loaded
+from marl_plugins.runtime.merged_model import merge
+from marl_plugins.runtime.tiny_model import resolve
+
+WORDS = ["--recipe", "mathchat/tiny.yaml", "--plugin", "marl_plugins.adapters", "--ds.lora.rank", "8"]
+
+
+# --- who shares what ------------------------------------------------------------------------------------------------------
+
+
+def bases(*words):
+    return bases_of(build_plan([*WORDS, *words]).run)
+
+
+def test_all_policies_of_a_model_share_it():
+    (base,) = bases("--policy.coder.ds.lora.rank", "3")
+    assert (base.model, base.trained, base.owner) == ("tiny", ("solver", "coder", "verifier"), "solver")
+    assert base.slots == {"solver": 1, "coder": 2, "verifier": 3}
+
+
+@pytest.mark.parametrize(("rank", "of_engines"), [(1, 1), (3, 8), (8, 8), (300, 320), (512, 512)])
+def test_engines_are_started_for_the_next_rank_that_they_know(rank, of_engines):
+    plan = build_plan([*WORDS[:-1], str(rank), "--policy.coder.ds.lora.rank", "1"])
+    assert bases_of(plan.run)[0].engine_rank(plan.run) == of_engines
+
+
+def test_each_model_is_shared_by_its_own_adapters():
+    words = ["--policy.coder.actor.model_name_or_path", "tiny:seed=1", "--policy.verifier.ds.lora.rank", "0"]
+    run = build_plan([*WORDS, *words]).run
+    assert [(base.model, base.trained) for base in bases_of(run)] == [("tiny", ("solver",)), ("tiny:seed=1", ("coder",))]
+    assert [run.processes.engines_of(run, name) for name in ("solver", "coder", "verifier")] == [
+        "solver",
+        "coder",
+        "verifier",
+    ]
+
+
+def test_what_is_shared_is_counted_once():
+    plan = build_plan(WORDS)
+    shown = describe(plan)
+    assert shown["devices"] == {"solver": 1, "coder": 0, "verifier": 0, "adapters of tiny": 1}
+    assert shown["bases"] == {"tiny": {"adapters": {"solver": 8, "coder": 8, "verifier": 8}, "ranks": 1, "engines": 1}}
+
+
+def test_on_gpus_one_model_is_estimated_and_its_adapters_take_turns(monkeypatch):
+    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
+    apart = ["--recipe", "mathchat/tiny.yaml", "--actor.model_name_or_path", "hub/model-1B", "--ds.zero_stage", "2"]
+    whole = describe(build_plan(apart))
+    shared = describe(build_plan([*apart, *WORDS[2:]]))
+    assert [*shared["estimate"]["memory"]] == ["solver"] and len(whole["estimate"]["memory"]) == 3
+    assert "weights 2 GB)" in shared["estimate"]["memory"]["solver"]
+    assert (shared["devices_together"], whole["devices_together"]) == (2, 6)
+    assert [*shared.get("fewer_devices", {})] in ([], ["--mapping shared"])
+
+
+def test_frozen_policies_and_followers_are_answered_by_the_same_engines(tmp_path):
+    folder = shutil.copytree("recipes/mathchat", tmp_path / "mathchat")
+    recipe = folder / "mixed.yaml"
+    recipe.write_text(
+        """
+        extends: tiny.yaml
+        plugins: [marl_plugins.coach, marl_plugins.adapters]
+        mapping: {solver: solver, coder: old, verifier: still}
+        policies:
+          old: {follows: solver}
+          still: {trainable: false}
+        flags: {ds.lora.rank: 8}
+        """
+    )
+    run = build_plan(["--recipe", str(recipe)]).run
+    (base,) = bases_of(run)
+    assert (base.trained, base.following, base.frozen) == (("solver",), ("old",), ("still",))
+    assert base.slots == {"solver": 1, "old": 2}
+    assert {run.processes.engines_of(run, policy.name) for policy in run.policies} == {"solver"}
+    (base,) = bases_of(build_plan(["--recipe", str(recipe), "--policy.still.vllm.num_engines", "2"]).run)
+    assert base.frozen == ()  # it has engines of its own kind
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------------
+
+
+def problems(*words):
+    return found_by(build_plan, [*WORDS, *words])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--ds.lora.dropout", "0.1"], ("adapters.dropout", "ds.lora.dropout")),
+        (["--ds.lora.target_modules", "q_proj", "lm_head"], ("adapters.targets", "ds.lora.target_modules")),
+        (["--algo.advantage.estimator", "gae"], ("adapters.critic",)),
+        (["--ds.use_liger_kernel"], ("adapters.liger", "ds.use_liger_kernel")),
+        (["--ds.load_in_4bit"], ("flags.refused", "command line", "ds.load_in_4bit")),
+        (["--train.enable_ema"], ("flags.refused", "command line", "train.enable_ema")),
+        (["--policy.coder.data.max_len", "200"], ("adapters.shared", "coder", "data.max_len")),
+        (["--policy.coder.vllm.num_engines", "2"], ("adapters.shared", "coder", "vllm.num_engines")),
+        (["--policy.verifier.actor.num_gpus_per_node", "2"], ("adapters.shared", "verifier", "actor.num_gpus_per_node")),
+        (
+            ["--plugin", "marl_plugins.process_groups"],
+            ("plugin.both", "marl_plugins.adapters", "marl_plugins.process_groups", "marl_processes"),
+        ),
+    ],
+)
+def test_what_an_adapter_cannot_be_is_refused_with_its_flag(words, expected):
+    assert expected in problems(*words)
+
+
+def test_zero_3_is_refused_on_gpus(monkeypatch):
+    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
+    found = found_by(build_plan, [*WORDS, "--ds.zero_stage", "3", "--train.colocate_all", "--vllm.enable_sleep"])
+    assert {("adapters.zero_stage", "ds.zero_stage"), ("adapters.asleep",)} <= set(found)
+    assert "flat_sync.adapters" in {
+        code for code, *_ in found_by(build_plan, [*WORDS, "--plugin", "marl_plugins.flat_sync"])
+    }
+
+
+def test_what_each_adapter_has_for_itself_may_differ():
+    own = [
+        "--policy.coder.actor.adam.lr",
+        "1e-3",
+        "--policy.coder.ds.lora.alpha",
+        "4",
+        "--policy.coder.algo.kl.init_coef",
+        "0.1",
+    ]
+    assert build_plan([*WORDS, *own]).run.policy_args["coder"].ds.lora.alpha == 4
+
+
+def test_flags_of_adapters_without_one_are_refused():
+    plain = WORDS[:2]
+    assert found_by(build_plan, [*plain, "--ds.lora.rank", "8"])[0][0] == "policies.adapter"
+    assert found_by(build_plan, [*plain, "--ds.lora.alpha", "8"]) == [("policies.no_rank", "ds.lora.alpha")]
+    own = found_by(build_plan, [*WORDS, "--policy.coder.ds.lora.rank", "0", "--policy.coder.ds.lora.alpha", "8"])
+    assert own == [("policies.no_rank", "coder", "ds.lora.alpha")]
+    assert found_by(build_plan, [*WORDS[:-1], "600"])[0] == ("flags.value", "command line", "ds.lora.rank")
+
+
+def test_what_a_reference_of_its_own_would_be_for_is_said_to_do_nothing():
+    warned = {problem.code: problem.flags for problem in build_plan([*WORDS, "--ref.offload"]).run.warnings}
+    assert warned["adapters.reference"] == ("ref.offload",)
+
+
+def test_a_plugin_without_adapters_says_so():
+    assert "adapters.none" in {problem.code for problem in build_plan(WORDS[:4]).run.warnings}
+
+
+# --- one pool for several policies ----------------------------------------------------------------------------------------
+
+
+class SharedEngine(SimulatedEngine):
+    """An engine that holds the weights of several policies, each of a version of its own."""
+
+    def __init__(self, versions, seconds):
+        super().__init__("", lambda call: seconds, places=9)
+        self.versions = dict(versions)
+
+    async def answer(self, call, silence):
+        before = self.versions[call.policy]
+        given = await super().answer(call, silence)
+        version = before if before == self.versions[call.policy] else -1
+        return replace(given, policy=call.policy, version=version)
+
+    async def push(self, policy, version):
+        self.versions[policy] = -1
+        await asyncio.sleep(LOADING)
+        self.versions[policy] = version
+
+
+def shared_pool(seconds=5.0, budget=1):
+    """Two policies over one engine, of versions 3 and 8; what a new engine was given."""
+    restored = []
+
+    def restore(policy, version):
+        async def give(handle):
+            restored.append(policy)
+            await handle.engine.push(policy, version)
+
+        return give
+
+    def engine():
+        return SharedEngine({"p": 0, "q": 0}, seconds)
+
+    pool = EnginePool("p", [engine()], engine, restore("p", 3), RestartBudget(budget), 600.0, 9)
+    pool.serve("q", restore("q", 8))
+    pool.versions = {"p": (3,), "q": (8,)}
+    pool.engines[0].versions = {"p": 3, "q": 8}
+    return pool, restored
+
+
+def request(policy, number=1):
+    return Call(policy, (1, 2), Sampling(1.0, 1.0, 8, 1000), 8, number, "a", "t", 0, f"a.{number}", 1, 0)
+
+
+def test_a_push_of_one_policy_leaves_the_others_answers_valid():
+    async def go():
+        pool, _ = shared_pool()
+        asked = {policy: asyncio.create_task(pool.generate(request(policy), least_loaded)) for policy in "pq"}
+        await asyncio.sleep(1)
+        with pool.changing("p", 4):
+            await pool.on_all(lambda handle: handle.engine.push("p", 4))
+        return [await asked[policy] for policy in "pq"], len(pool.engines[0].served)
+
+    ((p, q), served), seconds = run(go())
+    assert (p.policy, p.version, q.policy, q.version) == ("p", 4, "q", 8)
+    assert served == 3 and seconds == 10.0  # p was asked again
+
+
+def test_an_answer_by_another_version_of_one_policy_ends_the_run_whatever_the_others_have():
+    async def go():
+        pool, _ = shared_pool()
+        pool.engines[0].versions["q"] = 3  # p's
+        return await pool.generate(request("q"), least_loaded)
+
+    with pytest.raises(RunEnded, match="policy 'q', version 3, where policy 'q', version 8"):
+        run(go())
+
+
+def test_a_new_engine_is_given_the_weights_of_all_and_is_counted_once():
+    async def go():
+        pool, restored = shared_pool()
+        asked = [asyncio.create_task(pool.generate(request(policy), least_loaded)) for policy in "pq"]
+        await asyncio.sleep(1)
+        pool.engines[0].die()
+        answers = [await one for one in asked]
+        return pool, restored, answers
+
+    (pool, restored, answers), _ = run(go())
+    assert [(a.policy, a.version) for a in answers] == [("p", 3), ("q", 8)]
+    assert (restored, pool.restarted, pool.budget.left, len(pool.remarks)) == (["p", "q"], 1, 0, 1)
+
+
+# --- tensors --------------------------------------------------------------------------------------------------------------
+
+
+def test_module_trees_share_their_tensors_and_nothing_else(monkeypatch):
+    import marl_plugins.adapters.worker as worker
+
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = torch.nn.Embedding(5, 4), torch.nn.Linear(4, 5, bias=False)
+            self.head.weight = self.embed.weight
+            self.register_buffer("scale", torch.ones(1))
+
+    loads = []
+    monkeypatch.setattr(
+        worker, "AutoModelForCausalLM", SimpleNamespace(from_pretrained=lambda *a, **k: loads.append(a) or Tied())
+    )
+    shared = worker.SharedModel()
+    one, two = shared.from_pretrained("m"), shared.from_pretrained("m")
+    assert len(loads) == 1 and one is not two and one.head is not two.head
+    assert one.head.weight is two.head.weight is one.embed.weight and one.scale is two.scale
+    one.head = torch.nn.Linear(4, 5)  # as PEFT replaces modules
+    assert two.head.weight is two.embed.weight
+
+
+def test_an_adapter_comes_back_from_bytes_with_its_configuration():
+    tensors = {"a.lora_A.weight": torch.randn(2, 3), "a.lora_B.weight": torch.zeros(3, 2).bfloat16()}
+    found, config = unpacked(packed(tensors, {"r": 2, "lora_alpha": 16, "target_modules": {"b", "a"}, "task_type": None}))
+    assert config == {"r": 2, "lora_alpha": 16, "target_modules": ["a", "b"], "task_type": None}
+    assert all(torch.equal(value, found[name]) and value.dtype == found[name].dtype for name, value in tensors.items())
+
+
+def test_a_whole_models_weights_are_no_adapter():
+    import safetensors.torch
+
+    with pytest.raises(ValueError, match="whole model"):
+        unpacked(safetensors.torch.save({"w": torch.zeros(1)}))
+
+
+# --- beside other capabilities --------------------------------------------------------------------------------------------
+
+
+def test_engines_of_adapters_do_not_change_policy():
+    """There is one pool, and another model's engines would need that model's weights too."""
+    words = [*WORDS, "--plugin", "marl_plugins.balance"]
+    assert ("balance.one_policy", "marl_plugins.balance") in found_by(build_plan, words)
+    seed = ["--policy.coder.actor.model_name_or_path", "tiny:seed=1"]
+    assert "balance.unlike" in {code for code, *_ in found_by(build_plan, [*words, *seed])}
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory):
+    """A PEFT folder as a run saves it, and its model with it."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    base, folder = resolve("tiny"), tmp_path_factory.mktemp("saved") / "solver"
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(r=3, target_modules="all-linear"))
+    torch.manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    model.save_pretrained(folder)
+    model.config.to_json_file(folder / "config.json")
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder)
+    return folder, model
+
+
+def test_an_evaluation_adds_adapters_to_their_models(adapter, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder, model = adapter
+    words = [*WORDS, "--policy.coder.ds.lora.rank", "0"]
+    run = with_models(only_players(build_plan(words).run), folder.parent, ["solver"])
+    whole = with_whole_models(run, tmp_path)
+    assert [p.model for p in whole.policies] == [str(tmp_path / "solver"), "tiny", "tiny"]
+    assert whole.policy_args["solver"].actor.model_name_or_path == str(tmp_path / "solver")
+    ids = torch.arange(3, 40)[None]
+    with torch.no_grad():
+        merged = AutoModelForCausalLM.from_pretrained(tmp_path / "solver")(ids).logits
+        assert torch.allclose(merged, model(ids).logits, atol=1e-4)
+        assert not torch.allclose(merged, AutoModelForCausalLM.from_pretrained(resolve("tiny"))(ids).logits, atol=1e-2)
+    assert AutoTokenizer.from_pretrained(tmp_path / "solver").chat_template
+
+
+@pytest.mark.parametrize(("base", "code"), [("/nowhere/model", "eval.base_gone"), ("tiny:hidden=32", "eval.other_base")])
+def test_an_adapter_of_another_model_is_refused(adapter, tmp_path, base, code):
+    copied = shutil.copytree(adapter[0], tmp_path / "solver")
+    config = json.loads((copied / "adapter_config.json").read_text())
+    config["base_model_name_or_path"] = resolve(base)
+    (copied / "adapter_config.json").write_text(json.dumps(config))
+    with refused((code, "adapter_config.json")):
+        merge(copied, tmp_path / "whole")
+
+
+# --- turns ----------------------------------------------------------------------------------------------------------------
+
+
+def turns_of(names):
+    """Adapters of one model, whose work is what a test says."""
+    from marl_plugins.adapters.processes import AdapterProcesses, SharedProcesses
+
+    shared, made = SharedProcesses(), []
+    for name in names:
+        args = SimpleNamespace(algo=None)
+        made.append(AdapterProcesses(shared, name, args, "cpu", None, 1, 600.0, ()))
+    return made
+
+
+def test_adapters_take_turns_in_the_order_in_which_they_ask():
+    done = []
+
+    async def work(processes, seconds):
+        async with processes.active():
+            await processes.await_work("worked", asyncio.sleep(seconds))
+            done.append((processes.policy, asyncio.get_running_loop().time()))
+
+    async def go():
+        p, q, r = turns_of("pqr")
+        await asyncio.gather(work(q, 3), work(p, 1), work(r, 2))
+
+    run(go())
+    assert done == [("q", 3.0), ("p", 4.0), ("r", 6.0)]
+
+
+def test_a_turn_that_is_given_up_ends_with_its_work():
+    """A thread may still be asking ranks for a fit: were the next adapter asked in between, ranks would mix the two."""
+
+    async def go():
+        p, q = turns_of("pq")
+
+        async def turn(processes, seconds):
+            async with processes.active():
+                began = asyncio.get_running_loop().time()
+                await processes.await_work("worked", asyncio.sleep(seconds))
+                return began
+
+        first = asyncio.create_task(turn(p, 5))
+        await asyncio.sleep(1)
+        second = asyncio.create_task(turn(q, 1))
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        given_up = asyncio.get_running_loop().time()
+        return given_up, await second, await turn(p, 0)
+
+    assert run(go())[0] == (1.0, 5.0, 6.0)
+
+
+def test_a_turn_that_fails_does_not_keep_the_others_waiting():
+    async def go():
+        p, q = turns_of("pq")
+
+        async def fails():
+            raise FloatingPointError("a weight")
+
+        with pytest.raises(FloatingPointError):
+            async with p.active():
+                await p.await_work("was updated", fails())
+        async with q.active():
+            return await q.await_work("worked", asyncio.sleep(2, "done"))
+
+    assert run(go())[0] == "done"
