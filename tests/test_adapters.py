@@ -286,7 +286,7 @@ def test_an_adapter_comes_back_from_bytes_with_its_configuration():
 def test_a_whole_models_weights_are_no_adapter():
     import safetensors.torch
 
-    with pytest.raises(ValueError, match="whole model"):
+    with pytest.raises(LookupError):
         unpacked(safetensors.torch.save({"w": torch.zeros(1)}))
 
 
@@ -414,3 +414,122 @@ def test_a_turn_that_fails_does_not_keep_the_others_waiting():
             return await q.await_work("worked", asyncio.sleep(2, "done"))
 
     assert run(go())[0] == "done"
+
+
+# --- an engine's own account ----------------------------------------------------------------------------------------------
+
+
+class SimulatedLLM:
+    """vLLM as an engine of adapters sees it: log-probs by the number of the adapter; `leak`: how much a request without one has of
+    the adapter that is answered beside it."""
+
+    def __init__(self, leak=0.0, effect=1.0):
+        self.leak, self.effect = leak, effect
+        self.inside, self.asked, self.pushed = [], [], []
+        self.pushing = 0.0
+
+    async def collective_rpc(self, function, args):
+        await asyncio.sleep(self.pushing)
+        self.pushed.append(args[1])
+
+    async def generate(self, prompt, params, request_id, lora_request):
+        number = lora_request.lora_int_id if lora_request else 0
+        self.asked.append(lora_request.lora_name if lora_request else "")
+        self.inside.append(number)
+        await asyncio.sleep(1.0)
+        beside = any(self.inside) and not number
+        self.inside.remove(number)
+        value = -1.0 - self.effect * (bool(number) + self.leak * beside)
+        entry = {7: SimpleNamespace(logprob=value)}
+        output = SimpleNamespace(token_ids=[7, 7], logprobs=[entry, entry], finish_reason="stop")
+        yield SimpleNamespace(outputs=[output])
+
+
+def engine_of(**more):
+    from marl_plugins.adapters.engine import AdapterEngine
+
+    engine = AdapterEngine.__new__(AdapterEngine)
+    engine.numbers, engine.held_by, engine.loaded, engine.llm = {"p": 1, "q": 2}, {}, set(), SimulatedLLM(**more)
+    return engine
+
+
+BLOB = packed({"a.lora_A.weight": torch.ones(2, 3), "a.lora_B.weight": torch.zeros(3, 2)}, {"r": 2})
+
+
+def test_requests_name_the_adapter_and_its_version():
+    async def go():
+        engine = engine_of()
+        for policy, version in (("p", 3), ("q", 8)):
+            await engine.load_state(BLOB, policy, version)
+        await engine.identify("still", 0)
+        engine.llm.asked.clear()
+        answers = [await engine.sample([1], None, policy) for policy in ("p", "q", "still")]
+        return engine.llm.asked, [answer[-2:] for answer in answers]
+
+    (asked, answers), _ = run(go())
+    assert asked == ["p@3", "q@8", ""] and answers == [("p", 3), ("q", 8), ("still", 0)]
+
+
+def test_what_is_sampled_over_a_push_of_its_own_adapter_belongs_to_no_version():
+    async def go():
+        engine = engine_of()
+        for policy in "pq":
+            await engine.load_state(BLOB, policy, 3)
+        engine.llm.pushing = 0.2
+        sampling = [asyncio.create_task(engine.sample([1], None, policy)) for policy in "pq"]
+        await asyncio.sleep(0.5)
+        await engine.load_state(BLOB, "p", 4)
+        return [(await one)[-2:] for one in sampling]
+
+    assert run(go())[0] == [("p", -1), ("q", 3)]
+
+
+@pytest.mark.parametrize("wrong", [{"leak": 1.0}, {"leak": 0.3}, {"effect": 0.0}])
+def test_an_engine_that_mixes_adapters_and_model_up_is_not_used(wrong):
+    """As vLLM 0.29 does on CPU where all slots are taken; and one on which adapters do nothing."""
+
+    async def go():
+        await engine_of(**wrong).load_state(BLOB, "p", 1)
+
+    with pytest.raises(RunEnded):
+        run(go())
+
+
+def test_an_engine_is_probed_once_for_each_adapter():
+    async def go():
+        engine = engine_of()
+        for version in (1, 2, 3):
+            await engine.load_state(BLOB, "p", version)
+        return engine.llm.pushed, engine.llm.asked
+
+    (pushed, asked), _ = run(go())
+    assert pushed == [1] * 4 and asked == ["", "", "p@probe"]
+    with pytest.raises(RunEnded):
+        run(engine_of().load_state(BLOB, "still", 1))
+
+
+def test_an_engine_of_one_policy_answers_with_what_it_holds_whoever_is_asked():
+    from marl_plugins.processes.engine_actor import HeldWeights, RolloutActor
+
+    async def go():
+        engine = RolloutActor.__new__(RolloutActor)
+        engine.held, engine.llm = HeldWeights(), SimulatedLLM()
+
+        async def nothing():
+            pass
+
+        async def generate(ids, params):
+            return await anext(engine.llm.generate(None, None, "", None))
+
+        async def called(function, args):
+            return [len(args)]
+
+        engine.llm.reset_prefix_cache, engine.llm.collective_rpc, engine.generate = nothing, called, generate
+        await engine.identify("p", 3)
+        first = await engine.sample([1], None, "p")
+        again = asyncio.create_task(engine.sample([1], None, "p"))
+        await asyncio.sleep(0.5)
+        assert await engine.load_state(b"", "q", 3) == 1
+        return first[-2:], (await again)[-2:], (await engine.sample([1], None, "p"))[-2:]
+
+    assert run(go())[0] == (("p", 3), ("p", -1), ("q", 3))

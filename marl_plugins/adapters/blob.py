@@ -26,11 +26,11 @@ def unpacked(blob: bytes) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Returns the tensors and the configuration that were packed.
 
     Raises:
-        ValueError: The bytes are no adapter.
+        LookupError: The bytes are no adapter.
     """
     size = int.from_bytes(blob[:8], "little")
     metadata = json.loads(blob[8 : 8 + size]).get("__metadata__", {})
     if KEY not in metadata:
-        raise ValueError("these weights are a whole model's, and an adapter was expected")
+        raise LookupError("these weights are a whole model's, and an adapter was expected")
     config: dict[str, Any] = json.loads(metadata[KEY])
     return safetensors.torch.load(blob), config
