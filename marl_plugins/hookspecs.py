@@ -256,8 +256,8 @@ def marl_tasks(run: Run, split: str) -> Sequence[Task] | None:
 @hook("first")
 def marl_workflow(run: Run) -> Workflow | None:
     """Returns the workflow: how roles and tools call each other on one task. *first*; when the configuration is checked, and again
-    at start. Built-in: the recipe's `workflow.py` or graph. The check runs the workflow on invented answers, in another thread,
-    before `marl_start`. Its attribute `variants`, if it has one, names answers and workflows that it runs too
+    at start. Built-in: the recipe's `workflow.py`, graph or program. The check runs the workflow on invented answers, in another
+    thread, before `marl_start`. Its attribute `variants`, if it has one, names answers and workflows that it runs too
     ([recipes.md](recipes.md#variants)). One that is read from a file of another kind than Python's is a `WorkflowFile` of
     `marl_plugins.plan.workflow_file`: it says itself what the check tries, how it is drawn, and of which files it is made.
 

@@ -16,8 +16,9 @@ import aiohttp
 import jinja2
 import pytest
 import yaml
-from simulated import CharacterChat, simulated_engine, without_seconds
+from simulated import CharacterChat, make_trajectory, simulated_engine, without_seconds
 
+from marl_plugins.agents.metrics import ProgramCounts
 from marl_plugins.agents.programs import CommandProgram
 from marl_plugins.agents.section import AgentConfig
 from marl_plugins.agents.server import Endpoint
@@ -25,11 +26,11 @@ from marl_plugins.agents.session import SentToolFormats, Session
 from marl_plugins.agents.workflow import AgentWorkflow
 from marl_plugins.core.calls import TAGGED, parse_call
 from marl_plugins.core.conversation import ChatFormat
-from marl_plugins.core.failures import AgentFailure, ConfigurationError, InfrastructureFailure
+from marl_plugins.core.failures import AgentFailure, ConfigurationError, InfrastructureFailure, RunPaused
 from marl_plugins.core.prompts import prompt_renderer
 from marl_plugins.core.roles import RoleSpec, Sampling
 from marl_plugins.core.tools import Tool
-from marl_plugins.core.trajectory import Generation, Task, ToolResult
+from marl_plugins.core.trajectory import Generation, Task, ToolResult, Trajectory
 from marl_plugins.core.trajectory_record import from_record, to_record
 from marl_plugins.core.workflow import calls_of, run_workflow
 from marl_plugins.plan.build import build_plan
@@ -258,6 +259,18 @@ class CharacterTokenizer:
         return text.replace("^", "") if skip_special_tokens else text
 
 
+class NoSystem(CharacterTokenizer):
+    """Its template refuses system messages, as some do."""
+
+    chat_template = "{% if messages[0].role == 'system' %}{{ missing.name }}{% endif %}" + TEMPLATE
+
+
+class NamedAnswers(CharacterTokenizer):
+    """Its template shows the id of a call with its answer."""
+
+    chat_template = TEMPLATE.replace("{{ m.content }}", "{{ m.content }}{{ m.tool_call_id }}")
+
+
 class NoTools(CharacterTokenizer):
     """Its template shows no tools."""
 
@@ -355,6 +368,7 @@ def test_an_agent_that_is_called_as_a_tool_has_seen_the_arguments():
     ("roles", "reason"),
     [
         (lambda: calling(NoTools()), "chat template"),
+        (lambda: calling(NamedAnswers()), "chat template"),
         (lambda: specs("a", chat=ChatFormat(CharacterTokenizer(), "p")), "calls"),
         (lambda: specs("a", finder=finder, tools=(Tool("python", None),)), "python"),
     ],
@@ -365,6 +379,16 @@ def test_tools_that_a_role_cannot_be_shown_are_refused_with_the_reason(roles, re
         assert status == 400 and reason in answer["error"]["message"]
 
     assert served(client, roles()).actions == []
+
+
+def test_messages_that_a_chat_template_refuses_are_the_programs_mistake():
+    async def client(post, session):
+        status, _ = await post(model="a", messages=[{"role": "developer", "content": "x"}, user("y")])
+        assert status == 400
+        status, _ = await post(model="a", messages=[user("y")])
+        assert status == 200
+
+    assert len(served(client, calling(NoSystem()), scripted("fine")).actions) == 1
 
 
 def test_the_client_of_openai_in_all_its_ways():
@@ -793,6 +817,24 @@ def test_trajectories_may_share_one_process(tmp_path):
     assert again.answer.split()[:2] != first.answer.split()[:2]  # a process of its own
 
 
+def test_a_step_of_lost_programs_ends_the_run_with_the_last_traceback():
+    counts = ProgramCounts(3)
+    lost = Trajectory(Task("t", "?"), 0, 1, infrastructure_failure="program", detail="KeyError: 'x'")
+    counts.arrived(lost)
+    counts.arrived(Trajectory(Task("t", "?"), 1, 1, infrastructure_failure="engines"))
+    with pytest.raises(RunPaused) as caught:
+        counts.arrived(lost)
+    assert "KeyError: 'x'" in str(caught.value)
+
+
+def test_what_is_reopened_is_counted_by_role_and_reason():
+    counts, trajectory = ProgramCounts(1), make_trajectory({"a": [], "b": []})
+    for action, reason in zip(trajectory.actions, ("edited", "branch"), strict=True):
+        action.notes = {"agents": {"reopened": reason}}
+    counts.arrived(trajectory)
+    assert counts.metrics() == {"role/a/reopened/edited": 1.0, "role/b/reopened/branch": 1.0}
+
+
 # --- commands -------------------------------------------------------------------------------------------------------------
 
 
@@ -861,6 +903,7 @@ def codes_of(recipe):
         ("recipe.yaml", "agent.py}", "agent.py, shared: true}", "agents.shared", 3),
         ("agent.py", "def main(prompt):", "def main(prompt:", "agents.syntax", 3),
         ("agent.py", "'worker'", "'waiter'", "rehearsal.raises", "client.py:10"),
+        ("agent.py", "prompt)['content']", "prompt, temperature=0, seed=1)['content']", "agents.sampling", 0),
         ("agent.py", "return ask", "return aks", "rehearsal.raises", 4),
         ("agent.py", "ask('worker', prompt)['content']", "prompt", "rehearsal.no_call", 0),
         ("agent.py", "from client", "import no_such_module\nfrom client", "rehearsal.raises", 1),

@@ -12,6 +12,10 @@ Text = Literal["text", "input_text", "output_text", "refusal"]
 MASKED = "a masked distribution is sampled then, which is not the one that is trained"
 
 
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty")
+"""Keys that are ignored."""
+
+
 class Refusal(Exception):
     """A request that cannot be answered as it is; clients do not repeat it.
 
@@ -103,6 +107,18 @@ class ChatRequest(pydantic.BaseModel):
     functions: list[Any] | None = None
     audio: Any = None
     modalities: list[str] | None = None
+    temperature: Any = None
+    top_p: Any = None
+    top_k: Any = None
+    min_p: Any = None
+    seed: Any = None
+    frequency_penalty: Any = None
+    presence_penalty: Any = None
+
+    @property
+    def ignored(self) -> list[str]:
+        """What it says of sampling, which is the run's."""
+        return [name for name in SAMPLING if getattr(self, name) is not None]
 
     @property
     def offered(self) -> list[SentTool]:

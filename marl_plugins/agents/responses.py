@@ -51,6 +51,8 @@ class ResponseRequest(pydantic.BaseModel):
     previous_response_id: str | None = None
     conversation: Any = None
     background: bool | None = None
+    temperature: Any = None
+    top_p: Any = None
 
 
 def parse_response(body: bytes) -> ChatRequest:
@@ -79,6 +81,8 @@ def parse_response(body: bytes) -> ChatRequest:
             "tool_choice": request.tool_choice,
             "stream": request.stream,
             "max_tokens": request.max_output_tokens,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
             "response_format": (request.text or {}).get("format"),
         }
     )

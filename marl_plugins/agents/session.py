@@ -6,16 +6,18 @@ import asyncio
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
+
+import jinja2
 
 from marl_plugins.agents.conversations import Beginning, Conversations
 from marl_plugins.agents.parents import derived_parents, texts_of
 from marl_plugins.agents.requests import CalledFunction, ChatRequest, Message, Refusal, SentCall, SentTool
 from marl_plugins.core.calls import TAGGED
 from marl_plugins.core.conversation import ChatFormat
-from marl_plugins.core.failures import AgentFailure, InfrastructureFailure, nearest
+from marl_plugins.core.failures import AgentFailure, ConfigurationError, InfrastructureFailure, nearest
 from marl_plugins.core.roles import RoleSpec
 from marl_plugins.core.tools import Function, FunctionCall, Tool
 from marl_plugins.core.trajectory import Action, ToolResult, in_graph_order
@@ -73,14 +75,65 @@ def _shown_tools(role: RoleSpec, sent: Sequence[SentTool]) -> RoleSpec:
         for f in (tool.function for tool in sent)
     )
     chat = ChatFormat(role.chat.tokenizer, role.chat.policy, [function.schema for function in functions])
-    question = [{"role": "user", "content": "?"}]
+    question, answers = [{"role": "user", "content": "?"}], [{"role": "tool", "content": "?"}]
     if chat.rendered(question) == role.chat.rendered(question):
         raise Refusal(400, f"tools: the chat template of policy {role.policy!r} shows none, so its model cannot call any")
+    if chat.shows_more(answers):
+        what = "shows a tool's name or a call's id with its answer, which it is not given"
+        raise Refusal(400, f"tools: the chat template of policy {role.policy!r} {what}")
     return replace(role, chat=chat, find_calls=role.finder([Tool("sent", _never_run, None, functions=functions)]))
 
 
 async def _never_run(call: object) -> ToolResult:
     raise AssertionError("a program's tools are answered by the program")
+
+
+class ProgramTools:
+    """The calls of one trajectory that the program answers. An action with calls is scored once they are, or at the end."""
+
+    def __init__(self, calls: RoleCalls):
+        self._builder = calls.builder
+        self._waiting: dict[Action, dict[str, CalledFunction]] = {}
+        """Actions whose calls have not been answered, and these by their ids."""
+
+    def called(self, action: Action, calls: Sequence[SentCall]) -> None:
+        """Notes the calls of an action."""
+        if calls:
+            self._waiting[action] = {call.id: call.function for call in calls}
+
+    def take_answers(self, before: Action | None, messages: Sequence[Message], new: Sequence[Message]) -> None:
+        """Gives the turn before what its tools have answered, and lets it be scored.
+
+        Args:
+            messages: All of a request.
+            new: Those after the turn before.
+
+        Raises:
+            Refusal: A message answers a call that nobody made.
+        """
+        made = {call.id for message in messages for call in message.tool_calls or ()}
+        answers = [message for message in new if message.role == "tool"]
+        for message in answers:
+            if message.tool_call_id not in made:
+                raise Refusal(
+                    400, f"a message of role tool answers {message.tool_call_id!r}, which is no call in these messages"
+                )
+        if before is None or before not in self._waiting:
+            return
+        waiting = self._waiting.pop(before)
+        before.tool_results = tuple(
+            ToolResult(called.name, _spelled(called), message.text, ok=True, start=before.answered)
+            for message in answers
+            if (called := waiting.get(str(message.tool_call_id)))
+        )
+        before.end = self._builder.trajectory.now()
+        self._builder.scoring.acted(before)
+
+    def end(self) -> None:
+        """Lets the actions be scored whose calls nobody has answered."""
+        for action in self._waiting:
+            self._builder.scoring.acted(action)
+        self._waiting.clear()
 
 
 class Session:
@@ -99,6 +152,8 @@ class Session:
         """Ends the trajectory by its exception: an infrastructure's failure, or a bug."""
         self.agent_failure: AgentFailure | None = None
         """In which the last request ended, if it did; clients are told, and mostly raise it in the program."""
+        self.ignored: set[str] = set()
+        """What requests said of sampling, which is the run's."""
         self._formats = formats
         self._derive = derive
         self._place = place
@@ -106,8 +161,7 @@ class Session:
         self._answers: dict[Action, list[str]] = {}
         """What each action that has been answered said, and so may have been shown."""
         self._by_path: dict[str, Action] = {}
-        self._waiting: dict[Action, dict[str, CalledFunction]] = {}
-        """Actions whose calls have not been answered, and these by their ids."""
+        self._tools = ProgramTools(calls)
         self._requests: dict[bytes, asyncio.Task[Answer]] = {}
         self._running: dict[asyncio.Task[Answer], None] = {}
 
@@ -130,7 +184,7 @@ class Session:
         """
         digest = hashlib.blake2b(body, digest_size=16).digest()
         if not (repeats and digest in self._requests):
-            work = asyncio.create_task(self._answered(request, after))
+            work = asyncio.create_task(as_refusals(self._answered(request, after)))
             self._requests[digest] = work
             self._running[work] = None
             work.add_done_callback(self._done)
@@ -164,9 +218,7 @@ class Session:
         await asyncio.gather(*running, return_exceptions=True)
         if self.failed.done() and not self.failed.cancelled():
             self.failed.exception()  # whoever did not wait for it has ended for another reason
-        for action in self._waiting:
-            self.calls.builder.scoring.acted(action)
-        self._waiting.clear()
+        self._tools.end()
 
     async def _answered(self, request: ChatRequest, after: str | None) -> Answer:
         """Makes the call of a role that a request is, and returns its answer.
@@ -176,10 +228,11 @@ class Session:
             AgentFailure, InfrastructureFailure: The role's call ends so.
         """
         spec = self._spec(request)
+        self.ignored.update(request.ignored)
         found = self._conversations.beginning(request.model, request.offered, request.messages)
         new = request.messages[found.count :]
         stated = None if after is None else self._stated(after)
-        self._take_tool_answers(found.before, request.messages, new)
+        self._tools.take_answers(found.before, request.messages, new)
         action = await self.calls.show(
             request.model,
             _messages(new),
@@ -220,31 +273,6 @@ class Session:
         said = "\n".join([m.text for m in new] + [c.function.arguments for m in new for c in m.tool_calls or ()])
         return derived_parents(said, {a: texts for a, texts in self._answers.items() if a is not found.before})
 
-    def _take_tool_answers(self, before: Action | None, messages: Sequence[Message], new: Sequence[Message]) -> None:
-        """Gives the turn before what its tools have answered, and lets it be scored.
-
-        Raises:
-            Refusal: A message answers a call that nobody made.
-        """
-        waiting = self._waiting.get(before, {}) if before is not None else {}
-        made = {call.id for message in messages for call in message.tool_calls or ()}
-        answers = [message for message in new if message.role == "tool"]
-        for message in answers:
-            if message.tool_call_id not in made:
-                raise Refusal(
-                    400, f"a message of role tool answers {message.tool_call_id!r}, which is no call in these messages"
-                )
-        if before is None or before not in self._waiting:
-            return
-        before.tool_results = tuple(
-            ToolResult(called.name, _spelled(called), message.text, ok=True, start=before.answered)
-            for message in answers
-            if (called := waiting.get(str(message.tool_call_id)))
-        )
-        before.end = self.calls.builder.trajectory.now()
-        del self._waiting[before]
-        self.calls.builder.scoring.acted(before)
-
     def _answer(self, spec: RoleSpec, action: Action, tools: bool) -> Answer:
         """The message that answers a request, which is remembered as what may be shown to others."""
         found = _calls(spec, action) if tools else []
@@ -257,8 +285,7 @@ class Session:
         ]
         text = outside_calls(spec.chat.said(action.generation.ids)) if calls else str.__str__(action.text)
         message = Message(role="assistant", content=text if text or not calls else None, tool_calls=calls or None)
-        if calls:
-            self._waiting[action] = {call.id: call.function for call in calls}
+        self._tools.called(action, calls)
         self._answers[action] = texts_of(action, [call.arguments for call in found])
         self._by_path[action.path] = action
         return Answer(action, message)
@@ -269,6 +296,20 @@ def shortened(role: RoleSpec, request: ChatRequest) -> RoleSpec:
     limits = [limit for limit in (role.sampling.max_new_tokens, request.limit) if limit is not None]
     stop = tuple(dict.fromkeys((*role.sampling.stop, *request.stops)))
     return replace(role, sampling=replace(role.sampling, max_new_tokens=min(limits, default=None), stop=stop))
+
+
+async def as_refusals(answer: Awaitable[Answer]) -> Answer:
+    """Returns an answer.
+
+    Raises:
+        Refusal: The model's chat template refuses the messages; a program chooses these, and not the recipe.
+    """
+    try:
+        return await answer
+    except jinja2.TemplateError as error:
+        raise Refusal(400, f"the model's chat template refuses these messages: {error}") from None
+    except ConfigurationError as error:
+        raise Refusal(400, str(error)) from None
 
 
 def _calls(spec: RoleSpec, action: Action) -> list[FunctionCall]:

@@ -48,6 +48,8 @@ class AgentWorkflow(WorkflowFile):
             file = (folder / config.file).absolute()
             self.program = kind(file, config.function, config.python, folder.absolute(), environment)
         self._endpoints = PerLoop(lambda: Endpoint().running())
+        self.ignored: set[str] = set()
+        """What requests have said of sampling."""
         self._formats = SentToolFormats()
         self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
@@ -68,6 +70,7 @@ class AgentWorkflow(WorkflowFile):
                     ended = await self._run(session, request_of(task, calls, session.key, endpoint.base_url))
             finally:
                 await session.close()
+                self.ignored |= session.ignored
         if ended.answer is None:
             raise self._failure(ended, session)
         return session.said(ended.answer) or ended.answer
@@ -97,7 +100,7 @@ class AgentWorkflow(WorkflowFile):
         return InfrastructureFailure(LOST, detail)
 
     def explorer(self) -> Explorer:
-        return NothingToExplore()
+        return ProgramExplorer(self)
 
     def outline(self) -> list[str]:
         return [f"{self.place}: {self.config.function}" if self.config.file else self.place]
@@ -106,14 +109,21 @@ class AgentWorkflow(WorkflowFile):
         return ""  # who sees whom is known of its rehearsal alone
 
 
-class NothingToExplore(Explorer):
-    """Nothing is known of what leads where in a program."""
+class ProgramExplorer(Explorer):
+    """Knows nothing of what leads where in a program, and what its requests have said in vain."""
+
+    def __init__(self, workflow: AgentWorkflow):
+        self._workflow = workflow
 
     def attempts(self) -> Iterator[Attempt]:
         yield from ()
 
     def remarks(self) -> list[Problem]:
-        return []
+        if not self._workflow.ignored:
+            return []
+        got = f"requests say {', '.join(sorted(self._workflow.ignored))}, which is ignored: sampling is the run's"
+        fix = "set --rollout.temperature and --rollout.top_p; the seed is derived from --train.seed"
+        return [Problem("agents.sampling", at(file=self._workflow.place), got, fix=fix, severity="warning")]
 
 
 def request_of(task: Task, calls: RoleCalls, key: str, base_url: str) -> dict[str, Any]:

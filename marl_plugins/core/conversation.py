@@ -83,6 +83,12 @@ class ChatFormat:
         before, after = self.rendered(earlier), self.rendered([*conversation, *following])
         return after.startswith(before) and after[len(before) :].lstrip().startswith(last["content"].strip())
 
+    def shows_more(self, answers: Sequence[dict[str, str]]) -> bool:
+        """Returns whether the template shows more of tools' answers than their text: a tool's name, or a call's id."""
+        before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "?"}]
+        named = [{**answer, "name": "?", "tool_call_id": "?"} for answer in answers]
+        return self.rendered([*before, *answers]) != self.rendered([*before, *named])
+
     @property
     def end_of_turn(self) -> tuple[int, ...]:
         """The id that ends an assistant's turn."""

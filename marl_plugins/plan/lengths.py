@@ -110,7 +110,7 @@ def _check_role(
                 "lengths.prompt",
                 at(role=role),
                 (
-                    f"its prompt ({run.folder / str(run.role(role).prompt)}) has {fixed} tokens with empty fields, which "
+                    f"its prompt ({run.folder / (run.role(role).prompt or '')}) has {fixed} tokens with empty fields, which "
                     f"leaves no room for an answer in --data.max_len {limit}"
                 ),
                 fix="shorten it or raise --data.max_len",
@@ -123,7 +123,7 @@ def _check_role(
                 "lengths.prompt_short",
                 at(role=role),
                 (
-                    f"its prompt ({run.folder / str(run.role(role).prompt)}) has {fixed} tokens with empty fields, which "
+                    f"its prompt ({run.folder / (run.role(role).prompt or '')}) has {fixed} tokens with empty fields, which "
                     f"leaves less than its max_new_tokens {wanted} in --data.max_len {limit}"
                 ),
                 fix="its answers may be cut off",

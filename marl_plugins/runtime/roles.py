@@ -181,7 +181,7 @@ def _try_template(run: Run, role: RoleSpec) -> None:
             each = [ToolResult(tool.name, "", "?", ok=True) for tool in role.tools]
             for results in (*([result] for result in each), *([each * 2] if role.find_calls else ())):
                 chat.continuation([], role.answers(results))
-            if role.find_calls and _shows_more(chat, role.answers(each)):
+            if role.find_calls and chat.shows_more(role.answers(each)):
                 raise ConfigurationError(
                     Problem(
                         "calls.template_ids",
@@ -213,10 +213,3 @@ def _try_template(run: Run, role: RoleSpec) -> None:
                 fix="name fewer tools, or raise --data.max_len",
             )
         )
-
-
-def _shows_more(chat: ChatFormat, answers: Sequence[dict[str, str]]) -> bool:
-    """Returns whether a template shows more of tools' answers than their text."""
-    before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "?"}]
-    named = [{**answer, "name": "?", "tool_call_id": "?"} for answer in answers]
-    return chat.rendered([*before, *answers]) != chat.rendered([*before, *named])
