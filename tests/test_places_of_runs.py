@@ -233,7 +233,7 @@ def test_a_followup_without_a_second_call():
 def test_returns_of_several_roles_that_are_normalised_together():
     flags = {"scope": "trajectory", "normalise": "global", "discount": 1.0, "distance": "longest", "origin": "action"}
     run = space(**{f"args__reinforce_pp__{name}": value for name, value in flags.items()})
-    run.estimator, run.recipe, run.given = "reinforce", SimpleNamespace(roles=["a", "b"]), {}
+    run.estimator, run.recipe, run.given = "reinforce", SimpleNamespace(roles=["a", "b"], populations={}), {}
     expected = ("reinforce_pp.trajectory_scope", "reinforce_pp.scope", "reinforce_pp.normalise")
     assert briefs(reinforce_pp.marl_configure(run=run)) == [expected]
 
