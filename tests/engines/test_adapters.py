@@ -2,18 +2,26 @@
 
 import asyncio
 import copy
+import os
+import signal
 from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
 import torch
 from engines.test_policies import arguments, recorded_rows
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from marl_plugins.adapters.backend import SharedBases
+from marl_plugins.adapters.blob import packed, unpacked
+from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.policy import Policy
+from marl_plugins.core.rows import Row
+from marl_plugins.core.trajectory import Action, Task, Trajectory
+from marl_plugins.core.workflow import Call, Sampling
 from marl_plugins.processes.engines import RestartBudget
 from marl_plugins.reinforce_pp import ReinforcePlusPlus
+from marl_plugins.routing import least_loaded
 from marl_plugins.runtime.experience import estimate
 from marl_plugins.runtime.policy import UpstreamPolicy, start, wait_until_loaded
 
@@ -136,3 +144,109 @@ def test_adapters_that_share_a_model_are_upstreams_own_on_models_of_their_own(re
     load(made)
     same(run_alone(made, two_steps(made)), after)
     made["p"].stop()
+
+
+# --- engines --------------------------------------------------------------------------------------------------------------
+
+PROMPT = tuple(range(40, 60))
+
+
+def request(policy, seed, tokens=24, prompt=PROMPT):
+    return Call(policy, prompt, Sampling(1.0, 1.0, tokens, 512), tokens, seed, policy, "t", 0, f"{policy}.{seed}", 1, 0)
+
+
+async def answers_of(made, seeds=(1, 2, 3), **more):
+    """Each policy's answers, all asked at once."""
+    calls = [request(name, seed, **more) for name in made for seed in seeds]
+    return calls, await asyncio.gather(*(made[call.policy].engines.generate(call, least_loaded) for call in calls))
+
+
+def of_the_model(folder, call, answer):
+    """The log-probs of an answer by the model itself, in float32."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.tensor([[*call.context_ids, *answer.ids]])).logits[0, len(call.context_ids) - 1 : -1]
+    return logits.log_softmax(-1)[range(len(answer.ids)), list(answer.ids)]
+
+
+async def by_training(policy, calls, answers):
+    """The log-probs of answers by a policy's training processes."""
+    rows = []
+    for call, answer in zip(calls, answers, strict=True):
+        trajectory = Trajectory(Task(call.path, "p"), 0, step=1)
+        action = Action("a", "first", policy.name, 0, call.context_ids, answer, "")
+        trajectory.actions.append(action)
+        rows.append(Row(trajectory, action, 0.0))
+    return (await policy.forward(rows)).drift
+
+
+@pytest.mark.usefixtures("cluster")
+def test_one_engine_answers_for_adapters_and_for_the_model_beside_them(relay):
+    args = copy.deepcopy(arguments(relay, *FLAGS, "--actor.adam.lr", "3e-2"))  # so that adapters are far from the model
+    args.vllm.num_engines, args.data.max_len, args.ds.param_dtype = 1, 512, "bf16"
+    run, backend = run_of(args, frozen=("still",), following=("old",)), SharedBases()
+    backend.open(run)
+    made = policies_of(run, backend)
+    start(list(made.values()), 600.0)
+    p, q = made["p"], made["q"]
+    trained = {"p": p, "q": q}
+
+    async def go():
+        await asyncio.gather(*(policy.sync(0) for policy in trained.values()))
+        await two_steps(trained)
+        assert await made["old"].hold(await made["old"].weights(), 5)  # what p has now
+        await asyncio.gather(*(policy.sync(1) for policy in trained.values()))
+        calls, answers = await answers_of(made)
+        seen = {name: [(c, a) for c, a in zip(calls, answers, strict=True) if c.policy == name] for name in made}
+        assert {(a.policy, a.version) for a in answers} == {("p", 1), ("q", 1), ("old", 5), ("still", 0)}
+        for name, policy in (*trained.items(), ("old", p)):
+            assert await by_training(policy, *zip(*seen[name], strict=True)) < 0.02
+        for call, answer in seen["still"]:
+            off = torch.tensor(answer.logprobs) - of_the_model(args.actor.model_name_or_path, call, answer)
+            assert off.abs().mean() < 0.02
+        for call, answer in seen["p"]:  # and the adapters are not the model
+            off = torch.tensor(answer.logprobs) - of_the_model(args.actor.model_name_or_path, call, answer)
+            assert off.abs().mean() > 0.03
+
+        # A push of one while all are sampled.
+        long = asyncio.ensure_future(answers_of(made, seeds=(7, 8), tokens=300))
+        await asyncio.sleep(0.3)
+        assert await p.sync(2)
+        _, over = await long
+        assert {a.version for a in over if a.policy == "q"} == {1} and {a.version for a in over if a.policy == "p"} <= {
+            1,
+            2,
+        }
+
+        # The engine dies; the next one knows all.
+        calls, before = await answers_of(made)
+        pid = await p.engines.engines[0].handle.identify.remote("still", 0)
+        os.kill(pid, signal.SIGKILL)
+        _, after = await answers_of(made)
+        assert [(a.ids, a.policy, a.version) for a in after] == [(a.ids, a.policy, a.version) for a in before]
+        assert len({id(policy.engines) for policy in made.values()}) == 1 and p.engines.restarted == 1
+
+        # Another one dies while it is given an adapter.
+        pid = await p.engines.engines[0].handle.identify.remote("still", 0)
+        pushing = asyncio.ensure_future(q.sync(2))
+        os.kill(pid, signal.SIGKILL)
+        assert await pushing
+        _, again = await answers_of(made)
+        assert {(a.policy, a.version) for a in again} == {("p", 2), ("q", 2), ("old", 5), ("still", 0)}
+        assert [a.ids for a in again if a.policy == "p"] == [a.ids for a in before if a.policy == "p"]
+
+        # What is no adapter of this model.
+        handle = p.engines.engines[0].handle
+        blob = await (await q.processes.weights())
+        tensors, config = unpacked(bytes(blob))
+        for wrong in (
+            packed({name.replace("q_proj", "x_proj"): value for name, value in tensors.items()}, config),
+            packed(tensors, config | {"r": 64}),
+        ):
+            with pytest.raises(RunEnded):
+                await handle.load_state.remote(wrong, "q", 3)
+        with pytest.raises(RunEnded):
+            await handle.load_state.remote(blob, "still", 3)
+
+    asyncio.run(go())
+    p.stop()
