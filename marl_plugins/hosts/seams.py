@@ -157,7 +157,6 @@ SEAMS = (
         "self, global_steps",
         "runs the fit on all ranks, with sleep where asked",
     ),
-    Seam("trainer.ppo_trainer", "BasePPOTrainer.broadcast_to_vllm", "self", "weight sync on GPUs"),
     Seam(
         "trainer.ppo_utils.experience_maker",
         "RemoteExperienceMaker.__init__",

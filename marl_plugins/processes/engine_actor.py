@@ -124,7 +124,8 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
     async def in_workers(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Calls `function(worker, *arguments)` in every vLLM worker of this engine, and returns their answers.
 
-        For extensions of training processes that bring weights to engines in a way of their own (`Extension.sync`).
+        For extensions of training processes that bring weights to engines in a way of their own (`Extension.sync`). The
+        function is in an installed module or inside another function: engines cannot import the file of a plugin.
         """
         answers: list[Any] = await self.llm.collective_rpc(call_unpickled, args=(cloudpickle.dumps((function, arguments)),))
         return answers

@@ -376,8 +376,12 @@ def is_dead(error: Exception, engine: Engine) -> bool:
     """
     if isinstance(error, RayActorError):
         return error.actor_id in (None, engine.handle._actor_id.hex())
-    cause = getattr(error, "cause", None)
-    return type(cause).__name__ == "EngineDeadError"
+    return lacks_its_process(error)
+
+
+def lacks_its_process(error: Exception) -> bool:
+    """Returns whether an error means that vLLM's own process is gone, behind an engine's actor that still runs."""
+    return type(getattr(error, "cause", None)).__name__ == "EngineDeadError"
 
 
 def sampling_params(call: Call) -> SamplingParams:

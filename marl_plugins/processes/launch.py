@@ -16,6 +16,7 @@ from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.hosts.devices import critic_gpus, ranks_of_one_sequence, training_gpus
 from marl_plugins.processes.critic_actor import RemoteCriticActor
+from marl_plugins.processes.engines import lacks_its_process
 from marl_plugins.processes.placement import bundles
 from marl_plugins.processes.policy_actor import RemotePolicyActor, RemoteReferenceActor
 from marl_plugins.processes.upstream_trainer import ReferenceInPolicy, UpstreamTrainer
@@ -207,9 +208,9 @@ class TrainingProcesses:
         try:
             with self.watchdog.asked(self.silence):
                 results = await asyncio.gather(*work)
-        except RayActorError as error:
-            raise run_ended_by(self, doing, error) from error
-        except RayTaskError as error:
+        except (RayActorError, RayTaskError) as error:
+            if isinstance(error, RayActorError) or lacks_its_process(error):
+                raise run_ended_by(self, doing, error) from error
             if (ended := ended_by_work(self.policy, doing, raised_by(error))) is None:
                 raise
             raise ended from error
@@ -253,10 +254,10 @@ def start_groups(
     return groups
 
 
-def run_ended_by(processes: TrainingProcesses, doing: str, error: RayActorError) -> RunEnded:
+def run_ended_by(processes: TrainingProcesses, doing: str, error: RayActorError | RayTaskError) -> RunEnded:
     """Returns what ends the run when a training process has died, or on GPUs an engine that was being given weights."""
     dead = getattr(raised_by(error), "actor_id", None)
-    if dead and dead in [engine._actor_id.hex() for engine in processes.engines]:
+    if lacks_its_process(error) or (dead and dead in [engine._actor_id.hex() for engine in processes.engines]):
         return RunEnded(
             f"an engine of policy {processes.policy!r} died while the policy {doing}; engines are not replaced in a running job on "
             "GPUs yet"

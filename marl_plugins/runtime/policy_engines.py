@@ -95,9 +95,12 @@ class PolicyEngines:
                 blob = await self.processes.weights_to_sync()
                 await done(on_all(lambda handle: handle.load_state.remote(blob, name, version)))
             else:
-                await done(*self.processes.groups["policy"].async_run_method("check_finite"))
-                assert self.processes.trainer is not None, f"policy {name!r} is not started"
-                await done(in_daemon_thread(self.processes.trainer.broadcast_to_vllm))
+                # What upstream's trainer does (ppo_trainer.py:311-316), which waits for engines without a limit.
+                training = self.processes.groups["policy"]
+                await done(*training.async_run_method("check_finite"))
+                if self.args.vllm.enable_sleep:
+                    await on_all(lambda handle: handle.wake_up.remote(tags=["weights"]))
+                await done(*training.async_run_method("broadcast_to_vllm"))
                 await done(on_all(lambda handle: handle.identify.remote(name, version)))
         return True
 
