@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import textwrap
 import time
 from dataclasses import replace
@@ -835,6 +836,36 @@ def test_what_is_reopened_is_counted_by_role_and_reason():
     assert counts.metrics() == {"role/a/reopened/edited": 1.0, "role/b/reopened/branch": 1.0}
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_program_in_the_sandbox_reaches_the_endpoint_and_nothing_else(shared, tmp_path, monkeypatch):
+    """It cannot read or write a file of the user's, connect to a port of the machine, or see the run's environment."""
+    monkeypatch.setenv("SECRET", "of the run")
+    secret = tmp_path / "secret"
+    secret.write_text("of the user")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        text = SHARED.replace(
+            "    answer =",
+            f"""
+        found = [os.getcwd().startswith("/tmp/"), os.listdir("."), os.environ.get("SECRET"), os.path.exists({str(secret)!r})]
+        for attempt in (
+            lambda: open({str(tmp_path / "agents" / "new")!r}, "w"),
+            lambda: __import__("socket").create_connection(("127.0.0.1", {listener.getsockname()[1]}), 2),
+        ):
+            try:
+                attempt()
+                found.append("done")
+            except OSError:
+                found.append("refused")
+        open("mine", "w").write("x")
+        assert found == [True, [], None, False, "refused", "refused"], found
+        answer =""".replace("\n        ", "\n    "),
+        )
+        (tmp_path / "agents").mkdir()
+        workflow = program(tmp_path / "agents", text, sandbox=True, shared=shared)
+        trajectory = asyncio.run(trajectory_of(workflow, specs("worker")))
+    assert trajectory.answer, trajectory.detail
+
+
 # --- commands -------------------------------------------------------------------------------------------------------------
 
 
@@ -900,6 +931,9 @@ def codes_of(recipe):
         ("recipe.yaml", "agent.py}", "agent.py, function: mian}", "agents.no_function", 3),
         ("recipe.yaml", "agent.py}", "agent.py, python: /no/python}", "agents.no_python", 3),
         ("recipe.yaml", "{file: agent.py}", "{command: [no-such-program]}", "agents.no_command", 3),
+        ("recipe.yaml", "agent.py}", "agent.py, python: /bin/true}", "agents.start", 3),
+        ("recipe.yaml", "agent.py}", "agent.py, python: /bin/true, sandbox: true}", "agents.start", 3),
+        ("recipe.yaml", "{file: agent.py}", "{command: [cat], sandbox: true}", "agents.sandbox", 3),
         ("recipe.yaml", "agent.py}", "agent.py, shared: true}", "agents.shared", 3),
         ("agent.py", "def main(prompt):", "def main(prompt:", "agents.syntax", 3),
         ("agent.py", "'worker'", "'waiter'", "rehearsal.raises", "client.py:10"),

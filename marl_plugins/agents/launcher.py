@@ -3,7 +3,8 @@
     parent -> launcher   "fork NUMBER KEY" with two descriptors: a socket to the program, and where its output goes;
                          "share NUMBER KEY" likewise, for a process in which many trajectories run
                          "kill NUMBER"
-    launcher -> parent   "ready", once; "NUMBER STATUS" when a program and the processes that it has left behind have ended
+    launcher -> parent   "listener" with a socket, first, where programs are isolated; "ready", once the imports are made;
+                         "NUMBER STATUS" when a program and the processes that it has left behind have ended
     parent -> program    one line of JSON over its socket: environment, prompt, item
     program -> parent    one line of JSON: {"answer": ...} or {"error": {...}}; of a shared process one for each trajectory,
                          with its number
@@ -27,6 +28,7 @@ import json
 import os
 import random
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -157,6 +159,18 @@ def become_program(output: int) -> None:
     sys.stdout, sys.stderr = written_to(1), written_to(2)
 
 
+def folder_of(number: str) -> str:
+    """Returns the folder of one trajectory, where programs are isolated."""
+    return f"/tmp/{number}"
+
+
+def enter_folder(number: str) -> None:
+    """Makes the folder of one trajectory, and works in it."""
+    os.mkdir(folder_of(number), 0o700)
+    os.chdir(folder_of(number))
+    os.environ.update(HOME=folder_of(number), TMPDIR=folder_of(number))
+
+
 def run_program(file: Path, name: str, connection: socket.socket) -> None:
     """Runs the program once."""
     with connection.makefile("rb") as lines:
@@ -215,8 +229,9 @@ def report_of_import(file: Path, name: str) -> Any:
 class Launcher:
     """Forks programs, and ends them with all that they have started."""
 
-    def __init__(self, control: socket.socket, file: Path, name: str):
+    def __init__(self, control: socket.socket, file: Path, name: str, isolated: bool):
         self.control = control
+        self.isolated = isolated
         self.file = file
         self.name = name
         self.running: dict[str, tuple[int, str]] = {}
@@ -269,6 +284,8 @@ class Launcher:
             try:
                 self.control.close()
                 become_program(output)
+                if self.isolated:
+                    enter_folder(number)
                 (run_program if what == "fork" else run_shared)(self.file, self.name, connection)
                 os._exit(0)
             finally:  # what is raised there must not reach this loop
@@ -304,6 +321,8 @@ class Launcher:
             if (number := numbers.pop(found.si_pid, None)) is not None:
                 del self.running[number]
                 self.end_strays()
+                if self.isolated:
+                    shutil.rmtree(folder_of(number), ignore_errors=True)
                 with contextlib.suppress(OSError):  # the parent has gone, which the loop hears of next
                     self.control.send(f"{number} {os.waitstatus_to_exitcode(status)}".encode())
 
@@ -325,15 +344,23 @@ class Launcher:
                     self.kill(child)
 
 
-def main(control: str, program: str, name: str) -> None:
-    file = Path(program)
+def hand_out_listener(parent: socket.socket) -> None:
+    """Gives the parent a socket in this network, which has no other machine: the endpoint listens there."""
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
+        socket.send_fds(parent, [b"listener"], [listener.fileno()])
+
+
+def main(control: str, program: str, name: str, isolated: str = "") -> None:
+    file, parent = Path(program), socket.socket(fileno=int(control))
+    if isolated:
+        hand_out_listener(parent)
     sys.path[0] = str(file.parent)  # in place of this file's own folder
     sys.dont_write_bytecode = True
     preload(file)
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
     gc.collect()
     gc.freeze()
-    Launcher(socket.socket(fileno=int(control)), file, name).serve()
+    Launcher(parent, file, name, bool(isolated)).serve()
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from marl_plugins.agents.isolation import environment_of, words_before
 from marl_plugins.agents.per_loop import PerLoop
 from marl_plugins.core.failures import InfrastructureFailure
 
@@ -100,7 +101,15 @@ class Program(ABC):
     """The recipe's program."""
 
     def start(self) -> None:  # noqa: B027
-        """Prepares what all its trajectories share; called before the first."""
+        """Prepares what all its trajectories share; called before the first.
+
+        Raises:
+            OSError: It cannot be started.
+        """
+
+    def listener(self) -> socket.socket | None:
+        """Returns a socket on which the endpoint has to listen, so that the program reaches it; None: any on loopback."""
+        return None
 
     @abstractmethod
     async def run(self, request: Mapping[str, Any]) -> Ended:
@@ -117,13 +126,29 @@ class ForkedProgram(Program):
     Args:
         folder: Where it works.
         environment: In addition to the run's.
+        isolated: Whether it runs in namespaces of its own (isolation.py).
     """
 
-    def __init__(self, file: Path, function: str, python: str | None, folder: Path, environment: Mapping[str, str]):
-        self._words = [python or sys.executable, str(Path(__file__).with_name("launcher.py"))]
+    def __init__(
+        self,
+        file: Path,
+        function: str,
+        python: str | None,
+        folder: Path,
+        environment: Mapping[str, str],
+        isolated: bool = False,
+    ):
+        script = Path(__file__).with_name("launcher.py")
+        self._words = [python or sys.executable, str(script)]
         self._program = [str(file), function]
+        self._known = {**os.environ, **environment}
+        if isolated:
+            self._words = [*words_before(self._words[0], [script, folder]), *self._words]
+            self._program.append("isolated")
+            self._known = environment_of(environment)
+        self._listener: socket.socket | None = None
         self._folder = folder
-        self._environment = environment
+        self._isolated = isolated
         self._numbers = itertools.count()
         self._control: socket.socket | None = None
         self._ended: dict[str, asyncio.Future[int]] = {}
@@ -132,8 +157,14 @@ class ForkedProgram(Program):
         control = self._launched()
         control.settimeout(READY_SECONDS)
         with contextlib.suppress(TimeoutError):
-            control.recv(64, socket.MSG_PEEK)
+            if not control.recv(64, socket.MSG_PEEK):
+                raise OSError("the process that starts programs has ended at once")
         control.setblocking(False)
+
+    def listener(self) -> socket.socket | None:
+        if self._isolated:
+            self._launched()
+        return self._listener.dup() if self._listener is not None else None
 
     def _launched(self) -> socket.socket:
         """The socket to the launcher, which is started where there is none."""
@@ -145,9 +176,11 @@ class ForkedProgram(Program):
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     cwd=self._folder,
-                    env={**os.environ, **self._environment},
+                    env=self._known,
                     start_new_session=True,  # Ctrl-C is the run's to handle
                 )
+            if self._isolated:
+                self._listener = _handed_out(ours)
             ours.setblocking(False)
             self._control = ours
             weakref.finalize(self, _end, process, ours)
@@ -320,6 +353,19 @@ class Worker:
         except OSError as error:
             how = f"({error})"
         return Ended(None, "", f"the process that programs share ended {how}", traceback=self._process.tail.text())
+
+
+def _handed_out(control: socket.socket) -> socket.socket:
+    """Returns the socket that a launcher in namespaces hands out, before it does anything else.
+
+    Raises:
+        OSError: It does not.
+    """
+    control.settimeout(READY_SECONDS)
+    _, descriptors, _, _ = socket.recv_fds(control, 64, 1)
+    if not descriptors:
+        raise OSError("the process that starts programs has ended at once")
+    return socket.socket(fileno=descriptors[0])
 
 
 def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:

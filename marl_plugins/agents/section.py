@@ -39,6 +39,9 @@ class AgentConfig(Section):
     shared: bool = False
     """Whether all trajectories run in one process, for an async function that takes `endpoint` and uses no environment: a fork for
     each costs more. What a program keeps in memory is then all trajectories', and one that ends the process ends all."""
+    sandbox: bool = False
+    """Whether `file` runs in namespaces of its own (bubblewrap): it reads the system, Python and the recipe's folder, writes to an
+    empty folder, has none of the run's environment, and reaches the endpoint alone. Default: as the run's user."""
     concurrency: int = pydantic.Field(64, ge=1)
     """Programs that run at the same time, at most; the others wait, which counts against `limits.task_seconds`."""
     derive: Literal["all"] | bool = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -26,17 +27,21 @@ QUIET_SECONDS = 5.0
 class Endpoint:
     """The endpoint, in one event loop.
 
+    Args:
+        listener: On which it listens; None: on a free port of loopback.
+
     Attributes:
         base_url: Its address, as clients take it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, listener: socket.socket | None = None) -> None:
         self.base_url = ""
+        self._listener = listener
         self._sessions: dict[str, Session] = {}
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Endpoint]:
-        """Answers on a free port of loopback until the end."""
+        """Answers until the end."""
         app = web.Application(client_max_size=MOST_BYTES)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/responses", self._responses)
@@ -46,7 +51,8 @@ class Endpoint:
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.0)
         await runner.setup()
         try:
-            site = web.TCPSite(runner, "127.0.0.1", 0)
+            here = self._listener
+            site = web.TCPSite(runner, "127.0.0.1", 0) if here is None else web.SockSite(runner, here)
             await site.start()
             self.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
             yield self

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from marl_plugins.agents.isolation import refusal
 from marl_plugins.agents.per_loop import PerLoop
 from marl_plugins.agents.programs import CommandProgram, Ended, ForkedProgram, Program, SharedProgram
 from marl_plugins.agents.section import SILENT, AgentConfig
@@ -46,8 +47,8 @@ class AgentWorkflow(WorkflowFile):
         if config.file:
             kind = SharedProgram if config.shared else ForkedProgram
             file = (folder / config.file).absolute()
-            self.program = kind(file, config.function, config.python, folder.absolute(), environment)
-        self._endpoints = PerLoop(lambda: Endpoint().running())
+            self.program = kind(file, config.function, config.python, folder.absolute(), environment, config.sandbox)
+        self._endpoints = PerLoop(lambda: Endpoint(self.program.listener()).running())
         self.ignored: set[str] = set()
         """What requests have said of sampling."""
         self._formats = SentToolFormats()
@@ -149,8 +150,12 @@ def make_workflow(config: AgentConfig, folder: Path) -> AgentWorkflow:
     problems = list(_problems(config, folder))
     if problems:
         raise ConfigurationError(problems)
-    workflow = AgentWorkflow(config, folder)
-    workflow.program.start()
+    try:
+        workflow = AgentWorkflow(config, folder)
+        workflow.program.start()
+    except (OSError, ValueError) as error:
+        what = f"cannot be started: {error}"
+        raise ConfigurationError(Problem("agents.start", at(key="agent"), what, fix="is `python` a Python?")) from error
     return workflow
 
 
@@ -159,6 +164,9 @@ def _problems(config: AgentConfig, folder: Path) -> Iterator[Problem]:
         got = f"has {'both' if config.file else 'neither'} of file and command"
         yield Problem("agents.program", at(key="agent"), got, fix=f"give one of the two: {AgentConfig.EXAMPLE}")
         return
+    if config.sandbox and (config.command or (why := refusal())):
+        got = "a command runs as the run's user" if config.command else why
+        yield Problem("agents.sandbox", at(key="agent.sandbox"), got, fix="remove it, or give a Python file as `file`")
     if config.command and config.shared:
         yield Problem("agents.shared", at(key="agent.shared"), "a command cannot be shared", fix="remove it")
     if config.command and not shutil.which(config.command[0], path=f"{os.environ.get('PATH', '')}{os.pathsep}{folder}"):
