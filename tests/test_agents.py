@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import socket
+import subprocess
+import sys
 import textwrap
 import time
 from dataclasses import replace
@@ -758,6 +760,49 @@ def test_at_most_so_many_programs_run_at_once(tmp_path):
 
     assert all(t.answer for t in asyncio.run(many()))
     assert max(most) <= 2
+
+
+def test_a_run_that_is_killed_leaves_no_program(tmp_path):
+    text = f"""
+    import os, time
+    def main(prompt):
+        open({str(tmp_path / "pids")!r}, "w").write(f"{{os.getpid()}} {{os.getppid()}} ")
+        time.sleep(60)
+    """
+    program(tmp_path, text)
+    code = f"""
+    import asyncio, sys
+    sys.path.insert(0, {str(Path(__file__).parent)!r})
+    from test_agents import AgentConfig, AgentWorkflow, Path, specs, trajectory_of
+    asyncio.run(trajectory_of(AgentWorkflow(AgentConfig(file="agent.py"), Path({str(tmp_path)!r})), specs("worker")))
+    """
+    run = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
+    numbers = []
+    for _ in range(400):
+        numbers = (tmp_path / "pids").read_text().split() if (tmp_path / "pids").exists() else []
+        if len(numbers) == 2:
+            break
+        time.sleep(0.05)
+    run.kill()
+    run.wait()
+    for _ in range(100):
+        if not any(Path(f"/proc/{number}").exists() for number in numbers):
+            break
+        time.sleep(0.05)
+    assert len(numbers) == 2 and not any(Path(f"/proc/{number}").exists() for number in numbers)
+
+
+def test_many_programs_at_once_wait_for_the_launcher(tmp_path):
+    """More than its queue has room for, and more than there are places."""
+    workflow = program(tmp_path, "import time\ntime.sleep(0.05)\ndef main(prompt):\n    return prompt\n", concurrency=400)
+
+    async def many():
+        return await asyncio.gather(
+            *(trajectory_of(workflow, specs("worker"), task=Task(str(n), str(n))) for n in range(300))
+        )
+
+    found = asyncio.run(many())
+    assert [t.answer for t in found] == [str(n) for n in range(300)], next(t.detail for t in found if not t.answer)
 
 
 def test_a_launcher_that_dies_is_replaced(tmp_path):

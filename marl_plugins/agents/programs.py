@@ -26,6 +26,8 @@ from marl_plugins.core.failures import InfrastructureFailure
 KEPT_BYTES = 4000
 """Of what a program writes, its last."""
 MOST_ANSWER_BYTES = 16 * 2**20
+FULL_SECONDS = 0.02
+"""After so long the launcher is told again what its queue had no room for."""
 READY_SECONDS = 120.0
 """A launcher that has not imported everything by then is waited for no longer."""
 
@@ -208,7 +210,8 @@ class ForkedProgram(Program):
             try:
                 try:
                     message = f"{what} {number} {key}".encode()
-                    socket.send_fds(self._launched(), [message], [theirs.fileno(), write])
+                    while not _sent(self._launched(), message, theirs.fileno(), write):  # noqa: ASYNC110 -- nothing says when there is room
+                        await asyncio.sleep(FULL_SECONDS)
                 finally:
                     theirs.close()
                     os.close(write)
@@ -217,10 +220,15 @@ class ForkedProgram(Program):
                 raise InfrastructureFailure("program", f"the process that starts programs has gone ({error})") from error
             finally:
                 ours.close()
-                if not self._ended.pop(number).done() and self._control is not None:
-                    with contextlib.suppress(OSError):
-                        self._control.send(f"kill {number}".encode())
+                if not self._ended.pop(number).done():
+                    self._kill(number)
                 tail.close()
+
+    def _kill(self, number: str) -> None:
+        """Has a process ended, sooner or later."""
+        with contextlib.suppress(OSError):  # the launcher has gone, and its programs with it
+            if self._control is not None and not _sent(self._control, f"kill {number}".encode()):
+                asyncio.get_running_loop().call_later(FULL_SECONDS, self._kill, number)
 
     @staticmethod
     async def _exchanged(connection: socket.socket, request: Mapping[str, Any]) -> bytes:
@@ -353,6 +361,19 @@ class Worker:
         except OSError as error:
             how = f"({error})"
         return Ended(None, "", f"the process that programs share ended {how}", traceback=self._process.tail.text())
+
+
+def _sent(control: socket.socket, message: bytes, *descriptors: int) -> bool:
+    """Tells the launcher something, and returns whether it could be: its queue may be full, while it imports or forks.
+
+    Raises:
+        OSError: It has gone.
+    """
+    try:
+        socket.send_fds(control, [message], descriptors)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _handed_out(control: socket.socket) -> socket.socket:
