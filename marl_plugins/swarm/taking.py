@@ -160,11 +160,12 @@ class TakenGroups:
         if self._options.trust == "labels":
             return carried_task(content, words)
         if self._options.trust == "generator":
+            task_of = getattr(self._run.tasks_module, "task_of", None)
             try:
-                made: Task | None = getattr(self._run.tasks_module, "task_of")(words.task)  # noqa: B009  # checked when planned
+                made = task_of(words.task) if task_of else None
             except (ValueError, LookupError, TypeError):  # the name is a stranger's
                 return None
-            return made
+            return made if isinstance(made, Task) else None
         return None
 
     def _differ(self, group: Sequence[Trajectory]) -> bool:
