@@ -17,8 +17,8 @@ from marl_plugins.core.trajectory import Action
 
 
 @dataclass(frozen=True)
-class Beginning:
-    """What of a request is known.
+class Prefix:
+    """The part of a request that is known.
 
     Args:
         before: The answer with which it ends; None: nothing is.
@@ -41,7 +41,7 @@ class Conversations:
         self._said: dict[str, set[str]] = {}
         self._continued: set[str] = set()
 
-    def beginning(self, role: str, tools: Sequence[SentTool], messages: Sequence[Message]) -> Beginning:
+    def beginning(self, role: str, tools: Sequence[SentTool], messages: Sequence[Message]) -> Prefix:
         """Returns what is known of a role's request, and notes that it goes on with that."""
         shown = [tool.model_dump() for tool in tools]
         digest = hashlib.blake2b(json.dumps([role, shown], sort_keys=True).encode(), digest_size=16).digest()
@@ -53,15 +53,15 @@ class Conversations:
         reason = self._reason(role, before, messages[count:])
         if before is not None:
             self._continued.add(before.path)
-        return Beginning(before, count, digest, reason)
+        return Prefix(before, count, digest, reason)
 
-    def add(self, beginning: Beginning, answer: Message, action: Action) -> None:
+    def add(self, beginning: Prefix, answer: Message, action: Action) -> None:
         """Notes an answer: requests whose messages begin with it go on from there."""
         self._known[chained(beginning.digest, answer)] = action
         self._said.setdefault(action.role, set()).add(answer.text.strip())
 
     def _reason(self, role: str, before: Action | None, new: Sequence[Message]) -> str:
-        """Why a sequence begins: another request has gone on from there (`branch`), or its history is not what was shown and said.
+        """Returns why a sequence begins: another request has gone on from there (`branch`), or its history is not what was shown.
 
         Of the latter, `history`: the answer is the role's own, and what stands before it is not; `role`: another role said it;
         `edited`: nobody did.

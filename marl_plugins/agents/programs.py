@@ -33,8 +33,8 @@ READY_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a program has ended.
+class ProgramResult:
+    """The end of a program.
 
     Args:
         answer: None where it gave none.
@@ -50,7 +50,7 @@ class Ended:
 
     @property
     def said(self) -> str:
-        """What was wrong, as one line."""
+        """Returns what was wrong, as one line."""
         return ": ".join(filter(None, [self.kind, self.line]))
 
     @property
@@ -114,7 +114,7 @@ class Program(ABC):
         return None
 
     @abstractmethod
-    async def run(self, request: Mapping[str, Any]) -> Ended:
+    async def run(self, request: Mapping[str, Any]) -> ProgramResult:
         """Runs it once, and ends all that it has started, also where it is cancelled.
 
         Args:
@@ -188,10 +188,10 @@ class ForkedProgram(Program):
             weakref.finalize(self, _end, process, ours)
         return self._control
 
-    async def run(self, request: Mapping[str, Any]) -> Ended:
+    async def run(self, request: Mapping[str, Any]) -> ProgramResult:
         async with self._forked("fork", request["endpoint"]["api_key"]) as process:
             said = await self._exchanged(process.connection, request)
-            return _ended(said, await process.ended, process.tail)
+            return _result(said, await process.ended, process.tail)
 
     @asynccontextmanager
     async def _forked(self, what: str, key: str) -> AsyncIterator[Process]:
@@ -294,7 +294,7 @@ class SharedProgram(ForkedProgram):
         async with self._forked("share", "shared") as process, Worker.of(process) as worker:
             yield worker
 
-    async def run(self, request: Mapping[str, Any]) -> Ended:
+    async def run(self, request: Mapping[str, Any]) -> ProgramResult:
         async with self._workers.used() as worker:
             return await worker.run(str(next(self._numbers)), request)
 
@@ -306,7 +306,7 @@ class Worker:
         self._process = process
         self._reader = reader
         self._writer = writer
-        self._results: dict[str, asyncio.Future[Ended]] = {}
+        self._results: dict[str, asyncio.Future[ProgramResult]] = {}
 
     @classmethod
     @asynccontextmanager
@@ -322,9 +322,9 @@ class Worker:
             await asyncio.gather(hears, return_exceptions=True)
             writer.close()
 
-    async def run(self, number: str, request: Mapping[str, Any]) -> Ended:
+    async def run(self, number: str, request: Mapping[str, Any]) -> ProgramResult:
         """Runs the program once."""
-        result: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+        result: asyncio.Future[ProgramResult] = asyncio.get_running_loop().create_future()
         self._results[number] = result
         if self._process.ended.done():
             return await self._gone()
@@ -354,13 +354,13 @@ class Worker:
             if not waiting.done():
                 waiting.set_result(ended)
 
-    async def _gone(self) -> Ended:
-        """How all end with the process."""
+    async def _gone(self) -> ProgramResult:
+        """Returns how all end with the process."""
         try:
             how = _how(await asyncio.shield(self._process.ended))
         except OSError as error:
             how = f"({error})"
-        return Ended(None, "", f"the process that programs share ended {how}", traceback=self._process.tail.text())
+        return ProgramResult(None, "", f"the process that programs share ended {how}", traceback=self._process.tail.text())
 
 
 def _sent(control: socket.socket, message: bytes, *descriptors: int) -> bool:
@@ -398,8 +398,8 @@ def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
     process.wait()
 
 
-def _ended(said: bytes, status: int, tail: Tail) -> Ended:
-    """How a forked program has ended, from what it has sent."""
+def _result(said: bytes, status: int, tail: Tail) -> ProgramResult:
+    """Returns how a forked program has ended, from what it has sent."""
     try:
         result = json.loads(said)
     except ValueError:
@@ -407,16 +407,16 @@ def _ended(said: bytes, status: int, tail: Tail) -> Ended:
     return _end_of(result, _how(status), tail.text())
 
 
-def _end_of(result: Mapping[str, Any], how: str, written: str) -> Ended:
-    """How a program has ended, from what it says of that; else `how`."""
+def _end_of(result: Mapping[str, Any], how: str, written: str) -> ProgramResult:
+    """Returns how a program has ended, from what it says of that; else `how`."""
     if "answer" in result:
-        return Ended(result["answer"])
+        return ProgramResult(result["answer"])
     if "error" in result:
         raised = result["error"]
-        return Ended(None, raised["kind"], raised["text"], raised["place"], f"{raised['traceback']}{written}")
+        return ProgramResult(None, raised["kind"], raised["text"], raised["place"], f"{raised['traceback']}{written}")
     if "no_text" in result:
-        return Ended(None, "", f"it returned {result['no_text']}; expected a text", traceback=written)
-    return Ended(None, "", f"it ended {how} without an answer", traceback=written)
+        return ProgramResult(None, "", f"it returned {result['no_text']}; expected a text", traceback=written)
+    return ProgramResult(None, "", f"it ended {how} without an answer", traceback=written)
 
 
 def _how(status: int) -> str:
@@ -431,7 +431,7 @@ class CommandProgram(Program):
         self._folder = folder
         self._environment = environment
 
-    async def run(self, request: Mapping[str, Any]) -> Ended:
+    async def run(self, request: Mapping[str, Any]) -> ProgramResult:
         pipe = asyncio.subprocess.PIPE
         read, write = os.pipe()
         tail = Tail(read)
@@ -460,9 +460,9 @@ class CommandProgram(Program):
             written = tail.text()
             tail.close()
         if status == 0 and said is not None:
-            return Ended(said)
+            return ProgramResult(said)
         why = f"it ended {_how(status)}" if said is not None else "it printed more than is read"
-        return Ended(None, "", why, traceback=written)
+        return ProgramResult(None, "", why, traceback=written)
 
     @staticmethod
     async def _said(process: asyncio.subprocess.Process, prompt: str) -> str | None:

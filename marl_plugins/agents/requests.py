@@ -117,7 +117,7 @@ class ChatRequest(pydantic.BaseModel):
 
     @property
     def ignored(self) -> list[str]:
-        """What it says of sampling, which is the run's."""
+        """Returns what it says of sampling, which is the run's."""
         return [name for name in SAMPLING if getattr(self, name) is not None]
 
     @property

@@ -12,7 +12,7 @@ from typing import Literal
 
 import jinja2
 
-from marl_plugins.agents.conversations import Beginning, Conversations
+from marl_plugins.agents.conversations import Conversations, Prefix
 from marl_plugins.agents.parents import derived_parents, texts_of
 from marl_plugins.agents.requests import CalledFunction, ChatRequest, Message, Refusal, SentCall, SentTool
 from marl_plugins.core.calls import TAGGED
@@ -30,7 +30,7 @@ NOTE = "agents"
 
 @dataclass(frozen=True)
 class Answer:
-    """What a request is answered: a role's last action, as a message of the protocol."""
+    """The answer to a request: a role's last action, as a message of the protocol."""
 
     action: Action
     message: Message
@@ -171,7 +171,7 @@ class Session:
 
     @property
     def answered(self) -> bool:
-        """Whether any request has been answered."""
+        """Returns whether any request has been answered."""
         return bool(self._answers)
 
     def ask(self, request: ChatRequest, body: bytes, after: str | None, repeats: bool) -> asyncio.Task[Answer]:
@@ -264,7 +264,7 @@ class Session:
                 raise Refusal(400, f"x-marl-after: {name!r} is the id of no answer of this trajectory")
         return [self._by_path[name] for name in names]
 
-    def _derived(self, new: Sequence[Message], found: Beginning) -> list[Action]:
+    def _derived(self, new: Sequence[Message], found: Prefix) -> list[Action]:
         """The actions that a request has probably seen."""
         if self._derive == "all":
             return list(self._answers)

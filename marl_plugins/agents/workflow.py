@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from marl_plugins.agents.isolation import refusal
 from marl_plugins.agents.per_loop import PerLoop
-from marl_plugins.agents.programs import CommandProgram, Ended, ForkedProgram, Program, SharedProgram
+from marl_plugins.agents.programs import CommandProgram, ForkedProgram, Program, ProgramResult, SharedProgram
 from marl_plugins.agents.section import SILENT, AgentConfig
 from marl_plugins.agents.server import Endpoint
 from marl_plugins.agents.session import SentToolFormats, Session
@@ -76,7 +76,7 @@ class AgentWorkflow(WorkflowFile):
             raise self._failure(ended, session)
         return session.said(ended.answer) or ended.answer
 
-    async def _run(self, session: Session, request: Mapping[str, Any]) -> Ended:
+    async def _run(self, session: Session, request: Mapping[str, Any]) -> ProgramResult:
         """Runs the program to its end, or until an engine or a bug ends the trajectory."""
         work = asyncio.create_task(self.program.run(request))
         try:
@@ -89,8 +89,8 @@ class AgentWorkflow(WorkflowFile):
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
 
-    def _failure(self, ended: Ended, session: Session) -> Exception:
-        """What a program that has ended without an answer is to the run."""
+    def _failure(self, ended: ProgramResult, session: Session) -> Exception:
+        """Returns what a program that has ended without an answer is to the run."""
         if session.agent_failure is not None:
             return session.agent_failure
         if any(isinstance(role.chat, ScriptedChat) for role in session.roles.values()):

@@ -65,7 +65,7 @@ class Parents:
 
 @dataclass(frozen=True)
 class Request:
-    """What a role is asked beside its messages, see `TrajectoryBuilder.answer`."""
+    """A request of a role beside its messages, see `TrajectoryBuilder.answer`."""
 
     spec: RoleSpec
     notes: Mapping[str, Any]
