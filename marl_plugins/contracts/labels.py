@@ -1,5 +1,5 @@
-"""What a grader makes of the data's own labels: a label that is said as the answer is paid; a wrong answer, an empty one and the
-label of another task are not.
+"""Checks what a grader makes of the data's own labels: a label that is said as the answer is paid; a wrong answer, an empty one and
+the label of another task are not.
 
 Every role says the text, without models and with silent tools (graders.py). A label is no answer where the task wants more than its
 text, a program that passes tests for instance; answers.py then says what is right.

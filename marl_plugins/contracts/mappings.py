@@ -33,7 +33,7 @@ SECONDS = 60.0
 
 
 class MappingOutcome(NamedTuple):
-    """What one trajectory came to.
+    """The outcome of one trajectory.
 
     Args:
         failure: Why it has not come to its end; an untrained model fails the agents' way now and then.
