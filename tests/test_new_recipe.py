@@ -112,6 +112,7 @@ def test_what_is_refused(data, capsys, tmp_path):
     assert refusal(capsys, "mine", "--roles", "a", "--data", unlabelled) == [("new.no_labels", "unlabelled.jsonl")]
     assert refusal(capsys, "mine", "--roles", "a", "--data", "no.jsonl")[0][0] == "files.unreadable"
     assert refusal(capsys, "mine", "--roles", "a", "--data", good, "--label-key", "no")[0][0] == "tasks.no_field"
+    assert refusal(capsys, "mine", "--roles", "a", "--data", good, "--model", " ") == [("new.missing", "model")]
     (tmp_path / "there").mkdir()
     assert refusal(capsys, "there", "--roles", "a", "--data", good) == [("files.exists", "there")]
     assert not (tmp_path / "mine").exists()

@@ -116,6 +116,8 @@ def _request(options: argparse.Namespace) -> NewRecipe:
     for name, question in questions.items():
         answers[name] = str(getattr(options, name) or (input(question).strip() if sys.stdin.isatty() else ""))
     missing = [Problem("new.missing", at(flag=name), "is not given") for name in questions if not answers[name]]
+    if not options.model.strip():
+        missing.append(Problem("new.missing", at(flag="model"), "is empty"))
     roles = tuple(name.strip() for name in answers["roles"].split(","))
     if os.path.lexists(options.folder):
         missing.append(
