@@ -28,7 +28,7 @@ LARGE = 512
 
 @hookimpl
 def marl_extensions(run: Run) -> Sequence[str]:
-    return [f"{Path(__file__).resolve()}:Observer"]
+    return [f"{__name__}:Observer"]
 
 
 @hookimpl

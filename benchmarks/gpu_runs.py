@@ -138,7 +138,7 @@ class Hour:
     def words(self, name: str) -> list[str]:
         """The command line of one of our runs."""
         recipe = self.recipes / ("apart.yaml" if name == "apart" else "gpu.yaml")
-        words = ["--recipe", str(recipe), "--plugin", str(ROOT / "benchmarks" / "gpu_observer.py")]
+        words = ["--recipe", str(recipe), "--plugin", "benchmarks.gpu_observer"]  # by a name that engines know, too
         return [*words, "--ckpt.output_dir", str(self.folder / name), *RUNS[name](self.machine)]
 
     def words_of_loop(self, name: str) -> list[str]:
@@ -153,13 +153,17 @@ class Hour:
             *more,
             *upstream_loop.words(self.loop, 4),
             *COLOCATED,
-            "--ds.zero_stage",
-            "2",
-            "--vllm.gpu_memory_utilization",
-            "0.5",
+            *(
+                "--ds.attn_implementation",
+                "flash_attention_2",
+                "--ds.zero_stage",
+                "2",
+                "--vllm.gpu_memory_utilization",
+                "0.5",
+            ),
         ]
         words += ["--actor.model_name_or_path", model, "--ckpt.output_dir", str(self.folder / name)]
-        return [*words, "--ckpt.path", str(self.folder / name / "checkpoints"), *attention(self.machine)]
+        return [*words, "--ckpt.path", str(self.folder / name / "checkpoints")]
 
     def _execute(
         self, name: str, words: Sequence[str], line: re.Pattern[str] | None = None, output: Path | None = None
@@ -223,10 +227,6 @@ def end(process: subprocess.Popen[str]) -> None:
     os.killpg(process.pid, signal.SIGKILL)
 
 
-def attention(machine: Machine) -> list[str]:
-    return ["--ds.attn_implementation", "eager"] if machine.rehearsal else ["--ds.attn_implementation", "flash_attention_2"]
-
-
 def write_recipes(machine: Machine, folder: Path) -> Path:
     """A folder with a copy of MathChat with the machine's model, small enough for a minute: on shared devices (`gpu.yaml`), and
     with devices for training and for engines (`apart.yaml`)."""
@@ -248,7 +248,6 @@ def write_recipes(machine: Machine, folder: Path) -> Path:
             "data.max_samples": 64,
             "eval.steps": -1,
             "actor.adam.lr": 1e-4 if machine.tiny else 1e-6,
-            "ds.attn_implementation": attention(machine)[1],
         },
     }
     apart = {
@@ -270,15 +269,13 @@ def on(count: int) -> list[str]:
     return ["--mapping", "shared", "--actor.num_gpus_per_node", str(count), "--vllm.num_engines", str(count)]
 
 
-RING = {False: [], True: ["--ds.attn_implementation", "sdpa"]}
-"""The stand-in for ring_flash_attn takes its place."""
 RUNS: dict[str, Callable[[Machine], list[str]]] = {
     "three": lambda m: [],
     "shared": lambda m: on(1),
     "apart": lambda m: [*on(1), "--algo.kl.init_coef", "0"],
     "zero3": lambda m: [*on(pair(m)), "--ds.zero_stage", "3"],
     "packed": lambda m: [*on(1), "--ds.packing_samples"],
-    "ring": lambda m: [*on(2), "--ds.packing_samples", "--ds.ring_attn_size", "2", *RING[m.rehearsal]],
+    "ring": lambda m: [*on(2), "--ds.packing_samples", "--ds.ring_attn_size", "2"],
     "killed": lambda m: on(1),
 }
 """The flags in which our runs differ. Their logs and command lines are beside their folders."""

@@ -6,6 +6,7 @@ from marl_plugins.hosts import cpu
 
 cpu.install()  # before anything of upstream
 
+import asyncio  # noqa: E402
 import os  # noqa: E402
 import tempfile  # noqa: E402
 from collections.abc import Callable  # noqa: E402
@@ -28,6 +29,8 @@ KV_BYTES = (64 * 2**20, 4 * 2**30)
 whose pages take two seconds to touch."""
 
 
+ALIVE_SECONDS = 1.0
+"""Seconds between two looks at whether vLLM's own process still runs."""
 PREFILL_TOKENS = 8192
 """Prompt tokens of one engine step on CPU."""
 
@@ -104,6 +107,13 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
             await self.sample([0], SamplingParams(max_tokens=1, seed=0, logprobs=0, detokenize=False))
         elif kwargs["tensor_parallel_size"] == 1:  # the workers of several devices are processes of Ray's
             await self.llm.collective_rpc(end_with_actor)
+        self._watch = asyncio.create_task(self._end_with_vllm())
+
+    async def _end_with_vllm(self) -> None:
+        """Ends this process when vLLM's own has died: what that one was asked is never answered (core_client.py:720 of 0.29)."""
+        while not self.llm.errored:  # noqa: ASYNC110  # a flag, without an event
+            await asyncio.sleep(ALIVE_SECONDS)
+        os._exit(1)
 
     async def identify(self, policy: str, version: int) -> int:
         """Says whose weights the engine holds from now on, and returns its process id."""

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from engines.relay import FILES
+
+from marl_plugins.core.shipped import recipes_root
 
 HERE = Path(__file__).resolve().parent
 DEVICES = 8
@@ -52,7 +55,106 @@ RECIPES = {
         extends: recipe.yaml
         flags: {train.colocate_all: true, vllm.enable_sleep: true, ds.enable_sleep: true, vllm.gpu_memory_utilization: 0.5}
     """,
+    "apart": """
+        extends: recipe.yaml
+        policies:
+          first: {flags: {vllm.tensor_parallel_size: 2, ref.num_gpus_per_node: 2}}
+          second: {flags: {train.colocate_actor_ref: true}}
+          judge: {trainable: false}
+        flags: {vllm.enable_prefix_caching: true}
+    """,
 }
+PAPER = """
+    extends: paper.yaml
+    roles:
+      coder: {max_turns: 2}
+    model: "tiny:positions=4096"
+    policies:
+      coder: {model: "tiny:positions=4096,seed=1"}
+      verifier: {model: "tiny:positions=4096,seed=2"}
+    flags:
+      actor.adam.lr: 1.0e-3
+      coach.model: null
+      coach.base_url: null
+      coach.api_key_env: null
+      coach.rubric: rubric.py
+      rollout.batch_size: 4
+      rollout.n_samples_per_prompt: 1
+      rollout.max_new_tokens: 8
+      train.batch_size: 4
+      data.max_len: 4096
+      data.max_samples: 8
+      mathchat.held_out: 2
+      ds.adam_offload: false
+      vllm.enforce_eager: true
+      eval.n_samples_per_prompt: 1
+"""
+"""MathChat's recipe for six devices, with models and batches that are small. Adam is not offloaded: it would be a C++ operator that
+takes a minute to compile."""
+KILLER = """
+    import json, os, psutil, signal
+    from pathlib import Path
+    from marl_plugins import hookimpl
+    from marl_plugins.processes.extension import Extension
+
+    PLANNED = Path(__file__).stem.split("_")
+    FOLDER = Path(os.environ["MARL_STAND_IN"])  # a resumed run has a copy of this file in a folder of its own
+    KILLED = FOLDER / Path(__file__).with_suffix(".json").name
+    ARMED = FOLDER / Path(__file__).with_suffix(".armed").name
+
+    def kill(when, engine):
+        killed = json.loads(KILLED.read_text()) if KILLED.exists() else {}
+        if when in PLANNED and when not in killed:
+            pid = engine.where.pid
+            processes = [pid, *(process.pid for process in psutil.Process(pid).children(recursive=True))]
+            KILLED.write_text(json.dumps(killed | {when: processes}))
+            os.kill(pid, signal.SIGKILL)
+
+    @hookimpl(wrapper=True)
+    def marl_update(policy, step):
+        # An engine dies while it sleeps.
+        inner = yield
+        async def work():
+            if step == 2:
+                kill("asleep", policy.engines.engines[0])
+            return await inner
+        return work()
+
+    @hookimpl(wrapper=True)
+    def marl_generate(call, engines):
+        # An engine dies while it is asked.
+        inner = yield
+        async def work():
+            if call.step == 2 and call.policy == "second":
+                kill("awake", engines.engines[0])
+            return await inner
+        return work()
+
+    @hookimpl(wrapper=True)
+    def marl_sync(version):
+        # vLLM's own process, in which an engine's model is, dies when the weights arrive.
+        inner = yield
+        if version == 3 and "syncing" in PLANNED:
+            ARMED.touch()
+        return inner
+
+    @hookimpl
+    def marl_extensions(run):
+        return [f"{__file__}:Killer"]
+
+    class Killer(Extension):
+        def sync(self, following):
+            import ray
+
+            def arm(worker):
+                import os, signal
+                worker.model_runner.get_model().load_weights = lambda weights: os.kill(os.getpid(), signal.SIGKILL)
+
+            if ARMED.exists():
+                ray.get([engine.in_workers.remote(arm) for engine in self.trainer.vllm_engines])
+            following()
+"""
+"""An engine is killed when the plugin's file is named so: `awake`, or first `asleep`, and `syncing` once the run is resumed."""
 
 
 def pytest_collection_modifyitems(items):
@@ -76,6 +178,10 @@ class Runs:
         next(after)
         return list(itertools.takewhile(lambda e: e["event"] != "run", after))
 
+    def killed(self, plugin):
+        """The processes of engines that a plugin has killed, by what these were doing."""
+        return json.loads((self.folder / f"{plugin}.json").read_text())
+
     def lines(self, name, file):
         return [json.loads(line) for line in (self.folder / name / file).read_text().splitlines()]
 
@@ -91,6 +197,10 @@ def several(folder, words, device):
         (recipe / f"{name}.yaml").write_text(textwrap.dedent(text).lstrip("\n"))
     for name, text in FILES.items():
         (recipe / name).write_text(textwrap.dedent(text).lstrip("\n"))
+    for name in ("awake", "asleep_syncing"):
+        (recipe / f"{name}.py").write_text(textwrap.dedent(KILLER).lstrip("\n"))
+    shutil.copytree(recipes_root() / "mathchat", folder / "mathchat")
+    (folder / "mathchat" / "small_paper.yaml").write_text(textwrap.dedent(PAPER).lstrip("\n"))
     runs = [{"name": name, "words": [*map(str, given(recipe, folder, name))]} for name, given in words.items()]
     (folder / "runs.json").write_text(json.dumps(runs))
     path = os.pathsep.join([str(HERE / "stand_in"), str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")])
@@ -107,19 +217,33 @@ def several(folder, words, device):
     return Runs(folder)
 
 
-def started(file, *flags, name=None, resume=None):
+def started(file, *flags):
     """The words of a run."""
+    return lambda recipe, folder, name: [
+        *("--recipe", recipe / f"{file}.yaml", "--ckpt.output_dir", folder / name),
+        *(flag.format(recipe=recipe) for flag in flags),
+    ]
 
-    def words(recipe, folder, run):
-        output = folder / (resume or run)
-        begin = ["--resume", output] if resume else ["--recipe", recipe / f"{file}.yaml", "--ckpt.output_dir", output]
-        return [*begin, *(flag.format(recipe=recipe) for flag in flags)]
 
-    return words
+def resumed(run):
+    """The words of a run that goes on with another one."""
+    return lambda recipe, folder, name: ["--resume", folder / run]
 
 
 TWO = ("--max_steps", "2")
-ON_GPUS = {"colocated": started("colocated", *TWO)}
+KILLED = ("--max_steps", "3", "--ckpt.save_steps", "1", "--eval.steps", "-1")
+WITH_CRITIC = ("--mapping", "shared", "--algo.advantage.estimator", "gae")
+FLAT = ("--plugin", "{recipe}/asleep_syncing.py", "--plugin", "marl_plugins.flat_sync")
+ON_GPUS = {
+    "colocated": started("colocated", *TWO),
+    "apart": started("apart", *KILLED, "--plugin", "{recipe}/awake.py"),
+    "shared": started("colocated", *KILLED, *WITH_CRITIC, *FLAT),
+    "resumed": resumed("shared"),
+    "paper": started("../mathchat/small_paper", "--max_steps", "1"),
+    "too_few": started("recipe", "--vllm.num_engines", "2", *TWO),
+}
+"""By name: three policies on 3 devices; three on 8, killed in step 2; one for all roles on 1, killed in step 2, and resumed, killed
+in the sync of step 3; three on 6; and on more than there are."""
 
 
 @pytest.fixture(scope="session")

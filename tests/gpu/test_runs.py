@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 
+import psutil
 import pytest
 from gpu.conftest import DEVICES
 
@@ -26,20 +27,83 @@ def by_device(events):
 # --- how they end ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_ends_well_and_gives_its_devices_back(runs):
-    assert runs.codes["colocated"] == 0, runs.text("colocated")[-3000:]
-    assert runs.codes["colocated left"]["GPU"] == DEVICES
+@pytest.mark.parametrize(
+    ("name", "code"), [("colocated", 0), ("apart", 1), ("shared", 1), ("resumed", 1), ("paper", 0), ("too_few", 2)]
+)
+def test_every_run_ends_as_it_should_and_gives_its_devices_back(runs, name, code):
+    assert runs.codes[name] == code, runs.text(name)[-3000:]
+    assert runs.codes[f"{name} left"]["GPU"] == DEVICES
+
+
+@pytest.mark.parametrize(
+    ("name", "when", "plugin", "policy", "saved"),
+    [
+        ("apart", "awake", "awake", "second", 1),
+        ("shared", "asleep", "asleep_syncing", "shared", 1),
+        ("resumed", "syncing", "asleep_syncing", "shared", 2),
+    ],
+)
+def test_an_engine_that_is_killed_ends_the_run_with_its_policy_and_a_way_to_go_on(runs, name, when, plugin, policy, saved):
+    """Asleep, awake, or while it receives weights: on GPUs engines are not replaced yet, and what was saved is all there."""
+    said = runs.text(name)
+    assert f"policy {policy!r}" in said and f"step {saved} is saved" in said and "Traceback" not in said
+    if when != "syncing":  # there it was one of these, whose engine has noticed
+        processes = runs.killed(plugin)[when]  # vLLM's own too, which would keep the device's memory
+        assert len(processes) > 1 and not any(map(psutil.pid_exists, processes))
+
+
+def test_a_resumed_run_goes_on_with_the_weights_that_were_saved(runs):
+    """Checkpoints that were saved while states were offloaded load again, and the new engine gets its weights first."""
+    steps = [m for m in runs.lines("shared", "metrics.jsonl") if m["step"]]
+    assert [m["step"] for m in steps] == [1, 2]
+    (before,) = of_kind(runs.of("shared"), "sync")
+    events = sorted(runs.of("resumed"), key=lambda e: e.get("begun", e["at"]))
+    first, *_ = of_kind(events, "sync")
+    assert first["digest"] == before["digest"]
+    kinds = [event["event"] for event in events]
+    assert kinds.index("sync") < kinds.index("weights") < kinds.index("fit")
+
+
+def test_a_critic_is_trained_beside_its_policy(runs):
+    for step in (m for m in runs.lines("shared", "metrics.jsonl") if m["step"]):
+        assert step["policy/shared/critic_loss"] > 0 and step["policy/shared/critic_optimiser_steps"] > 0
+
+
+def test_too_few_devices_are_refused_with_what_fits(runs):
+    said = runs.text("too_few")
+    assert "needs 12" in said and f"has {DEVICES}" in said
+    for words, count in re.findall(r"(--[^()]*) \(needs (\d+)\)", said):
+        assert int(count) <= DEVICES, words
+    assert not of_kind(runs.of("too_few"), "engine", "process")
 
 
 # --- devices --------------------------------------------------------------------------------------------------------------
 
 
-def test_every_device_is_held_by_one_policys_processes_and_no_more_than_once(runs):
-    found = by_device(of_kind(runs.of("colocated"), "process", "engine"))
-    assert all(re.fullmatch(r"\d+", device) for device in found) and len(found) == 3
+@pytest.mark.parametrize(
+    ("name", "holders"),
+    [
+        ("colocated", [["PolicyActor", "ReferenceActor", "engine"]] * 3),
+        ("shared", [["CriticActor", "PolicyActor", "ReferenceActor", "engine"]]),
+        ("resumed", [["CriticActor", "PolicyActor", "ReferenceActor", "engine"]]),
+        ("paper", [["PolicyActor", "ReferenceActor", "engine"]] * 6),
+        (
+            "apart",
+            [
+                *(["engine"], ["engine"], ["worker"], ["worker"]),
+                *(["PolicyActor"], ["PolicyActor", "ReferenceActor"], ["ReferenceActor"], ["ReferenceActor"]),
+            ],
+        ),
+    ],
+)
+def test_every_device_is_held_by_whom_the_plan_says_and_no_more_than_once(runs, name, holders):
+    """An engine of two devices holds none in its own process, and one in each of its workers (`apart`)."""
+    found = by_device(e for e in of_kind(runs.of(name), "process", "engine", "worker") if e["share"])
+    assert all(re.fullmatch(r"\d+", device) for device in found)
+    assert sorted(sorted(e.get("kind", e["event"]) for e in events) for events in found.values()) == sorted(holders)
     for events in found.values():
-        assert sorted(e.get("kind", e["event"]) for e in events) == ["PolicyActor", "ReferenceActor", "engine"]
-        assert sum(event["share"] for event in events) <= 1
+        shares = [event["share"] for event in events]
+        assert sum(shares) <= 1 + 1e-9 and (len(shares) == 1) == (shares[0] == 1)
 
 
 def test_models_are_loaded_once_all_engines_sleep(runs):
@@ -95,12 +159,39 @@ def test_nobody_trains_while_an_engine_has_its_cache(runs):
 # --- weight sync ----------------------------------------------------------------------------------------------------------
 
 
-def test_engines_hold_the_trainers_weights_after_every_sync(runs):
-    """By CUDA IPC: the same bits, on the same device."""
-    events = runs.of("colocated")
-    sent, taken = ({e["digest"]: e["device"] for e in of_kind(events, kind)} for kind in ("sync", "weights"))
-    assert sent == taken and len(sent) == len(of_kind(events, "sync")) == 2 * 3
-    assert not of_kind(events, "nccl group")
+@pytest.mark.parametrize(
+    ("name", "syncs", "engines"),
+    [("colocated", 6, 1), ("apart", 2, 2), ("shared", 1, 1), ("resumed", 2, 1), ("paper", 3, 2)],
+)
+def test_engines_hold_the_trainers_weights_after_every_sync(runs, name, syncs, engines):
+    """By CUDA IPC, in large pieces (`shared`), and by broadcast (`apart`): the same bits in every engine of the policy."""
+    events = runs.of(name)
+    sent, taken = defaultdict(list), defaultdict(list)
+    for event in of_kind(events, "sync"):
+        sent[event["digest"]].append(event["device"])
+    for event in of_kind(events, "weights"):
+        taken[event["digest"]].append(event["device"])
+    assert len(sent) == syncs and taken.keys() == sent.keys()
+    assert max(map(len, taken.values())) == engines
+    if name != "apart":
+        assert {digest: sorted(devices) for digest, devices in taken.items()} == {d: sorted(v) for d, v in sent.items()}
+
+
+def test_large_pieces_are_fewer_calls(runs):
+    methods = {"colocated": "update_weight_cuda_ipc", "shared": "call_unpickled", "apart": "update_weight"}
+    found = {name: [e["method"] for e in of_kind(runs.of(name), "call")].count(of) for name, of in methods.items()}
+    assert found["colocated"] > 20 * 6 and found["apart"] > 20 * 2 and found["shared"] == 1
+
+
+def test_every_policy_has_a_group_of_its_own_for_broadcasts(runs):
+    groups = defaultdict(list)
+    for event in of_kind(runs.of("apart"), "nccl group"):
+        groups[event["address"]].append(event)
+    assert sorted(len(events) for events in groups.values()) == [2, 3]
+    for events in groups.values():
+        assert sorted(event["rank"] for event in events) == list(range(events[0]["size"]))
+        assert len({event["device"] for event in events}) == len(events)
+    assert not any(of_kind(runs.of(name), "nccl group") for name in ("colocated", "shared", "paper"))
 
 
 # --- the same mathematics -------------------------------------------------------------------------------------------------

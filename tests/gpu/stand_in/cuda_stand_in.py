@@ -7,6 +7,7 @@
     devices      Ray is told of so many GPUs; a process's device is what Ray has left in its CUDA_VISIBLE_DEVICES
     CUDA IPC     a handle names a file in FOLDER, which goes with the tensor; it opens only on the device that made it
     NCCL         a group of processes on different devices, whose broadcast goes through vLLM's own TCP store
+    flash-attn   transformers' own attention (`sdpa`)
     rings        every rank gathers all keys and values, instead of ring_flash_attn
     vLLM sleep   the worker forgets that it has its weights and its KV cache, and says so
     DeepSpeed    states that are offloaded may not be stepped on
@@ -55,6 +56,7 @@ REPLACED = {
         "def offload_deepspeed_states(model, pin_memory=True, non_blocking=True):",
         "def reload_deepspeed_states(model, non_blocking=True):",
     ],
+    "transformers/modeling_utils.py": ["def _check_and_adjust_attn_implementation("],
     "openrlhf/trainer/ray/vllm_engine.py": ["self.llm = vllm.AsyncLLMEngine.from_engine_args(engine_args)"],
     "vllm/v1/executor/abstract.py": [
         'self.collective_rpc("sleep", kwargs=dict(level=level))',
@@ -509,9 +511,21 @@ def _training_process(module):
     module.TrainingProcess.in_whole_windows = in_whole_windows
 
 
+@after("transformers.modeling_utils")
+def _flash_attention(module):
+    """Of packed sequences, transformers' own attention makes a mask."""
+    check = module.PreTrainedModel._check_and_adjust_attn_implementation
+
+    @functools.wraps(check)
+    def adjusted(self, attention, *arguments, **options):
+        return check(self, "sdpa" if attention == "flash_attention_2" else attention, *arguments, **options)
+
+    module.PreTrainedModel._check_and_adjust_attn_implementation = adjusted
+
+
 @after("openrlhf.models.ring_attn_utils")
 def _ring(module):
-    """Attention that the ranks of a ring share (tests/ring_attention.py), with `--ds.attn_implementation sdpa`."""
+    """Attention that the ranks of a ring share (tests/ring_attention.py)."""
     import importlib.util
 
     spec = importlib.util.spec_from_file_location("ring_attention", Path(__file__).parents[2] / "ring_attention.py")
@@ -527,11 +541,13 @@ def _deepspeed(module):
     def refuse(*arguments, **options):
         raise AssertionError("an optimiser step on states that are offloaded")
 
+    @functools.wraps(offload)  # Ray finds it by its name
     def offload_deepspeed_states(model, pin_memory=True, non_blocking=True):
         record("offload", stage=model.zero_optimization_stage())
         offload(model, pin_memory=False, non_blocking=non_blocking)  # pinning is the driver's
         model.step = refuse
 
+    @functools.wraps(reload)
     def reload_deepspeed_states(model, non_blocking=True):
         record("reload", stage=model.zero_optimization_stage())
         model.__dict__.pop("step", None)
@@ -561,7 +577,12 @@ def _policy_actor(module):
 
     @functools.wraps(sync)
     def broadcast_to_vllm(self):
-        with recorded("sync", digest=digest(dict(self.engine.module.named_parameters()))):
+        import deepspeed
+
+        parameters = dict(self.engine.module.named_parameters())
+        with deepspeed.zero.GatheredParameters([*parameters.values()], enabled=self.strategy.stage == 3):
+            sent = digest(parameters)
+        with recorded("sync", digest=sent):
             sync(self)
 
     module.PolicyActor.broadcast_to_vllm = broadcast_to_vllm
