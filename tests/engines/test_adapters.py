@@ -43,11 +43,11 @@ def run_of(args, frozen=(), following=()):
     return SimpleNamespace(policies=policies, policy_args=by_policy, device="cpu", recipe=recipe)
 
 
-def policies_of(run, backend, only=None):
+def policies_of(run, backend):
     """The policies of a run, not started."""
     tokenizer = AutoTokenizer.from_pretrained(run.policy_args["p"].actor.model_name_or_path)
     made, budget = {}, RestartBudget(2)
-    for policy in (p for p in run.policies if only in (None, p.name)):
+    for policy in run.policies:
         owner = backend.engines_of(run, policy.name) if backend else policy.name
         belongings = (policy, run.policy_args[policy.name], "cpu", tokenizer, 100, budget, 600.0)
         shared = made[owner].engines if owner != policy.name else None
@@ -107,12 +107,12 @@ def test_adapters_that_share_a_model_are_upstreams_own_on_models_of_their_own(re
     flags = ["--ds.zero_stage", str(zero), "--actor.num_gpus_per_node", str(ranks)]
     args = copy.deepcopy(arguments(relay, *FLAGS, "--actor.adam.lr", "1e-3", *flags))
     args.ds.param_dtype, args.vllm.num_engines, args.ckpt.path = dtype, 0, str(tmp_path)
-    run, expected = run_of(args), {}
-    for name in RANKS:  # upstream's Actor(lora_rank=...), one after the other
-        alone = policies_of(run, None, only=name)
-        start(list(alone.values()), 600.0)
-        expected |= asyncio.run(two_steps(alone))
-        alone[name].stop()
+    run = run_of(args)
+    alone = policies_of(run, None)  # upstream's Actor(lora_rank=...), in processes of their own
+    start(list(alone.values()), 600.0)
+    expected = asyncio.run(two_steps(alone))
+    for policy in alone.values():
+        policy.stop()
 
     backend = SharedBases()
     backend.open(run)
