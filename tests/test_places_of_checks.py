@@ -248,7 +248,7 @@ def test_a_run_whose_gradients_cannot_be_taken_early():
     [("cpu", False, "flat_sync.cpu"), ("cuda", True, "flat_sync.ray"), ("cuda", False, "flat_sync.unrecorded")],
 )
 def test_flat_sync(device, with_ray, code):
-    run = SimpleNamespace(device=device, args=space(vllm__sync_with_ray=with_ray))
+    run = SimpleNamespace(device=device, policies=[], args=space(vllm__sync_with_ray=with_ray))
     assert briefs(flat_sync.marl_configure(run=run)) == [(code, "marl_plugins.flat_sync")]
 
 
