@@ -91,8 +91,27 @@ def test_without_groups_the_run_is_the_run_without_the_plugin(tmp_path):
     ],
 )
 def test_nothing_goes_to_other_teams(policies, member, found):
-    run = SimpleNamespace(recipe=SimpleNamespace(populations=POPULATIONS))
-    assert sources([make_trajectory({"a": [], "b": ["a"]}, policies=policies)], member, run) == found
+    assert sources([played(policies)], member, learning(POPULATIONS)) == found
+
+
+def played(policies, **outcomes):
+    trajectory = make_trajectory({"a": [], "b": ["a"]}, policies=policies)
+    trajectory.outcome, trajectory.outcomes = sum(outcomes.values()) / 2 if outcomes else 1.0, outcomes
+    return trajectory
+
+
+def learning(populations):
+    return SimpleNamespace(
+        recipe=SimpleNamespace(populations=populations), args=SimpleNamespace(transfer=SimpleNamespace(outcome=1.0))
+    )
+
+
+def test_in_a_game_the_winner_is_learned_from():
+    """Of zero-sum outcomes the mean is always one half."""
+    run = learning({"a": ["p", "q", "s"], "b": ["p", "q", "s"]})
+    won, lost = (played({"a": "p", "b": "q"}, a=float(won), b=float(not won)) for won in (True, False))
+    assert sources([won, won], "s", run) == ["p"] and sources([lost], "s", run) == ["q"]
+    assert sources([won, lost], "s", run) == ["p", "q"] and sources([won], "q", run) == []
 
 
 def test_a_recipe_without_a_population_is_refused():
