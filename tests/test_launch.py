@@ -76,7 +76,7 @@ def test_an_engine_whose_own_process_dies_in_a_weight_sync_ends_the_run_in_words
 def test_an_engine_that_does_not_wake_for_its_weights_ends_the_run():
     """Upstream's own trainer waits for it in the driver, where ending the training processes ends no wait."""
     training, policy = object.__new__(TrainingProcesses), object.__new__(PolicyEngines)
-    training.policy, training.silence, training.watchdog = "solver", 60.0, Watchdog(lambda: None)
+    training.policy, training.silence, training.watchdog, training.broadcasts = "solver", 60.0, Watchdog(lambda: None), True
     training.groups = {"policy": SimpleNamespace(async_run_method=lambda method: [])}
     engine = SimulatedEngine("solver", lambda call: 1.0)
     policy.spec, policy.name, policy.device, policy.training = Policy("solver", "tiny"), "solver", "cuda", training

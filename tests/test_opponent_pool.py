@@ -64,7 +64,7 @@ class Follower:
     """What the plugin is handed; it notes what it was given to hold."""
 
     spec = Policy("earlier", "tiny", trainable=False, follows="p")
-    trained = False
+    trained, owns_engines = False, True
     engines = SimulatedPolicy.engines
 
     def __init__(self, followed):

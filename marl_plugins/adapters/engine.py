@@ -121,7 +121,7 @@ class AdapterEngine(RolloutActor):
         return await self._ask(ids, params, adapter, self.numbers.get(held.policy, 0))
 
     async def _ask(self, ids: list[int], params: SamplingParams, name: str, number: int) -> RequestOutput:
-        request = LoRARequest(name, number, "memory") if name else None
+        request = LoRARequest(lora_name=name, lora_int_id=number, lora_path="memory") if name else None
         prompt, last = TokensPrompt(prompt_token_ids=ids), None
         async for answer in self.llm.generate(prompt, deepcopy(params), request_id=random_uuid(), lora_request=request):
             last = answer
