@@ -86,11 +86,12 @@ PAPER = """
       data.max_samples: 8
       mathchat.held_out: 2
       ds.adam_offload: false
+      ds.zero_stage: 2
       vllm.enforce_eager: true
       eval.n_samples_per_prompt: 1
 """
 """MathChat's recipe for six devices, with models and batches that are small. Adam is not offloaded: it would be a C++ operator that
-takes a minute to compile."""
+takes a minute to compile. With ZeRO 3 some runs on the stand-in end with a KL that is not finite (docs/gpu.md)."""
 KILLER = """
     import json, os, psutil, signal
     from pathlib import Path
