@@ -132,6 +132,11 @@ def test_no_answer_stops_a_parser(parts):
 pythonic, llama = finder("pythonic"), finder("llama3_json")
 
 
+def test_a_role_without_tools_of_its_own_has_a_parser_too():
+    """Its program sends them with each request (marl_plugins.agents), and the run starts before the first."""
+    assert find_calls("hermes", None, tokenizer, [])(tagged("add", {"a": 1})) == [FunctionCall("add", {"a": 1})]
+
+
 @pytest.mark.parametrize(
     ("calls", "text"),
     [

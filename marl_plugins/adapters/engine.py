@@ -73,7 +73,7 @@ class AdapterEngine(RolloutActor):
         args, kwargs: As upstream's.
     """
 
-    async def __init__(self, *args: Any, adapters: Mapping[str, int], rank: int, **kwargs: Any) -> None:  # type: ignore[misc]
+    async def __init__(self, *args: Any, adapters: Mapping[str, int], rank: int, **kwargs: Any) -> None:  # type: ignore[misc]  # Ray awaits it
         self.numbers = dict(adapters)
         self.held_by: dict[str, HeldWeights] = {}
         self.loaded: set[str] = set()

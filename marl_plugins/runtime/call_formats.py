@@ -39,7 +39,8 @@ def find_calls(calls: str, reasoning: str | None, tokenizer: PreTrainedTokenizer
     )  # a traceback for every call that a model spells wrongly
     schemas = [function.schema for function in functions_of(tools)]
     question = [{"role": "user", "content": "?"}]
-    request = ChatCompletionRequest(model="", messages=question, tools=schemas, tool_choice="auto")
+    choice = "auto" if schemas else "none"
+    request = ChatCompletionRequest(model="", messages=question, tools=schemas or None, tool_choice=choice)  # never empty
     cached = get_cached_tokenizer(tokenizer)  # parsers look up its vocabulary, each time
     parser = _class_of("calls", calls, ToolParserManager.list_registered(), ToolParserManager.get_tool_parser)
     spoken = _spoken(reasoning, cached, request, ReasoningParserManager)
