@@ -342,7 +342,8 @@ def marl_step(run: Run, step: Step) -> StepPart | None:
 
     A `StepPart` (marl_plugins.core.steps) sees trajectories as they arrive, may work while the rollout runs, sees the rows that
     were credited and selected, may change what policies are updated with, and has metrics. It lasts for the step; what lasts longer
-    is kept by the run (`run.state`).
+    is kept by the run (`run.state`). With `--train.async_enable` the parts of several steps exist at the same time, and what one
+    keeps of a rollout is saved with it (`record`, `restore`).
 
     Example:
 

@@ -272,6 +272,12 @@ class Run(RecipeFiles):
         return load_file(self.folder / warm.demonstrations) if warm else None
 
 
+def max_lag(args: SimpleNamespace) -> int:
+    """Returns by how many versions of its policy a row may be older than the weights that it trains: `--train.async_queue_size`
+    with `--train.async_enable`, else 0."""
+    return int(args.train.async_queue_size) if args.train.async_enable else 0
+
+
 class ToolUsers:
     """The users of the run's tools that are no roles, by the tool's name."""
 

@@ -146,10 +146,12 @@ def simulated_trainer(
     max_idle_steps=3,
     tools=None,
     plugins=(),
+    queue=0,
+    max_steps=None,
 ):
     """A trainer of a system with one role `a` on a policy `p`, ten held-out tasks; `tasks` and `samples` are those of a step."""
     args = SimpleNamespace(
-        train=SimpleNamespace(seed=1, num_episodes=1),
+        train=SimpleNamespace(seed=1, num_episodes=1, async_enable=queue > 0, async_queue_size=queue),
         rollout=SimpleNamespace(n_samples_per_prompt=samples, batch_size=tasks),
         eval=SimpleNamespace(steps=eval_steps, n_samples_per_prompt=1, temperature=0.0),
         ckpt=SimpleNamespace(save_steps=-1, best_metric_key=best_metric_key),
@@ -163,7 +165,7 @@ def simulated_trainer(
         recipe=SimpleNamespace(limits=SimpleNamespace(task_seconds=60.0), roles={"a": None}),
         policies=[],
         policy_args={},
-        max_steps=None,
+        max_steps=max_steps,
         max_idle_steps=max_idle_steps,
         episode_steps=lambda tasks: [1] * steps,
     )

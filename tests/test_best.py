@@ -147,9 +147,9 @@ def trained(folder, best_metric_key):
         (place / "p").mkdir()
         (place / "p" / "version").write_text(str(policy.version))
 
-    async def train_step(step, k, tasks):
+    async def train_step(step):
         now["step"] = step
-        return await Trainer.train_step(trainer, step, k, tasks)
+        return await Trainer.train_step(trainer, step)
 
     policy.save, policy.save_model, trainer.train_step = save, save_model, train_step
     asyncio.run(trainer.fit(0))

@@ -21,6 +21,7 @@ from marl_plugins.core.trajectory import Generation
 from marl_plugins.core.workflow import Sampling
 from marl_plugins.run import Connection, Run
 from marl_plugins.runtime.questions import make_ask
+from marl_plugins.runtime.waiting import save_waiting
 
 
 def judged_trainer(folder, say, every, samples=2, workflow=None, **more):
@@ -186,3 +187,33 @@ def test_identical_questions_are_one_row(tmp_path):
     score = lines(tmp_path, "trajectories")[0]["actions"][0]["score"]
     assert row.reward == pytest.approx(numpy.mean(rewards([(score, o) for o in (1.0, 0.0) * 3])))
     assert lines(tmp_path, "ledger")[0]["auxiliary"]["judge/a"]["left_out"] == {"repeated": 5}
+
+
+def test_what_a_judge_has_said_waits_with_its_rollout_in_a_saved_step_too(tmp_path):
+    """Rollouts during updates: the judge learns from the same verdicts, in a run that is resumed as well."""
+    whole = judged_trainer(tmp_path / "whole", opinion, 1, queue=1)
+    asyncio.run(whole.fit(0))
+    assert {step: {row.action.generation.version for row in of["judge"].rows} for step, of in whole.updates.items()} == {
+        step: {max(0, step - 2)} for step in range(1, 7)
+    }
+    first = judged_trainer(tmp_path / "cut", opinion, 1, queue=1, max_steps=3)
+    first.rollouts.last = 6
+    asyncio.run(first.fit(0))
+    (path,) = save_waiting(tmp_path, 3, first.rollouts.waiting)
+    second = judged_trainer(tmp_path / "cut", opinion, 1, queue=1)
+    for policy in second.session.policies.values():
+        policy.version = 3
+    second.saving.checkpoints = SimpleNamespace(folder=tmp_path)
+    second.restore(3, {str(path.relative_to(tmp_path))})
+    assert second.rollouts.waiting.keys() == {4} and second.run.state(CoachState).verdicts
+    asyncio.run(second.fit(3))
+
+    def trained(trainer, policy):
+        rows = [row for step in (4, 5, 6) for row in trainer.updates[step][policy].rows]
+        return [(row.name, row.reward, row.action.generation) for row in rows]
+
+    assert trained(second, "p") == trained(whole, "p") and trained(second, "judge") == trained(whole, "judge")
+    judged = [f"coach/{name}" for name in ("a/score", "a/spread", "agreement", "trained/judge/a/brier")]
+    told, again = (lines(tmp_path / name, "metrics") for name in ("whole", "cut"))
+    assert [[m[name] for name in judged] for m in again] == [[m[name] for name in judged] for m in told]
+    assert not second.run.state(CoachState).verdicts and not second.run.state(CoachState).said

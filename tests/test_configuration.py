@@ -120,7 +120,10 @@ def test_lines_are_those_of_the_file(recipe):
             ["--plugin", "marl_plugins.filter_agents_data", "--filter_agents_data.multiple", "0"],
             [("flags.value", "command line", "filter_agents_data.multiple")],
         ),
-        (["--train.async_enable"], [("flags.refused", "command line", "train.async_enable")]),
+        (
+            ["--train.partial_rollout_enable"],
+            [("flags.refused", "command line", "train.partial_rollout_enable")],
+        ),
         (["--ds.lora.rank", "8"], [("policies.adapter", "ds.lora.rank")]),
         (["--ds.load_in_4bit"], [("flags.refused", "command line", "ds.load_in_4bit")]),
         (["--ds.packing_samples", "--ds.attn_implementation", "flex"], [("devices.packing", "ds.packing_samples")]),

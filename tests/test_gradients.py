@@ -253,6 +253,7 @@ def streamed(policy, estimator, trajectories, order, tasks=1, until="all", centr
         recipe=SimpleNamespace(roles={}),
         policies=[],
         args=SimpleNamespace(
+            train=SimpleNamespace(async_enable=False),
             streaming=SimpleNamespace(tasks=tasks, until=until, gradients=True),
             rollout=SimpleNamespace(n_samples_per_prompt=1 + max(t.sample for t in trajectories)),
         ),

@@ -30,8 +30,8 @@ from marl_plugins.coach.flags import NEEDED as NEEDED  # named here for `openrlh
 from marl_plugins.coach.flags import add_flags, check_flags, judging_themselves, kind_of
 from marl_plugins.coach.flags import endpoint_of as endpoint_of
 from marl_plugins.coach.members import check_members, coaches_of, config_of, members_of
-from marl_plugins.coach.metrics import JudgedAction, measure, measure_members
-from marl_plugins.coach.notes import NOTES, note_of
+from marl_plugins.coach.metrics import measure, measure_members
+from marl_plugins.coach.notes import NOTES, GivenVerdict, note_of
 from marl_plugins.coach.section import CoachConfig
 from marl_plugins.coach.section import may_differ as may_differ
 from marl_plugins.coach.stages import Stages, check_stages
@@ -227,10 +227,10 @@ async def _score(run: Run, action: Action, seen: Seen) -> float:
     try:
         verdict = await state.coach.judge(action, seen)
     except (InfrastructureFailure, asyncio.CancelledError) as failure:  # cancelled: it did not come in time
-        state.verdicts[action] = JudgedAction(action, None, last)
+        state.verdicts[action] = GivenVerdict(None, last)
         action.explanation = f"no verdict: {failure or 'it did not come in time'}"
         raise
-    state.verdicts[action] = JudgedAction(action, verdict, last)
+    state.verdicts[action] = GivenVerdict(verdict, last)
     action.explanation = verdict.explanation
     action.notes[NOTES] = note_of(verdict, action, seen, state.questions)
     return verdict.share
@@ -282,10 +282,12 @@ def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[T
 
 
 @hookimpl
-def marl_step(run: Run, step: Step) -> StepPart | None:
-    """Returns the training of policies that judge, where one is trained."""
+def marl_step(run: Run, step: Step) -> StepPart:
+    """Returns what keeps the verdicts of a rollout that waits, and trains policies that judge, where one is trained."""
     if not any(coach.train_every for coach in coaches_of(run)):
-        return None
+        from marl_plugins.coach.judged import JudgedRollout
+
+        return JudgedRollout(run.state(CoachState), step)
     from marl_plugins.coach.lessons import JudgeTraining
 
     return JudgeTraining(run.state(CoachState), step)
@@ -304,8 +306,7 @@ def marl_log(run: Run, metrics: dict[str, float]) -> None:
     if state.stages.stages:
         metrics["coach/stage"] = float(state.stages.index + 1)
         state.stages.observe(int(metrics["step"]), metrics.get("outcome/mean"))
-    state.verdicts, state.metrics, state.judged = {}, {}, []
-    state.said.clear()
+    state.metrics, state.judged = {}, []
 
 
 @hookimpl

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from marl_plugins.coach.training import lessons
+from marl_plugins.coach.judged import JudgedRollout
+from marl_plugins.coach.training import JudgeAnswer, lessons
 from marl_plugins.core.estimators import WhitenedAdvantages
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.rows import Row, auxiliary_rows
-from marl_plugins.core.steps import Step, StepPart
-from marl_plugins.core.trajectory import Trajectory
+from marl_plugins.core.steps import Step
+from marl_plugins.core.trajectory import Action, Generation, Trajectory
+from marl_plugins.run import Answer
 from marl_plugins.runtime.experience import PreparedRows, estimate
 
 if TYPE_CHECKING:
@@ -24,20 +27,23 @@ class WhitenedAdvantagesByRole(WhitenedAdvantages):
         return row.action.role
 
 
-class JudgeTraining(StepPart):
+class JudgeTraining(JudgedRollout):
     """Adds what judges said in the step, with rewards, to what policies are updated with.
 
     A policy with `train_every` N is updated in every N-th step alone; what it said in the others is left out.
     """
 
     def __init__(self, state: CoachState, step: Step):
-        self.state, self.step = state, step
+        super().__init__(state, step)
         self.answers: list[Trajectory] = []
         self.own_rows: list[Row] = []
 
     async def rows(self, rows: Sequence[Row]) -> None:
+        await super().rows(rows)
         self.answers, metrics = lessons(self.state.said, self.step.trajectories)
         self.state.metrics |= metrics
+        for _, action in self.actions:
+            self.state.said.pop(action, None)
         due = {name for name, policy in self.step.policies.items() if policy.spec.is_due(self.step.number)}
         self.own_rows = auxiliary_rows(self.answers, due)
 
@@ -50,3 +56,27 @@ class JudgeTraining(StepPart):
 
     def ledger(self) -> Ledger | None:
         return Ledger.of(self.step.number, self.answers, self.own_rows) if self.answers else None
+
+    def record(self) -> dict[str, Any]:
+        said = self.state.said
+        answers = [
+            [*place, [asdict(one.answer) | {"policy": one.policy, "score": one.score} for one in said[action]]]
+            for place, action in self.actions
+            if action in said
+        ]
+        return super().record() | {"said": answers}
+
+    def restore(self, record: Any) -> None:
+        super().restore(record)
+        actions = dict(self.actions)
+        for place, sample, path, answers in record["said"]:
+            action = actions[place, sample, path]
+            self.state.said[action] = [_answer_of(action, **answer) for answer in answers]
+
+
+def _answer_of(
+    action: Action, policy: str, score: float | None, context_ids: Sequence[int], generation: Mapping[str, Any], text: str
+) -> JudgeAnswer:
+    """Reads what a judge has said of an action."""
+    sampled = Generation(**{**generation, "ids": tuple(generation["ids"]), "logprobs": tuple(generation["logprobs"])})
+    return JudgeAnswer(policy, action, Answer(tuple(context_ids), sampled, text), score)

@@ -15,7 +15,8 @@ With these and the records a question can be asked again, and it can be seen tha
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from marl_plugins.coach.verdict import JointVerdict, Verdict
 from marl_plugins.core.scoring import Seen, SeenLast
@@ -27,6 +28,27 @@ if TYPE_CHECKING:
 
 
 NOTES = "coach"
+
+
+class GivenVerdict(NamedTuple):
+    """A verdict on an action.
+
+    Args:
+        verdict: None for a missing one.
+        last: Whether it is on the last role's last action.
+    """
+
+    verdict: Verdict | None
+    last: bool
+
+
+def noted_verdict(action: Action) -> Verdict | None:
+    """Returns the verdict that an action's note tells, as it was given; None where there is none."""
+    if (note := action.notes.get(NOTES)) is None:
+        return None
+    kind = JointVerdict if "members" in note else Verdict
+    said = {name: note[name] for name in kind.model_fields if name in note} | {"explanation": action.explanation}
+    return kind.model_validate_json(json.dumps(said))
 
 
 def note_of(verdict: Verdict, action: Action, seen: Seen, questions: Questions | None) -> dict[str, Any]:

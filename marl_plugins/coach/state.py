@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from marl_plugins.coach.bias import BiasMonitor
+from marl_plugins.coach.metrics import JudgedAction
 from marl_plugins.coach.stages import Stages
 
 if TYPE_CHECKING:
-    from marl_plugins.coach.metrics import JudgedAction
     from marl_plugins.coach.model import Questions
+    from marl_plugins.coach.notes import GivenVerdict
     from marl_plugins.coach.training import JudgeAnswer
     from marl_plugins.coach.verdict import Verdict
     from marl_plugins.core.scoring import Seen
@@ -31,8 +32,8 @@ class CoachState:
         self.coach: Coach | None = None
         self.questions: Questions | None = None
         """How the first of its models is asked."""
-        self.verdicts: dict[Action, JudgedAction] = {}
-        """By `id` of the action, which the entry keeps alive."""
+        self.verdicts: dict[Action, GivenVerdict] = {}
+        """Of actions that have had no credit yet, those of rollouts that wait among them."""
         self.said: dict[Action, list[JudgeAnswer]] = {}
         """What policies that are trained have said of an action."""
         self.metrics: dict[str, float] = {}
@@ -43,7 +44,11 @@ class CoachState:
 
 
 def judged_in(run: Run, trajectories: Sequence[Trajectory]) -> list[tuple[Trajectory, JudgedAction]]:
-    """Returns the actions that the coach was asked about since the last `marl_log`, in trajectories that are not lost."""
+    """Takes the verdicts on the actions of trajectories, and returns those in trajectories that are not lost."""
     verdicts = run.state(CoachState).verdicts
-    alive = [t for t in trajectories if not t.infrastructure_failure]
-    return [(t, verdicts[a]) for t in alive for a in t.actions if a in verdicts]
+    return [
+        (t, JudgedAction(a, given.verdict, given.last))
+        for t in trajectories
+        for a in t.actions
+        if (given := verdicts.pop(a, None)) and not t.infrastructure_failure
+    ]

@@ -6,6 +6,7 @@ part.during_rollout()            runs while the rollout runs, and is awaited at 
 part.rows(rows)                  the rows of the step, credited and selected
 part.prepared(prepared)          the rows of every policy with their advantages, on their way to the updates
 part.metrics()                   numbers of the step
+part.record(), restore(record)   what belongs to a rollout that waits, in a saved step
 """
 
 from __future__ import annotations
@@ -101,3 +102,13 @@ class StepPart:
     def metrics(self) -> Mapping[str, float]:
         """Returns the numbers of the step."""
         return {}
+
+    def record(self) -> object:
+        """Returns what the part keeps of the rollout in addition to the trajectories, as JSON values; None: nothing.
+
+        For saved steps: with `--train.async_enable` a rollout may wait to be trained then.
+        """
+        return None
+
+    def restore(self, record: Any) -> None:
+        """Takes back what `record` returned, once the step's trajectories have arrived again."""

@@ -30,7 +30,6 @@ class Flag(NamedTuple):
     releases: str = ""
 
 
-_ASYNC = "asynchronous training of several policies is not supported yet"
 _LORA = "with --plugin marl_plugins.adapters"
 _VLM = "vision-language models are not supported yet"
 _REWARD_MODEL = "rewards come from the recipe's grader, a coach plugin or --reward.remote_url file.py"
@@ -115,9 +114,13 @@ _NOTED: dict[str, Flag] = {
     "reward.num_gpus_per_node": Flag("refused", _REWARD_MODEL),
     "reward.offload": Flag("refused", _REWARD_MODEL),
     "reward.normalize_enable": Flag("refused", _REWARD_MODEL),
-    "train.async_enable": Flag("refused", _ASYNC),
-    "train.async_queue_size": Flag("refused", _ASYNC),
-    "train.partial_rollout_enable": Flag("refused", _ASYNC),
+    "train.async_enable": Flag(
+        "all", "the next rollout during an update; which weights sample a step depends on nothing else"
+    ),
+    "train.async_queue_size": Flag("all", "the most rollouts that wait, and the lag of every row but the first ones"),
+    "train.partial_rollout_enable": Flag(
+        "refused", "weights reach engines between two rollouts alone, so that a run can be repeated"
+    ),
     "train.enable_ema": Flag(
         "refused", "upstream counts micro-batches for it, whose number changes from step to step here"
     ),

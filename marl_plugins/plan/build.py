@@ -26,6 +26,7 @@ from marl_plugins.hosts import cpu, releases, upstream_cli
 from marl_plugins.loading import line_of
 from marl_plugins.manager import Plugins, need_step
 from marl_plugins.plan.calls import check_calls
+from marl_plugins.plan.checks.asynchronous import check_async, check_queue
 from marl_plugins.plan.checks.numbers import check_numbers, with_policies_named
 from marl_plugins.plan.checks.policies import check_adapters, check_followers, check_policies
 from marl_plugins.plan.checks.roles import check_roles
@@ -136,7 +137,7 @@ def build_plan(words: Sequence[str]) -> Plan:
     run = with_policies(replace(draft, tools=tools or {}), request, plugins, flags, problems)
     plan = Plan(run, plugins, request.options)
     problems += check_adapters(run)
-    problems += check_numbers(run)
+    problems += [*check_numbers(run), *check_async(run)]
     problems += check_files(plan, request.origins)
     problems += [] if tools is None else check_workflow_file(plan, request.origins)
     problems += run.processes.problems(run) if run.policies and run.processes else []
@@ -152,7 +153,7 @@ def build_plan(words: Sequence[str]) -> Plan:
         problems += repeated_flags(split_flags(words, COMMAND_LINE), flags.actions)
     if not problems.errors and not from_hub(run):
         problems += problems.attempt(lambda: check_tasks(plan)) or []
-        problems += [] if problems.errors else task_warnings(plan)
+        problems += [] if problems.errors else [*task_warnings(plan), *check_queue(run, plan.counted.get("steps"))]
     if not problems.errors:
         wrong, unclear = check_workflow(plan, tools)
         problems += [*wrong, *unclear]

@@ -11,12 +11,13 @@ from marl_plugins.core.recipe import Recipe
 from marl_plugins.core.redaction import shown_flag
 from marl_plugins.core.tasks import FileTasks
 from marl_plugins.hosts import upstream_cli
-from marl_plugins.hosts.devices import training_gpus
+from marl_plugins.hosts.devices import engine_gpus, training_gpus
 from marl_plugins.plan.devices import fewer_devices, needed_cpus, needed_devices
 from marl_plugins.plan.estimate import estimate
 from marl_plugins.plan.lengths import longest_answer
 from marl_plugins.plan.parts import of_plugin
 from marl_plugins.plan.plan import Plan
+from marl_plugins.run import max_lag
 
 PENALTIES = ("reward.overlong_buffer_len", "reward.stop_properly_penalty_coef")
 """Upstream's flags that change rewards after credit."""
@@ -67,6 +68,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "tasks": plan.counted,
         **_tasks(plan),
         "steps": _steps(plan),
+        **({"async": _lag(plan)} if max_lag(run.args) else {}),
         "step": _step(plan),
         "lengths": dict(plan.lengths),
         "estimator": _estimator(plan),
@@ -149,6 +151,20 @@ def _steps(plan: Plan) -> str:
         text += f" ({rest} tasks are left over each time: fewer trajectories than --train.batch_size)"
     text += f" x {episodes} episodes = {steps * episodes} steps"
     return text if counted["steps"] == steps * episodes else f"{text}, ended after {counted['steps']} (--max_steps)"
+
+
+def _lag(plan: Plan) -> dict[str, Any]:
+    """Describes what rollouts during updates do: which weights sample a row, and the devices that work at the same time."""
+    lag, policies = max_lag(plan.run.args), plan.run.policy_args
+    first = "steps 1 and 2" if lag == 1 else f"steps 1 to {lag + 1}"
+    return {
+        "versions": f"a step is sampled by the weights of {lag + 1} steps before it ({first}: by the first)",
+        "devices": {
+            p.name: {"engines": engine_gpus(policies[p.name]), "training": training_gpus(policies[p.name])}
+            for p in plan.run.policies
+            if p.trainable
+        },
+    }
 
 
 def _estimator(plan: Plan) -> str:

@@ -17,6 +17,7 @@ RANGES: Mapping[str, Number] = MappingProxyType(
                 "rollout.max_new_tokens",
                 "train.batch_size",
                 "train.micro_batch_size",
+                "train.async_queue_size",
                 "train.num_episodes",
                 "train.max_epochs",
                 "eval.n_samples_per_prompt",

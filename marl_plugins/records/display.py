@@ -41,6 +41,8 @@ class Display:
         self._table: StepTable | None = None
         self._raised: set[str] = set()
         """Alarms of the last step that could tell."""
+        self._progress: Progress | None = None
+        """What is drawn of the phases that last."""
 
     def say(self, text: str) -> None:
         """Prints a line for people."""
@@ -58,13 +60,19 @@ class Display:
                 self.say(f"{time.strftime('%H:%M:%S')} {name} ...")
             yield lambda: None
             return
-        columns: list[ProgressColumn] = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24)]
-        if total is not None:
-            columns += [MofNCompleteColumn(), Rate()]
-        columns.append(TimeElapsedColumn())
-        with Progress(*columns, console=self.console, transient=True) as progress:
-            task = progress.add_task(name, total=total)
+        if self._progress is None:
+            columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), Done(), Rate())
+            self._progress = Progress(*columns, TimeElapsedColumn(), console=self.console, transient=True)
+            self._progress.start()
+        progress = self._progress  # of all phases that last at the same time, a line each
+        task = progress.add_task(name, total=total)
+        try:
             yield lambda: progress.advance(task)
+        finally:
+            progress.remove_task(task)
+            if not progress.tasks:
+                progress.stop()
+                self._progress = None
 
     def step(self, metrics: Mapping[str, float], steps: int, left: float | None) -> None:
         """Shows a finished step.
@@ -139,8 +147,15 @@ class Display:
         self.say("-" * 77)
 
 
-class Rate(ProgressColumn):
-    """Items per second so far."""
+class Done(MofNCompleteColumn):
+    """Items so far, of how many; empty where they are not counted."""
 
     def render(self, task: Task) -> Text:
-        return Text(f"{task.completed / task.elapsed:.0f}/s" if task.elapsed else "")
+        return Text() if task.total is None else super().render(task)
+
+
+class Rate(ProgressColumn):
+    """Items per second so far; empty where they are not counted."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.completed / task.elapsed:.0f}/s" if task.elapsed and task.total is not None else "")

@@ -36,7 +36,7 @@ OURS = frozenset(
     }
 )
 """First words of the metrics in docs/metrics.md; all others are a plugin's own."""
-PHASES = ("rollout", "advantages", "update", "sync")
+PHASES = ("rollout", "exchange", "advantages", "update", "sync", "wait")
 SMOOTHED = "/smoothed"
 """What ends the name of a metric's moving average, where one is logged; the metric itself is then drawn faintly."""
 

@@ -92,6 +92,7 @@ def train(plan: Plan, words: Sequence[str]) -> int:
                     display.say(f"resuming after step {done}")
                 trainer = Trainer(session, records, checkpoints, display)
                 if manifest:
+                    trainer.restore(done, manifest.get("files", {}))
                     trainer.best.restore(manifest.get("best", {}), saved_steps(checkpoint_folder))
                     put_back(output)
                 last = run_until_terminated(loop, session, train_and_save(trainer, done))

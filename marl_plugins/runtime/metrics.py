@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 ZERO = 1e-6
 """Advantages and differences of rewards below this are rounding."""
+MOST_LOG_RATIO = 50.0
+"""A ratio above exp of this has left nothing of the others; the weights of the effective sample size stay finite."""
 
 
 @dataclass(frozen=True)
@@ -207,6 +209,33 @@ def of_rollout(
     if received := ledger.received:
         own |= {"trajectories/received": float(received.trajectories), "rows/received": float(received.trained.total())}
     return {"step": float(step), **summary(trajectories, ledger), **signal(rows, estimator.group_by), **own}
+
+
+def of_lag(rows: Sequence[Row], versions: Mapping[str, int]) -> dict[str, float]:
+    """Returns how far the weights that rows train are from those that sampled them, by policy and by role: versions, and what
+    ratios of the two make of the sampled tokens.
+
+    With w = exp(trainer - engine) of each token, before the update: `ratio` is the mean of w, 1 in expectation for any two
+    policies; `ess` the effective sample size as a share, (sum w)^2 / (n sum w^2) (Kong 1992), which is 1 where nothing has changed.
+    """
+    metrics: dict[str, float] = {}
+    by_policy: dict[str, list[Row]] = defaultdict(list)
+    by_role: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_policy[row.action.policy].append(row)
+        by_role[row.action.role].append(row)
+    for policy, mine in sorted(by_policy.items()):
+        metrics[f"policy/{policy}/lag"] = mean([float(versions[policy] - r.action.generation.version) for r in mine])
+    groups = {f"policy/{name}": mine for name, mine in by_policy.items()} | {f"role/{n}": m for n, m in by_role.items()}
+    for name, mine in sorted(groups.items()):
+        weights = [
+            math.exp(min(now - then, MOST_LOG_RATIO))
+            for row in mine
+            for now, then in zip(row.action.trainer_logprobs, row.action.generation.logprobs, strict=True)
+        ]
+        metrics[f"{name}/ratio"] = mean(weights)
+        metrics[f"{name}/ess"] = sum(weights) ** 2 / (len(weights) * sum(w * w for w in weights))
+    return metrics
 
 
 def of_step(

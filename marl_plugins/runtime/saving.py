@@ -11,21 +11,26 @@ from marl_plugins.records.best import Best, kept_apart
 from marl_plugins.records.display import Display
 from marl_plugins.records.write import Records, writing
 from marl_plugins.runtime.checkpoints import Checkpoints
+from marl_plugins.runtime.rollouts import RolloutQueue
 from marl_plugins.runtime.session import Session
+from marl_plugins.runtime.waiting import save_waiting
 
 
 class StepSaver:
-    """Saves the steps of a session."""
+    """Saves the steps of a session, with the rollouts that wait then."""
 
-    def __init__(self, session: Session, records: Records, checkpoints: Checkpoints, display: Display):
+    def __init__(
+        self, session: Session, records: Records, checkpoints: Checkpoints, display: Display, rollouts: RolloutQueue
+    ):
         self.session, self.records, self.checkpoints, self.display = session, records, checkpoints, display
+        self.rollouts = rollouts
         self.best = Best(best_metric(session.plan.run.args.ckpt.best_metric_key))
         """The best step so far, whose weights are also kept apart."""
         self.last = 0
         """The step that was saved last; 0 before the first."""
 
     async def save(self, step: int) -> None:
-        """Saves every policy and the plugins' state as one step."""
+        """Saves every policy, the plugins' state and what waits to be trained as one step."""
         trained, plan = self.session.trained, self.session.plan
         with self.display.phase("checkpoint"), self.checkpoints.saving(step):
             await all_of(policy.save(tag(step), {"step": step}) for policy in trained.values())
@@ -34,7 +39,8 @@ class StepSaver:
             if self.best.step == step:
                 with kept_apart(self.records.folder, self.best) as folder:
                     await all_of(policy.save_model(folder) for policy in trained.values())
-            commit, files = self.checkpoints.commit, plan.plugins.files(plan.run)
+            waiting = save_waiting(self.checkpoints.folder, step, self.rollouts.waiting)
+            commit, files = self.checkpoints.commit, [*plan.plugins.files(plan.run), *waiting]
             await asyncio.to_thread(commit, step, versions, state, files, self.best.state())  # reads all that was saved
         self.last = step
 

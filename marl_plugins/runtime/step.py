@@ -16,6 +16,7 @@ from marl_plugins.core.steps import StepPart
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.hook_faults import HookFaults
 from marl_plugins.manager import parts_of
+from marl_plugins.run import max_lag
 from marl_plugins.runtime.crediting import CreditAssignment, check_versions
 from marl_plugins.runtime.exchange import StepExchange
 from marl_plugins.runtime.experience import ForwardedRows, PreparedRows, PreparedSnapshot, estimate
@@ -51,6 +52,8 @@ class RunningStep:
         self.left_out: Mapping[Trajectory, str] = {}
         """The trajectories of the rollout that have left by it, with the reason."""
         self.ended = asyncio.Event()
+        self.seconds: dict[str, float] = {}
+        """By phase."""
         self.forwarded: list[ForwardedRows] = []
         run, plugins = session.plan.run, session.plan.plugins
         self.sampled = SampledActions()
@@ -68,12 +71,7 @@ class RunningStep:
         async def collect() -> None:
             async with aclosing(self.session.rollout.train(self.tasks, samples, self.number)) as arriving:
                 async for trajectory in arriving:
-                    self.sampled.arrived(trajectory)
-                    self.trajectories.append(trajectory)
-                    for name, part in self.parts.items():
-                        with HookFaults(name, HOOK):
-                            part.arrived(trajectory)
-                        self.sampled.check(name, HOOK, [trajectory])
+                    self._arrived(trajectory)
                     tick()
             self.ended.set()
 
@@ -84,6 +82,28 @@ class RunningStep:
 
         await all_of([collect(), *(work(name, part) for name, part in self.parts.items())])
         self.trajectories = self.session.rollout.in_order(self.sampled)
+
+    def put_back(self, trajectories: Sequence[Trajectory], parts: Mapping[str, object]) -> None:
+        """Takes in a rollout that a saved step has (runtime/waiting.py), in place of `roll_out`.
+
+        Args:
+            parts: What the parts have recorded of it.
+        """
+        for trajectory in trajectories:
+            self._arrived(trajectory)
+        for name, record in parts.items():
+            with HookFaults(name, HOOK):
+                self.parts[name].restore(record)
+        self.ended.set()
+        self.trajectories = self.session.rollout.in_order(self.sampled)
+
+    def _arrived(self, trajectory: Trajectory) -> None:
+        self.sampled.arrived(trajectory)
+        self.trajectories.append(trajectory)
+        for name, part in self.parts.items():
+            with HookFaults(name, HOOK):
+                part.arrived(trajectory)
+            self.sampled.check(name, HOOK, [trajectory])
 
     async def exchange(self) -> None:
         """Lets plugins take trajectories out of the step and brings others in."""
@@ -179,7 +199,7 @@ class RunningStep:
                 f"plugin {plugin}: its part of step {self.number} gave rows of policy {twice!r}, which is updated with rows of its "
                 "role already; a part adds rows of policies that play no role"
             )
-        check_versions([row for p in prepared for row in p.rows], self.session.trained)
+        check_versions([row for p in prepared for row in p.rows], self.session.trained, max_lag(self.session.plan.run.args))
 
     def metrics(self) -> dict[str, float]:
         """Returns the numbers of all parts."""

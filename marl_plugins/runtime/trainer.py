@@ -8,23 +8,54 @@ Each policy's forward passes, update and broadcast are upstream's; what spans th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 
 from marl_plugins.core.circuit_breaker import CircuitBreaker
 from marl_plugins.core.concurrency import all_of
 from marl_plugins.core.failures import RunPaused
+from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.tasks import batches
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.records.display import Display
 from marl_plugins.records.write import Records, writing
+from marl_plugins.run import max_lag
 from marl_plugins.runtime.checkpoints import Checkpoints
 from marl_plugins.runtime.experience import PreparedRows
-from marl_plugins.runtime.metrics import StepReport, evaluation, first_prompts, of_policies, of_rollout, of_step, remarks
+from marl_plugins.runtime.metrics import (
+    StepReport,
+    evaluation,
+    first_prompts,
+    of_lag,
+    of_policies,
+    of_rollout,
+    of_step,
+    remarks,
+)
+from marl_plugins.runtime.rollouts import RolloutQueue
 from marl_plugins.runtime.saving import StepSaver
 from marl_plugins.runtime.session import Session
 from marl_plugins.runtime.step import RunningStep
+from marl_plugins.runtime.waiting import lag_of, read_waiting
 from marl_plugins.runtime.weight_sync import WeightSync
+
+
+@dataclass(frozen=True)
+class TrainedStep:
+    """A step whose policies have been updated, while engines still hold the weights before.
+
+    Args:
+        updates: Upstream's metrics by policy.
+        metrics: Of the rollout and its rows.
+        ended: When, by `time.monotonic`.
+    """
+
+    ledger: Ledger
+    prepared: Sequence[PreparedRows]
+    updates: Mapping[str, Mapping[str, float]]
+    metrics: dict[str, float]
+    ended: float
 
 
 class Trainer:
@@ -41,21 +72,47 @@ class Trainer:
         self.records = records
         self.display = display
         self.samples = int(self.run.args.rollout.n_samples_per_prompt)
-        self.saving = StepSaver(session, records, checkpoints, display)
+        self.planned = {step: (k, tasks) for step, k, tasks in self.schedule()}
+        self.rollouts = RolloutQueue(self.roll_out, max_lag(self.run.args), self._last_rollout())
+        self.saving = StepSaver(session, records, checkpoints, display, self.rollouts)
         self.best = self.saving.best
         self.weight_sync = WeightSync(session)
         self.breaker = CircuitBreaker(self.run.max_idle_steps)
         self.shown: set[str] = set()
 
     def schedule(self) -> Iterator[tuple[int, int, list[Task]]]:
-        """Yields all training steps of the run as (step from 1, optimiser steps, tasks); a function of the seed alone."""
+        """Yields all training steps of the run as (step from 1, optimiser steps, tasks); a function of the seed alone.
+
+        Those after `--max_steps` are not trained in this run, but maybe in one that resumes it.
+        """
         step, args, tasks = 0, self.run.args, self.session.train_tasks
         steps = self.run.episode_steps(len(tasks))
         for episode in range(args.train.num_episodes):
             for k, batch in zip(steps, batches(tasks, args.train.seed, episode, args.rollout.batch_size), strict=False):
                 step += 1
-                if self.run.max_steps is None or step <= self.run.max_steps:
-                    yield step, k, batch
+                yield step, k, batch
+
+    def _last_rollout(self) -> int:
+        """The last step of which a rollout is made: a run that is saved and resumed finds those that would wait."""
+        return len(self.planned) if self.run.args.ckpt.save_steps > 0 else self.steps
+
+    def restore(self, done: int, files: Collection[str]) -> None:
+        """Takes the rollouts that waited when a step was saved, but those that would be too old for this run.
+
+        Args:
+            files: Those that the step's manifest names.
+        """
+        if not self.rollouts.size:
+            return
+        versions = {name: policy.version for name, policy in self.session.trained.items()}
+        found = read_waiting(self.saving.checkpoints.folder, done, files, self.begin_step)
+        fresh = {n: step for n, step in found.items() if lag_of(step, done, versions) <= self.rollouts.size}
+        self.rollouts.waiting.update(fresh)
+
+    @property
+    def steps(self) -> int:
+        """The last step that is trained."""
+        return min(len(self.planned), self.run.max_steps or len(self.planned))
 
     async def fit(self, done: int) -> int:
         """Trains from the step after `done` to the end, and returns the last step's number."""
@@ -67,17 +124,18 @@ class Trainer:
             metrics, evaluated = await self.evaluate(0)
             with writing("the records", self.records.folder):
                 self.records.step(0, metrics, [], None, evaluated)
-        schedule, first, started = list(self.schedule()), done, time.monotonic()
-        for step, k, tasks in schedule[done:]:
+        steps, first, started = self.steps, done, time.monotonic()
+        for step in range(done + 1, steps + 1):
             try:
-                report = await self.train_step(step, k, tasks)
+                report = await self.train_step(step)
             except RunPaused:  # nothing of this step has been trained on: the state is that of the step before
                 if done and done != self.saving.last:
                     await self.saving.save(done)
                 raise
-            steps, metrics = schedule[-1][0], report.metrics
+            metrics = report.metrics
             due = bool(evaluating) and (step == steps or step % args.eval.steps == 0)
             evaluated, paused = await self._conclude(step, report, due)
+            paused = paused or self.rollouts.paused
             with writing("the records", self.records.folder):
                 self.records.step(step, metrics, report.trajectories, report.ledger, evaluated)
             if step % max(1, args.logger.logging_steps) == 0:
@@ -93,18 +151,41 @@ class Trainer:
         self.breaker.end()
         return done
 
-    async def train_step(self, number: int, k: int, tasks: Sequence[Task]) -> StepReport:
-        """Trains one step: rollout, credit, forward passes, advantages, updates and weight sync.
+    def begin_step(self, number: int) -> RunningStep:
+        """Returns a step whose rollout has not begun."""
+        return RunningStep(self.session, number, *self.planned[number])
 
-        Args:
-            k: Optimiser steps of its updates.
-        """
-        seconds: dict[str, float] = {}
-        phase, policies = timed_phase(self.display, seconds), self.session.policies.values()
-        step = RunningStep(self.session, number, k, tasks)
-        with phase("rollout", len(tasks) * self.samples) as tick:
-            await all_of(policy.wake() for policy in policies)
+    async def roll_out(self, number: int) -> RunningStep:
+        """Makes the rollout of a step."""
+        step = self.begin_step(number)
+        with timed_phase(self.display, step.seconds)("rollout", len(step.tasks) * self.samples) as tick:
+            await all_of(policy.wake() for policy in self.session.policies.values())
             await step.roll_out(self.samples, tick)
+        return step
+
+    async def train_step(self, number: int) -> StepReport:
+        """Trains one step, during the rollout of a later one with `--train.async_enable`; then engines get the new weights."""
+        step = await self.rollouts.take(number)
+        trained, _ = await all_of([self.train(step), self.rollouts.ahead(number)])
+        if self.rollouts.size:
+            step.seconds["wait"] = time.monotonic() - trained.ended
+        with timed_phase(self.display, step.seconds)("sync"):
+            await self.weight_sync.updated(list(trained.updates))
+        prepared, policies = trained.prepared, self.session.policies.values()
+        metrics = trained.metrics
+        metrics |= of_step(prepared, trained.updates, policies, step.seconds, metrics["tokens/sampled"])
+        metrics |= self.session.backend.metrics()
+        for remark in remarks(prepared, policies, step.estimator.return_scope):
+            self.display.say(f"step {number}: {remark}")
+        self.breaker.step(trained.ledger, step.trajectories)
+        if not trained.updates:  # else it is saved first
+            self.breaker.check()
+        return StepReport(metrics, [*step.trajectories, *step.received], trained.ledger, step.metrics)
+
+    async def train(self, step: RunningStep) -> TrainedStep:
+        """Trains on a rollout: exchange, credit, forward passes, advantages and updates. Engines keep their weights."""
+        phase, policies = timed_phase(self.display, step.seconds), self.session.policies.values()
+        with phase("exchange"):
             await step.exchange()
             await all_of(policy.sleep() for policy in policies)
         if prompts := first_prompts(step.trajectories, self.session.cast, self.shown):
@@ -113,22 +194,15 @@ class Trainer:
             rows = await step.rows()
             ledger = step.ledger(rows)
             prepared = await step.prepare(rows)
-        metrics = of_rollout(number, step.trajectories, ledger, rows, step.estimator)
+        metrics = of_rollout(step.number, step.trajectories, ledger, rows, step.estimator)
         if self.session.cast.has_population:
             metrics |= of_policies(step.trajectories)
-        self.display.rollout(number, metrics, step.trajectories, ledger)
+        if self.rollouts.size:
+            metrics |= of_lag(rows, {name: policy.version for name, policy in self.session.trained.items()})
+        self.display.rollout(step.number, metrics, step.trajectories, ledger)
         with phase("update"):
-            updates = await self.update(prepared, k, number)
-        with phase("sync"):
-            await self.weight_sync.updated(list(updates))
-        metrics |= of_step(prepared, updates, policies, seconds, metrics["tokens/sampled"])
-        metrics |= self.session.backend.metrics()
-        for remark in remarks(prepared, policies, step.estimator.return_scope):
-            self.display.say(f"step {number}: {remark}")
-        self.breaker.step(ledger, step.trajectories)
-        if not updates:  # else it is saved first
-            self.breaker.check()
-        return StepReport(metrics, [*step.trajectories, *step.received], ledger, step.metrics)
+            updates = await self.update(prepared, step.optimiser_steps, step.number)
+        return TrainedStep(ledger, prepared, updates, metrics, time.monotonic())
 
     async def _conclude(self, step: int, report: StepReport, evaluate: bool) -> tuple[list[Trajectory], RunPaused | None]:
         """Complete the metrics of a step that is trained; what it was evaluated on, and what pauses the run once it is saved."""

@@ -11,6 +11,7 @@ from marl_plugins.core.policy import Policy
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.plan.estimate import gb, parameters
 from marl_plugins.plan.models import dropout_of
+from marl_plugins.run import max_lag
 
 if TYPE_CHECKING:
     from marl_plugins.run import Run
@@ -39,6 +40,19 @@ def check(run: Run) -> list[Problem]:
         for name, flags in sharing.items()
         if flags
     ]
+    if max_lag(run.args):
+        got = (
+            "forward passes during a rollout would be by weights that another step's update changes (--train.async_enable)"
+        )
+        problems.append(
+            Problem(
+                "streaming.async",
+                at(plugin=WHO),
+                got,
+                fix="leave out the plugin: the whole of a step's training is during a rollout already",
+                flags=("train.async_enable",),
+            )
+        )
     remarks = []
     if run.device == "cpu":
         got = "on CPU engines and training processes share the cores, so it hides nothing"

@@ -1,0 +1,56 @@
+"""`--train.async_enable` through the real engines: versions, and a driver that is killed while a rollout waits."""
+
+import signal
+import textwrap
+from collections import defaultdict
+
+import pytest
+from engines.relay import Started
+from simulated import without_logprobs
+
+KILLER = """
+    import asyncio, os, signal
+    from marl_plugins import hookimpl
+
+    @hookimpl(wrapper=True)
+    def marl_update(policy, step):
+        # The driver dies in the update of step 3, whose rollout waited when step 2 was saved.
+        inner = yield
+        async def work():
+            if step == 3 and policy.name == "first" and "--ckpt.load_enable" not in os.environ["WORDS"]:
+                running = asyncio.ensure_future(inner)
+                await asyncio.sleep(0.05)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return await inner
+        return work()
+"""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, relay):
+    return Started(tmp_path_factory.mktemp("async"), relay, "--train.async_enable").run()
+
+
+def test_a_step_is_sampled_by_the_weights_of_two_steps_before(whole):
+    versions = defaultdict(set)
+    for t, a in whole.actions:
+        versions[t["step"]] |= {a["version"]} if a["policy"] == "first" else set()
+    assert versions == {1: {0}, 2: {0}, 3: {1}}
+    assert [m["policy/first/lag"] for m in whole.metrics] == [0, 1, 1]
+    assert all(0 < m["policy/first/ess"] <= 1.0001 for m in whole.metrics)
+    assert whole.metrics[0]["drift/max"] < 0.01  # the same weights; later ones differ by an update
+    assert all(entry["roles"]["second"]["trained"] == entry["roles"]["second"]["generated"] for entry in whole.ledger)
+
+
+def test_a_run_that_is_killed_while_a_rollout_waits_repeats_the_undisturbed_one(whole, relay, tmp_path):
+    (tmp_path / "killer.py").write_text(textwrap.dedent(KILLER))
+    run = Started(tmp_path, relay, "--train.async_enable", "--plugin", str(tmp_path / "killer.py"))
+    run.run(code=-signal.SIGKILL)
+    assert len((tmp_path / "checkpoints" / "waiting" / "step2.jsonl").read_text().splitlines()) == 1
+    run.run("--ckpt.load_enable")
+    (one, mine), (two, others) = map(without_logprobs, (run.trajectories, whole.trajectories))
+    assert one == two and mine == pytest.approx(others, abs=1e-2)
+    assert run.ledger == whole.ledger
+    for name in ("first", "second"):
+        mine, theirs = ((each.output / name / "model.safetensors").read_bytes() for each in (run, whole))
+        assert mine == theirs
