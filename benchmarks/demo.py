@@ -8,6 +8,8 @@
     coach - ROLE  the coach's final weights with one role's initial weights put back (`put_back`)
     shared        one policy for the three roles
     adapters      tiny_adapters.yaml: the three policies as adapters of one model (only where it is named)
+    async         coach with the next rollout during each update (only where it is named; seeds and pairs as of the coach)
+    async_token   the same with --algo.advantage.is_correction_level token
 
 Success of the whole system on 400 held-out problems, sampled at the training temperature: "before" is step 0, "after" the mean
 of the last three evaluations. Gains in points with 95 % t-intervals over seeds; steps to 0.65 are those of the first evaluation
@@ -41,8 +43,12 @@ ARMS: dict[str, list[str]] = {
     "outcome": ["--recipe", str(MATHCHAT / "tiny_outcome.yaml")],
     "shared": [*COACH, "--mapping", "shared"],
     "adapters": ["--recipe", str(MATHCHAT / "tiny_adapters.yaml")],
+    "async": [*COACH, "--train.async_enable"],
+    "async_token": [*COACH, "--train.async_enable", "--algo.advantage.is_correction_level", "token"],
     "frozen": [*COACH, "--actor.adam.lr", "0", "--max_steps", "8", "--eval.steps", "2"],
 }
+PAIRED = ("async", "async_token")
+"""Arms that are compared with the coach seed by seed."""
 
 
 def train(arm: str, flags: Sequence[str], seed: int, out: Path) -> dict[str, Any]:
@@ -116,7 +122,10 @@ def main() -> None:
         if arm == "put_back":
             without_each(options.control_seeds, options.out)
         else:
-            print(row(arm, options.seeds if arm == "coach" else options.control_seeds, options.out), flush=True)
+            paired = arm in PAIRED and "coach" in options.arms
+            print(row(arm, options.seeds if paired or arm == "coach" else options.control_seeds, options.out), flush=True)
+            if paired:
+                print(against_coach(arm, options.seeds, options.out), flush=True)
 
 
 def without_each(seeds: int, out: Path) -> None:
@@ -127,6 +136,16 @@ def without_each(seeds: int, out: Path) -> None:
         losses = [w - all_ for w, all_ in zip(without, whole, strict=True)]
         means = f"{statistics.fmean(whole):.3f} | {statistics.fmean(without):.3f}"
         print(f"| coach - {role} | {seeds} | {means} | {points(losses)} | | | |", flush=True)
+
+
+def against_coach(arm: str, seeds: int, out: Path) -> str:
+    """The line of what an arm's final success has over the coach's, seed by seed."""
+
+    def after(name: str) -> list[float]:
+        return [train(name, ARMS[name], seed, out)["report"]["held_out"]["after"]["outcome"] for seed in range(seeds)]
+
+    differences = [a - b for a, b in zip(after(arm), after("coach"), strict=True)]
+    return f"| {arm} - coach | {seeds} | | | {points(differences)} | | | |"
 
 
 def steps_to(folder: Path, success: float) -> int:

@@ -32,6 +32,10 @@ UPDATE = {
 }
 
 
+DEFAULTS = {"queue": 0, "delays": False}
+"""What a test may change for every run that the helpers of other tests make: rollouts that wait, and answers that take a while."""
+
+
 class SimulatedPolicy:
     """A policy whose updates change nothing but its version."""
 
@@ -75,7 +79,7 @@ class SimulatedPlugins:
 
     def __init__(self, policies, outcome, answer, names=()):
         self.named = Plugins(names)
-        engine = simulated_engine()
+        engine = simulated_engine(DEFAULTS["delays"])
 
         async def generate(run, call, engines):
             answer(call)
@@ -146,10 +150,11 @@ def simulated_trainer(
     max_idle_steps=3,
     tools=None,
     plugins=(),
-    queue=0,
+    queue=None,
     max_steps=None,
 ):
     """A trainer of a system with one role `a` on a policy `p`, ten held-out tasks; `tasks` and `samples` are those of a step."""
+    queue = DEFAULTS["queue"] if queue is None else queue
     args = SimpleNamespace(
         train=SimpleNamespace(seed=1, num_episodes=1, async_enable=queue > 0, async_queue_size=queue),
         rollout=SimpleNamespace(n_samples_per_prompt=samples, batch_size=tasks),
