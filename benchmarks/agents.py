@@ -178,6 +178,9 @@ def programs_cost(text: str, roles, count: int, actions: int, **config) -> tuple
         workflow = AgentWorkflow(AgentConfig(file="agent.py", **config), Path(folder))
         workflow.program.start()
         process = launched(workflow)
+        asyncio.run(
+            all_of(workflow, roles, range(-1, 0), actions)
+        )  # as a run's rehearsal does, of which the launcher learns
         before, own = cpu_with_children(process), cpu()
         asyncio.run(all_of(workflow, roles, range(count), actions))
         mine = cpu() - own

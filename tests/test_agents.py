@@ -23,6 +23,7 @@ from simulated import CharacterChat, make_trajectory, simulated_engine, without_
 
 from marl_plugins.agents.metrics import ProgramCounts
 from marl_plugins.agents.programs import CommandProgram
+from marl_plugins.agents.requests import SentTool
 from marl_plugins.agents.section import AgentConfig
 from marl_plugins.agents.server import Endpoint
 from marl_plugins.agents.session import SentToolFormats, Session
@@ -38,6 +39,7 @@ from marl_plugins.core.trajectory_record import from_record, to_record
 from marl_plugins.core.workflow import calls_of, run_workflow
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.fingerprint import fingerprint
+from marl_plugins.plan.scripted_roles import ScriptedChat
 from marl_plugins.plan.workflow_file import workflow_of
 
 CLIENT = """
@@ -216,7 +218,25 @@ def test_two_branches_of_a_conversation_share_its_beginning():
 
     actions = served(client, specs("a")).actions
     assert [a.before for a in actions] == [None, actions[0], actions[0]]
-    assert sorted(str(a.notes) for a in actions[1:]) == ["{'agents': {'reopened': 'branch'}}", "{}"]
+    assert [a.notes for a in actions[1:]] == [{}, {"agents": {"reopened": "branch"}}]
+
+
+def test_branches_that_are_asked_for_at_once_are_recorded_alike_whatever_the_delays():
+    """Their answers are shown to another role, each once."""
+
+    async def client(post, session):
+        async def branch(text):
+            _, answer = await post(model="a", messages=[*begun, user(text)])
+            return said(answer)["content"]
+
+        _, first = await post(model="a", messages=[user("hello")])
+        begun = [user("hello"), {"role": "assistant", "content": said(first)["content"]}]
+        texts = await asyncio.gather(*map(branch, ("left", "right", "up", "down")))
+        await post(model="b", messages=[user(", ".join(texts))])
+
+    found = [without_seconds(to_record(served(client, specs("a", "b"), simulated_engine(delays=True)))) for _ in range(5)]
+    assert all(record == found[0] for record in found)
+    assert len(found[0]["actions"][-1]["parents"]) == 4
 
 
 def test_max_tokens_and_stop_only_shorten():
@@ -343,6 +363,12 @@ def test_tools_that_a_program_sends_are_shown_found_and_recorded():
     assert json.loads(first.offered)[0]["function"]["name"] == "add"
     assert seen == [(f"Let me see. {CALL}", ["3"]), ("It is 3.", [])]  # scored once its tools have answered
     assert trajectory.answer == "It is 3."
+
+
+def test_what_a_rehearsal_was_shown_is_shown_in_no_run():
+    formats, rehearsed, real = SentToolFormats(), calling()["a"], calling()["a"]
+    assert formats.spec(replace(rehearsed, chat=ScriptedChat()), [SentTool(**ADD)]).chat.opening([user("?")]) == ()
+    assert "".join(map(chr, formats.spec(real, [SentTool(**ADD)]).chat.opening([user("?")]))).startswith("s:{")
 
 
 def test_calls_that_nobody_answers_are_scored_at_the_end():
@@ -861,6 +887,33 @@ def test_trajectories_may_share_one_process(tmp_path):
     assert "exit code 5" in gone.detail and others[0].infrastructure_failure == "program"
     (again,) = asyncio.run(all_of("a"))
     assert again.answer.split()[:2] != first.answer.split()[:2]  # a process of its own
+
+
+LATE = """
+import concurrent.futures, os, sys
+
+def known():
+    return str("concurrent.futures.thread" in sys.modules)
+
+def main(prompt, item):
+    {first}
+    before = known()
+    concurrent.futures.ThreadPoolExecutor  # the library imports it now
+    return before
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [("pass", "True"), ("os.environ['OF_THE_PROGRAM'] = item.id", "False"), ("import wave", "False")],
+)
+def test_what_libraries_import_late_is_imported_once_unless_the_program_may_have_prepared_it(first, later, tmp_path):
+    workflow = program(tmp_path, LATE.format(first=first))
+
+    async def one_after_the_other():
+        return [(await trajectory_of(workflow, specs("worker"), task=Task(n, "?"))).answer for n in "abc"]
+
+    assert asyncio.run(one_after_the_other()) == ["False", later, later]
 
 
 def test_a_step_of_lost_programs_ends_the_run_with_the_last_traceback():

@@ -94,6 +94,62 @@ def test_what_is_missing_is_asked_for_at_a_terminal(data, monkeypatch):
     assert [*planned("mine/tiny.yaml", monkeypatch).run.recipe.roles] == ["a", "b"]
 
 
+PROGRAM = """
+import json, os, urllib.request
+from {module} import question
+
+def {function}(prompt):
+    body = {{"model": "solver", "messages": [{{"role": "user", "content": question(prompt)}}]{more}}}
+    headers = {{"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", json.dumps(body).encode(), headers)
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+"""
+TOOL = ', "tools": [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]'
+
+
+def program(folder, module="tasks", function="main", more=""):
+    """A program with a module beside it, which imports another one."""
+    (folder / "theirs").mkdir()
+    (folder / "theirs" / "my_agent.py").write_text(PROGRAM.format(module=module, function=function, more=more))
+    (folder / "theirs" / "tasks.py").write_text("from words import ASK\n\n\ndef question(text):\n    return ASK + text\n")
+    (folder / "theirs" / "words").mkdir()
+    (folder / "theirs" / "words" / "__init__.py").write_text("ASK = 'Compute: '\n")
+    return "theirs/my_agent.py"
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ({}, []),
+        ({"function": "solve"}, ["--function", "solve"]),
+        ({"more": TOOL}, ["--calls", "hermes"]),
+        ({}, ["--python", sys.executable, "--model", "tiny"]),
+    ],
+)
+def test_an_existing_program_becomes_a_recipe_that_passes_its_check(made, words, data, monkeypatch, tmp_path, capsys):
+    agent = program(tmp_path, **made)
+    assert new("mine", "--agent", agent, "--roles", "solver", "--data", data(sums(20)), *words) == 0
+    for file in ("mine",) if "tiny" in words else ("mine", "mine/tiny.yaml"):
+        monkeypatch.setenv(cpu.DEVICE, "cpu" if "tiny" in [*words, file.partition("/")[2][:4]] else "cuda")
+        assert build_plan(["--recipe", file]).run.warnings == ()
+    capsys.readouterr()
+    assert main(["recipes", "check", "mine", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fine"]
+    copied = {path.relative_to(tmp_path / "mine").as_posix() for path in (tmp_path / "mine" / "agent").rglob("*.py")}
+    assert copied == {"agent/my_agent.py", "agent/tasks.py", "agent/words/__init__.py"}
+
+
+def test_a_program_that_cannot_be_one_is_refused(data, capsys, tmp_path):
+    words, agent = ["--roles", "solver", "--data", data(sums(20))], program(tmp_path)
+    assert refusal(capsys, "mine", *words, "--agent", "no.py") == [("new.program", "no.py")]
+    assert refusal(capsys, "mine", *words, "--agent", "theirs") == [("new.program", "theirs")]
+    assert refusal(capsys, "mine", *words, "--agent", agent, "--function", "mian") == [("new.program", "my_agent.py")]
+    assert refusal(capsys, "mine", *words, "--calls", "hermes") == [("new.no_program", "calls")]
+    (tmp_path / "agent.js").write_text("const x = 1;")
+    assert refusal(capsys, "mine", *words, "--agent", "agent.js") == [("new.program", "agent.js")]
+    assert not (tmp_path / "mine").exists()
+
+
 def refusal(capsys, *words):
     from marl_plugins.commands.recipes import main as recipes
 

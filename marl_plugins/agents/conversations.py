@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from marl_plugins.agents.requests import Message, SentTool
-from marl_plugins.core.trajectory import Action
+from marl_plugins.core.trajectory import Action, path_order
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,11 @@ class Conversations:
     def __init__(self) -> None:
         self._known: dict[bytes, Action] = {}
         self._said: dict[str, set[str]] = {}
-        self._continued: set[str] = set()
+        self._continued: dict[str, list[Action]] = {}
+        """The first turns of the calls that went on from an answer, by its path."""
 
     def beginning(self, role: str, tools: Sequence[SentTool], messages: Sequence[Message]) -> Prefix:
-        """Returns what is known of a role's request, and notes that it goes on with that."""
+        """Returns what is known of a role's request."""
         shown = [tool.model_dump() for tool in tools]
         digest = hashlib.blake2b(json.dumps([role, shown], sort_keys=True).encode(), digest_size=16).digest()
         before, count = None, 0
@@ -50,25 +51,32 @@ class Conversations:
             digest = chained(digest, message)
             if message.role == "assistant" and number + 1 < len(messages) and digest in self._known:
                 before, count = self._known[digest], number + 1
-        reason = self._reason(role, before, messages[count:])
-        if before is not None:
-            self._continued.add(before.path)
-        return Prefix(before, count, digest, reason)
+        return Prefix(before, count, digest, self._reason(role, messages[count:]))
 
     def add(self, beginning: Prefix, answer: Message, action: Action) -> None:
         """Notes an answer: requests whose messages begin with it go on from there."""
         self._known[chained(beginning.digest, answer)] = action
         self._said.setdefault(action.role, set()).add(answer.text.strip())
+        if beginning.before is not None:
+            first = action
+            while first.before is not None and first.before is not beginning.before:
+                first = first.before
+            self._continued.setdefault(beginning.before.path, []).append(first)
 
-    def _reason(self, role: str, before: Action | None, new: Sequence[Message]) -> str:
-        """Returns why a sequence begins: another request has gone on from there (`branch`), or its history is not what was shown.
+    def branches(self) -> Iterator[Action]:
+        """Yields all but one of the turns that have gone on from the same answer; by their paths, as arrival depends on timing."""
+        for turns in self._continued.values():
+            yield from sorted(turns, key=lambda turn: path_order(turn.path))[1:]
 
-        Of the latter, `history`: the answer is the role's own, and what stands before it is not; `role`: another role said it;
-        `edited`: nobody did.
+    def _reason(self, role: str, new: Sequence[Message]) -> str:
+        """Returns why a sequence begins whose history is not what was shown; empty where it is.
+
+        `history`: the answer is the role's own, and what stands before it is not; `role`: another role said it; `edited`:
+        nobody did.
         """
         last = next((message for message in reversed(new) if message.role == "assistant"), None)
         if last is None:
-            return "branch" if before is not None and before.path in self._continued else ""
+            return ""
         text = last.text.strip()
         if text in self._said.get(role, ()):
             return "history"

@@ -9,8 +9,9 @@
     program -> parent    one line of JSON: {"answer": ...} or {"error": {...}}; of a shared process one for each trajectory,
                          with its number
 
-A framework takes seconds to be imported, and a fork a tenth of one. The program's own file is imported after the fork, because
-clients that it makes at its top read the environment. This file is run as a script, also by a Python without this package, so that
+A framework takes seconds to be imported, and a fork a hundredth of one. The program's own file is imported after the fork, because
+clients that it makes at its top read the environment. Libraries import more when they are used first: what one program has
+imported so is there for the next ones (`LateImports`). This file is run as a script, also by a Python without this package, so that
 nothing but the standard library is imported.
 """
 
@@ -63,6 +64,25 @@ def imports_of(file: Path, seen: set[Path]) -> list[str]:
             beside = file.parent / name.split(".")[0]
             local = [path for path in (beside.with_suffix(".py"), beside / "__init__.py") if path.is_file()]
             found += [module for path in local for module in imports_of(path, seen)] if local else [name]
+    return found
+
+
+def imports_inside(file: Path) -> set[str]:
+    """Returns the packages that functions of a file import themselves; `*` where only the running program knows."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return {"*"}
+    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))]
+    found: set[str] = set()
+    for node in (inner for function in functions for inner in ast.walk(function)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module or "*").split(".")[0])
+        elif isinstance(node, (ast.Name, ast.Attribute)):
+            name = node.id if isinstance(node, ast.Name) else node.attr
+            found.update({"*"} if name in ("__import__", "import_module") else ())
     return found
 
 
@@ -171,13 +191,77 @@ def enter_folder(number: str) -> None:
     os.environ.update(HOME=folder_of(number), TMPDIR=folder_of(number))
 
 
-def run_program(file: Path, name: str, connection: socket.socket) -> None:
-    """Runs the program once."""
+class LateImports:
+    """The modules that libraries import when they are used first, which the launcher learns from programs that have ended.
+
+    One program at a time reports them. Nothing is learned from a program whose functions import, or which has changed its
+    environment: a module may read what the program has set before.
+    """
+
+    def __init__(self, file: Path):
+        self.folder = f"{file.parent}{os.sep}"
+        seen: set[Path] = set()
+        imports_of(file, seen)
+        inside = {name for path in seen for name in imports_inside(path)}
+        self.wanted = inside <= sys.modules.keys()
+        self.source: int | None = None
+        """Where a program reports; None: none is about to."""
+        self.said = b""
+        self.tried: set[str] = set()
+
+    def asked(self) -> int | None:
+        """Returns where the next program has to report; None: it does not."""
+        if not self.wanted or self.source is not None:
+            return None
+        self.source, sink = os.pipe()
+        return sink
+
+    def tell(self, sink: int, environment: dict[str, str]) -> None:
+        """Reports what has been imported in this process since it was forked."""
+        found = []
+        if dict(os.environ) == environment:
+            for name, module in list(sys.modules.items()):
+                spec = getattr(module, "__spec__", None)
+                if spec is None or spec.name != name or name in self.tried:
+                    continue
+                place = str(spec.origin)
+                if not place.startswith(self.folder) or "site-packages" in place:
+                    found.append(name)
+        with os.fdopen(sink, "w") as file:
+            file.write("\n".join(found))
+
+    def take(self) -> None:
+        """Reads a part of a report, and imports what it says once it is whole."""
+        assert self.source is not None
+        if data := os.read(self.source, 2**16):
+            self.said += data
+            return
+        os.close(self.source)
+        names, self.said, self.source = self.said.decode().split(), b"", None
+        before = len(sys.modules)
+        for name in names:
+            if name not in self.tried and name not in sys.modules:
+                with contextlib.suppress(BaseException):  # programs go on importing it themselves
+                    importlib.import_module(name)
+        self.tried.update(names)
+        if len(sys.modules) > before:
+            gc.collect()
+            gc.freeze()
+
+
+def run_program(file: Path, name: str, connection: socket.socket, tell: Callable[[dict[str, str]], None]) -> None:
+    """Runs the program once.
+
+    Args:
+        tell: Is told the environment that the program was given, at its end.
+    """
     with connection.makefile("rb") as lines:
         request = json.loads(lines.readline())
     os.environ.update(request["environment"])
+    environment = dict(os.environ)
     random.seed(request["seed"])
     result = report(file, lambda: called(file, name, request))
+    tell(environment)
     connection.sendall(json.dumps(result).encode())
     sys.stdout.flush()
 
@@ -234,6 +318,7 @@ class Launcher:
         self.isolated = isolated
         self.file = file
         self.name = name
+        self.late = LateImports(file)
         self.running: dict[str, tuple[int, str]] = {}
         """Process and key of each program, by its number."""
         self.ended, wakeup = socket.socketpair()
@@ -247,7 +332,11 @@ class Launcher:
         """Works until the parent has gone."""
         self.control.send(b"ready")
         while True:
-            ready, _, _ = select.select([self.control, self.ended], [], [])
+            waited: list[Any] = [self.control, self.ended]
+            waited += [] if self.late.source is None else [self.late.source]
+            ready, _, _ = select.select(waited, [], [])
+            if self.late.source in ready:
+                self.late.take()
             if self.ended in ready:
                 self.ended.recv(4096)
             self.reap()
@@ -279,6 +368,7 @@ class Launcher:
         connection, output = socket.socket(fileno=descriptors[0]), descriptors[1]
         connection.set_inheritable(False)
         os.set_inheritable(output, False)
+        sink = self.late.asked() if what == "fork" else None
         process = os.fork()
         if process == 0:
             try:
@@ -286,7 +376,7 @@ class Launcher:
                 become_program(output)
                 if self.isolated:
                     enter_folder(number)
-                (run_program if what == "fork" else run_shared)(self.file, self.name, connection)
+                self.work(what, connection, sink)
                 os._exit(0)
             finally:  # what is raised there must not reach this loop
                 traceback.print_exc()
@@ -295,8 +385,20 @@ class Launcher:
             os.setpgid(process, process)
         connection.close()
         os.close(output)
+        if sink is not None:
+            os.close(sink)
         self.running[number] = process, key[0]
         return True
+
+    def work(self, what: str, connection: socket.socket, sink: int | None) -> None:
+        """Runs the program, in a process that has been forked for that."""
+        if what == "share":
+            run_shared(self.file, self.name, connection)
+            return
+        self.late.tried = set(sys.modules)
+        run_program(
+            self.file, self.name, connection, lambda known: self.late.tell(sink, known) if sink is not None else None
+        )
 
     @staticmethod
     def kill(process: int) -> None:

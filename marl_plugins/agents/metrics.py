@@ -31,7 +31,8 @@ class ProgramCounts(StepPart):
             RunPaused: Of more than half of the step the program has ended before it was answered.
         """
         for action in trajectory.actions:
-            if reason := action.notes.get(NOTE, {}).get("reopened"):
+            later = action.before is not None and action.before.call == action.call  # turn of the same call
+            if (reason := action.notes.get(NOTE, {}).get("reopened")) and not later:
                 self.reopened[action.role, reason] += 1
         if trajectory.infrastructure_failure == LOST:
             self.lost += 1

@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from marl_plugins.core.trajectory import Action
+from marl_plugins.core.trajectory import Action, path_order
 
 
 def derived_parents(new: str, answers: Mapping[Action, Sequence[str]]) -> list[Action]:
-    """Returns the actions whose words stand in a text, at the borders of words.
+    """Returns the actions whose words stand in a text, at the borders of words, by their paths.
 
     Args:
         answers: Earlier actions with the texts that each said, in the order in which they were answered.
@@ -27,7 +27,7 @@ def derived_parents(new: str, answers: Mapping[Action, Sequence[str]]) -> list[A
         if key in later:
             kept.append(action)
             later.remove(key)
-    return kept[::-1]
+    return sorted(kept, key=lambda action: path_order(action.path))
 
 
 def stands_in(text: str, shown: str) -> bool:

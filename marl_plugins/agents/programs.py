@@ -185,7 +185,7 @@ class ForkedProgram(Program):
                 self._listener = _handed_out(ours)
             ours.setblocking(False)
             self._control = ours
-            weakref.finalize(self, _end, process, ours)
+            weakref.finalize(self, _end, process, ours, self._listener)
         return self._control
 
     async def run(self, request: Mapping[str, Any]) -> ProgramResult:
@@ -389,9 +389,11 @@ def _handed_out(control: socket.socket) -> socket.socket:
     return socket.socket(fileno=descriptors[0])
 
 
-def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
+def _end(process: subprocess.Popen[bytes], control: socket.socket, listener: socket.socket | None) -> None:
     """Ends a launcher, which ends its programs."""
     control.close()
+    if listener is not None:
+        listener.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(2.0)
     process.kill()

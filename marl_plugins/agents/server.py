@@ -136,7 +136,9 @@ class Endpoint:
             return refused(Refusal(401, "this key's trajectory has ended", "invalid_api_key"))
         except Exception as error:  # whatever is no refusal or failure is a bug, which ends the run through the session
             failure = error
-            if session is not None and not isinstance(error, Refusal | AgentFailure):
+            if session is not None and isinstance(error, Refusal):
+                session.refused = str(error)
+            elif session is not None and not isinstance(error, AgentFailure):
                 session.fail(error)
         if stream is None:
             return refused(failure)

@@ -42,10 +42,13 @@ class Answer:
 
 
 class SentToolFormats:
-    """Chat formats that show the tools that programs send, by role and tools: what one has rendered is kept."""
+    """Chat formats that show the tools that programs send, by role and tools: what one has rendered is kept.
+
+    A rehearsal has a chat format of its own for each run, so that nothing of it is kept for a real one.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], RoleSpec] = {}
+        self._known: dict[tuple[object, str, str], RoleSpec] = {}
 
     def spec(self, role: RoleSpec, sent: Sequence[SentTool]) -> RoleSpec:
         """Returns a role that is shown tools which it does not have itself.
@@ -54,12 +57,13 @@ class SentToolFormats:
             Refusal: It cannot be.
         """
         shown = json.dumps([tool.model_dump() for tool in sent], sort_keys=True)
-        key = role.policy + "\x1f" + role.name, shown
+        if isinstance(role.chat, ScriptedChat):
+            return _shown_tools(role, sent)
+        key = role.chat, role.name, shown
         if key not in self._known:
             self._known[key] = _shown_tools(role, sent)
         known = self._known[key]
-        chat = role.chat if isinstance(role.chat, ScriptedChat) else known.chat  # each run of a rehearsal has its own
-        return replace(role, chat=chat, find_calls=known.find_calls)
+        return replace(role, chat=known.chat, find_calls=known.find_calls)
 
 
 def _shown_tools(role: RoleSpec, sent: Sequence[SentTool]) -> RoleSpec:
@@ -152,6 +156,8 @@ class Session:
         """Ends the trajectory by its exception: an infrastructure's failure, or a bug."""
         self.agent_failure: AgentFailure | None = None
         """In which the last request ended, if it did; clients are told, and mostly raise it in the program."""
+        self.refused = ""
+        """Why the last request was that was refused; a client may keep it to itself."""
         self.ignored: set[str] = set()
         """What requests said of sampling, which is the run's."""
         self._formats = formats
@@ -218,6 +224,8 @@ class Session:
         await asyncio.gather(*running, return_exceptions=True)
         if self.failed.done() and not self.failed.cancelled():
             self.failed.exception()  # whoever did not wait for it has ended for another reason
+        for turn in self._conversations.branches():
+            turn.notes[NOTE] = {"reopened": "branch"}
         self._tools.end()
 
     async def _answered(self, request: ChatRequest, after: str | None) -> Answer:

@@ -93,9 +93,11 @@ class AgentWorkflow(WorkflowFile):
         """Returns what a program that has ended without an answer is to the run."""
         if session.agent_failure is not None:
             return session.agent_failure
+        refused = f"a request was refused: {session.refused}" if session.refused else ""
         if any(isinstance(role.chat, ScriptedChat) for role in session.roles.values()):
-            return RecipeError(ended.place or self.place, ended.kind, ended.line)
-        detail = "\n".join(filter(None, [ended.said, ended.traceback[-DETAIL_CHARS:]]))
+            line = "; ".join(filter(None, [ended.line, refused if session.refused not in ended.text else ""]))
+            return RecipeError(ended.place or self.place, ended.kind, line)
+        detail = "\n".join(filter(None, [ended.said, refused, ended.traceback[-DETAIL_CHARS:]]))
         if session.answered and self.config.crash == "failed":
             return AgentFailure("crashed", detail)
         return InfrastructureFailure(LOST, detail)

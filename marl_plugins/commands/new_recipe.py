@@ -1,6 +1,7 @@
 """`openrlhf recipes new FOLDER --roles a,b --data FILE` writes a recipe that works, to be changed.
 
-Roles follow each other, each shown the task and what was said before; a grader compares the last one's final answer with the label.
+Roles follow each other, each shown the task and what was said before; or an existing program asks them (`--agent`,
+new_program.py). A grader compares the final answer with the label.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import yaml
 from marl_plugins.commands.imports.shapes import TAKEN, identifier, write_chain
 from marl_plugins.commands.imports.tiny import tiny_yaml
 from marl_plugins.commands.imports.write import write_files
+from marl_plugins.commands.new_program import FOLDER, ExistingProgram
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.shipped import recipes_root
@@ -58,6 +60,7 @@ class NewRecipe:
     Args:
         data, eval_data: Files of tasks with labels, of the kinds that `--data.prompt_dataset` takes.
         input_key, label_key: Fields of prompt and label; None: by the usual names.
+        program: Asks the roles; None: they follow each other.
     """
 
     folder: Path
@@ -67,6 +70,7 @@ class NewRecipe:
     model: str = MODEL
     input_key: str | None = None
     label_key: str | None = None
+    program: ExistingProgram | None = None
 
 
 def add_parser(commands: Any) -> None:
@@ -75,16 +79,29 @@ def add_parser(commands: Any) -> None:
         "new",
         help="a recipe of one's own, from names of roles and a file of tasks",
         description="Write a recipe that passes --dry-run, to be changed: roles that follow each other, a grader that compares "
-        "the last one's final answer with the label, the tasks, and a tiny.yaml for a laptop's CPU.",
-        epilog="Example: openrlhf recipes new my_recipe --roles planner,solver --data tasks.jsonl --model Qwen/Qwen2.5-3B-Instruct",
+        "the last one's final answer with the label, the tasks, and a tiny.yaml for a laptop's CPU. With --agent an existing "
+        "program asks the roles as models of an OpenAI-compatible endpoint (openrlhf docs agents).",
+        epilog="Examples: openrlhf recipes new my_recipe --roles planner,solver --data tasks.jsonl --model Qwen/Qwen3-4B; "
+        "openrlhf recipes new my_recipe --agent my_agent.py --roles planner,solver --data tasks.jsonl",
     )
     parser.add_argument("folder", type=Path, help="where to; it must not exist yet")
-    parser.add_argument("--roles", metavar="A,B", help="names of the roles, in the order in which they act")
+    parser.add_argument(
+        "--roles", metavar="A,B", help="names of the roles, in the order in which they act; of a program: its models"
+    )
     parser.add_argument("--data", type=Path, metavar="FILE", help=".jsonl, .json or .csv of tasks with labels")
     parser.add_argument("--eval-data", type=Path, metavar="FILE", help="held-out tasks; default: every tenth of --data")
     parser.add_argument("--model", default=MODEL, help=f"model of all roles ({MODEL}); `tiny` for a laptop's CPU alone")
     parser.add_argument("--input-key", metavar="NAME", help="field of the prompt; default: the usual names")
     parser.add_argument("--label-key", metavar="NAME", help="field of the label; default: the usual names")
+    add = parser.add_argument_group("an existing program in place of a workflow").add_argument
+    add("--agent", type=Path, metavar="FILE", help="Python file; it is copied, with the modules beside it that it imports")
+    add("--function", metavar="NAME", help="function of it that is given the prompt and returns the answer (main)")
+    add("--python", metavar="PATH", help="Python that has its packages; default: the one of the run")
+    add(
+        "--calls",
+        metavar="PARSER",
+        help="format in which the model calls tools that the program sends, by vLLM's name: hermes, ...",
+    )
 
 
 def new(options: argparse.Namespace) -> int:
@@ -119,6 +136,9 @@ def _request(options: argparse.Namespace) -> NewRecipe:
     if not options.model.strip():
         missing.append(Problem("new.missing", at(flag="model"), "is empty"))
     roles = tuple(name.strip() for name in answers["roles"].split(","))
+    more = {name: value for name in ("function", "python", "calls") if (value := getattr(options, name))}
+    if more and not options.agent:
+        missing += [Problem("new.no_program", at(flag=name), "is of a program", fix="name it: --agent") for name in more]
     if os.path.lexists(options.folder):
         missing.append(
             Problem("files.exists", at(file=options.folder), "exists already", fix="give a folder that does not")
@@ -126,7 +146,8 @@ def _request(options: argparse.Namespace) -> NewRecipe:
     if missing or (missing := wrong_roles(roles)):
         raise ConfigurationError(missing)
     keys = options.input_key, options.label_key
-    return NewRecipe(options.folder, roles, Path(answers["data"]), options.eval_data, options.model, *keys)
+    program = ExistingProgram(options.agent, **more) if options.agent else None
+    return NewRecipe(options.folder, roles, Path(answers["data"]), options.eval_data, options.model, *keys, program)
 
 
 def wrong_roles(roles: Sequence[str]) -> list[Problem]:
@@ -150,28 +171,29 @@ def files_of(wanted: NewRecipe) -> dict[str, str]:
         ConfigurationError: The tasks cannot be read, or have no labels.
     """
     train, held_out = _tasks(wanted)
-    prompts = {role: _prompt(wanted.roles, number) for number, role in enumerate(wanted.roles)}
+    roles, asked, files = _asked(wanted)
     name = identifier(wanted.folder.resolve().name, ())
     longest = max(len(task.prompt.encode()) for task in (*train, *held_out))
     recipe: dict[str, Any] = {
         "name": name,
-        "description": f"{' then '.join(wanted.roles)}, on tasks of {wanted.data.name}",
-        "roles": {role: {"prompt": f"prompts/{role}.md"} for role in wanted.roles},
-        "workflow": "workflow.py",
+        "description": f"{(' and ' if wanted.program else ' then ').join(wanted.roles)}, on tasks of {wanted.data.name}",
+        "roles": roles,
+        **asked,
         "grader": "grader.py",
         "tasks": "tasks.py",
         "mapping": "shared",
         "model": wanted.model,
         "flags": _flags(len(train), longest, len(wanted.roles), bool(held_out)),
     }
-    files = {f"prompts/{role}.md": text for role, text in prompts.items()}
-    files |= {"workflow.py": write_chain(prompts, ()), "tasks.py": TASKS}
+    files["tasks.py"] = TASKS
     files["grader.py"] = (recipes_root() / "mathchat" / "grader.py").read_text("utf-8")
     files |= {f"data/{split}.jsonl": _lines(tasks) for split, tasks in (("train", train), ("eval", held_out)) if tasks}
     tiny = yaml.safe_load(tiny_yaml(recipe))
     if longest > LONGEST_FOR_TINY_BYTES:
         size = _at_least(longest + 1000)
         tiny["model"], tiny["flags"]["data.max_len"] = f"tiny:positions={size}", size
+    if wanted.program and wanted.program.calls:
+        tiny["model"] += ",tools=1"
     if is_tiny(wanted.model):
         flags = {**recipe["flags"], **tiny["flags"]}
         recipe |= {"model": tiny["model"], "flags": {flag: value for flag, value in flags.items() if value is not None}}
@@ -180,6 +202,15 @@ def files_of(wanted: NewRecipe) -> dict[str, str]:
     files["recipe.yaml"] = yaml.safe_dump(recipe, sort_keys=False, width=120, allow_unicode=True)
     files["README.md"] = _readme(name, wanted)
     return files
+
+
+def _asked(wanted: NewRecipe) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
+    """The recipe's roles, who asks them, and the texts of the files of both."""
+    if program := wanted.program:
+        return dict.fromkeys(wanted.roles, program.role), {"agent": program.section}, program.files()
+    prompts = {role: _prompt(wanted.roles, number) for number, role in enumerate(wanted.roles)}
+    files = {f"prompts/{role}.md": text for role, text in prompts.items()} | {"workflow.py": write_chain(prompts, ())}
+    return {role: {"prompt": f"prompts/{role}.md"} for role in prompts}, {"workflow": "workflow.py"}, files
 
 
 def _tasks(wanted: NewRecipe) -> tuple[list[Task], list[Task]]:
@@ -249,6 +280,10 @@ def _readme(name: str, wanted: NewRecipe) -> str:
     rows = {
         "prompts/": "what each role is shown: write here what it is to do",
         "workflow.py": "who is asked when, and what of the others' answers each sees",
+    }
+    if program := wanted.program:
+        rows = {f"{FOLDER}/": f"the program, as {program.file.name} was: the models that it asks for are the roles"}
+    rows |= {
         "grader.py": "1 for the final answer that the label has",
         "tasks.py, data/": f"the tasks of {wanted.data.name}; `eval.jsonl` is held out",
         "recipe.yaml": "`mapping: shared` is one policy for all roles; `separate` gives each its own",

@@ -169,7 +169,9 @@ async def _acted(plan: Plan, task: Task, texts: Mapping[str, str]) -> Trajectory
         if calls > MOST_CALLS:
             raise ConfigurationError(
                 Problem(
-                    "answers.endless", at(file=run.folder / run.recipe.workflow), f"more than {MOST_CALLS} calls of roles"
+                    "answers.endless",
+                    at(file=run.folder / str(run.recipe.workflow or "")),
+                    f"more than {MOST_CALLS} calls of roles",
                 )
             )
         return Generation((0,), (0.0,), "stop", call.policy, 0)  # the role's one answer

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import warnings
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,6 +21,7 @@ from marl_plugins.core.trajectory import EVALUATION, Generation, ToolResult
 from marl_plugins.core.workflow import run_workflow
 from marl_plugins.loading import users_line
 from marl_plugins.plan.parts import tools_of
+from marl_plugins.plan.scripted_roles import tagged_calls
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -61,13 +63,15 @@ def check_mappings(plan: Plan) -> list[MappingOutcome]:
     positions = min(max(int(plan.run.args.data.max_len), 512), MOST_POSITIONS)
     folder, model = _tiny(positions)
     plain = {name: role.model_copy(update={"calls": None, "reasoning": None}) for name, role in recipe.roles.items()}
+    calling = {name for name, role in recipe.roles.items() if role.calls and not role.tools}
     for name, mapping in (("the recipe's", recipe.mapping), ("separate", "separate"), ("shared", "shared")):
         other = recipe.model_copy(update={"mapping": mapping, "roles": plain})
         players = tuple(other.policies_of(role) for role in other.mapped_roles)
         if players not in found:
             run = replace(plan.run, recipe=other)
             try:
-                found[players] = asyncio.run(_sampled(replace(plan, run=run), run, name, folder, positions, model))
+                sampled = _sampled(replace(plan, run=run), run, name, folder, positions, model, calling)
+                found[players] = asyncio.run(sampled)
             except ConfigurationError:
                 raise
             except Exception as error:  # of the recipe's own code: the finding
@@ -89,13 +93,24 @@ def _tiny(positions: int) -> tuple[str, PreTrainedModel]:
         from marl_plugins.runtime.tiny_model import resolve
 
         logging.disable_progress_bar()
-        folder = resolve(f"tiny:positions={positions}")
+        folder = resolve(f"tiny:positions={positions},tools=1")
         return folder, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 async def _sampled(
-    plan: Plan, run: Run, mapping: str, folder: str, positions: int, model: PreTrainedModel
+    plan: Plan,
+    run: Run,
+    mapping: str,
+    folder: str,
+    positions: int,
+    model: PreTrainedModel,
+    calling: Collection[str],
 ) -> MappingOutcome:
+    """Samples one trajectory.
+
+    Args:
+        calling: Roles that call tools which a program sends.
+    """
     import torch
     from transformers import AutoTokenizer
 
@@ -123,7 +138,10 @@ async def _sampled(
     chats = {policy: ChatFormat(AutoTokenizer.from_pretrained(folder), policy) for policy in policies}
     cast = make_cast(run, dict.fromkeys(policies, args), chats, tools)
     task = [*plan.tasks("train")[:1], *plan.tasks("eval")[:1]][0]
-    roles = cast(task, EVALUATION, 0)
+    roles = {
+        name: replace(role, finder=lambda tools: tagged_calls) if name in calling else role
+        for name, role in cast(task, EVALUATION, 0).items()
+    }
     workflow = plan.plugins.call_while_planning("marl_workflow", run=run)
     trajectory = await run_workflow(
         workflow, task, 0, step=0, run_seed=0, roles=roles, tools=tools, generate=generate, seconds=SECONDS

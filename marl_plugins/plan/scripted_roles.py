@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from marl_plugins.core.calls import TAGGED, parse_call
 from marl_plugins.core.prompts import followup_renderer, prompt_renderer
 from marl_plugins.core.roles import RoleSpec, Sampling
+from marl_plugins.core.tools import FunctionCall
 from marl_plugins.run import Run
 
 NO_LIMIT_TOKENS = 10**9
@@ -44,6 +46,7 @@ class ScriptedChat:
 def scripted_role(run: Run, name: str, chat: ScriptedChat) -> RoleSpec:
     """Returns a role of the recipe that renders its prompts as in a run, and answers from a script."""
     format: Any = chat
+    config = run.recipe.roles[name]
     return RoleSpec(
         name,
         run.recipe.policies_of(name)[0],
@@ -51,4 +54,11 @@ def scripted_role(run: Run, name: str, chat: ScriptedChat) -> RoleSpec:
         format,
         Sampling(1.0, 1.0, 1, NO_LIMIT_TOKENS),
         render_next=followup_renderer(run.followup(name)),
+        finder=(lambda tools: tagged_calls) if config.calls and not config.tools else None,
     )
+
+
+def tagged_calls(said: str) -> list[FunctionCall]:
+    """Returns the calls that a script writes between tags, whatever the format of the role's model."""
+    found = [parse_call(str.__str__(text).strip()) for text in TAGGED.findall(str.__str__(said))]
+    return [call for call in found if call is not None]

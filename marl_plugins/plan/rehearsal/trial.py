@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from marl_plugins.core.calls import TAGGED, parse_call
 from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.fields import InvalidCall
 from marl_plugins.core.roles import Call, RoleSpec
-from marl_plugins.core.tools import Function, FunctionCall, Tool, ToolCall
+from marl_plugins.core.tools import Function, Tool, ToolCall
 from marl_plugins.core.trajectory import Generation, Task, ToolResult, Trajectory
 from marl_plugins.core.workflow import RoleCall, RoleCalls, Roles, Workflow, calls_of, run_workflow
 from marl_plugins.loading import users_line
@@ -31,7 +30,7 @@ from marl_plugins.plan.rehearsal.apart import (
 from marl_plugins.plan.rehearsal.noted import NotedText, Notes, plain
 from marl_plugins.plan.rehearsal.reached import Coverage, Source
 from marl_plugins.plan.rehearsal.script import TOOL, FailureText, Script
-from marl_plugins.plan.scripted_roles import ScriptedChat, scripted_role
+from marl_plugins.plan.scripted_roles import ScriptedChat, scripted_role, tagged_calls
 from marl_plugins.run import Run
 
 MOST_CALLS = 200
@@ -111,7 +110,6 @@ class Stage:
                 max_turns=config.max_turns,
                 endless_tools_fail=config.endless_tools == "fail",
                 find_calls=tagged_calls if config.tools else None,
-                finder=(lambda tools: tagged_calls) if config.calls and not config.tools else None,
             )
             for name, config in run.recipe.roles.items()
         }
@@ -247,12 +245,6 @@ class TrialRun:
             return ToolResult(name, call.text, output, ok=not isinstance(text, FailureText))
 
         return Tool(name, answer, lambda text: [], functions=functions)
-
-
-def tagged_calls(said: str) -> list[FunctionCall]:
-    """Returns the calls that a script writes between tags, whatever the format of the role's model."""
-    found = [parse_call(text.strip()) for text in TAGGED.findall(plain(said))]
-    return [call for call in found if call is not None]
 
 
 def _functions(name: str, tool: Tool | None) -> tuple[Function, ...]:

@@ -1,0 +1,103 @@
+"""`openrlhf recipes new FOLDER --agent FILE`: an existing program in place of a workflow, copied with the modules beside it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at, meant
+
+FOLDER = "agent"
+"""Where the program is put, so that its modules may be called as the recipe's own files are."""
+
+
+@dataclass(frozen=True)
+class ExistingProgram:
+    """A program of somebody's own.
+
+    Args:
+        file: A Python file.
+        function: Of the file: is given the prompt, and returns the answer.
+        python: Where its packages are; None: in the run's Python.
+        calls: vLLM's name of the format in which the roles' models call tools that the program sends; None: it sends none.
+    """
+
+    file: Path
+    function: str = "main"
+    python: str | None = None
+    calls: str | None = None
+
+    @property
+    def section(self) -> dict[str, Any]:
+        """The recipe's key `agent`."""
+        section: dict[str, Any] = {"file": f"{FOLDER}/{self.file.name}"}
+        if self.function != "main":
+            section["function"] = self.function
+        return section | ({"python": self.python} if self.python else {})
+
+    @property
+    def role(self) -> dict[str, Any]:
+        """The recipe's settings of each role."""
+        return {"calls": self.calls} if self.calls else {}
+
+    def files(self) -> dict[str, str]:
+        """Returns the texts of the files that the recipe needs, by name: the program, and what it imports of the files beside it.
+
+        Raises:
+            ConfigurationError: It is no Python file, or has no such function.
+        """
+        found: dict[Path, str] = {}
+        tree = self._read(self.file, found)
+        defined = {name for node in tree.body for name in _defined(node)}
+        if self.function not in defined:
+            fix = meant(self.function, defined) or "name the function: --function"
+            raise ConfigurationError(
+                Problem("new.program", at(file=self.file), f"has no function {self.function}", fix=fix)
+            )
+        return {f"{FOLDER}/{path.relative_to(self.file.parent)}": text for path, text in found.items()}
+
+    def _read(self, path: Path, found: dict[Path, str]) -> ast.Module:
+        """The syntax of a file, which is added to those that are found, as are those that it imports."""
+        try:
+            found[path] = path.read_bytes().decode()
+            tree = ast.parse(found[path])
+        except OSError as error:
+            raise ConfigurationError(Problem("new.program", at(file=path), f"cannot be read: {error.strerror}")) from None
+        except (SyntaxError, ValueError) as error:
+            got = f"is not Python: {getattr(error, 'msg', error)}"
+            fix = "a program in another language is named in the recipe itself: `agent: {command: [node, agent.js]}`"
+            raise ConfigurationError(Problem("new.program", at(file=path), got, fix=fix)) from None
+        for name in dict.fromkeys(_imported(tree)):
+            for beside in self._beside(name):
+                if beside not in found:
+                    self._read(beside, found)
+        return tree
+
+    def _beside(self, module: str) -> list[Path]:
+        """The files of a module that lies beside the program; all of a package."""
+        place = self.file.parent / module.split(".")[0]
+        if place.with_suffix(".py").is_file():
+            return [place.with_suffix(".py")]
+        return sorted(place.rglob("*.py")) if (place / "__init__.py").is_file() else []
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+
+
+def _defined(node: ast.stmt) -> Iterator[str]:
+    """Yields the names that a statement at a file's top defines."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        yield node.name
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        yield from (alias.asname or alias.name for alias in node.names)
+    elif isinstance(node, ast.Assign):
+        yield from (target.id for target in node.targets if isinstance(target, ast.Name))
