@@ -39,6 +39,7 @@ SHIPPED = (
 BUILTINS = (
     "marl_plugins.builtin.recipe",
     "marl_plugins.graph",
+    "marl_plugins.cases",
     "marl_plugins.agents",
     "marl_plugins.tools.python",
     "marl_plugins.tools.sql",

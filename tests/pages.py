@@ -18,6 +18,7 @@ import problem_codes
 
 from marl_plugins import hookspecs
 from marl_plugins.agents.section import AgentConfig
+from marl_plugins.cases.section import CasesConfig
 from marl_plugins.coach.section import CoachConfig, CoachMemberConfig, CoachStageConfig
 from marl_plugins.commands import evaluate
 from marl_plugins.core import recipe as config
@@ -56,6 +57,7 @@ RECIPE = {
     "`warm_start:`": WarmStartConfig,
     "`rewards:`": RewardsConfig,
     "`rewards: terms:`": Term,
+    "`cases:`": CasesConfig,
 }
 """Headings of recipes.md."""
 GRAPH = {

@@ -20,12 +20,12 @@ from marl_plugins.graph.workflow import GraphWorkflow
 ROLES = {"a": ["q"], "b": ["q"], "chooser": ["q", "options"]}
 
 
-def compiled(folder, graph, roles=None, tools=None):
+def compiled(folder, graph, roles=None, tools=None, **cases):
     """A graph's workflow, and its problems; `roles` gives each role's fields."""
     (folder / "graph.yaml").write_text(graph if isinstance(graph, str) else yaml.safe_dump(graph, sort_keys=False))
     known = {role: Prompt(frozenset(fields), frozenset(fields)) for role, fields in (roles or ROLES).items()}
     files = Files(folder)
-    compiler = Compiler(RecipeParts(known, TOOLS if tools is None else tools), files)
+    compiler = Compiler(RecipeParts(known, TOOLS if tools is None else tools, **cases), files)
     found = compiler.compile("graph.yaml")
     return found and GraphWorkflow(found, files.names), compiler.problems
 

@@ -515,11 +515,11 @@ def test_the_graphs_of_the_page_are_right(tmp_path):
     graphs = re.findall(r"^```yaml\n(nodes:.*?|budget:.*?)^```$", page, re.MULTILINE | re.DOTALL)
     fields = {
         **{"planner": [], "answerer": ["question", "evidence"], "coder": ["problem", "plan"]},
-        **{"reflector": ["problem", "program", "result"], "writer": ["task"], "critic": ["text"]},
+        **{"reflector": ["problem", "program", "result"], "writer": ["task"], "critic": ["text"], "solver": ["problem"]},
     }
     tools = {name: Tool(name, None, lambda text: []) for name in ("search", "visible_tests")}
-    found = [compiled(tmp_path, graph, fields, tools) for graph in graphs]
-    assert len(found) == 3 and not [problem for _, problems in found for problem in problems]
+    found = [compiled(tmp_path, graph, fields, tools, cases={"sums": None}) for graph in graphs]
+    assert len(found) == 4 and not [problem for _, problems in found for problem in problems]
 
 
 # --- as the workflow of a recipe ------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ CAPABILITIES = {
     "the tool search": (["tools.search"], 0),
     "rewards": (["rewards"], 0),
     "graphs": (["graph"], 0),
+    "cases": (["cases"], 0),
     "programs": (["agents"], 0),
     "MCP": (["tools.mcp"], 0),
     "sandbox": (["sandbox"], 1),  # the tool python

@@ -46,6 +46,7 @@ ORDER = (
         "filter_agents_data",
         "coach",
         "graph",
+        "cases",
         "agents",
         "reward_backprop",
         "rewards",

@@ -151,6 +151,15 @@ class ScoreCollector:
         else:
             self._start(action, seen)
 
+    def scored(self, action: Action, score: float) -> None:
+        """Writes the score that the workflow itself has given an action; evaluations score outcomes alone.
+
+        Args:
+            score: In [0, 1].
+        """
+        if not self.trajectory.is_evaluation:
+            action.score, self.trajectory.actions_scored = score, True
+
     def ended(self) -> None:
         """Scores, once the workflow has ended, the last role's actions, the last of them with the label.
 

@@ -210,7 +210,7 @@ class TrajectoryBuilder:
             self.trajectory.rollout, self.trajectory.start = rollout, time.monotonic() - rollout
         self.roles = roles
         self.tools = tools
-        self._run_seed = run_seed
+        self.run_seed = run_seed
         self._generate = generate
         self.scoring = ScoreCollector(self.trajectory, score_action, last_role)
         """Is told of each action when it has ended."""
@@ -340,7 +340,7 @@ class TrajectoryBuilder:
         t = self.trajectory
         room = room_after(spec, turn)
         path = action_path(spec.name, parents.stated, turn.context, self._twins)
-        seed = derive_seed(self._run_seed, t.step, t.task.id, t.sample, path)
+        seed = derive_seed(self.run_seed, t.step, t.task.id, t.sample, path)
         start = t.now()
         generation = unchangeable(await self._generate(request(spec, turn, t, path, room, seed)))
         action = action_of(spec, turn, path, parents.stated + parents.derived, generation)

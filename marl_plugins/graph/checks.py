@@ -6,6 +6,7 @@ import string
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from marl_plugins.core.cases import CaseGenerator, CaseSection
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, meant
 from marl_plugins.core.tools import Tool
@@ -31,14 +32,27 @@ class RecipeParts:
     Args:
         roles: Each role with its prompt's fields; None where a prompt cannot be read, which is reported elsewhere.
         tools: By name.
+        cases: By name; None where the recipe has none.
+        case_seconds: Maximum time of one call of a case's functions.
     """
 
     roles: Mapping[str, Prompt | None]
     tools: Mapping[str, Tool]
+    cases: Mapping[str, CaseGenerator] | None = None
+    case_seconds: float = 5.0
 
     @classmethod
     def of(cls, run: Run) -> RecipeParts:
-        return cls({role: _prompt(run, role) for role in run.recipe.roles}, run.tools)
+        """Returns those of a run.
+
+        Raises:
+            ConfigurationError: The cases cannot be had.
+        """
+        roles = {role: _prompt(run, role) for role in run.recipe.roles}
+        section = run.section(CaseSection)
+        if section is None:
+            return cls(roles, run.tools)
+        return cls(roles, run.tools, section.generators(run.folder), section.limit())
 
 
 def _prompt(run: Run, role: str) -> Prompt | None:
@@ -54,11 +68,11 @@ def _fields(text: str) -> Iterator[str]:
     return (name for _, name, _, _ in string.Formatter().parse(text) if name is not None)
 
 
-def check_role(role: str, fields: Collection[str], continued: bool, known: RecipeParts, spot: Spot) -> list[Problem]:
+def check_role(role: str, fields: Collection[str] | None, continued: bool, known: RecipeParts, spot: Spot) -> list[Problem]:
     """Returns what is wrong with a call of a role.
 
     Args:
-        fields: Those that the call gives.
+        fields: Those that the call gives; None: a case gives some, which the rehearsal shows.
         continued: Whether the call may continue a conversation.
         spot: Of the node.
     """
@@ -66,7 +80,7 @@ def check_role(role: str, fields: Collection[str], continued: bool, known: Recip
         got = f"the recipe has no role {role!r}"
         return [Problem("graph.role", spot.below("role").where, got, fix=meant(role, known.roles))]
     prompt = known.roles[role]
-    if prompt is None:
+    if prompt is None or fields is None:
         return []
     wanted = prompt.opening | (prompt.following if continued else frozenset())
     unused = [name for name in fields if name not in wanted]
@@ -78,6 +92,24 @@ def check_role(role: str, fields: Collection[str], continued: bool, known: Recip
             Problem("graph.fields", spot.below("with").where, f"the prompt of role {role!r} shows {{{name}}}", fix=fix)
         )
     return problems
+
+
+def check_case(name: str | None, given: bool, known: RecipeParts, spot: Spot) -> list[Problem]:
+    """Returns what is wrong with the case of a node; None: it has none.
+
+    Args:
+        given: Whether the node says what the case is made of.
+    """
+    if name is None:
+        got, fix = "`given` is a case's, and the node has none", "case: NAME"
+        return [Problem("graph.case", spot.below("given").where, got, fix=fix)] if given else []
+    where = spot.below("case").where
+    if known.cases is None:
+        return [Problem("graph.case", where, "the recipe has no cases", fix="cases: cases.py, in the recipe")]
+    if name not in known.cases:
+        fix = meant(name, known.cases)
+        return [Problem("graph.case", where, f"the recipe has no case {name!r}", fix=fix)]
+    return []
 
 
 def check_tool(name: str, function: str, config: ToolNode, known: RecipeParts, spot: Spot) -> list[Problem]:

@@ -13,7 +13,8 @@ from typing import Any
 from marl_plugins.core.problems import Problem, meant
 from marl_plugins.core.validation import validated
 from marl_plugins.graph import grammar, nodes
-from marl_plugins.graph.checks import RecipeParts, check_role, check_tool, reading_of
+from marl_plugins.graph.cases import NodeCase
+from marl_plugins.graph.checks import RecipeParts, check_case, check_role, check_tool, reading_of
 from marl_plugins.graph.expressions import Expression
 from marl_plugins.graph.files import Files
 from marl_plugins.graph.names import Draft, Level
@@ -200,8 +201,10 @@ def _name(made: Sequence[Node], index: int) -> str:
 
 def role_maker(compiler: Compiler, config: grammar.RoleNode, draft: Draft) -> Maker:
     spot, continued = draft.spot, "continues" in config.model_fields_set
-    compiler.problems += check_role(config.role, config.fields, continued, compiler.known, spot)
+    given_fields = None if config.case else config.fields
+    compiler.problems += check_role(config.role, given_fields, continued, compiler.known, spot)
     fields = draft.expressions(config.fields, "with")
+    case = case_of(compiler, config, draft)
     continues = draft.expression(config.continues, "continues") if continued else None
     if continues is not None and continues.is_name:
         spec = draft.level.spec_of(continues.text)
@@ -215,9 +218,23 @@ def role_maker(compiler: Compiler, config: grammar.RoleNode, draft: Draft) -> Ma
     compiler.problems += problems
 
     def make(**shared: Any) -> Node:
-        return nodes.RoleCallNode(role=config.role, fields=fields, reading=reading, continues=continues, **shared)
+        return nodes.RoleCallNode(
+            role=config.role, fields=fields, reading=reading, continues=continues, case=case, **shared
+        )
 
     return make
+
+
+def case_of(compiler: Compiler, config: grammar.RoleNode, draft: Draft) -> NodeCase | None:
+    """Returns the case of a node; None where it has none, or one with problems."""
+    known, has_given = compiler.known, "given" in config.model_fields_set
+    problems = check_case(config.case, has_given, known, draft.spot)
+    compiler.problems += problems
+    given = draft.expression(config.given, "given") if has_given else None
+    if config.case is None or problems or known.cases is None:
+        return None
+    address = draft.level.address_of(draft.name)
+    return NodeCase(config.case, known.cases[config.case], given, known.case_seconds, address, draft.spot.line)
 
 
 def tool_maker(compiler: Compiler, config: grammar.ToolNode, draft: Draft) -> Maker:

@@ -118,6 +118,11 @@ class RoleNode(NodeConfig):
     """The fields of its prompt. A list of texts is joined with blank lines; a mapping is shown as JSON."""
     read: ReadConfig = ReadConfig()
     """How the answer is read; the node's value is what was read."""
+    case: str | None = pydantic.Field(None, examples=["addition"])
+    """Name of the case that the role is shown: its `prompt` gives fields beside those of `with`, its `verify` scores what was
+    read."""
+    given: Value = None
+    """What the case is made of, beside chance."""
     continues: Value = None
     """A node, or a loop's value, that is the role's last answer, whose conversation goes on; where it is `None`, one is opened."""
 

@@ -123,7 +123,7 @@ class Level:
             form = how.get("as", "raw") if isinstance(how, dict) else how
             if "role" in spec and str(form).startswith("json"):
                 return
-            valid = Result.READ[:-1]
+            valid = (*Result.READ[:-2], *(["score"] if spec.get("case") else []))
         if read not in valid:
             self.problems.append(Problem("graph.attribute", spot.where, f"{name} has no {read!r}", fix=meant(read, valid)))
 

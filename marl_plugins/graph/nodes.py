@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from marl_plugins.core.failures import AgentFailure, RecipeError
 from marl_plugins.core.workflow import RoleCalls, Tools
+from marl_plugins.graph.cases import NUMBERS, NodeCase
 from marl_plugins.graph.expressions import Expression, Scope
 from marl_plugins.graph.reading import ReadForm
 from marl_plugins.graph.values import Absence, Result, Sources, as_field, as_text, kind_of, union
@@ -104,9 +105,14 @@ class RoleCallNode(Node):
     fields: Mapping[str, Expression]
     reading: ReadForm
     continues: Expression | None = None
+    case: NodeCase | None = None
 
     async def perform(self, execution: Execution, scope: Scope, sources: Sources) -> Result:
         fields = {name: as_field(expression.value(scope)) for name, expression in self.fields.items()}
+        builder, case, score = execution.calls.builder, None, None
+        if self.case is not None:
+            case, shown = await self.case.generated(builder, scope)
+            fields = {**{name: as_field(value) for name, value in shown.items()}, **fields}
         note = note_of(self.address, scope)
         earlier = None
         if self.continues is not None and (found := self.continues(scope)) is not None:
@@ -115,9 +121,14 @@ class RoleCallNode(Node):
                 raise RecipeError(
                     self.place, "TypeError", f"node {self.name!r}, continues: expected a role's answer, or None"
                 )
-        action = await execution.calls.call(self.role, fields, sources, earlier, self.place, {"graph": note})
+        call = execution.calls.call(self.role, fields, sources, earlier, self.place, {"graph": note})
+        call.options = {"waits": lambda turn: True} if self.case is not None else {}
+        action = await call
         value, note["legal"] = self.reading.read(action.text, scope)
-        return Result(value, action.text, action.tool_output, note["legal"], sources=(action,), action=action)
+        if self.case is not None:
+            score = note["score"] = await self.case.verified(value, case)
+            builder.scoring.scored(action, score)
+        return Result(value, action.text, action.tool_output, note["legal"], sources=(action,), action=action, score=score)
 
 
 def note_of(address: str, scope: Scope) -> dict[str, Any]:
@@ -179,7 +190,7 @@ class BodyNode(Node):
 
     def seen(self, scope: Scope) -> dict[str, Any]:
         """Returns what the graph sees from outside."""
-        return {name: scope[name] for name in self.outer if name in scope}
+        return {name: scope[name] for name in (*self.outer, NUMBERS) if name in scope}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -193,10 +204,14 @@ class MapNode(BodyNode):
         if not isinstance(items, list):
             said = f"node {self.name!r}, over: expected a list, got {kind_of(items)}"
             raise RecipeError(self.place, "TypeError", said)
-        seen = self.seen(scope)
+        seen, around = self.seen(scope), scope.get(NUMBERS, ())
         found = await execution.all_of(
             [
-                execution.execute(self.body, {**seen, self.item: Result(item, sources=sources), INDEX: Result(n)}, sources)
+                execution.execute(
+                    self.body,
+                    {**seen, self.item: Result(item, sources=sources), INDEX: Result(n), NUMBERS: (*around, n)},
+                    sources,
+                )
                 for n, item in enumerate(items[: self.most])
             ]
         )
@@ -220,7 +235,8 @@ class LoopNode(BodyNode):
         }
         turn, over = 0, False
         while True:
-            inner = await execution.execute(self.body, {**seen, **carried, ROUND: Result(turn)}, base)
+            numbers = (*scope.get(NUMBERS, ()), turn)
+            inner = await execution.execute(self.body, {**seen, **carried, ROUND: Result(turn), NUMBERS: numbers}, base)
             turn += 1
             if turn == self.most:
                 break

@@ -24,7 +24,7 @@ def about(node: Node) -> str:
     """Returns what a node does, in a few words."""
     match node:
         case RoleCallNode():
-            return f"role {node.role}"
+            return f"role {node.role}" + (f", case {node.case.name}" if node.case else "")
         case ToolNode():
             return f"tool {node.tool}{'.' * bool(node.function)}{node.function}"
         case LetNode():
@@ -69,7 +69,7 @@ def _part(graph: Graph, indent: str) -> Iterator[str]:
             opened, closed = {RoleCallNode: ("([", "])"), ToolNode: ("[[", "]]"), FailNode: ("{{", "}}")}.get(
                 type(node), ("[", "]")
             )
-            said = node.name if isinstance(node, RoleCallNode) and node.role == node.name else f"{node.name}: {about(node)}"
+            said = node.name if about(node) == f"role {node.name}" else f"{node.name}: {about(node)}"
             yield f"{indent}{_id(node)}{opened}{_quoted(said)}{closed}"
 
 

@@ -22,13 +22,14 @@ class Result:
         output: What tools answered.
         ok: Whether an answer had the form in which it is read, or a tool's call succeeded.
         rounds: The number of rounds of a loop.
+        score: Of the answer to a case.
         sources: The actions that it comes from: those that were shown, and those that decided.
         action: The action itself, where the value is one role's answer.
     """
 
-    __slots__ = ("_text", "action", "ok", "output", "rounds", "sources", "value")
+    __slots__ = ("_text", "action", "ok", "output", "rounds", "score", "sources", "value")
 
-    READ = ("value", "text", "output", "ok", "rounds")
+    READ = ("value", "text", "output", "ok", "rounds", "score")
     """The attributes that expressions may read."""
 
     def __init__(
@@ -40,6 +41,7 @@ class Result:
         rounds: int = 0,
         sources: Sources = (),
         action: Action | None = None,
+        score: float | None = None,
     ):
         self.value = value
         self._text = text
@@ -48,6 +50,7 @@ class Result:
         self.rounds = rounds
         self.sources = sources
         self.action = action
+        self.score = score
 
     @property
     def text(self) -> str:
@@ -58,7 +61,7 @@ class Result:
 
     def of(self, sources: Sources, rounds: int = 0) -> Result:
         """Returns the same result, as another node's."""
-        return Result(self.value, self._text, self.output, self.ok, rounds or self.rounds, sources, self.action)
+        return Result(self.value, self._text, self.output, self.ok, rounds or self.rounds, sources, self.action, self.score)
 
 
 class Absence:

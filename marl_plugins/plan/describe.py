@@ -6,6 +6,7 @@ import copy
 from types import SimpleNamespace
 from typing import Any
 
+from marl_plugins.core.cases import CaseSection
 from marl_plugins.core.problems import as_json
 from marl_plugins.core.recipe import Recipe
 from marl_plugins.core.redaction import shown_flag
@@ -185,7 +186,7 @@ def _scorers(plan: Plan) -> dict[str, str]:
     }
     remote = run.args.reward.remote_url
     return {
-        "actions": ", ".join(plan.plugins.owners("marl_score_action"))
+        "actions": ", ".join([*plan.plugins.owners("marl_score_action"), *(["cases"] if run.section(CaseSection) else [])])
         or by_grader.get("score_action", "nobody: an action has the outcome's score"),
         "outcomes": ", ".join(plan.plugins.owners("marl_score_outcome"))
         or by_grader.get(

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from marl_plugins.core.cases import CaseSection
 from marl_plugins.core.demonstrations import WarmStartConfig
 from marl_plugins.core.failures import ConfigurationError, place_of
 from marl_plugins.core.problems import Problem, at
@@ -99,7 +100,7 @@ def _signature_problems(called: Any, name: str, arguments: Sequence[str]) -> lis
 def _scorers(plan: Plan) -> list[Problem]:
     run, problems = plan.run, []
     outcomes = run.recipe.grader or run.args.reward.remote_url or plan.plugins.claims("marl_score_outcome")
-    if not (outcomes or plan.plugins.claims("marl_score_action")):
+    if not (outcomes or run.section(CaseSection) or plan.plugins.claims("marl_score_action")):
         problems.append(
             Problem(
                 "scores.none",

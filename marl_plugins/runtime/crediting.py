@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
+from marl_plugins.core.cases import CaseSection
 from marl_plugins.core.credit import ActionScores, check_rewards, rewards_from_scores
 from marl_plugins.core.estimators import Estimator
 from marl_plugins.core.failures import RunEnded, RunPaused
@@ -90,7 +91,8 @@ class CreditAssignment:
 
     def _scorers(self) -> list[str]:
         grader = ["the recipe's grader"] if hasattr(self.run.grader_module, "score_action") else []
-        return [*map("plugin {}".format, self.plugins.owners("marl_score_action")), *grader]
+        cases = ["the recipe's cases"] if self.run.section(CaseSection) else []
+        return [*map("plugin {}".format, self.plugins.owners("marl_score_action")), *grader, *cases]
 
     async def _credit(
         self, trajectories: Sequence[Trajectory], scored: bool, *, whole_step: bool = False

@@ -1,0 +1,7 @@
+"""A task is a name, from which the graph's problems are drawn."""
+
+from marl_plugins.core.trajectory import Task
+
+
+def load(split, count=512):
+    return [Task(f"{split}-{n}", f"graph {split}-{n}") for n in range(count if split == "train" else count // 4)]
