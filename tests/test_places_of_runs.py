@@ -199,7 +199,9 @@ def test_groups_of_ray_for_several_policies(monkeypatch):
 
 def test_an_evaluation_that_nothing_scores():
     plan = SimpleNamespace(
-        run=space(recipe__grader=None, args__reward__remote_url=None, args__eval__dataset="a.jsonl"),
+        run=space(
+            recipe__grader=None, args__reward__remote_url=None, args__eval__dataset="a.jsonl", section=lambda kind: None
+        ),
         plugins=SimpleNamespace(claims=lambda hook: hook == "marl_score_action"),
     )
     assert ("scores.evaluation", "eval.dataset") in briefs(files._scorers(plan))

@@ -30,7 +30,7 @@ from marl_plugins.core.trajectory import Task
 from marl_plugins.manager import Plugins
 from marl_plugins.plan.build import build_plan
 from marl_plugins.records.read import Filter, RunReader
-from marl_plugins.swarm.capability import ROUNDS, CapabilityWeights, note_round, ratio, subtract_baselines, weight
+from marl_plugins.swarm.capability import ROUNDING, ROUNDS, CapabilityWeights, note_round, ratio, subtract_baselines, weight
 from marl_plugins.swarm.command import main
 from marl_plugins.swarm.peers import Swarm
 from marl_plugins.swarm.record import carried_task, key_of, packed, unpacked
@@ -341,7 +341,7 @@ def test_the_recipes_plan_has_no_warning_and_its_tasks_are_made_from_their_names
     monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cpu" if file == "tiny.yaml" else "cuda")
     plan = build_plan(["--recipe", f"swarm/{file}"])
     train, held_out, task_of = plan.tasks("train"), plan.tasks("eval"), plan.run.tasks_module.task_of
-    assert plan.run.warnings == () and (len(train), len(held_out)) == (400, 100)
+    assert plan.run.warnings == () and (len(train), len(held_out)) == (2500, 250)
     assert all(task_of(t.id) == t for t in train) and not any(task_of(t.id) for t in held_out)
     assert not {t.prompt for t in train} & {t.prompt for t in held_out}
     assert {task_of(name) for name in ("", "plus", "plus-01", "plus-1x", "x-1", "plus--1", "plus-" + "9" * 99)} == {None}
@@ -404,12 +404,15 @@ JOURNALS = tempfile.TemporaryDirectory()
 @given(st.floats(0.1, 10), st.floats(-3, 3), st.floats(0, 4), st.floats(0, 1))
 def test_a_weight_grows_with_likeness_and_is_nothing_outside_its_bounds(of_source, difference, alpha, delta):
     s, found = math.exp(difference), weight(of_source, difference, alpha, delta)
-    if not 1 - delta <= s <= 1:
+    if 1 < s <= 1 + ROUNDING:
+        assert found == of_source
+    elif not 1 - delta <= s <= 1:
         assert found == 0
     else:
         assert found == pytest.approx(of_source * s ** (1 + alpha)) and found <= of_source
         assert found <= weight(of_source, difference, 0.0, delta) + 1e-12
-    assert weight(of_source, 0.0, alpha, delta) == of_source
+    assert weight(of_source, 0.0, alpha, delta) == weight(of_source, 1e-3, alpha, delta) == of_source
+    assert weight(of_source, 5e-3, alpha, delta) == 0.0
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.lists(st.floats(0, 1), min_size=1, max_size=8))

@@ -2,7 +2,7 @@
 
     advantage   A = R - mean over own and foreign samples of the task and role of (P_own / P_source) R
     weight      of foreign rows: (P_source / P_own) s^(1 + alpha), s = exp(mean log-prob here - the sender's);
-                0 where s is not in [1 - delta, 1]
+                0 where s is not in [1 - delta, 1]; up to 1 + ROUNDING counts as 1
 
 P is a mean outcome over the last five rounds, of the run's own groups and of those taken from a source, by the graders here; both
 are chosen in the same way (`--swarm.sampler`). A ratio lies in [0.1, 10]. alpha is `--swarm.alpha`, delta `--swarm.delta`. The
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 ROUNDS = 5
 LEAST_RATIO, MOST_RATIO = 0.1, 10.0
+ROUNDING = 4e-3
+"""Engine and trainer round differently: of the same weights in bfloat16 their log-probs differ by 1e-3 in the mean and by 3.9e-3 at
+most. Without room for that, half of the rows of a peer with equal weights would weigh nothing."""
 OWN = ""
 """The run itself among the sources."""
 
@@ -63,6 +66,7 @@ def weight(ratio: float, difference: float, alpha: float, delta: float) -> float
         difference: Mean log-prob of its tokens here, minus the sender's.
     """
     s = math.exp(min(difference, 1.0))
+    s = 1.0 if 1.0 < s <= 1.0 + ROUNDING else s
     return ratio * s ** (1.0 + alpha) if 1.0 - delta <= s <= 1.0 else 0.0
 
 
