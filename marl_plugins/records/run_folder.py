@@ -11,6 +11,7 @@ its metadata.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -455,13 +456,24 @@ def _repeatable(plan: Plan, flags: Iterable[GivenFlag], copies: Copies) -> list[
 
 
 def _versions() -> dict[str, str | None]:
-    owners = metadata.packages_distributions()  # vLLM for CPU is a distribution of another name
     return {
         "python": platform.python_version(),
         "openrlhf-marl": __version__,
         "openrlhf": upstream_cli.upstream_version(),
-        **{name: metadata.version(owners[name][0]) if name in owners else None for name in PACKAGES},
+        **{name: _version(name) for name in PACKAGES},
     }
+
+
+def _version(package: str) -> str | None:
+    """The version of an installed package.
+
+    Which distribution has a package can be asked (`metadata.packages_distributions`), which reads the lists of all files that are
+    installed: half a second.
+    """
+    for distribution in (package, f"{package}-cpu"):  # vLLM for CPU is a distribution of another name
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(distribution)
+    return None
 
 
 def _commit(folder: Path) -> str | None:
