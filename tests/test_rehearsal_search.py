@@ -10,7 +10,7 @@ from marl_plugins.commands.recipes import show
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.parts import tools_of
-from marl_plugins.plan.rehearsal import apart, rehearse_plan
+from marl_plugins.plan.rehearsal import apart, rehearse_plan, search
 
 SHIPPED = (
     "coder_tester/tiny.yaml", "debate/tiny.yaml", "dsbench/tiny.yaml", "ecommerce/tiny_merchant.yaml",
@@ -21,8 +21,10 @@ SHIPPED = (
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
-    """What blocks is found by `quick`; all else is as slow as the machine is."""
+    """What blocks is found by `quick`; all else is as slow as the machine is, and found in a third of the trials that there are."""
     monkeypatch.setattr(apart, "SECONDS", 100.0)
+    monkeypatch.setattr(search, "MOST_TRIALS", search.MOST_TRIALS // 3)
+    monkeypatch.setattr(search, "SEARCH_SECONDS", 100.0)
 
 
 @pytest.fixture
