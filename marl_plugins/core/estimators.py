@@ -249,7 +249,8 @@ def check_estimator(estimator: Estimator, samples: int, roles: int, turns: int =
     if estimator.needs_critic != critic:
         uses, has = ("a critic", "none") if estimator.needs_critic else ("no critic", "one")
         got = f"uses {uses} and the run has {has}, which --algo.advantage.estimator gae decides"
-        problems.append(Problem("estimator.critic", where, got, flags=("algo.advantage.estimator",)))
+        fix = "set it to gae" if estimator.needs_critic else "leave out the flag, or this estimator"
+        problems.append(Problem("estimator.critic", where, got, fix=fix, flags=("algo.advantage.estimator",)))
     if estimator.group_by is None:
         if estimator.scope == "group":
             fix = "set group_by to task, task+role or task+role+turn"

@@ -214,7 +214,8 @@ def _publish(store: RecordStore, trajectories: Sequence[Trajectory], run: Run, e
         name = RecordName(exchange.step, options.peer, swarm.run, key_of(task))
         try:
             carried = group[0].task if options.trust == "labels" else None
-            published += store.put(name, packed([exchange.write(t) for t in group], carried))
+            store.put(name, packed([exchange.write(t) for t in group], carried))
+            published += 1  # there already, where a resumed run repeats the step
         except (OSError, ValueError):
             lost += 1
     swarm.metrics |= {"swarm/published": float(published), "swarm/unpublished": float(lost)}

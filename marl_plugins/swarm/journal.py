@@ -1,6 +1,6 @@
 """A journal of what a step has taken in, on disk before it is trained on: a step that is repeated after a crash takes in the same.
 
-    <ckpt.path>/swarm/step-000012.json      the run, and by record its name and content
+    <ckpt.path>/swarm/step-000012.json      the run, by record its name and content, and the numbers of the step
 
 A run's saved state alone cannot do this: it is of the last saved step, and peers go on writing meanwhile.
 """
@@ -26,8 +26,9 @@ class Journal:
         self.folder = folder / "swarm"
         self.run = run
 
-    def read(self, step: int) -> dict[str, str] | None:
-        """Returns the contents of the records that a step took in when it was first made, by name; None where it was not.
+    def read(self, step: int) -> tuple[dict[str, str], dict[str, float]] | None:
+        """Returns the contents of the records that a step took in when it was first made, by name, and its numbers; None where
+        it was not.
 
         Raises:
             OSError, ValueError: The file cannot be read, or is damaged.
@@ -36,16 +37,16 @@ class Journal:
         if not path.exists():
             return None
         entry = json_value(path.read_bytes())
-        return dict(entry["records"]) if entry["run"] == self.run else None
+        return (dict(entry["records"]), dict(entry.get("metrics", {}))) if entry["run"] == self.run else None
 
-    def write(self, step: int, records: Mapping[str, str]) -> None:
+    def write(self, step: int, records: Mapping[str, str], metrics: Mapping[str, float]) -> None:
         """Writes what a step takes in.
 
         Raises:
             OSError: It cannot be written.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        replace_text(self._path(step), json.dumps({"run": self.run, "records": dict(records)}))
+        replace_text(self._path(step), json.dumps({"run": self.run, "records": dict(records), "metrics": dict(metrics)}))
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:06d}.json"

@@ -34,19 +34,22 @@ async def take(store: RecordStore, journal: Journal, run: Run, exchange: Exchang
         raise RunPaused(f"the journal of step {exchange.step} in {journal.folder} cannot be read: {error}") from error
     taking = TakenGroups(run, exchange)
     if recorded is not None:
-        for path, content in recorded.items():
+        records, metrics = recorded
+        for path, content in records.items():
             await taking.take(path, content)
+        run.state(Swarm).metrics |= metrics
         return taking.trajectories
     try:
         names, unreachable = await asyncio.to_thread(_candidates, store, run, exchange.step), 0.0
     except OSError:
         names, unreachable = [], 1.0
     await taking.draw(store, names)
+    metrics = {"swarm/unreachable": unreachable, "swarm/offered": float(len(names)), **taking.metrics()}
     try:
-        journal.write(exchange.step, taking.contents)
+        journal.write(exchange.step, taking.contents, metrics)
     except OSError as error:
         raise RunPaused(f"the journal in {journal.folder} cannot be written: {error}") from error
-    run.state(Swarm).metrics |= {"swarm/unreachable": unreachable, "swarm/offered": float(len(names)), **taking.metrics()}
+    run.state(Swarm).metrics |= metrics
     return taking.trajectories
 
 
