@@ -12,7 +12,8 @@ More controls, which only run where they are named: the strict coach's scores su
 (to_go), each trajectory's mean for all of its actions (shared), the next action's (shifted), the same for all (constant: one step,
 because every advantage is 0); strict and outcome at three quarters of the learning rate (slow_strict, slow_outcome). And the other
 end of the map (benchmarks/coach_map.py), in a copy of the recipe with fewer slips (5 % succeed at the start) and 128 trajectories a
-step: easy_strict, easy_outcome.
+step: easy_strict, easy_outcome. Four samples of each task, rewarded with the outcome: tasks as they come (uniform), by their
+success so far (curriculum), and where all four have the same outcome the next task instead (filtered).
 
 Success of the whole system on held-out tasks, sampled at the training temperature, before and after every twenty steps: means over
 seeds, and the difference to `outcome` at step 40 paired by seed, with its 95 % t-interval in percentage points. All arms of a seed
@@ -51,6 +52,12 @@ NAMED: dict[str, list[str]] = {
     **{name: [*CONTROL, name] for name in ("shared", "shifted")},
     "constant": [*CONTROL, "constant", *ONE_STEP],
     **{f"slow_{name}": [*ARMS[name], "--actor.adam.lr", "1.5e-4"] for name in ("strict", "outcome")},
+}
+FOUR = ["--recipe", str(DSBENCH / "tiny_outcome.yaml"), "--rollout.batch_size", "8", "--rollout.n_samples_per_prompt", "4"]
+NAMED |= {
+    "uniform": FOUR,
+    "curriculum": [*FOUR, "--plugin", "marl_plugins.curriculum"],
+    "filtered": [*FOUR, "--algo.dynamic_filtering_enable"],
 }
 EVERY = 20
 COMPARED = 40

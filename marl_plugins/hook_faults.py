@@ -31,7 +31,16 @@ WHILE_WEIGHTS_CHANGE = ("marl_update", "marl_sync", "marl_stop")
 IN_RUNS = (
     *SAMPLING,
     *WHILE_WEIGHTS_CHANGE,
-    *("marl_step", "marl_exchange", "marl_credit", "marl_credit_step", "marl_select", "marl_log", "marl_extensions"),
+    *(
+        "marl_batch",
+        "marl_step",
+        "marl_exchange",
+        "marl_credit",
+        "marl_credit_step",
+        "marl_select",
+        "marl_log",
+        "marl_extensions",
+    ),
     *("marl_state", "marl_restore", "marl_files"),
 )
 

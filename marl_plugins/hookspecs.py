@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from marl_plugins.core.workflow import Workflow
     from marl_plugins.run import Run
 
-VERSION = "3.2"
+VERSION = "3.3"
 
 Purpose = Literal["train", "evaluate", "judge"]
 """What a run is started for: `openrlhf train`; `openrlhf eval`, which scores outcomes only; `openrlhf coach`, which scores recorded
@@ -336,6 +336,25 @@ def marl_tools(run: Run) -> Sequence[Tool] | None:
     """
 
 
+@hook("chain")
+def marl_batch(  # type: ignore[empty-body]
+    tasks: Sequence[Task], run: Run, step: int, all_tasks: Sequence[Task]
+) -> Sequence[Task]:
+    """Choose the tasks of a training step. *chain*; once per step, before its rollout begins.
+
+    `tasks` are those whose turn it is in the data, or what the plugin before has chosen; `all_tasks` are all training tasks.
+    Return as many as there are, none twice. What is chosen must depend on the run's seed, the step and saved state alone: a
+    resumed run repeats its steps.
+
+    Example:
+
+        @hookimpl
+        def marl_batch(tasks, step, all_tasks):
+            easy = [task for task in all_tasks if task.metadata["level"] == "easy"]
+            return tasks if step > 50 else random.Random(step).sample(easy, len(tasks))
+    """
+
+
 @hook("each", own=True)
 def marl_step(run: Run, step: Step) -> StepPart | None:
     """A plugin's part of one training step. *each*; for every step, before its rollout begins.
@@ -572,7 +591,7 @@ def marl_log(run: Run, step: int, metrics: dict[str, float]) -> None:
 
 @hook("each", own=True)
 def marl_state(run: Run) -> Any:
-    """State to keep in checkpoints (JSON values), under the plugin's name. *each*; at every save.
+    """State to keep in checkpoints (JSON values), under the plugin's name; None for nothing. *each*; at every save.
 
     A plugin that implements it also implements `marl_restore`.
 

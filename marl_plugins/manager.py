@@ -23,6 +23,7 @@ from marl_plugins import hookspecs
 from marl_plugins.core.failures import ConfigurationError, RunEnded, RunPaused
 from marl_plugins.core.problems import Problem, Where, at
 from marl_plugins.core.steps import Step, StepPart
+from marl_plugins.core.trajectory import Task
 from marl_plugins.hook_faults import IN_RUNS, guarded
 from marl_plugins.hookspecs import KINDS, Purpose
 from marl_plugins.loading import load, present, users_code, version_of
@@ -185,9 +186,10 @@ class Plugins:
         return bool(self.owners(hook))
 
     def state(self, run: Run) -> dict[str, Any]:
-        """Returns what every plugin keeps in checkpoints, by the plugin's label."""
+        """Returns what every plugin keeps in checkpoints, by the plugin's label, without those that keep nothing."""
         labels = labels_of(self.names)
-        return {labels[impl.plugin_name]: _call(impl, run=run) for impl in self.implementations("marl_state")}
+        found = {labels[impl.plugin_name]: _call(impl, run=run) for impl in self.implementations("marl_state")}
+        return {label: state for label, state in found.items() if state is not None}
 
     def restore(self, run: Run, states: dict[str, Any]) -> None:
         """Gives each plugin its state back; earlier releases saved it under a file's absolute path."""
@@ -272,6 +274,46 @@ def parts_of(plugins: Plugins, run: Run, step: Step) -> dict[str, StepPart]:
         if part is not None:
             parts[impl.plugin_name] = part
     return parts
+
+
+def chosen_tasks(plugins: Plugins, run: Run, step: int, tasks: Sequence[Task], all_tasks: Sequence[Task]) -> list[Task]:
+    """Returns the tasks of a training step, as plugins have chosen them (`marl_batch`).
+
+    Raises:
+        RunPaused: A plugin gave another number of tasks, one twice, or one that is no training task.
+    """
+    hook, chosen = "marl_batch", list(tasks)
+    for impl in (i for i in plugins.in_order(hook) if applies(i, run)):
+        answer = _call(impl, tasks=list(chosen), run=run, step=step, all_tasks=all_tasks)
+        if not isinstance(answer, list | tuple) or not all(isinstance(task, Task) for task in answer):
+            raise RunPaused(f"plugin {impl.plugin_name}: {hook} returned {answer!r:.80}, expected a list of tasks")
+        if len(answer) != len(chosen):
+            raise RunPaused(f"plugin {impl.plugin_name}: {hook} returned {len(answer)} tasks, expected {len(chosen)}")
+        check_tasks_of_step(impl.plugin_name, hook, [], answer, all_tasks)
+        chosen = list(answer)
+    return chosen
+
+
+def check_tasks_of_step(
+    plugin: str, hook: str, before: Sequence[Task], more: Sequence[Task], all_tasks: Sequence[Task]
+) -> None:
+    """Checks tasks that a plugin gives a step.
+
+    Args:
+        before: The tasks that the step has.
+
+    Raises:
+        RunPaused: The step has one already, or the run does not have it.
+    """
+    if not more:
+        return
+    known, seen = {task.id: task for task in all_tasks}, {task.id for task in before}
+    for task in more:
+        if known.get(task.id) != task:
+            raise RunPaused(f"plugin {plugin}: {hook} gave task {task.id!r:.80}, which is no training task of this run")
+        if task.id in seen:
+            raise RunPaused(f"plugin {plugin}: {hook} gave task {task.id!r:.80} twice in one step")
+        seen.add(task.id)
 
 
 def extensions_of(plugins: Plugins, run: Run) -> tuple[str, ...]:

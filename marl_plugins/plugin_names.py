@@ -32,6 +32,7 @@ SHIPPED = (
     "marl_plugins.mean_group",
     "marl_plugins.replay",
     "marl_plugins.transfer",
+    "marl_plugins.curriculum",
     "marl_plugins.swarm",
     "marl_plugins.viewer",
 )
@@ -52,6 +53,7 @@ BUILTINS = (
     "marl_plugins.builtin.upstream",
     "marl_plugins.builtin.behaviour",
     "marl_plugins.corrections",
+    "marl_plugins.filtering",
 )
 """Always active and asked last: what a run does where no named plugin answers."""
 

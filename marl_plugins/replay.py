@@ -83,7 +83,10 @@ async def marl_exchange(trajectories: Sequence[Trajectory], run: Run, exchange: 
     if buffer.step != step - 1:  # the run has been resumed
         for t in RunReader(run.output).trajectories(Filter((max(step - o.staleness, 1), step - 1))):
             buffer.add(t.step, [t])
-    buffer.groups = {key: group for key, group in buffer.groups.items() if step - o.staleness <= key[0] < step}
+    recent = {key: group for key, group in buffer.groups.items() if step - o.staleness <= key[0] < step}
+    buffer.groups = {
+        key: group for key, group in recent.items() if any(a.left_out is None for t in group for a in t.actions)
+    }
     buffer.weights, keys, read = {}, list(buffer.groups), list[Trajectory]()
     chances, weights = chances_and_weights(
         [priority(buffer.groups[k], o.reward, o.advantage) for k in keys] or [1.0], o.beta

@@ -39,6 +39,7 @@ def fault(step):
         {raised}
 """
 HOOKS = {
+    "marl_batch": "def marl_batch(tasks, step): fault(step); return tasks",
     "marl_credit": "def marl_credit(trajectories): fault(trajectories[0].step); return trajectories",
     "marl_credit_step": "async def marl_credit_step(trajectories): fault(trajectories[0].step); return trajectories",
     "marl_credit, later": (
@@ -49,6 +50,7 @@ HOOKS = {
     "marl_log": "def marl_log(step): fault(step)",
 }
 PARTS = {
+    "completed": "def completed(self, trajectories): fault(self.number); return ()",
     "arrived": "def arrived(self, trajectory): fault(trajectory.step)",
     "during_rollout": "async def during_rollout(self): fault(self.number)",
     "during_rollout, later": "async def during_rollout(self): await asyncio.sleep(0.001); fault(self.number)",

@@ -27,6 +27,8 @@ CAPABILITIES = {
     "flat sync": (["flat_sync"], 0),
     "adapters": (["adapters"], 0),
     "corrections": (["corrections"], 0),
+    "dynamic filtering": (["filtering"], 0),
+    "the curriculum": (["curriculum"], 0),
     "earlier opponents": (["opponent_pool"], 0),
     "balance": (["balance"], 0),
     "routing": (["routing"], 0),

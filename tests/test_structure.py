@@ -55,6 +55,8 @@ ORDER = (
         "mean_group",
         "replay",
         "transfer",
+        "curriculum",
+        "filtering",
         "swarm",
         "builtin",
         "tools",

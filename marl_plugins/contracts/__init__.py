@@ -35,6 +35,7 @@ from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.rows import Row, rows_of
 from marl_plugins.core.scoring import Seen, checked_score, set_outcome
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
+from marl_plugins.manager import chosen_tasks
 from marl_plugins.plugin_names import BUILTINS
 
 if TYPE_CHECKING:
@@ -73,6 +74,14 @@ class PluginContract(ToolContract):
         done = subprocess.run([sys.executable, "-c", script, self.plugin], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines()[-1] == "[]", f"imported with the plugin: {done.stdout}; import them in functions"
+
+    def test_a_batch_is_of_the_runs_tasks_and_the_same_again(self) -> None:
+        """`marl_batch` gives as many tasks as it is given, none twice, and for the same state the same."""
+        plan, every = self.plan, [Task(f"t{n}", "p", "l") for n in range(4 * TASKS)]
+        state = _states(plan)
+        first = chosen_tasks(plan.plugins, plan.run, 1, every[:TASKS], every)
+        plan.plugins.restore(plan.run, state)
+        assert chosen_tasks(plan.plugins, plan.run, 1, every[:TASKS], every) == first
 
     def test_exchange_keeps_what_was_sampled(self) -> None:
         """A step with nothing to read: what `marl_exchange` returns and leaves out with a reason is what it was given."""

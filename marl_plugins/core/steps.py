@@ -2,6 +2,7 @@
 
 part = marl_step(run, step)      for every step, before its rollout begins
 part.arrived(trajectory)         each trajectory as it finishes, its actions and its outcome scored
+part.completed(trajectories)     all samples of a task, once the last one has arrived; may add tasks to the step
 part.during_rollout()            runs while the rollout runs, and is awaited at its end
 part.rows(rows)                  the rows of the step, credited and selected
 part.prepared(prepared)          the rows of every policy with their advantages, on their way to the updates
@@ -35,7 +36,8 @@ class Step(Protocol):
 
     @property
     def tasks(self) -> Sequence[Task]:
-        """The tasks of the step, in its order; a trajectory's `place` is an index of them."""
+        """The tasks of the step, in its order; a trajectory's `place` is an index of them. Parts may add some while the rollout
+        runs (`StepPart.completed`)."""
 
     @property
     def policies(self) -> Mapping[str, PolicyProcesses]:
@@ -81,6 +83,17 @@ class StepPart:
         Trajectories are read and not changed, and what is made of them must not depend on the order in which they arrive: timing
         is no part of a run.
         """
+
+    def completed(self, trajectories: Sequence[Trajectory]) -> Sequence[Task]:
+        """Returns tasks that the step rolls out in addition, now that all samples of one task have arrived.
+
+        Which tasks a step has in the end must not depend on which arrives first: give the n-th one that is added the same task,
+        whatever it is added for.
+
+        Args:
+            trajectories: In the order of the samples.
+        """
+        return ()
 
     async def during_rollout(self) -> None:
         """Works while the rollout runs; awaited at the rollout's end, before credit. What ends the rollout early cancels it."""

@@ -21,15 +21,18 @@ Status = Literal["all", "policy", "replaced", "refused"]
 class Flag(NamedTuple):
     """A flag's status and the reason. A flag for some `estimators` is refused with all others.
 
-    `releases` are the versions of upstream that have it, empty for all.
+    `releases` are the versions of upstream that have it, empty for all. `plugin` is who honours it, empty where the loop does:
+    without that plugin it is refused.
     """
 
     status: Status
     note: str = ""
     estimators: tuple[str, ...] = ()
     releases: str = ""
+    plugin: str = ""
 
 
+_FILTERING = "marl_plugins.filtering"
 _LORA = "with --plugin marl_plugins.adapters"
 _VLM = "vision-language models are not supported yet"
 _REWARD_MODEL = "rewards come from the recipe's grader, a coach plugin or --reward.remote_url file.py"
@@ -140,8 +143,10 @@ _NOTED: dict[str, Flag] = {
     "ds.ring_attn_size": Flag("policy", _SEQUENCE),
     "ds.ring_attn_head_stride": Flag("policy", _SEQUENCE),
     "ds.tensor_parallel_size": Flag("refused", "DeepSpeed tensor parallelism has not been tried; vLLM's is honoured"),
-    "algo.dynamic_filtering_enable": Flag("refused", "drop rows with a plugin (marl_select) instead"),
-    "algo.dynamic_filtering_range": Flag("refused", "drop rows with a plugin (marl_select) instead"),
+    "algo.dynamic_filtering_enable": Flag(
+        "all", "by the mean outcome of a task's samples; a run has as many steps as without it", plugin=_FILTERING
+    ),
+    "algo.dynamic_filtering_range": Flag("all", "neither bound is within", plugin=_FILTERING),
     "data.image_key": Flag("refused", _VLM),
     "data.max_images_per_prompt": Flag("refused", _VLM),
     "actor.freeze_visual_encoder": Flag("refused", _VLM),

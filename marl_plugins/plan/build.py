@@ -23,10 +23,10 @@ from marl_plugins.core.problems import Problem, at, problem_of
 from marl_plugins.core.recipe import Recipe, Sections, base_of, find_recipe
 from marl_plugins.core.recipe_yaml import Origins, RecipeTree, read_recipe
 from marl_plugins.hosts import cpu, releases, upstream_cli
-from marl_plugins.loading import line_of
+from marl_plugins.loading import line_of, present
 from marl_plugins.manager import Plugins, need_step
 from marl_plugins.plan.calls import check_calls
-from marl_plugins.plan.checks.asynchronous import check_async, check_queue
+from marl_plugins.plan.checks.asynchronous import check_async, check_batches, check_queue
 from marl_plugins.plan.checks.numbers import check_numbers, with_policies_named
 from marl_plugins.plan.checks.policies import check_adapters, check_followers, check_policies
 from marl_plugins.plan.checks.roles import check_roles
@@ -50,6 +50,7 @@ from marl_plugins.plan.rehearsal import check_workflow
 from marl_plugins.plan.sections import load_recipe, sections_of
 from marl_plugins.plan.tasks import check_tasks, from_hub, hub_tasks, task_warnings
 from marl_plugins.plan.without import kept_plugins, without
+from marl_plugins.plugin_names import BUILTINS
 from marl_plugins.run import Run
 
 SLOW_SECONDS = 10.0
@@ -137,7 +138,7 @@ def build_plan(words: Sequence[str]) -> Plan:
     run = with_policies(replace(draft, tools=tools or {}), request, plugins, flags, problems)
     plan = Plan(run, plugins, request.options)
     problems += check_adapters(run)
-    problems += [*check_numbers(run), *check_async(run)]
+    problems += [*check_numbers(run), *check_async(run), *check_batches(plugins, run)]
     problems += check_files(plan, request.origins)
     problems += [] if tools is None else check_workflow_file(plan, request.origins)
     problems += run.processes.problems(run) if run.policies and run.processes else []
@@ -253,7 +254,8 @@ def read_flags(request: Request, plugins: Plugins, problems: Problems) -> Flags:
     plugins.options(parser)
     in_recipe = recipe_flags(request.recipe.flags, lambda name: request.origins.where("flags", name))
     output = f"runs/{request.recipe.name}" if request.options.recipe else None
-    return Flags(parser, request.flags, in_recipe, request.folder, cpu.device(), problems, output)
+    active = (*present(BUILTINS), *plugins.names)
+    return Flags(parser, request.flags, in_recipe, request.folder, cpu.device(), problems, output, active)
 
 
 def draft_run(request: Request, plugins: Plugins, flags: Flags) -> Run:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -403,6 +403,7 @@ class Flags:
         recipe: The recipe's `flags:`, with their places.
         problems: What is wrong is added to it; wrong flags are left out of what is parsed.
         output: The run's folder where none is given, so that runs of two recipes do not meet; None: upstream's default.
+        plugins: The names of those that take part, built-in ones too.
     """
 
     def __init__(
@@ -414,8 +415,10 @@ class Flags:
         device: str,
         problems: Problems,
         output: str | None = None,
+        plugins: Collection[str] = (),
     ):
         self.parser = parser
+        self.plugins = plugins
         self.root = upstream_cli.upstream_root()
         self.actions = actions_of(parser)
         for name, number in RANGES.items():
@@ -454,10 +457,18 @@ class Flags:
         """The flags that nothing is wrong with."""
         right = []
         for flag in flags:
-            wrong = check_flag(flag, self.parser, self.actions, per_policy)
+            wrong = check_flag(flag, self.parser, self.actions, per_policy) or self._without_plugin(flag)
             self.problems += wrong
             right += [] if wrong else [flag]
         return right
+
+    def _without_plugin(self, flag: GivenFlag) -> list[Problem]:
+        """Returns the problem with a flag of upstream's that a plugin honours which takes no part."""
+        entry = FLAGS.get(flag.name)
+        if not entry or not entry.plugin or entry.plugin in self.plugins or flag.off:
+            return []
+        got, fix = f"{entry.plugin} honours it, and takes no part", f"add --plugin {entry.plugin}, or remove it"
+        return [Problem("flags.no_plugin", at(line=flag.where, flag=flag.name), got, fix=fix)]
 
     def check_estimator(self, estimator: str) -> None:
         """Reports the flags that have no effect with the run's estimator."""

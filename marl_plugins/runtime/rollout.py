@@ -48,7 +48,11 @@ class Rollout:
         self.task_seconds = run.recipe.limits.task_seconds
 
     def train(self, tasks: Sequence[Task], samples: int, step: int) -> AsyncGenerator[Trajectory, None]:
-        """Yields trajectories to train on, actions and outcomes scored, as they finish."""
+        """Yields trajectories to train on, actions and outcomes scored, as they finish.
+
+        Args:
+            tasks: What is appended before the last trajectory is taken is rolled out too.
+        """
         return self._all(tasks, samples, step, self.score_action)
 
     def evaluate(self, tasks: Sequence[Task], samples: int, temperature: float) -> AsyncGenerator[Trajectory, None]:
@@ -73,16 +77,20 @@ class Rollout:
     ) -> AsyncGenerator[Trajectory, None]:
         finished: asyncio.Queue[asyncio.Task[Trajectory]] = asyncio.Queue()
         began = time.monotonic()
-        running = [
-            asyncio.create_task(self.one(task, place, sample, step, score_action, temperature, began))
-            for place, task in enumerate(tasks)
-            for sample in range(samples)
-        ]
-        for work in running:
-            work.add_done_callback(finished.put_nowait)
+        running: list[asyncio.Task[Trajectory]] = []
+
+        def begin() -> None:
+            for place in range(len(running) // samples, len(tasks)):
+                for sample in range(samples):
+                    one = self.one(tasks[place], place, sample, step, score_action, temperature, began)
+                    running.append(asyncio.create_task(one))
+                    running[-1].add_done_callback(finished.put_nowait)
+
         try:
-            for _ in running:
+            begin()
+            for _ in running:  # which grows
                 yield (await finished.get()).result()
+                begin()
         finally:
             for work in running:
                 work.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from marl_plugins.core.sampled import SampledActions
 from marl_plugins.core.steps import StepPart
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.hook_faults import HookFaults
-from marl_plugins.manager import parts_of
+from marl_plugins.manager import applies, check_tasks_of_step, chosen_tasks, parts_of
 from marl_plugins.run import max_lag
 from marl_plugins.runtime.crediting import CreditAssignment, check_versions
 from marl_plugins.runtime.exchange import StepExchange
@@ -42,7 +43,8 @@ class RunningStep:
         self.session = session
         self.number = number
         self.optimiser_steps = optimiser_steps
-        self.tasks = tasks
+        run, plugins = session.plan.run, session.plan.plugins
+        self.tasks = chosen_tasks(plugins, run, number, tasks, session.train_tasks)
         self.policies: Mapping[str, Any] = session.policies
         self.pools = session.rollout.pools
         self.estimator = session.estimator
@@ -54,8 +56,9 @@ class RunningStep:
         self.ended = asyncio.Event()
         self.seconds: dict[str, float] = {}
         """By phase."""
+        self._counts = Counter[int]()
+        """Trajectories by place."""
         self.forwarded: list[ForwardedRows] = []
-        run, plugins = session.plan.run, session.plan.plugins
         self.sampled = SampledActions()
         self._crediting = CreditAssignment(run, plugins, session.trained, session.estimator, optimiser_steps, self.sampled)
         self.parts: Mapping[str, StepPart] = parts_of(plugins, run, self)
@@ -72,6 +75,7 @@ class RunningStep:
             async with aclosing(self.session.rollout.train(self.tasks, samples, self.number)) as arriving:
                 async for trajectory in arriving:
                     self._arrived(trajectory)
+                    self._add_tasks(trajectory.place, samples)
                     tick()
             self.ended.set()
 
@@ -105,10 +109,22 @@ class RunningStep:
                 part.arrived(trajectory)
             self.sampled.check(name, HOOK, [trajectory])
 
+    def _add_tasks(self, place: int, samples: int) -> None:
+        """Add the tasks that parts ask for, if all samples of a place have arrived."""
+        self._counts[place] += 1
+        if self._counts[place] < samples:
+            return
+        mine = [t for t in self.trajectories if t.place == place]
+        for name, part in self.parts.items():
+            with HookFaults(name, HOOK):
+                more = part.completed(sorted(mine, key=lambda t: t.order))
+            check_tasks_of_step(name, HOOK, self.tasks, more, self.session.train_tasks)
+            self.tasks += more
+
     async def exchange(self) -> None:
         """Lets plugins take trajectories out of the step and brings others in."""
         plugins, hook = self.session.plan.plugins, "marl_exchange"
-        if not plugins.owners(hook):
+        if not any(applies(impl, self.session.plan.run) for impl in plugins.in_order(hook)):
             return
         exchange = StepExchange(self.session, self.number, self.tasks, self.trajectories)
 

@@ -53,6 +53,10 @@ def check(run: Run) -> list[Problem]:
                 flags=("train.async_enable",),
             )
         )
+    if run.args.algo.dynamic_filtering_enable:
+        got = "which tasks a step has is known only when the last one has arrived"
+        where = at(plugin=WHO, flag="algo.dynamic_filtering_enable")
+        problems.append(Problem("streaming.filtering", where, got, fix="leave out one of the two"))
     remarks = []
     if run.device == "cpu":
         got = "on CPU engines and training processes share the cores, so it hides nothing"

@@ -7,6 +7,7 @@ from typing import Any
 
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.hosts.devices import engine_gpus, training_gpus
+from marl_plugins.manager import Plugins, applies
 from marl_plugins.run import Run, max_lag
 
 FLAG, QUEUE, CORRECTION = "train.async_enable", "train.async_queue_size", "algo.advantage.is_correction_level"
@@ -48,6 +49,14 @@ def check_async(run: Run) -> Iterator[Problem]:
         all_of_them = len(uncorrected) == len(trained)
         where = at(flag=FLAG) if all_of_them else at(flag=FLAG, policy=uncorrected)
         yield Problem("async.uncorrected", where, got, fix=fix, flags=(CORRECTION,), severity="warning")
+
+
+def check_batches(plugins: Plugins, run: Run) -> Iterator[Problem]:
+    """Yields plugins that choose a step's tasks, which would be chosen before it is known what the step before has learned."""
+    choosing = [impl.plugin_name for impl in plugins.in_order("marl_batch") if applies(impl, run)]
+    if choosing and max_lag(run.args):
+        got = "it chooses a step's tasks by what was sampled before, and a rollout begins before that has been trained"
+        yield Problem("async.batch", at(plugin=choosing, flag=FLAG), got, fix="leave out one of the two")
 
 
 def check_queue(run: Run, steps: int | None) -> list[Problem]:
