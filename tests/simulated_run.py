@@ -158,7 +158,6 @@ def simulated_trainer(
     args = SimpleNamespace(
         train=SimpleNamespace(seed=1, num_episodes=1, async_enable=queue > 0, async_queue_size=queue),
         algo=SimpleNamespace(dynamic_filtering_enable=False),
-        train=SimpleNamespace(seed=1, num_episodes=1),
         rollout=SimpleNamespace(n_samples_per_prompt=samples, batch_size=tasks),
         eval=SimpleNamespace(steps=eval_steps, n_samples_per_prompt=1, temperature=0.0),
         ckpt=SimpleNamespace(save_steps=-1, best_metric_key=best_metric_key),
