@@ -190,32 +190,8 @@ class RunningStep:
             given = PreparedSnapshot(prepared)
             with HookFaults(name, HOOK):
                 prepared = await part.prepared(list(prepared))
-            self._check(name, given, prepared)
+            check_prepared(self, name, given, prepared)
         return list(prepared)
-
-    def _check(self, plugin: str, given: PreparedSnapshot, prepared: Sequence[PreparedRows]) -> None:
-        """Check what a part has made of the values that policies are updated with.
-
-        Args:
-            given: What it was given.
-
-        Raises:
-            RunEnded: A policy has two, or one of another version's rows, or not the rows that it had.
-        """
-        if not isinstance(prepared, list | tuple) or not all(isinstance(p, PreparedRows) for p in prepared):
-            raise RunPaused(
-                f"plugin {plugin}: {HOOK}: prepared of its part returned {prepared!r:.80}; expected a list of PreparedRows"
-            )
-        if changed := given.changed(prepared):
-            raise RunPaused(f"plugin {plugin}: {HOOK} {changed}; what was sampled and selected is trained on as it is")
-        self.sampled.check(plugin, HOOK)
-        policies = [p.policy for p in prepared]
-        if twice := next((name for name in policies if policies.count(name) > 1), None):
-            raise RunEnded(
-                f"plugin {plugin}: its part of step {self.number} gave rows of policy {twice!r}, which is updated with rows of its "
-                "role already; a part adds rows of policies that play no role"
-            )
-        check_versions([row for p in prepared for row in p.rows], self.session.trained, max_lag(self.session.plan.run.args))
 
     def metrics(self) -> dict[str, float]:
         """Returns the numbers of all parts."""
@@ -224,3 +200,28 @@ class RunningStep:
             with HookFaults(name, HOOK):
                 found |= part.metrics()
         return found
+
+
+def check_prepared(step: RunningStep, plugin: str, given: PreparedSnapshot, prepared: Sequence[PreparedRows]) -> None:
+    """Checks what a part has made of the values that policies are updated with.
+
+    Args:
+        given: What it was given.
+
+    Raises:
+        RunEnded: A policy has two, or one of another version's rows, or not the rows that it had.
+    """
+    if not isinstance(prepared, list | tuple) or not all(isinstance(p, PreparedRows) for p in prepared):
+        raise RunPaused(
+            f"plugin {plugin}: {HOOK}: prepared of its part returned {prepared!r:.80}; expected a list of PreparedRows"
+        )
+    if changed := given.changed(prepared):
+        raise RunPaused(f"plugin {plugin}: {HOOK} {changed}; what was sampled and selected is trained on as it is")
+    step.sampled.check(plugin, HOOK)
+    policies = [p.policy for p in prepared]
+    if twice := next((name for name in policies if policies.count(name) > 1), None):
+        raise RunEnded(
+            f"plugin {plugin}: its part of step {step.number} gave rows of policy {twice!r}, which is updated with rows of its "
+            "role already; a part adds rows of policies that play no role"
+        )
+    check_versions([row for p in prepared for row in p.rows], step.session.trained, max_lag(step.session.plan.run.args))
