@@ -23,6 +23,9 @@ RUN = """
         def answer():
             return 42
 
+        def scripts(process):
+            return {os.path.basename(word) for word in process.cmdline()}
+
         first = ray.get(answer.remote())
         everyone = [psutil.Process(), *psutil.Process().children(recursive=True)]
         services = [p for p in everyone if p.name() in ("gcs_server", "raylet")]
@@ -32,6 +35,7 @@ RUN = """
             "address": ray.get_runtime_context().gcs_address,
             "services": len(services),
             "ports": sorted(ports),
+            "unread": [p.cmdline() for p in everyone if {"dashboard.py", "monitor.py", "log_monitor.py"} & scripts(p)],
             "folder": folder,
             "rights": oct(os.stat(os.path.dirname(os.path.dirname(folder))).st_mode & 0o777),
         }), flush=True)
@@ -96,6 +100,10 @@ def test_who_has_no_token_is_refused(seen):
 def test_it_listens_on_the_loopback_only(seen):
     assert seen["services"] == 2
     assert set(seen["ports"]) <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
+
+
+def test_it_has_no_services_that_nobody_asks(seen):
+    assert seen["unread"] == []
 
 
 def test_its_folder_is_ours_alone_and_goes_with_it(seen):
