@@ -17,7 +17,10 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    import subprocess
 
 
 class Request(TypedDict):
@@ -39,7 +42,6 @@ def fork_server(debug: bool) -> Iterator[str | None]:
         Ray's `py_executable`; None where workers start as Ray starts them: with accelerators (a fork server has not been tried
         there) and on someone else's cluster, whose machines the server is not on.
     """
-    import subprocess
     import tempfile
 
     import psutil
@@ -55,13 +57,7 @@ def fork_server(debug: bool) -> Iterator[str | None]:
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(address)
         listener.listen(256)
-        server = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__, str(listener.fileno())],
-            pass_fds=[listener.fileno()],
-            stdout=None if debug else subprocess.DEVNULL,
-            stderr=None if debug else subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is the run's to handle
-        )
+        server = start_server(listener, debug)
         listener.close()  # a worker that asks a dead server is refused, instead of waiting for ever
         try:
             yield f"{sys.executable} -I -S {__file__} {address}"
@@ -70,6 +66,19 @@ def fork_server(debug: bool) -> Iterator[str | None]:
                 psutil.wait_procs(psutil.Process(server.pid).children(), timeout=10)  # Ray has told them to end
             server.kill()
             server.wait()
+
+
+def start_server(listener: socket.socket, debug: bool) -> subprocess.Popen[bytes]:
+    """Starts the server in a Python of its own."""
+    import subprocess
+
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", __name__, str(listener.fileno())],
+        pass_fds=[listener.fileno()],
+        stdout=None if debug else subprocess.DEVNULL,
+        stderr=None if debug else subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is the run's to handle
+    )
 
 
 def serve(listener: socket.socket) -> None:

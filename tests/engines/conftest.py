@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from engines.relay import Started, write_recipe
+from engines.template import Template
 
 from marl_plugins.hosts import cpu
 
@@ -29,27 +30,30 @@ os.environ.update(cpu.environment())  # of this process, as `openrlhf train` set
 
 
 @pytest.fixture(scope="package")
-def cluster():
+def cluster(template):
     """Ray for the files of this folder that one process runs; each ends the actors that it has started."""
     import ray
 
-    from marl_plugins.processes.cluster import quiet
-    from marl_plugins.processes.fork_server import fork_server
+    from marl_plugins.processes import fork_server
+    from marl_plugins.processes.cluster import quiet, without_unread_services
 
     env = {**quiet(False), **cpu.environment()}
-    with fork_server(debug=False) as python:
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            num_gpus=16,
-            num_cpus=20,
-            object_store_memory=2**29,
-            log_to_driver=False,
-            logging_level="ERROR",
-            runtime_env={"env_vars": env, "py_executable": python},
-        )
-        yield
-        ray.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fork_server, "start_server", template.start_server)
+        with fork_server.fork_server(debug=False) as python:
+            with without_unread_services(debug=False):
+                ray.init(
+                    address="local",
+                    include_dashboard=False,
+                    num_gpus=16,
+                    num_cpus=20,
+                    object_store_memory=2**29,
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                    runtime_env={"env_vars": env, "py_executable": python},
+                )
+            yield
+            ray.shutdown()
 
 
 @pytest.fixture(scope="session")
@@ -58,9 +62,17 @@ def relay(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory, relay):
+def template(tmp_path_factory):
+    """What forks runs, one for all processes of a session."""
+    folder = tmp_path_factory.getbasetemp()
+    return Template(folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory, relay, template):
     """Three policies (one frozen, one on two ranks), ragged rows, tool turns, three steps, saved every second."""
-    return Started(tmp_path_factory.mktemp("undisturbed"), relay, "--reinforce_pp.scope", "action").run()
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return Started(folder, relay, "--reinforce_pp.scope", "action", template=template).run()
 
 
 KILLER = """
@@ -102,7 +114,10 @@ KILLER = """
 
 @pytest.fixture(scope="session")
 def killed(tmp_path_factory, relay):
-    """An engine is killed in the rollout of step 1, another one stopped in step 2, the driver killed in the update of step 3."""
+    """An engine is killed in the rollout of step 1, another one stopped in step 2, the driver killed in the update of step 3.
+
+    It and `resumed` start as users start them; the run that they are compared with is forked from the template.
+    """
     folder = tmp_path_factory.mktemp("disturbed")
     (relay / "watched.yaml").write_text("extends: recipe.yaml\nlimits: {silence_seconds: 60}\n")
     (folder / "killer.py").write_text(textwrap.dedent(KILLER))

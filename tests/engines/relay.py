@@ -100,9 +100,14 @@ def write_recipe(folder):
 
 
 class Started:
-    """`openrlhf train` as a process of its own, with its records."""
+    """`openrlhf train` as a process of its own, with its records.
 
-    def __init__(self, folder, recipe, *flags):
+    Args:
+        template: What forks it (template.py); None to start it as a user does.
+    """
+
+    def __init__(self, folder, recipe, *flags, template=None):
+        self.template, self.forked = template, None
         self.output = folder / "out"
         self.words = ["train", "--recipe", str(recipe), "--ckpt.output_dir", str(self.output)]
         self.words += ["--ckpt.path", str(folder / "checkpoints"), *flags]
@@ -112,10 +117,15 @@ class Started:
         words = [*self.words, *more]
         env = {**os.environ, "MARL_TEST_RUN": str(self.log), "WORDS": " ".join(words)}
         with self.log.open("a") as log:
+            if self.template:
+                self.forked = self.template.start(words, env, log, log)
+                return self.forked
             return subprocess.Popen([sys.executable, "-m", "marl_plugins", *words], stdout=log, stderr=log, env=env)
 
     def processes(self):
-        """Every process that belongs to the run, by its environment: id to command."""
+        """Every process that belongs to the run, by its environment if it was not forked: id to command."""
+        if self.forked:
+            return self.forked.processes()
         mark = f"MARL_TEST_RUN={self.log}".encode()
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):

@@ -29,7 +29,7 @@ policies:
 
 
 @pytest.fixture(scope="module")
-def coached(tmp_path_factory, relay):
+def coached(tmp_path_factory, relay, template):
     """An endpoint as the coach, which refuses the key once a step has been trained; a critic per policy."""
     folder = tmp_path_factory.mktemp("coached")
     (relay / "smaller.yaml").write_text(SMALLER)
@@ -45,7 +45,7 @@ def coached(tmp_path_factory, relay):
         words = ["--plugin", "marl_plugins.coach", "--coach.model", "m", "--coach.base_url", url]
         words += ["--coach.corrections", "--coach.corrections_coef", "0.1"]
         words += ["--plugin", str(folder / "marker.py"), "--algo.advantage.estimator", "gae", "--critic.adam.lr", "1e-3"]
-        run = Started(folder, relay / "smaller.yaml", *words)
+        run = Started(folder, relay / "smaller.yaml", *words, template=template)
         run.run(code=1)
         run.bodies, run.renew = bodies, renewed.touch
         run.log_before = run.log.read_text()

@@ -1,9 +1,8 @@
 """Whole runs through the real engines: exact records, ragged rows on two ranks, kills and resumption."""
 
 import json
+import os
 import shutil
-import subprocess
-import sys
 from collections import Counter, defaultdict
 
 import pytest
@@ -165,9 +164,10 @@ def test_and_ends_with_the_same_weights(resumed, undisturbed):
         assert one == two
 
 
-def test_policies_that_take_turns_on_their_seats_train_the_same(tmp_path, relay, undisturbed):
+def test_policies_that_take_turns_on_their_seats_train_the_same(tmp_path, relay, undisturbed, template):
     """Two seats, and one of two policies needs both: in every pass of a step, and to be saved, one makes room for the other."""
-    run = Started(tmp_path, relay, "--reinforce_pp.scope", "action", "--plugin", "marl_plugins.process_groups").run()
+    flags = ["--reinforce_pp.scope", "action", "--plugin", "marl_plugins.process_groups"]
+    run = Started(tmp_path, relay, *flags, template=template).run()
     metrics = comparable(run.metrics)
     assert all(m.pop("process_groups/changes") >= 2 for m in metrics)
     assert metrics == comparable(undisturbed.metrics)
@@ -177,9 +177,9 @@ def test_policies_that_take_turns_on_their_seats_train_the_same(tmp_path, relay,
         assert one == two
 
 
-def test_a_part_of_one_rank_that_is_lost_is_named_at_once(undisturbed, relay, tmp_path):
+def test_a_part_of_one_rank_that_is_lost_is_named_at_once(undisturbed, relay, tmp_path, template):
     """The manifest of an earlier release lists no files, so that only loading shows it, while the other rank waits."""
-    run = Started(tmp_path, relay, "--reinforce_pp.scope", "action")
+    run = Started(tmp_path, relay, "--reinforce_pp.scope", "action", template=template)
     shutil.copytree(undisturbed.output.parent / "checkpoints", tmp_path / "checkpoints")
     path = tmp_path / "checkpoints" / "manifest.json"
     manifest = json.loads(path.read_text())
@@ -192,12 +192,14 @@ def test_a_part_of_one_rank_that_is_lost_is_named_at_once(undisturbed, relay, tm
     assert wait_until(lambda: not run.processes())
 
 
-def test_saved_weights_evaluate_as_the_run_did(undisturbed, relay):
+def test_saved_weights_evaluate_as_the_run_did(undisturbed, relay, template, tmp_path):
     """Engines only: seeds are those of the run's own evaluations."""
     words = ["eval", "--recipe", str(relay), "--models", str(undisturbed.output), "--only", "first", "second", "--json"]
-    done = subprocess.run([sys.executable, "-m", "marl_plugins", *words], capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stderr[-3000:]
-    result = json.loads(done.stdout.splitlines()[-1])
+    with (tmp_path / "out").open("w+") as out, (tmp_path / "errors").open("w+") as errors:
+        code = template.start(words, {**os.environ}, out, errors).wait(timeout=400)
+        assert code == 0, errors.seek(0) or errors.read()[-3000:]
+        out.seek(0)
+        result = json.loads(out.readlines()[-1])
     last = undisturbed.evaluations[-1]
     assert {k: result[k] for k in ("outcome", "low", "high", "lost")} == {
         k: last[f"eval/{k}"] for k in ("outcome", "low", "high", "lost")
