@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import random
 import sys
 from collections import Counter
@@ -281,6 +282,10 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(run, tmp_path, monkeyp
     page.write_text("old")
     for flag, name in (("--html", "page.html"), ("--to", "run.eval")):
         assert refused(folder, flag, tmp_path / "no" / name)[0][0] == "viewer.unwritable"
+    os.mkfifo(tmp_path / "pipe.html")
+    assert refused(folder, "--html", tmp_path / "pipe.html")[0][0] == "viewer.unwritable"
+    assert (tmp_path / "pipe.html").is_fifo()
+    (tmp_path / "pipe.html").unlink()
 
     def full(*_):
         raise OSError(28, "No space left on device")

@@ -26,6 +26,8 @@ def replacing(file: Path, flag: str) -> Iterator[Path]:
     try:
         if not file.parent.is_dir():  # some writers would make it, wherever a wrong letter leads
             raise FileNotFoundError(errno.ENOENT, "there is no such folder")
+        if file.exists() and not file.is_file():  # a device or a pipe would be gone
+            raise OSError(errno.EINVAL, "it is there, and no file")
         yield part
         os.replace(part, file)
     except OSError as error:
