@@ -166,6 +166,7 @@ def simulated_trainer(
     states = {}
     run = SimpleNamespace(
         grader_module=None,
+        section=lambda kind: None,
         state=lambda kind: states.setdefault(kind, kind()),
         args=args,
         recipe=SimpleNamespace(limits=SimpleNamespace(task_seconds=60.0), roles={"a": None}),

@@ -249,6 +249,7 @@ def streamed(policy, estimator, trajectories, order, tasks=1, until="all", centr
     means, scores = PreviousMeans(centres or {"a": 0.7, "b": 0.7}), ActionScores()
     run = SimpleNamespace(
         grader_module=None,
+        section=lambda kind: None,
         state=lambda kind: scores if kind is ActionScores else means,
         recipe=SimpleNamespace(roles={}),
         policies=[],
