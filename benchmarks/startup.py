@@ -1,6 +1,6 @@
 """From `openrlhf train` to the first finished update: three policies on three vLLM engines, KL on, operators built.
 
-    python -m benchmarks.startup [runs]
+    python -m benchmarks.startup [runs] [flags of `openrlhf train`, for a comparison]
 
 Prints seconds to the first finished step, each later step's time beyond generation, and the peak of the summed memory
 (proportional set size, so that shared pages count once) of all the run's processes.
@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 RECIPE = str(Path(__file__).resolve().parent.parent / "tests" / "recipes" / "sums" / "tiny.yaml")
@@ -35,12 +36,12 @@ def memory(mark: bytes) -> float:
     return total / 2**20
 
 
-def one_run() -> tuple[float, list[float], float]:
-    """Seconds to the first step, seconds beyond generation of the later ones, peak GiB."""
+def one_run(flags: Sequence[str]) -> tuple[float, list[float], float]:
+    """Return seconds to the first step, seconds beyond generation of the later ones, peak GiB."""
     with tempfile.TemporaryDirectory() as folder:
         mark = f"MARL_BENCH={folder}"
         words = ["train", "--recipe", RECIPE, "--json", "--max_steps", "10"]
-        words += ["--ckpt.output_dir", f"{folder}/out", "--ckpt.path", f"{folder}/ck"]
+        words += ["--ckpt.output_dir", f"{folder}/out", "--ckpt.path", f"{folder}/ck", *flags]
         peak, running = 0.0, True
 
         def watch() -> None:
@@ -75,8 +76,8 @@ def one_run() -> tuple[float, list[float], float]:
         return first, beyond, peak
 
 
-def main(runs: int) -> None:
-    found = [one_run() for _ in range(runs)]
+def main(runs: int, flags: Sequence[str]) -> None:
+    found = [one_run(flags) for _ in range(runs)]
     first, beyond, peaks = [f for f, _, _ in found], [b for _, bs, _ in found for b in bs], [p for _, _, p in found]
     print(f"to the first finished update: {statistics.median(first):.0f} s ({min(first):.0f}-{max(first):.0f})")
     print(f"later steps beyond generation: {statistics.median(beyond):.2f} s ({min(beyond):.2f}-{max(beyond):.2f})")
@@ -84,4 +85,4 @@ def main(runs: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 3)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 3, sys.argv[2:])
