@@ -4,7 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 from refusals import briefs
 from virtual_time import SimulatedEngine, run
 
@@ -28,6 +28,15 @@ def test_a_process_that_was_killed_while_it_started_is_no_error_of_the_model():
     assert "'some/model'" in str(raised) and "ValueError: no such model" in str(raised)
     raised = not_started("solver", "some/model", RayTaskError("load", "Traceback\nKeyError: 'x'", KeyError("x")))
     assert isinstance(raised, ConfigurationError)
+
+
+def test_a_process_for_which_there_was_no_memory_is_no_error_of_the_model():
+    death = OutOfMemoryError("1 worker(s) were killed due to the node running low on memory.\nRefer to the documentation")
+    reason = str(death).splitlines()[0]
+    assert isinstance(killed := not_started("solver", "some/model", death), RunEnded) and reason in str(killed)
+    processes = object.__new__(TrainingProcesses)
+    processes.policy, processes.silent, processes.engines = "solver", [], []
+    assert str(run_ended_by(processes, "was synced", death)).endswith(reason)
 
 
 @pytest.mark.parametrize("wrapped", [False, True])

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ray.exceptions import RayActorError
+from ray.exceptions import OutOfMemoryError, RayActorError
 from simulated import CharacterChat, without_seconds
 from virtual_time import SimulatedEngine, run
 
@@ -286,13 +286,19 @@ def test_a_routers_error_is_its_own_requests():
     assert pool.waiting == 0 and pool.engines[0].load == 0
 
 
-def test_a_dead_engines_requests_go_to_the_others_at_once():
+DEATHS = pytest.mark.parametrize(
+    "death", [RayActorError(), OutOfMemoryError("1 worker was killed")], ids=["died", "memory"]
+)
+
+
+@DEATHS
+def test_a_dead_engines_requests_go_to_the_others_at_once(death):
     async def go():
         pool = pool_of(lambda call: 10.0, engines=2, budget=1, loading=100.0)
         old, young = (asyncio.create_task(pool.generate(request(n, place=n), least_loaded)) for n in (1, 2))
         later = asyncio.create_task(pool.generate(request(3, place=3), least_loaded))
         await asyncio.sleep(5)
-        pool.engines[0].die()
+        pool.engines[0].die(death)
         await asyncio.gather(old, young, later)
         return [(c.place, ended) for c, _, ended in pool.engines[0].served], pool.restarted
 
@@ -336,16 +342,35 @@ def test_who_waits_when_the_last_engine_dies_goes_to_its_replacement_or_is_told(
     assert "policy 'p'" in str(refused[0]) and "(limits.engine_restarts)" in str(refused[0])
 
 
-def test_where_engines_are_not_replaced_a_death_ends_the_run():
+@DEATHS
+def test_where_engines_are_not_replaced_a_death_ends_the_run(death):
     async def go():
         pool = pool_of(lambda call: 10.0, start=False)
         asked = asyncio.create_task(pool.generate(request(1), least_loaded))
         await asyncio.sleep(5)
-        pool.engines[0].die()
+        pool.engines[0].die(death)
         await asked
 
     with pytest.raises(RunEnded, match="not replaced in a running job on GPUs yet"):
         run(go())
+
+
+@DEATHS
+def test_an_engine_that_dies_when_all_are_asked_is_replaced(death):
+    """A weight sync: Ray's memory monitor may end any process."""
+
+    async def go():
+        pool = pool_of(lambda call: 10.0, engines=2, budget=1)
+        first = pool.engines[0].handle
+
+        async def load(handle):
+            if handle is first:
+                raise death
+
+        await pool.on_all(load)
+        return len(pool.engines), pool.restarted, first in pool.handles
+
+    assert run(go())[0] == (2, 1, False)
 
 
 def test_an_engine_that_does_not_wake_ends_the_run_where_it_is_not_replaced():

@@ -79,7 +79,7 @@ class SimulatedEngine(Engine):
 
     async def answer(self, call, silence):
         if self.dead:
-            raise RayActorError()
+            raise self.death
         answer = asyncio.get_running_loop().create_future()
         self._inside.append((call, answer, (self.policy, self.version, self.epoch)))
         self._begin()
@@ -111,22 +111,22 @@ class SimulatedEngine(Engine):
     async def load_state(self, policy, version, seconds):
         """Take over a policy's weights."""
         if self.dead:
-            raise RayActorError()
+            raise self.death
         self.epoch += 1
         self.version = -1
         await asyncio.sleep(seconds)
         if self.dead:
-            raise RayActorError()
+            raise self.death
         self.policy, self.version = policy, version
 
-    def die(self):
-        """What kill -9 does: everything that it was asked fails."""
-        self.dead = True
+    def die(self, death=None):
+        """What kill -9 does, or Ray's memory monitor: everything that it was asked fails."""
+        self.dead, self.death = True, death or RayActorError()
         for timer in self._running.values():
             timer.cancel()
         for answer in (*self._running, *(answer for _, answer, _ in self._inside)):
             if not answer.done():
-                answer.set_exception(RayActorError())
+                answer.set_exception(self.death)
         self._running.clear()
         self._inside.clear()
 

@@ -29,6 +29,7 @@ from marl_plugins.hosts.devices import critic_gpus, training_gpus
 from marl_plugins.hosts.prebuild import clear_abandoned_locks
 from marl_plugins.process_groups.seats import Grant, Seat, Seating, SeatRequest, Seats
 from marl_plugins.process_groups.worker import RemoteCriticActor, RemotePolicyActor
+from marl_plugins.processes.deaths import DEATHS
 from marl_plugins.processes.launch import TrainingProcesses, not_started
 from marl_plugins.processes.placement import ready
 from marl_plugins.processes.watchdog import locate
@@ -122,7 +123,7 @@ class Room:
                     await ready
                     await handle.__ray_ready__.remote()  # it may have died since
                 return handle
-            except RayActorError as error:
+            except DEATHS as error:
                 # It may have held the lock of an operator, for which the next one would wait for ever.
                 clear_abandoned_locks(Path(os.environ["TORCH_EXTENSIONS_DIR"]))
                 why = f"{TRIES} died one after the other, the last: {str(error).splitlines()[0]}"

@@ -19,6 +19,7 @@ from marl_plugins.core.roles import Call
 from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.plan.signature import differences
+from marl_plugins.processes.deaths import DEATHS
 from marl_plugins.processes.placement import ready
 from marl_plugins.processes.request_queue import RequestQueue
 from marl_plugins.processes.watchdog import Process, Watchdog, locate
@@ -190,7 +191,7 @@ class EnginePool(ServedPolicies, RequestQueue[Engine]):
             versions = self.versions[call.policy]
             try:
                 answer = await engine.answer(call, self.silence)
-            except (RayActorError, RayTaskError) as error:
+            except (*DEATHS, RayTaskError) as error:
                 if not is_dead(error, engine):
                     raise
                 self._bury(engine)  # the request waits again, in its place
@@ -219,7 +220,7 @@ class EnginePool(ServedPolicies, RequestQueue[Engine]):
             try:
                 with engine.watchdog.asked(self.silence):
                     await request(engine.handle)
-            except (RayActorError, RayTaskError) as error:
+            except (*DEATHS, RayTaskError) as error:
                 if not is_dead(error, engine):
                     raise
                 await self.replace(engine)
@@ -301,7 +302,7 @@ async def travel(engine: Engine, giver: EnginePool, taker: EnginePool) -> None:
         try:
             with engine.watchdog.asked(taker.silence):
                 await taker.restore(engine.handle)
-        except (RayActorError, RayTaskError) as error:
+        except (*DEATHS, RayTaskError) as error:
             if not is_dead(error, engine) or taker.start is None:
                 raise
             taker.travelling.remove(engine)
@@ -327,7 +328,7 @@ async def start_replacement(pool: EnginePool, engine: Engine, start: Callable[[]
             with replacement.watchdog.asked(pool.silence):
                 await pool.restore(replacement.handle)
                 replacement.where = await locate(replacement.handle)
-        except (RayActorError, RayTaskError) as error:
+        except (*DEATHS, RayTaskError) as error:
             replacement.kill()
             if not is_dead(error, replacement):
                 raise
@@ -374,8 +375,8 @@ def is_dead(error: Exception, engine: Engine) -> bool:
 
     Not when another process has died, of which the engine awaited something (a policy's weights).
     """
-    if isinstance(error, RayActorError):
-        return error.actor_id in (None, engine.handle._actor_id.hex())
+    if isinstance(error, DEATHS):
+        return getattr(error, "actor_id", None) in (None, engine.handle._actor_id.hex())
     return lacks_its_process(error)
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 from ray.util.placement_group import remove_placement_group
 
 from marl_plugins.core.failures import ConfigurationError, RunEnded, raised_by
@@ -16,6 +16,7 @@ from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.hosts.devices import critic_gpus, ranks_of_one_sequence, training_gpus
 from marl_plugins.processes.critic_actor import RemoteCriticActor
+from marl_plugins.processes.deaths import DEATHS, Death
 from marl_plugins.processes.engines import lacks_its_process
 from marl_plugins.processes.placement import bundles
 from marl_plugins.processes.policy_actor import RemotePolicyActor, RemoteReferenceActor
@@ -191,8 +192,8 @@ class TrainingProcesses:
         blob = self._synced if self._synced is not None else await self.weights()
         try:
             await handle.load_state.remote(blob, self.policy, version)
-        except RayActorError as error:
-            if error.actor_id == handle._actor_id.hex():
+        except DEATHS as error:
+            if isinstance(error, OutOfMemoryError) or error.actor_id == handle._actor_id.hex():
                 raise  # the new engine has died too
             raise run_ended_by(self, "gave a new engine its weights", error) from error
 
@@ -208,8 +209,8 @@ class TrainingProcesses:
         try:
             with self.watchdog.asked(self.silence):
                 results = await asyncio.gather(*work)
-        except (RayActorError, RayTaskError) as error:
-            if isinstance(error, RayActorError) or lacks_its_process(error):
+        except (*DEATHS, RayTaskError) as error:
+            if isinstance(error, DEATHS) or lacks_its_process(error):
                 raise run_ended_by(self, doing, error) from error
             if (ended := ended_by_work(self.policy, doing, raised_by(error))) is None:
                 raise
@@ -254,7 +255,7 @@ def start_groups(
     return groups
 
 
-def run_ended_by(processes: TrainingProcesses, doing: str, error: RayActorError | RayTaskError) -> RunEnded:
+def run_ended_by(processes: TrainingProcesses, doing: str, error: Death | RayTaskError) -> RunEnded:
     """Returns what ends the run when a training process has died, or on GPUs an engine that was being given weights."""
     dead = getattr(raised_by(error), "actor_id", None)
     if lacks_its_process(error) or (dead and dead in [engine._actor_id.hex() for engine in processes.engines]):
@@ -280,13 +281,14 @@ def ended_by_work(policy: str, doing: str, cause: Exception) -> RunEnded | None:
     return None
 
 
-def not_started(policy: str, model: str, error: RayTaskError | RayActorError) -> ConfigurationError | RunEnded:
+def not_started(policy: str, model: str, error: RayTaskError | Death) -> ConfigurationError | RunEnded:
     """Returns what is wrong where a process of a policy has failed while it was loading its model, or was killed then."""
     cause = raised_by(error)
     if isinstance(cause, ConfigurationError):
         return ConfigurationError([problem.within(policy=policy) for problem in cause.problems])
-    reason = str(error).strip().splitlines()[-1].strip()
-    if isinstance(error, RayActorError) and not error.actor_init_failed:
+    lines = str(error).strip().splitlines()
+    reason = lines[0 if isinstance(error, OutOfMemoryError) else -1].strip()
+    if isinstance(error, DEATHS) and not getattr(error, "actor_init_failed", False):
         return RunEnded(
             f"policy {policy!r}: a process died while it was starting: {reason} Something has killed it, for example because "
             "memory ran out; the same command starts again"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayTaskError
 
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.policy import Policy
@@ -27,6 +27,7 @@ from marl_plugins.core.sequences import TokenSequence, sequences_of
 from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.hosts.devices import training_gpus
 from marl_plugins.processes.backend import OwnProcesses
+from marl_plugins.processes.deaths import DEATHS
 from marl_plugins.processes.engines import EngineKind, EnginePool, RestartBudget, start_engines
 from marl_plugins.processes.launch import not_started
 from marl_plugins.processes.placement import bundles
@@ -302,7 +303,7 @@ def _wait(policies: Sequence[UpstreamPolicy], silence: float) -> None:
         owner = owners.pop(ready)
         try:
             ray.get(ready)
-        except (RayTaskError, RayActorError) as error:
+        except (*DEATHS, RayTaskError) as error:
             raise not_started(owner.name, owner.args.actor.model_name_or_path, error) from error
     for policy in policies:
         policy.starting = []
@@ -312,7 +313,7 @@ def _wait_until_dead(handle: ActorHandle, seconds: float = 30.0) -> None:
     """Wait until a killed actor's process has ended."""
     try:
         ray.get(handle.__ray_ready__.remote(), timeout=seconds)
-    except RayActorError:
+    except DEATHS:
         return
     except GetTimeoutError:
         raise TimeoutError(f"a process of {handle} still runs {seconds:g} s after it was killed") from None
