@@ -9,6 +9,7 @@ import tempfile
 import time
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from openai_server import Reply, openai_server, verdict
@@ -491,6 +492,27 @@ def test_a_lock_of_a_build_that_was_killed(tmp_path):
     (finding,) = upstream.check_locks(tmp_path)
     assert finding.good is False and finding.fix == f"rm {lock}"
     assert prebuild.clear_abandoned_locks(tmp_path) == [lock] and not lock.exists()
+
+
+def test_locks_are_looked_for_where_torch_builds(monkeypatch, tmp_path):
+    from torch.utils.cpp_extension import get_default_build_root
+
+    for name, value in (("TORCH_EXTENSIONS_DIR", None), ("XDG_CACHE_HOME", tmp_path)):
+        monkeypatch.setenv(name, str(value)) if value else monkeypatch.delenv(name, raising=False)
+        assert str(prebuild.extensions_folder("cuda")) == get_default_build_root()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_start_removes_the_locks_of_builds_that_were_killed(device, monkeypatch, tmp_path):
+    """Whatever the device: a process that loads the operator would wait for ever."""
+    from marl_plugins.processes import cluster
+
+    lock = tmp_path / "torch_extensions" / "fused_adam" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    monkeypatch.setattr(os, "environ", {**os.environ, "TORCH_EXTENSIONS_DIR": str(lock.parents[1])})
+    cluster.prepare_environment(SimpleNamespace(device=device), True)
+    assert not lock.exists()
 
 
 def test_a_failed_import_shows_its_last_line():

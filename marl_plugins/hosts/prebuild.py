@@ -1,7 +1,7 @@
 """Build what DeepSpeed would otherwise compile during the first run: `python -m marl_plugins.hosts.prebuild`.
 
 Two C++ operators, about a minute. A process that is killed while it builds or loads an operator leaves a lock for which every
-later one would wait forever; such locks are removed here, and at the start of a run on CPU.
+later one would wait forever; such locks are removed here, and at the start of a run.
 """
 
 from __future__ import annotations
@@ -18,6 +18,18 @@ from marl_plugins.core.problems import Problem
 from marl_plugins.hosts import cpu
 
 OPERATORS = ("FusedAdamBuilder", "ShareMemCommBuilder")
+
+
+def cache_folder() -> Path:
+    """Returns the folder of this user's caches."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
+def extensions_folder(device: str) -> Path:
+    """Returns the folder in which DeepSpeed's operators are built: torch's own on GPUs."""
+    if device == "cpu":
+        return Path(cpu.environment()["TORCH_EXTENSIONS_DIR"])
+    return Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cache_folder() / "torch_extensions")
 
 
 def abandoned_locks(folder: Path) -> list[Path]:

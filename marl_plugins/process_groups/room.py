@@ -13,10 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import os
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -26,7 +24,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.hosts.devices import critic_gpus, training_gpus
-from marl_plugins.hosts.prebuild import clear_abandoned_locks
+from marl_plugins.hosts.prebuild import clear_abandoned_locks, extensions_folder
 from marl_plugins.process_groups.seats import Grant, Seat, Seating, SeatRequest, Seats
 from marl_plugins.process_groups.worker import RemoteCriticActor, RemotePolicyActor
 from marl_plugins.processes.deaths import DEATHS
@@ -125,7 +123,7 @@ class Room:
                 return handle
             except DEATHS as error:
                 # It may have held the lock of an operator, for which the next one would wait for ever.
-                clear_abandoned_locks(Path(os.environ["TORCH_EXTENSIONS_DIR"]))
+                clear_abandoned_locks(extensions_folder("cpu"))
                 why = f"{TRIES} died one after the other, the last: {str(error).splitlines()[0]}"
             except TimeoutError:
                 why = f"one was not ready after {self.silence:g} s (limits.silence_seconds)"

@@ -13,14 +13,13 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.process_backend import OBJECT_STORE_BYTES
 from marl_plugins.hosts import cpu
-from marl_plugins.hosts.prebuild import clear_abandoned_locks
+from marl_plugins.hosts.prebuild import clear_abandoned_locks, extensions_folder
 from marl_plugins.plan.devices import needed_cpus, needed_devices, shown_devices, too_few
 from marl_plugins.processes.private_folder import private_folder
 from marl_plugins.run import Run
@@ -39,8 +38,8 @@ def prepare_environment(run: Run, debug: bool) -> None:
     if run.device == "cpu":
         os.environ.update(cpu.environment())
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # Ray refuses more logical devices than it lists
-        for lock in clear_abandoned_locks(Path(os.environ["TORCH_EXTENSIONS_DIR"])):
-            print(f"removed the lock of a process that was killed while it loaded an operator: {lock}", file=sys.stderr)
+    for lock in clear_abandoned_locks(extensions_folder(run.device)):
+        print(f"removed the lock of a process that was killed while it loaded an operator: {lock}", file=sys.stderr)
     if own_cluster():
         os.environ.update(closed())
     for name, value in quiet(debug).items():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from marl_plugins.core.findings import Finding, error, error_if, note, ok
 from marl_plugins.hosts import cpu
+from marl_plugins.hosts.prebuild import cache_folder, extensions_folder
 
 GIB = 2**30
 
@@ -156,17 +157,6 @@ def check_caches(device: str, models_from_hub: bool) -> list[Finding]:
         if (problem := why_unwritable(folder) or (why_not_rays(folder) if name == "RAY_TMPDIR" else None))
     ]
     return problems or [ok("cache", f"writable: {', '.join(str(folder) for _, folder, _, _ in places)}")]
-
-
-def cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-
-
-def extensions_folder(device: str) -> Path:
-    """Returns the folder in which DeepSpeed's operators are built."""
-    if device == "cpu":
-        return Path(cpu.environment()["TORCH_EXTENSIONS_DIR"])
-    return Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cache_folder() / "torch_extensions")
 
 
 def why_unwritable(folder: Path) -> str | None:

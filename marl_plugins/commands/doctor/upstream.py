@@ -8,11 +8,10 @@ import sys
 import time
 from pathlib import Path
 
-from marl_plugins.commands.doctor.machine import extensions_folder
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.findings import Finding, error, note, ok
 from marl_plugins.hosts import cpu, upstream_cli
-from marl_plugins.hosts.prebuild import abandoned_locks
+from marl_plugins.hosts.prebuild import abandoned_locks, extensions_folder
 from marl_plugins.hosts.releases import TRAINED, known, refusal, standing
 from marl_plugins.hosts.seams import check_seams, seams_of
 
