@@ -163,7 +163,7 @@ def test_lines_are_those_of_the_file(recipe):
             [*GAE, "--train.colocate_all", "--critic.num_gpus_per_node", "2"],
             [("devices.colocated",), ("devices.no_gpu",)],
         ),
-        (["--ds.zero_stage", "3"], [("devices.zero_stage",)]),
+        (["--ds.zero_stage", "4"], [("flags.value", "command line", "ds.zero_stage")]),
         (["--vllm.num_engines", "0"], [("flags.value", "command line", "vllm.num_engines")]),
         (["--rollout.max_new_tokens", "500"], [("lengths.no_room", "tiny.yaml:14")]),
         (

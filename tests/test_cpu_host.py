@@ -3,6 +3,7 @@
 import cpuinfo
 import pytest
 import torch
+import torch.distributed.distributed_c10d as c10d
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -76,3 +77,21 @@ def test_deepspeed_is_told_what_it_would_find_out(monkeypatch):
     assert cpuinfo.get_cpu_info is not asked
     assert (builder.cpu_arch(), builder.simd_width()) == found_out
     assert cpuinfo.get_cpu_info()["vendor_id_raw"] == maker
+
+
+def test_collectives_end_in_the_order_in_which_they_are_begun(monkeypatch):
+    """DeepSpeed waits for the last of several, and then uses what all have written. Twice: a process may import both actors."""
+    monkeypatch.setattr(c10d, "ProcessGroupGloo", c10d.ProcessGroupGloo)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    cpu.do_collectives_in_order()
+    cpu.do_collectives_in_order()
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        first, last = (
+            torch.distributed.all_gather([torch.empty(count)], torch.ones(count), async_op=True)
+            for count in (20_000_000, 1)
+        )
+        last.wait()
+        assert first.is_completed()
+    finally:
+        torch.distributed.destroy_process_group()

@@ -177,7 +177,6 @@ def test_batching(changed, expected):
     ("changed", "code"),
     [
         ({"ds__ring_attn_size": 2}, "devices.ring_attention"),
-        ({"ds__zero_stage": 3}, "devices.zero_stage"),
         ({"ds__attn_implementation": "flash_attention_2"}, "devices.attention"),
         ({"vllm__enable_sleep": True}, "devices.no_gpu"),
     ],

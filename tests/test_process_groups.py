@@ -93,6 +93,10 @@ def test_the_size_of_a_tiny_model_is_what_is_built():
             ],
         ),
         (
+            ["--policy.coder.ds.zero_stage", "3"],
+            [("seats.zero_stage", "marl_plugins.process_groups", "coder", "ds.zero_stage")],
+        ),
+        (
             ["--process_groups.state_gb", "0.001"],
             [("seats.state_gb", "marl_plugins.process_groups")],
         ),

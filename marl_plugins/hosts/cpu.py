@@ -16,6 +16,7 @@ import signal
 import sys
 import types
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -111,8 +112,30 @@ def install() -> None:
     cuda.current_device = lambda: current
     for function in ("set_device", "synchronize", "empty_cache", "current_stream"):
         setattr(cuda, function, no_op())
+    do_collectives_in_order()
     if not multiplies_bfloat16():
         torch.nn.functional.linear = bfloat16_linear(torch.nn.functional.linear)  # what torch.nn.Linear calls
+
+
+def do_collectives_in_order() -> None:
+    """Has each gloo group do one collective after the other, as NCCL does on its stream.
+
+    torch gives a group two threads, so that the second of two collectives may end first. DeepSpeed waits for the last one of
+    several and then uses what all of them write (zero/partition_parameters.py:2082 and comm/torch.py:399 of 0.19.6): with ZeRO 3
+    weights that had just been loaded were overwritten by the gather before, with whatever had been in memory.
+    """
+    import torch.distributed.distributed_c10d as c10d
+    from torch._C._distributed_c10d import ProcessGroupGloo
+
+    class InOrder(ProcessGroupGloo):
+        def __init__(self, store: Any, rank: int, size: int, timeout: timedelta = c10d.default_pg_timeout):
+            options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in its stub
+            names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+            options._devices = [self.create_device(interface=name) for name in names] or [self.create_default_device()]
+            options._timeout, options._threads = timeout, 1
+            super().__init__(store, rank, size, options)
+
+    c10d.ProcessGroupGloo = InOrder  # type: ignore[misc]
 
 
 def know_processor() -> None:

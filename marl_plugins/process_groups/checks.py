@@ -63,6 +63,17 @@ def check_seating(run: Run, seating: Seating) -> list[Problem]:
         for name, count in needed.items()
         if count > seating.seats
     ]
+    problems += [
+        Problem(
+            "seats.zero_stage",
+            at(plugin=who, policy=p.name, flag="ds.zero_stage"),
+            "3: a rank's checkpoint has no whole weights, which the next process in its place would load",
+            fix=f"set --policy.{p.name}.ds.zero_stage 2",
+            flags=("ds.zero_stage",),
+        )
+        for p in run.policies
+        if p.name in needed and run.policy_args[p.name].ds.zero_stage == 3
+    ]
     return problems or _without_room(run, seating, who)
 
 

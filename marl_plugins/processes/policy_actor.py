@@ -133,13 +133,16 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
         Raises:
             FloatingPointError: A weight is not finite; the names of the tensors are given.
         """
-        if torch.distributed.get_rank() != 0:
-            return None
+        import deepspeed
         import safetensors.torch
 
-        self.check_finite()
-        state = {name: p.detach().contiguous().cpu() for name, p in self.engine.module.named_parameters()}
-        blob: bytes = safetensors.torch.save(state)
+        first, parameters = torch.distributed.get_rank() == 0, dict(self.engine.module.named_parameters())
+        if first or self.strategy.stage == 3:
+            self.check_finite()
+        with deepspeed.zero.GatheredParameters([*parameters.values()], enabled=self.strategy.stage == 3):
+            if not first:
+                return None
+            blob: bytes = safetensors.torch.save({name: p.detach().contiguous().cpu() for name, p in parameters.items()})
         return blob
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -53,7 +53,20 @@ class TrainingProcess:
         Raises:
             FloatingPointError: A weight is not finite; names the tensors.
         """
-        parts = {n: getattr(p, "ds_tensor", p) for n, p in self.engine.module.named_parameters()}  # ZeRO-3 shards
-        broken = [name for name, value in parts.items() if not torch.isfinite(value).all()]
+        broken = [name for name, p in self.engine.module.named_parameters() if not torch.isfinite(own_part(p)).all()]
         if broken:
             raise FloatingPointError(f"weights that are not finite: {', '.join(broken[:5])}")
+
+
+def own_part(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """Returns the elements of a parameter that this process holds: all, or with ZeRO 3 its share.
+
+    DeepSpeed makes all shares the same length and never sets what is beyond the parameter's end (zero/partition_parameters.py:1808
+    and 1844-1850 of 0.19.6): that may be anything, also not a number.
+    """
+    share: torch.Tensor | None = getattr(parameter, "ds_tensor", None)
+    if share is None:
+        return parameter
+    partitioned: Any = parameter
+    rank = torch.distributed.get_rank(partitioned.ds_process_group)
+    return share[: max(0, partitioned.ds_numel - rank * share.numel())]

@@ -15,16 +15,16 @@ from marl_plugins.processes.upstream_trainer import ranks_of
 cloudpickle.register_pickle_by_value(ring_attention)  # used in processes that know no tests
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-FLAGS = ["--algo.kl.init_coef", "0", "--ds.zero_stage", "1", "--ds.attn_implementation", "sdpa", "--ds.packing_samples"]
+FLAGS = ["--algo.kl.init_coef", "0", "--ds.attn_implementation", "sdpa", "--ds.packing_samples"]
 
 
 @pytest.mark.usefixtures("cluster")
 def test_a_ring_of_ranks_trains_as_one_rank_does(relay):
-    """Two rings of two ranks beside one rank, in float32: log-probs, metrics and weights over two steps."""
+    """Two rings of two ranks with ZeRO 3 beside one rank, in float32: log-probs, metrics and weights over two steps."""
     made = {}
-    for name, ranks, ring in (("alone", 1, 1), ("rings", 4, 2)):
+    for name, ranks, ring, stage in (("alone", 1, 1, 1), ("rings", 4, 2, 3)):
         args = copy.deepcopy(arguments(relay, "--actor.adam.lr", "1e-3", *FLAGS, "--actor.num_gpus_per_node", str(ranks)))
-        args.ds.ring_attn_size, args.ds.param_dtype = ring, "fp32"
+        args.ds.ring_attn_size, args.ds.zero_stage, args.ds.param_dtype = ring, stage, "fp32"
         args.train.batch_size = args.train.micro_batch_size * ranks
         made[name] = launch(args, before=ring_attention.install)
     for policy in made.values():

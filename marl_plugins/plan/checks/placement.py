@@ -113,12 +113,6 @@ def _on_cpu(a: Any) -> Iterator[Problem]:
             ),
             flags=("train.colocate_all", "vllm.enable_sleep", "ds.enable_sleep"),
         )
-    if a.ds.zero_stage == 3:
-        yield Problem(
-            "devices.zero_stage",
-            got="--ds.zero_stage 3 is refused on CPU: it gave NaN with two ranks in one of four runs",
-            flags=("ds.zero_stage",),
-        )
     if a.ds.attn_implementation.startswith("flash"):
         yield Problem(
             "devices.attention",
