@@ -128,7 +128,7 @@ def do_collectives_in_order() -> None:
     from torch._C._distributed_c10d import ProcessGroupGloo
 
     class InOrder(ProcessGroupGloo):
-        def __init__(self, store: Any, rank: int, size: int, timeout: timedelta = c10d.default_pg_timeout):
+        def __init__(self, store: c10d.Store, rank: int, size: int, timeout: timedelta = c10d.default_pg_timeout):
             options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in its stub
             names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
             options._devices = [self.create_device(interface=name) for name in names] or [self.create_default_device()]
