@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -67,6 +67,5 @@ def own_part(parameter: torch.nn.Parameter) -> torch.Tensor:
     share: torch.Tensor | None = getattr(parameter, "ds_tensor", None)
     if share is None:
         return parameter
-    partitioned: Any = parameter
-    rank = torch.distributed.get_rank(partitioned.ds_process_group)
-    return share[: max(0, partitioned.ds_numel - rank * share.numel())]
+    group, count = (getattr(parameter, name) for name in ("ds_process_group", "ds_numel"))
+    return share[: max(0, count - torch.distributed.get_rank(group) * share.numel())]
