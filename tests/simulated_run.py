@@ -152,11 +152,13 @@ def simulated_trainer(
     plugins=(),
     queue=None,
     max_steps=None,
+    seed=1,
+    train_tasks=None,
 ):
     """A trainer of a system with one role `a` on a policy `p`, ten held-out tasks; `tasks` and `samples` are those of a step."""
     queue = DEFAULTS["queue"] if queue is None else queue
     args = SimpleNamespace(
-        train=SimpleNamespace(seed=1, num_episodes=1, async_enable=queue > 0, async_queue_size=queue),
+        train=SimpleNamespace(seed=seed, num_episodes=1, async_enable=queue > 0, async_queue_size=queue),
         algo=SimpleNamespace(dynamic_filtering_enable=False),
         rollout=SimpleNamespace(n_samples_per_prompt=samples, batch_size=tasks),
         eval=SimpleNamespace(steps=eval_steps, n_samples_per_prompt=1, temperature=0.0),
@@ -188,7 +190,7 @@ def simulated_trainer(
         trained=policies,
         backend=SimpleNamespace(metrics=dict),
         cast=cast,
-        train_tasks=[Task(f"t{n}", f"q{n}", "l") for n in range(tasks * steps)],
+        train_tasks=train_tasks or [Task(f"t{n}", f"q{n}", "l") for n in range(tasks * steps)],
         eval_tasks=[Task(f"e{n}", f"held {n}", "l") for n in range(10)],
         estimator=estimator or Estimator(),
         rollout=Rollout(run, plugins, workflow, cast, tools or {}, {"p": None}),

@@ -46,9 +46,8 @@ class Run:
         words = ["--recipe", str(project / "sums/tiny.yaml"), "--plugin", str(project / "extra.py")]
         words += ["--ckpt.output_dir", str(self.folder), "--ckpt.path", str(self.checkpoints)]
         plan = build_plan(words)
-        trainer = simulated_trainer(self.folder, lambda t: 1.0, steps=LAST, samples=1)
-        trainer.run.args.rollout.batch_size = 2
-        trainer.session.train_tasks = [Task(f"{n} é漢😀\x85\u2028", f"q{n}", "l") for n in range(2 * LAST)]
+        tasks = [Task(f"{n} é漢😀\x85\u2028", f"q{n}", "l") for n in range(2 * LAST)]
+        trainer = simulated_trainer(self.folder, lambda t: 1.0, steps=LAST, samples=1, tasks=2, train_tasks=tasks)
         trainer.session.eval_tasks = trainer.session.eval_tasks[:1]
         asyncio.run(trainer.fit(0))
         record_start(plan, words, 0)

@@ -87,9 +87,8 @@ def trainer_of(folder, code, seed=1, **more):
         (folder / "plugin.py").write_text(code)
         names = [str(folder / "plugin.py")]
     trainer = simulated_trainer(
-        folder / "run", lambda t: float(t.sample == 0), steps=3, eval_steps=-1, plugins=names, **more
+        folder / "run", lambda t: float(t.sample == 0), steps=3, eval_steps=-1, plugins=names, seed=seed, **more
     )
-    trainer.run.args.train.seed = seed
     cast = trainer.session.cast
     for name, (spec,) in cast.members.items():
         cast.members[name] = (RoleSpec(name, spec.policy, spec.render, Chat(), spec.sampling, max_turns=spec.max_turns),)

@@ -45,10 +45,11 @@ DEFAULTS = {"publish": 1.0, "external": 0, "staleness": 1, "sampler": "uniform",
 }
 
 
-def peer(folder, store, seed=1, steps=3, name="alice", outcome=lambda t: float(t.sample == 0), **options):
+def peer(folder, store, seed=1, steps=3, name="alice", outcome=lambda t: float(t.sample == 0), tasks=None, **options):
     """A simulated run that takes part in a swarm."""
-    trainer = simulated_trainer(folder / "run", outcome, steps=steps, eval_steps=-1, plugins=[PLUGIN])
-    trainer.run.args.train.seed = seed
+    trainer = simulated_trainer(
+        folder / "run", outcome, steps=steps, eval_steps=-1, plugins=[PLUGIN], seed=seed, train_tasks=tasks
+    )
     trainer.run.args.ckpt.path = str(folder / "ckpt")
     trainer.run.args.swarm = SimpleNamespace(**DEFAULTS | options, store=str(store), peer=name)
     members = trainer.session.cast.members
@@ -87,8 +88,7 @@ def test_without_groups_of_others_the_run_is_the_run_without_the_plugin(tmp_path
     store = tmp_path / "store"
     fit(peer(tmp_path / "a", store, seed=7))
     bob = fit(peer(tmp_path / "b", store, seed=8, name="bob", publish=publish))
-    alone = simulated_trainer(tmp_path / "c" / "run", lambda t: float(t.sample == 0), steps=3, eval_steps=-1)
-    alone.run.args.train.seed = 8
+    alone = simulated_trainer(tmp_path / "c" / "run", lambda t: float(t.sample == 0), steps=3, eval_steps=-1, seed=8)
     fit(alone)
     for name in ("trajectories.jsonl", "ledger.jsonl"):
         assert without_seconds(recorded(bob, name)) == without_seconds(recorded(alone, name))
@@ -487,9 +487,8 @@ def test_foreign_rows_are_weighted_by_capability_and_by_how_likely_they_are_here
 def strangers(tmp_path, trust, tasks_module=None, publish="labels"):
     """A run whose peer has other tasks."""
     store = tmp_path / "store"
-    alice = peer(tmp_path / "a", store, seed=7, trust=publish)
-    alice.session.train_tasks = [Task(f"s{n}", f"strange {n}", {"answer": n}, {"n": n}) for n in range(12)]
-    fit(alice)
+    tasks = [Task(f"s{n}", f"strange {n}", {"answer": n}, {"n": n}) for n in range(12)]
+    fit(peer(tmp_path / "a", store, seed=7, trust=publish, tasks=tasks))
     bob = peer(
         tmp_path / "b", store, seed=8, name="bob", external=2, trust=trust, outcome=lambda t: float(bool(t.task.label))
     )
