@@ -5,7 +5,7 @@ from marl_plugins.core.demonstrations import Demonstration
 from . import world
 from .slips import as_json, shown, tagged, typo
 
-SLIPS = {"planner": 0.05, "searcher": 0.3, "summariser": 0.2, "updater": 0.2, "answerer": 0.25}
+SLIPS = {"planner": 0.05, "searcher": 0.15, "summariser": 0.1, "updater": 0.1, "answerer": 0.15}
 """How often each of them slips."""
 
 
