@@ -109,7 +109,7 @@ def speed(hour: Hour) -> str:
 def packing(name: str) -> Callable[[Hour], str]:
     def answer(hour: Hour) -> str:
         plain, other = hour.run("shared").metrics[0], hour.run(name).metrics[0]
-        norms = [m["policy/shared/actor_grad_norm"] for m in (plain, other)]
+        norms = [m["grad_norm/max"] for m in (plain, other)]
         seconds = [m["seconds/update"] for m in (plain, other)]
         update = f"update {seconds[1]:.1f} s, without {seconds[0]:.1f} s"
         return f"gradient norm of step 1: {norms[1]:.5g}, without {norms[0]:.5g}; {update}"

@@ -149,21 +149,15 @@ class Hour:
             from marl_plugins.runtime.tiny_model import resolve
 
             model = resolve(model)
-        words = [
-            *more,
-            *upstream_loop.words(self.loop, 4),
-            *COLOCATED,
-            *(
-                "--ds.attn_implementation",
-                "flash_attention_2",
-                "--ds.zero_stage",
-                "2",
-                "--vllm.gpu_memory_utilization",
-                "0.5",
-            ),
-        ]
-        words += ["--actor.model_name_or_path", model, "--ckpt.output_dir", str(self.folder / name)]
-        return [*words, "--ckpt.path", str(self.folder / name / "checkpoints")]
+        own = {
+            "ds.attn_implementation": "flash_attention_2",
+            "ds.zero_stage": 2,
+            "vllm.gpu_memory_utilization": 0.5,
+            "actor.model_name_or_path": model,
+            "ckpt.output_dir": self.folder / name,
+            "ckpt.path": self.folder / name / "checkpoints",
+        }
+        return [*more, *upstream_loop.words(self.loop, 4, **own), *COLOCATED]
 
     def _execute(
         self, name: str, words: Sequence[str], line: re.Pattern[str] | None = None, output: Path | None = None

@@ -36,8 +36,8 @@ def reward_func(queries, prompts, labels):
 """
 
 
-def words(folder: Path, steps: int) -> list[str]:
-    """Upstream's command line for a number of steps."""
+def words(folder: Path, steps: int, **others: object) -> list[str]:
+    """Upstream's command line for a number of steps, with other values of some flags."""
     data = folder / f"{steps}.jsonl"
     lines = (json.dumps({"prompt": f"What is {n} + {n % 7}?", "label": str(n + n % 7)}) for n in range(PER_STEP * steps))
     data.write_text("\n".join(lines) + "\n")
@@ -68,7 +68,7 @@ def words(folder: Path, steps: int) -> list[str]:
         "ckpt.save_steps": -1,
         "ckpt.output_dir": folder / "out",
         "ckpt.path": folder / "checkpoints",
-    }
+    } | others
     return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
 
 

@@ -4,7 +4,8 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
+import torch
+from ray.exceptions import ActorUnschedulableError, OutOfMemoryError, RayActorError, RayTaskError
 from refusals import briefs
 from virtual_time import SimulatedEngine, run
 
@@ -12,6 +13,7 @@ from marl_plugins.core.failures import ConfigurationError, RunEnded
 from marl_plugins.core.policy import Policy
 from marl_plugins.processes.engines import EnginePool, RestartBudget
 from marl_plugins.processes.launch import TrainingProcesses, not_started, run_ended_by
+from marl_plugins.processes.training_process import own_part
 from marl_plugins.processes.watchdog import Watchdog
 from marl_plugins.runtime.policy_engines import PolicyEngines
 
@@ -26,6 +28,8 @@ def test_a_process_that_was_killed_while_it_started_is_no_error_of_the_model():
     )
     assert isinstance(raised, ConfigurationError) and briefs(raised.problems) == [("models.start", "solver")]
     assert "'some/model'" in str(raised) and "ValueError: no such model" in str(raised)
+    never = not_started("solver", "some/model", ActorUnschedulableError("worker startup failed.\nTried 5 times."))
+    assert isinstance(never, RunEnded) and "worker startup failed. Tried 5 times." in str(never)
     raised = not_started("solver", "some/model", RayTaskError("load", "Traceback\nKeyError: 'x'", KeyError("x")))
     assert isinstance(raised, ConfigurationError)
 
@@ -37,6 +41,17 @@ def test_a_process_for_which_there_was_no_memory_is_no_error_of_the_model():
     processes = object.__new__(TrainingProcesses)
     processes.policy, processes.silent, processes.engines = "solver", [], []
     assert str(run_ended_by(processes, "was synced", death)).endswith(reason)
+
+
+@pytest.mark.parametrize(("rank", "left"), [(0, 4), (1, 4), (2, 2), (3, 0)])
+def test_of_a_share_of_the_weights_what_deepspeed_never_sets_is_not_looked_at(rank, left, monkeypatch):
+    """Ten elements on four ranks: shares of four, the last two of which are filled up with whatever is in memory."""
+    monkeypatch.setattr("torch.distributed.get_rank", lambda group: rank)
+    parameter = torch.nn.Parameter(torch.empty(0))
+    assert own_part(parameter) is parameter
+    parameter.ds_tensor, parameter.ds_numel, parameter.ds_process_group = torch.full((4,), torch.nan), 10, None
+    parameter.ds_tensor[:left] = 1.0
+    assert own_part(parameter).tolist() == [1.0] * left
 
 
 @pytest.mark.parametrize("wrapped", [False, True])

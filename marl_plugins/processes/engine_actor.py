@@ -7,10 +7,13 @@ from marl_plugins.hosts import cpu
 cpu.install()  # before anything of upstream
 
 import asyncio  # noqa: E402
+import contextlib  # noqa: E402
 import os  # noqa: E402
+import re  # noqa: E402
 import tempfile  # noqa: E402
-from collections.abc import Callable  # noqa: E402
+from collections.abc import Callable, Iterator  # noqa: E402
 from dataclasses import dataclass  # noqa: E402
+from pathlib import Path  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
 import ray  # noqa: E402
@@ -77,6 +80,30 @@ def leave_no_files() -> None:
         tempfile.tempdir = folder
 
 
+@contextlib.contextmanager
+def with_root_cause() -> Iterator[None]:
+    """Adds to what vLLM says of its own process what that process has written: "See root cause above" is all that its caller is
+    told (v1/engine/utils.py:1320 of 0.29), and above nobody reads.
+
+    Raises:
+        RuntimeError: That process could not start; the last line is the error that ended it.
+    """
+    log = Path("/proc/self/fd/2").resolve()  # Ray's file of this process, which vLLM's has inherited
+    begin = log.stat().st_size if log.is_file() else 0
+    try:
+        yield
+    except RuntimeError as error:
+        if "root cause" not in str(error) or not log.is_file():
+            raise
+        with log.open(errors="replace") as lines:
+            lines.seek(begin)
+            said = re.findall(r"\b(?:\w+\.)*(\w*(?:Error|Exception): .*)", lines.read())
+        causes = [line for line in said if "root cause" not in line]
+        if not causes:
+            raise
+        raise RuntimeError(f"{error}\n{causes[-1]}") from error
+
+
 @dataclass
 class HeldWeights:
     """The weights that an engine holds: whose they are, of which version, and how often they have changed."""
@@ -102,7 +129,8 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
             tokens = kwargs.get("max_num_batched_tokens", PREFILL_TOKENS)
             kwargs["max_num_batched_tokens"] = max(tokens, kwargs["max_model_len"])
             leave_no_files()
-        await super().__init__(*args, **kwargs)
+        with with_root_cause():
+            await super().__init__(*args, **kwargs)
         if cpu.device() == "cpu":  # compiles what the first sample needs, while the training processes still load
             await self.sample([0], SamplingParams(max_tokens=1, seed=0, logprobs=0, detokenize=False))
         elif kwargs["tensor_parallel_size"] == 1:  # the workers of several devices are processes of Ray's

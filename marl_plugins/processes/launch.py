@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
+from ray.exceptions import ActorUnschedulableError, OutOfMemoryError, RayActorError, RayTaskError
 from ray.util.placement_group import remove_placement_group
 
 from marl_plugins.core.failures import ConfigurationError, RunEnded, raised_by
@@ -281,8 +281,13 @@ def ended_by_work(policy: str, doing: str, cause: Exception) -> RunEnded | None:
     return None
 
 
-def not_started(policy: str, model: str, error: RayTaskError | Death) -> ConfigurationError | RunEnded:
+def not_started(
+    policy: str, model: str, error: RayTaskError | Death | ActorUnschedulableError
+) -> ConfigurationError | RunEnded:
     """Returns what is wrong where a process of a policy has failed while it was loading its model, or was killed then."""
+    if isinstance(error, ActorUnschedulableError):
+        reason = " ".join(str(error).split())
+        return RunEnded(f"policy {policy!r}: Ray could not start a process: {reason} (--debug keeps Ray's logs)")
     cause = raised_by(error)
     if isinstance(cause, ConfigurationError):
         return ConfigurationError([problem.within(policy=policy) for problem in cause.problems])

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import ray
-from ray.exceptions import GetTimeoutError, RayTaskError
+from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayTaskError
 
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.policy import Policy
@@ -303,7 +303,7 @@ def _wait(policies: Sequence[UpstreamPolicy], silence: float) -> None:
         owner = owners.pop(ready)
         try:
             ray.get(ready)
-        except (*DEATHS, RayTaskError) as error:
+        except (*DEATHS, RayTaskError, ActorUnschedulableError) as error:
             raise not_started(owner.name, owner.args.actor.model_name_or_path, error) from error
     for policy in policies:
         policy.starting = []

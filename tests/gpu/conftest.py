@@ -86,12 +86,11 @@ PAPER = """
       data.max_samples: 8
       mathchat.held_out: 2
       ds.adam_offload: false
-      ds.zero_stage: 2
       vllm.enforce_eager: true
       eval.n_samples_per_prompt: 1
 """
 """MathChat's recipe for six devices, with models and batches that are small. Adam is not offloaded: it would be a C++ operator that
-takes a minute to compile. With ZeRO 3 some runs on the stand-in end with a KL that is not finite (docs/gpu.md)."""
+takes a minute to compile."""
 KILLER = """
     import json, os, psutil, signal
     from pathlib import Path
@@ -208,6 +207,7 @@ def several(folder, words, device):
     own = {
         "MARL_PLUGINS_DEVICE": device,
         "MARL_STAND_IN": str(folder),
+        "OBSERVE_FLAT": "1",
         "MARL_STAND_IN_GPUS": str(DEVICES),
         "PYTHONPATH": path,
     }
@@ -236,15 +236,16 @@ KILLED = ("--max_steps", "3", "--ckpt.save_steps", "1", "--eval.steps", "-1")
 WITH_CRITIC = ("--mapping", "shared", "--algo.advantage.estimator", "gae")
 FLAT = ("--plugin", "{recipe}/asleep_syncing.py", "--plugin", "marl_plugins.flat_sync")
 ON_GPUS = {
-    "colocated": started("colocated", *TWO),
+    "colocated": started("colocated", *TWO, "--plugin", "benchmarks.gpu_observer"),
     "apart": started("apart", *KILLED, "--plugin", "{recipe}/awake.py"),
     "shared": started("colocated", *KILLED, *WITH_CRITIC, *FLAT),
     "resumed": resumed("shared"),
     "paper": started("../mathchat/small_paper", "--max_steps", "1"),
     "too_few": started("recipe", "--vllm.num_engines", "2", *TWO),
+    "no_memory": started("colocated", "--mapping", "shared", "--vllm.gpu_memory_utilization", "0.99", *TWO),
 }
 """By name: three policies on 3 devices; three on 8, killed in step 2; one for all roles on 1, killed in step 2, and resumed, killed
-in the sync of step 3; three on 6; and on more than there are."""
+in the sync of step 3; three on 6; on more than there are; and with more memory than is free."""
 
 
 @pytest.fixture(scope="session")

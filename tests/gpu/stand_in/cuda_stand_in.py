@@ -9,6 +9,7 @@
     NCCL         a group of processes on different devices, whose broadcast goes through vLLM's own TCP store
     flash-attn   transformers' own attention (`sdpa`)
     rings        every rank gathers all keys and values, instead of ring_flash_attn
+    memory       an engine that asks for more than is free does not start
     vLLM sleep   the worker forgets that it has its weights and its KV cache, and says so
     DeepSpeed    states that are offloaded may not be stepped on
 
@@ -62,6 +63,7 @@ REPLACED = {
         'self.collective_rpc("sleep", kwargs=dict(level=level))',
         'self.collective_rpc("wake_up", kwargs=dict(tags=tags))',
     ],
+    "vllm/v1/worker/utils.py": ["if init_snapshot.free_memory < requested_memory:"],
     "vllm/v1/worker/gpu_worker.py": [
         "self._get_sleep_mode_backend().suspend(level)",
         "self._get_sleep_mode_backend().resume(tags)",
@@ -72,6 +74,8 @@ REPLACED = {
 }
 """Lines of installed packages that the stand-in replaces, or counts on being called by, by file."""
 KV_BYTES = 64 * 2**20
+FREE_MEMORY = 0.95
+"""Share of a device's memory that is free when an engine starts: the rest is the driver's and of other programs."""
 
 
 def record(event, **values):
@@ -375,6 +379,9 @@ def _worker(module):
     load, execute = worker.load_model, worker.execute_model
 
     def load_model(self, *arguments, **options):
+        wanted = self.cache_config.gpu_memory_utilization
+        if wanted > FREE_MEMORY:  # in vLLM's words (v1/worker/utils.py)
+            raise ValueError(f"Free memory on device is less than desired GPU memory utilization ({wanted})")
         self.arrived, self.asleep = {}, set()
         load(self, *arguments, **options)
         self.expected = checkpoint_names(self.model_config.model)
