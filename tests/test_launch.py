@@ -29,7 +29,8 @@ def test_a_process_that_was_killed_while_it_started_is_no_error_of_the_model():
     assert isinstance(raised, ConfigurationError) and briefs(raised.problems) == [("models.start", "solver")]
     assert "'some/model'" in str(raised) and "ValueError: no such model" in str(raised)
     never = not_started("solver", "some/model", ActorUnschedulableError("worker startup failed.\nTried 5 times."))
-    assert isinstance(never, RunEnded) and "worker startup failed. Tried 5 times." in str(never)
+    reason = "worker startup failed. Tried 5 times."
+    assert isinstance(never, RunEnded) and reason in str(never)
     raised = not_started("solver", "some/model", RayTaskError("load", "Traceback\nKeyError: 'x'", KeyError("x")))
     assert isinstance(raised, ConfigurationError)
 

@@ -37,11 +37,6 @@ def test_the_lines_that_it_replaces_are_upstreams(stand_in):
     assert not gone
 
 
-def test_vllm_still_hides_why_its_process_did_not_start():
-    """What is looked for in `with_root_cause` (marl_plugins/processes/engine_actor.py)."""
-    assert "See root cause above" in (PACKAGES / "vllm/v1/engine/utils.py").read_text()
-
-
 def test_a_handle_opens_on_its_device_as_long_as_its_memory_is_there(stand_in, monkeypatch):
     weight = torch.randn(3, 2).to(torch.bfloat16)
     opened, arguments = stand_in.handle_of(weight)

@@ -64,6 +64,7 @@ REPLACED = {
         'self.collective_rpc("wake_up", kwargs=dict(tags=tags))',
     ],
     "vllm/v1/worker/utils.py": ["if init_snapshot.free_memory < requested_memory:"],
+    "vllm/v1/engine/utils.py": ['"See root cause above. "'],  # why an engine did not start (processes/engine_actor.py)
     "vllm/v1/worker/gpu_worker.py": [
         "self._get_sleep_mode_backend().suspend(level)",
         "self._get_sleep_mode_backend().resume(tags)",
