@@ -28,6 +28,7 @@ from marl_plugins.commands.imports import items, policies, roles, tasks
 from marl_plugins.commands.imports.report import Report
 from marl_plugins.core import recipe_yaml
 from marl_plugins.core.conversation import ChatFormat
+from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.tools import Tool
 from marl_plugins.hosts import prebuild, releases, seams, trees, upstream_cli
 from marl_plugins.loading import load, load_file
@@ -315,6 +316,19 @@ def test_a_cluster_that_is_not_there(monkeypatch):
     run = SimpleNamespace(device="cuda", recipe=space(limits__silence_seconds=1.0))
     with refused(("devices.ray",)), cluster.ray_cluster(run, False, None):
         pass
+
+
+@pytest.mark.parametrize(("raised", "expected"), [(Exception("not up in time."), RunEnded), (KeyError("x"), KeyError)])
+def test_a_node_that_is_not_up_in_time_ends_the_run_and_no_fault_is_taken_for_it(monkeypatch, raised, expected):
+    def slow(**options):
+        raise raised
+
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    monkeypatch.setattr(ray, "init", slow)
+    run = SimpleNamespace(device="cuda", recipe=space(limits__silence_seconds=1.0))
+    with pytest.raises(expected) as caught, cluster.ray_cluster(run, False, None):
+        pass
+    assert str(raised) in str(caught.value)
 
 
 # --- credit and tools -----------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.failures import ConfigurationError, RunEnded
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.process_backend import OBJECT_STORE_BYTES
 from marl_plugins.hosts import cpu
@@ -97,6 +97,7 @@ def ray_cluster(run: Run, debug: bool, python: str | None) -> Iterator[None]:
 
     Raises:
         ConfigurationError: The cluster has fewer devices than the plan needs.
+        RunEnded: Ray's node was not up in time.
     """
     import psutil
     import ray
@@ -116,6 +117,11 @@ def ray_cluster(run: Run, debug: bool, python: str | None) -> Iterator[None]:
                     got=f"Ray cannot be reached or started (RAY_ADDRESS {os.environ.get('RAY_ADDRESS')!r}): {error}",
                 )
             ) from error
+        except Exception as error:
+            if type(error) is not Exception:
+                raise
+            # Ray's own, for a node that is not up after 30 s (node.py:423 of 2.55), as on a machine that is very busy.
+            raise RunEnded(f"Ray did not start: {error} Nothing has been trained; the same command starts again") from error
         finally:  # a raylet and a GCS server, unless the cluster is someone else's
             ours = set(psutil.Process().children()) - before
         if threading.current_thread() is threading.main_thread():
