@@ -55,7 +55,10 @@ SETTINGS = {
     "filter_agents_data": {"filter_agents_data.multiple": "3"},
 }
 """What gives a plugin something to do in this recipe, where its defaults do not."""
-FLAGS = {"filtering": {"algo.dynamic_filtering_enable": None, "algo.dynamic_filtering_range": "0 1"}}
+FLAGS = {
+    "filtering": {"algo.dynamic_filtering_enable": None, "algo.dynamic_filtering_range": "0 1"},
+    "async": {"train.async_enable": None},
+}
 """What is built in and only switched on."""
 GROUPS = {name: {"groups.by": "task+role+turn"} for name in ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")}
 """What an estimator that compares samples needs where several roles act."""

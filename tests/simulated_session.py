@@ -214,6 +214,10 @@ def run_planned(plan, resume=False, with_changes=False):
                 policy.version = manifest["policies"][name]
             plan.plugins.restore(run, manifest["state"])
         trainer = Trainer(session, records, checkpoints, quiet(Display(False, list(run.recipe.roles))))
+        if manifest:
+            trainer.restore(done, manifest.get("files", {}))
+            for action in (a for step in trainer.rollouts.waiting.values() for t in step.trajectories for a in t.actions):
+                session.policies[action.policy].said.add((action.context_ids, action.generation.ids))
         loop.run(trainer.fit(done))
         records.close()
     return trainer
