@@ -93,6 +93,16 @@ BROKEN = {
             run.state(Log).file.close()
     """,
     "importing_it_is_light": "import torch",
+    "a_batch_is_of_the_runs_tasks_and_the_same_again": """
+        from itertools import count
+
+        turns = count()
+
+        @hookimpl
+        def marl_batch(tasks, all_tasks):
+            first = next(turns)
+            return all_tasks[first : first + len(tasks)]
+    """,
     "exchange_keeps_what_was_sampled": """
         @hookimpl
         def marl_exchange(trajectories):
