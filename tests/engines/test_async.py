@@ -54,3 +54,14 @@ def test_a_run_that_is_killed_while_a_rollout_waits_repeats_the_undisturbed_one(
     for name in ("first", "second"):
         mine, theirs = ((each.output / name / "model.safetensors").read_bytes() for each in (run, whole))
         assert mine == theirs
+
+
+def test_policies_that_take_turns_on_their_seats_train_the_same(whole, relay, tmp_path):
+    """Their processes come and go while engines sample the next rollout."""
+    words = ["--train.async_enable", "--plugin", "marl_plugins.process_groups", "--process_groups.seats", "2"]
+    run = Started(tmp_path, relay, *words).run()
+    (one, _), (two, _) = map(without_logprobs, (run.trajectories, whole.trajectories))
+    assert one == two
+    for name in ("first", "second"):
+        mine, theirs = ((each.output / name / "model.safetensors").read_bytes() for each in (run, whole))
+        assert mine == theirs
