@@ -53,6 +53,34 @@ FILES = {
                 return answers[0]
             return await roles.judge(problem=task.prompt, seen=answers[0])
     """,
+    "program.yaml": """
+        extends: recipe.yaml
+        workflow: null
+        agent: {file: program.py}
+    """,
+    "program.py": """
+        # The same as workflow.py, for a client that knows nothing of this package but a header.
+        import json, os, urllib.request
+
+        def ask(role, shown, *after):
+            headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+            headers["x-marl-after"] = ",".join(answer["id"] for answer in after)
+            body = json.dumps({"model": role, "messages": [{"role": "user", "content": shown}]}).encode()
+            with urllib.request.urlopen(
+                urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+            ) as response:
+                return json.load(response)
+
+        def said(answer):
+            return answer["choices"][0]["message"]["content"]
+
+        def main(prompt, item):
+            first = ask("first", prompt)
+            answers = [ask("second", f"{prompt} {said(first)}", first) for _ in range(1 + int(item.id) % 3)]
+            if int(item.id) % 4 == 0:
+                return said(answers[0])
+            return said(ask("judge", f"{prompt} {said(answers[0])}", answers[0]))
+    """,
     "grader.py": """
         def score_outcome(trajectory):
             return float((trajectory.answer or "").count("e") > 0)

@@ -233,8 +233,20 @@ def import_all():
     import marl_plugins.runtime.driver  # noqa: F401
 
 
+def renew_thread_pool():
+    """Make torch's pool of threads anew in a child, before it has a second thread.
+
+    The first call after a fork replaces the parent's pool, and a call at the same time finds none: "Invalid thread pool"
+    (ATen/ParallelOpenMP.cpp:64 of torch 2.13; seen in one of some thirty forked runs).
+    """
+    import torch
+
+    torch.set_num_threads(torch.get_num_threads())
+
+
 if __name__ == "__main__":
     import_all()
+    os.register_at_fork(after_in_child=renew_thread_pool)
     gc.collect()
     gc.freeze()
     become = serve(socket.socket(fileno=int(sys.argv[1])))

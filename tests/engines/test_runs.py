@@ -164,10 +164,11 @@ def test_and_ends_with_the_same_weights(resumed, undisturbed):
         assert one == two
 
 
-def test_policies_that_take_turns_on_their_seats_train_the_same(tmp_path, relay, undisturbed, template):
-    """Two seats, and one of two policies needs both: in every pass of a step, and to be saved, one makes room for the other."""
+def test_a_program_and_policies_that_take_turns_on_their_seats_train_the_same(tmp_path, relay, undisturbed, template):
+    """Two seats, and one of two policies needs both: in every pass of a step, and to be saved, one makes room for the other.
+    A program that asks the endpoint stands in the place of the workflow; neither changes anything."""
     flags = ["--reinforce_pp.scope", "action", "--plugin", "marl_plugins.process_groups"]
-    run = Started(tmp_path, relay, *flags, template=template).run()
+    run = Started(tmp_path, relay / "program.yaml", *flags, template=template).run()
     metrics = comparable(run.metrics)
     assert all(m.pop("process_groups/changes") >= 2 for m in metrics)
     assert metrics == comparable(undisturbed.metrics)
@@ -193,8 +194,9 @@ def test_a_part_of_one_rank_that_is_lost_is_named_at_once(undisturbed, relay, tm
 
 
 def test_saved_weights_evaluate_as_the_run_did(undisturbed, relay, template, tmp_path):
-    """Engines only: seeds are those of the run's own evaluations."""
-    words = ["eval", "--recipe", str(relay), "--models", str(undisturbed.output), "--only", "first", "second", "--json"]
+    """Engines only: seeds are those of the run's own evaluations, also where a program asks them in place of the workflow."""
+    recipe, models = str(relay / "program.yaml"), str(undisturbed.output)
+    words = ["eval", "--recipe", recipe, "--models", models, "--only", "first", "second", "--json"]
     with (tmp_path / "out").open("w+") as out, (tmp_path / "errors").open("w+") as errors:
         code = template.start(words, {**os.environ}, out, errors).wait(timeout=400)
         assert code == 0, errors.seek(0) or errors.read()[-3000:]
