@@ -89,7 +89,8 @@ class Forked:
         self.keeper, self.pid = map(int, connection.recv(32).split())
 
     def kill(self):
-        os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # its keeper may have waited for it
+            os.kill(self.pid, signal.SIGKILL)
 
     def wait(self, timeout=None):
         if self.returncode is None:
