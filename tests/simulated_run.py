@@ -162,7 +162,7 @@ def simulated_trainer(
         algo=SimpleNamespace(dynamic_filtering_enable=False),
         rollout=SimpleNamespace(n_samples_per_prompt=samples, batch_size=tasks),
         eval=SimpleNamespace(steps=eval_steps, n_samples_per_prompt=1, temperature=0.0),
-        ckpt=SimpleNamespace(save_steps=-1, best_metric_key=best_metric_key),
+        ckpt=SimpleNamespace(save_steps=-1, disable_ds=False, best_metric_key=best_metric_key),
         logger=SimpleNamespace(logging_steps=1, tensorboard_dir=None, wandb=SimpleNamespace(key=None)),
     )
     states = {}

@@ -1,13 +1,17 @@
 """Checkpoints of several policies are one or none."""
 
+import asyncio
 import json
 import subprocess
 from dataclasses import replace
 
 import pytest
-from refusals import refused
+from plugin_pairs import words
+from refusals import briefs, refused
+from simulated_session import recorded, run_planned
 
 from marl_plugins.core.failures import RunEnded
+from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.resume import sealed, tag
 from marl_plugins.records.write import cut_back, move_aside
 from marl_plugins.runtime.checkpoints import Checkpoints
@@ -286,7 +290,9 @@ def test_a_step_without_its_parts_is_not_committed(checkpoints):
     with pytest.raises(FileNotFoundError, match="q/_actor/global_step2"):
         checkpoints.commit(2, {"p": 2, "q": 2}, {})
     assert checkpoints.open(resume=True) is None
-    assert checkpoints.what_is_saved() == "no step was saved (--ckpt.save_steps N saves every N steps)"
+    assert checkpoints.what_is_saved() == (
+        "no step was saved (--ckpt.save_steps N saves every N steps, without --ckpt.disable_ds)"
+    )
 
 
 def test_records_are_cut_back_to_the_step_that_is_continued(tmp_path):
@@ -303,3 +309,18 @@ def test_records_of_an_earlier_run_are_moved_aside_not_erased(tmp_path):
     assert move_aside(tmp_path) == tmp_path / "earlier-2"
     assert move_aside(tmp_path) is None
     assert (tmp_path / "earlier-1" / "metrics.jsonl").read_text() == "1\n"
+
+
+def test_a_run_without_saved_steps_leaves_the_best_weights_and_cannot_be_resumed(tmp_path):
+    flags = ("--ckpt.disable_ds", "--ckpt.best_metric_key", "eval/outcome", "--eval.steps", "1")
+    plan = build_plan([*words(tmp_path, []), *flags])
+    assert ("plan.no_steps", "ckpt.disable_ds") in briefs(plan.run.warnings)
+    trainer = run_planned(plan)
+    trainer.best.step = 2
+    asyncio.run(trainer.saving.save(2))
+    assert [m["step"] for m in recorded(plan, "metrics.jsonl")] == [0, 1, 2] and trainer.saving.last == 2
+    assert json.loads((plan.run.output / "best" / "best.json").read_text())["step"] == 2
+    assert not [path for path in (tmp_path / "saved").rglob("*") if path.is_file()]
+    (tmp_path / "again").mkdir()
+    with refused(("resume.disabled", "ckpt.disable_ds"), ("plan.save_hf", "ckpt.save_hf")):
+        build_plan([*words(tmp_path / "again", []), *flags, "--ckpt.load_enable", "--ckpt.save_hf"])

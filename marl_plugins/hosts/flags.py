@@ -106,7 +106,7 @@ _NOTED: dict[str, Flag] = {
         "all",
         "default here: none. The best step of all policies together, by an average over the evaluations; empty: eval/outcome",
     ),
-    "ckpt.disable_ds": Flag("refused", "resuming needs the optimiser states"),
+    "ckpt.disable_ds": Flag("all", "no step is saved, only the final weights and the best ones; the run cannot be resumed"),
     "ds.use_universal_ckpt": Flag("refused", "not tried with several policies"),
     "rollout.vllm_generate_batch_size": Flag("refused", "all trajectories of a step run concurrently"),
     "algo.kl.target": Flag("refused", "upstream's adaptive KL controller does not work there either (ppo_trainer.py:258)"),

@@ -187,7 +187,7 @@ class Checkpoints:
         if self._is_of_another_run():
             return f"what is saved in {self.folder} is not this run's"
         if self.last_step is None or self._on_disk() is None:
-            return "no step was saved (--ckpt.save_steps N saves every N steps)"
+            return "no step was saved (--ckpt.save_steps N saves every N steps, without --ckpt.disable_ds)"
         return f"step {self.last_step} is saved in {self.folder}; resume with: {how_to_resume(self.output)}"
 
     def _on_disk(self) -> bytes | None:

@@ -30,19 +30,30 @@ class StepSaver:
         """The step that was saved last; 0 before the first."""
 
     async def save(self, step: int) -> None:
-        """Saves every policy, the plugins' state and what waits to be trained as one step."""
+        """Saves every policy, the plugins' state and what waits to be trained as one step; with `--ckpt.disable_ds` the best
+        weights alone."""
+        if self.session.plan.run.args.ckpt.disable_ds:
+            with self.display.phase("checkpoint"), writing("the best weights", self.records.folder):
+                await self._save_best(step)
+        else:
+            await self._save_step(step)
+        self.last = step
+
+    async def _save_step(self, step: int) -> None:
         trained, plan = self.session.trained, self.session.plan
         with self.display.phase("checkpoint"), self.checkpoints.saving(step):
             await all_of(policy.save(tag(step), {"step": step}) for policy in trained.values())
             versions, state = {name: policy.version for name, policy in trained.items()}, plan.plugins.state(plan.run)
             await asyncio.to_thread(self.records.sync)
-            if self.best.step == step:
-                with kept_apart(self.records.folder, self.best) as folder:
-                    await all_of(policy.save_model(folder) for policy in trained.values())
+            await self._save_best(step)
             waiting = save_waiting(self.checkpoints.folder, step, self.rollouts.waiting)
             commit, files = self.checkpoints.commit, [*plan.plugins.files(plan.run), *waiting]
             await asyncio.to_thread(commit, step, versions, state, files, self.best.state())  # reads all that was saved
-        self.last = step
+
+    async def _save_best(self, step: int) -> None:
+        if self.best.step == step:
+            with kept_apart(self.records.folder, self.best) as folder:
+                await all_of(policy.save_model(folder) for policy in self.session.trained.values())
 
     async def save_models(self) -> None:
         """Saves each policy's weights in Hugging Face format, in its own folder."""

@@ -94,7 +94,8 @@ class Trainer:
 
     def _last_rollout(self) -> int:
         """The last step of which a rollout is made: a run that is saved and resumed finds those that would wait."""
-        return len(self.planned) if self.run.args.ckpt.save_steps > 0 else self.steps
+        ckpt = self.run.args.ckpt
+        return len(self.planned) if ckpt.save_steps > 0 and not ckpt.disable_ds else self.steps
 
     def restore(self, done: int, files: Collection[str]) -> None:
         """Takes the rollouts that waited when a step was saved, but those that would be too old for this run.

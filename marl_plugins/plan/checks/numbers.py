@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from marl_plugins.core.problems import Problem, at
@@ -19,6 +20,8 @@ def check_numbers(run: Run) -> list[Problem]:
     if args.ckpt.save_steps == 0:
         where, got = at(flag="ckpt.save_steps"), "a step is saved every N steps, got 0"
         problems.append(Problem("plan.save_steps", where, got, fix="give 1 or more, or -1 to save none"))
+    if args.ckpt.disable_ds:
+        problems += _without_steps(args.ckpt)
     if run.trajectories % max(1, args.train.batch_size):
         problems.append(
             Problem(
@@ -158,6 +161,19 @@ def _batching(device: str, a: Any) -> list[Problem]:
             )
         )
     return problems
+
+
+def _without_steps(ckpt: SimpleNamespace) -> Iterator[Problem]:
+    """Returns what is to be known of a run that saves no step."""
+    where, fix = at(flag="ckpt.disable_ds"), "leave it out where the run may be interrupted"
+    got = "no step is saved, whatever --ckpt.save_steps is: what is interrupted cannot be resumed"
+    yield Problem("plan.no_steps", where, got, fix=fix, severity="warning")
+    if ckpt.load_enable:
+        got, fix = "no step of this run is saved that could be resumed", "leave it out, and start a new run"
+        yield Problem("resume.disabled", where, got, fix=fix, flags=("ckpt.load_enable",))
+    if ckpt.save_hf:
+        got, fix = "is a copy of each step that is saved, and --ckpt.disable_ds saves none", "leave out one of the two"
+        yield Problem("plan.save_hf", at(flag="ckpt.save_hf"), got, fix=fix, flags=("ckpt.disable_ds",))
 
 
 def with_policies_named(by_policy: Mapping[str, Sequence[Problem]]) -> list[Problem]:
