@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import re
 import shutil
 import socket
@@ -237,6 +238,28 @@ def test_branches_that_are_asked_for_at_once_are_recorded_alike_whatever_the_del
     found = [without_seconds(to_record(served(client, specs("a", "b"), simulated_engine(delays=True)))) for _ in range(5)]
     assert all(record == found[0] for record in found)
     assert len(found[0]["actions"][-1]["parents"]) == 4
+
+
+def test_requests_that_are_answered_alike_are_recorded_alike_whatever_the_delays():
+    """Equal requests, and branches, that get equal answers: which of them is gone on from, and which was seen, is no matter of timing."""
+    noise = random.Random()
+
+    async def yes(call):
+        await asyncio.sleep(noise.random() * 0.01)
+        return Generation((*map(ord, "yes"), ord("^")), (-0.1,) * 4, "stop", call.policy, 0)
+
+    async def client(post, session):
+        async def turn(*more):
+            return said((await post(model="a", messages=[*begun, *more]))[1])
+
+        begun = [user("hello")]
+        begun.append((await asyncio.gather(turn(), turn()))[0])
+        await asyncio.gather(turn(user("left")), turn(user("right")))
+        await post(model="b", messages=[user("both said yes")])
+
+    found = [without_seconds(to_record(served(client, specs("a", "b"), yes))) for _ in range(8)]
+    assert all(record == found[0] for record in found)
+    assert len(found[0]["actions"][-1]["derived"]) == 2  # of the branches and their beginning one, and the other beginning
 
 
 def test_max_tokens_and_stop_only_shorten():

@@ -1,8 +1,8 @@
 """Derives which earlier answers a call has seen: those whose text stands in what is newly shown.
 
 An answer may also be shown as the arguments of a call that it made, as an agent is that another one calls as a tool. Where the same
-text was said twice in one conversation, the later turn was seen. Blind spots: paraphrase, truncation, and two branches that
-happen to say the same.
+text was said twice in one conversation, the later turn was seen; of branches that say it in the same turn, one that their paths choose,
+because arrival depends on timing. Blind spots: paraphrase, truncation, and two conversations that happen to say the same.
 """
 
 from __future__ import annotations
@@ -17,17 +17,13 @@ def derived_parents(new: str, answers: Mapping[Action, Sequence[str]]) -> list[A
     """Returns the actions whose words stand in a text, at the borders of words, by their paths.
 
     Args:
-        answers: Earlier actions with the texts that each said, in the order in which they were answered.
+        answers: Earlier actions with the texts that each said.
     """
-    found = [action for action, texts in answers.items() if any(stands_in(text, new) for text in texts)]
-    later = {(_opened(action).path, text) for action in found for text in (action.text.strip(),)}
-    kept = []
-    for action in reversed(found):
-        key = (_opened(action).path, action.text.strip())
-        if key in later:
-            kept.append(action)
-            later.remove(key)
-    return sorted(kept, key=lambda action: path_order(action.path))
+    latest: dict[tuple[str, str], Action] = {}
+    for action in sorted(answers, key=lambda action: (action.turn, path_order(action.path))):
+        if any(stands_in(text, new) for text in answers[action]):
+            latest[_opened(action).path, action.text.strip()] = action
+    return sorted(latest.values(), key=lambda action: path_order(action.path))
 
 
 def stands_in(text: str, shown: str) -> bool:
