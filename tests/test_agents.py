@@ -23,12 +23,12 @@ import yaml
 from simulated import CharacterChat, make_trajectory, simulated_engine, without_seconds
 
 from marl_plugins.agents.metrics import ProgramCounts
-from marl_plugins.agents.programs import CommandProgram
 from marl_plugins.agents.requests import SentTool
 from marl_plugins.agents.section import AgentConfig
 from marl_plugins.agents.server import Endpoint
 from marl_plugins.agents.session import SentToolFormats, Session
 from marl_plugins.agents.workflow import AgentWorkflow
+from marl_plugins.commands.doctor.needs import imported_modules
 from marl_plugins.core.calls import TAGGED, parse_call
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.failures import AgentFailure, ConfigurationError, InfrastructureFailure, RunPaused
@@ -241,7 +241,7 @@ def test_branches_that_are_asked_for_at_once_are_recorded_alike_whatever_the_del
 
 
 def test_requests_that_are_answered_alike_are_recorded_alike_whatever_the_delays():
-    """Equal requests, and branches, that get equal answers: which of them is gone on from, and which was seen, is no matter of timing."""
+    """Equal requests, and branches, get equal answers: which of them is gone on from, and which was seen, depends on no delay."""
     noise = random.Random()
 
     async def yes(call):
@@ -939,6 +939,67 @@ def test_what_libraries_import_late_is_imported_once_unless_the_program_may_have
     assert asyncio.run(one_after_the_other()) == ["False", later, later]
 
 
+@pytest.mark.parametrize("kind", ["forked", "shared", "command"])
+def test_what_a_program_leaves_behind_ends_with_it(kind, tmp_path):
+    """A thread that calls for ever, and processes, one of them in a session of its own; the trajectory has its answer."""
+    text = f"""
+    import os, subprocess, sys, threading
+    def for_ever():
+        while True:
+            try:
+                ask("worker", "and?")
+            except Exception:
+                pass
+    def leave():
+        threading.Thread(target=for_ever, daemon={kind == "command"}).start()
+        wait = [sys.executable, "-c", "import time; time.sleep(60)"]
+        children = [subprocess.Popen(wait), subprocess.Popen(wait, start_new_session=True)]
+        with open({str(tmp_path / "pids")!r}, "w") as file:
+            file.write(" ".join(str(child.pid) for child in children))
+        return "done"
+    """
+    define = "async def main(prompt, endpoint):" if kind == "shared" else "def main(prompt):"
+    workflow = program(tmp_path, f"{textwrap.dedent(text)}\n{define}\n    return leave()\n", shared=kind == "shared")
+    if kind == "command":
+        words = [sys.executable, "-c", "import agent; print(agent.leave())"]
+        workflow = AgentWorkflow(AgentConfig(command=words), tmp_path)
+    trajectory = asyncio.run(trajectory_of(workflow, specs("worker")))
+    assert trajectory.answer == "done", trajectory.detail
+    numbers = (tmp_path / "pids").read_text().split()
+    for _ in range(100):
+        left = [number for number in numbers if Path(f"/proc/{number}").exists()]
+        if not left:
+            break
+        time.sleep(0.05)
+    assert len(numbers) == 2 and left == []
+
+
+def test_a_program_that_calls_for_ever_is_lost_at_the_deadline(tmp_path):
+    text = "def main(prompt):\n    while True:\n        ask('worker', prompt)\n"
+    trajectory = played(tmp_path, text, seconds=1.5)
+    assert trajectory.infrastructure_failure == "deadline"
+
+
+def test_a_step_of_which_more_than_half_is_lost_ends_the_run_after_the_step_before(tmp_path):
+    """Half of step 1 (tasks 6, 5, 4, 8) is lost, which its ledger says; of step 2 (3, 0, 2, 11) more is."""
+    text = """
+    def main(prompt, item):
+        if item.id in ("t6", "t5", "t3", "t0", "t2"):
+            raise KeyError(item.id)
+        return ask("a", prompt)["content"]
+    """
+    from simulated_run import simulated_trainer
+
+    trainer = simulated_trainer(
+        tmp_path, lambda t: 1.0, steps=3, samples=1, workflow=program(tmp_path, text), eval_steps=-1
+    )
+    trainer.plugins.parts.append(lambda step: ProgramCounts(len(step.tasks)))
+    with pytest.raises(RunPaused, match=r"in 3 of 4 trajectories, .*KeyError: 't[302]'"):
+        asyncio.run(trainer.fit(0))
+    (entry,) = map(json.loads, (tmp_path / "ledger.jsonl").read_text().splitlines())
+    assert entry["lost"] == {"program": 2} and trainer.saving.last == 1
+
+
 def test_a_step_of_lost_programs_ends_the_run_with_the_last_traceback():
     counts = ProgramCounts(3)
     lost = Trajectory(Task("t", "?"), 0, 1, infrastructure_failure="program", detail="KeyError: 'x'")
@@ -993,7 +1054,6 @@ def test_a_program_in_the_sandbox_reaches_the_endpoint_and_nothing_else(shared, 
 def test_a_command_reads_the_prompt_and_prints_the_answer(tmp_path):
     script = 'read prompt; test -n "$OPENAI_API_KEY" && echo "got $prompt"; echo noise >&2'
     workflow = AgentWorkflow(AgentConfig(command=["sh", "-c", script]), tmp_path)
-    assert isinstance(workflow.program, CommandProgram)
     assert asyncio.run(trajectory_of(workflow, specs("a"))).answer == "got how many?"
     failing = AgentWorkflow(AgentConfig(command=["sh", "-c", "echo noise >&2; exit 4"]), tmp_path)
     trajectory = asyncio.run(trajectory_of(failing, specs("a")))
@@ -1074,6 +1134,30 @@ def test_what_is_wrong_with_a_recipe_is_said_before_anything_starts(file, old, n
     else:
         place = line if isinstance(line, str) else f"{file}:{line}"
         assert (code, *([f"{recipe / place}"] if line else [])) in [f[: 1 + bool(line)] for f in found]
+
+
+@pytest.mark.parametrize("words", ["./run.py", "run.py", f"{sys.executable}, run.py"])
+def test_a_command_is_one_of_the_recipes_folder_wherever_it_is_planned(words, recipe, tmp_path_factory, monkeypatch):
+    """It runs there, and a run that is resumed notices that its file has changed."""
+    text = f"#!{sys.executable}\nfrom client import ask\n\nprint(ask('worker', input())['content'])\n"
+    (recipe / "run.py").write_text(text)
+    (recipe / "run.py").chmod(0o755)
+    (recipe / "recipe.yaml").write_text(RECIPE.replace("{file: agent.py}", f"{{command: [{words}]}}"))
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    plan = build_plan(["--recipe", str(recipe / "recipe.yaml")])
+    assert plan.run.warnings == ()
+    assert fingerprint(plan)["files"][f"agent {words.split()[-1]}"][1]
+
+
+def test_what_a_program_of_another_python_imports_need_not_be_here(recipe):
+    for python, here in (("", True), (f", python: {sys.executable}", False)):
+        (recipe / "recipe.yaml").write_text(RECIPE.replace("agent.py}", f"agent.py{python}}}"))
+        assert ("client" in imported_modules(build_plan(["--recipe", str(recipe / "recipe.yaml")]).run)) == here
+
+
+def test_a_command_that_names_no_file_is_rehearsed_too(recipe):
+    (recipe / "recipe.yaml").write_text(RECIPE.replace("{file: agent.py}", "{command: [cat]}"))
+    assert [code for code, *_ in codes_of(recipe)] == ["rehearsal.no_call"]
 
 
 def test_a_role_that_nobody_calls_is_named(recipe):

@@ -54,8 +54,8 @@ class Conversations:
         return Prefix(before, count, digest, self._reason(role, messages[count:]))
 
     def add(self, beginning: Prefix, answer: Message, action: Action) -> None:
-        """Notes an answer: requests whose messages begin with it go on from there. Of equal answers to equal requests the first by its
-        path is gone on from, because arrival depends on timing."""
+        """Notes an answer: requests whose messages begin with it go on from there. Of equal answers to equal requests it is the
+        first by its path, because arrival depends on timing."""
         digest = chained(beginning.digest, answer)
         self._known[digest] = min(self._known.get(digest, action), action, key=lambda known: path_order(known.path))
         self._said.setdefault(action.role, set()).add(answer.text.strip())

@@ -1,4 +1,4 @@
-"""Starts Python programs from one process that has imported what they import, by forking it.
+"""Starts programs from one process that has imported what they import, by forking it, and ends what they leave behind.
 
     parent -> launcher   "fork NUMBER KEY" with two descriptors: a socket to the program, and where its output goes;
                          "share NUMBER KEY" likewise, for a process in which many trajectories run
@@ -7,7 +7,7 @@
                          "NUMBER STATUS" when a program and the processes that it has left behind have ended
     parent -> program    one line of JSON over its socket: environment, prompt, item
     program -> parent    one line of JSON: {"answer": ...} or {"error": {...}}; of a shared process one for each trajectory,
-                         with its number
+                         with its number; of a command also {"status": ...}
 
 A framework takes seconds to be imported, and a fork a hundredth of one. The program's own file is imported after the fork, because
 clients that it makes at its top read the environment. Libraries import more when they are used first: what one program has
@@ -32,6 +32,7 @@ import select
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -41,6 +42,8 @@ from typing import Any
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LIBC = ctypes.CDLL(None)
+MOST_PRINTED_BYTES = 16 * 2**20
+"""Of a command."""
 
 
 def imports_of(file: Path, seen: set[Path]) -> list[str]:
@@ -161,6 +164,34 @@ def report(file: Path, work: Callable[[], Any]) -> dict[str, Any]:
     return {"no_text": type(answer).__name__}
 
 
+def command_report(words: list[str], prompt: str) -> dict[str, Any]:
+    """Returns what is sent back of a command: the answer that it prints, or the status with which it has ended.
+
+    It is waited for, and not the end of its output: what it has started may hold that open.
+    """
+    with os.fdopen(os.memfd_create("prompt"), "w+b") as given:
+        given.write(prompt.encode("utf-8", "replace"))
+        given.seek(0)
+        process = subprocess.Popen(words, stdin=given, stdout=subprocess.PIPE, preexec_fn=die_with_parent)
+    assert process.stdout is not None
+    output, ended, said = process.stdout.fileno(), os.pidfd_open(process.pid), b""
+    while len(said) <= MOST_PRINTED_BYTES:
+        ready, _, _ = select.select([output, ended], [], [])
+        data = os.read(output, 2**20) if output in ready else b""
+        if not data:
+            break
+        said += data
+    else:
+        return {"no_text": f"more than {MOST_PRINTED_BYTES} bytes"}
+    status = process.wait()
+    return {"status": status} if status else {"answer": said.decode(errors="replace").removesuffix("\n")}
+
+
+def die_with_parent() -> None:
+    """Has this process killed when the one that has started it ends."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def written_to(descriptor: int) -> io.TextIOWrapper:
     """Returns a text stream that is flushed with each line."""
     file = io.BufferedWriter(io.FileIO(descriptor, "w", closefd=False))
@@ -169,7 +200,7 @@ def written_to(descriptor: int) -> io.TextIOWrapper:
 
 def become_program(output: int) -> None:
     """Makes the forked process one of its own."""
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setpgid(0, 0)
@@ -198,12 +229,13 @@ class LateImports:
     environment: a module may read what the program has set before.
     """
 
-    def __init__(self, file: Path):
-        self.folder = f"{file.parent}{os.sep}"
+    def __init__(self, file: Path | None):
+        self.folder = f"{file.parent}{os.sep}" if file else ""
         seen: set[Path] = set()
-        imports_of(file, seen)
+        if file is not None:
+            imports_of(file, seen)
         inside = {name for path in seen for name in imports_inside(path)}
-        self.wanted = inside <= sys.modules.keys()
+        self.wanted = file is not None and inside <= sys.modules.keys()
         self.source: int | None = None
         """Where a program reports; None: none is about to."""
         self.said = b""
@@ -249,10 +281,13 @@ class LateImports:
             gc.freeze()
 
 
-def run_program(file: Path, name: str, connection: socket.socket, tell: Callable[[dict[str, str]], None]) -> None:
-    """Runs the program once.
+def run_program(
+    connection: socket.socket, program: Callable[[Any], dict[str, Any]], tell: Callable[[dict[str, str]], None]
+) -> None:
+    """Runs a program once.
 
     Args:
+        program: Returns what is sent back for a request.
         tell: Is told the environment that the program was given, at its end.
     """
     with connection.makefile("rb") as lines:
@@ -260,7 +295,7 @@ def run_program(file: Path, name: str, connection: socket.socket, tell: Callable
     os.environ.update(request["environment"])
     environment = dict(os.environ)
     random.seed(request["seed"])
-    result = report(file, lambda: called(file, name, request))
+    result = program(request)
     tell(environment)
     connection.sendall(json.dumps(result).encode())
     sys.stdout.flush()
@@ -311,13 +346,18 @@ def report_of_import(file: Path, name: str) -> Any:
 
 
 class Launcher:
-    """Forks programs, and ends them with all that they have started."""
+    """Forks programs, and ends them with all that they have started.
 
-    def __init__(self, control: socket.socket, file: Path, name: str, isolated: bool):
+    Args:
+        file: That of a Python program; None: `words` are a command.
+        words: Its function.
+    """
+
+    def __init__(self, control: socket.socket, file: Path | None, words: list[str], isolated: bool):
         self.control = control
         self.isolated = isolated
         self.file = file
-        self.name = name
+        self.words = words
         self.late = LateImports(file)
         self.running: dict[str, tuple[int, str]] = {}
         """Process and key of each program, by its number."""
@@ -393,12 +433,17 @@ class Launcher:
     def work(self, what: str, connection: socket.socket, sink: int | None) -> None:
         """Runs the program, in a process that has been forked for that."""
         if what == "share":
-            run_shared(self.file, self.name, connection)
+            assert self.file is not None
+            run_shared(self.file, self.words[0], connection)
             return
         self.late.tried = set(sys.modules)
-        run_program(
-            self.file, self.name, connection, lambda known: self.late.tell(sink, known) if sink is not None else None
-        )
+        run_program(connection, self.program, lambda known: self.late.tell(sink, known) if sink is not None else None)
+
+    def program(self, request: Any) -> dict[str, Any]:
+        """Returns what is sent back for a request."""
+        if (file := self.file) is None:
+            return command_report(self.words, request["prompt"])
+        return report(file, lambda: called(file, self.words[0], request))
 
     @staticmethod
     def kill(process: int) -> None:
@@ -452,17 +497,19 @@ def hand_out_listener(parent: socket.socket) -> None:
         socket.send_fds(parent, [b"listener"], [listener.fileno()])
 
 
-def main(control: str, program: str, name: str, isolated: str = "") -> None:
-    file, parent = Path(program), socket.socket(fileno=int(control))
+def main(control: str, isolated: str, program: str, *words: str) -> None:
+    parent = socket.socket(fileno=int(control))
     if isolated:
         hand_out_listener(parent)
-    sys.path[0] = str(file.parent)  # in place of this file's own folder
-    sys.dont_write_bytecode = True
-    preload(file)
+    file = Path(program) if program else None
+    if file is not None:
+        sys.path[0] = str(file.parent)  # in place of this file's own folder
+        sys.dont_write_bytecode = True
+        preload(file)
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
     gc.collect()
     gc.freeze()
-    Launcher(parent, file, name, bool(isolated)).serve()
+    Launcher(parent, file, list(words), bool(isolated)).serve()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Derives which earlier answers a call has seen: those whose text stands in what is newly shown.
 
 An answer may also be shown as the arguments of a call that it made, as an agent is that another one calls as a tool. Where the same
-text was said twice in one conversation, the later turn was seen; of branches that say it in the same turn, one that their paths choose,
-because arrival depends on timing. Blind spots: paraphrase, truncation, and two conversations that happen to say the same.
+text was said twice in one conversation, the later turn was seen; where branches say it in the same turn, the last by path, because
+arrival depends on timing. Blind spots: paraphrase, truncation, and two conversations that happen to say the same.
 """
 
 from __future__ import annotations

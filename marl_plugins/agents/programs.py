@@ -1,4 +1,4 @@
-"""Runs the recipe's program for one trajectory: forked by the launcher (launcher.py), or as a command."""
+"""Runs the recipe's program for one trajectory, forked by the launcher (launcher.py)."""
 
 from __future__ import annotations
 
@@ -123,9 +123,11 @@ class Program(ABC):
 
 
 class ForkedProgram(Program):
-    """A Python program, each of whose trajectories is a fork of one launcher.
+    """A program, each of whose trajectories is a fork of one launcher.
 
     Args:
+        program: Its Python file and the function; or an empty text and the words of a command.
+        python: In which it runs; None: the run's.
         folder: Where it works.
         environment: In addition to the run's.
         isolated: Whether it runs in namespaces of its own (isolation.py).
@@ -133,8 +135,7 @@ class ForkedProgram(Program):
 
     def __init__(
         self,
-        file: Path,
-        function: str,
+        program: Sequence[str],
         python: str | None,
         folder: Path,
         environment: Mapping[str, str],
@@ -142,11 +143,10 @@ class ForkedProgram(Program):
     ):
         script = Path(__file__).with_name("launcher.py")
         self._words = [python or sys.executable, str(script)]
-        self._program = [str(file), function]
+        self._program = ["isolated" if isolated else "", *program]
         self._known = {**os.environ, **environment}
         if isolated:
             self._words = [*words_before(self._words[0], [script, folder]), *self._words]
-            self._program.append("isolated")
             self._known = environment_of(environment)
         self._listener: socket.socket | None = None
         self._folder = folder
@@ -418,63 +418,10 @@ def _end_of(result: Mapping[str, Any], how: str, written: str) -> ProgramResult:
         return ProgramResult(None, raised["kind"], raised["text"], raised["place"], f"{raised['traceback']}{written}")
     if "no_text" in result:
         return ProgramResult(None, "", f"it returned {result['no_text']}; expected a text", traceback=written)
+    if "status" in result:
+        return ProgramResult(None, "", f"it ended {_how(result['status'])}", traceback=written)
     return ProgramResult(None, "", f"it ended {how} without an answer", traceback=written)
 
 
 def _how(status: int) -> str:
     return f"with exit code {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
-
-
-class CommandProgram(Program):
-    """A program of any language, which reads the prompt and prints the answer."""
-
-    def __init__(self, command: Sequence[str], folder: Path, environment: Mapping[str, str]):
-        self._command = command
-        self._folder = folder
-        self._environment = environment
-
-    async def run(self, request: Mapping[str, Any]) -> ProgramResult:
-        pipe = asyncio.subprocess.PIPE
-        read, write = os.pipe()
-        tail = Tail(read)
-        try:
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    *self._command,
-                    stdin=pipe,
-                    stdout=pipe,
-                    stderr=write,
-                    cwd=self._folder,
-                    env={**os.environ, **self._environment, **request["environment"]},
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise InfrastructureFailure("program", f"{self._command[0]} cannot be started: {error.strerror}") from error
-            finally:
-                os.close(write)
-            try:
-                said, status = await self._said(process, request["prompt"]), await process.wait()
-            finally:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
-        finally:
-            written = tail.text()
-            tail.close()
-        if status == 0 and said is not None:
-            return ProgramResult(said)
-        why = f"it ended {_how(status)}" if said is not None else "it printed more than is read"
-        return ProgramResult(None, "", why, traceback=written)
-
-    @staticmethod
-    async def _said(process: asyncio.subprocess.Process, prompt: str) -> str | None:
-        """Gives a program the prompt, and returns what it prints; None where that is too much."""
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(prompt.encode("utf-8", "replace"))
-        process.stdin.close()
-        said = b""
-        while data := await process.stdout.read(2**20):
-            said += data
-            if len(said) > MOST_ANSWER_BYTES:
-                return None
-        return said.decode(errors="replace").removesuffix("\n")

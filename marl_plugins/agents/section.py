@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
@@ -18,6 +19,8 @@ SILENT = {
     "DO_NOT_TRACK": "1",
 }
 """Keeps frameworks from sending prompts elsewhere."""
+FILE_NAME = re.compile(r"[\w/-]*[./][\w./-]{1,200}")
+"""Words of a command that may name a file of the recipe's folder."""
 
 
 class AgentConfig(Section):
@@ -33,9 +36,10 @@ class AgentConfig(Section):
     """Its function, plain or async: is given the prompt, and returns the answer. Parameters named `item` (the task with its
     metadata) and `endpoint` (`base_url` and `api_key`) are given too."""
     command: list[str] = []
-    """In place of `file`: a program that reads the prompt from its standard input and prints the answer."""
+    """In place of `file`: a program that reads the prompt from its standard input and prints the answer. It runs in the recipe's
+    folder, whose files its words may name."""
     python: str | None = None
-    """Python in which `file` runs, with packages of its own. Default: the run's."""
+    """Python in which `file` runs, with packages of its own. A relative path begins in the recipe's folder. Default: the run's."""
     shared: bool = False
     """Whether all trajectories run in one process, for an async function that takes `endpoint` and uses no environment: a fork for
     each costs more. What a program keeps in memory is then all trajectories', and one that ends the process ends all."""
@@ -59,4 +63,9 @@ class AgentConfig(Section):
         return bool(self.file or self.command)
 
     def files(self) -> Mapping[str, str]:
-        return {"agent": self.file} if self.file else {}
+        if self.file:
+            return {"agent": self.file}
+        return {f"agent {word}": word for word in self.command if FILE_NAME.fullmatch(word)}
+
+    def modules(self) -> list[str]:
+        return [self.file] if self.file and not self.python else []

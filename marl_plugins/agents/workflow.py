@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from marl_plugins.agents.isolation import refusal
 from marl_plugins.agents.per_loop import PerLoop
-from marl_plugins.agents.programs import CommandProgram, ForkedProgram, Program, ProgramResult, SharedProgram
+from marl_plugins.agents.programs import ForkedProgram, Program, ProgramResult, SharedProgram
 from marl_plugins.agents.section import SILENT, AgentConfig
 from marl_plugins.agents.server import Endpoint
 from marl_plugins.agents.session import SentToolFormats, Session
@@ -40,14 +40,17 @@ class AgentWorkflow(WorkflowFile):
 
     def __init__(self, config: AgentConfig, folder: Path):
         self.config = config
-        self.files = list(config.files().values())
+        self.files = [file for file in config.files().values() if (folder / file).is_file()]
         self.place = str(folder / config.file) if config.file else " ".join(config.command)
         environment = {**SILENT, "PYTHONHASHSEED": "0", **config.environment}
-        self.program: Program = CommandProgram(config.command, folder.absolute(), environment)
         if config.file:
             kind = SharedProgram if config.shared else ForkedProgram
-            file = (folder / config.file).absolute()
-            self.program = kind(file, config.function, config.python, folder.absolute(), environment, config.sandbox)
+            words = [str((folder / config.file).absolute()), config.function]
+            python = config.python and find_program(config.python, folder)
+            self.program: Program = kind(words, python, folder.absolute(), environment, config.sandbox)
+        else:
+            words = ["", find_program(config.command[0], folder) or config.command[0], *config.command[1:]]
+            self.program = ForkedProgram(words, None, folder.absolute(), environment)
         self._endpoints = PerLoop(lambda: Endpoint(self.program.listener()).running())
         self.ignored: set[str] = set()
         """What requests have said of sampling."""
@@ -171,12 +174,20 @@ def _problems(config: AgentConfig, folder: Path) -> Iterator[Problem]:
         yield Problem("agents.sandbox", at(key="agent.sandbox"), got, fix="remove it, or give a Python file as `file`")
     if config.command and config.shared:
         yield Problem("agents.shared", at(key="agent.shared"), "a command cannot be shared", fix="remove it")
-    if config.command and not shutil.which(config.command[0], path=f"{os.environ.get('PATH', '')}{os.pathsep}{folder}"):
-        yield Problem("agents.no_command", at(key="agent.command"), f"there is no program {config.command[0]!r}")
-    if config.python and not shutil.which(config.python):
-        yield Problem("agents.no_python", at(key="agent.python"), f"there is no program {config.python!r}")
+    if config.command and not find_program(config.command[0], folder):
+        got = f"there is no program {config.command[0]!r} on PATH or in {folder}"
+        yield Problem("agents.no_command", at(key="agent.command"), got, fix="is it executable?")
+    if config.python and not find_program(config.python, folder):
+        got = f"there is no program {config.python!r} on PATH or in {folder}"
+        yield Problem("agents.no_python", at(key="agent.python"), got)
     if config.file:
         yield from _file_problems(config, folder / config.file)
+
+
+def find_program(name: str, folder: Path) -> str | None:
+    """Returns the path of a program: on PATH, or in the recipe's folder, where a name with a slash begins; None: there is none."""
+    known = [] if os.path.dirname(name) else [shutil.which(name)]
+    return next(filter(None, [*known, shutil.which(str(folder.absolute() / name))]), None)
 
 
 def _file_problems(config: AgentConfig, file: Path) -> Iterator[Problem]:

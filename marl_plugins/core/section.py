@@ -61,6 +61,10 @@ class Section(Model):
         resumed run compares their content."""
         return {}
 
+    def modules(self) -> list[str]:
+        """Returns those of its files that the run's own Python imports."""
+        return [file for file in self.files().values() if file.endswith(".py")]
+
     def compared(self) -> Mapping[str, Any]:
         """Returns what a resumed run must have in common with the saved one, as JSON values."""
         return self.model_dump(mode="json")

@@ -103,7 +103,7 @@ def imported_modules(run: Run) -> dict[str, Path]:
     it."""
     recipe = run.recipe
     names = [recipe.workflow, recipe.grader, recipe.tasks, *(p for p in recipe.plugins if p.endswith(".py"))]
-    names += [file for section in run.sections.values() for file in section.files().values() if file.endswith(".py")]
+    names += [file for section in run.sections.values() for file in section.modules()]
     found: dict[str, Path] = {}
     for file in (run.folder / name for name in names if name and name.endswith(".py")):
         for node in _required_nodes(ast.parse(file.read_bytes())):

@@ -90,8 +90,8 @@ def rehearse(
         copies: Keys of the tasks' metadata under which the label stands too.
         more: Tasks whose demonstrations may lead further.
     """
-    read = workflow.files[0] if isinstance(workflow, WorkflowFile) else run.recipe.workflow
-    file = place_of(workflow) or str(run.folder / read)
+    read = [*workflow.files] if isinstance(workflow, WorkflowFile) else []
+    file = place_of(workflow) or str(run.folder / next(iter(read), run.recipe.workflow))
     if problem := arity_problem(workflow, 3):
         return Rehearsal(wrong=[replace(problem, fix="run is called with task, roles and tools")], task=task)
     known = dict(tools) if isinstance(tools, Mapping) else dict.fromkeys(tools)
