@@ -5,6 +5,7 @@ fails where a pair is neither. A run is of two steps on simulated engines (simul
 """
 
 import argparse
+import functools
 import itertools
 import shutil
 import tempfile
@@ -65,6 +66,7 @@ GROUPS = {name: {"groups.by": "task+role+turn"} for name in ("rloo", "reinforce_
 KEYS = {"rewards": "rewards: {terms: [{kind: outcome}, {kind: format, roles: [critic], weight: 0.5}]}\n"}
 
 
+@functools.cache
 def estimators():
     """Upstream's estimators by name."""
     parser = upstream_cli.build_parser(upstream_cli.upstream_root())

@@ -92,6 +92,7 @@ CACHES = {
     "hosts/upstream_cli.py _main_block": "a file's statements, compiled",
     "hosts/upstream_cli.py _hierarchize": "a function of upstream's",
     "commands/doctor/versions.py read_pins": "a shipped file",
+    "plan/fingerprint.py _one_of": "compiled patterns",
     "plan/fingerprint.py _real": "where the file of a loaded module is",
 }
 """Functions whose results are kept, and what these are: nothing that a run can change."""

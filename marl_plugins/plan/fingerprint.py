@@ -10,9 +10,10 @@ import copy
 import hashlib
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -162,7 +163,14 @@ def _is_file(value: Any) -> bool:
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+    """Returns whether a flag's name is one of the patterns, in which `*` stands for anything."""
+    return _one_of(tuple(patterns)).fullmatch(name) is not None
+
+
+@cache
+def _one_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    """The patterns as one: a fingerprint asks for thousands of names."""
+    return re.compile("|".join(map(translate, patterns)))
 
 
 def values_of(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -207,9 +215,10 @@ def _files(plan: Plan) -> dict[str, tuple[str, Path]]:
 def _own_modules(folder: Path, plugins: Iterable[str]) -> list[Path]:
     """Files of the recipe's folder that its modules import; plugins have their own line."""
     others = {Path(name) for name in plugins if name.endswith(".py")}
+    inside = f"{folder}{os.sep}"
     loaded = [(name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items())]
-    files = [_real(file) for name, file in loaded if file and name.partition(".")[0] != "marl_plugins"]
-    own = {Path(file) for file in files if file.startswith(f"{folder}{os.sep}")} - others
+    files = [(name, real) for name, file in loaded if file and (real := _real(file)).startswith(inside)]
+    own = {Path(file) for name, file in files if name.partition(".")[0] != "marl_plugins"} - others
     return sorted(
         file
         for file in own
