@@ -16,6 +16,10 @@ from marl_plugins.core.scoring import Seen
 settings.register_profile("marl", deadline=None, print_blob=True)
 settings.load_profile("marl")
 
+os.fsync = lambda descriptor: None
+"""No test cuts the power, and waiting for a disk was most of the time of those that save at every step. Real runs wait: they are
+processes of their own."""
+
 
 def pytest_collection_finish():
     """What the tests import stays to their end: hundreds of thousands of objects that no collection has to visit again."""

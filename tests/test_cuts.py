@@ -133,9 +133,7 @@ def report(folder):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda descriptor: None)  # thousands of small files
-        yield Run(tmp_path_factory.mktemp("project"))
+    return Run(tmp_path_factory.mktemp("project"))
 
 
 @pytest.fixture
@@ -290,7 +288,7 @@ def test_a_run_without_metrics_has_an_empty_report(tmp_path):
 
 
 FULL = """
-    import asyncio, resource, sys
+    import asyncio, os, resource, sys
     from pathlib import Path
     from simulated_run import simulated_trainer
     from marl_plugins.core.failures import ConfigurationError, RunEnded
@@ -300,6 +298,7 @@ FULL = """
     from marl_plugins.plan.resume import tag
 
     RUN = {"roles": {}, "policies": {}, "plugins": {}, "flags": {}, "mapping": {}, "estimator": "reinforce", "warm_start": None}
+    os.fsync = lambda descriptor: None  # as in all tests (conftest.py): what is full says so when it is written
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     ended = 0
     for number, limit in enumerate(range(300, 80_000, 7001)):

@@ -41,13 +41,6 @@ POOL = str(ROOT / "recipes" / "kuhn_poker" / "pool.yaml")
 RUN = {"mapping": {}, "roles": {}, "policies": {}, "estimator": "reinforce", "warm_start": None, "flags": {}, "plugins": {}}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def no_waiting_for_the_disk():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda descriptor: None)
-        yield
-
-
 class TestOpponentPool(PluginContract):
     plugin = "marl_plugins.opponent_pool"
     recipe = str(ROOT / "tests" / "recipes" / "sums" / "earlier.yaml")
